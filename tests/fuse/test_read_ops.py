@@ -38,7 +38,7 @@ from wdsfs.status import counters as boards
 from wdsfs.status.counters import DEADLY, DEADLY_NS, Board
 from wdsfs.tree import content
 from wdsfs.tree.content import Content
-from wdsfs.tree.indexing import ATTEMPTS_MAX, NotIndexed
+from wdsfs.tree.shard_set import ATTEMPTS_MAX, NotIndexed
 from wdsfs.tree.tree import Entry, Node, Totals
 
 FILE, DIRECTORY, LINK = stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555, stat.S_IFLNK | 0o777

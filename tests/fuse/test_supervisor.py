@@ -28,7 +28,7 @@ from wdsfs.status import control
 from wdsfs.status import counters as boards
 from wdsfs.status.counters import DEADLY, Board
 from wdsfs.storage.identity import Fingerprint
-from wdsfs.tree.generations import Generations
+from wdsfs.tree.freshness import Generations
 
 FILES = 200
 SIZE = 3000

@@ -30,8 +30,7 @@ from wdsfs.spec.expand import Shard, expand
 from wdsfs.spec.index_file import HEADER_SIZE, ROW_SIZE, Row
 from wdsfs.storage import source
 from wdsfs.storage.identity import GONE, Fingerprint
-from wdsfs.tree.indexing import NotIndexed, indexed
-from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.shard_set import NotIndexed, ShardSet, indexed
 
 DAY = 86_400 * 10**9
 

@@ -19,11 +19,11 @@ from wdsfs.kernel.image import Built, make_image
 from wdsfs.kernel.manifest import ImageOptions
 from wdsfs.owner import Owner
 from wdsfs.spec.expand import expand
-from wdsfs.tree.companions import Companions
 from wdsfs.tree.composition import Composition
 from wdsfs.tree.numbered_tree import make_numbered
 from wdsfs.tree.tree import View
 from wdsfs.tree.view_set import ViewSet, open_set
+from wdsfs.tree.view_sources import Companions
 
 DEFAULT = View()
 SECOND = 1_700_000_000

@@ -49,12 +49,12 @@ from wdsfs.kernel.manifest import ImageOptions
 from wdsfs.mount.guard import forget, guard_of
 from wdsfs.owner import Owner
 from wdsfs.spec.expand import expand
-from wdsfs.tree.companions import Companions
 from wdsfs.tree.composition import Composition, columns_of, fields_of
 from wdsfs.tree.merged_tree import MergedPlace, MergedTree
 from wdsfs.tree.numbered_tree import make_numbered
 from wdsfs.tree.tree import LowerTree, Node, View
 from wdsfs.tree.view_set import ViewSet, open_set
+from wdsfs.tree.view_sources import Companions
 
 OLD, NEW = (5, 16), (6, 15)  # kernels: the first that is supported, and the first with times in compact inodes
 OWNER = Owner(1, 70_000, 0o007)

@@ -28,14 +28,14 @@ from wdsfs.spec.expand import Shard, expand
 from wdsfs.spec.growth import Change
 from wdsfs.spec.selection import Selection
 from wdsfs.tree import content, shard_access
-from wdsfs.tree.companions import Companions
 from wdsfs.tree.composition import Composition, columns_of
-from wdsfs.tree.generations import Generations
-from wdsfs.tree.indexing import indexed
+from wdsfs.tree.freshness import Generations
 from wdsfs.tree.opening import Tolerance
 from wdsfs.tree.shard_access import access_of
+from wdsfs.tree.shard_set import indexed
 from wdsfs.tree.tree import LowerTree, View
 from wdsfs.tree.view_set import ViewSet, open_set
+from wdsfs.tree.view_sources import Companions
 
 LONG_AGO = 1_000_000_000.0
 

@@ -16,7 +16,7 @@ from tests.conftest import PATIENCE, wait_until
 from wdsfs.mount import watch
 from wdsfs.mount.watch import Watch
 from wdsfs.spec.expand import Shard
-from wdsfs.tree.generations import Generations
+from wdsfs.tree.freshness import Generations
 
 MARK = "zz-mark.tar"
 

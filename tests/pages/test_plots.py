@@ -13,7 +13,7 @@ from PIL import Image
 
 from wdsfs.errors import UsageError
 from wdsfs.pages.plots import drawn, plot_classes, plot_shards, plot_sizes, plots_of
-from wdsfs.tree.distributions import BINS, UNREADABLE, Distribution
+from wdsfs.tree.statistics import BINS, UNREADABLE, Distribution
 
 
 def distribution(

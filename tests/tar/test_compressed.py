@@ -42,7 +42,7 @@ from wdsfs.storage.cache_directory import key_of
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import compressed, member_reader, streams
 from wdsfs.tree import content as content_module
-from wdsfs.tree import freshness, indexing, open_files
+from wdsfs.tree import freshness, open_shards, shard_set
 from wdsfs.tree.shard_set import ShardSet
 
 if sys.version_info >= (3, 14):
@@ -719,7 +719,7 @@ def test_a_changed_file_is_stale(way: str, tmp_path: Path, monkeypatch: pytest.M
         assert content_module.read_cached(content, 0, 10) is None if way == "never" else True
         write(tmp_path / "a.tar.gz", other)
         below.distrust()
-        with contextlib.suppress(indexing.NotIndexed):
+        with contextlib.suppress(shard_set.NotIndexed):
             below.record(0)
         below.index_now(0)
         assert sorted(read_all(below)) == sorted(right(_samples(seed=9)))
@@ -746,8 +746,8 @@ def test_a_change_while_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_few_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a set of any size: readers take memory, copies take disk."""
-    monkeypatch.setattr(open_files, "READERS_MAX", 2)
-    monkeypatch.setattr(open_files, "COPIES_MAX", 2)
+    monkeypatch.setattr(open_shards, "READERS_MAX", 2)
+    monkeypatch.setattr(open_shards, "COPIES_MAX", 2)
     shards = [write(tmp_path / f"{number}.tar.gz", WHOLE["gz"]) for number in range(4)]
     for way in ("never", "always"):
         monkeypatch.setenv("WDSFS_UNPACK", way)

@@ -34,8 +34,7 @@ from wdsfs.spec.selection import Selection
 from wdsfs.storage.identity import GONE
 from wdsfs.tar import scan
 from wdsfs.tar.problems import Problem
-from wdsfs.tree.indexing import indexed
-from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.shard_set import ShardSet, indexed
 
 ZEROS, BY_KEY, BOTH = Reading(ignore_zeros=True), Reading(group_by_key=True), Reading(True, True)
 OPTIONS = {PLAIN: [], ZEROS: ["--ignore-zeros"], BY_KEY: ["--group-by-key"], BOTH: BOTH.arguments}

@@ -10,8 +10,8 @@ import pytest
 
 from tests import tars
 from tests.tree.test_statistics import lower_of, write
-from wdsfs.tree import distributions
-from wdsfs.tree.distributions import UNREADABLE, distribution_of
+from wdsfs.tree import statistics
+from wdsfs.tree.statistics import UNREADABLE, distribution_of
 
 
 def test_counts_equal_a_count_by_hand(tmp_path: Path) -> None:
@@ -53,8 +53,8 @@ def test_empty_and_unreadable_shards_have_their_place(tmp_path: Path) -> None:
 def test_columns_and_classes_beyond_the_limits_are_counted_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distributions, "CLASSES_MAX", 3)
-    monkeypatch.setattr(distributions, "COLUMNS_MAX", 4)
+    monkeypatch.setattr(statistics, "CLASSES_MAX", 3)
+    monkeypatch.setattr(statistics, "COLUMNS_MAX", 4)
     members = [tars.member(b"c%d/%d.e%d" % (n, n, n), b"1") for n in range(10)]
     with lower_of(tmp_path, write(tmp_path, tars.tar(*members))) as below:
         found = distribution_of(below)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from wdsfs.errors import UnreadableShard
-from wdsfs.tree.indexing import ATTEMPTS_MAX, NotIndexed, indexed
+from wdsfs.tree.shard_set import ATTEMPTS_MAX, NotIndexed, indexed
 
 
 @dataclass(eq=False)

@@ -29,13 +29,12 @@ from wdsfs.inodes import TAG_MAX
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import GONE, Fingerprint
 from wdsfs.tree import content as content_module
-from wdsfs.tree import freshness, indexing, open_files, open_records, shard_set
+from wdsfs.tree import freshness, open_shards, shard_set
 from wdsfs.tree.content import Content
-from wdsfs.tree.generations import Generations
-from wdsfs.tree.indexing import NotIndexed
+from wdsfs.tree.freshness import Generations
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.path_table import KeyTable
-from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.shard_set import NotIndexed, ShardSet
 from wdsfs.tree.tree import View
 
 INDEX = """
@@ -104,7 +103,7 @@ def index_again(below: ShardSet, number: int) -> None:
     below.install(number, below.build(number))
 
 
-def open_shards() -> list[str]:
+def open_descriptors() -> list[str]:
     links = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -173,13 +172,13 @@ def test_what_comes_next_is_read_ahead_for_those_who_take_all_of_it(
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, offset, length, advice: asked.append(offset))
-    file = open_files.ShardFile(0, 0, b"s.tar", GONE, 0)
+    file = open_shards.ShardFile(0, 0, b"s.tar", GONE, 0)
     for number in range(1000):
         file.look_ahead(number * stride, number * stride + size)
     assert bool(asked) == ahead
     assert len(asked) == len(set(asked))
     if ahead:
-        assert 1000 * stride - open_files.NEAR < max(asked) < 1000 * stride + 2 * open_files.AHEAD
+        assert 1000 * stride - open_shards.NEAR < max(asked) < 1000 * stride + 2 * open_shards.AHEAD
 
 
 def test_a_file_system_without_that_knowledge(tmp_path: Path) -> None:
@@ -332,7 +331,7 @@ def test_a_changed_shard_is_indexed_again_or_an_error(
         if not below.record(1).problem_count:
             assert read_all(below, 1) == right(shards[1])
     assert read_all(below, 0) == right(shards[0])
-    assert [link for link in open_shards() if "deleted" in link] == []
+    assert [link for link in open_descriptors() if "deleted" in link] == []
 
 
 def test_a_look_at_a_shard_is_believed_for_a_moment(
@@ -400,7 +399,7 @@ def test_a_shard_that_cannot_be_indexed(
             return build(number)
 
         monkeypatch.setattr(below, "build", refuse)
-        monkeypatch.setattr(indexing, "FAILED_SECONDS", 1e9)  # the time comes when the test says so
+        monkeypatch.setattr(shard_set, "FAILED_SECONDS", 1e9)  # the time comes when the test says so
         sets.path_of(shards[1]).write_bytes(sets.content(0))
         below.distrust()
         with pytest.raises(NotIndexed):
@@ -479,7 +478,7 @@ def test_a_file_that_was_replaced_since_the_last_look_is_not_used(
     assert path.stat().st_size == away.stat().st_size
     with pytest.raises(StaleShard):
         below.content(0, tag, 0)
-    assert open_shards() == []
+    assert open_descriptors() == []
     with pytest.raises(NotIndexed):
         below.record(0)
     away.rename(path)
@@ -496,7 +495,7 @@ def test_a_descriptor_of_the_old_file_is_not_used_for_the_new_record(below: Shar
     path.write_bytes(sets.content(5, samples=6))
     below.install(0, below.build(0))
     assert read_all(below, 0) == right(shards[0])
-    assert open_shards() == [str(path)]
+    assert open_descriptors() == [str(path)]
 
 
 @pytest.mark.usefixtures("looks_at_once")
@@ -611,9 +610,9 @@ def test_others_serve_while_a_shard_is_indexed_for_a_question(
             steps.append("go on")
 
         below.slowly = slowly
-        assert indexing.indexed(below.summary, 1) == sets.right_summary(shards[1])
+        assert shard_set.indexed(below.summary, 1) == sets.right_summary(shards[1])
         assert steps == ["wait", "build 1", "go on"]
-        indexing.indexed(below.summary, 1)
+        shard_set.indexed(below.summary, 1)
         assert len(steps) == 3
 
 
@@ -655,7 +654,7 @@ def test_an_old_snapshot_is_let_go(below: ShardSet, shards: list[Shard], monkeyp
     kept, clock = below.record(0), time.monotonic()
     below.tidy()
     assert below.record(0) is kept
-    monkeypatch.setattr(shard_set.time, "monotonic", lambda: clock + open_records.RENEW_SECONDS + 1)
+    monkeypatch.setattr(shard_set.time, "monotonic", lambda: clock + open_shards.RENEW_SECONDS + 1)
     below.tidy()
     assert below.record(0) is not kept
     assert read_all(below, 0) == right(shards[0])
@@ -704,15 +703,15 @@ def test_few_descriptors_are_open_at_a_time(tmp_path: Path) -> None:
         below.on_files = heard.append
         for number in [*range(12), 11, 10, 9, 11, 0, 9]:
             assert read_all(below, number) == right(shards[number])
-            assert len(open_shards()) <= 3
-        assert sorted(open_shards()) == sorted(os.fsdecode(shards[number].path) for number in (11, 0, 9))
+            assert len(open_descriptors()) <= 3
+        assert sorted(open_descriptors()) == sorted(os.fsdecode(shards[number].path) for number in (11, 0, 9))
         assert max(heard) == 3
-    assert open_shards() == []
+    assert open_descriptors() == []
 
 
 def test_few_records_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_records, "RECORDS_MAX", 3)
-    monkeypatch.setattr(open_records, "RESTING_MAX", 2)
+    monkeypatch.setattr(open_shards, "RECORDS_MAX", 3)
+    monkeypatch.setattr(open_shards, "RESTING_MAX", 2)
     shards = sets.make(tmp_path / "shards", 8)
     with a_lower(tmp_path, shards) as below:
         for number in [*range(8), 7, 6]:
@@ -733,8 +732,8 @@ def test_few_records_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_record_is_verified_once_in_each_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_records, "RECORDS_MAX", 3)
-    monkeypatch.setattr(open_records, "RESTING_MAX", 2)
+    monkeypatch.setattr(open_shards, "RECORDS_MAX", 3)
+    monkeypatch.setattr(open_shards, "RESTING_MAX", 2)
     shards = sets.make(tmp_path / "shards", 8)
     with a_lower(tmp_path, shards) as below:
         verified = []

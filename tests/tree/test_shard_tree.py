@@ -28,9 +28,8 @@ from wdsfs.inodes import MEMBER, ROOT, kind_of
 from wdsfs.names import NAME_MAX
 from wdsfs.spec.expand import expand
 from wdsfs.tree import content as content_module
-from wdsfs.tree.indexing import NotIndexed
 from wdsfs.tree.merged_tree import make_tree
-from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.shard_set import NotIndexed, ShardSet
 from wdsfs.tree.tree import Entry, LowerTree, Node, View
 
 VIEWS = [View(), View(names="full"), View("files")]

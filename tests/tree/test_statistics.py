@@ -17,7 +17,7 @@ from tests import sets, tars
 from wdsfs.index import record_of_file, store
 from wdsfs.index.store import open_index
 from wdsfs.spec.expand import Shard
-from wdsfs.tree import indexing, statistics
+from wdsfs.tree import shard_set, statistics
 from wdsfs.tree.shard_set import ShardSet
 
 
@@ -132,7 +132,7 @@ def test_a_shard_that_is_written_all_the_time_counts_as_damaged(
         old = record_of_file.build_file(shards[0].path)
         os.utime(shards[0].path, (1, 1))
         monkeypatch.setattr(below, "build", lambda number: old)
-        monkeypatch.setattr(indexing, "ATTEMPTS_MAX", 2)  # each one waits for the disk
+        monkeypatch.setattr(shard_set, "ATTEMPTS_MAX", 2)  # each one waits for the disk
         report = statistics.gather(below)
     assert (report["damaged"], report["samples"]) == (1, 3)
 

@@ -43,8 +43,7 @@ from wdsfs.spec.selection import Slice
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import member_reader, streams
 from wdsfs.tree import content as content_module
-from wdsfs.tree import derived_content, indexing, label_files, record_maker
-from wdsfs.tree.companions import Companions, CompanionWatch
+from wdsfs.tree import label_files, shard_set, view_set, view_sources
 from wdsfs.tree.composition import (
     EMPTY,
     ERROR,
@@ -55,12 +54,12 @@ from wdsfs.tree.composition import (
     columns_of,
     read_class_names,
 )
-from wdsfs.tree.indexing import NotIndexed, indexed
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.numbered_tree import make_numbered, samples_of
-from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.shard_set import NotIndexed, ShardSet, indexed
 from wdsfs.tree.tree import View
 from wdsfs.tree.view_set import ViewSet, is_view, open_set
+from wdsfs.tree.view_sources import Companions, CompanionWatch
 
 Sample = tuple[bytes, list[tuple[bytes, bytes]]]  # key, and (extension, content) in the order of the tar
 
@@ -82,12 +81,12 @@ def a_view(
 ) -> Iterator[ShardSet]:
     """The lower of a view, derived unless it is to be lazy. Raises ViewError when it is refused."""
     index = open_index(directory / "index")
-    companions = Companions(wanted)
+    view_sources = Companions(wanted)
     if indexed:
         index.refresh(
-            [one for one, _ in index.stale([*shards, *(s for joined in companions.joined for s in joined)])]
+            [one for one, _ in index.stale([*shards, *(s for joined in view_sources.joined for s in joined)])]
         )
-    below = open_set(shards, index, wanted, companions)
+    below = open_set(shards, index, wanted, view_sources)
     try:
         if indexed and isinstance(below, ViewSet):
             refused = below.make()
@@ -632,7 +631,7 @@ CODED = {b"gz": gzip.compress, b"bz2": bz2.compress, b"xz": lzma.compress, b"zst
 def test_compressed_members_are_shown_decoded_beside_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(derived_content, "DECODED_BYTES", 2500)
+    monkeypatch.setattr(view_sources, "DECODED_BYTES", 2500)
     whole = {suffix: random.Random(suffix).randbytes(1000) for suffix in CODED}
     samples = [(b"k", [(b"x%d." % n + suffix, CODED[suffix](whole[suffix])) for n, suffix in enumerate(CODED)])]
     found = one_shard(tmp_path, samples, decode=True)[0][1]
@@ -867,7 +866,7 @@ def test_the_digits_of_classes_are_found_again_without_deriving(
     shards = [numbered(tmp_path / f"{n}.tar", b"%d" % 10**n) for n in range(4)]
     expected = ["0001", "0010", "0100", "1000"]
     assert folders(tmp_path, shards) == expected
-    monkeypatch.setattr(record_maker, "compose", _refuse_import)
+    monkeypatch.setattr(view_set, "compose", _refuse_import)
     assert folders(tmp_path, shards) == expected
     monkeypatch.undo()
     # A set without the longest has fewer: what was found before does not count.
@@ -1176,7 +1175,7 @@ def test_records_of_views_are_kept_and_dropped_with_their_shard(
     with a_view(tmp_path, [shard], wanted):
         pass
     with monkeypatch.context() as patch:
-        patch.setattr(record_maker, "compose", _refuse_import)
+        patch.setattr(view_set, "compose", _refuse_import)
         with a_view(tmp_path, [shard], wanted) as below:
             assert len(shown(below, 0)) == 3
     with contextlib.closing(open_index(tmp_path / "index")) as index:
@@ -1194,7 +1193,7 @@ def test_a_record_below_that_is_gone_is_made_again(tmp_path: Path) -> None:
             below.index.forget(shard.path)
             with pytest.raises(NotIndexed) as caught:
                 ask(0)
-            indexing.Attempts().index(caught.value)
+            shard_set.Attempts().index(caught.value)
             ask(0)
         assert len(shown(below, 0)) == 3
 

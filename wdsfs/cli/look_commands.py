@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection
     from wdsfs.tree.composition import Composition
-    from wdsfs.tree.distributions import Distribution
     from wdsfs.tree.opening import Opening
+    from wdsfs.tree.statistics import Distribution
     from wdsfs.tree.tree import Entry, LowerTree, Node
 
 log = logging.getLogger("wdsfs")
@@ -142,7 +142,7 @@ def _walk(
 
     An error of a directory below it is logged and appended to `failures`; the listing goes on.
     """
-    from wdsfs.tree.indexing import indexed
+    from wdsfs.tree.shard_set import indexed
     from wdsfs.tree.tree import AT_PARENT
 
     cursor = AT_PARENT
@@ -200,9 +200,9 @@ def cat(arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, ope
     """
     from wdsfs.errors import IsADirectory, NoSuchEntry
     from wdsfs.tree import content as content_module
-    from wdsfs.tree.indexing import indexed
     from wdsfs.tree.merged_tree import is_merged, make_tree
     from wdsfs.tree.opening import opened, resolved
+    from wdsfs.tree.shard_set import indexed
 
     *shards, path = arguments
     if not shards:
@@ -266,9 +266,8 @@ def info(
       wdsfs info 'train-{000000..000999}.tar'
       wdsfs info --plot train.svg --class-from cls 'train-{000000..000999}.tar'
     """
-    from wdsfs.tree.distributions import Distribution, count_classes
     from wdsfs.tree.opening import opened
-    from wdsfs.tree.statistics import gather
+    from wdsfs.tree.statistics import Distribution, count_classes, gather
 
     composition = _composition_of_classes(plot_file, class_from, class_names)
     distribution = None if plot_file is None else Distribution()

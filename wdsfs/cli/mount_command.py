@@ -564,7 +564,7 @@ def _suffix_hint(below: ShardSet, tree: TreeOptions, writable: bool) -> str | No
     None if there is no such file in the first shards, or they are not indexed.
     """
     from wdsfs.errors import ShardError
-    from wdsfs.tree.indexing import NotIndexed
+    from wdsfs.tree.shard_set import NotIndexed
 
     if tree.layout != "samples" or tree.names == "full":
         return None
@@ -587,9 +587,9 @@ def _class_hint(below: ShardSet, class_names: str | None) -> str | None:
     None also while not all shards are indexed.
     """
     from wdsfs.errors import ShardError
-    from wdsfs.tree.class_numbers import folders_of, misnumbered, numbers_of
+    from wdsfs.tree.classes import folders_of, misnumbered, numbers_of
     from wdsfs.tree.composition import read_class_names
-    from wdsfs.tree.indexing import NotIndexed
+    from wdsfs.tree.shard_set import NotIndexed
 
     try:
         named = None if class_names is None else numbers_of(read_class_names(class_names))

@@ -85,7 +85,7 @@ def restore(
     from wdsfs.overlay.merged_view import NodeTable
     from wdsfs.overlay.restore import Restoration
     from wdsfs.overlay.upper_directory import load_upper
-    from wdsfs.tree.indexing import indexed
+    from wdsfs.tree.shard_set import indexed
 
     mountpoint, given = (None, arguments) if overlay is not None else _apart(arguments)
     if everything and given:
@@ -164,7 +164,7 @@ def _held(overlay: str, opening: Opening) -> Iterator[_RestoreSession]:
     from wdsfs.overlay.upper_directory import UpperDirectory
     from wdsfs.overlay.writable_tree import WritableTree
     from wdsfs.spec.expand import Shard
-    from wdsfs.tree.indexing import indexed
+    from wdsfs.tree.shard_set import indexed
 
     place = OverlayDirectory(Path(os.path.abspath(overlay)))
     with contextlib.ExitStack() as stack:
@@ -218,7 +218,7 @@ def _below(path: str, mountpoint: str | None) -> bytes:
 
 def _refuse_absent(paths: Sequence[bytes], restoration: Restoration, tree: LowerTree) -> None:
     """Raise NoSuchEntry for a path that neither the overlay nor its shards have."""
-    from wdsfs.tree.indexing import indexed
+    from wdsfs.tree.shard_set import indexed
 
     for path in paths:
         if not indexed(restoration.find, path):

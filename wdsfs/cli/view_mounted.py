@@ -119,11 +119,10 @@ class _MountedSet:
     def _opened_again(self, below: ShardSet) -> ShardSet:
         """The set as it is now, over the same index; what is new is indexed when it is asked for."""
         from wdsfs.index.portable import attached
-        from wdsfs.tree.companions import Companions
-        from wdsfs.tree.indexing import indexed
         from wdsfs.tree.opening import Opening, make_view
-        from wdsfs.tree.shard_set import ShardSet
+        from wdsfs.tree.shard_set import ShardSet, indexed
         from wdsfs.tree.view_set import open_set
+        from wdsfs.tree.view_sources import Companions
 
         shards, index, composition, access = self.told.shards, below.index, self._composition, self.told.access
         companions = None if composition is None else Companions(composition, shards[0].reading)

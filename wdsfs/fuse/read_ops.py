@@ -30,7 +30,7 @@ from wdsfs.status.counters import KINDS, Board, Slot
 from wdsfs.status.dot_wdsfs import NAME as HIDDEN_NAME
 from wdsfs.tree import content as content_module
 from wdsfs.tree.content import Content
-from wdsfs.tree.indexing import Attempts, NotIndexed
+from wdsfs.tree.shard_set import Attempts, NotIndexed
 from wdsfs.tree.tree import Entry, LowerTree, Node, Tree
 
 if TYPE_CHECKING:

@@ -37,8 +37,7 @@ from wdsfs.spec import objects
 from wdsfs.spec.expand import Shard
 from wdsfs.storage import source
 from wdsfs.storage.durable import Disk, new_file, temporary_of
-from wdsfs.tree.indexing import indexed
-from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.shard_set import ShardSet, indexed
 
 WDSIDX_NAME = b"set.wdsidx"
 WIDS_NAME = b"shardindex.json"  # as `widsindex create` calls it

@@ -36,8 +36,7 @@ from wdsfs.storage.source import TarBytes, open_beside
 from wdsfs.tar import compressed, headers, scan
 from wdsfs.tar.columns import Chunk
 from wdsfs.tar.problems import OF_VIEWS, Problem, Problems
-from wdsfs.tree.indexing import indexed
-from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.shard_set import ShardSet, indexed
 
 EXAMPLES = 100  # findings of one kind in one shard that are listed; further ones are counted
 KEPT = 1000  # samples of a shard that are remembered in case they lack an extension that others have

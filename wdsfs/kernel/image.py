@@ -24,8 +24,7 @@ from wdsfs.remote.shard_paths import is_remote
 from wdsfs.storage.durable import Disk, named, new_file, write_at
 from wdsfs.storage.held_files import HeldFile
 from wdsfs.storage.identity import GONE, Fingerprint
-from wdsfs.tree.indexing import indexed
-from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.shard_set import ShardSet, indexed
 from wdsfs.tree.tree import AT_PARENT, LowerTree
 
 OnShard = Callable[[], None]

@@ -19,10 +19,10 @@ from wdsfs.kernel.layout import Outside, Stored, Table, Times, lay_out, lay_out_
 from wdsfs.kernel.shard_table import ContentPlaces, ShardFiles, ShardTables, is_one_table
 from wdsfs.owner import Owner
 from wdsfs.storage.durable import write_at
-from wdsfs.tree.indexing import indexed
 from wdsfs.tree.numbered_tree import LINK_MODE, LINK_NAME, NAME, PER_DIRECTORY, NumberedTree
+from wdsfs.tree.shard_set import indexed
 from wdsfs.tree.shard_tree import ShardTree
-from wdsfs.tree.shown_columns import ShownColumns
+from wdsfs.tree.shown_names import ShownColumns
 from wdsfs.tree.texts import Ints, Texts
 from wdsfs.tree.tree import AT_PARENT, Entry, LowerTree, Node
 

@@ -24,9 +24,8 @@ from wdsfs.kernel import erofs
 from wdsfs.kernel.erofs import BLOCK, CHUNK_BITS_MAX, NO_BLOCK, blocks_of
 from wdsfs.kernel.layout import NOTHING_STORED, Chunks, Outside, Stored, Table, blocks_of_all, placed
 from wdsfs.tree import content as content_module
-from wdsfs.tree.content import Content
-from wdsfs.tree.content_columns import APART, HELD, IN_DATA, ContentColumns
-from wdsfs.tree.shown_columns import ShownColumns
+from wdsfs.tree.content import APART, HELD, IN_DATA, Content, ContentColumns
+from wdsfs.tree.shown_names import ShownColumns
 from wdsfs.tree.texts import Ints, Texts
 
 STORED_MAX = 16 << 20  # bytes of stored content in a table

@@ -57,14 +57,14 @@ from wdsfs.status.counters import Board
 from wdsfs.status.dot_wdsfs import HiddenDirectory
 from wdsfs.status.set_state import SetState
 from wdsfs.status.text_ring import TextRing
-from wdsfs.tree.companions import Companions
 from wdsfs.tree.composition import Composition
-from wdsfs.tree.generations import Generations
+from wdsfs.tree.freshness import Generations
 from wdsfs.tree.numbered_tree import check_name
 from wdsfs.tree.opening import judge
 from wdsfs.tree.shard_access import access_of, refuse_foreign_lists
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.view_set import ViewSet, open_set
+from wdsfs.tree.view_sources import Companions
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from wdsfs.remote.shard_paths import is_remote
 from wdsfs.spec import objects
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import GONE, Fingerprint
-from wdsfs.tree.generations import Generations
+from wdsfs.tree.freshness import Generations
 
 log = logging.getLogger(__name__)
 

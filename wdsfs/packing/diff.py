@@ -42,7 +42,7 @@ from wdsfs.packing.changes import (
 )
 from wdsfs.packing.plan import NewMember, Remark
 from wdsfs.packing.upper_walk import Home, Spot, UpperFile, Walk
-from wdsfs.tree.indexing import indexed
+from wdsfs.tree.shard_set import indexed
 from wdsfs.tree.tree import LowerTree
 
 

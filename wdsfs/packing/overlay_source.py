@@ -54,8 +54,7 @@ from wdsfs.remote.shard_paths import is_remote
 from wdsfs.remote.urls import BUCKETS, parse
 from wdsfs.tar import headers
 from wdsfs.tar.problems import HARMLESS
-from wdsfs.tree.indexing import indexed
-from wdsfs.tree.shard_set import ShardSet, readable_numbers
+from wdsfs.tree.shard_set import ShardSet, indexed, readable_numbers
 
 # The reason why a changed file is in no shard of a commit with --changed-only.
 NO_SAMPLE = "is in no sample, and --changed-only writes samples"

@@ -18,8 +18,7 @@ from wdsfs.index.record import STRAY, Record
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import headers
-from wdsfs.tree.indexing import indexed
-from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.shard_set import ShardSet, indexed
 
 MAXCOUNT, MAXSIZE = 100_000, 3e9  # of a new shard, ShardWriter's defaults: samples, bytes of content
 

@@ -64,8 +64,7 @@ from wdsfs.packing.runner import Runner, refuse_without_space
 from wdsfs.remote.shard_paths import is_remote, look
 from wdsfs.storage.durable import named, new_file
 from wdsfs.storage.identity import Fingerprint
-from wdsfs.tree.indexing import NotIndexed, indexed
-from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.shard_set import NotIndexed, ShardSet, indexed
 
 VERSION = 2  # of the journal; 1 has no checksums: shards are known again by size and mtime
 

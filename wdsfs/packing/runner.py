@@ -28,8 +28,7 @@ from wdsfs.packing.source_layout import layout
 from wdsfs.remote.shard_paths import is_remote, look
 from wdsfs.storage.durable import Disk, make_directories, remove_leftover, temporary_of, write_whole
 from wdsfs.storage.identity import Fingerprint
-from wdsfs.tree.indexing import NotIndexed
-from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.shard_set import NotIndexed, ShardSet
 
 AHEAD = 2  # shards per thread that are prepared before a thread is free
 

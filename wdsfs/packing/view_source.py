@@ -24,9 +24,8 @@ from wdsfs.storage.durable import CHUNK
 from wdsfs.tar import headers
 from wdsfs.tar.problems import HARMLESS
 from wdsfs.tree import content as content_module
-from wdsfs.tree.indexing import indexed
 from wdsfs.tree.numbered_tree import samples_of
-from wdsfs.tree.shard_set import ShardSet, readable_numbers
+from wdsfs.tree.shard_set import ShardSet, indexed, readable_numbers
 
 
 class _Sample(NamedTuple):

@@ -1,4 +1,4 @@
-"""Bar charts of a set: sizes by column, samples by shard and by class. `tree/distributions.py` counts them.
+"""Bar charts of a set: sizes by column, samples by shard and by class. `tree/statistics.py` counts them.
 
 The charts are bounded for sets of any size: the largest columns and classes are drawn, and neighbouring shards
 share a bar. Only `drawn` loads matplotlib.
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from wdsfs.errors import UsageError, counted
 from wdsfs.extras import install_command
 from wdsfs.names import shown
-from wdsfs.tree.distributions import UNREADABLE, Distribution
+from wdsfs.tree.statistics import UNREADABLE, Distribution
 
 FORMATS = ("svg", "png")
 COLUMNS_DRAWN = 10

@@ -47,8 +47,7 @@ from wdsfs.status import control, status_report
 from wdsfs.status.counters import Board
 from wdsfs.status.set_state import SetState
 from wdsfs.status.text_ring import TEXT_MAX, TextRing
-from wdsfs.tree.indexing import indexed
-from wdsfs.tree.shard_set import MANY
+from wdsfs.tree.shard_set import MANY, indexed
 from wdsfs.tree.tree import AT_PARENT, AT_SELF, DIRECTORY_MODE, Entry, Node, Totals, Tree, text_of
 
 NAME = names.HIDDEN_DIRECTORY

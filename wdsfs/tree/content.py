@@ -1,4 +1,4 @@
-"""The bytes of a member: where they are, and how they are read."""
+"""The bytes of members: where they lie, one by one or in columns for a whole shard, and how they are read."""
 
 from __future__ import annotations
 
@@ -7,13 +7,46 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from wdsfs.errors import CorruptShard, StaleShard, UnreadableShard
+from wdsfs.index.record import Record
 from wdsfs.tar import member_reader
+from wdsfs.tar.headers import BLOCK
 from wdsfs.tar.sparse import Extents
-from wdsfs.tree.open_files import ShardFile
+from wdsfs.tree.open_shards import ShardFile
+from wdsfs.tree.texts import Ints
 
 if TYPE_CHECKING:
     from wdsfs.remote.client import RemoteTar
+
+IN_DATA, APART, HELD = -1, -2, -3
+
+
+class ContentColumns(NamedTuple):
+    """For each member of a record the number of its `file` in `paths`, and the byte there from which on it lies.
+
+    With IN_DATA it lies in `data` instead. Of what is not in one piece (APART), and of what has to be made (HELD),
+    ask `ShardSet.content`.
+    """
+
+    paths: Sequence[bytes]
+    file: Ints
+    start: Ints
+    data: NDArray[np.uint8]
+
+
+NO_DATA = np.zeros(0, np.uint8)
+
+
+def content_in_shard(record: Record, path: bytes) -> ContentColumns:
+    """Of the record of a shard as it is; `path` is that of the shard."""
+    file = np.zeros(record.members, np.int64)
+    file[record.sparse_members()] = APART
+    start = (record.array("member.head").astype(np.int64) + record.array("member.body")) * BLOCK
+    return ContentColumns([path], file, start, NO_DATA)
+
 
 READ_MAX = 1 << 20  # bytes; the most that the kernel asks for at once
 SAMPLE_MAX = 8 << 20  # bytes of a sample that is fetched with the first of its columns

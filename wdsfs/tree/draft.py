@@ -1,14 +1,13 @@
-"""A derived record in the making: the samples of a shard, their members as columns, and what the steps share.
+"""A record of a view in the making: the samples of a shard, their members as columns, and what the steps share.
 
-The steps are functions over a `Draft`, one module each (`join`, `decode`, `associate`, `select_columns`,
-`classes`); `tree/view_record.py` runs them in their order and packs the result.
+The steps are functions over a `Draft`, in `view_record.py` and `classes.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +19,9 @@ from wdsfs.tar import member_reader
 from wdsfs.tar.problems import Problem
 from wdsfs.tree import json_fields
 from wdsfs.tree.composition import ERROR, SKIP, Composition, text_of
+from wdsfs.tree.label_files import OpenLabels
+from wdsfs.tree.view_sources import DECODED, FIELD, SHARD, VALUES, JoinedFrom
 
-SHARD, VALUES, DECODED, FIELD, NOTHING = "shard", "values", "decoded", "field", "empty"  # kinds of a place
-MISSING, TWICE = -1, -2  # instead of a shard's number: no shard has the key, or it occurs more than once
-OWN = 0  # the place of the shard itself
 SHIFT = 40  # bits of the number in an address while a record is made; a stored one has as few as possible
 COLUMNS_NAMED = 20  # columns that a message names
 MISSING_WAY_OUT = "--missing skip leaves such samples out, --missing empty shows them without"
@@ -39,35 +37,14 @@ class ContentSource(NamedTuple):
     left_out: frozenset[bytes] = frozenset()
 
 
-class JoinedSet(Protocol):
-    """A joined set of shards, as the steps need it."""
-
-    def find(self, keys: list[bytes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return for each key the number of its shard, MISSING or TWICE, and the sample's entry there."""
-
-    def record(self, number: int) -> Record: ...
-
-    def path(self, number: int) -> bytes: ...
-
-
-class Labels(Protocol):
-    """A label file: small columns by key."""
-
-    path: bytes
-    fingerprint: Fingerprint
-
-    def find(self, keys: Sequence[bytes]) -> dict[bytes, list[dict[bytes, bytes]]]:
-        """Return the rows of each key that has any: values by extension."""
-
-
 class Surroundings(NamedTuple):
     """All that a view of a shard is made of, except the shard.
 
     `read` returns the bytes of a member, by the path of its shard and its number there; it raises ShardError.
     """
 
-    joined: Sequence[JoinedSet] = ()
-    labels: Sequence[Labels] = ()
+    joined: Sequence[JoinedFrom] = ()
+    labels: Sequence[OpenLabels] = ()
     class_names: dict[str, str] | None = None
     read: Callable[[bytes, int], bytes] = lambda path, member: b""
 

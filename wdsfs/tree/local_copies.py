@@ -18,8 +18,7 @@ from wdsfs.remote.shard_paths import is_remote
 from wdsfs.storage import file_cache
 from wdsfs.storage.held_files import HeldFile
 from wdsfs.tar import compressed
-from wdsfs.tree.indexing import indexed
-from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.shard_set import ShardSet, indexed
 
 
 class LocalCopies:

@@ -44,7 +44,7 @@ from wdsfs.spec.expand import Shard
 from wdsfs.tree.content import Content
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.shard_set import ShardSet
-from wdsfs.tree.shown_columns import ShownColumns
+from wdsfs.tree.shown_names import ShownColumns
 from wdsfs.tree.texts import Texts
 from wdsfs.tree.tree import (
     AT_PARENT,

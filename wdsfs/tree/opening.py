@@ -32,13 +32,12 @@ from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import Shard, expand
 from wdsfs.spec.selection import Selection
 from wdsfs.tar.problems import OF_VIEWS, problems_text
-from wdsfs.tree.companions import Companions
 from wdsfs.tree.composition import Composition
-from wdsfs.tree.indexing import indexed
 from wdsfs.tree.shard_access import Access, access_of, refuse_foreign_lists
-from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.shard_set import ShardSet, indexed
 from wdsfs.tree.tree import LowerTree, Node, text_of
 from wdsfs.tree.view_set import ViewSet, open_set
+from wdsfs.tree.view_sources import Companions
 
 log = logging.getLogger("wdsfs")
 

@@ -1,9 +1,9 @@
-"""The lower: the shards of a set by number, with their records and content, as trees ask for them.
+"""The shards of a set by number, with their records and content, as trees ask for them.
 
-It puts its parts together: changes of shards (`freshness.py`), records (`open_records.py`), descriptors
-(`open_files.py`), and failures to index (`indexing.py`). Its own decision is that nothing of a shard is used
-after its file has changed: open inodes of it get `StaleShard`, and questions about the changed shard raise
-`NotIndexed` until it is indexed again. `content.py` reads.
+What has changed is decided in `freshness.py`, records and descriptors are kept in `open_shards.py`, and
+`content.py` reads. Nothing of a shard is used after its file has changed: open inodes of it get `StaleShard`, and
+questions about the changed shard raise `NotIndexed` until it is indexed again. `indexed` does that and asks again;
+a worker (`fuse/read_ops.py`) has a loop of its own, which lets go of old snapshots between its attempts.
 
 Threads: the methods of `ShardSet` are called by one thread, but for `build`, which touches nothing of the set.
 """
@@ -13,28 +13,132 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from wdsfs.errors import MissingShard, NotATar, ShardError, StaleShard, UnreadableShard
 from wdsfs.index import portable, record_of_file
 from wdsfs.index import record as record_module
 from wdsfs.index.record import Record
 from wdsfs.index.store import Index, Summary
+from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import fingerprint_of
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import GONE, Fingerprint
 from wdsfs.tar.problems import Problem, problems_text
-from wdsfs.tree.content import Content
-from wdsfs.tree.content_columns import ContentColumns, content_in_shard
-from wdsfs.tree.freshness import Freshness
-from wdsfs.tree.generations import Generations
-from wdsfs.tree.indexing import Failures, NotIndexed, indexed
-from wdsfs.tree.open_files import OpenFiles, ShardFile
-from wdsfs.tree.open_records import OpenRecords
+from wdsfs.tree.content import Content, ContentColumns, content_in_shard
+from wdsfs.tree.freshness import Freshness, Generations
+from wdsfs.tree.open_shards import OpenFiles, OpenRecords, ShardFile
 from wdsfs.tree.shard_access import Access
+
+# How long a shard that cannot be indexed is not tried again: the first number of seconds, doubled each time up to
+# the second, but at least the duration of the attempt times the third. In a merged tree each request would try.
+FAILED_SECONDS, FAILED_SECONDS_MAX, FAILED_SHARE = 5.0, 60.0, 50
+ATTEMPTS_MAX = 10  # how often one question has a shard indexed that changes meanwhile
+
+
+P = ParamSpec("P")
+Answer = TypeVar("Answer")
+
+
+class NotIndexed(Exception):
+    """The shard with this number of the set `shards` has to be indexed first.
+
+    It need not be the set that was asked: a view is made of the shards of several.
+    """
+
+    def __init__(self, shards: ShardSet, number: int) -> None:
+        super().__init__(number)
+        self.shards, self.number = shards, number
+
+
+class Attempts:
+    """How often one question has had each shard indexed: not more than ATTEMPTS_MAX times."""
+
+    def __init__(self) -> None:
+        self._made: Counter[tuple[ShardSet, int]] = Counter()
+
+    def index(self, wanted: NotIndexed) -> None:
+        """Index the shard that is wanted; then the question can be asked again.
+
+        Raises UnreadableShard for a shard that changes each time, ShardErrors where the question would meet
+        NotIndexed again.
+        """
+        shards, number = wanted.shards, wanted.number
+        self._made[shards, number] += 1
+        if self._made[shards, number] > ATTEMPTS_MAX:
+            text = "changes each time it is indexed; try again when it is finished"
+            raise UnreadableShard(f"{shards.path_text(number)}: {text}") from None
+        shards.try_index(number)
+
+
+def indexed(question: Callable[P, Answer], *args: P.args, **kwargs: P.kwargs) -> Answer:
+    """The answer to a question; shards that are not indexed are indexed for it.
+
+    A shard that cannot be indexed answers with its error then, so the question decides what it means. Raises what
+    the question raises, and ShardErrors.
+    """
+    attempts = Attempts()
+    while True:
+        try:
+            return question(*args, **kwargs)
+        except NotIndexed as wanted:
+            attempts.index(wanted)
+
+
+class Failure(NamedTuple):
+    """Why a shard with this fingerprint could not be indexed.
+
+    There is no new attempt before `until` (monotonic seconds), which is `wait` seconds or more after the failure.
+    """
+
+    fingerprint: Fingerprint
+    wait: float
+    until: float
+    text: str
+
+
+class Failures:
+    """The shards that could not be indexed, by number: they are not tried again at once.
+
+    It starts with those that `index` has met a moment ago, under `keys`.
+    """
+
+    def __init__(self, shards: Sequence[Shard], keys: Sequence[bytes], index: Index) -> None:
+        self.failed: dict[int, Failure] = {}
+        for number, key in enumerate(keys) if index.failures else ():
+            if key in index.failures:
+                with suppress(ShardError):
+                    now = shard_paths.look(shards[number].path)
+                    until = time.monotonic() + FAILED_SECONDS
+                    self.failed[number] = Failure(now, FAILED_SECONDS, until, index.failures[key])
+
+    def add(self, number: int, fingerprint: Fingerprint, took: float, text: str) -> bool:
+        """Note that a shard with this fingerprint could not be indexed; the attempt `took` so many seconds.
+
+        Returns True if it is the first failure of this content.
+        """
+        last, wait = self.failed.get(number), FAILED_SECONDS
+        if last is not None and last.fingerprint == fingerprint:
+            wait = min(2 * last.wait, FAILED_SECONDS_MAX)
+        until = time.monotonic() + max(wait, FAILED_SHARE * took)
+        self.failed[number] = Failure(fingerprint, wait, until, text)
+        return wait == FAILED_SECONDS
+
+    def text_of(self, number: int, fingerprint: Fingerprint) -> str | None:
+        """Why a shard with this fingerprint could not be indexed, if it could not."""
+        failure = self.failed.get(number)
+        return failure.text if failure is not None and failure.fingerprint == fingerprint else None
+
+    def refuse(self, number: int, fingerprint: Fingerprint) -> None:
+        """Raise UnreadableShard for a shard that could not be indexed a moment ago."""
+        failure = self.failed.get(number)
+        if failure is not None and failure.fingerprint == fingerprint and time.monotonic() < failure.until:
+            raise UnreadableShard(failure.text)
+
 
 log = logging.getLogger(__name__)
 

@@ -1,18 +1,23 @@
-"""The names that a record shows in each directory of a shard: from a name to a position and back.
+"""The names that a record shows in each directory of a shard: one by one, and in columns for a whole shard.
 
 A position is a kind (folder, sample, member) and an index in the record (`inodes.py`). Nothing here needs more
-than the record and the view; which directory a shard or a merged tree makes of it is decided by the trees.
+than the record and the view; which directories a tree makes of it is decided by the trees. A directory of three
+files takes less time name by name than in columns, a shard of thousands a tenth of it in columns.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from wdsfs.errors import NotADirectory
-from wdsfs.index.record import BY_EXTENSION, BY_NAME, HAS_SAMPLES, STRAY, TWIN, Record
-from wdsfs.inodes import FOLDER, MEMBER, SAMPLE, index_of, kind_of, position
-from wdsfs.tree.tree import SAMPLES_LAYOUT, View, text_of
+from wdsfs.index.record import BY_EXTENSION, BY_NAME, HAS_SAMPLES, LINK, STRAY, TWIN, Record
+from wdsfs.inodes import FOLDER, INDEX_MAX, MEMBER, SAMPLE, index_of, kind_of, position
+from wdsfs.tree.texts import Ints, Texts
+from wdsfs.tree.tree import SAMPLES_LAYOUT, Node, View, text_of
 
 
 class ShownNames:
@@ -187,3 +192,234 @@ def _crc_below(record: Record, where: int, name: bytes) -> int:
     if kind_of(where) == FOLDER:
         return record.crc_below(index_of(where), name)
     return zlib.crc32(name, zlib.crc32(record.entry_path(index_of(where)) + b"/"))
+
+
+_DOT = np.frombuffer(b".", np.uint8)
+
+
+class NameColumns(NamedTuple):
+    """The names that a shard shows, and the directories that hold them.
+
+    Directories are numbered: those of `folders` of the record, the top first, then those of `samples` (its
+    entries). Holders are directories (-1: the top's). `names` are those of the folders without the top, of the
+    samples, and of `members`: files, or several names of one in the files layout (hard links). Of each folder that
+    may have names of other shards in a merged tree `shared` is the path, else None.
+    """
+
+    folders: list[int]
+    folder_holder: Ints
+    samples: Ints
+    sample_holder: Ints
+    members: Ints
+    member_holder: Ints
+    names: Texts
+    shared: list[bytes | None]
+
+    @property
+    def first(self) -> int:
+        """The row of the first name that is not that of a folder."""
+        return len(self.folders) - 1
+
+    def position_of(self, row: int) -> int:
+        """The position in the record of the sample or file with the name in this row."""
+        at = row - self.first
+        if at < len(self.samples):
+            return position(SAMPLE, int(self.samples[at]))
+        return position(MEMBER, int(self.members[at - len(self.samples)]))
+
+    def folder_names(self) -> list[bytes]:
+        """The names of the folders, without the top."""
+        return self.names.take(slice(self.first)).to_list()
+
+    def rows_in_folders(self) -> tuple[Ints, Ints]:
+        """The rows of samples and files in folders, and the folder that each is in."""
+        holder = np.concatenate([self.sample_holder, self.member_holder])
+        chosen = np.flatnonzero(holder < len(self.folders))
+        return self.first + chosen, holder[chosen]
+
+
+class ShownColumns(NamedTuple):
+    """All that is shown of a shard; directories are numbered as in `NameColumns`.
+
+    `folders` are the nodes of folder directories, and samples have the times (ns) of their directories. Of each
+    file `members` is where it is in the record, `links` how many names it has, `sizes` its bytes, `mtimes_ns` its
+    time; `targets` are those of symbolic links, by the number of the file. `name_file` is the file of a name,
+    `name_member` the member that it is of, `name_holder` the directory.
+    """
+
+    folders: list[Node]
+    folder_holder: Ints
+    samples: Ints
+    sample_holder: Ints
+    sample_mtime_ns: Ints
+    members: Ints
+    links: Ints
+    sizes: Ints
+    mtimes_ns: Ints
+    targets: dict[int, bytes]
+    name_file: Ints
+    name_member: Ints
+    name_holder: Ints
+    names: Texts
+    shared: list[bytes | None]
+
+
+def columns_of(record: Record, named: NameColumns, folders: list[Node]) -> ShownColumns:
+    """All columns of a record with these names; `folders` are the nodes of its folders."""
+    members, name_file = _without_hard_links(record, named.members)
+    targets, sizes = _symbolic_links(record, members)
+    return ShownColumns(
+        folders=folders,
+        folder_holder=named.folder_holder,
+        samples=named.samples,
+        sample_holder=named.sample_holder,
+        sample_mtime_ns=record.mtimes_ns(record.array("entry.member")[named.samples]),
+        members=members,
+        links=_link_counts(record)[members],
+        sizes=sizes,
+        mtimes_ns=record.mtimes_ns(members),
+        targets=targets,
+        name_file=name_file,
+        name_member=named.members,
+        name_holder=named.member_holder,
+        names=named.names,
+        shared=named.shared,
+    )
+
+
+def names_of(record: Record, shown: ShownNames, apart: Sequence[int] = ()) -> NameColumns:
+    """The names of a record. `apart` are samples with directories of their own beside a folder of their path."""
+    folders = [n for n in range(record.folders) if not n or shown.is_shown(record, n)]
+    at = np.full(record.folders, -1, np.int64)  # the directory of each folder
+    at[folders] = np.arange(len(folders))
+    holder = at[record.array("folder.parent")[folders].astype(np.int64)]
+    holder[0] = -1
+    entry_folder = np.repeat(np.arange(record.folders), _steps(record.array("folder.entry").astype(np.int64)))
+    bounds = record.array("entry.member").astype(np.int64)
+    if shown.files_layout:
+        samples = np.zeros(0, np.int64)
+        directory = at[entry_folder]  # of the files of each entry
+        members = _members_with_names(record)
+    else:
+        samples, directory = _directories_of_samples(record, at, apart)
+        stray = (record.array("entry.flags") & STRAY) != 0
+        members = np.flatnonzero(np.repeat(~stray, _steps(bounds)))
+    plain = [Texts.of([record.folder_name[n] for n in folders[1:]]), _packed(record, "entry.name").take(samples)]
+    if shown.domain == BY_EXTENSION:
+        plain.append(_packed(record, "ext.name").take(record.array("member.ext")[members].astype(np.int64)))
+    else:
+        plain.append(_file_names(record, members))
+    texts = _with_aliases(
+        record, shown.domain, Texts.joined(plain), (np.array(folders[1:], np.int64), samples, members)
+    )
+    if apart:  # they have the name of the folder
+        rows = len(folders) - 1 + np.searchsorted(samples, apart)
+        texts = texts.replaced(rows, Texts.of([shown.shown(record, position(SAMPLE, entry)) for entry in apart]))
+    return NameColumns(
+        folders=folders,
+        folder_holder=holder,
+        samples=samples,
+        sample_holder=at[entry_folder[samples]],
+        members=members,
+        member_holder=np.repeat(directory, _steps(bounds))[members],
+        names=texts,
+        shared=[None] * len(folders),
+    )
+
+
+def _directories_of_samples(record: Record, at: Ints, apart: Sequence[int]) -> tuple[Ints, Ints]:
+    """The samples with directories of their own, and for each entry the directory of its files (-1: none).
+
+    `at` are the directories of folders.
+    """
+    flags = record.array("entry.flags").copy()
+    flags[list(apart)] &= ~np.uint8(TWIN)
+    samples = np.flatnonzero((flags & (STRAY | TWIN)) == 0)
+    directory = np.full(record.entries, -1, np.int64)
+    directory[samples] = np.arange(len(samples)) + np.count_nonzero(at >= 0)
+    for entry in np.flatnonzero(flags & TWIN).tolist():
+        folder = record.twin_folder(entry)
+        assert folder is not None
+        directory[entry] = at[folder]
+    return samples, directory
+
+
+def _steps(bounds: Ints) -> Ints:
+    return bounds[1:] - bounds[:-1]
+
+
+def _packed(record: Record, section: str) -> Texts:
+    return Texts.packed(record.array(section), record.array(f"{section}.start"))
+
+
+def _file_names(record: Record, members: Ints) -> Texts:
+    """The plain names of members, with their extensions."""
+    entry = np.repeat(np.arange(record.entries), _steps(record.array("entry.member").astype(np.int64)))[members]
+    samples = (record.array("entry.flags")[entry] & STRAY) == 0  # others have no extension
+    extension = np.where(samples, record.array("member.ext")[members], 0)
+    suffixes = _packed(record, "ext.name").take(extension) if samples.any() else Texts.of([b""] * len(members))
+    return Texts.chained(
+        [
+            _packed(record, "entry.name").take(entry),
+            Texts(_DOT, np.zeros(len(members), np.int64), samples.astype(np.int64)),
+            suffixes._replace(lengths=np.where(samples, suffixes.lengths, 0)),
+        ]
+    )
+
+
+def _members_with_names(record: Record) -> Ints:
+    """The members that the files layout shows: all but hard links that lead nowhere."""
+    leads_nowhere = np.repeat(
+        (record.array("entry.flags") & LINK) != 0, _steps(record.array("entry.member").astype(np.int64))
+    )
+    if "link.member" in record.column:
+        leads_nowhere[record.array("link.member")] = False
+    return np.flatnonzero(~leads_nowhere)
+
+
+def _without_hard_links(record: Record, listed: Ints) -> tuple[Ints, Ints]:
+    """The members that are files, and for each listed name its file among these."""
+    if "link.member" not in record.column:
+        return listed, np.arange(len(listed))
+    targets = np.arange(record.members)
+    targets[record.array("link.member").astype(np.int64)] = record.array("link.target")
+    members, file = np.unique(targets[listed], return_inverse=True)
+    return members, file.reshape(-1)
+
+
+def _link_counts(record: Record) -> Ints:
+    found = np.ones(record.members, np.int64)
+    if "linked.member" in record.column:
+        found[record.array("linked.member").astype(np.int64)] = record.array("linked.count")
+    return found
+
+
+def _symbolic_links(record: Record, members: Ints) -> tuple[dict[int, bytes], Ints]:
+    """Where those among these members lead, and the sizes (bytes) of all."""
+    sizes = record.array("member.size")[members].astype(np.int64)
+    if "symlink.member" not in record.column:
+        return {}, sizes
+    links = np.flatnonzero(np.isin(members, record.symlinks())).tolist()
+    targets = {file: record.symlink(int(members[file])) or b"" for file in links}
+    sizes[links] = [len(one) for one in targets.values()]
+    return targets, sizes
+
+
+def _with_aliases(record: Record, domain: int, names: Texts, named: tuple[Ints, Ints, Ints]) -> Texts:
+    """Names, with those instead that differ from the plain ones; `named` are the folders, samples and members."""
+    aliases = record.aliases[domain]
+    if aliases is None:
+        return names
+    child = np.asarray(aliases.child).astype(np.int64)
+    rows = np.full(len(child), -1, np.int64)
+    before = 0
+    for kind, shown in zip((FOLDER, SAMPLE, MEMBER), named, strict=True):
+        its = np.flatnonzero(child >> 30 == kind)
+        index, found = child[its] & INDEX_MAX, np.zeros(0, np.int64)
+        if len(shown):
+            found = np.minimum(np.searchsorted(shown, index), len(shown) - 1)
+            rows[its] = np.where(shown[found] == index, found + before, -1)
+        before += len(shown)
+    chosen = np.flatnonzero(rows >= 0)
+    others = Texts.packed(np.asarray(aliases.name.text), np.asarray(aliases.name.starts))
+    return names.replaced(rows[chosen], others.take(chosen))

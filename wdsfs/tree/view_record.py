@@ -1,4 +1,4 @@
-"""Views made of records: some columns only, columns of other shards and of label files, folders by class.
+"""The record of a shard in a view, and the steps that make it: join, decode, associate, fields, columns.
 
 `compose` works out once what a shard shows in such a view, and returns a second record of the same format: a
 function of the shard's own record, of the records and values that it is joined with, and of the options. So
@@ -16,27 +16,40 @@ follows from the place's kind:
 | field   | a field of a JSON column | the row in the section `field.from` (its address); the place has the path |
 | empty   | none: a file that stands for a missing column | 0 |
 
-The order in which the options work: samples that are left out, join, decode, associate, columns, classes. Each
-but the first has a module of its own. They work on a `Draft` (`tree/draft.py`); the options are in
-`tree/composition.py`.
+The order in which the options work: samples that are left out, join, decode, associate, fields, columns, classes
+(`classes.py`). They work on a `Draft` (`draft.py`); the options are in `composition.py`.
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs import names
-from wdsfs.errors import ViewError
+from wdsfs.errors import CorruptShard, ViewError
 from wdsfs.index.member_draft import DerivedMembers
 from wdsfs.index.record import Record
 from wdsfs.index.record_builder import derive
 from wdsfs.storage.identity import Fingerprint
-from wdsfs.tar.problems import PROBLEMS_MAX, Problem
-from wdsfs.tree import associate, classes, decode, fields, join, select_columns
+from wdsfs.tar import member_reader
+from wdsfs.tar.problems import BROKEN_FIELD, PROBLEMS_MAX, UNDECODED, Problem
+from wdsfs.tree import classes, json_fields
 from wdsfs.tree.classes import LongNumber
-from wdsfs.tree.composition import Composition
-from wdsfs.tree.draft import SHIFT, ContentSource, Draft, Surroundings
+from wdsfs.tree.composition import EMPTY, Column, Composition, Field, text_of
+from wdsfs.tree.draft import (
+    MISSING_WAY_OUT,
+    SHIFT,
+    TWICE_WAY_OUT,
+    ContentSource,
+    Draft,
+    Rows,
+    Surroundings,
+    rows_of,
+)
+from wdsfs.tree.label_files import OpenLabels
+from wdsfs.tree.view_sources import DECODED, FIELD, MISSING, NOTHING, OWN, TWICE, VALUES, JoinedFrom
 
 
 def compose(wanted: Composition, source: ContentSource, around: Surroundings, fingerprint: Fingerprint) -> bytes:
@@ -58,17 +71,17 @@ def _compose(draft: Draft, fingerprint: Fingerprint) -> bytes:
     wanted = draft.wanted
     _leave_out(draft)
     for joined in draft.around.joined:
-        join.add_joined(draft, joined)
+        add_joined(draft, joined)
     if wanted.decode:
-        decode.decode(draft)
+        decode(draft)
     for labels in draft.around.labels:
-        associate.add_labels(draft, labels)
+        add_labels(draft, labels)
     if wanted.fields:
-        fields.add_fields(draft)
+        add_fields(draft)
     if wanted.classes:
         classes.find_classes(draft)
     if wanted.columns:
-        select_columns.select(draft)
+        select(draft)
     elif wanted.ignore_case:
         # Semantics decision: in lower case, as the webdataset library reads them.
         draft.rename({number: one.lower() for number, one in enumerate(draft.extensions)})
@@ -166,3 +179,328 @@ def refusal(record: Record) -> str | None:
 def digits_wanted(record: Record) -> int:
     """Return how many digits the classes of a shard need that was refused for too few; else 0."""
     return 0 if record.view is None else int(record.view.get("digits", 0))
+
+
+# --- join: members of the same samples from a parallel set of shards
+
+
+def add_joined(draft: Draft, joined: JoinedFrom) -> None:
+    """Add the members that this set has for the same keys. Raises ViewError, ShardErrors."""
+    samples = draft.samples()
+    shards, entries = joined.find([draft.paths[number] for number in samples.tolist()])
+    missing, twice = samples[shards == MISSING], samples[shards == TWICE]
+    kept = draft.judged(draft.wanted.missing, missing, "is not in the set that is joined", MISSING_WAY_OUT)
+    unique = draft.judged(
+        draft.wanted.duplicates, twice, "is more than once in the set that is joined", TWICE_WAY_OUT
+    )
+    found = [
+        _joined_rows(draft, joined, number, samples[shards == number], entries[shards == number])
+        for number in np.unique(shards[shards >= 0]).tolist()
+    ]
+    draft.keep(_add(draft, found) & kept & unique)
+
+
+def _joined_rows(
+    draft: Draft, joined: JoinedFrom, number: int, samples: NDArray[np.int64], entries: NDArray[np.int64]
+) -> Rows:
+    """The members of these entries of a joined shard, as members of these samples."""
+    record, path = joined.record(number), joined.path(number)
+    place = draft.shard_places.get(path)
+    if place is None:
+        place = draft.shard_places[path] = len(draft.places)
+        draft.places.append(draft.shard_place(path, record))
+    starts = np.asarray(record.entry_member).astype(np.int64)
+    first, counts = starts[entries], starts[entries + 1] - starts[entries]
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    members = np.repeat(first, counts) + within
+    own = [record.extension_name[one] for one in range(len(record.extension_name))]
+    wanted = np.array([draft.wanted.wants(one) for one in own], bool)
+    numbers = np.array([draft.number_of(one) if draft.wanted.wants(one) else -1 for one in own], np.int64)
+    extension = record.array("member.ext")[members]
+    return Rows(
+        np.repeat(samples, counts),
+        numbers[extension],
+        members | place << SHIFT,
+        np.asarray(record.array("member.size"))[members].astype(np.int64),
+        record.mtimes_ns(members),
+    ).take(wanted[extension])
+
+
+def _add(draft: Draft, found: list[Rows]) -> NDArray[np.bool_]:
+    """Add joined members. A column that the sample has already is a duplicate; return the entries to keep."""
+    kept = np.ones(len(draft.paths), bool)
+    for rows in found:
+        clash = np.isin(draft.codes(rows), draft.codes(draft.rows))
+        if clash.any():
+            first = draft.extensions[int(rows.extension[clash][0])]
+            text = f"has the column {text_of(first)!r} itself, and so has the set that is joined"
+            kept &= draft.judged(draft.wanted.duplicates, np.unique(rows.entry[clash]), text, TWICE_WAY_OUT)
+            rows = rows.take(~clash)
+        draft.rows = draft.rows.plus(rows)
+    return kept
+
+
+# --- decode: members that are compressed one by one, `x.json` beside `x.json.gz`
+
+
+def decode(draft: Draft) -> None:
+    """Add the decoded content of compressed members; those that cannot be decoded become problems."""
+    place = draft.place(DECODED, b"", ())
+    there = set(draft.codes(draft.rows).tolist())
+    found = []
+    known = ((number, draft.wanted.codec_of(one)) for number, one in enumerate(list(draft.extensions)))
+    chosen = [(number, *codec) for number, codec in known if codec is not None and draft.wanted.wants(codec[1])]
+    into = [draft.number_of(name) for _, _, name in chosen]
+    sames = draft.same()[into].tolist()
+    order = np.argsort(draft.rows.extension, kind="stable")
+    ordered = draft.rows.extension[order]
+    for (number, codec, _), decoded, same in zip(chosen, into, sames, strict=True):
+        extension = draft.extensions[number]
+        first, last = np.searchsorted(ordered, [number, number + 1])
+        for at in order[first:last].tolist():
+            entry, address = int(draft.rows.entry[at]), int(draft.rows.address[at])
+            code = entry << 32 | same
+            # Semantics decision: a member `x.json` of the shard wins over a decoded `x.json.gz`.
+            if draft.strays[entry] or code in there:
+                continue
+            there.add(code)
+            size = _decoded_size(draft, codec, address, entry, extension)
+            if size is not None:
+                row = (entry, decoded, place << SHIFT | len(draft.decoded), size, int(draft.rows.mtime[at]))
+                found.append(row)
+                draft.decoded.append((address, codec))
+    draft.rows = draft.rows.plus(rows_of(found))
+
+
+def _decoded_size(draft: Draft, codec: int, address: int, entry: int, extension: bytes) -> int | None:
+    """Return the decoded size of a member in bytes; None, and add a problem, if it cannot be decoded."""
+    try:
+        return len(member_reader.decode(codec, draft.read(address)))
+    except CorruptShard as error:
+        name = text_of(draft.paths[entry] + b"." + extension)
+        head = draft.record.member(address).head if address >> SHIFT == OWN else 0
+        draft.problems.append(Problem(head, UNDECODED, f"{name}: {error}; it is shown as it is"))
+        return None
+
+
+# --- associate: columns of a label file
+
+
+def add_labels(draft: Draft, labels: OpenLabels) -> None:
+    """Add the columns of these labels, in place of the shard's own. Raises ViewError."""
+    samples = draft.samples().tolist()
+    known = labels.find([draft.paths[number] for number in samples])
+    place = draft.place(VALUES, labels.path, labels.fingerprint)
+    mtime = labels.fingerprint.mtime_ns
+    missing, twice, found = [], [], []
+    numbers: dict[bytes, int] = {}
+    for entry in samples:
+        lines = known.get(draft.paths[entry])
+        if lines is None:
+            missing.append(entry)
+        elif len(lines) > 1:
+            twice.append(entry)
+        else:
+            for extension, value in lines[0].items():
+                number = numbers.get(extension)
+                if number is None:
+                    number = numbers[extension] = (
+                        draft.number_of(extension) if draft.wanted.wants(extension) else -1
+                    )
+                if number >= 0:
+                    row = draft.values.number(value)
+                    found.append((entry, number, place << SHIFT | row, len(value), mtime))
+    where = text_of(labels.path)
+    kept = draft.judged(draft.wanted.missing, np.array(missing, int), f"is not in {where}", MISSING_WAY_OUT)
+    unique = draft.judged(
+        draft.wanted.duplicates, np.array(twice, int), f"is more than once in {where}", TWICE_WAY_OUT
+    )
+    rows = rows_of(found)
+    # Semantics decision: a label wins over the shard's own column, as in webdataset's `associate`.
+    replaced = np.isin(draft.codes(draft.rows), draft.codes(rows))
+    own = draft.rows.take(~replaced | draft.strays[draft.rows.entry])
+    draft.rows = own.plus(rows)
+    draft.keep(kept & unique)
+
+
+# --- fields: files of fields of JSON columns, of which only the sizes are kept
+
+
+class _File(NamedTuple):
+    """A file of a field: its size (bytes), and why reading it fails."""
+
+    size: int
+    problem: Problem | None = None
+
+
+def add_fields(draft: Draft) -> None:
+    """Add a file for each field that a sample has. Raises ViewError, ShardErrors."""
+    own = set(draft.codes(draft.rows).tolist())
+    clashing: set[int] = set()
+    found = []
+    columns: dict[bytes, list[tuple[Field, int, int]]] = {}
+    for one in draft.wanted.fields:
+        place = draft.place(FIELD, b"", ())
+        draft.places[place]["field"] = one.path
+        columns.setdefault(one.column, []).append((one, place, draft.number_of(one.name)))
+    same = draft.same()
+    for column, fields in columns.items():
+        for at in _members(draft, column):
+            entry, address = int(draft.rows.entry[at]), int(draft.rows.address[at])
+            files = _files(draft, at, [one for one, _, _ in fields])
+            for (one, place, extension), made in zip(fields, files, strict=True):
+                if made is None:
+                    continue
+                # Semantics decision: as for joined columns, only what is shown can clash.
+                if draft.wanted.shows(one.name) and entry << 32 | int(same[extension]) in own:
+                    clashing.add(entry)
+                    continue
+                row = place << SHIFT | len(draft.fields)
+                found.append((entry, extension, row, made.size, int(draft.rows.mtime[at])))
+                draft.fields.append(address)
+                if made.problem is not None:
+                    draft.if_shown[row] = made.problem
+    draft.rows = draft.rows.plus(rows_of(found))
+    if clashing:
+        text = "has a column of the name of a --field itself"
+        draft.keep(draft.judged(draft.wanted.duplicates, np.array(sorted(clashing)), text, TWICE_WAY_OUT))
+
+
+def _members(draft: Draft, column: bytes) -> list[int]:
+    """For each sample the first row with this column, in the order of the shard, so that the disk is read once."""
+    rows = draft.rows
+    at = np.flatnonzero(np.isin(rows.extension, draft.matching(column)) & ~draft.strays[rows.entry])
+    first = at[np.unique(rows.entry[at], return_index=True)[1]]
+    ordered: list[int] = first[np.argsort(rows.address[first], kind="stable")].tolist()
+    return ordered
+
+
+def _files(draft: Draft, at: int, fields: list[Field]) -> list[_File | None]:
+    """The files of these fields of the member in this row; None for no file.
+
+    Semantics decision: what cannot be read may have the field, so there is a file, and reading it fails. It has
+    the size of the JSON, because a file without bytes would be read without an error.
+    """
+    size, address = int(draft.rows.size[at]), int(draft.rows.address[at])
+    try:
+        json_fields.refuse_size(size)
+        document: Any = json_fields.parse(draft.read(address))
+    except CorruptShard as error:
+        return [_File(max(size, 1), _problem(draft, at, error))] * len(fields)
+    found: list[_File | None] = []
+    for one in fields:
+        try:
+            data = json_fields.content_at(document, one.path)
+            found.append(None if data is None else _File(len(data)))
+        except CorruptShard as error:
+            found.append(_File(max(size, 1), _problem(draft, at, error)))
+    return found
+
+
+def _problem(draft: Draft, at: int, error: CorruptShard) -> Problem:
+    """The problem of a member, by its row, of which fields cannot be read."""
+    address = int(draft.rows.address[at])
+    name = text_of(draft.paths[int(draft.rows.entry[at])] + b"." + draft.extensions[draft.rows.extension[at]])
+    head = draft.record.member(address).head if address >> SHIFT == OWN else 0
+    return Problem(head, BROKEN_FIELD, f"{name}: {error}; reading what --field makes of it fails")
+
+
+# --- columns: chosen extensions only, each under the name that was typed or given
+
+
+def select(draft: Draft) -> None:
+    """Choose for each output one of its alternatives; files of fields that no output names stay as they are."""
+    rows, count = draft.rows, len(draft.paths)
+    kept = np.ones(count, bool)
+    free = _free_fields(draft)
+    taken = free.copy()
+    chosen = [(np.flatnonzero(free), rows.extension[free])]
+    found = []
+    empty = -1
+    for column in draft.wanted.columns:
+        ranks, shown = _matches(draft, column)
+        matches = np.flatnonzero(ranks >= 0)
+        # Semantics decision: the first in the order of the tar, as in DALI; with a name the first in the order in
+        # which they are typed, as in webdataset's `rename`.
+        if column.name:
+            matches = matches[np.lexsort((matches, ranks[matches], rows.entry[matches]))]
+        entries, first = np.unique(rows.entry[matches], return_index=True)
+        first = matches[first]
+        # Under its own name a member is shown once; others may show it under other names, too.
+        fresh = first if column.name else first[~taken[first]]
+        if not column.name:
+            taken[fresh] = True
+        chosen.append((fresh, shown[rows.extension[fresh]]))
+        missing = np.setdiff1d(np.arange(count), entries, assume_unique=True)
+        text = f"has no column {text_of(b';'.join(column.alternatives))!r}"
+        way_out = MISSING_WAY_OUT
+        if not len(entries):  # not one has it: it may be called otherwise
+            way_out = f"{_columns_hint(draft, column.alternatives)}; {MISSING_WAY_OUT}"
+            if any(b"," in one for one in column.alternatives):
+                way_out = f"between columns to choose from is a semicolon: --columns 'jpg;png'; {way_out}"
+        kept &= draft.judged(draft.wanted.missing, missing, text, way_out)
+        if len(missing) and draft.wanted.missing == EMPTY:
+            empty = draft.place(NOTHING, draft.source.path, ()) if empty < 0 else empty
+            name, mtime = draft.number_of(_name_of(column)), draft.record.fingerprint.mtime_ns
+            found += [(entry, name, empty << SHIFT, 0, mtime) for entry in missing.tolist()]
+    numbers, extensions = (np.concatenate(some) for some in zip(*chosen, strict=True))
+    order = np.argsort(numbers, kind="stable")  # that of the tar
+    draft.rows = rows.take(numbers[order])
+    draft.rows.extension = extensions[order]
+    draft.rows = draft.rows.plus(rows_of(found))
+    draft.keep(kept)
+
+
+def _free_fields(draft: Draft) -> NDArray[np.bool_]:
+    """Which rows are files of fields that no output names."""
+    free = [number for number, place in enumerate(draft.places) if place["kind"] == FIELD]
+    rows = draft.rows
+    named = [number for number, one in enumerate(draft.extensions) if draft.wanted.shows(one)]
+    return np.isin(rows.address >> SHIFT, free) & ~np.isin(rows.extension, named)
+
+
+def _name_of(column: Column) -> bytes:
+    return column.name or column.alternatives[0]
+
+
+def _matches(draft: Draft, column: Column) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each row the rank of the alternative that it matches, or -1; for each extension the one to be shown."""
+    typed = _typed(draft, column.alternatives)
+    if column.name:
+        name = draft.number_of(column.name)
+        typed = {number: (rank, name) for number, (rank, _) in typed.items()}
+    ranks = np.full(len(draft.extensions), -1, np.int64)
+    shown = np.arange(len(draft.extensions))
+    for number, (rank, name) in typed.items():
+        ranks[number], shown[number] = rank, name
+    return ranks[draft.rows.extension], shown
+
+
+def _columns_hint(draft: Draft, alternatives: tuple[bytes, ...]) -> str:
+    """Return a hint at what a column that no sample of the shard has may have meant."""
+    there, hint = draft.columns(), draft.columns_there()
+    for one in alternatives:
+        parts = one.split(b",")
+        if len(parts) > 1 and all(part in there for part in parts):
+            options = " ".join(f"--columns {text_of(part)}" for part in parts)
+            return f"{hint}; for several columns write {options}"
+        if one.lstrip(b".*") in there:
+            return f"{hint}; write --columns {text_of(one.lstrip(b'.*'))}"
+        if any(one.lower() == other.lower() for other in there):
+            return f"{hint}; --ignore-case matches any letter case"
+    return hint
+
+
+def _typed(draft: Draft, alternatives: tuple[bytes, ...]) -> dict[int, tuple[int, int]]:
+    """The extensions that match one of these, with the rank of that one, and the number of what is shown."""
+    ranks = {one: rank for rank, one in reversed([*enumerate(alternatives)])}
+    if not draft.wanted.ignore_case:
+        there = [(draft.numbers[one], rank) for one, rank in ranks.items() if one in draft.numbers]
+        return {number: (rank, number) for number, rank in there}
+    lowered = {one.lower(): one for one in reversed(alternatives)}
+    typed = {}
+    for number, extension in enumerate(list(draft.extensions)):
+        name = extension if extension in ranks else lowered.get(extension.lower())
+        if name is not None:
+            typed[number] = ranks[name], draft.number_of(name)
+    return typed

@@ -1,12 +1,13 @@
-"""The shards that are open: their descriptors, where their bytes come from, and readahead.
+"""The shards and records that a set has open, few at a time: descriptors, readahead, and views of the index.
 
-Few are kept open at a time, whatever the size of the set. That an opened file is the one that was indexed is
-for `shard_set.py`.
+Whether an opened file is the one that was indexed is decided in `shard_set.py`. A record that has not been used
+for a while rests: it drops its views, which are most of its memory.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wdsfs.errors import UnreadableShard
+from wdsfs.index.record import Record
+from wdsfs.index.store import Index
 from wdsfs.remote.shard_paths import OpenShard
 from wdsfs.storage import source
 from wdsfs.storage.durable import named
@@ -24,6 +27,66 @@ from wdsfs.tree.shard_access import Access
 
 if TYPE_CHECKING:
     from wdsfs.remote.client import RemoteTar
+
+RECORDS_MAX, RESTING_MAX = 64, 960  # opened records in use, some 6 KiB each, and others without their views, 2 KiB
+RENEW_SECONDS = 60.0  # how long one LMDB snapshot is held; an old one keeps freed pages from being used again
+
+
+class OpenRecords:
+    """Records by the number of their shard. `dropped` is called with the number of an evicted one."""
+
+    def __init__(self, index: Index, dropped: Callable[[int], None]) -> None:
+        self.index = index
+        self._dropped = dropped
+        self.in_use: OrderedDict[int, Record] = OrderedDict()
+        self.resting: OrderedDict[int, Record] = OrderedDict()
+        self.snapshot = index.snapshot  # which the records are of
+        self._verified: set[bytes] = set()  # the keys of records that were found sound in this snapshot
+        self.old_at = time.monotonic() + RENEW_SECONDS  # when (monotonic seconds) the snapshot should be renewed
+
+    def fetch(self, number: int, key: bytes, fingerprint: Fingerprint) -> Record | None:
+        """A record that is not in use: one that rests, or the one that the index has under `key` for a shard with
+        this fingerprint, if it has one. It is in use then."""
+        found = self.resting.pop(number, None)
+        if found is None:
+            found = self._read(key, fingerprint)
+        if found is None:
+            return None
+        self.in_use[number] = found
+        if len(self.in_use) > RECORDS_MAX:
+            self._let_one_rest()
+        return found
+
+    def _read(self, key: bytes, fingerprint: Fingerprint) -> Record | None:
+        found = self.index.record(key, fingerprint, verify=key not in self._verified)
+        if found is not None:
+            self._verified.add(key)
+        return found
+
+    def _let_one_rest(self) -> None:
+        number, record = self.in_use.popitem(last=False)
+        record.rest()
+        self.resting[number] = record
+        if len(self.resting) > RESTING_MAX:
+            self._dropped(self.resting.popitem(last=False)[0])
+
+    def forget(self, number: int) -> None:
+        """Drop the record of one shard."""
+        self.in_use.pop(number, None)
+        self.resting.pop(number, None)
+
+    def clear(self) -> None:
+        """Drop all records; the next ones are of the snapshot that the index has now."""
+        self.in_use.clear()
+        self.resting.clear()
+        self._verified.clear()
+        self.snapshot = self.index.snapshot
+
+    def renewed(self) -> None:
+        """The index has a new snapshot: drop all records of the old one."""
+        self.clear()
+        self.old_at = time.monotonic() + RENEW_SECONDS
+
 
 # Readahead over a shard: bytes that a read may be away from the last one to be of the same pass, reads that make a
 # pass, and how much is read ahead of it (bytes), in steps of the least that a disk's readahead is set to.

@@ -1,0 +1,583 @@
+"""The sources of a view: its shards, joined sets and label files; whether one has changed; content of its members.
+
+A record of a view says which member of which shard a file is. That shard is read through its plain set, so what is
+true of reading a plain mount is true of a view. The record is valid as long as the shard and all its companions
+are what they were (`CompanionWatch`): label files, joined shards, names of classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsfs.errors import CorruptShard, MissingShard, ShardError, StaleShard
+from wdsfs.index.record import STRAY, Record
+from wdsfs.index.store import Index
+from wdsfs.names import PLAIN, Reading, plain_key
+from wdsfs.spec.expand import Shard, expand
+from wdsfs.storage.identity import GONE, Fingerprint
+from wdsfs.tar import member_reader
+from wdsfs.tar.sparse import NO_EXTENTS
+from wdsfs.tree import content as content_module
+from wdsfs.tree import freshness, json_fields, shard_set
+from wdsfs.tree.composition import Composition, read_class_names
+from wdsfs.tree.content import HELD, IN_DATA, NO_DATA, Content, ContentColumns, Held
+from wdsfs.tree.freshness import Generations
+from wdsfs.tree.label_files import LabelFile, label_file
+from wdsfs.tree.open_shards import ShardFile
+from wdsfs.tree.path_table import KeyTable
+from wdsfs.tree.shard_access import Access
+from wdsfs.tree.shard_set import ShardSet, indexed
+
+# --- samples of joined sets by key: first in the shard beside, then in the whole set
+
+
+SHARD, VALUES, DECODED, FIELD, NOTHING = "shard", "values", "decoded", "field", "empty"  # kinds of a place
+MISSING, TWICE = -1, -2  # instead of a shard's number: no shard has the key, or it occurs more than once
+OWN = 0  # the place of the shard itself
+KEYS = b"k"  # the table of the keys of a set, in the index
+
+
+class KeysMissing(Exception):
+    """The keys of a whole joined set (by its number) are needed: to be loaded by `JoinedSets.load`."""
+
+    def __init__(self, which: int) -> None:
+        super().__init__(which)
+        self.which = which
+
+
+class JoinedSets:
+    """The joined sets of a view of `shards`. `version` returns a number that changes with any shard of them."""
+
+    def __init__(self, shards: Sequence[Shard], joined: Sequence[ShardSet], version: Callable[[], int]) -> None:
+        self._shards, self._joined, self._version = shards, joined, version
+        self._tables: dict[int, tuple[int, bytes]] = {}  # version and key of the table of a joined set
+
+    def partner(self, which: int, number: int) -> int | None:
+        """The shard of a joined set that stands beside the one with this number, if both have as many shards."""
+        at, count = self._shards[number].place or (number, len(self._shards))
+        return at if len(self._joined[which]) == count else None
+
+    def beside(self, number: int) -> bytes:
+        """Bytes that differ between sets in which other shards stand beside this one."""
+        return repr([self.partner(which, number) for which in range(len(self._joined))]).encode()
+
+    def around(self, number: int) -> list[JoinedFrom]:
+        """The joined sets as this shard of the view sees them."""
+        return [JoinedFrom(self, which, number, source) for which, source in enumerate(self._joined)]
+
+    def load(self, which: int) -> None:
+        """Load the keys of a whole joined set, indexing what is not indexed. Raises ShardError."""
+        source = self._joined[which]
+        for number in range(len(source)):
+            indexed(source.record, number)
+        numbers = range(len(source))
+        table = indexed(source.keep_table, KEYS, lambda: KeyTable.build(map(source.record, numbers)))
+        self._tables[which] = self._version(), table
+
+    def keys_of(self, which: int) -> KeyTable:
+        """The keys of a joined set as it is now. Raises KeysMissing."""
+        version, table = self._tables.get(which, (-1, b""))
+        if version != self._version():
+            raise KeysMissing(which)
+        return KeyTable.parse(self._joined[which].index.table(table))
+
+
+class JoinedFrom:
+    """A joined set as one shard of the view sees it."""
+
+    def __init__(self, owner: JoinedSets, which: int, number: int, source: ShardSet) -> None:
+        self._owner, self._which, self._number, self._source = owner, which, number, source
+
+    def path(self, number: int) -> bytes:
+        """The path of a shard of the joined set."""
+        return self._source.shards[number].path
+
+    def record(self, number: int) -> Record:
+        """The record of a shard of the joined set. Raises what `ShardSet.record` raises."""
+        return self._source.record(number)
+
+    def _excluded(self, number: int) -> set[bytes]:
+        """The keys that the split file of a joined data set leaves out of one of its shards."""
+        return {plain_key(key) for key in self._source.shards[number].without}
+
+    def find(self, keys: list[bytes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """See"""
+        shards = np.full(len(keys), MISSING, np.int64)
+        entries = np.full(len(keys), MISSING, np.int64)
+        # Sets that were made together pair shard by shard; a key that the shard beside this one lacks is searched
+        # for in the whole set.
+        beside = self._owner.partner(self._which, self._number)
+        if beside is not None:
+            found, twice = _samples_of(self.record(beside))
+            excluded = self._excluded(beside)
+            for at, key in enumerate(keys):
+                entry = found.get(key)
+                if entry is not None and key not in excluded:
+                    shards[at], entries[at] = (TWICE if key in twice else beside), entry
+        left = np.flatnonzero(shards == MISSING).tolist()
+        if left:
+            self._find_anywhere(keys, left, shards, entries)
+        return shards, entries
+
+    def _find_anywhere(
+        self, keys: list[bytes], left: list[int], shards: NDArray[np.int64], entries: NDArray[np.int64]
+    ) -> None:
+        table = self._owner.keys_of(self._which)
+        excluded = [self._excluded(number) for number in range(len(self._source))]
+        for at in left:
+            crc = zlib.crc32(keys[at])
+            places = [
+                (number, entry)
+                for number in table.candidates(crc)
+                if keys[at] not in excluded[number]
+                for entry in self.record(number).find_samples(keys[at], crc)
+            ]
+            if places:
+                shards[at], entries[at] = places[0] if len(places) == 1 else (TWICE, places[0][1])
+
+
+def _samples_of(record: Record) -> tuple[dict[bytes, int], set[bytes]]:
+    """The samples of a shard by key, and the keys that it has more than once."""
+    found: dict[bytes, int] = {}
+    twice: set[bytes] = set()
+    for entry, (path, flags) in enumerate(zip(record.paths(), record.entry_flags, strict=True)):
+        if not flags & STRAY:
+            if path in found:
+                twice.add(path)
+            found[path] = entry
+    return found, twice
+
+
+# --- the plain sets of shards that a view is made of
+
+
+class SourceSets:
+    """`plain`, the set without the view, and the `joined` sets. `descriptors` are shared evenly between them."""
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        joined: Sequence[Sequence[Shard]],
+        index: Index,
+        descriptors: int,
+        access: Access,
+    ) -> None:
+        each = max(1, descriptors // (1 + len(joined)))
+        self.plain = ShardSet(shards, index, each, access=access)
+        self.joined = [ShardSet(one, index, each, access=access) for one in joined]
+        self.all = [self.plain, *self.joined]
+        self._places = {
+            one.path: (source, number) for source in reversed(self.all) for number, one in enumerate(source.shards)
+        }
+
+    def find(self, path: bytes) -> tuple[ShardSet, int]:
+        """The first set that has the shard at this path, and the shard's number there."""
+        return self._places[path]
+
+    @property
+    def open_files(self) -> int:
+        """How many shards are open."""
+        return sum(one.open_files for one in self.all)
+
+    def distrust(self) -> None:
+        """Look at every shard again before it is used."""
+        for one in self.all:
+            one.distrust()
+
+    def release(self) -> None:
+        """Close the shards, and let go of all records."""
+        for one in self.all:
+            one.release()
+
+
+def content_of(source: ShardSet, number: int, member: int) -> Content:
+    """As `ShardSet.content`, of the shard as it is now."""
+    return source.content(number, source.tag(number), member)
+
+
+log = logging.getLogger(__name__)
+
+LOOK_SHARE = 50  # a look at all companions is believed for so many times its duration, and for a second at least
+
+
+class Companions:
+    """The companions by the options of a view: joined sets of shards, label files, names of classes.
+
+    Raises what `expand.expand` raises, UsageError.
+    """
+
+    def __init__(self, wanted: Composition, reading: Reading = PLAIN) -> None:
+        # Semantics decision: joined shards are read as those of the set are.
+        self.joined: list[list[Shard]] = [expand([spec], reading=reading) for spec in wanted.join]
+        self.labels: list[LabelFile] = [label_file(text) for text in wanted.associate]
+        self.class_names = None if wanted.class_names is None else os.path.abspath(wanted.class_names)
+        if self.class_names is not None:
+            read_class_names(self.class_names)
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The shards of all joined sets."""
+        return [one for shards in self.joined for one in shards]
+
+    @property
+    def files(self) -> list[bytes]:
+        """The paths of all files that are read, and of those that may appear beside them."""
+        return [one.path for one in self.shards] + self.others
+
+    @property
+    def digest(self) -> bytes:
+        """16 bytes that differ for other companions, or the same ones read in another way."""
+        parts = [one.key for one in self.shards] + self.others
+        parts += [repr(file.table).encode() for file in self.labels]
+        parts += [repr(sorted(one.without)).encode() for one in self.shards]
+        return hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
+
+    @property
+    def others(self) -> list[bytes]:
+        """The paths of those that are no shards."""
+        found = [path for file in self.labels for path in file.parts]
+        return found + ([os.fsencode(self.class_names)] if self.class_names is not None else [])
+
+
+class CompanionWatch:
+    """Looks at the companions, as often as the shards of the set are looked at.
+
+    `slowly` is entered around a look at very many of them.
+    """
+
+    def __init__(
+        self,
+        companions: Companions,
+        access: Access,
+        tags: Generations,
+        slowly: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._companions, self._access, self._tags = companions, access, tags
+        self._slowly = slowly if len(companions.files) > shard_set.MANY else nullcontext
+        self._seen: int | ShardError = 0  # the result of the last look
+        self._seen_until, self._seen_alarms = -1.0, -1  # how long it is believed: monotonic seconds, alarms
+        self._last = self._change = 0  # the last number, and how it changed then
+        self._back = False  # the look before failed
+        self._logged: int | ShardError = 0  # the result of which a change was logged
+
+    def number(self) -> int:
+        """64 bits that change with any companion. Raises MissingShard, UnreadableShard."""
+        now = time.monotonic()
+        if now > self._seen_until or self._seen_alarms != self._tags.alarms:
+            self._seen_alarms = self._tags.alarms
+            self._look()
+            took = time.monotonic() - now
+            self._seen_until = now + max(freshness.FRESH_SECONDS, LOOK_SHARE * took)
+        if isinstance(self._seen, ShardError):
+            raise type(self._seen)(*self._seen.args)
+        return self._seen
+
+    def _look(self) -> None:
+        try:
+            with self._slowly():
+                packed = b"".join(one.packed for one in self._fingerprints())
+        except ShardError as error:  # kept like any other result: every shard of the set asks
+            self._seen = error
+            return
+        self._back = isinstance(self._seen, ShardError)
+        self._seen = _digest(packed)
+        if self._seen != self._last:
+            self._change = self._seen ^ self._last
+            self._last = self._seen
+
+    def explains(self, before: Fingerprint, now: Fingerprint) -> bool:
+        """True if the change of a shard's fingerprint is only that of the companions."""
+        change = now.size - before.size, now.mtime_ns - before.mtime_ns, now.identity ^ before.identity
+        return change == (0, 0, self._change) or (before == GONE and self._back)
+
+    def log_change(self) -> None:
+        """Log that companions have changed, once for each change."""
+        if self._logged != self._seen:
+            self._logged = self._seen
+            log.warning("what the shards are shown with has changed; what was open from them gets ESTALE")
+
+    def _fingerprints(self) -> list[Fingerprint]:
+        found = [self._access.look(one.path) for one in self._companions.shards]
+        found += [self.fingerprint_of(file) for file in self._companions.labels]
+        if self._companions.class_names is not None:
+            found.append(self._look_beside(os.fsencode(self._companions.class_names)))
+        return found
+
+    def _look_beside(self, path: bytes) -> Fingerprint:
+        try:
+            return self._access.look(path)
+        except MissingShard:
+            raise MissingShard(f"{os.fsdecode(path)}: the file is gone") from None
+
+    def fingerprint_of(self, file: LabelFile) -> Fingerprint:
+        """The fingerprint of a label file now, mixed with those of the files that SQLite keeps beside it.
+
+        Raises MissingShard, UnreadableShard.
+        """
+        found = self._look_beside(file.path)
+        for path in file.parts[1:]:
+            try:
+                beside = os.stat(path)
+            except OSError:
+                continue
+            # An empty one means the same as none. Not the ctime: SQLite sets it when it opens one to read.
+            if not beside.st_size:
+                continue
+            packed = Fingerprint(beside.st_size, beside.st_mtime_ns, beside.st_ino).packed
+            found = found.mixed_with(_digest(packed))
+        return found
+
+
+def _digest(packed: bytes) -> int:
+    """64 bits that stand for these bytes."""
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+
+
+DECODED_BYTES = member_reader.DECODED_MAX  # of decoded members and fields that a process keeps
+
+# Kinds of places whose members are made of others, and the section that says of which.
+_MADE_OF = {DECODED: "decoded.from", FIELD: "field.from"}
+
+_Key = tuple[int, int, int, int]  # shard, tag, place, row
+
+
+class DerivedContent:
+    """Finds what members of derived records consist of; keeps label files open, and an LRU of decoded content.
+
+    `reconsider` is called with the number of a shard whose record may be wrong although its fingerprint is right.
+    """
+
+    def __init__(
+        self,
+        sources: SourceSets,
+        labels: list[LabelFile],
+        watch: CompanionWatch,
+        access: Access,
+        reconsider: Callable[[int], None],
+    ) -> None:
+        self._sources, self._watch, self._access, self._reconsider = sources, watch, access, reconsider
+        self._labels = {one.path: one for one in labels}
+        self._label_files: dict[bytes, ShardFile] = {}
+        self._made: OrderedDict[_Key, bytes] = OrderedDict()
+        self._made_bytes = 0
+
+    def of(self, record: Record, number: int, tag: int, member: int) -> Content:
+        """The content of a member of a shard of the view.
+
+        Raises what `ShardSet.content` raises.
+        """
+        if record.view is None:
+            return self._in_shard(record, number, OWN, member)
+        place, row = record.address(member)
+        return self._at(record, number, tag, place, row, member)
+
+    def columns(self, record: Record, number: int) -> ContentColumns:
+        """As `of`, of all members at once. Raises what `of` raises."""
+        if record.view is None:
+            return self._columns_of_shard(record, number, OWN)
+        address, shift = record.array("member.head").astype(np.int64), record.view["shift"]
+        place, row = address >> shift, address & (1 << shift) - 1
+        order = np.argsort(place, kind="stable")
+        file, start = np.full(record.members, HELD, np.int64), np.zeros(record.members, np.int64)
+        paths, data = list[bytes](), NO_DATA
+        ends = np.cumsum(np.bincount(place, minlength=len(record.view["places"]))).tolist()
+        for at, (about, begin, end) in enumerate(zip(record.view["places"], [0, *ends], ends, strict=False)):
+            its = order[begin:end]
+            if not len(its):
+                continue
+            if about["kind"] == SHARD:
+                found = self._columns_of_shard(record, number, at)
+                file[its], start[its] = found.file[row[its]], found.start[row[its]]
+                file[its] += np.where(file[its] < 0, 0, len(paths))
+                paths += found.paths
+            elif about["kind"] == VALUES:
+                self._label_file(about)
+                file[its], start[its] = IN_DATA, record.array("values.start")[row[its]]
+                data = record.array("values")
+            elif about["kind"] == NOTHING:
+                file[its] = IN_DATA
+        return ContentColumns(paths, file, start, data)
+
+    def _columns_of_shard(self, record: Record, number: int, place: int) -> ContentColumns:
+        source, base = self._source(record, number, place)
+        return source.content_columns(base)
+
+    def origin(self, record: Record, number: int, member: int) -> tuple[ShardSet, int, int] | None:
+        """The set, shard and member that a member of the view comes from; None if it is in no shard.
+
+        That shard is indexed. Raises StaleShard, and what `ShardSet.record` raises.
+        """
+        if record.view is None:
+            return self._sources.plain, number, member
+        place, row = record.address(member)
+        while (section := _MADE_OF.get(record.view["places"][place]["kind"])) is not None:
+            place, row = _packed_address(record, section, row)
+        if record.view["places"][place]["kind"] != SHARD:
+            return None
+        source, base, _ = self._source_record(record, number, place)
+        return source, base, row
+
+    def plain_of(self, record: Record, number: int) -> Record:
+        """The record of the shard that a record is made of. Raises what `origin` raises."""
+        return self._source_record(record, number, OWN)[2]
+
+    def _source_record(self, record: Record, number: int, place: int) -> tuple[ShardSet, int, Record]:
+        """As `_source`, with the record of that shard."""
+        source, base = self._source(record, number, place)
+        before = source.tag(base)
+        return source, base, source.record(base, before)
+
+    def read_member(self, path: bytes, member: int) -> bytes:
+        """The whole content of a member of the shard at `path`. Raises NotIndexed, ShardError."""
+        source, number = self._sources.find(path)
+        content = content_of(source, number, member)
+        return content_module.read(content, 0, content.size)
+
+    def _at(self, record: Record, number: int, tag: int, place: int, row: int, member: int) -> Content:
+        assert record.view is not None
+        about = record.view["places"][place]
+        if about["kind"] == SHARD:
+            return self._in_shard(record, number, place, row)
+        size = record.size_and_time(member)[0]
+        if about["kind"] in _MADE_OF:
+            key = (number, tag, place, row)
+            data = self._made.get(key)
+            if data is not None:
+                self._made.move_to_end(key)
+            file, load = self._loader(record, number, place, row)
+            held = Held(partial(self._make, key, file, load, record, member), data)
+            return Content(file, 0, size, NO_EXTENTS, held)
+        if about["kind"] == NOTHING:
+            file = content_of(self._sources.plain, number, 0).file
+            return Content(file, 0, 0, NO_EXTENTS, Held(bytes, b""))
+        return Content(self._label_file(about), 0, size, NO_EXTENTS, Held(bytes, record.names_in("values")[row]))
+
+    def _loader(
+        self, record: Record, number: int, place: int, row: int, limited: bool = False
+    ) -> tuple[ShardFile, Callable[[], bytes]]:
+        """The file that the bytes at an address come from, and what returns all of them. Raises what `of` raises.
+
+        The function raises CorruptShard for what cannot be decoded, is no JSON, or, if `limited`, is too long.
+        """
+        assert record.view is not None
+        about = record.view["places"][place]
+        section = _MADE_OF.get(about["kind"])
+        if section is None and about["kind"] == SHARD:
+            raw = self._in_shard(record, number, place, row)
+            return raw.file, partial(_whole, raw, limited)
+        if section is None:
+            return self._label_file(about), partial(record.names_in("values").__getitem__, row)
+        address = _packed_address(record, section, row)
+        file, below = self._loader(record, number, *address, limited=about["kind"] == FIELD)
+        if about["kind"] == DECODED:
+            return file, partial(_decode, record.column["decoded.codec"][row], below)
+        return file, partial(_field, about["field"], below)
+
+    def _source(self, record: Record, number: int, place: int) -> tuple[ShardSet, int]:
+        """The plain set and the number there of the shard that is a place of this record. Raises StaleShard."""
+        source, base = self._sources.plain, number
+        made_of: tuple[int, ...] = record.fingerprint
+        if record.view is not None:
+            about = record.view["places"][place]
+            made_of = tuple(about["fingerprint"])
+            if place != OWN:
+                source, base = self._sources.find(_path_of(about))
+        # The address of a member counts in the record that this one was derived from, and in no other. The source
+        # set may not have looked since this record was made, perhaps by another process.
+        if source.fingerprint(base) != made_of:
+            source.distrust()
+        if source.fingerprint(base) != made_of:
+            raise StaleShard(f"{source.path_text(base)} has changed since this was opened")
+        return source, base
+
+    def _in_shard(self, record: Record, number: int, place: int, member: int) -> Content:
+        source, base = self._source(record, number, place)
+        try:
+            return content_of(source, base, member)
+        except StaleShard:
+            # It may have other content with the times that it had: then nothing else shows the change.
+            self._reconsider(number)
+            raise
+
+    def _label_file(self, about: dict[str, Any]) -> ShardFile:
+        """The label file that a value comes from, if it is as it was then. Raises ShardError."""
+        path, made_of = _path_of(about), tuple(about["fingerprint"])
+        file = self._label_files.get(path)
+        if file is not None and file.fingerprint == made_of:
+            return file
+        self._check_label_file(path, made_of)
+        fd = self._access.open(path)
+        ctime_ns = os.fstat(fd).st_ctime_ns if isinstance(fd, int) else 0
+        fresh = ShardFile(fd, fd, path, Fingerprint(*made_of), ctime_ns)
+        try:
+            self._check_label_file(path, made_of)
+        except ShardError:
+            fresh.close()
+            raise
+        if file is not None:
+            file.close()
+        self._label_files[path] = fresh
+        return fresh
+
+    def _check_label_file(self, path: bytes, made_of: tuple[int, ...]) -> None:
+        if self._watch.fingerprint_of(self._labels[path]) != made_of:
+            raise StaleShard(f"{os.fsdecode(path)} has changed since this was opened")
+
+    def _make(self, key: _Key, file: ShardFile, load: Callable[[], bytes], record: Record, member: int) -> bytes:
+        try:
+            data = load()
+        except CorruptShard as error:
+            name = record.entry_path(record.entry_of(member)) + b"." + record.extension(member)
+            raise CorruptShard(f"{os.fsdecode(name)}: {error}") from None
+        if len(data) != record.size_and_time(member)[0]:
+            raise StaleShard(f"{os.fsdecode(file.path)} has changed since this was opened")
+        if key not in self._made:
+            self._made[key] = data
+            self._made_bytes += len(data)
+        while self._made_bytes > DECODED_BYTES:
+            self._made_bytes -= len(self._made.popitem(last=False)[1])
+        return data
+
+    def release(self) -> None:
+        """Close the label files."""
+        for file in self._label_files.values():
+            file.close()
+        self._label_files.clear()
+
+
+def _path_of(about: dict[str, Any]) -> bytes:
+    path: str = about["path"]
+    return path.encode("utf-8", "surrogateescape")
+
+
+def _packed_address(record: Record, section: str, row: int) -> tuple[int, int]:
+    """The address of the member that a member in this section is made of."""
+    assert record.view is not None
+    shift, address = record.view["shift"], record.column[section][row]
+    return address >> shift, address & (1 << shift) - 1
+
+
+def _whole(raw: Content, limited: bool) -> bytes:
+    if limited:
+        json_fields.refuse_size(raw.size)
+    return content_module.read(raw, 0, raw.size)
+
+
+def _decode(codec: int, load: Callable[[], bytes]) -> bytes:
+    return member_reader.decode(codec, load())
+
+
+def _field(path: str, load: Callable[[], bytes]) -> bytes:
+    return json_fields.content_at(json_fields.parse(load()), path) or b""
