@@ -1091,7 +1091,7 @@ def test_a_merged_tree_shows_what_was_not_refused(tmp_path: Path) -> None:
         assert tree.totals().damaged == 1
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(below.index, "_write", _refuse_import)  # the table of names is as it was
-            tree.paths.invalidate()
+            tree._generation = -1  # type: ignore[attr-defined]
             tree.prepare()
 
 
