@@ -38,7 +38,7 @@ from wdsfs.pages.preview import PLAYERS, Picture, Source, content_of, decoded, r
 from wdsfs.pages.previewer import Previewer
 from wdsfs.pages.problems import Check
 from wdsfs.pages.search import Filter, Search
-from wdsfs.tree.distributions import Distribution
+from wdsfs.tree.statistics import Distribution
 
 SIDE = 192  # pixels of a thumbnail, at the most
 SNIPPET = 600  # bytes of a text that is shown in the grid
