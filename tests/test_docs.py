@@ -20,7 +20,7 @@ from wdsfs.cli.main import main
 from wdsfs.index import index_directory, record, record_builder, store
 from wdsfs.interop import lint
 from wdsfs.overlay import upper_format
-from wdsfs.packing import changes
+from wdsfs.packing import reasons
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import headers
 from wdsfs.tar.headers import BLOCK
@@ -167,14 +167,14 @@ def test_format_md_has_a_header_as_a_commit_writes_it() -> None:
 
 def test_overlay_md_has_every_reason_and_every_attribute() -> None:
     text = (ROOT / "docs/overlay.md").read_text().replace("\\_", "_")
-    reasons = [
+    texts = [
         str(node.value.value)
-        for node in ast.parse((ROOT / "wdsfs/packing/changes.py").read_text()).body
+        for node in ast.parse((ROOT / "wdsfs/packing/reasons.py").read_text()).body
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and " " in str(node.value.value)
     ]
-    assert changes.OUTSIDE in reasons
-    assert len(reasons) > 10
-    for reason in reasons:
+    assert reasons.OUTSIDE in texts
+    assert len(texts) > 10
+    for reason in texts:
         assert f"| {reason} |" in text, reason
     for name in (
         upper_format.OPAQUE,

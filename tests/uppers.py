@@ -12,14 +12,14 @@ from wdsfs.index.store import open_index
 from wdsfs.names import PLAIN, Reading
 from wdsfs.overlay import upper_format
 from wdsfs.overlay.upper_format import UpperNode, open_below
-from wdsfs.packing import changes, diff
-from wdsfs.packing.changes import Changes
+from wdsfs.packing import diff, upper_walk
+from wdsfs.packing.diff import Changes
 from wdsfs.spec.expand import expand
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import LowerTree, View
 
-NO_RULES = changes.Rules()
+NO_RULES = upper_walk.Rules()
 WHITEOUT, OPAQUE = object(), object()  # in a description of an upper: a name that is gone; see `write_upper`
 
 
@@ -72,7 +72,7 @@ def a_tree(
         below.close()
 
 
-def find(tree: LowerTree, upper: Path, rules: changes.Rules = NO_RULES) -> Changes:
+def find(tree: LowerTree, upper: Path, rules: upper_walk.Rules = NO_RULES) -> Changes:
     directory = os.open(upper, os.O_RDONLY | os.O_DIRECTORY)
     try:
 

@@ -42,12 +42,14 @@ from tests.writables import (
 )
 from wdsfs.index.store import open_index
 from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, ShardSeen, write_settings
-from wdsfs.packing import changes
-from wdsfs.packing.changes import Changes, Rules
+from wdsfs.packing import diff, reasons
+from wdsfs.packing.diff import Changes
 from wdsfs.packing.overlay_source import CommitOptions, Planner
+from wdsfs.packing.plan import Remark
 from wdsfs.packing.replacement import Replacement
 from wdsfs.packing.runner import Runner
 from wdsfs.packing.shard_writer import Files
+from wdsfs.packing.upper_walk import Rules
 from wdsfs.spec.expand import expand
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tree.merged_tree import make_tree
@@ -478,7 +480,7 @@ def check_diff(found: Changes, before: Before, after: Model) -> None:
     old, new = before.samples, after.samples
     kinds = Counter((one.kind, one.path) for one in found.samples)
     assert not kinds or max(kinds.values()) == 1
-    by_kind: dict[str, list[changes.ChangedSample]] = {}
+    by_kind: dict[str, list[diff.ChangedSample]] = {}
     for one in found.samples:
         by_kind.setdefault(one.kind, []).append(one)
     renamed = by_kind.get("renamed", [])
@@ -635,7 +637,7 @@ def finish(home: Path, shards: list[Path], world: World, tree: Any, counts: Coun
     found = find(tree, upper)
     assert {one.path for one in found.leavings} == after.left
     assert {one.path for one in found.unpackable + found.conflicts} == after.bad
-    assert {one.reason for one in found.conflicts} <= {changes.OLD_STEM}
+    assert {one.reason for one in found.conflicts} <= {reasons.OLD_STEM}
     if found.conflicts or world.rng.random() < 0.5:
         for path in after.bad:
             world.do("unlink", path)
@@ -646,7 +648,7 @@ def finish(home: Path, shards: list[Path], world: World, tree: Any, counts: Coun
     check_diff(found, before, after)
     for one in [*found.samples, *found.others]:
         counts[one.kind] += 1
-    may_meet = any(one.reason == changes.FILE_AND_FOLDER for one in found.notes)
+    may_meet = any(one.reason == reasons.FILE_AND_FOLDER for one in found.notes)
     kinds = ["plain", "maxcount", "sort", "changed only", "ignore times"] + ["in place", "in place"] * (
         not after.bad
     )
@@ -781,14 +783,14 @@ def reported(report: dict[str, Any]) -> Changes:
     def names(texts: list[str]) -> tuple[bytes, ...]:
         return tuple(map(os.fsencode, texts))
 
-    def sample(row: dict[str, Any]) -> changes.ChangedSample:
+    def sample(row: dict[str, Any]) -> diff.ChangedSample:
         columns = {name: names(row[name]) for name in ("added", "changed", "removed", "times")}
-        return changes.ChangedSample(
+        return diff.ChangedSample(
             row["kind"], os.fsencode(row["path"]), was=os.fsencode(row["was"] or ""), **columns
         )
 
-    def remarks(kind: str) -> list[changes.Remark]:
-        return [changes.Remark(os.fsencode(one["path"]), one["reason"]) for one in report[kind]]
+    def remarks(kind: str) -> list[Remark]:
+        return [Remark(os.fsencode(one["path"]), one["reason"]) for one in report[kind]]
 
     return Changes(
         samples=[sample(row) for row in report["samples"]],
@@ -824,7 +826,7 @@ def test_random_edits_of_a_mount(name: str, program: Program) -> None:
         assert {os.fsencode(one["path"]) for one in done["left_out"]} == after.left
     outputs = sorted(program.home.glob("*.tar"))
     hidden = before.hidden if view is not FILES else {}
-    may_meet = any(one.reason == changes.FILE_AND_FOLDER for one in found.notes)
+    may_meet = any(one.reason == reasons.FILE_AND_FOLDER for one in found.notes)
     check_written(
         program.home, outputs, [path.read_bytes() for path in outputs], "in place", after, hidden, may_meet
     )

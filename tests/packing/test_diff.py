@@ -11,9 +11,10 @@ import pytest
 
 from tests import tars
 from tests.uppers import NO_RULES, OPAQUE, WHITEOUT, a_tree, find, write_upper
-from wdsfs.packing import changes
-from wdsfs.packing.changes import ChangedSample, Changes, Rules
+from wdsfs.packing import reasons
+from wdsfs.packing.diff import ChangedSample, Changes
 from wdsfs.packing.plan import Remark
+from wdsfs.packing.upper_walk import Rules
 from wdsfs.tree.tree import View
 
 FIRST = tars.tar(
@@ -119,7 +120,7 @@ def test_a_file_that_is_what_the_shard_has_is_no_change(tmp_path: Path) -> None:
     for name in ("jpg", "cls"):
         os.utime(tmp_path / "upper/s0/d/a" / name, ns=(0, 10**9 + 5))
     paths = (b"s0/d/a/cls", b"s0/d/a/jpg")
-    assert found(tmp_path, {}) == Changes(notes=[Remark(path, changes.SAME) for path in paths])
+    assert found(tmp_path, {}) == Changes(notes=[Remark(path, reasons.SAME) for path in paths])
 
 
 def test_a_file_with_another_time(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_a_file_with_another_time(tmp_path: Path) -> None:
     assert sum(len(news) for news in result.shards[0].members.values()) == 3
     result = found(tmp_path, {}, rules=Rules(ignore_times=True))
     assert result.samples == [ChangedSample("changed", b"s0/d/b", changed=(b"jpg",))]
-    assert [one.path for one in result.notes if one.reason == changes.TIME_IGNORED] == [
+    assert [one.path for one in result.notes if one.reason == reasons.TIME_IGNORED] == [
         b"s0/d/a/cls",
         b"s0/d/b/cls",
     ]
@@ -170,7 +171,7 @@ def test_what_programs_leave_behind(tmp_path: Path) -> None:
     assert told(result) == [("changed", b"s0/d/a", (b"txt",))]
     assert not result.unpackable + result.conflicts + result.notes
     paths = ["Thumbs.db", "s0/n/.DS_Store", "s0/d/a/.#txt", *(f"s0/d/a/{name}" for name in LEFT)]
-    assert result.leavings == sorted(Remark(os.fsencode(path), changes.LEAVING) for path in paths)
+    assert result.leavings == sorted(Remark(os.fsencode(path), reasons.LEAVING) for path in paths)
     result = found(tmp_path, {}, rules=Rules(with_leavings=True))
     assert result.leavings == []
     assert [one.path for one in result.unpackable] == [b"Thumbs.db", b"s0/d/a/.#txt"]
@@ -220,8 +221,8 @@ def test_a_column_that_is_called_so_in_its_shard(was: str, left: bool, layout: s
 def test_an_extension_beside_another_that_differs_in_case(tmp_path: Path) -> None:
     result = found(tmp_path, {"s0": {"d": {"a": {"JPG": b"", "Cls": b"", "cls": WHITEOUT}, "b": {"CLS": b""}}}})
     assert result.unpackable == [
-        Remark(b"s0/d/a/JPG", changes.ONLY_CASE),
-        Remark(b"s0/d/b/CLS", changes.ONLY_CASE),
+        Remark(b"s0/d/a/JPG", reasons.ONLY_CASE),
+        Remark(b"s0/d/b/CLS", reasons.ONLY_CASE),
     ]
     assert told(result) == [("changed", b"s0/d/a", (b"Cls",), (), (b"cls",))]
 
@@ -234,7 +235,7 @@ def test_extensions_of_a_new_sample_that_differ_in_case(tmp_path: Path) -> None:
 
 def test_extensions_in_the_files_layout_that_differ_in_case(tmp_path: Path) -> None:
     result = found(tmp_path, {"s0": {"d": {"a.JPG": b""}}}, layout="files")
-    assert result.unpackable == [Remark(b"s0/d/a.JPG", changes.ONLY_CASE)]
+    assert result.unpackable == [Remark(b"s0/d/a.JPG", reasons.ONLY_CASE)]
     assert not result.samples
 
 
@@ -255,7 +256,7 @@ def test_a_renamed_sample_keeps_extensions_that_differ_in_case(tmp_path: Path) -
     os.setxattr(tmp_path / "upper/s0/z", "user.wdsfs.origin", b"%d:%x" % (inode, checksum))
     result = found(tmp_path, {}, shard)
     assert [sample.kind for sample in result.samples] == ["renamed"]
-    assert result.unpackable == [Remark(b"s0/z/Cls", changes.ONLY_CASE)]
+    assert result.unpackable == [Remark(b"s0/z/Cls", reasons.ONLY_CASE)]
 
 
 def test_a_file_in_place_of_a_directory_and_the_other_way_round(tmp_path: Path) -> None:
@@ -308,19 +309,19 @@ def test_odd_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("upper", "path", "reason"),
     [
-        ({"file": b""}, b"file", changes.OUTSIDE),
-        ({"s0": {"file": b""}}, b"s0/file", changes.OUTSIDE),
-        ({"new": {"file": b""}}, b"new/file", changes.OUTSIDE),
-        ({"s0": {"d": {"a": {"link": "jpg"}}}}, b"s0/d/a/link", changes.SYMBOLIC),
-        ({"s0": {"d": {"a": {"jpg": "cls"}}}}, b"s0/d/a/jpg", changes.SYMBOLIC),
-        ({"s0": {"d": {"a": {"pipe": os.mkfifo}}}}, b"s0/d/a/pipe", changes.SPECIAL),
-        ({"s0": {"a.b": {"txt": b""}}}, b"s0/a.b/txt", changes.DOTTED_KEY),
-        ({"s0": {".a": {"txt": b""}}}, b"s0/.a/txt", changes.HIDDEN),
-        ({"s0": {"__m__": {"a": {"txt": b""}}}}, b"s0/__m__/a/txt", changes.META),
-        ({"s0": {"d": {"a": {"__key__": b""}}}}, b"s0/d/a/__key__", changes.RESERVED),
-        ({"s0": {"n": {"__URL__": b""}}}, b"s0/n/__URL__", changes.RESERVED),
-        ({"s0": {"n": {"__local_path__": b""}}}, b"s0/n/__local_path__", changes.RESERVED),
-        ({"s0": {"%2E": {"a": {"txt": b""}}}}, b"s0/%2E/a/txt", changes.ODD_FOLDER),
+        ({"file": b""}, b"file", reasons.OUTSIDE),
+        ({"s0": {"file": b""}}, b"s0/file", reasons.OUTSIDE),
+        ({"new": {"file": b""}}, b"new/file", reasons.OUTSIDE),
+        ({"s0": {"d": {"a": {"link": "jpg"}}}}, b"s0/d/a/link", reasons.SYMBOLIC),
+        ({"s0": {"d": {"a": {"jpg": "cls"}}}}, b"s0/d/a/jpg", reasons.SYMBOLIC),
+        ({"s0": {"d": {"a": {"pipe": os.mkfifo}}}}, b"s0/d/a/pipe", reasons.SPECIAL),
+        ({"s0": {"a.b": {"txt": b""}}}, b"s0/a.b/txt", reasons.DOTTED_KEY),
+        ({"s0": {".a": {"txt": b""}}}, b"s0/.a/txt", reasons.HIDDEN),
+        ({"s0": {"__m__": {"a": {"txt": b""}}}}, b"s0/__m__/a/txt", reasons.META),
+        ({"s0": {"d": {"a": {"__key__": b""}}}}, b"s0/d/a/__key__", reasons.RESERVED),
+        ({"s0": {"n": {"__URL__": b""}}}, b"s0/n/__URL__", reasons.RESERVED),
+        ({"s0": {"n": {"__local_path__": b""}}}, b"s0/n/__local_path__", reasons.RESERVED),
+        ({"s0": {"%2E": {"a": {"txt": b""}}}}, b"s0/%2E/a/txt", reasons.ODD_FOLDER),
     ],
 )
 def test_what_cannot_be_packed(upper: dict[Any, Any], path: bytes, reason: str, tmp_path: Path) -> None:
@@ -332,9 +333,9 @@ def test_notes(tmp_path: Path) -> None:
     result = found(tmp_path, {"s0": {"empty": {}, "nothing": WHITEOUT}, "top": {"sub": {}}})
     assert not result.unpackable + result.conflicts
     assert result.notes == [
-        Remark(b"s0/empty", changes.EMPTY_DIRECTORY),
-        Remark(b"s0/nothing", changes.DANGLING),
-        Remark(b"top/sub", changes.EMPTY_DIRECTORY),
+        Remark(b"s0/empty", reasons.EMPTY_DIRECTORY),
+        Remark(b"s0/nothing", reasons.DANGLING),
+        Remark(b"top/sub", reasons.EMPTY_DIRECTORY),
     ]
 
 
@@ -350,7 +351,7 @@ LONG = "k" * 250
 )
 def test_names_that_tar_cannot_extract(upper: dict[Any, Any], path: str, reason: str, tmp_path: Path) -> None:
     result = found(tmp_path, upper)
-    assert result.notes == [Remark(path.encode(), f"{changes.UNEXTRACTABLE}: {reason}")]
+    assert result.notes == [Remark(path.encode(), f"{reasons.UNEXTRACTABLE}: {reason}")]
     assert not result.unpackable + result.conflicts
 
 
@@ -369,14 +370,14 @@ def test_a_file_where_another_member_needs_a_directory(
     upper: dict[Any, Any], path: str | None, tmp_path: Path
 ) -> None:
     result = found(tmp_path, upper)
-    told = {one.path for one in result.notes if one.reason == changes.FILE_AND_FOLDER}
+    told = {one.path for one in result.notes if one.reason == reasons.FILE_AND_FOLDER}
     assert os.fsencode(path) in told if path else not told
 
 
 def test_a_file_where_the_shard_has_a_directory(tmp_path: Path) -> None:
     shard = tars.tar(tars.member(b"a.b/c.txt", b""), tars.B)
     result = found(tmp_path, {"s0": {"a": {"b": b""}}}, shard)
-    assert result.notes == [Remark(b"s0/a/b", changes.FILE_AND_FOLDER)]
+    assert result.notes == [Remark(b"s0/a/b", reasons.FILE_AND_FOLDER)]
 
 
 # --- full names --------------------------------------------------------------------------------------------
@@ -393,7 +394,7 @@ def test_full_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("noext", changes.NO_EXTENSION), ("b.jpg", changes.OTHER_STEM), (".hidden", changes.OTHER_STEM)],
+    [("noext", reasons.NO_EXTENSION), ("b.jpg", reasons.OTHER_STEM), (".hidden", reasons.OTHER_STEM)],
 )
 def test_full_names_that_are_not_of_the_sample(name: str, reason: str, tmp_path: Path) -> None:
     result = found(tmp_path, {"s0": {"d": {"a": {name: b""}}}}, names="full")
@@ -411,7 +412,7 @@ def test_full_names_that_are_not_of_the_sample(name: str, reason: str, tmp_path:
 )
 def test_a_sample_renamed_without_its_files_is_never_left_out(upper: dict[Any, Any], tmp_path: Path) -> None:
     result = found(tmp_path, {"s0": {"d": upper}}, names="full")
-    assert [one.reason for one in result.conflicts] == [changes.OLD_STEM] * 2
+    assert [one.reason for one in result.conflicts] == [reasons.OLD_STEM] * 2
     assert not result.unpackable
 
 
@@ -442,10 +443,10 @@ def test_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("upper", "path", "reason"),
     [
-        ({"x.txt": b""}, b"x.txt", changes.OUTSIDE_FILES),
-        ({"s0": {"LICENSE": b""}}, b"s0/LICENSE", changes.NO_EXTENSION),
-        ({"s0": {"d": {".hidden": b""}}}, b"s0/d/.hidden", changes.HIDDEN),
-        ({"s0": {"__m__": {"a.txt": b""}}}, b"s0/__m__/a.txt", changes.META),
+        ({"x.txt": b""}, b"x.txt", reasons.OUTSIDE_FILES),
+        ({"s0": {"LICENSE": b""}}, b"s0/LICENSE", reasons.NO_EXTENSION),
+        ({"s0": {"d": {".hidden": b""}}}, b"s0/d/.hidden", reasons.HIDDEN),
+        ({"s0": {"__m__": {"a.txt": b""}}}, b"s0/__m__/a.txt", reasons.META),
     ],
 )
 def test_files_that_cannot_be_packed(upper: dict[Any, Any], path: bytes, reason: str, tmp_path: Path) -> None:
@@ -466,7 +467,7 @@ LINKED = tars.tar(
 def test_hard_links_are_not_changed(name: str, what: object, tmp_path: Path) -> None:
     """To take one name away would take the content from the other."""
     result = found(tmp_path, {"s0": {name: what}}, LINKED, layout="files")
-    assert Remark(b"s0/" + name.encode(), changes.LINKED) in result.conflicts
+    assert Remark(b"s0/" + name.encode(), reasons.LINKED) in result.conflicts
 
 
 @pytest.mark.parametrize("layout", ["files", "samples"])
@@ -518,7 +519,7 @@ def test_a_hard_link_that_was_broken(tmp_path: Path) -> None:
     (tmp_path / "upper/s0/m").write_bytes(content)
     os.utime(tmp_path / "upper/s0/m", ns=(0, mtime_ns))
     result = found(tmp_path, {}, shard, layout="files")
-    assert result.conflicts == [Remark(b"s0/a.txt", changes.LINKED)]
+    assert result.conflicts == [Remark(b"s0/a.txt", reasons.LINKED)]
 
 
 # --- one tree over all shards ------------------------------------------------------------------------------
@@ -538,7 +539,7 @@ def test_merged(tmp_path: Path) -> None:
 
 
 def test_outside_in_a_merged_tree(tmp_path: Path) -> None:
-    assert found(tmp_path, {"x": b""}, merge=True).unpackable == [Remark(b"x", changes.OUTSIDE_MERGED)]
+    assert found(tmp_path, {"x": b""}, merge=True).unpackable == [Remark(b"x", reasons.OUTSIDE_MERGED)]
 
 
 def test_merged_files(tmp_path: Path) -> None:
@@ -580,7 +581,7 @@ def test_a_column_whose_name_was_shown_with_a_number(tmp_path: Path) -> None:
     """`b~2` beside the directory `b`: with that gone, a new file `b` would be the same column again."""
     shard = tars.tar(tars.member(b"a.b", b"1"), tars.member(b"a/b.jpg", b"2"))
     result = found(tmp_path, {"s0": {"a": {"b": b"new"}}}, shard)
-    assert result.conflicts == [Remark(b"s0/a/b", changes.TWICE)]
+    assert result.conflicts == [Remark(b"s0/a/b", reasons.TWICE)]
     write_upper(tmp_path / "upper", {"s0": {"a": {"b~2": WHITEOUT}}})
     assert not found(tmp_path, {}, shard).conflicts
 
@@ -671,7 +672,7 @@ def test_an_origin_that_means_nothing(origin: bytes, tmp_path: Path) -> None:
 def test_two_samples_of_one_key_do_not_become_one(tmp_path: Path) -> None:
     shard = tars.tar(tars.member(b"k.jpg", b"1"), tars.member(b"m.txt", b""), tars.member(b"k.cls", b"2"))
     result = found(tmp_path, {"s0": {"m": WHITEOUT}}, shard)
-    assert [one.reason for one in result.conflicts] == [changes.MEETING]
+    assert [one.reason for one in result.conflicts] == [reasons.MEETING]
 
 
 def test_samples_of_one_key_apart(tmp_path: Path) -> None:

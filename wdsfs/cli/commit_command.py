@@ -35,7 +35,7 @@ from wdsfs.errors import CommitError, ExportError, MountError, UsageError, count
 from wdsfs.remote.shard_paths import is_remote
 
 if TYPE_CHECKING:
-    from wdsfs.packing.changes import Changes
+    from wdsfs.packing.diff import Changes
     from wdsfs.packing.overlay_source import CommitOptions
     from wdsfs.packing.plan import Plan, Step
     from wdsfs.packing.replacement import Replacement

@@ -11,7 +11,7 @@ from wdsfs.cli.output import print_table, say, table_of, write_json
 from wdsfs.errors import bytes_text, counted
 
 if TYPE_CHECKING:
-    from wdsfs.packing.changes import ChangedSample, Changes
+    from wdsfs.packing.diff import ChangedSample, Changes
     from wdsfs.packing.plan import Plan, Remark, Step
 
 

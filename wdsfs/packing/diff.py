@@ -12,6 +12,9 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
 
 from wdsfs import names
 from wdsfs.errors import ShardError
@@ -19,31 +22,80 @@ from wdsfs.index.record import STRAY, Record
 from wdsfs.index.record_columns import equal_range
 from wdsfs.inodes import MEMBER, ROOT, SAMPLE, index_of, kind_of
 from wdsfs.overlay.upper_format import Origin, UpperNode
-from wdsfs.packing.changes import (
-    ADDED,
-    APART,
-    CHANGED,
-    DOUBLED,
-    FILE_AND_FOLDER,
-    JOINED,
-    LINKED,
-    MEETING,
-    ONLY_CASE,
-    REMOVED,
-    RENAMED,
-    TIME,
-    TWICE,
-    UNEXTRACTABLE,
-    ChangedSample,
-    Changes,
-    NewSample,
-    Rules,
-    ShardChanges,
-)
+from wdsfs.packing import reasons
 from wdsfs.packing.plan import NewMember, Remark
-from wdsfs.packing.upper_walk import Home, Spot, UpperFile, Walk
+from wdsfs.packing.upper_walk import Home, Rules, Spot, UpperFile, Walk
+from wdsfs.storage.identity import GONE, Fingerprint
 from wdsfs.tree.shard_set import indexed
 from wdsfs.tree.tree import LowerTree
+
+ADDED, CHANGED, REMOVED, RENAMED, TIME = "added", "changed", "removed", "renamed", "time only"
+
+
+class ChangedSample(NamedTuple):
+    """A sample that differs from the lower, with the extensions concerned.
+
+    `was` is the former path of a renamed one. `times`: extensions with the same content and another time.
+    """
+
+    kind: str
+    path: bytes
+    added: tuple[bytes, ...] = ()
+    changed: tuple[bytes, ...] = ()
+    removed: tuple[bytes, ...] = ()
+    was: bytes = b""
+    times: tuple[bytes, ...] = ()
+
+
+class NewSample(NamedTuple):
+    """A new sample: its key, and its members in order."""
+
+    key: bytes
+    members: tuple[NewMember, ...]
+
+
+@dataclass(slots=True)
+class ShardChanges:
+    """The changes of a shard. Members and entries are numbers in its record.
+
+    `members`: for each changed member its replacements, none if it is removed. `following`: the new members that
+    follow each one. `appended`: whole samples at the end. `entries`: the samples that stay and change.
+    `fingerprint` is that of the record with these numbers.
+    """
+
+    members: dict[int, tuple[NewMember, ...]] = field(default_factory=dict)
+    following: dict[int, tuple[NewMember, ...]] = field(default_factory=dict)
+    appended: list[NewSample] = field(default_factory=list)
+    entries: set[int] = field(default_factory=set)
+    fingerprint: Fingerprint = GONE
+
+    def __bool__(self) -> bool:
+        return bool(self.members or self.following or self.appended)
+
+
+@dataclass(slots=True)
+class Changes:
+    """All that an overlay changes.
+
+    `shards` has the changed ones by number; `further` the samples of each new shard directory, by its path (all in
+    one for a merged tree). `samples` and `others` (members of no sample) are what `diff` shows, in the order of
+    the shards and their tars, then of the paths. A commit that must lose nothing needs an empty `unpackable`; no
+    commit can resolve `conflicts`; `leavings` are not packed; `notes` are harmless.
+
+    `upper` is the tree that was compared. `covered` are the paths of its files that need not be written: the shard
+    has the same, or they are further names of a file that is written. A commit accounts for all others.
+    """
+
+    shards: dict[int, ShardChanges] = field(default_factory=dict)
+    further: dict[bytes, list[NewSample]] = field(default_factory=dict)
+    samples: list[ChangedSample] = field(default_factory=list)
+    others: list[ChangedSample] = field(default_factory=list)
+    unpackable: list[Remark] = field(default_factory=list)
+    conflicts: list[Remark] = field(default_factory=list)
+    notes: list[Remark] = field(default_factory=list)
+    leavings: list[Remark] = field(default_factory=list)
+    upper: UpperNode | None = field(default=None, compare=False)
+    covered: set[bytes] = field(default_factory=set, compare=False)
 
 
 class SampleSummary:
@@ -51,7 +103,7 @@ class SampleSummary:
 
     def __init__(self, walk: Walk) -> None:
         self.walk, self.lower = walk, walk.lower
-        self.found = Changes(
+        self.result = Changes(
             unpackable=walk.unpackable, conflicts=walk.conflicts, notes=walk.notes, leavings=walk.leavings
         )
         self.added: dict[tuple[int, int], dict[bytes, UpperFile]] = {}  # by shard and entry
@@ -70,7 +122,7 @@ class SampleSummary:
         """Turn the result of the walk into changes; called once."""
         walk = self.walk
         for number, members in walk.gone.items():
-            members.difference_update(walk.files.get(number, ()), walk.kept.get(number, ()))
+            members.difference_update(walk.files.get(number, ()), walk.covering.get(number, ()))
         self._refuse_half_linked()
         self._find_renamed()
         self._drop_twins()
@@ -79,18 +131,18 @@ class SampleSummary:
         for number in sorted(numbers):
             changes = self._shard(number)
             if changes:
-                self.found.shards[number] = changes
+                self.result.shards[number] = changes
         self._note_added()
         for number in range(len(self.lower)):
             if not self.lower.shards[number].reading.is_plain:
                 with contextlib.suppress(ShardError):  # a shard that cannot be read cannot be written anew, either
                     self._note_mended(number, walk.record(number))
         self._note_unextractable()
-        self.found.leavings.sort()
-        self.found.unpackable.sort()
-        self.found.conflicts.sort()
-        self.found.notes.sort()
-        return self.found
+        self.result.leavings.sort()
+        self.result.unpackable.sort()
+        self.result.conflicts.sort()
+        self.result.notes.sort()
+        return self.result
 
     # --- renamed samples
 
@@ -102,12 +154,15 @@ class SampleSummary:
                 self.renamed[was], self.were[home] = home, was
 
     def _origin(self, home: Home) -> tuple[int, int] | None:
-        origin = self.walk.origins.get(home)
-        if origin is not None and kind_of(origin.inode) == SAMPLE:
-            return self._entry_of(origin)
+        own = self.walk.origins.get(home)
+        if own is not None and kind_of(own.inode) == SAMPLE:
+            return self._entry_of(own)
         origins = [file.node.origin for file in self.new[home].values()]
-        found = {None if one is None or kind_of(one.inode) != MEMBER else self._entry_of(one) for one in origins}
-        return found.pop() if len(found) == 1 else None
+        entries = {
+            None if origin is None or kind_of(origin.inode) != MEMBER else self._entry_of(origin)
+            for origin in origins
+        }
+        return entries.pop() if len(entries) == 1 else None
 
     def _entry_of(self, origin: Origin) -> tuple[int, int] | None:
         """Return the shard and the sample of an origin; None if the shard has changed.
@@ -126,8 +181,8 @@ class SampleSummary:
     def _refuse_half_linked(self) -> None:
         """Refuse names of one member that are two files now: links in the tar would follow the new content."""
         for number, files in self.walk.files.items():
-            for member in files.keys() & self.walk.kept.get(number, set()):
-                self.found.conflicts.append(Remark(files[member].path, LINKED))
+            for member in files.keys() & self.walk.covering.get(number, set()):
+                self.result.conflicts.append(Remark(files[member].path, reasons.LINKED))
 
     def _is_removed(self, number: int, entry: int) -> bool:
         gone = self.walk.gone.get(number, set())
@@ -143,27 +198,27 @@ class SampleSummary:
         """
         for place, files in list(self.added.items()):
             gone = self.walk.gone.get(place[0], set())
-            there = [(member, one) for member, one in self._extensions(*place) if member not in gone]
+            there = [extension for member, extension in self._extensions(*place) if member not in gone]
             # Shown as `jpg~2` beside a directory `jpg`, which is removed now, so that its name is free.
-            self.found.conflicts += (Remark(files[one].path, TWICE) for _, one in there if one in files)
+            twice = [extension for extension in there if extension in files]
+            self.result.conflicts += (Remark(files[extension].path, reasons.TWICE) for extension in twice)
             self._drop_twins_of(files, there)
             if not files:
                 del self.added[place]
         for home, files in self.new.items():
             was = self.were.get(home)
-            before = [] if was is None else [one for one in self._extensions(*was) if one[1] in files]
-            self._drop_twins_of(files, before)
+            before = [] if was is None else [extension for _, extension in self._extensions(*was)]
+            self._drop_twins_of(files, [extension for extension in before if extension in files])
 
     def _extensions(self, number: int, entry: int) -> list[tuple[int, bytes]]:
         record = self.walk.record(number)
         return [(member, record.extension(member)) for member in record.entry_members(entry)]
 
-    def _drop_twins_of(self, files: dict[bytes, UpperFile], there: list[tuple[int, bytes]]) -> None:
-        first = {_lower_case(extension): extension for _, extension in there}
-        old = {extension for _, extension in there}
-        for extension in sorted(files.keys() - old):
+    def _drop_twins_of(self, files: dict[bytes, UpperFile], there: list[bytes]) -> None:
+        first = {_lower_case(extension): extension for extension in there}
+        for extension in sorted(files.keys() - set(there)):
             if first.setdefault(_lower_case(extension), extension) != extension:
-                self.found.unpackable.append(Remark(files.pop(extension).path, ONLY_CASE))
+                self.result.unpackable.append(Remark(files.pop(extension).path, reasons.ONLY_CASE))
 
     # --- one shard
 
@@ -195,14 +250,14 @@ class SampleSummary:
         for member in gone:
             changes.members[member] = ()
             if record.has_links and record.link_count(member) > 1:
-                self.found.conflicts.append(Remark(path, LINKED))
+                self.result.conflicts.append(Remark(path, reasons.LINKED))
         for member, file in replaced.items():
             changes.members[member] = (file.new(walk.homes.member_name(number, member)),)
         added = self.added.get((number, entry), {})
         times = walk.times.get(number, set())
         if record.entry_flags[entry] & STRAY:
             kind = REMOVED if not replaced else TIME if times.issuperset(replaced) else CHANGED
-            self.found.others.append(ChangedSample(kind, path))
+            self.result.others.append(ChangedSample(kind, path))
             return
         home = self.renamed.get((number, entry))
         if home is not None:
@@ -217,34 +272,34 @@ class SampleSummary:
         timed = tuple(record.extension(member) for member in replaced if member in times)
         removed = tuple(map(record.extension, gone))
         kind = REMOVED if not stays else CHANGED if added or changed or removed else TIME
-        self.found.samples.append(ChangedSample(kind, path, tuple(sorted(added)), changed, removed, times=timed))
+        self.result.samples.append(ChangedSample(kind, path, tuple(sorted(added)), changed, removed, times=timed))
 
     def _rename(self, number: int, record: Record, entry: int, home: Home, changes: ShardChanges) -> None:
         """Record a rename: the sample keeps its place and its order, unless it went to another shard."""
         files = dict(self.new[home])
-        members = record.entry_members(entry)
-        before = [record.extension(member) for member in members]
-        added, removed = sorted(files.keys() - set(before)), [one for one in before if one not in files]
-        kept = [(member, one) for member, one in zip(members, before, strict=True) if one in files]
-        changed, times = [], []
-        for member, one in kept:
-            if not self.walk.has_content(number, member, files[one]):
-                changed.append(one)
-            elif not self.walk.has_time(number, member, files[one]):
-                times.append(one)
+        before = self._extensions(number, entry)
+        added = sorted(files.keys() - {extension for _, extension in before})
+        removed, changed, times = [], [], []
+        for member, extension in before:
+            if extension not in files:
+                removed.append(extension)
+            elif not self.walk.has_content(number, member, files[extension]):
+                changed.append(extension)
+            elif not self.walk.has_time(number, member, files[extension]):
+                times.append(extension)
         was, path = self.walk.paths[number, entry], self._path(home)
-        told = ChangedSample(RENAMED, path, tuple(added), tuple(changed), tuple(removed), was, tuple(times))
-        self.found.samples.append(told)
+        sample = ChangedSample(RENAMED, path, tuple(added), tuple(changed), tuple(removed), was, tuple(times))
+        self.result.samples.append(sample)
         if home.shard != number:
             return
         changes.entries.add(entry)
-        for member, extension in zip(members, before, strict=True):
+        for member, extension in before:
             if extension in files:
                 new = files.pop(extension).new(home.key + b"." + extension)
                 changes.members[member] = (new,)
                 self.moved.setdefault(number, []).append(new)
         if files:
-            changes.following[members[-1]] = self._members(home.key, files)
+            changes.following[before[-1][0]] = self._members(home.key, files)
 
     def _members(self, key: bytes, files: dict[bytes, UpperFile]) -> tuple[NewMember, ...]:
         """Return members in the order of webdataset's writer: sorted by extension."""
@@ -266,7 +321,7 @@ class SampleSummary:
         for place, entry, key in _in_order(record, changes):
             if last is not None and key == last[1] and place > last[0] + 1:
                 path = self.walk.paths.get((number, entry)) or self.lower.shards[number].name + b"/" + key
-                self.found.conflicts.append(Remark(path, MEETING))
+                self.result.conflicts.append(Remark(path, reasons.MEETING))
             last = place, key
 
     # --- shards that other tools read in another way
@@ -275,15 +330,15 @@ class SampleSummary:
         """Add notes of what a commit repairs in a shard, and of what it cannot repair."""
         name = self.lower.shards[number].name
         if record.end_marks:
-            self.found.notes.append(Remark(name, JOINED))
+            self.result.notes.append(Remark(name, reasons.JOINED))
         if record.apart:
-            self.found.notes.append(Remark(name, APART))
-        changes = self.found.shards.get(number, ShardChanges())
+            self.result.notes.append(Remark(name, reasons.APART))
+        changes = self.result.shards.get(number, ShardChanges())
         for entry in record.samples_apart():
             left = [_lower_case(extension) for extension in _extensions_left(record, entry, changes)]
             if len(set(left)) < len(left):
                 path = self.walk.paths.get((number, entry)) or name + b"/" + record.entry_path(entry)
-                self.found.conflicts.append(Remark(path, DOUBLED))
+                self.result.conflicts.append(Remark(path, reasons.DOUBLED))
 
     # --- new samples
 
@@ -292,35 +347,35 @@ class SampleSummary:
         for home in sorted(self.new, key=_order):
             if home.shard is None:
                 sample = NewSample(home.key, self._members(home.key, self.new[home]))
-                self.found.further.setdefault(home.top, []).append(sample)
+                self.result.further.setdefault(home.top, []).append(sample)
             if home not in renamed:
-                self.found.samples.append(ChangedSample(ADDED, self._path(home), tuple(sorted(self.new[home]))))
+                self.result.samples.append(ChangedSample(ADDED, self._path(home), tuple(sorted(self.new[home]))))
 
     # --- names that tar cannot extract
 
     def _note_unextractable(self) -> None:
         """Add notes of new names that tar cannot extract. Readers of samples accept them."""
-        for number, changes in self.found.shards.items():
-            new = [*self.moved.get(number, ()), *(one for news in changes.following.values() for one in news)]
-            new += [one for sample in changes.appended for one in sample.members]
+        for number, changes in self.result.shards.items():
+            samples = (sample.members for sample in changes.appended)
+            new = [*self.moved.get(number, ()), *chain.from_iterable((*changes.following.values(), *samples))]
             self._note_unextractable_of(new, self.walk.record(number), changes)
-        for samples in self.found.further.values():
-            self._note_unextractable_of([one for sample in samples for one in sample.members], None, None)
+        for further in self.result.further.values():
+            self._note_unextractable_of([member for sample in further for member in sample.members], None, None)
 
     def _note_unextractable_of(
         self, new: list[NewMember], record: Record | None, changes: ShardChanges | None
     ) -> None:
-        files = {one.name for one in new}
-        folders = {folder for one in new for folder in _folders(one.name)}
-        for one in new:
-            why = names.unextractable(one.name)
-            meets = one.name in folders or not files.isdisjoint(_folders(one.name))
+        files = {member.name for member in new}
+        folders = {folder for member in new for folder in _folders(member.name)}
+        for member in new:
+            why = names.unextractable(member.name)
+            meets = member.name in folders or not files.isdisjoint(_folders(member.name))
             if record is not None and changes is not None:
-                meets = meets or _meets(one.name, record, changes)
+                meets = meets or _meets(member.name, record, changes)
             if why is not None:
-                self.found.notes.append(Remark(one.path, f"{UNEXTRACTABLE}: {why}"))
+                self.result.notes.append(Remark(member.path, f"{reasons.UNEXTRACTABLE}: {why}"))
             elif meets:
-                self.found.notes.append(Remark(one.path, FILE_AND_FOLDER))
+                self.result.notes.append(Remark(member.path, reasons.FILE_AND_FOLDER))
 
 
 def _folders(name: bytes) -> Iterator[bytes]:
@@ -335,7 +390,8 @@ def _meets(name: bytes, record: Record, changes: ShardChanges) -> bool:
     """True if a new member is a file where the shard has a directory, or the other way round."""
     if record.find_path(name) is not None:
         return True
-    return any(changes.members.get(one, True) for folder in _folders(name) for one in _files_at(folder, record))
+    files = chain.from_iterable(_files_at(folder, record) for folder in _folders(name))
+    return any(changes.members.get(member, True) for member in files)
 
 
 def _files_at(path: bytes, record: Record) -> Iterator[int]:
@@ -358,10 +414,10 @@ def _extensions_left(record: Record, entry: int, changes: ShardChanges) -> Itera
         new = changes.members.get(member)
         if new is None:
             yield record.extension(member)
-        for one in (*(new or ()), *changes.following.get(member, ())):
-            found = names.split(one.name)
-            if found is not None:
-                yield found.extension
+        for news in (*(new or ()), *changes.following.get(member, ())):
+            parts = names.split(news.name)
+            if parts is not None:
+                yield parts.extension
 
 
 def _lower_case(extension: bytes) -> str:
@@ -380,7 +436,9 @@ def _may_repeat(record: Record, changes: ShardChanges) -> bool:
         return True
     new = {sample.key for sample in changes.appended}
     for member, news in changes.members.items():
-        new.update({_key_of(one.name) for one in news} - {record.entry_path(record.entry_of(member))})
+        new.update(
+            {_key_of(new_member.name) for new_member in news} - {record.entry_path(record.entry_of(member))}
+        )
     return any(equal_range(record.column["entry.hash"], zlib.crc32(key)) for key in new)
 
 
@@ -404,10 +462,10 @@ def _in_order(record: Record, changes: ShardChanges) -> Iterator[tuple[int, int,
 
 def _key_of(name: bytes) -> bytes:
     """Return the plain key of a member; its name if it is in no sample."""
-    found = names.split(name)
-    if found is None:
+    parts = names.split(name)
+    if parts is None:
         return name
-    return b"/".join((*names.folder_components(found.folder), found.stem))
+    return b"/".join((*names.folder_components(parts.folder), parts.stem))
 
 
 def find(
@@ -427,6 +485,6 @@ def _find(tree: LowerTree, upper: UpperNode, open_file: Callable[[UpperNode], in
     walk = Walk(tree, open_file, rules)
     tree.prepare()
     walk.directory(upper, Spot(b"", ROOT))
-    found = SampleSummary(walk).changes()
-    found.upper, found.covered = upper, walk.covered
-    return found
+    result = SampleSummary(walk).changes()
+    result.upper, result.covered = upper, walk.covered
+    return result

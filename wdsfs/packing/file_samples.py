@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from wdsfs import names
 from wdsfs.errors import CommitError, UsageError, several
 from wdsfs.names import readable
-from wdsfs.packing.changes import DOTTED_KEY, HIDDEN, META, NO_EXTENSION, ONLY_CASE, OTHER_STEM, RESERVED
+from wdsfs.packing import reasons
 from wdsfs.packing.file_table import FileTable, FoundDirectory, LeftOut
 from wdsfs.packing.plan import Numbers
 
@@ -70,27 +70,27 @@ class _Looks(NamedTuple):
     alone: bool
 
 
-def layout_of(table: FileTable, wanted: str) -> Layout:
+def layout_of(table: FileTable, name: str) -> Layout:
     """Return the layout that is wanted, or for AUTO the one that the files have.
 
     Raises CommitError where they could mean several things, or there are none.
     """
     if not len(table):
         raise CommitError(f"there is no file to pack in {' or '.join(map(os.fsdecode, table.roots))}")
-    if wanted in (FILES, CLASSES):
-        return Layout(wanted)
+    if name in (FILES, CLASSES):
+        return Layout(name)
     looks = [_looks(directory, table.names_in(directory)) for directory in table.directories]
-    deep = [one for one, where in zip(looks, table.directories, strict=True) if where.path]
-    full = bool(deep) and all(one.full for one in deep)
-    if wanted == SAMPLES:
+    deep = [look for look, where in zip(looks, table.directories, strict=True) if where.path]
+    full = bool(deep) and all(look.full for look in deep)
+    if name == SAMPLES:
         return Layout(SAMPLES, full)
     return _detected(table, looks, full)
 
 
 def _detected(table: FileTable, looks: list[_Looks], full: bool) -> Layout:
-    bare = _first(table, [one.bare if where.path else None for one, where in _pairs(table, looks)])
-    dotted = _first(table, [one.dotted for one in looks])
-    at_top = any(one.dotted and not where.path for one, where in _pairs(table, looks))
+    bare = _first(table, [look.bare if where.path else None for look, where in _pairs(table, looks)])
+    dotted = _first(table, [look.dotted for look in looks])
+    at_top = any(look.dotted and not where.path for look, where in _pairs(table, looks))
     if bare is None:
         if full and not at_top:
             return Layout(SAMPLES, True)
@@ -100,7 +100,7 @@ def _detected(table: FileTable, looks: list[_Looks], full: bool) -> Layout:
                 "column cls), or only a part of the key (--layout files): say which"
             )
         return Layout(FILES)
-    if at_top or not all(one.bare for one, where in _pairs(table, looks) if where.path):
+    if at_top or not all(look.bare for look, where in _pairs(table, looks) if where.path):
         raise CommitError(
             f"{os.fsdecode(bare)} looks like a column in the directory of a sample, "
             f"{os.fsdecode(dotted or b'')} like a file of the sample that its name begins with: {_WAY_OUT}"
@@ -112,9 +112,9 @@ def _pairs(table: FileTable, looks: list[_Looks]) -> list[tuple[_Looks, FoundDir
     return list(zip(looks, table.directories, strict=True))
 
 
-def _first(table: FileTable, found: list[bytes | None]) -> bytes | None:
+def _first(table: FileTable, names: list[bytes | None]) -> bytes | None:
     """The path of the first of these names, one of each directory."""
-    for name, where in zip(found, table.directories, strict=True):
+    for name, where in zip(names, table.directories, strict=True):
         if name is not None:
             return table.path_of(where) + b"/" + name
     return None
@@ -122,15 +122,15 @@ def _first(table: FileTable, found: list[bytes | None]) -> bytes | None:
 
 def _like_classes(table: FileTable, looks: list[_Looks]) -> bool:
     below_top = all(where.path and b"/" not in where.path for where in table.directories)
-    return below_top and all(one.alone for one in looks)
+    return below_top and all(look.alone for look in looks)
 
 
-def _looks(directory: FoundDirectory, found: list[bytes]) -> _Looks:
+def _looks(directory: FoundDirectory, files: list[bytes]) -> _Looks:
     start = directory.path.rpartition(b"/")[2] + b"."
     bare = dotted = None
     full = alone = True
     last = b""
-    for name in found:
+    for name in files:
         stem, dot, extension = name.partition(b".")
         if not stem:
             continue
@@ -208,10 +208,10 @@ class Samples:
 
     def prefix(self, directory: int) -> bytes:
         """What stands in front of the name of a file in this directory, in its name in the tar."""
-        found = self.table.directories[directory]
+        place = self.table.directories[directory]
         if self.layout.name != SAMPLES:
-            return found.prefix
-        return names.split_folder(found.path)[0] if self.layout.full else found.path + b"."
+            return place.prefix
+        return names.split_folder(place.path)[0] if self.layout.full else place.path + b"."
 
     def rows_of(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the rows of the files of these samples, in order, and where among them each sample starts."""
@@ -226,10 +226,10 @@ def group(table: FileTable, layout: Layout, left_out: LeftOut, class_column: byt
 
     Raises CommitError for two samples of one key, and for a sample that has this column already.
     """
-    found = _Grouping(table, layout, left_out, class_column).run()
+    samples = _Grouping(table, layout, left_out, class_column).run()
     if len(table.roots) > 1:
-        _refuse_equal_keys(found)
-    return found
+        _refuse_equal_keys(samples)
+    return samples
 
 
 class _Grouping:
@@ -252,7 +252,7 @@ class _Grouping:
     def _class_names(self) -> list[bytes]:
         if self.layout.name != CLASSES:
             return []
-        return sorted({_class_of(one) for one in self.table.directories if one.path})
+        return sorted({_class_of(directory) for directory in self.table.directories if directory.path})
 
     def _refuse(self, directory: FoundDirectory, name: bytes, reason: str) -> None:
         self.left_out.refuse(self.table.path_of(directory) + b"/" + name, reason)
@@ -262,16 +262,16 @@ class _Grouping:
         base = directory.path.rpartition(b"/")[2]
         whole = None if directory.path else OUTSIDE
         if b"." in base:
-            whole = DOTTED_KEY
+            whole = reasons.DOTTED_KEY
         start, begun, seen = (base + b".") if self.layout.full else b"", False, set[bytes]()
         for row, name in enumerate(self.table.names_in(directory), directory.first):
             reason = whole
             if reason is None and not name.startswith(start):
-                reason = OTHER_STEM
+                reason = reasons.OTHER_STEM
             extension = name[len(start) :]
             reason = reason or _wrong_extension(extension, seen)
             if reason is None and names.is_meta(directory.path + b"." + extension):
-                reason = META
+                reason = reasons.META
             if reason is not None:
                 self._refuse(directory, name, reason)
                 continue
@@ -283,7 +283,7 @@ class _Grouping:
 
     def _files(self, number: int, directory: FoundDirectory, label: int) -> None:
         """Take the files of a directory as samples by what their names begin with."""
-        whole = META if names.is_meta(directory.prefix) else None
+        whole = reasons.META if names.is_meta(directory.prefix) else None
         if self.layout.name == CLASSES and not directory.path:
             whole = OUTSIDE_CLASS
         last, seen = None, set[bytes]()
@@ -291,10 +291,10 @@ class _Grouping:
             stem, dot, extension = name.partition(b".")
             if stem != last:
                 seen = set()
-            reason = whole or (None if stem else HIDDEN) or (None if dot else NO_EXTENSION)
+            reason = whole or (None if stem else reasons.HIDDEN) or (None if dot else reasons.NO_EXTENSION)
             reason = reason or _wrong_extension(extension, seen)
             if reason is None and not directory.path and names.is_meta(name):
-                reason = META
+                reason = reasons.META
             if reason is not None:
                 self._refuse(directory, name, reason)
                 continue
@@ -321,12 +321,12 @@ def _class_of(directory: FoundDirectory) -> bytes:
 def _wrong_extension(extension: bytes, seen: set[bytes]) -> str | None:
     """Return why a sample cannot have a member of this extension, beside those that it has."""
     if not extension:
-        return NO_EXTENSION
+        return reasons.NO_EXTENSION
     if extension.startswith(b"."):
-        return HIDDEN
+        return reasons.HIDDEN
     if extension in names.RESERVED:
-        return RESERVED
-    return ONLY_CASE if extension.lower() in seen else None
+        return reasons.RESERVED
+    return reasons.ONLY_CASE if extension.lower() in seen else None
 
 
 def _refuse_equal_keys(samples: Samples) -> None:
@@ -337,13 +337,13 @@ def _refuse_equal_keys(samples: Samples) -> None:
     order = np.argsort(sums, kind="stable")
     again = np.flatnonzero(sums[order][1:] == sums[order][:-1])
     for at in again.tolist():
-        one, other = int(order[at]), int(order[at + 1])
-        if samples.key(one) == samples.key(other):
+        first, second = int(order[at]), int(order[at + 1])
+        if samples.key(first) == samples.key(second):
             table = samples.table
-            places = [table.directories[samples.directory_number(number)] for number in (one, other)]
+            places = [table.directories[samples.directory_number(number)] for number in (first, second)]
             where = " and ".join(os.fsdecode(table.path_of(place)) for place in places)
             raise CommitError(
-                f"the key {os.fsdecode(samples.key(one))!r} comes twice, in {where}: pack the directory above "
+                f"the key {os.fsdecode(samples.key(first))!r} comes twice, in {where}: pack the directory above "
                 "them, so that the names of both are parts of the keys"
             )
 
@@ -366,7 +366,7 @@ class Split(NamedTuple):
 
 def parse_splits(texts: Sequence[str]) -> list[Split]:
     """Return the splits of `NAME=FRACTION` texts. Raises UsageError, also if they are not the whole together."""
-    found = []
+    splits = []
     for text in texts:
         name, equals, number = text.partition("=")
         try:
@@ -375,14 +375,14 @@ def parse_splits(texts: Sequence[str]) -> list[Split]:
             fraction = math.nan
         if not (name and equals and 0 < fraction <= 1) or "/" in name or "%" in name:
             raise UsageError(f"--split {text}: write NAME=FRACTION, for example train=0.9")
-        found.append(Split(name, fraction))
-    names = [one.name for one in found]
+        splits.append(Split(name, fraction))
+    names = [split.name for split in splits]
     if len(set(names)) < len(names):
         raise UsageError(f"--split: {several(sorted(names))}: each split has a name of its own")
-    total = math.fsum(one.fraction for one in found)
-    if found and abs(total - 1) > 1e-6:
+    total = math.fsum(split.fraction for split in splits)
+    if splits and abs(total - 1) > 1e-6:
         raise UsageError(f"--split: the fractions are {total:g} together: they have to be 1, to lose no sample")
-    return found
+    return splits
 
 
 def order_of(samples: Samples, seed: str | None, listed: str | None, left_out: LeftOut) -> Numbers:
@@ -408,28 +408,28 @@ def split_of(samples: Samples, order: Numbers, splits: Sequence[Split]) -> list[
     """
     place = np.zeros(len(samples), np.int64)
     hashed = _hashed(samples, _SPLIT)
-    bounds = np.cumsum([one.fraction for one in splits])
+    bounds = np.cumsum([split.fraction for split in splits])
     bounds[-1] = 1
     for label in np.unique(samples.class_of[order]):
         members = order[samples.class_of[order] == label]
         ranked = members[np.lexsort((members, hashed[members]))]
         ends = np.floor(bounds * len(ranked) + 0.5).astype(np.int64)
         place[ranked] = np.searchsorted(ends, np.arange(len(ranked)), side="right")
-    found = [order[place[order] == number] for number in range(len(splits))]
-    for one, numbers in zip(splits, found, strict=True):
+    parts = [order[place[order] == number] for number in range(len(splits))]
+    for split, numbers in zip(splits, parts, strict=True):
         if not len(numbers):
-            raise CommitError(f"--split {one.name}={one.fraction:g}: of {len(order)} samples that is none")
-    return found
+            raise CommitError(f"--split {split.name}={split.fraction:g}: of {len(order)} samples that is none")
+    return parts
 
 
 def _hashed(samples: Samples, salt: bytes) -> NDArray[np.uint64]:
     """A number for each sample that follows from its key and the salt."""
-    begun, found = hashlib.blake2b(salt + b"\0", digest_size=8), bytearray()
+    salted, sums = hashlib.blake2b(salt + b"\0", digest_size=8), bytearray()
     for number in range(len(samples)):
-        one = begun.copy()
-        one.update(samples.key(number))
-        found += one.digest()
-    return np.frombuffer(found, ">u8").astype(np.uint64)
+        key_sum = salted.copy()
+        key_sum.update(samples.key(number))
+        sums += key_sum.digest()
+    return np.frombuffer(sums, ">u8").astype(np.uint64)
 
 
 def _as_listed(samples: Samples, path: str, left_out: LeftOut) -> Numbers:
@@ -445,13 +445,13 @@ def _as_listed(samples: Samples, path: str, left_out: LeftOut) -> Numbers:
     lines = text.split(b"\0") if b"\0" in text else [line.removesuffix(b"\r") for line in text.split(b"\n")]
     keys = [key for key in lines if key]
     numbers = {samples.key(number): number for number in range(len(samples))}
-    found = []
+    listing = []
     for line, key in enumerate(keys, 1):
         number = numbers.pop(key, None)
         if number is None:
             what = "comes twice" if key in keys[: line - 1] else "is the key of no sample"
             raise UsageError(f"--order {path}: {readable(key)!r}, key {line} of the list, {what}")
-        found.append(number)
+        listing.append(number)
     for key in numbers:
         left_out.refuse(key, NOT_LISTED)
-    return np.array(found, np.int64)
+    return np.array(listing, np.int64)

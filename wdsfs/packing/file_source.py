@@ -111,7 +111,7 @@ class PackOptions:
     @property
     def names(self) -> list[Callable[[int], bytes]]:
         """The paths of new shards by number, for each split, or for the whole set. Raises UsageError."""
-        patterns = [self.output.replace(SPLIT_FIELD, one.name) for one in self.splits] or [self.output]
+        patterns = [self.output.replace(SPLIT_FIELD, split.name) for split in self.splits] or [self.output]
         return [namer(pattern) for pattern in patterns]
 
 
@@ -288,7 +288,7 @@ def _refuse_losses(left_out: LeftOut, options: PackOptions) -> None:
 
 
 def _listing(left_out: LeftOut) -> list[str]:
-    lines = [f"  {os.fsdecode(one.path)}: {one.reason}" for one in left_out.unpackable[:NAMED_MAX]]
+    lines = [f"  {os.fsdecode(remark.path)}: {remark.reason}" for remark in left_out.unpackable[:NAMED_MAX]]
     more = left_out.unpackable_count - len(lines)
     return lines + ([f"  ... and {more} more"] if more else [])
 
@@ -339,7 +339,7 @@ def _distribute(plan: FilePlan, order: Numbers) -> None:
     """Make the shards of the plan."""
     options = plan.options
     parts = split_of(plan.samples, order, options.splits) if options.splits else [order]
-    titles = [one.name for one in options.splits] or [""]
+    titles = [split.name for split in options.splits] or [""]
     sizes, lengths = plan.samples.sizes, _lengths(plan)
     for name, title, numbers in zip(options.names, titles, parts, strict=True):
         count = 0
@@ -374,12 +374,12 @@ def _lengths(plan: FilePlan) -> Numbers:
         for row in range(directory.first, directory.stop):
             time = plan.mtime_of(table.times_ns[row])
             lengths[row] += len(headers.encode(prefix + table.name(row), table.sizes[row], time)) - BLOCK
-    found: Numbers = np.add.reduceat(lengths[samples.rows], samples.starts[:-1])
+    totals: Numbers = np.add.reduceat(lengths[samples.rows], samples.starts[:-1])
     if plan.labels:
-        found += _in_blocks(np.array([len(label) for label in plan.labels], np.int64))[samples.class_of]
+        totals += _in_blocks(np.array([len(label) for label in plan.labels], np.int64))[samples.class_of]
         for sample in np.flatnonzero(long[samples.directory_of]).tolist():
-            found[sample] += len(plan.class_header(sample)) - BLOCK
-    return found
+            totals[sample] += len(plan.class_header(sample)) - BLOCK
+    return totals
 
 
 def _in_blocks(sizes: Numbers) -> Numbers:
@@ -396,11 +396,11 @@ def _long_headers(plan: FilePlan) -> NDArray[np.bool_]:
     odd = bool(((seconds < 0) | (seconds > headers.OCTAL_MAX)).any())
     odd = odd or bool((np.frombuffer(table.sizes, np.int64) > headers.OCTAL_MAX).any())
     column = len(os.fsencode(plan.options.class_column)) + 1
-    found = np.full(len(table.directories), odd)
+    result = np.full(len(table.directories), odd)
     for number, directory in enumerate(table.directories):
         longest = max(map(len, table.names_in(directory))) + column
-        found[number] |= len(samples.prefix(number)) + longest > headers.NAME_BYTES
-    return found
+        result[number] |= len(samples.prefix(number)) + longest > headers.NAME_BYTES
+    return result
 
 
 def _refuse_clashes(plan: FilePlan) -> None:

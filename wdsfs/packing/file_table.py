@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from wdsfs import names
 from wdsfs.errors import CommitError, UsageError, counted
-from wdsfs.packing.changes import LEAVING, SPECIAL, SYMBOLIC
+from wdsfs.packing import reasons
 from wdsfs.packing.plan import Remark
 
 _KIND = 0o170000  # bits of a mode: not `stat.S_ISREG`, a call that each file would pay for
@@ -29,7 +29,7 @@ _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 # Semantics decision: `.git`, `.cache` and the like are not data. A hidden directory is refused like a hidden file.
 HIDDEN_DIRECTORY = "is a hidden directory"
-LINKED = f"{SYMBOLIC}: --follow-links packs what it leads to"
+LINKED = f"{reasons.SYMBOLIC}: --follow-links packs what it leads to"
 DANGLING = "is a symbolic link to nothing"
 UNREADABLE = "cannot be read by this user"
 LOOP = "is a symbolic link to a directory above it"
@@ -48,7 +48,7 @@ def walk(directories: Sequence[str], rules: WalkRules, left_out: LeftOut) -> Fil
     Raises UsageError for a tree that is named twice, or lies in another one; CommitError for a directory that
     cannot be read.
     """
-    roots = [os.fsencode(os.path.abspath(one)) for one in directories]
+    roots = [os.fsencode(os.path.abspath(directory)) for directory in directories]
     _refuse_overlap(roots, directories)
     table = FileTable(roots)
     for number in range(len(roots)):
@@ -58,10 +58,10 @@ def walk(directories: Sequence[str], rules: WalkRules, left_out: LeftOut) -> Fil
 
 def _refuse_overlap(roots: Sequence[bytes], typed: Sequence[str]) -> None:
     real = [os.path.realpath(root) for root in roots]
-    for one, path in enumerate(real):
+    for number, path in enumerate(real):
         for other, above in enumerate(real):
-            if one != other and os.path.commonpath([path, above]) == above:
-                raise UsageError(f"{typed[one]} lies in {typed[other]}: its files would be packed twice")
+            if number != other and os.path.commonpath([path, above]) == above:
+                raise UsageError(f"{typed[number]} lies in {typed[other]}: its files would be packed twice")
 
 
 class _Found(NamedTuple):
@@ -83,13 +83,13 @@ class _Walk:
         while waiting:
             path, above = waiting.pop()
             try:
-                found, identity = self._directory(path, above)
+                entries, identity = self._directory(path, above)
             except OSError as error:
                 raise CommitError(f"{os.fsdecode(self._absolute(path))}: {error.strerror}") from None
-            if found.files:
-                self.table.add(self.root, path, found.files)
+            if entries.files:
+                self.table.add(self.root, path, entries.files)
             prefix = path + b"/" if path else b""
-            waiting.extend((prefix + name, identity) for name in reversed(found.directories))
+            waiting.extend((prefix + name, identity) for name in reversed(entries.directories))
 
     def _absolute(self, path: bytes) -> bytes:
         return self.top + b"/" + path if path else self.top
@@ -109,12 +109,12 @@ class _Walk:
                     self.left_out.refuse(self._absolute(path), LOOP)
                     return _Found([], []), above
                 above = (*above, identity)
-            found = self._entries(fd, path)
+            entries = self._entries(fd, path)
         finally:
             os.close(fd)
-        found.files.sort()
-        found.directories.sort()
-        return found, above
+        entries.files.sort()
+        entries.directories.sort()
+        return entries, above
 
     def _entries(self, fd: int, path: bytes) -> _Found:
         files, directories = [], []
@@ -136,7 +136,7 @@ class _Walk:
                 mode = about.st_mode
                 regular = mode & _KIND == stat.S_IFREG
                 if not leavings and is_leaving(name, not regular and stat.S_ISDIR(mode)):
-                    self.left_out.leave(self._absolute(path) + b"/" + name, LEAVING)
+                    self.left_out.leave(self._absolute(path) + b"/" + name, reasons.LEAVING)
                 elif regular:
                     if self.checks_access and not self._may_read(mode, fd, name):
                         self.left_out.refuse(self._absolute(path) + b"/" + name, UNREADABLE)
@@ -163,7 +163,7 @@ class _Walk:
 def _reason(mode: int) -> str:
     if stat.S_ISLNK(mode):
         return LINKED
-    return HIDDEN_DIRECTORY if stat.S_ISDIR(mode) else SPECIAL
+    return HIDDEN_DIRECTORY if stat.S_ISDIR(mode) else reasons.SPECIAL
 
 
 REMARKS_MAX = 1000  # files left out that are named; the others are counted

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from wdsfs.errors import CommitError, MissingShard, ShardError, StaleShard, UsageError
 from wdsfs.index.record import STRAY, Record
 from wdsfs.names import split
-from wdsfs.packing.changes import Changes, NewSample, Rules, ShardChanges
+from wdsfs.packing.diff import Changes, NewSample, ShardChanges
 from wdsfs.packing.output_names import canonical, continued, namer, refuse_compressed_name, refuse_foreign_link
 from wdsfs.packing.plan import (
     COPY,
@@ -50,6 +50,7 @@ from wdsfs.packing.plan import (
     split_trailing,
 )
 from wdsfs.packing.source_layout import Cut, SourceLayout, layout, unpacked_size
+from wdsfs.packing.upper_walk import Rules
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.remote.urls import BUCKETS, parse
 from wdsfs.tar import headers
@@ -145,26 +146,28 @@ class Planner:
         forgotten = set(self.changes.upper.contents()) - written - named - self.changes.covered
         if forgotten:
             text = "nothing was written, since files would be in no shard; this is an error of wdsfs"
-            raise CommitError(f"{text}, please report it with these names:", *_listing(sorted(forgotten)))
+            raise CommitError(
+                f"{text}, please report it with these names:", *_listing(list(map(os.fsdecode, sorted(forgotten))))
+            )
 
     def _refuse_losses(self) -> None:
         changes, options = self.changes, self.options
-        refused = [("conflict: ", one) for one in changes.conflicts]
+        refused = [("conflict: ", remark) for remark in changes.conflicts]
         if options.in_place or not options.leave_out:
-            refused += [("", one) for one in changes.unpackable]
+            refused += [("", remark) for remark in changes.unpackable]
         if refused:
-            told = _listing([os.fsencode(f"{word}{os.fsdecode(one.path)}: {one.reason}") for word, one in refused])
+            lines = [f"{word}{os.fsdecode(remark.path)}: {remark.reason}" for word, remark in refused]
             advice = [] if options.in_place or changes.conflicts else ["--leave-out goes ahead without it"]
-            raise CommitError("this cannot be packed:", *told, *advice)
+            raise CommitError("this cannot be packed:", *_listing(lines), *advice)
         self.plan.left_out = [*changes.leavings, *changes.unpackable]
         if options.changed_only:
             self.plan.left_out += self._changed_strays()
 
     def _changed_strays(self) -> Iterator[Remark]:
         """Yield changed members of no sample, which have no place among whole samples."""
-        for number, found in sorted(self.changes.shards.items()):
+        for number, changes in sorted(self.changes.shards.items()):
             record = self.lower.record(number)
-            for member, news in sorted(found.members.items()):
+            for member, news in sorted(changes.members.items()):
                 if record.entry_flags[record.entry_of(member)] & STRAY:
                     yield from (Remark(new.path, NO_SAMPLE) for new in news)
 
@@ -176,8 +179,8 @@ class Planner:
 
     def _layout(self, number: int) -> tuple[Record, SourceLayout]:
         record = self._source(number)
-        found = self.changes.shards.get(number)
-        if found is not None and found.fingerprint != self.plan.sources[number].fingerprint:
+        changes = self.changes.shards.get(number)
+        if changes is not None and changes.fingerprint != self.plan.sources[number].fingerprint:
             # The changes have the numbers of the record that they were found with.
             raise StaleShard(f"{self.lower.path_text(number)} has changed since it was looked at; start again")
         return record, layout(number, self.lower.shards[number].path, record)
@@ -243,16 +246,17 @@ class Planner:
 
     def _rewritten(self, number: int) -> Step:
         record, source = self._layout(number)
-        found = self.changes.shards.get(number, ShardChanges())
-        samples = record.samples + len(found.appended) - _removed(record, found)
+        changes = self.changes.shards.get(number, ShardChanges())
+        samples = record.samples + len(changes.appended) - _removed(record, changes)
         if source.moves:
             self._refuse_scattering(number, record, source)
         if self.options.sort:
-            units = self._sorted(list(self._units(number, record, source, found)))
+            units = self._sorted(list(self._units(number, record, source, changes)))
             pieces = source.whole([piece for unit in units for piece in unit.pieces])
         else:
-            new = [one._replace(common=source.common) for sample in found.appended for one in sample.members]
-            pieces = source.pieces(_cuts(source, found), new)
+            new = (member for sample in changes.appended for member in sample.members)
+            appended = [member._replace(common=source.common) for member in new]
+            pieces = source.pieces(_cuts(source, changes), appended)
         return Step(Output(b"", pieces), REWRITE, number, samples)
 
     # --- samples in a row
@@ -303,17 +307,17 @@ class Planner:
 
     def _sorted(self, units: list[Unit]) -> list[Unit]:
         """Sort the samples by key, bytewise; strays before the first sample stay there."""
-        found = sorted((unit for unit in units if unit.samples), key=lambda unit: unit.key)
-        for one, other in itertools.pairwise(found):
-            if one.key == other.key:
-                text = f"the key {os.fsdecode(one.key)!r} comes twice: sorted, the two samples would be one"
+        samples = sorted((unit for unit in units if unit.samples), key=lambda unit: unit.key)
+        for first, second in itertools.pairwise(samples):
+            if first.key == second.key:
+                text = f"the key {os.fsdecode(first.key)!r} comes twice: sorted, the two samples would be one"
                 raise CommitError(text)
-        return [unit for unit in units if not unit.samples] + found
+        return [unit for unit in units if not unit.samples] + samples
 
-    def _units(self, number: int, record: Record, source: SourceLayout, found: ShardChanges) -> Iterator[Unit]:
+    def _units(self, number: int, record: Record, source: SourceLayout, changes: ShardChanges) -> Iterator[Unit]:
         """Yield the samples of a shard in order, with the changes."""
         self._refuse_scattering(number, record, source)
-        cuts = _cuts(source, found)
+        cuts = _cuts(source, changes)
         in_sample = (record.array("entry.flags")[source.entries] & STRAY) == 0
         # A sample begins with its first member. Members that lie apart are among the cuts.
         firsts = np.unique(source.entries[in_sample], return_index=True)[1]
@@ -329,9 +333,9 @@ class Planner:
             while at < len(cuts) and (cuts[at].start < end or cuts[at].end == cuts[at].start == end):
                 at += 1
             pieces = list(source.between(start, end, cuts[first:at]))
-            key, left, change = _outcome(record, int(source.entries[place]), found)
+            key, left, change = _outcome(record, int(source.entries[place]), changes)
             yield Unit(key, int(left), sizes[nth] + change if left else 0, pieces)
-        yield from map(_unit_of, found.appended)
+        yield from map(_unit_of, changes.appended)
 
     def _refuse_scattering(self, number: int, record: Record, source: SourceLayout) -> None:
         """Refuse to move members away from others that depend on them. Raises CommitError."""
@@ -344,20 +348,20 @@ class Planner:
 
     def _delta_units(self, number: int) -> Iterator[Unit]:
         """Yield the changed and new samples of a shard, whole."""
-        found = self.changes.shards[number]
+        changes = self.changes.shards[number]
         record, source = self._layout(number)
-        if found.entries:
+        if changes.entries:
             self._refuse_scattering(number, record, source)
-        for entry in sorted(found.entries, key=lambda entry: source.member(record.entry_member[entry])):
+        for entry in sorted(changes.entries, key=lambda entry: source.member(record.entry_member[entry])):
             pieces: list[Piece] = []
             for member in record.entry_members(entry):
-                new = found.members.get(member)
+                new = changes.members.get(member)
                 pieces += [CopiedRange(number, *source.member(member))] if new is None else new
-                pieces += found.following.get(member, ())
-            key, _, change = _outcome(record, entry, found)
+                pieces += changes.following.get(member, ())
+            key, _, change = _outcome(record, entry, changes)
             size = sum(record.member(member).size for member in record.entry_members(entry))
             yield Unit(key, 1, size + change, pieces)
-        yield from map(_unit_of, found.appended)
+        yield from map(_unit_of, changes.appended)
 
     # --- in place
 
@@ -412,10 +416,10 @@ def _exists(target: bytes) -> bool:
     return bool(shard_paths.found([target]))
 
 
-def _listing(lines: Sequence[bytes]) -> list[str]:
+def _listing(lines: Sequence[str]) -> list[str]:
     """Return the first lines of a long list, for a message."""
     more = [f"  and {len(lines) - 10} more; see: wdsfs diff"] if len(lines) > 10 else []
-    return [f"  {os.fsdecode(line)}" for line in lines[:10]] + more
+    return [f"  {line}" for line in lines[:10]] + more
 
 
 def _unit_of(sample: NewSample) -> Unit:
@@ -428,38 +432,38 @@ def _sizes_of_units(source: SourceLayout, in_sample: NDArray[np.bool_], places: 
     numbers = np.full(int(source.entries.max(initial=-1)) + 1, -1)
     numbers[source.entries[places]] = np.arange(len(places))
     unit_of[in_sample] = numbers[source.entries[in_sample]]
-    found = np.zeros(len(places) + 1, np.int64)  # the last element: before the first sample
-    np.add.at(found, unit_of, source.sizes)
-    sizes: list[int] = found.tolist()
+    totals = np.zeros(len(places) + 1, np.int64)  # the last element: before the first sample
+    np.add.at(totals, unit_of, source.sizes)
+    sizes: list[int] = totals.tolist()
     return sizes
 
 
-def _removed(record: Record, found: ShardChanges) -> int:
+def _removed(record: Record, changes: ShardChanges) -> int:
     """Return the number of samples of a shard that are removed."""
-    entries = {record.entry_of(member) for member in found.members}
+    entries = {record.entry_of(member) for member in changes.members}
     samples = {entry for entry in entries if not record.entry_flags[entry] & STRAY}
-    return len(samples - found.entries)
+    return len(samples - changes.entries)
 
 
-def _cuts(source: SourceLayout, found: ShardChanges) -> list[Cut]:
+def _cuts(source: SourceLayout, changes: ShardChanges) -> list[Cut]:
     def with_common(news: dict[int, tuple[NewMember, ...]]) -> dict[int, tuple[NewMember, ...]]:
         return {m: tuple(new._replace(common=source.common) for new in some) for m, some in news.items()}
 
-    return source.cut(with_common(found.members), with_common(found.following))
+    return source.cut(with_common(changes.members), with_common(changes.following))
 
 
-def _outcome(record: Record, entry: int, found: ShardChanges) -> tuple[bytes, bool, int]:
+def _outcome(record: Record, entry: int, changes: ShardChanges) -> tuple[bytes, bool, int]:
     """Return the key of a changed sample, True if any member is left, and the bytes by which it grows."""
     change, left, key = 0, False, record.entry_path(entry)
     for member in record.entry_members(entry):
-        new = found.members.get(member)
+        new = changes.members.get(member)
         if new is None:
             left = True
         else:
             change -= record.member(member).size
-        for one in (*(new or ()), *found.following.get(member, ())):
-            left, change = True, change + one.size
-            parts = split(one.name)
+        for news in (*(new or ()), *changes.following.get(member, ())):
+            left, change = True, change + news.size
+            parts = split(news.name)
             if parts is not None and new:
                 key = parts.folder + parts.stem
     return key, left, change

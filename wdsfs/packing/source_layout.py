@@ -103,9 +103,11 @@ class SourceLayout:
 
         Raises CorruptShard.
         """
-        found = [Cut(*mark) for mark in self.marks]
+        cuts = [Cut(*mark) for mark in self.marks]
         moved = {member for _, some in self.moves for member in some}
-        after: dict[int, list[Piece]] = {one: list(new) for one, new in following.items() if one not in moved}
+        after: dict[int, list[Piece]] = {
+            anchor: list(new) for anchor, new in following.items() if anchor not in moved
+        }
         with named(self.path), opened_shard(self.path) as (_, tar):
             for anchor, some in self.moves:
                 pieces = after.setdefault(anchor, [])
@@ -114,13 +116,13 @@ class SourceLayout:
                     kept = tuple(member_reader.global_headers(tar.source, start, end))
                     pieces += members.get(member, self._without(start, end, kept))
                     pieces += following.get(member, ())
-                    found.append(Cut(start, end, (), kept))
+                    cuts.append(Cut(start, end, (), kept))
             for member, new in members.items():
                 if member not in moved:
                     start, end = self.member(member)
-                    found.append(Cut(start, end, new, tuple(member_reader.global_headers(tar.source, start, end))))
-        found += [Cut(self.member(one)[1], self.member(one)[1], tuple(new)) for one, new in after.items()]
-        return sorted(found, key=lambda cut: (cut.start, cut.end))
+                    cuts.append(Cut(start, end, new, tuple(member_reader.global_headers(tar.source, start, end))))
+        cuts += [Cut(self.member(anchor)[1], self.member(anchor)[1], tuple(new)) for anchor, new in after.items()]
+        return sorted(cuts, key=lambda cut: (cut.start, cut.end))
 
     def _without(self, start: int, end: int, left_out: Sequence[tuple[int, int]]) -> Iterator[Piece]:
         """Return the pieces of a range of the shard without some parts of it."""
@@ -141,8 +143,8 @@ class SourceLayout:
         """Return the pieces of a range before the tail, with the cuts in it."""
         for cut in cuts:
             yield from self._run(start, cut.start)
-            for kept in cut.kept:
-                yield GlobalHeader(self.number, *kept)
+            for header in cut.kept:
+                yield GlobalHeader(self.number, *header)
             yield from cut.new
             start = cut.end
         yield from self._run(start, end)
@@ -172,9 +174,9 @@ def layout(number: int, path: bytes, record: Record) -> SourceLayout:
         raise CommitError(text)
     with named(path), opened_shard(path) as (shard, tar):
         check_unchanged(shard, path, record.fingerprint)
-        found = _measure(number, path, record, tar.source)
+        result = _measure(number, path, record, tar.source)
         check_unchanged(shard, path, record.fingerprint)
-        return found
+        return result
 
 
 def unpacked_size(path: bytes) -> int | None:
@@ -201,12 +203,12 @@ def _measure(number: int, path: bytes, record: Record, fd: TarBytes) -> SourceLa
         ends[member] = member_reader.end_of(fd, int(heads[member]))
     members = np.arange(record.members)
     if record.has_links:
-        kept = (record.array("entry.flags")[entries] & LINK) == 0
-        members = members[kept]
+        own = (record.array("entry.flags")[entries] & LINK) == 0
+        members = members[own]
     members = members[np.argsort(heads[members], kind="stable")]
     size = size_of(fd)
     tail = max((end for _, end, _ in member_reader.split_gap(fd, record.ends[0], size)), default=0)
-    found = SourceLayout(
+    result = SourceLayout(
         number=number,
         path=path,
         size=size,
@@ -218,9 +220,9 @@ def _measure(number: int, path: bytes, record: Record, fd: TarBytes) -> SourceLa
         entries=entries[members],
         tail=tail,
     )
-    found.moves = _moves(record)
-    _read_gaps(found, fd)
-    return found
+    result.moves = _moves(record)
+    _read_gaps(result, fd)
+    return result
 
 
 def _moves(record: Record) -> list[tuple[int, list[int]]]:
@@ -231,33 +233,33 @@ def _moves(record: Record) -> list[tuple[int, list[int]]]:
     order = record.members_in_order()
     rank = np.empty(record.members, np.int64)
     rank[order] = np.arange(len(order))
-    found = []
+    moves = []
     for entry in entries:
         own = record.entry_members(entry)
         first = int(np.argmax(np.diff(rank[own.start : own.stop]) != 1))
-        found.append((own[first], list(own[first + 1 :])))
-    return found
+        moves.append((own[first], list(own[first + 1 :])))
+    return moves
 
 
-def _read_gaps(found: SourceLayout, fd: TarBytes) -> None:
+def _read_gaps(source: SourceLayout, fd: TarBytes) -> None:
     """Read the gaps between members: global PAX headers, with their keywords, and end marks."""
-    starts = np.concatenate(([0], found.ends))
-    stops = np.concatenate((found.heads, [found.tail]))
+    starts = np.concatenate(([0], source.ends))
+    stops = np.concatenate((source.heads, [source.tail]))
     if (starts > stops).any():
-        raise CommitError(f"{os.fsdecode(found.path)}: its members overlap")
+        raise CommitError(f"{os.fsdecode(source.path)}: its members overlap")
     keywords: set[bytes] = set()
     for gap in np.flatnonzero(starts < stops).tolist():
         at, stop = int(starts[gap]), int(stops[gap])
         while at < stop:
             for start, end, words in member_reader.split_gap(fd, at, stop):
                 if words is not None:
-                    found.globals.append((start, end))
+                    source.globals.append((start, end))
                     keywords |= words
                 at = end
             if at < stop:  # another tar follows after the end mark
-                found.marks.append((at, member_reader.end_of_zeros(fd, at, stop)))
-                at = found.marks[-1][1]
-    found.common = tuple(key for key in headers.OVERRIDABLE if key in keywords)
+                source.marks.append((at, member_reader.end_of_zeros(fd, at, stop)))
+                at = source.marks[-1][1]
+    source.common = tuple(key for key in headers.OVERRIDABLE if key in keywords)
 
 
 def check_unchanged(shard: OpenShard, path: bytes, fingerprint: Fingerprint) -> None:

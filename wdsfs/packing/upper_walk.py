@@ -17,30 +17,7 @@ from wdsfs.errors import NoSuchEntry, NotADirectory
 from wdsfs.index.record import BY_EXTENSION, BY_NAME, STRAY, Record
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of
 from wdsfs.overlay.upper_format import DIRECTORY, FILE, SYMLINK, WHITEOUT, Origin, UpperNode
-from wdsfs.packing.changes import (
-    DANGLING,
-    DOTTED_KEY,
-    EMPTY_DIRECTORY,
-    HIDDEN,
-    LEAVING,
-    LINKED,
-    META,
-    NO_EXTENSION,
-    ODD_FOLDER,
-    OF_MOUNT,
-    OLD_STEM,
-    OTHER_STEM,
-    OUTSIDE,
-    OUTSIDE_FILES,
-    OUTSIDE_MERGED,
-    RESERVED,
-    SAME,
-    SPECIAL,
-    SYMBOLIC,
-    TIME_IGNORED,
-    TWICE,
-    Rules,
-)
+from wdsfs.packing import reasons
 from wdsfs.packing.plan import NewMember, Remark
 from wdsfs.storage.durable import named
 from wdsfs.tar.member_reader import read_name
@@ -93,8 +70,8 @@ class Homes:
         at_top = spot.shard is None and not spot.top and not self.tree.merged
         if at_top:
             return self._outside()
-        found = self._in_files(spot, name) if self.tree.files_layout else self._in_sample(spot, name)
-        return self._outside() if found is None else found
+        place = self._in_files(spot, name) if self.tree.files_layout else self._in_sample(spot, name)
+        return self._outside() if place is None else place
 
     def home(self, spot: Spot) -> Home:
         """Return the sample of a directory: that of the lower, or a new one."""
@@ -126,20 +103,20 @@ class Homes:
         content = self.lower.content(number, self.lower.tag(number), member)
         return read_name(content.file.source, self.lower.record(number).member(member).head)
 
-    def plain(self, name: bytes, found: int | None) -> bytes:
+    def plain(self, name: bytes, inode: int | None) -> bytes:
         """Return the name of a directory as written in the tar."""
-        if found is None:
+        if inode is None:
             plain = names.unescape(name)
             return plain if names.escape(plain) == name else name
-        _, number, where = inodes.unpack(found)
+        _, number, where = inodes.unpack(inode)
         record = self.lower.record(number)
         kind = kind_of(where)
         return record.folder_name[index_of(where)] if kind == FOLDER else record.entry_name[index_of(where)]
 
     def _outside(self) -> str:
         if self.tree.files_layout:
-            return OUTSIDE_FILES
-        return OUTSIDE_MERGED if self.tree.merged else OUTSIDE
+            return reasons.OUTSIDE_FILES
+        return reasons.OUTSIDE_MERGED if self.tree.merged else reasons.OUTSIDE
 
     def _in_sample(self, spot: Spot, name: bytes) -> tuple[Home, bytes] | str | None:
         """Return the sample and the extension of a new file in a sample's directory, or why it has none."""
@@ -152,7 +129,7 @@ class Homes:
         if self.tree.domain == BY_NAME:
             stem = spot.components[-1] + b"."
             if not extension.startswith(stem):
-                return NO_EXTENSION if b"." not in extension else OTHER_STEM
+                return reasons.NO_EXTENSION if b"." not in extension else reasons.OTHER_STEM
             extension = extension[len(stem) :]
         return self._checked(home, extension)
 
@@ -161,7 +138,7 @@ class Homes:
         base = self.plain(name, None)
         stem, dot, extension = base.partition(b".")
         if not dot:
-            return NO_EXTENSION
+            return reasons.NO_EXTENSION
         place = self._entry_at(spot, stem)
         key = b"/".join((*spot.components, stem))
         home = Home(spot.shard, -1, spot.top, key) if place is None else self._existing(*place)
@@ -178,8 +155,8 @@ class Homes:
         if spot.top:
             return None
         if key not in self._entries:
-            found = ((n, self._entry_in(n, *key)) for n in range(len(self.lower)))
-            self._entries[key] = next(((n, entry) for n, entry in found if entry is not None), None)
+            matches = ((n, self._entry_in(n, *key)) for n in range(len(self.lower)))
+            self._entries[key] = next(((n, entry) for n, entry in matches if entry is not None), None)
         return self._entries[key]
 
     def _entry_in(self, number: int, components: tuple[bytes, ...], stem: bytes) -> int | None:
@@ -193,15 +170,15 @@ class Homes:
     def _checked(self, home: Home, extension: bytes) -> tuple[Home, bytes] | str:
         """Check that readers find this key and this extension in the name of the member."""
         if extension.lower() in names.RESERVED:
-            return RESERVED
-        found = names.split(home.key + b"." + extension)
-        if found is None:
+            return reasons.RESERVED
+        parts = names.split(home.key + b"." + extension)
+        if parts is None:
             base = home.key.rpartition(b"/")[2]
-            return HIDDEN if not base or base.startswith(b".") else META
-        if found.folder + found.stem != home.key:
-            return DOTTED_KEY
-        if home.entry < 0 and b"/".join((*names.folder_components(found.folder), found.stem)) != home.key:
-            return ODD_FOLDER
+            return reasons.HIDDEN if not base or base.startswith(b".") else reasons.META
+        if parts.folder + parts.stem != home.key:
+            return reasons.DOTTED_KEY
+        if home.entry < 0 and b"/".join((*names.folder_components(parts.folder), parts.stem)) != home.key:
+            return reasons.ODD_FOLDER
         return home, extension
 
 
@@ -237,7 +214,7 @@ class Walk:
         self.gone: dict[int, set[int]] = {}  # by shard: members that are hidden
         self.files: dict[int, dict[int, UpperFile]] = {}  # by shard and member: the files that replace it
         self.times: dict[int, set[int]] = {}  # by shard: members that are replaced by the same content
-        self.kept: dict[int, set[int]] = {}  # by shard: members that a copy of themselves covers
+        self.covering: dict[int, set[int]] = {}  # by shard: members that a copy of themselves covers
         self.fresh: dict[Home, dict[bytes, UpperFile]] = {}  # by sample and extension: new files
         self.origins: dict[Home, Origin] = {}  # the sample that a new one was before
         self.paths: dict[tuple[int, int], bytes] = {}  # by shard and entry: where the sample is shown
@@ -266,38 +243,40 @@ class Walk:
                 if inner is not None:
                     waiting.append((child, inner))
             if not spot.lower and not any(child.kind != WHITEOUT for child in node.children.values()):
-                self.notes.append(Remark(spot.path, EMPTY_DIRECTORY))
+                self.notes.append(Remark(spot.path, reasons.EMPTY_DIRECTORY))
 
     def _child(self, parent: UpperNode, spot: Spot, name: bytes, child: UpperNode) -> Spot | None:
-        """Collect one entry of a directory; returns the place to continue at if it is a directory."""
+        """Collect a name in a directory; returns the place to continue at if it is a directory."""
         path = spot.below(name)
-        found = self._lookup(spot, name)
+        inode = self._lookup(spot, name)
         if child.kind == WHITEOUT:
-            if found is None:
+            if inode is None:
                 if not parent.opaque:
-                    self.notes.append(Remark(path, DANGLING))
+                    self.notes.append(Remark(path, reasons.DANGLING))
             else:
-                self._hide_child(spot, name, found, path)
+                self._hide_child(spot, name, inode, path)
             return None
-        if found is None and not spot.path and name == names.HIDDEN_DIRECTORY:
-            self.unpackable.append(Remark(path, OF_MOUNT))  # made where the kernel serves, which has no such name
+        if inode is None and not spot.path and name == names.HIDDEN_DIRECTORY:
+            self.unpackable.append(
+                Remark(path, reasons.OF_MOUNT)
+            )  # made where the kernel serves, which has no such name
             return None
         if child.kind == DIRECTORY:
-            return self._enter(spot, name, child, found)
-        if found is not None and (kind_of(found) != MEMBER or child.kind != FILE):
-            if child.kind == SYMLINK and self._is_same_link(found, child):
-                _, number, where = inodes.unpack(found)
-                self.kept.setdefault(number, set()).add(index_of(where))
+            return self._enter(spot, name, child, inode)
+        if inode is not None and (kind_of(inode) != MEMBER or child.kind != FILE):
+            if child.kind == SYMLINK and self._is_same_link(inode, child):
+                _, number, where = inodes.unpack(inode)
+                self.covering.setdefault(number, set()).add(index_of(where))
                 self.covered.add(path)
                 return None
-            self._hide_child(spot, name, found, path)
-            found = None
-        if found is None and self._is_left(spot, name, child):
-            self.leavings.append(Remark(path, LEAVING))
+            self._hide_child(spot, name, inode, path)
+            inode = None
+        if inode is None and self._is_left(spot, name, child):
+            self.leavings.append(Remark(path, reasons.LEAVING))
         elif child.kind != FILE:
-            self.unpackable.append(Remark(path, SYMBOLIC if child.kind == SYMLINK else SPECIAL))
-        elif found is not None:
-            self._replace(spot, name, found, child, path)
+            self.unpackable.append(Remark(path, reasons.SYMBOLIC if child.kind == SYMLINK else reasons.SPECIAL))
+        elif inode is not None:
+            self._replace(spot, name, inode, child, path)
         else:
             # A directory that hides the lower has all that is left of a sample that was renamed to it.
             self._add(spot, name, child, path, parent.opaque or not spot.lower)
@@ -312,20 +291,20 @@ class Walk:
         except (NoSuchEntry, NotADirectory):
             return None
 
-    def _enter(self, spot: Spot, name: bytes, child: UpperNode, found: int | None) -> Spot:
+    def _enter(self, spot: Spot, name: bytes, child: UpperNode, inode: int | None) -> Spot:
         path = spot.below(name)
-        if found is not None and kind_of(found) == MEMBER:
-            self._hide_child(spot, name, found, path)
-            found = None
-        left = spot.left or (found is None and names.is_leaving(name, directory=True))
+        if inode is not None and kind_of(inode) == MEMBER:
+            self._hide_child(spot, name, inode, path)
+            inode = None
+        left = spot.left or (inode is None and names.is_leaving(name, directory=True))
         if spot.lower == ROOT and not self.tree.merged:
-            number = None if found is None else inodes.unpack(found)[1]
-            inner = Spot(path, found or 0, number, name if number is None else b"", (), left)
+            number = None if inode is None else inodes.unpack(inode)[1]
+            inner = Spot(path, inode or 0, number, name if number is None else b"", (), left)
         else:
-            components = (*spot.components, self.homes.plain(name, found))
-            inner = Spot(path, found or 0, spot.shard, spot.top, components, left)
+            components = (*spot.components, self.homes.plain(name, inode))
+            inner = Spot(path, inode or 0, spot.shard, spot.top, components, left)
         origin = child.origin
-        if found is None and origin is not None and not self.tree.files_layout and inner.components:
+        if inode is None and origin is not None and not self.tree.files_layout and inner.components:
             self.origins[self.homes.home(inner)] = origin
         return inner
 
@@ -376,13 +355,13 @@ class Walk:
         if kind_of(inode) != MEMBER:
             self.hide(inode, path)
         elif self._is_link(inode, cursor):
-            self.conflicts.append(Remark(path, LINKED))
+            self.conflicts.append(Remark(path, reasons.LINKED))
         else:
             self._hide_member(inode, path)
 
     def _hide_child(self, spot: Spot, name: bytes, inode: int, path: bytes) -> None:
         if kind_of(inode) == MEMBER and self._is_linked(inode):
-            self.conflicts.append(Remark(path, LINKED))
+            self.conflicts.append(Remark(path, reasons.LINKED))
         elif kind_of(inode) == MEMBER:
             self._hide_member(inode, path)
         else:
@@ -430,11 +409,13 @@ class Walk:
             return
         same = self.has_content(number, member, file)
         if same and (self.rules.ignore_times or self.has_time(number, member, file)):
-            self.kept.setdefault(number, set()).add(member)
+            self.covering.setdefault(number, set()).add(member)
             self.covered.add(path)
-            self.notes.append(Remark(path, SAME if self.has_time(number, member, file) else TIME_IGNORED))
+            self.notes.append(
+                Remark(path, reasons.SAME if self.has_time(number, member, file) else reasons.TIME_IGNORED)
+            )
         elif self._is_linked(inode) and not self._has_all_names(number, member, child):
-            self.conflicts.append(Remark(path, LINKED))
+            self.conflicts.append(Remark(path, reasons.LINKED))
         else:
             self._note_path(number, member, path)
             files = self.files.setdefault(number, {})
@@ -496,14 +477,21 @@ class Walk:
 
         `alone`: its directory has no counterpart in the lower.
         """
-        found = self.homes.find(spot, name)
-        if found == OTHER_STEM and alone and not name.startswith(b"."):
-            self.conflicts.append(Remark(path, OLD_STEM))  # leaving it out would lose the sample
-        elif isinstance(found, str):
-            self.unpackable.append(Remark(path, found))
+        place = self.homes.find(spot, name)
+        if place == reasons.OTHER_STEM and alone and not name.startswith(b"."):
+            self.conflicts.append(Remark(path, reasons.OLD_STEM))  # leaving it out would lose the sample
+        elif isinstance(place, str):
+            self.unpackable.append(Remark(path, place))
         else:
-            home, extension = found
+            home, extension = place
             files = self.fresh.setdefault(home, {})
             if extension in files:
-                self.conflicts.append(Remark(path, TWICE))
+                self.conflicts.append(Remark(path, reasons.TWICE))
             files[extension] = self._file(child, path)
+
+
+class Rules(NamedTuple):
+    """Rules of what is a change: leftovers of programs; a different time (whole seconds) alone."""
+
+    with_leavings: bool = False
+    ignore_times: bool = False

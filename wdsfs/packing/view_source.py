@@ -15,7 +15,7 @@ from typing import NamedTuple
 from wdsfs import names
 from wdsfs.errors import CommitError
 from wdsfs.index.record import Record
-from wdsfs.packing.changes import ONLY_CASE, RESERVED
+from wdsfs.packing import reasons
 from wdsfs.packing.output_names import canonical, namer, refuse_compressed_name
 from wdsfs.packing.overlay_source import CommitOptions
 from wdsfs.packing.plan import NEW, NewMember, Output, Plan, ShardFill, Step, Zeros, member_names
@@ -193,5 +193,5 @@ def _obstacle(name: bytes, key: bytes, extension: bytes, taken: set[bytes]) -> s
     if parts is None or (parts.folder + parts.stem, parts.extension) != (key, extension):
         return "readers would take it for another sample, or for none"
     if extension.lower() in taken:
-        return ONLY_CASE
-    return RESERVED if extension.lower() in names.RESERVED else None
+        return reasons.ONLY_CASE
+    return reasons.RESERVED if extension.lower() in names.RESERVED else None

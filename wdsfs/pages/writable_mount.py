@@ -21,7 +21,7 @@ from wdsfs.overlay.overlay_directory import OverlayDirectory
 from wdsfs.overlay.upper_directory import load_upper, opened_upper
 from wdsfs.overlay.upper_format import DIRECTORY, FILE, OPEN_DIRECTORY, THE_WHITEOUT, UpperNode
 from wdsfs.packing import diff
-from wdsfs.packing.changes import Changes
+from wdsfs.packing.diff import Changes
 from wdsfs.pages.library import FILES_MAX, NOWHERE, File, Library, Sample
 from wdsfs.pages.preview import Source
 from wdsfs.tree.tree import FULL_NAMES

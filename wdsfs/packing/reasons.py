@@ -1,0 +1,38 @@
+"""Reasons why a file cannot be packed, and remarks about files that can be."""
+
+# Why something cannot be packed.
+OUTSIDE = "is outside of a sample: a sample's files are in a directory of its own, below that of a shard"
+OUTSIDE_MERGED = "is outside of a sample: a sample's files are in a directory of its own"
+OUTSIDE_FILES = "is outside of the shards: files of samples are below the directory of a shard, or below a new one"
+NO_EXTENSION = "has no extension, so it would be in no sample"
+HIDDEN = "its name would start with a dot, which readers skip"
+META = "a name like __this__ at the top belongs to the set, not to a sample"
+DOTTED_KEY = "the name of the sample has a dot: readers would end the key there"
+ODD_FOLDER = "the name of its folder would be read as another one"
+OTHER_STEM = "does not start with the name of its sample and a dot"
+ONLY_CASE = "differs from another file of its sample only in letter case: readers take the two for one"
+RESERVED = "readers keep something of their own under this name: the webdataset library stops at such a column"
+OF_MOUNT = "is the name under which a mount tells about itself: give it another one"
+SYMBOLIC = "is a symbolic link"
+SPECIAL = "is no regular file, but a fifo, a socket or a device"
+# Reasons that would also damage other samples.
+TWICE = "would have the same name in the tar as another file"
+OLD_STEM = "does not start with the name of its directory and a dot: a sample is renamed together with its files"
+MEETING = "would make one sample of two with the same key: rename one of them"
+LINKED = "has hard links in the shard, which cannot be changed"
+DOUBLED = (
+    "has an extension twice, in members that lie apart: side by side readers refuse them; remove or rename one"
+)
+# Left out unless asked for.
+LEAVING = "looks like what an editor or a desktop has left behind; --with-leavings packs it"
+# Notes: nothing is left out.
+JOINED = "is several tars joined: a commit makes one of them, which every reader sees whole"
+APART = "has samples whose members lie apart: a commit puts them side by side, as other readers need them"
+EMPTY_DIRECTORY = "is an empty directory, and a tar of samples has none"
+DANGLING = "hides nothing: there is nothing of this name below"
+TIME_IGNORED = "has another time than in the shard and the same content"
+UNEXTRACTABLE = "tar cannot extract a member of this name"
+FILE_AND_FOLDER = (
+    "tar cannot extract it: another member needs a directory where this is a file, or the other way round"
+)
+SAME = "has what the shard has; another mode, owner or attribute has no place in a tar of samples"
