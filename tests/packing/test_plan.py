@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import io
 import itertools
 import json
@@ -100,7 +99,9 @@ class Set:
                 plan = Planner(tree.lower, find(tree, upper), CommitOptions(**options)).make()
             else:
                 plan = read_plan(self.place, tree.lower)
-            runner = Runner(plan, Files(os.fsencode(upper)), tree.lower, jobs, disk=disk)
+            runner = Runner(
+                plan, Files(os.fsencode(upper)), tree.lower, jobs, disk=disk, space_check="in_place" in options
+            )
             if options.get("in_place"):
                 replacement = Replacement(self.place, runner)
                 if fresh:
@@ -1054,35 +1055,6 @@ def test_abandoning_a_commit_of_a_bare_upper(tmp_path: Path) -> None:
     assert sorted(path.relative_to(tmp_path / "o").as_posix() for path in (tmp_path / "o").glob("**/*")) == [
         *("s0", "s0/late", "s1", "s1/e", "s1/e/txt")
     ]
-
-
-@pytest.mark.parametrize("changed", ["", "mode", "copy", "time"])
-def test_a_journal_of_the_version_before(changed: str, tmp_path: Path) -> None:
-    """It has no checksums: a shard that has another time cannot be known again, so the commit can be abandoned."""
-    here, whole = half_way(tmp_path / "set")
-    journal, log = here.place.work / "commit.json", here.place.work / "commit.log"
-    about = json.loads(journal.read_bytes())
-    assert about["version"] == 2
-    about["version"] = 1
-    for source in about["sources"].values():
-        assert len(source.pop()) == 32
-    old = json.dumps(about, indent=1).encode() + b"\n"
-    sums = [hashlib.blake2b(data, digest_size=16).hexdigest() for data in (journal.read_bytes(), old)]
-    journal.write_bytes(old)
-    log.write_text(log.read_text().replace(*sums))
-    if changed == "mode":
-        here.shards[1].chmod(0o600)
-    if changed == "copy":
-        shutil.copy2(here.shards[1], tmp_path / "copy")
-        (tmp_path / "copy").rename(here.shards[1])
-    if changed != "time":
-        assert here.commit(in_place=True) == whole
-        return
-    touch(here.shards[1])
-    with pytest.raises(CommitError, match=r"s1.tar: changed by somebody else.*--abandon"):
-        here.commit(in_place=True)
-    here.abandon()
-    assert here.commit(in_place=True) == whole
 
 
 def test_a_plan_as_json(tmp_path: Path) -> None:

@@ -284,11 +284,15 @@ def _write(
     label = "packing and sending" if plan.sent else "packing"
     with bytes_bar(label, plan.length + plan.sent, opening.quiet) as on_bytes:
         below, workers = session.tree.lower, opening.workers
-        runner = Runner(plan, session.files(), below, opening.jobs, on_bytes=on_bytes, workers=workers)
+        space_check = packing.options.in_place and packing.space_check
+        runner = Runner(
+            *(plan, session.files(), below, opening.jobs),
+            on_bytes=on_bytes,
+            workers=workers,
+            space_check=space_check,
+        )
         if packing.options.in_place:
-            replacement = Replacement(
-                *(session.place, runner, session.show_new, packing.space_check, session.prepare_new)
-            )
+            replacement = Replacement(session.place, runner, session.prepare_new, session.show_new)
             return _replace(runner, replacement, begun=found is None)
         pattern = packing.options.output
         assert found is not None
@@ -344,7 +348,7 @@ def _abandon(session: OverlaySession, as_json: bool) -> None:
         raise CommitError("no commit in place of this overlay was stopped half-way, so there is none to abandon")
     below = session.tree.lower
     runner = Runner(read_plan(session.place, below), session.files(), below)
-    done, aside = Replacement(session.place, runner, session.show_new).abandon(session.tree.merged)
+    done, aside = Replacement(session.place, runner, show=session.show_new).abandon(session.tree.merged)
     left = [step for step in runner.plan.steps if step not in done]
     if as_json:
         report = {

@@ -31,7 +31,7 @@ from wdsfs.packing.file_samples import (
     split_of,
 )
 from wdsfs.packing.file_table import LeftOut, WalkRules, walk
-from wdsfs.packing.output_names import canonical, namer, refuse_compressed_name
+from wdsfs.packing.output_names import Targets, namer, refuse_below, refuse_compressed_name
 from wdsfs.packing.plan import (
     MAXSIZE,
     NEW,
@@ -47,7 +47,6 @@ from wdsfs.packing.plan import (
 )
 from wdsfs.packing.runner import Runner
 from wdsfs.packing.shard_writer import Files
-from wdsfs.remote.shard_paths import is_remote
 from wdsfs.tar import headers
 from wdsfs.tar.headers import BLOCK
 from wdsfs.tree.composition import read_class_names
@@ -405,14 +404,8 @@ def _long_headers(plan: FilePlan) -> NDArray[np.bool_]:
 
 def _refuse_clashes(plan: FilePlan) -> None:
     """Raise CommitError if two shards have one name, UsageError if one would be among the packed files."""
-    roots = [os.path.realpath(root) for root in plan.samples.table.roots]
-    seen: set[bytes] = set()
+    targets = Targets()
     for step in plan.steps:
-        target = canonical(step.target)
-        if target in seen:
-            raise CommitError(f"{os.fsdecode(target)} would be written twice")
-        seen.add(target)
-        for root in [] if is_remote(target) else roots:
-            if os.path.commonpath([root, target]) == root:
-                text = f"would be in {os.fsdecode(root)}, which is packed"
-                raise UsageError(f"{os.fsdecode(target)} {text}: name another directory with --output")
+        targets.add(step.target)
+    for root in map(os.fsdecode, plan.samples.table.roots):
+        refuse_below(plan, root, f"{root}, which is packed")

@@ -9,7 +9,7 @@ import itertools
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from wdsfs import trust
@@ -92,23 +92,39 @@ def canonical(path: bytes) -> bytes:
 
 def continued(path: bytes) -> Iterator[bytes]:
     """Yield the names after this one: its last number counts up. Raises UsageError if it has none."""
-    found = re.fullmatch(rb"(.*?)(\d+)([^\d/]*)", path, re.DOTALL)
-    if found is None or b"/" in found[3]:
+    parts = re.fullmatch(rb"(.*?)(\d+)([^\d/]*)", path, re.DOTALL)
+    if parts is None or b"/" in parts[3]:
         text = f"{os.fsdecode(path)} has no number to go on from: give --output for the new shards"
         raise UsageError(text)
-    for number in itertools.count(int(found[2]) + 1):
-        yield found[1] + b"%0*d" % (len(found[2]), number) + found[3]
+    for number in itertools.count(int(parts[2]) + 1):
+        yield parts[1] + b"%0*d" % (len(parts[2]), number) + parts[3]
+
+
+class Targets:
+    """The names of new shards, of which none is taken twice, or by one of `sources`; `way_out` says what helps."""
+
+    def __init__(self, sources: Iterable[bytes] = (), way_out: str = "choose another --output") -> None:
+        self._sources, self._targets = set(map(canonical, sources)), set[bytes]()
+        self._way_out = way_out
+
+    def add(self, target: bytes, is_tar: bool = False) -> None:
+        """Note a name. `is_tar`: readers take what has it for a tar already. Raises CommitError, UsageError."""
+        place = canonical(target)
+        if place in self._targets:
+            raise CommitError(f"{os.fsdecode(place)} would be written twice")
+        if not is_tar:
+            refuse_compressed_name(place)
+        if place in self._sources:
+            raise CommitError(f"{os.fsdecode(place)} is one of the shards: {self._way_out}")
+        self._targets.add(place)
 
 
 def refuse_below(plan: Plan, directory: str, what: str) -> None:
     """Raise UsageError for a new shard that would be in this directory, which is `what`."""
     top = os.path.realpath(os.fsencode(directory))
     replaced = {canonical(source.path) for source in plan.sources.values()}
-    for step in plan.steps:
-        target = canonical(step.output.target)
-        if is_remote(target):
-            continue
-        if target not in replaced and os.path.commonpath([top, target]) == top:
+    for target in {canonical(step.target) for step in plan.steps if not step.is_remote} - replaced:
+        if os.path.commonpath([top, target]) == top:
             text = f"{os.fsdecode(target)} would be in {what}: name another directory with --output"
             raise UsageError(text)
 

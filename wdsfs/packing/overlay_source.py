@@ -1,14 +1,9 @@
-"""Decides which shards a commit writes, and from which pieces.
-
-A `Plan` is complete before the first byte is written: `--dry-run` can show it, and every refusal comes first.
-`packing/runner.py` and `packing/replacement.py` carry it out.
+"""An overlay as a source of new shards: which are written, and from which pieces.
 
 Rules: an edited sample stays where its first member was, samples stay in their order, new ones follow the last one
 of their shard. Untouched members are raw ranges. The same input gives the same bytes. A shard that is read with
 options (`reading.Reading`) is written so that other tools find the same samples in it, also if nothing else
 changes.
-
-Reads shards and their records, writes nothing. One thread.
 """
 
 from __future__ import annotations
@@ -30,7 +25,7 @@ from wdsfs.errors import CommitError, MissingShard, ShardError, StaleShard, Usag
 from wdsfs.index.record import STRAY, Record
 from wdsfs.names import split
 from wdsfs.packing.diff import Changes, NewSample, ShardChanges
-from wdsfs.packing.output_names import canonical, continued, namer, refuse_compressed_name, refuse_foreign_link
+from wdsfs.packing.output_names import Targets, canonical, continued, namer, refuse_foreign_link
 from wdsfs.packing.plan import (
     COPY,
     LINK,
@@ -146,9 +141,8 @@ class Planner:
         forgotten = set(self.changes.upper.contents()) - written - named - self.changes.covered
         if forgotten:
             text = "nothing was written, since files would be in no shard; this is an error of wdsfs"
-            raise CommitError(
-                f"{text}, please report it with these names:", *_listing(list(map(os.fsdecode, sorted(forgotten))))
-            )
+            paths = [os.fsdecode(path) for path in sorted(forgotten)]
+            raise CommitError(f"{text}, please report it with these names:", *_listing(paths))
 
     def _refuse_losses(self) -> None:
         changes, options = self.changes, self.options
@@ -186,19 +180,11 @@ class Planner:
         return record, layout(number, self.lower.shards[number].path, record)
 
     def _refuse_clashes(self) -> None:
-        targets = [canonical(step.output.target) for step in self.plan.steps]
-        sources = Counter(canonical(shard.path) for shard in self.lower.shards)
-        seen: set[bytes] = set()
-        for target in targets:
-            if target in seen:
-                raise CommitError(f"{os.fsdecode(target)} would be written twice")
-            seen.add(target)
-            if not (self.options.in_place and (target in sources or os.path.lexists(target))):
-                refuse_compressed_name(target)
-            if target in sources and not self.options.in_place:
-                text = f"{os.fsdecode(target)} is one of the shards: choose another --output, or --in-place"
-                raise CommitError(text)
-            if sources[target] > 1:
+        places = Counter(canonical(shard.path) for shard in self.lower.shards)
+        targets = Targets(() if self.options.in_place else places, "choose another --output, or --in-place")
+        for target in (canonical(step.target) for step in self.plan.steps):
+            targets.add(target, self.options.in_place and (target in places or os.path.lexists(target)))
+            if places[target] > 1:
                 raise CommitError(f"{os.fsdecode(target)} is several shards of the set")
 
     # --- one shard for each

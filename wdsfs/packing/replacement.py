@@ -66,7 +66,7 @@ from wdsfs.storage.durable import named, new_file
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tree.shard_set import NotIndexed, ShardSet, indexed
 
-VERSION = 2  # of the journal; 1 has no checksums: shards are known again by size and mtime
+VERSION = 2  # of the journal
 
 
 def read_plan(place: OverlayDirectory, lower: ShardSet) -> Plan:
@@ -96,10 +96,10 @@ def plan_to_json(plan: Plan) -> bytes:
         for step in plan.steps
     ]
     sources = {
-        number: [os.fsdecode(one.path), one.fingerprint, one.checksum] for number, one in plan.sources.items()
+        number: [os.fsdecode(item.path), item.fingerprint, item.checksum] for number, item in plan.sources.items()
     }
     upper = {os.fsdecode(path): list(stamp) for path, stamp in plan.upper.items()}
-    left_out = [[os.fsdecode(one.path), one.reason] for one in plan.left_out]
+    left_out = [[os.fsdecode(item.path), item.reason] for item in plan.left_out]
     about = {"version": VERSION, "sources": sources, "steps": steps, "upper": upper, "left_out": left_out}
     return json.dumps(about, indent=1).encode() + b"\n"
 
@@ -107,16 +107,16 @@ def plan_to_json(plan: Plan) -> bytes:
 def plan_from_json(data: bytes) -> Plan:
     """Return the plan. Raises one of MALFORMED for JSON that `plan_to_json` does not write."""
     about = json.loads(data)
-    if about["version"] not in (1, VERSION):
+    if about["version"] != VERSION:
         raise ValueError(f"version {about['version']}, not {VERSION}")
     plan = Plan()
-    for number, (path, fingerprint, *checksum) in about["sources"].items():
-        plan.sources[int(number)] = SourceShard(os.fsencode(path), Fingerprint(*fingerprint), *checksum)
+    for number, (path, fingerprint, checksum) in about["sources"].items():
+        plan.sources[int(number)] = SourceShard(os.fsencode(path), Fingerprint(*fingerprint), checksum)
     plan.upper = {os.fsencode(path): (inode, ctime) for path, (inode, ctime) in about["upper"].items()}
-    plan.left_out = [Remark(os.fsencode(path), reason) for path, reason in about.get("left_out", ())]
-    for one in about["steps"]:
-        output = Output(os.fsencode(one["target"]), [_piece_from_json(piece) for piece in one["pieces"]])
-        plan.steps.append(Step(output, one["action"], one["number"], one["samples"]))
+    plan.left_out = [Remark(os.fsencode(path), reason) for path, reason in about["left_out"]]
+    for item in about["steps"]:
+        output = Output(os.fsencode(item["target"]), [_piece_from_json(piece) for piece in item["pieces"]])
+        plan.steps.append(Step(output, item["action"], item["number"], item["samples"]))
     return plan
 
 
@@ -147,28 +147,28 @@ log = logging.getLogger(__name__)
 class Replacement:
     """An in-place commit of the overlay at `place`, which the caller holds.
 
-    `written` is called with the new shards when all are there, before the overlay is emptied; if it fails, the
-    commit can be repeated. `emptied` is called with the new shards and the replaced ones when the new overlay
-    exists and the old one is not yet removed: a mount has to change over before the commit ends. `check_space`
-    refuses a commit that the file systems have no room for.
+    `prepare` is called with the new shards when all are there, before the overlay is emptied; if it fails, the
+    commit can be repeated. `show` is called with the new shards and the replaced ones when the new overlay exists
+    and the old one is not yet removed: a mount has to change over before the commit ends.
     """
 
     def __init__(
         self,
         place: OverlayDirectory,
         runner: Runner,
-        emptied: Callable[[Sequence[bytes], Sequence[bytes]], None] = lambda _new, _published: None,
-        check_space: bool = True,
-        written: Callable[[Sequence[bytes]], None] = lambda _: None,
+        prepare: Callable[[Sequence[bytes]], None] = lambda _: None,
+        show: Callable[[Sequence[bytes], Sequence[bytes]], None] = lambda _new, _replaced: None,
     ) -> None:
         self.place, self.runner, self.disk = place, runner, runner.disk
-        self.emptied, self.check_space, self.written = emptied, check_space, written
+        self.prepare, self.show = prepare, show
         self.directory = state_of(place)
         self.journal, self.log = self.directory / "commit.json", self.directory / "commit.log"
         # Ties the log to the journal: a power cut may bring the log of an earlier commit back.
         self.sum = _sum(self.journal.read_bytes()) if self.journal.exists() else ""
         self._lock = threading.Lock()
-        self._kept = {one.path for one in runner.plan.left_out}  # files of the upper that are in no shard
+        self._left_out = {
+            remark.path for remark in runner.plan.left_out
+        }  # files of the upper that are in no shard
 
     def begin(self) -> None:
         """Write the plan down. From here on the commit has to be finished."""
@@ -237,7 +237,7 @@ class Replacement:
         left = [step for step, state in states if state == LEFT]
         self.runner.lower.release()  # a shard that is open keeps its space when it is replaced
         try:
-            if self.check_space:
+            if self.runner.space_check:
                 refuse_without_space(left, self.runner.together)
                 self.runner.refuse_without_staging(left)
             if self.runner.cluster:
@@ -269,21 +269,21 @@ class Replacement:
             refuse_foreign_link(self._path(step))
         replaces = os.stat(target) if step.action == REWRITE else None
 
-        def tell(found: os.stat_result) -> None:
+        def log(status: os.stat_result) -> None:
             source = None if step.number is None else self.runner.plan.sources[step.number]
             if source is not None and Fingerprint.at(target) != source.fingerprint:
                 raise CommitError(f"{os.fsdecode(target)} was changed by somebody else meanwhile")
-            self._log({"target": os.fsdecode(target), "file": [found.st_ino, found.st_size, found.st_mtime_ns]})
+            self._log({"target": os.fsdecode(target), "file": [status.st_ino, status.st_size, status.st_mtime_ns]})
 
-        return Publication(replaces, tell)
+        return Publication(replaces, log)
 
     def _replace_object(self, step: Step) -> None:
         target = os.fsdecode(step.target)
 
-        def tell(size: int, digest: str) -> None:
+        def log(size: int, digest: str) -> None:
             self._log({"target": target, "object": [size, digest]})
 
-        self.runner.objects.replace(step.output, self._replaced_object(step), tell)
+        self.runner.objects.replace(step.output, self._replaced_object(step), log)
 
     def _replaced_object(self, step: Step) -> Fingerprint | None:
         return None if step.number is None else self.runner.plan.sources[step.number].fingerprint
@@ -307,27 +307,27 @@ class Replacement:
 
     def _state(self, step: Step, lines: Sequence[dict[str, Any]]) -> str:
         """Return the state of a step: DONE for the new shard, LEFT for the old one, CHANGED for anything else."""
-        target = step.target
-        if is_remote(target):
-            return self._state_of_object(step, lines)
-        try:
-            found = os.stat(target)
-        except FileNotFoundError:
+        is_new = self._is_new_shard(step, lines)
+        if is_new is None:
             return LEFT if step.action == NEW else CHANGED
+        if is_new:
+            return DONE
+        return LEFT if step.number is not None and self._is_source(step.number, step.target) else CHANGED
+
+    def _is_new_shard(self, step: Step, lines: Sequence[dict[str, Any]]) -> bool | None:
+        """True if the target is what the log says was written; None if nothing is there."""
+        if step.is_remote:
+            objects = self.runner.objects
+            if not objects.exists(step.target):
+                return None
+            return any(objects.is_written(step.target, *line["object"]) for line in lines)
+        try:
+            status = os.stat(step.target)
+        except FileNotFoundError:
+            return None
         # Not its time: another program may have touched it. It cannot have the inode number of the old shard,
         # which existed while it was written.
-        file = [found.st_ino, found.st_size]
-        if any(line["file"][:2] == file for line in lines):
-            return DONE
-        return LEFT if step.number is not None and self._is_source(step.number, target) else CHANGED
-
-    def _state_of_object(self, step: Step, lines: Sequence[dict[str, Any]]) -> str:
-        target, objects = step.target, self.runner.objects
-        if not objects.exists(target):
-            return LEFT if step.action == NEW else CHANGED
-        if any(objects.is_written(target, *line["object"]) for line in lines):
-            return DONE
-        return LEFT if step.number is not None and self._is_source(step.number, target) else CHANGED
+        return any(line["file"][:2] == [status.st_ino, status.st_size] for line in lines)
 
     def _is_source(self, number: int, target: bytes) -> bool:
         """True if a shard is the one that the commit was planned for.
@@ -342,11 +342,7 @@ class Replacement:
             record = indexed(lower.record, number)
         except ShardError:
             return False
-        if source.checksum:
-            is_same = record.checksum() == source.checksum
-        else:  # of a journal that had none yet: another mode or inode number
-            is_same = record.fingerprint[:2] == source.fingerprint[:2]
-        if not is_same:
+        if record.checksum() != source.checksum:
             return False
         log.warning("%s: has another time, mode or place than before, and the same members", os.fsdecode(target))
         self.runner.plan.sources[number] = source._replace(fingerprint=record.fingerprint)
@@ -401,7 +397,7 @@ class Replacement:
         settings = read_settings(self.place)
         if settings is not None:
             write_settings(self.place, renewed(settings, {self._path(step) for step in done}))
-        self.emptied(_further(done), self._replaced(done))
+        self.show(_further(done), self._replaced(done))
         self.disk.remove(os.fsencode(self.journal))
         self.disk.sync_directory(os.fsencode(self.directory))
         clean(self.place)
@@ -444,14 +440,14 @@ class Replacement:
 
         `done` are the steps whose shards are still the ones that were written.
         """
-        self.written(_further(done))
+        self.prepare(_further(done))
         if self.directory == self.place.work:
             self._exchange_upper()
         else:
             self._remove_planned(os.fsencode(self.place.path), b"")
             self.disk.sync_directory(os.fsencode(self.place.path))
         self.place.outputs.unlink(missing_ok=True)  # the changes that it is about are no longer in the overlay
-        self.emptied(_further(done), self._replaced(done))
+        self.show(_further(done), self._replaced(done))
         self.disk.remove(os.fsencode(self.journal))  # this ends the commit; the rest is cleaning up
         self.disk.sync_directory(os.fsencode(self.directory))
         self.disk.remove(os.fsencode(self.log))
@@ -465,7 +461,7 @@ class Replacement:
         if not old.exists():
             self.disk.rename(os.fsencode(upper), os.fsencode(old))
         self._make_like(os.fsencode(upper), os.fsencode(old))
-        self._move_kept_back(os.fsencode(old), os.fsencode(upper))
+        self._move_back(os.fsencode(old), os.fsencode(upper))
         # Both, before the journal is removed: the old upper without a journal would be committed a second time.
         self.disk.sync_directory(os.fsencode(self.place.path))
         self.disk.sync_directory(os.fsencode(self.directory))
@@ -482,10 +478,10 @@ class Replacement:
             with contextlib.suppress(PermissionError):
                 os.chown(directory, like.st_uid, like.st_gid)
 
-    def _move_kept_back(self, old: bytes, upper: bytes) -> None:
+    def _move_back(self, old: bytes, upper: bytes) -> None:
         """Move files that are in no shard from the old upper to the new one, on disk."""
         directories = set()
-        for path in sorted(self._kept):
+        for path in sorted(self._left_out):
             if not os.path.lexists(os.path.join(old, path)):
                 continue  # moved already, before a kill
             inner = b""
@@ -509,7 +505,7 @@ class Replacement:
                 if only is not None and entry.name != only:
                     continue
                 inner = path + b"/" + entry.name if path else entry.name
-                found = entry.stat(follow_symlinks=False)
+                status = entry.stat(follow_symlinks=False)
                 if entry.is_dir(follow_symlinks=False):
                     self._remove_planned(entry.path, inner)
                     try:
@@ -517,12 +513,12 @@ class Replacement:
                     except OSError:  # not empty: something stays; removed files must not reappear
                         _make_transparent(entry.path)
                         self.disk.sync_directory(entry.path)
-                elif inner not in self._kept and self._was_planned(inner, found):
+                elif inner not in self._left_out and self._was_planned(inner, status):
                     self.disk.remove(entry.path)
 
-    def _was_planned(self, path: bytes, found: os.stat_result) -> bool:
+    def _was_planned(self, path: bytes, status: os.stat_result) -> bool:
         """True if a file was in the upper when the commit began. Nobody else changes our own overlay."""
-        return self.directory == self.place.work or self.runner.plan.upper.get(path) in _stamps_of(found)
+        return self.directory == self.place.work or self.runner.plan.upper.get(path) in _stamps_of(status)
 
     def _remove_tree(self, path: Path) -> None:
         if path.is_dir() and not path.is_symlink():
@@ -555,17 +551,17 @@ def _stamps(directory: bytes, path: bytes) -> Iterator[tuple[bytes, tuple[int, i
             if entry.is_dir(follow_symlinks=False):
                 yield from _stamps(entry.path, inner)
             else:
-                found = entry.stat(follow_symlinks=False)
-                yield inner, _stamps_of(found)[found.st_nlink > 1]
+                status = entry.stat(follow_symlinks=False)
+                yield inner, _stamps_of(status)[status.st_nlink > 1]
 
 
-def _stamps_of(found: os.stat_result) -> tuple[tuple[int, int], tuple[int, int]]:
+def _stamps_of(status: os.stat_result) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return inode with ctime, and inode with mtime: they identify a file of an upper of the kernel's.
 
     Not a Fingerprint: ctime is surer, but a file with several names (the kernel's whiteouts are all one file) gets
     another one when a name goes. Then only the mtime can be compared.
     """
-    return (found.st_ino, found.st_ctime_ns), (found.st_ino, found.st_mtime_ns)
+    return (status.st_ino, status.st_ctime_ns), (status.st_ino, status.st_mtime_ns)
 
 
 def _make_transparent(directory: bytes) -> None:
@@ -582,10 +578,10 @@ def renewed(settings: OverlaySettings, paths: Collection[bytes] | None = None) -
     A shard that cannot be read keeps its fingerprint: it may be missing, or removed since it was written.
     """
 
-    def seen(one: ShardSeen) -> ShardSeen:
+    def seen(shard: ShardSeen) -> ShardSeen:
         with contextlib.suppress(ShardError):
-            if paths is None or one.path in paths:
-                return replace(one, fingerprint=look(one.path))
-        return one
+            if paths is None or shard.path in paths:
+                return replace(shard, fingerprint=look(shard.path))
+        return shard
 
     return replace(settings, shards=tuple(map(seen, settings.shards)))

@@ -16,7 +16,7 @@ from wdsfs import names
 from wdsfs.errors import CommitError
 from wdsfs.index.record import Record
 from wdsfs.packing import reasons
-from wdsfs.packing.output_names import canonical, namer, refuse_compressed_name
+from wdsfs.packing.output_names import Targets, namer
 from wdsfs.packing.overlay_source import CommitOptions
 from wdsfs.packing.plan import NEW, NewMember, Output, Plan, ShardFill, Step, Zeros, member_names
 from wdsfs.packing.runner import Runner
@@ -74,7 +74,6 @@ class ViewCommit:
         self.lower, self.options, self._on_shard = lower, options, on_shard
         self._harmless = HARMLESS | harmless
         self._on_bytes = on_bytes
-        self._sources = {canonical(shard.path) for below in lower.sources for shard in below.shards}
         self.plan = Plan()  # of the shards so far, without their pieces
         self.done: list[Step] = []  # those of them that were written now
         self.left_out = 0  # members of the set that are in no sample
@@ -87,14 +86,12 @@ class ViewCommit:
         Raises CommitError, UsageError, ShardErrors, OSErrors.
         """
         self._refuse_damage()
-        made: set[bytes] = set()
+        targets = Targets(shard.path for below in self.lower.sources for shard in below.shards)
         for step in self._steps():
-            target = step.output.target
-            self._refuse_target(target, made)
-            made.add(canonical(target))
+            targets.add(step.target)
             self.first = self.first or [*itertools.islice(member_names(step.output, self.lower), FIRST_MEMBERS)]
             # Only the length is kept, or memory would grow with the set.
-            short = step._replace(output=Output(target, (), length=step.output.length))
+            short = step._replace(output=Output(step.target, (), length=step.output.length))
             # One thread: a set is read by one.
             if write and Runner(Plan([step]), ViewContents(self.lower), on_bytes=self._on_bytes).write_missing():
                 self.done.append(short)
@@ -112,13 +109,6 @@ class ViewCommit:
                     text = "leave out the shard, the option, or the samples"
                     raise CommitError(f"{self.lower.path_text(number)} is damaged ({problem.text}): {text}")
 
-    def _refuse_target(self, target: bytes, made: set[bytes]) -> None:
-        refuse_compressed_name(target)
-        if canonical(target) in made:
-            raise CommitError(f"{os.fsdecode(target)} would be written twice")
-        if canonical(target) in self._sources:
-            raise CommitError(f"{os.fsdecode(target)} is one of the shards: choose another --output")
-
     # --- which samples are in which shard
 
     def _steps(self) -> Iterator[Step]:
@@ -135,10 +125,10 @@ class ViewCommit:
             return
         for number in readable_numbers(self.lower, self.options.allow_missing):
             samples = list(self._samples(number))
-            for one, other in itertools.pairwise(samples):
-                if one.key == other.key:
+            for first, second in itertools.pairwise(samples):
+                if first.key == second.key:
                     text = "comes twice in a row, and readers would make one sample of it; use --group-by-key"
-                    raise CommitError(f"{self.lower.path_text(number)}: the key {os.fsdecode(one.key)!r} {text}")
+                    raise CommitError(f"{self.lower.path_text(number)}: the key {os.fsdecode(first.key)!r} {text}")
             if samples:
                 yield number, samples
             self._on_shard()
