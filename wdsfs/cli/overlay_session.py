@@ -11,39 +11,23 @@ import errno
 import logging
 import os
 import shlex
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-from typing import Any
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.core import ParameterSource
 
 from wdsfs.cli import completion
-from wdsfs.cli.options import handing_over
-from wdsfs.cli.options import set_for_all
-from wdsfs.cli.options import set_options
-from wdsfs.cli.tree_options import ViewOptions
-from wdsfs.cli.tree_options import view_of
-from wdsfs.cli.tree_options import view_options
-from wdsfs.errors import CommitError
-from wdsfs.errors import MissingShard
-from wdsfs.errors import MountError
-from wdsfs.errors import OverlayBusy
-from wdsfs.errors import OverlayUnusable
-from wdsfs.errors import UsageError
-from wdsfs.errors import several
-from wdsfs.remote.shard_paths import is_remote
-from wdsfs.remote.shard_paths import look
-from wdsfs.remote.shard_paths import pin_of
+from wdsfs.cli.options import handing_over, set_for_all, set_options
+from wdsfs.cli.tree_options import ViewOptions, view_of, view_options
+from wdsfs.errors import CommitError, MissingShard, MountError, OverlayBusy, OverlayUnusable, UsageError, several
+from wdsfs.remote.shard_paths import is_remote, look, pin_of
 
 if TYPE_CHECKING:
     from wdsfs.cli.remount import Remount
     from wdsfs.mount.guard import Registration
-    from wdsfs.overlay.overlay_directory import OverlayDirectory
-    from wdsfs.overlay.overlay_directory import OverlaySettings
+    from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings
     from wdsfs.overlay.upper_format import UpperNode
     from wdsfs.packing.diff import Changes
     from wdsfs.packing.plan import Plan
@@ -51,8 +35,7 @@ if TYPE_CHECKING:
     from wdsfs.packing.upper_walk import Rules
     from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection
-    from wdsfs.status.control import Daemon
-    from wdsfs.status.control import Talk
+    from wdsfs.status.control import Daemon, Talk
     from wdsfs.tree.opening import Opening
     from wdsfs.tree.shard_access import Access
     from wdsfs.tree.shard_set import ShardSet
@@ -114,8 +97,7 @@ class OverlaySession:
         """Find the changes of the overlay, by these rules. Raises ShardErrors, and OSErrors that name a file."""
         from wdsfs.overlay import upper_format
         from wdsfs.overlay.upper_directory import load_upper
-        from wdsfs.packing import diff
-        from wdsfs.packing import upper_walk
+        from wdsfs.packing import diff, upper_walk
 
         directory = -1 if self.directory is None else self.directory
 
@@ -142,9 +124,7 @@ class OverlaySession:
 
     def note_outputs(self, plan: Plan, changes: Changes, pattern: str, done: bool) -> None:
         """Record which shards have the changes of the overlay, so that it is not used over them."""
-        from wdsfs.overlay.overlay_shards import Written
-        from wdsfs.overlay.overlay_shards import add_outputs
-        from wdsfs.overlay.overlay_shards import sample_of
+        from wdsfs.overlay.overlay_shards import Written, add_outputs, sample_of
         from wdsfs.packing.output_names import canonical
 
         written = []
@@ -213,14 +193,9 @@ def _held(overlay: str, wanted: Wanted, opening: Opening, whole: bool) -> Iterat
     """Hold the overlay and open the set below it, shown as it was when the overlay was made."""
     from pathlib import Path
 
-    from wdsfs.overlay.overlay_directory import OverlayDirectory
-    from wdsfs.overlay.overlay_directory import clean
-    from wdsfs.overlay.overlay_directory import held
-    from wdsfs.overlay.overlay_directory import read_settings
-    from wdsfs.overlay.overlay_directory import unfinished
+    from wdsfs.overlay.overlay_directory import OverlayDirectory, clean, held, read_settings, unfinished
     from wdsfs.overlay.overlay_shards import refuse_outputs
-    from wdsfs.spec.expand import expand
-    from wdsfs.spec.expand import refuse_left_out
+    from wdsfs.spec.expand import expand, refuse_left_out
 
     place = OverlayDirectory(Path(os.path.abspath(overlay)))
     settings, selection, view = read_settings(place), wanted.selection, wanted.view
@@ -271,8 +246,7 @@ def mounted(mountpoint: str, opening: Opening, freeze: bool, whole: bool = False
     """The overlay of a mount; with `freeze` all writes to the mount are refused meanwhile."""
     from pathlib import Path
 
-    from wdsfs.overlay.overlay_directory import OverlayDirectory
-    from wdsfs.overlay.overlay_directory import unfinished
+    from wdsfs.overlay.overlay_directory import OverlayDirectory, unfinished
     from wdsfs.overlay.overlay_shards import refuse_outputs
     from wdsfs.status import control
     from wdsfs.tree.shard_access import access_from_json
@@ -346,8 +320,7 @@ def _by_kernel(
     from wdsfs.cli.remount import prepared
     from wdsfs.kernel.overlayfs import frozen
     from wdsfs.names import Reading
-    from wdsfs.overlay.overlay_directory import OverlayDirectory
-    from wdsfs.overlay.overlay_directory import unfinished
+    from wdsfs.overlay.overlay_directory import OverlayDirectory, unfinished
     from wdsfs.overlay.overlay_shards import refuse_outputs
     from wdsfs.spec.expand import Shard
 
