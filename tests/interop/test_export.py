@@ -19,8 +19,10 @@ from tests.packing.test_plan import EDITS, FIRST, SECOND, Set
 from tests.packing.test_shard_writer import Faulty, Killed, every_step
 from tests.sets import at
 from tests.tars import A, B, member, tar
+from wdsfs.cli import export_command
 from wdsfs.errors import ExportError
 from wdsfs.index.store import open_index
+from wdsfs.interop import export
 from wdsfs.interop.export import DALI, ENERGON, WIDS, Export, below, energon_root
 from wdsfs.storage.durable import Disk
 from wdsfs.tree.shard_set import ShardSet
@@ -351,3 +353,7 @@ def test_a_commit_whose_export_fails_says_so_and_is_done(program: Program) -> No
     done = program.run(*words, code=9)
     assert b"shards: 1 rewritten" in done.stdout
     assert b"the key 'd/a' is also in s0.tar" in done.stderr
+
+
+def test_the_command_names_the_formats_without_loading_them() -> None:
+    assert tuple(export_command.FORMATS.choices) == export.FORMATS

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wdsfs.cli import completion, exporting
+from wdsfs.cli import completion, export_command
 from wdsfs.cli.options import (
     AtLeastOne,
     dry_run_option,
@@ -133,7 +133,7 @@ packing_options = handing_over(
             is_flag=True,
             help="Files of which only the time has changed stay as they are in the shards.",
         ),
-        "exports": exporting.export_option,
+        "exports": export_command.export_option,
         "space_check": space_check_option(
             "Go ahead in place where the file system seems too full: it may have reflinks or compression."
         ),
@@ -329,13 +329,13 @@ def _export(plan: Plan, before: Sequence[Shard], packing: Packing, opening: Open
     targets = [step.output.target for step in plan.steps]
     in_place = packing.options.in_place
     if in_place:
-        exporting.warn_of_older([path for path in targets if not is_remote(path)], packing.exports)
+        export_command.warn_of_older([path for path in targets if not is_remote(path)], packing.exports)
     if not packing.exports or not (targets or in_place):
         return False
     # Also when nothing was written now: the commit that this one finishes may have been stopped before its export.
     new = [step.output.target for step in plan.steps if step.action == "new"]
     shards = extended(before, new) if in_place else expand(targets)
-    return exporting.after_commit(shards, packing.exports, in_place, opening._replace(tolerance=Tolerance()))
+    return export_command.after_commit(shards, packing.exports, in_place, opening._replace(tolerance=Tolerance()))
 
 
 def _abandon(session: OverlaySession, as_json: bool) -> None:

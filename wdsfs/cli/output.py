@@ -106,10 +106,10 @@ def uneven_text(path: bytes, members: Iterable[tuple[bytes, bytes]]) -> str:
 
     `members` are key and extension of its members, in order.
     """
-    from wdsfs.interop.huggingface import first_samples, uneven
+    from wdsfs.interop.lint import first_samples, uneven
 
-    found = uneven(first_samples(members))
-    return "" if found is None else f"note: {os.fsdecode(path)}: the sample {found.sample.key} {found.text}"
+    finding = uneven(first_samples(members))
+    return "" if finding is None else f"note: {os.fsdecode(path)}: the sample {finding.member} {finding.text}"
 
 
 def note_uneven(text: str, quiet: bool) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wdsfs.cli import completion, exporting
+from wdsfs.cli import completion, export_command
 from wdsfs.cli.options import (
     AtLeastOne,
     Directory,
@@ -149,7 +149,7 @@ packed_options = handing_over(
             is_flag=True,
             help="Also pack what programs have left behind (`1.cls~`, `Thumbs.db`).",
         ),
-        "exports": exporting.export_option,
+        "exports": export_command.export_option,
         "space_check": space_check_option("Go ahead where the file system seems too full."),
         "dry_run": dry_run_option,
         "as_json": json_option,
@@ -222,7 +222,7 @@ def _export(plan: FilePlan, exports: Sequence[str], opening: Opening) -> bool:
     from wdsfs.spec.expand import expand
 
     shards = expand([step.target for step in plan.steps])
-    return exporting.after_commit(shards, exports, False, opening)
+    return export_command.after_commit(shards, exports, False, opening)
 
 
 def _rows(plan: FilePlan) -> list[dict[str, Any]]:

@@ -135,15 +135,15 @@ def _has_blank_names(record: Record) -> bool:
 
 def _doubtful_members(record: Record) -> dict[int, str]:
     """Members that an index for DALI cannot have, and why not: numbers of members, samples' and strays'."""
-    found = dict.fromkeys(
+    reasons = dict.fromkeys(
         record.sparse_members().tolist(), "a sparse member, which DALI reads as it is stored, without holes"
     )
     extensions, of_members = record.extension_name, record.array("member.ext")
     odd = [n for n in range(len(extensions)) if not extensions[n] or _BLANK.search(extensions[n])]
     for member in np.flatnonzero(np.isin(of_members, odd)).tolist():
         why = "has a blank in its extension" if extensions[of_members[member]] else "has an empty extension"
-        found[member] = f"{why}, which an index for DALI cannot have: rename it"
-    return found
+        reasons[member] = f"{why}, which an index for DALI cannot have: rename it"
+    return reasons
 
 
 def dali_misfit(fd: int, index: BinaryIO, reading: Reading = PLAIN) -> str | None:
@@ -156,13 +156,13 @@ def dali_misfit(fd: int, index: BinaryIO, reading: Reading = PLAIN) -> str | Non
         return None
     index.seek(0)
     numbers: dict[bytes, int] = {}
-    there, wanted = DaliRows.empty(), 0
+    there, expected = DaliRows.empty(), 0
     for chunk in scan.scan(fd, Problems(), marks=reading.marks()):
         columns = (chunk.names, chunk.types.tolist(), chunk.datas.tolist(), chunk.sizes.tolist())
         for name, kind, data, size in zip(*columns, strict=True):
             if kind == headers.REGULAR:
                 split = names.split(name)
-                wanted += split is not None
+                expected += split is not None
                 extension = numbers.setdefault(split.extension, len(numbers)) if split is not None else -1
                 there.add(data, size, extension)
     try:
@@ -182,7 +182,7 @@ def dali_misfit(fd: int, index: BinaryIO, reading: Reading = PLAIN) -> str | Non
         line = int(np.searchsorted(ends, row, side="right")) + 2
         return f"line {line} names {rows.sizes[row]} bytes at offset {rows.offsets[row]}: no such member is there"
     missing = int(((own >= 0) & ~np.isin(offsets, rows.offsets)).sum())
-    return f"it lacks {missing} of {wanted} members" if missing else None
+    return f"it lacks {missing} of {expected} members" if missing else None
 
 
 def _rows(lines: Iterator[bytes], numbers: dict[bytes, int]) -> tuple[DaliRows, array[int]]:

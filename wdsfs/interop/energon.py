@@ -84,14 +84,14 @@ def samples(fd: TarBytes) -> Iterator[EnergonSample]:
             chunk.sizes.tolist(),
         )
         for row, (name, kind, head, data, size) in enumerate(zip(*columns, strict=True)):
-            found = _SPLIT.match(name) if kind == headers.REGULAR and not names.is_meta(name) else None
-            if found is None:
+            match = _SPLIT.match(name) if kind == headers.REGULAR and not names.is_meta(name) else None
+            if match is None:
                 continue
             if row in chunk.sparse:
                 text = "a sparse member, which Energon reads as it is stored, without holes"
                 raise ExportError(f"{readable(name)}: {text}")
             try:
-                own, extension = found[1].decode(), found[2].decode()
+                own, extension = match[1].decode(), match[2].decode()
             except UnicodeDecodeError:
                 raise ExportError(f"{readable(name)}: the name is no UTF-8, and Energon cannot store it") from None
             if own != key:
@@ -110,23 +110,23 @@ def samples(fd: TarBytes) -> Iterator[EnergonSample]:
 def misfit(fd: int, index: BinaryIO) -> str | None:
     """Return what is wrong with a `.tar.idx` of the shard open at `fd`; None if nothing. Raises OSError."""
     try:
-        wanted = array("Q")
+        borders = array("Q")
         for sample in samples(fd):
-            wanted.extend((sample.start, sample.end) if not wanted else (sample.end,))
+            borders.extend((sample.start, sample.end) if not borders else (sample.end,))
     except ExportError as error:
         return f"the shard cannot be read by Energon: {error}"
     data = index.read()
-    if data == wanted.tobytes():
+    if data == borders.tobytes():
         return None
-    count, expected = max(len(data) // wanted.itemsize - 1, 0), max(len(wanted) - 1, 0)
+    count, expected = max(len(data) // borders.itemsize - 1, 0), max(len(borders) - 1, 0)
     if count != expected:
         return f"it has {count} samples, the shard {expected}"
-    found = array("Q", data[: len(wanted) * wanted.itemsize])
-    wrong = next((at for at, pair in enumerate(zip(found, wanted, strict=True)) if pair[0] != pair[1]), None)
+    offsets = array("Q", data[: len(borders) * borders.itemsize])
+    wrong = next((at for at, pair in enumerate(zip(offsets, borders, strict=True)) if pair[0] != pair[1]), None)
     if wrong is None:
         return f"{counted(len(data), 'byte')}: no whole number of offsets"
     what = f"sample {wrong} starts" if wrong < expected else "the samples end"
-    return f"it has offset {found[wrong]} where {what} at {wanted[wrong]}"
+    return f"it has offset {offsets[wrong]} where {what} at {borders[wrong]}"
 
 
 class Database:
@@ -140,14 +140,14 @@ class Database:
         self._db.execute("BEGIN")
         self._last = ""  # the key that is being added
 
-    def add(self, number: int, found: Iterator[EnergonSample]) -> array[int]:
+    def add(self, number: int, samples: Iterator[EnergonSample]) -> array[int]:
         """Add the samples of shard `number`; returns what its `.tar.idx` has: where each starts, and the end.
 
         Raises DuplicateKey, ExportError.
         """
         borders = array("Q")
         try:
-            for index, sample in enumerate(found):
+            for index, sample in enumerate(samples):
                 self._last = sample.key
                 row = (number, sample.key, index, sample.start, sample.end - sample.start)
                 self._db.execute("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", row)
@@ -189,7 +189,7 @@ def info_text(counts: dict[str, int], version: str) -> bytes:
 
 def split_text(shards: Sequence[str]) -> bytes:
     """`split.yaml`: all shards are for training. Names are brace expressions to the reader."""
-    named = [json.dumps(re.sub(r"([\\{}])", r"\\\1", one), ensure_ascii=False) for one in shards]
+    named = [json.dumps(re.sub(r"([\\{}])", r"\\\1", shard), ensure_ascii=False) for shard in shards]
     lines = [
         "split_parts:",
         "  train:",

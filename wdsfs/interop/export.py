@@ -1,10 +1,8 @@
-"""Exports: the indexes of other tools, written for the shards of a set where those tools look for them; and ours.
+"""Writes the indexes of other tools, and our portable one, for the shards of a set where the tools look for them.
 
-What is in them is decided in `dali`, `wids`, `energon` and `index/portable_writer.py`. Each file is written under
-a hidden name, synced and renamed, so a reader sees the old one or the new one, whole; an export that was stopped
-is simply repeated.
-
-Reads shards and the index, writes below one directory; no FUSE. The sources are never touched.
+Their content is decided in `dali`, `wids`, `energon` and `index/portable_writer.py`. Each file is written under a
+hidden name, synced and renamed, so a reader sees the old one or the new one, whole; an export that was stopped is
+simply repeated. The shards are never touched.
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ from wdsfs.index import process_pool, record_of_file
 from wdsfs.index.portable_writer import PortableWriter
 from wdsfs.index.record import Record
 from wdsfs.interop import dali, energon, wids
-from wdsfs.interop.formats import DALI, ENERGON, WDSIDX, WIDS
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import OpenShard, fingerprint_of, is_remote, open_shard
 from wdsfs.spec import objects
@@ -39,6 +36,7 @@ from wdsfs.storage import source
 from wdsfs.storage.durable import Disk, new_file, temporary_of
 from wdsfs.tree.shard_set import ShardSet, indexed
 
+DALI, ENERGON, WIDS, WDSIDX = FORMATS = ("dali", "energon", "wids", "wdsidx")
 WDSIDX_NAME = b"set.wdsidx"
 WIDS_NAME = b"shardindex.json"  # as `widsindex create` calls it
 Answer = TypeVar("Answer")
@@ -55,6 +53,27 @@ class Report:
 
     def warn(self, path: bytes, text: str) -> None:
         self.warnings.append(f"{os.fsdecode(path)}: {text}")
+
+
+def export(
+    lower: ShardSet,
+    kinds: Iterable[str],
+    directory: bytes | None,
+    jobs: int = 1,
+    on_shard: Callable[[], None] = lambda: None,
+    workers: Workers | None = None,
+    md5: bool = False,
+) -> Report:
+    """Write the indexes of these formats; see `Export.write`. Raises ExportError, ShardErrors."""
+    writer = Export(lower, jobs, on_shard=on_shard, workers=workers)
+    try:
+        for kind in dict.fromkeys(kinds):
+            writer.write(kind, directory, md5)
+        writer.finish()
+    except OSError as error:
+        where = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
+        raise ExportError(f"{where}{error.strerror}; mend that, then repeat the command") from None
+    return writer.report
 
 
 class Export:
@@ -102,12 +121,12 @@ class Export:
 
     def _refuse_remote(self, text: str) -> None:
         """Raise ExportError for a set with remote shards."""
-        for one in self.lower.shards:
-            if is_remote(one.path):
-                raise ExportError(f"{os.fsdecode(one.path)}: {text}")
+        for shard in self.lower.shards:
+            if is_remote(shard.path):
+                raise ExportError(f"{os.fsdecode(shard.path)}: {text}")
 
     def _common(self) -> bytes:
-        return os.path.commonpath([os.path.dirname(one.path) for one in self.lower.shards])
+        return os.path.commonpath([os.path.dirname(shard.path) for shard in self.lower.shards])
 
     def _record(self, number: int) -> Record:
         """The record of a shard whose bytes are those of a tar. Raises ExportError, ShardErrors."""
@@ -158,24 +177,26 @@ class Export:
     # --- DALI
 
     def _dali(self, directory: bytes | None) -> None:
-        for one, found in self._dali_indexes():
-            path = dali.dali_path(one.path) if directory is None else os.path.join(directory, one.name + b".idx")
-            if isinstance(found, ExportError | ShardError):
-                self.report.failures.append(f"{found}{self._remove_older(path)}")
-            elif found:
-                self._put(path, [found])
+        for shard, index in self._dali_indexes():
+            path = (
+                dali.dali_path(shard.path) if directory is None else os.path.join(directory, shard.name + b".idx")
+            )
+            if isinstance(index, ExportError | ShardError):
+                self.report.failures.append(f"{index}{self._remove_older(path)}")
+            elif index:
+                self._put(path, [index])
             else:
                 text = "has no samples, and DALI takes no shard without: it is left out"
-                self.report.warn(one.path, text + self._remove_older(path))
+                self.report.warn(shard.path, text + self._remove_older(path))
             self.on_shard()
 
     def _dali_indexes(self) -> Iterator[tuple[Shard, bytes | ExportError | ShardError]]:
         """The index of each shard, in order; an empty one of a shard without samples."""
-        numbers = {one.path: number for number, one in enumerate(self.lower.shards)}
+        numbers = {shard.path: number for number, shard in enumerate(self.lower.shards)}
 
-        def packed(one: Shard) -> tuple[bytes, bytes] | ExportError:
+        def packed(shard: Shard) -> tuple[bytes, bytes] | ExportError:
             try:
-                return one.path, self._record(numbers[one.path]).packed()
+                return shard.path, self._record(numbers[shard.path]).packed()
             except ExportError as error:
                 return error
 
@@ -189,37 +210,37 @@ class Export:
         step = 1 if self.workers is None else self.workers.in_flight()
         for begin in range(0, len(shards), step):
             some = shards[begin : begin + step]
-            found = dict(process_pool.each(function, some, self.jobs, self.workers, argument))
-            yield from ((one, found.pop(one)) for one in some)
+            answers = dict(process_pool.each(function, some, self.jobs, self.workers, argument))
+            yield from ((shard, answers.pop(shard)) for shard in some)
 
     # --- wids
 
     def _wids(self, directory: bytes, md5: bool) -> None:
         shards = self.lower.shards
-        self._refuse_unreachable([one.path for one in shards if is_remote(one.path)])
+        self._refuse_unreachable([shard.path for shard in shards if is_remote(shard.path)])
         sums: dict[bytes, str] = {}
         together = process_pool.together(shards, self.workers)
         misreading = functools.partial(_wids_misreading, together=together)
         functions: list[Callable[[bytes], str | None]] = [misreading, *([_md5] if md5 else [])]
         for function in functions:
-            for one, found in process_pool.each(function, shards, self.jobs, self.workers):
-                if isinstance(found, ShardError):
-                    raise found
+            for shard, answer in process_pool.each(function, shards, self.jobs, self.workers):
+                if isinstance(answer, ShardError):
+                    raise answer
                 if function is _md5:
-                    assert found is not None
-                    sums[one.path] = found
-                elif found is not None:
-                    self.report.warn(one.path, f"wids reads it otherwise: {found}")
+                    assert answer is not None
+                    sums[shard.path] = answer
+                elif answer is not None:
+                    self.report.warn(shard.path, f"wids reads it otherwise: {answer}")
         rows = []
-        for number, one in enumerate(shards):
+        for number, shard in enumerate(shards):
             record = self._record(number)
             try:
                 dali.refuse_damaged(record)
                 dali.refuse_irregular(record, "wids")
             except ExportError as error:
-                raise ExportError(f"{os.fsdecode(one.path)}: {error}") from None
-            url = _url(directory, one.path)
-            rows.append(wids.WidsShard(url, record.samples, record.fingerprint.size, sums.get(one.path)))
+                raise ExportError(f"{os.fsdecode(shard.path)}: {error}") from None
+            url = _url(directory, shard.path)
+            rows.append(wids.WidsShard(url, record.samples, record.fingerprint.size, sums.get(shard.path)))
             self.on_shard()
         self._put(os.path.join(directory, WIDS_NAME), [wids.wids_index(rows)])
 
@@ -246,7 +267,7 @@ class Export:
 
     def _wdsidx(self, directory: bytes) -> None:
         index, path = self.lower.index, os.path.join(directory, WDSIDX_NAME)
-        moved = [one for one, _ in index.stale(self.lower.shards, ready=True, exact=True)]
+        moved = [shard for shard, _ in index.stale(self.lower.shards, ready=True, exact=True)]
         if moved:  # known by their headers only, which is not enough to tell others
             index.refresh(moved, self.jobs, exact=True)
         writer = PortableWriter(index, self.lower.shards, path, self._disk, self.on_shard)
@@ -270,12 +291,12 @@ class Export:
         counts = self._energon_index(root, names)
         self._put(os.path.join(folder, b".info.json"), [energon.info_text(counts, f"wdsfs {__version__}")])
         split = os.path.join(folder, b"split.yaml")
-        kept = [name for name in (split, os.path.join(folder, b"split.json")) if os.path.exists(name)]
-        if not kept:
+        older = [name for name in (split, os.path.join(folder, b"split.json")) if os.path.exists(name)]
+        if not older:
             self._put(split, [energon.split_text(list(counts))])
         elif set(before) != set(counts):
             changed = several(sorted(set(before) ^ set(counts)))
-            self.report.warn(kept[0], f"is kept; the set of shards is another now ({changed}): edit it")
+            self.report.warn(older[0], f"is kept; the set of shards is another now ({changed}): edit it")
         dataset = os.path.join(folder, b"dataset.yaml")
         if not os.path.exists(dataset):
             self._put(dataset, [energon.DATASET_TEXT])
@@ -287,23 +308,23 @@ class Export:
         self._refuse_remote(
             "no index is written beside a shard in a store, where Energon looks for it; copy the set here first"
         )
-        found: dict[str, int] = {}
-        for number, one in enumerate(self.lower.shards):
-            path = below(root, one.path)
+        numbers: dict[str, int] = {}
+        for number, shard in enumerate(self.lower.shards):
+            path = below(root, shard.path)
             if path is None:
                 raise ExportError(
-                    f"{os.fsdecode(one.path)} is not below {os.fsdecode(root)}: Energon's indexes lie beside the "
-                    "shards, so --output is the directory that has them all"
+                    f"{os.fsdecode(shard.path)} is not below {os.fsdecode(root)}: Energon's indexes lie beside "
+                    "the shards, so --output is the directory that has them all"
                 )
             if not path.endswith(b".tar"):
-                raise ExportError(f"{os.fsdecode(one.path)}: Energon reads shards called *.tar only")
+                raise ExportError(f"{os.fsdecode(shard.path)}: Energon reads shards called *.tar only")
             try:
-                found[path.decode()] = number
+                numbers[path.decode()] = number
             except UnicodeDecodeError:
                 raise ExportError(
-                    f"{os.fsdecode(one.path)}: the name is no UTF-8, and Energon takes no other"
+                    f"{os.fsdecode(shard.path)}: the name is no UTF-8, and Energon takes no other"
                 ) from None
-        return found
+        return numbers
 
     def _energon_index(self, root: bytes, names: dict[str, int]) -> dict[str, int]:
         """Write `index.sqlite` and the `.tar.idx` files; returns the samples of each shard that has any."""
@@ -312,8 +333,8 @@ class Export:
         with self._prepared(path):
             database = energon.Database(temporary_of(path))
             try:
-                for (name, number), found in zip(names.items(), self._energon_samples(), strict=True):
-                    borders = self._energon_shard(database, number, counts, found)
+                for (name, number), samples in zip(names.items(), self._energon_samples(), strict=True):
+                    borders = self._energon_shard(database, number, counts, samples)
                     own = energon.energon_path(os.path.join(root, os.fsencode(name)))
                     if borders:
                         counts[name] = len(borders) - 1
@@ -341,16 +362,16 @@ class Export:
     def _energon_samples(self) -> Iterator[Callable[[], Iterator[energon.EnergonSample]]]:
         """For each shard, in order, what returns its samples; that raises ExportError, ShardError, OSError."""
         if self.workers is None:
-            for one in self.lower.shards:
-                yield functools.partial(_energon_of_file, one.path)
+            for shard in self.lower.shards:
+                yield functools.partial(_energon_of_file, shard.path)
         else:
-            for _, found in self._in_order(_energon_rows, lambda one: one.path):
-                yield functools.partial(_energon_of_rows, found)
+            for _, rows in self._in_order(_energon_rows, lambda shard: shard.path):
+                yield functools.partial(_energon_of_rows, rows)
 
-    def _noticed(self, path: bytes, found: Iterator[energon.EnergonSample]) -> Iterator[energon.EnergonSample]:
+    def _noticed(self, path: bytes, samples: Iterator[energon.EnergonSample]) -> Iterator[energon.EnergonSample]:
         """The same samples; warn of the first one of which Energon shows only some members."""
         warned = False
-        for sample in found:
+        for sample in samples:
             if not warned and len({part.name for part in sample.parts}) < len(sample.parts):
                 text = f"{sample.key} has an extension twice, of which Energon shows the last"
                 self.report.warn(path, text)
@@ -384,9 +405,9 @@ def below(directory: bytes, path: bytes) -> bytes | None:
     """The path from `directory` on; None for what is not below it. Links are followed only if it needs that."""
     if is_remote(path):
         return None
-    for one, other in ((directory, path), (os.path.realpath(directory), os.path.realpath(path))):
-        if other.startswith(one.rstrip(b"/") + b"/"):
-            return other[len(one.rstrip(b"/")) + 1 :]
+    for root, place in ((directory, path), (os.path.realpath(directory), os.path.realpath(path))):
+        if place.startswith(root.rstrip(b"/") + b"/"):
+            return place[len(root.rstrip(b"/")) + 1 :]
     return None
 
 
@@ -408,7 +429,7 @@ def energon_root(directory: bytes) -> bytes:
 
 def left_behind(shards: Iterable[bytes], kinds: Collection[str]) -> list[bytes]:
     """Return indexes of other kinds than these that describe the shards as they were before they were replaced."""
-    found: dict[bytes, None] = {}
+    left: dict[bytes, None] = {}
     for path in shards:
         folder = os.path.join(energon_root(os.path.dirname(path)), energon.FOLDER)
         places = {
@@ -419,8 +440,8 @@ def left_behind(shards: Iterable[bytes], kinds: Collection[str]) -> list[bytes]:
         }
         for kind, paths in places.items():
             if kind not in kinds:
-                found.update(dict.fromkeys(filter(os.path.exists, paths)))
-    return list(found)
+                left.update(dict.fromkeys(filter(os.path.exists, paths)))
+    return list(left)
 
 
 def _known_shards(folder: bytes) -> list[str]:
@@ -477,15 +498,15 @@ def _energon_of_file(path: bytes) -> Iterator[energon.EnergonSample]:
 def _energon_rows(path: bytes) -> bytes | ExportError:
     """The samples of a shard, pickled as plain tuples, which takes a third of the time; an error is returned."""
     try:
-        return pickle.dumps([(*one[:3], [*map(tuple, one.parts)]) for one in _energon_of_file(path)])
+        return pickle.dumps([(*sample[:3], [*map(tuple, sample.parts)]) for sample in _energon_of_file(path)])
     except ExportError as error:
         return error
 
 
-def _energon_of_rows(found: bytes | ExportError | ShardError) -> Iterator[energon.EnergonSample]:
-    if not isinstance(found, bytes):
-        raise found
-    for key, start, end, parts in pickle.loads(found):
+def _energon_of_rows(rows: bytes | ExportError | ShardError) -> Iterator[energon.EnergonSample]:
+    if not isinstance(rows, bytes):
+        raise rows
+    for key, start, end, parts in pickle.loads(rows):
         yield energon.EnergonSample(key, start, end, [energon.EnergonPart(*part) for part in parts])
 
 
@@ -496,11 +517,11 @@ def _md5(path: bytes) -> str | None:
 def _md5_of(shard: OpenShard) -> str:
     if not isinstance(shard, int):
         shard.stream()
-    found, position = hashlib.md5(usedforsecurity=False), 0
+    digest, position = hashlib.md5(usedforsecurity=False), 0
     while data := source.pread(shard, MD5_BYTES, position):
-        found.update(data)
+        digest.update(data)
         position += len(data)
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def _of_shard(path: bytes, function: Callable[[OpenShard], Answer]) -> Answer:

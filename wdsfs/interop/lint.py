@@ -1,8 +1,7 @@
-"""The structural lint of `wdsfs check`: finds what readers of the format would trip over in a set.
+"""The lint of `wdsfs check` and `--strict`: odd and damaged samples, and misfits in indexes beside the shards.
 
-Reads the headers of the shards afresh, not the index, so it also proves that they can be read now. `lint` is
-a pure function of one shard; `Judge` puts the shards of a set together. docs/semantics.md lists the kinds. For
-`--strict` there is `lint_record`, which finds what the record of a shard shows.
+`lint` reads the headers of a shard again, not the index, so the shard is known to be readable now; `lint_record`
+uses its record. `Judge` adds what only the shards of a set together show. docs/semantics.md lists the kinds.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from wdsfs.cluster.engines import Workers
 from wdsfs.errors import ShardError, StaleShard, UnreadableShard
 from wdsfs.index import process_pool, record_of_file
 from wdsfs.index.record import KINDS, STRAY, Record
-from wdsfs.interop import dali, energon, huggingface
-from wdsfs.interop.huggingface import FirstSample
+from wdsfs.interop import dali, energon
 from wdsfs.names import PLAIN, Reading
 from wdsfs.remote.shard_paths import open_shard
 from wdsfs.spec.expand import Shard
@@ -41,7 +39,9 @@ from wdsfs.tree.shard_set import ShardSet, indexed
 EXAMPLES = 100  # findings of one kind in one shard that are listed; further ones are counted
 KEPT = 1000  # samples of a shard that are remembered in case they lack an extension that others have
 PATTERNS = 10_000  # different sets of extensions that are counted in one shard
-NOTES = frozenset(("directory", "meta", "unextractable", huggingface.KIND))  # kinds that webdataset does not mind
+FIRST_SAMPLES = 5  # NUM_EXAMPLES_FOR_FEATURES_INFERENCE of Hugging Face's `datasets`
+UNEVEN = "uneven columns"  # a kind
+NOTES = frozenset(("directory", "meta", "unextractable", UNEVEN))  # kinds that webdataset does not mind
 UNREADABLE = "unreadable"
 FILE_AND_FOLDER = "tar cannot extract it: it is a file, and other members need a directory of this name"
 
@@ -59,9 +59,46 @@ class LintFinding(NamedTuple):
         return self.kind in NOTES
 
     def line(self, path: str) -> str:
-        """As a line of a report on the shard at `path`."""
+        """Return the line of a report on the shard at `path`."""
         where = f"{path}:{self.offset}" if self.offset >= 0 else path
         return ": ".join(filter(None, (where, self.member, f"[{self.kind}] {self.text}")))
+
+
+class FirstSample(NamedTuple):
+    """A sample at the start of a shard: where its first header is (bytes), its key, and its extensions."""
+
+    offset: int
+    key: str
+    extensions: frozenset[bytes]
+
+
+def uneven(first: Sequence[FirstSample]) -> LintFinding | None:
+    """Return where the first samples of a set differ in their columns; None if they are alike.
+
+    `first` are the first `FIRST_SAMPLES` of its first shard, or all that this has. The webdataset loader of
+    Hugging Face's `datasets` takes the columns of a set from these, and raises ValueError if they differ.
+    """
+    for sample in first[1:FIRST_SAMPLES]:
+        if sample.extensions != first[0].extensions:
+            here, there = (", ".join(map(text_of, sorted(own.extensions))) for own in (sample, first[0]))
+            text = (
+                f"has the columns {here}, the first sample {first[0].key} has {there}: "
+                f"Hugging Face datasets refuses a set whose first {FIRST_SAMPLES} samples differ in their columns"
+            )
+            return LintFinding(UNEVEN, sample.offset, sample.key, text)
+    return None
+
+
+def first_samples(members: Iterable[tuple[bytes, bytes]]) -> list[FirstSample]:
+    """Return the first samples of these members, given as key and extension, in the order of the tar."""
+    grouped: list[tuple[bytes, set[bytes]]] = []
+    for key, extension in members:
+        if not grouped or grouped[-1][0] != key:
+            if len(grouped) == FIRST_SAMPLES:
+                break
+            grouped.append((key, set()))
+        grouped[-1][1].add(extension)
+    return [FirstSample(-1, text_of(key), frozenset(extensions)) for key, extensions in grouped]
 
 
 @dataclass(slots=True)
@@ -100,17 +137,17 @@ def lint(path: bytes, reading: Reading = PLAIN, together: int = 1) -> Lint:
 
     Findings do not depend on the reading, since other readers have none: data after an end mark, split samples.
     """
-    found = Lint()
+    findings = Lint()
     shard = open_shard(path)
     try:
         if isinstance(shard, int) and not stat.S_ISREG(os.fstat(shard).st_mode):
             raise UnreadableShard(f"{os.fsdecode(path)}: is no regular file")
         record_of_file.begin(shard)
-        reader = _ShardLinter(found, reading)
+        reader = _ShardLinter(findings, reading)
         with compressed.opened(shard, path) as (tar, problem, kind):
             if kind is not None and path.endswith(b".tar"):
                 text = f"called .tar, but {kind}-compressed: webdataset reads it, DALI, Energon and wids do not"
-                found.add("compressed", -1, "", text)
+                findings.add("compressed", -1, "", text)
             problems = Problems([] if problem is None else [problem])
             marks = reading.marks()
             for chunk in scan.scan(record_of_file.reader_of(shard, tar, together), problems, marks=marks):
@@ -118,18 +155,18 @@ def lint(path: bytes, reading: Reading = PLAIN, together: int = 1) -> Lint:
             reader.end()
             reader.find_clashes(tar)
         if marks:
-            found.add("behind end mark", marks[0], "", _joined_text(len(marks)))
-        found.add_problems(problems.listed(), len(problems), reader.last)
+            findings.add("behind end mark", marks[0], "", _joined_text(len(marks)))
+        findings.add_problems(problems.listed(), len(problems), reader.last)
         fd = shard if isinstance(shard, int) and tar is shard else None
         for side, text in () if fd is None else _side_indexes(path, fd, reading):
-            found.add("wrong index", -1, "", f"{os.fsdecode(side)}: {text}")
+            findings.add("wrong index", -1, "", f"{os.fsdecode(side)}: {text}")
     except StaleShard as error:
         raise UnreadableShard(f"{error}; try again when it is finished") from None
     except OSError as error:
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
     finally:
         source.close(shard)
-    return found
+    return findings
 
 
 def _joined_text(marks: int) -> str:
@@ -144,29 +181,29 @@ def _split_sample_text(first: int, gathered: bool = False) -> str:
 
 def lint_record(record: Record) -> Lint:
     """Look at the record of a shard: damage, split samples, and which extensions samples have."""
-    found = Lint(samples=record.samples, members=record.members)
-    found.add_problems(record.problems, record.problem_count)
+    findings = Lint(samples=record.samples, members=record.members)
+    findings.add_problems(record.problems, record.problem_count)
     starts = record.array("entry.member").astype(np.int64)
     samples = np.flatnonzero((record.array("entry.flags") & STRAY) == 0)
-    _find_split_samples(record, samples, starts, found)
-    _find_patterns(record, samples, starts, found)
-    return found
+    _find_split_samples(record, samples, starts, findings)
+    _find_patterns(record, samples, starts, findings)
+    return findings
 
 
 def _find_split_samples(
-    record: Record, samples: NDArray[np.int64], starts: NDArray[np.int64], found: Lint
+    record: Record, samples: NDArray[np.int64], starts: NDArray[np.int64], findings: Lint
 ) -> None:
     paths = record.paths()
     first: dict[bytes, int] = {}
     for entry in samples[np.argsort(starts[samples], kind="stable")].tolist():
         before = first.setdefault(paths[entry], entry)
         if before != entry:
-            offsets = [record.member(int(starts[one])).head for one in (before, entry)]
-            found.add("split sample", offsets[1], text_of(paths[entry]), _split_sample_text(offsets[0]))
+            offsets = [record.member(int(starts[twin])).head for twin in (before, entry)]
+            findings.add("split sample", offsets[1], text_of(paths[entry]), _split_sample_text(offsets[0]))
 
 
-def _find_patterns(record: Record, samples: NDArray[np.int64], starts: NDArray[np.int64], found: Lint) -> None:
-    """Samples by the set of their extensions, those with equally many at a time."""
+def _find_patterns(record: Record, samples: NDArray[np.int64], starts: NDArray[np.int64], findings: Lint) -> None:
+    """Count samples by the set of their extensions, those with equally many at a time."""
     extensions = [record.extension_name[number] for number in range(len(record.extension_name))]
     numbers, counts = record.array("member.ext").astype(np.int64), starts[samples + 1] - starts[samples]
     for count in np.unique(counts).tolist():
@@ -174,11 +211,11 @@ def _find_patterns(record: Record, samples: NDArray[np.int64], starts: NDArray[n
         rows = np.sort(numbers[starts[alike][:, None] + np.arange(count)], axis=1)
         kinds, which, times = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
         for kind, (row, number) in enumerate(zip(kinds.tolist(), times.tolist(), strict=True)):
-            pattern = frozenset(extensions[one] for one in row)
-            found.patterns[pattern] = found.patterns.get(pattern, 0) + number
-            examples = found.examples.setdefault(pattern, [])
+            pattern = frozenset(extensions[column] for column in row)
+            findings.patterns[pattern] = findings.patterns.get(pattern, 0) + number
+            examples = findings.examples.setdefault(pattern, [])
             for entry in alike[np.flatnonzero(which.reshape(-1) == kind)[: EXAMPLES - len(examples)]].tolist():
-                examples.append((record.member(int(starts[entry])).head, text_of(record.entry_path(entry))))
+                examples.append((record.member(int(starts[entry])).head, text_of(record.twinpath(entry))))
 
 
 def _side_indexes(path: bytes, fd: int, reading: Reading) -> Iterator[tuple[bytes, str]]:
@@ -202,8 +239,8 @@ def _side_indexes(path: bytes, fd: int, reading: Reading) -> Iterator[tuple[byte
 class _ShardLinter:
     """Groups members into samples as a reader of the format does, and notes what is odd on the way."""
 
-    def __init__(self, found: Lint, reading: Reading = PLAIN) -> None:
-        self.found, self.reading = found, reading
+    def __init__(self, findings: Lint, reading: Reading = PLAIN) -> None:
+        self.findings, self.reading = findings, reading
         # Where members that lie apart are one sample: offset, key and extensions of each, by the key's digest.
         self.gathered: dict[int, tuple[int, bytes, set[bytes]]] | None = {} if reading.group_by_key else None
         self.key: bytes | None = None
@@ -229,13 +266,13 @@ class _ShardLinter:
                 self._stray(name, kind, offset)
             else:
                 self._member(name, split.extension, offset)
-        self.found.members += len(chunk.names)
+        self.findings.members += len(chunk.names)
         self.last = int(chunk.heads[-1]), chunk.names[-1]
 
     def _extractable(self, name: bytes, offset: int) -> None:
         why = names.unextractable(name)
         if why is not None:
-            self.found.add("unextractable", offset, text_of(name), f"tar cannot extract it: {why}")
+            self.findings.add("unextractable", offset, text_of(name), f"tar cannot extract it: {why}")
 
     def _enter(self, name: bytes) -> None:
         """Take note of the folders that a member lies in."""
@@ -252,14 +289,14 @@ class _ShardLinter:
         """Files that are called as folders. For names of columns the headers are read again, which is rare."""
         clashes = [(offset, name) for name, offset in self.strays.items() if hash(name) in self.folders]
         splits = filter(None, map(names.split, self.dotted))
-        if any(_digest(one.folder + one.stem) in self.seen for one in splits):
+        if any(_digest(sample.folder + sample.stem) in self.seen for sample in splits):
             for chunk in scan.scan(source, Problems(), marks=self.reading.marks()):
                 rows = zip(chunk.heads.tolist(), chunk.names, chunk.types.tolist(), strict=True)
                 clashes += [
                     (at, name) for at, name, kind in rows if kind == headers.REGULAR and name in self.dotted
                 ]
         for offset, name in sorted(set(clashes)):
-            self.found.add("unextractable", offset, text_of(name), FILE_AND_FOLDER)
+            self.findings.add("unextractable", offset, text_of(name), FILE_AND_FOLDER)
 
     def _stray(self, name: bytes, kind: int, offset: int) -> None:
         text = text_of(name)
@@ -268,13 +305,13 @@ class _ShardLinter:
         if kind != headers.REGULAR:
             what = KINDS.get(kind, f"member of unknown type {chr(kind)!r}")
             label = "directory" if kind == headers.DIRECTORY else "not in a sample"
-            self.found.add(label, offset, text, f"a {what} is in no sample")
+            self.findings.add(label, offset, text, f"a {what} is in no sample")
         elif names.is_meta(name):
-            self.found.add("meta", offset, text, "a __name__ member belongs to the set, not to a sample")
+            self.findings.add("meta", offset, text, "a __name__ member belongs to the set, not to a sample")
         else:
             hidden = name.rpartition(b"/")[2].startswith(b".")
             why = "its name starts with a dot" if hidden else "its name has no extension"
-            self.found.add("not in a sample", offset, text, f"in no sample: {why}")
+            self.findings.add("not in a sample", offset, text, f"in no sample: {why}")
 
     def _member(self, name: bytes, extension: bytes, offset: int) -> None:
         key = name[: len(name) - len(extension) - 1]
@@ -284,27 +321,29 @@ class _ShardLinter:
             self._key(key, offset)
         if extension in self.extensions:
             text = f"the extension {text_of(extension)!r} occurs twice in the sample; webdataset refuses it"
-            self.found.add("duplicate extension", offset, text_of(name), text)
+            self.findings.add("duplicate extension", offset, text_of(name), text)
         elif extension.lower() in self.lowered:
             text = "two extensions of the sample differ in letter case only; webdataset refuses it"
-            self.found.add("duplicate extension", offset, text_of(name), text)
+            self.findings.add("duplicate extension", offset, text_of(name), text)
         if extension.lower() in names.RESERVED:
             text = f"webdataset keeps something of its own as {text_of(extension)!r} and refuses such a column"
-            self.found.add("reserved extension", offset, text_of(name), text)
+            self.findings.add("reserved extension", offset, text_of(name), text)
         self.extensions.add(extension)
         self.lowered.add(extension.lower())
         if _is_odd(extension) or (not names.are_plain([name]) and any(map(_is_odd, _shown_components(name)))):
-            self.found.add("odd name", offset, text_of(name), "the name cannot be shown as it is; it is escaped")
+            self.findings.add(
+                "odd name", offset, text_of(name), "the name cannot be shown as it is; it is escaped"
+            )
 
     def _key(self, key: bytes, offset: int) -> None:
         digest = _digest(key)
         first = self.seen.setdefault(digest, offset)
         if first == offset:
-            self.found.keys.append(digest)
-            self.found.offsets.append(offset)
+            self.findings.keys.append(digest)
+            self.findings.offsets.append(offset)
         else:
             text = _split_sample_text(first, gathered=self.gathered is not None)
-            self.found.add("split sample", offset, text_of(key), text)
+            self.findings.add("split sample", offset, text_of(key), text)
         if self.gathered is not None:
             self.offset, _, self.extensions = self.gathered.setdefault(digest, (offset, key, self.extensions))
             self.lowered = {extension.lower() for extension in self.extensions}
@@ -312,8 +351,8 @@ class _ShardLinter:
     def end_sample(self) -> None:
         if self.key is None:
             return
-        if len(self.found.first) < huggingface.SAMPLES:
-            self.found.first.append(FirstSample(self.offset, text_of(self.key), frozenset(self.extensions)))
+        if len(self.findings.first) < FIRST_SAMPLES:
+            self.findings.first.append(FirstSample(self.offset, text_of(self.key), frozenset(self.extensions)))
         if self.gathered is None:
             self._count(self.offset, self.key, self.extensions)
         self.key, self.extensions, self.lowered = None, set(), set()
@@ -325,11 +364,11 @@ class _ShardLinter:
             self._count(*sample)
 
     def _count(self, offset: int, key: bytes, extensions: set[bytes]) -> None:
-        self.found.samples += 1
+        self.findings.samples += 1
         pattern = frozenset(extensions)
-        if pattern in self.found.patterns or len(self.found.patterns) < PATTERNS:
-            self.found.patterns[pattern] = self.found.patterns.get(pattern, 0) + 1
-            examples = self.found.examples.setdefault(pattern, [])
+        if pattern in self.findings.patterns or len(self.findings.patterns) < PATTERNS:
+            self.findings.patterns[pattern] = self.findings.patterns.get(pattern, 0) + 1
+            examples = self.findings.examples.setdefault(pattern, [])
             if len(examples) < EXAMPLES and self.kept < KEPT:
                 examples.append((offset, text_of(key)))
                 self.kept += 1
@@ -357,67 +396,67 @@ class Judge:
                 yield from ((path, finding) for finding in self.add(path, result, shard.miscount(result.samples)))
         yield from (*self.shared_keys(), *self.missing(), *self.uneven())
 
-    def add(self, path: str, found: Lint, miscount: str = "") -> Iterator[LintFinding]:
+    def add(self, path: str, shard: Lint, miscount: str = "") -> Iterator[LintFinding]:
         """Take in one shard; yields its findings. `miscount` says that it should have other numbers of samples."""
         if miscount:
             yield LintFinding("sample count", -1, "", miscount)
-        self.samples += found.samples
-        self.members += found.members
-        for pattern, count in found.patterns.items():
+        self.samples += shard.samples
+        self.members += shard.members
+        for pattern, count in shard.patterns.items():
             for extension in pattern:
                 self.extensions[extension] += count
-        yield from found.findings
-        for kind, count in found.counts.items():
+        yield from shard.findings
+        for kind, count in shard.counts.items():
             if count > EXAMPLES:
                 yield LintFinding(kind, -1, "", f"and {count - EXAMPLES} more of this kind")
-        found.findings.clear()  # yielded; the rest is needed for findings over the whole set
-        self._shards.append((path, found))
+        shard.findings.clear()  # yielded; the rest is needed for findings over the whole set
+        self._shards.append((path, shard))
 
     def shared_keys(self) -> Iterator[tuple[str, LintFinding]]:
-        """For each shard the earlier shards (by path) that have some of its keys.
+        """Yield for each shard the earlier shards (by path) that have some of its keys.
 
         Equal digests count as equal keys.
         """
         if not self._shards:
             return
-        self._shards.sort(key=lambda one: one[0])  # they come in the order in which they were read
-        keys = np.concatenate([np.frombuffer(found.keys, np.uint64) for _, found in self._shards])
-        offsets = np.concatenate([np.frombuffer(found.offsets, np.int64) for _, found in self._shards])
-        counts = [len(found.keys) for _, found in self._shards]
+        self._shards.sort(key=lambda shard: shard[0])  # they come in the order in which they were read
+        keys = np.concatenate([np.frombuffer(shard.keys, np.uint64) for _, shard in self._shards])
+        offsets = np.concatenate([np.frombuffer(shard.offsets, np.int64) for _, shard in self._shards])
+        counts = [len(shard.keys) for _, shard in self._shards]
         owners = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
         order = np.argsort(keys, kind="stable")
         same = np.flatnonzero(keys[order][1:] == keys[order][:-1])
         later, earlier = order[same + 1], order[same]
         pairs: dict[tuple[int, int], tuple[int, int]] = {}
-        for one, other, offset in zip(
+        for later_shard, earlier_shard, offset in zip(
             owners[later].tolist(), owners[earlier].tolist(), offsets[later].tolist(), strict=True
         ):
-            count, first = pairs.get((one, other), (0, offset))
-            pairs[one, other] = count + 1, min(first, offset)
-        for (one, other), (count, first) in sorted(pairs.items()):
-            text = f"{count} of its keys are also in {self._shards[other][0]}; the first of them is here"
-            yield self._shards[one][0], LintFinding("shared key", first, "", text)
+            count, first = pairs.get((later_shard, earlier_shard), (0, offset))
+            pairs[later_shard, earlier_shard] = count + 1, min(first, offset)
+        for (later_shard, earlier_shard), (count, first) in sorted(pairs.items()):
+            text = f"{count} of its keys are also in {self._shards[earlier_shard][0]}; the first of them is here"
+            yield self._shards[later_shard][0], LintFinding("shared key", first, "", text)
 
     def uneven(self) -> Iterator[tuple[str, LintFinding]]:
-        """A note if Hugging Face's loader would refuse the set; it looks at the first shard that has samples."""
-        self._shards.sort(key=lambda one: one[0])
-        path, first = next(((path, found.first) for path, found in self._shards if found.first), ("", []))
-        odd = huggingface.uneven(first)
-        if odd is not None:
-            yield path, LintFinding(huggingface.KIND, odd.sample.offset, odd.sample.key, odd.text)
+        """Yield a note if Hugging Face's loader would refuse the set; it looks at the first shard with samples."""
+        self._shards.sort(key=lambda shard: shard[0])
+        path, first = next(((path, shard.first) for path, shard in self._shards if shard.first), ("", []))
+        finding = uneven(first)
+        if finding is not None:
+            yield path, finding
 
     def missing(self) -> Iterator[tuple[str, LintFinding]]:
-        """Samples without an extension that more than half of all samples have, by shard."""
-        self._shards.sort(key=lambda one: one[0])
+        """Yield the samples without an extension that more than half of all samples have, by shard."""
+        self._shards.sort(key=lambda shard: shard[0])
         usual = {extension for extension, count in self.extensions.items() if 2 * count > self.samples}
-        for path, found in self._shards:
+        for path, shard in self._shards:
             listed = rest = 0
-            for pattern, count in found.patterns.items():
+            for pattern, count in shard.patterns.items():
                 absent = usual - pattern
                 if not absent:
                     continue
                 text = _absent_text(absent, pattern)
-                examples = found.examples[pattern][: EXAMPLES - listed]
+                examples = shard.examples[pattern][: EXAMPLES - listed]
                 listed += len(examples)
                 rest += count - len(examples)
                 for offset, key in examples:
@@ -453,7 +492,7 @@ def _digest(key: bytes) -> int:
 
 
 def text_of(name: bytes) -> str:
-    """A name as text, exact but for bytes that are no UTF-8. Lines of it are escaped where they are written."""
+    """Return a name as text, exact but for bytes that are no UTF-8; lines for people escape it."""
     return name.decode("utf-8", "backslashreplace")
 
 
@@ -471,12 +510,12 @@ def findings_of_set(below: ShardSet, unreadable: Iterable[bytes]) -> Iterator[st
             known.add(shard.path)
             path = os.fsdecode(shard.path)
             try:
-                found = lint_record(indexed(lower.record, number))
+                findings = lint_record(indexed(lower.record, number))
             except ShardError as error:
                 yield str(error)
                 continue
-            yield from (one.line(path) for one in judge.add(path, found))
-    yield from (one.line(path) for path, one in judge.missing())
+            yield from (finding.line(path) for finding in judge.add(path, findings))
+    yield from (finding.line(path) for path, finding in judge.missing())
     if below.plain is not below:
         yield from _findings_of_view(below)
 
@@ -485,8 +524,10 @@ def _findings_of_view(below: ShardSet) -> Iterator[str]:
     for number in below.numbers:
         with suppress(ShardError):  # it was told of its source
             record, path = indexed(below.record, number), below.path_text(number)
-            of_view = [one for one in record.problems if one.kind in OF_VIEWS]
-            yield from (LintFinding(one.kind, one.offset, "", one.text).line(path) for one in of_view)
+            of_view = [problem for problem in record.problems if problem.kind in OF_VIEWS]
+            yield from (
+                LintFinding(problem.kind, problem.offset, "", problem.text).line(path) for problem in of_view
+            )
             further = record.problem_count - len(record.problems)
             if of_view and further:
                 yield LintFinding(of_view[0].kind, -1, "", f"and {further:,} more problems").line(path)

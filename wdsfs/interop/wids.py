@@ -38,9 +38,9 @@ def wids_index(shards: Sequence[WidsShard], name: str | None = None) -> bytes:
     Source: wids/wids_index.py (main_create), wids/wids_specs.py (check_shards), webdataset 0.2.
     """
     rows: list[dict[str, Any]] = []
-    for one in shards:
-        md5 = {} if one.md5 is None else {"md5sum": one.md5}
-        rows.append({"url": one.url, **md5, "nsamples": one.samples, "filesize": one.size})
+    for shard in shards:
+        md5 = {} if shard.md5 is None else {"md5sum": shard.md5}
+        rows.append({"url": shard.url, **md5, "nsamples": shard.samples, "filesize": shard.size})
     index: dict[str, Any] = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": rows}
     if name is not None:
         index["name"] = name
@@ -70,21 +70,21 @@ def wids_misreading(fd: TarBytes) -> str | None:
     theirs = _seen_by_wids(fd)
     for ours in itertools.chain(_seen_by_us(fd), (None,)):
         try:
-            found = next(theirs, None)
+            their = next(theirs, None)
         except (ValueError, UnicodeDecodeError) as error:
             where = f"at {readable(ours.name)}" if ours is not None else "after the last sample"
             return f"{where} wids fails ({error})"
-        if found == ours:
+        if their == ours:
             continue
-        if found is None or ours is None or found.data != ours.data:
-            one = found if ours is None or (found is not None and found.data < ours.data) else ours
-            assert one is not None  # they differ
-            whose = "a member of a sample, which it is not" if one is found else "no member of a sample"
-            return f"{readable(one.name)} is to wids {whose}"
+        if their is None or ours is None or their.data != ours.data:
+            first_odd = their if ours is None or (their is not None and their.data < ours.data) else ours
+            assert first_odd is not None  # they differ
+            whose = "a member of a sample, which it is not" if first_odd is their else "no member of a sample"
+            return f"{readable(first_odd.name)} is to wids {whose}"
         name = readable(ours.name)
-        if found.name != ours.name:
-            return f"{name} is called {readable(found.name)} by wids, which reads 100 bytes of a name"
-        return f"{name} is to wids {'the first' if found.first else 'not the first'} member of a sample"
+        if their.name != ours.name:
+            return f"{name} is called {readable(their.name)} by wids, which reads 100 bytes of a name"
+        return f"{name} is to wids {'the first' if their.first else 'not the first'} member of a sample"
     return None
 
 
