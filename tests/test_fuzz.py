@@ -48,7 +48,7 @@ from wdsfs.remote.urls import Pin
 from wdsfs.spec import index_file
 from wdsfs.spec.expand import expand
 from wdsfs.storage.identity import Fingerprint
-from wdsfs.tar import member_reader, streams
+from wdsfs.tar import streams
 from wdsfs.tree import composition, json_fields, label_files
 from wdsfs.tree import content as content_module
 from wdsfs.tree.shard_set import ShardSet
@@ -180,9 +180,9 @@ def compressed_tar(directory: Path) -> tuple[Sequence[bytes], Read]:
 @target(examples=100)
 def compressed_member(directory: Path) -> tuple[Sequence[bytes], Read]:
     def read(content: bytes) -> None:
-        for codec, suffix in enumerate(member_reader.SUFFIXES):
+        for codec, suffix in enumerate(streams.SUFFIXES):
             with contextlib.suppress(WdsfsError):
-                assert isinstance(member_reader.decode(codec, content), bytes), suffix
+                assert isinstance(streams.decode(codec, content), bytes), suffix
 
     return [pack(b"content" * 99) for pack in _COMPRESSED.values()], read
 

@@ -40,7 +40,7 @@ from wdsfs.spec.expand import Shard
 from wdsfs.storage import cache_room, file_cache, seekable, source
 from wdsfs.storage.cache_directory import key_of
 from wdsfs.storage.identity import Fingerprint
-from wdsfs.tar import compressed, member_reader, streams
+from wdsfs.tar import compressed, streams
 from wdsfs.tree import content as content_module
 from wdsfs.tree import freshness, open_shards, shard_set
 from wdsfs.tree.shard_set import ShardSet
@@ -414,26 +414,26 @@ def test_what_honest_users_make_fits(level: str) -> None:
     """As `xz -9` does, and `zstd -22 --ultra`."""
     preset = 9 | lzma.PRESET_EXTREME if "9" in level else 6
     found: list[bytes] = []
-    assert streams.unpack("xz", member_reader.BytesReader(lzma.compress(TAR, preset=preset)), found.append) == (
+    assert streams.unpack("xz", streams.BytesReader(lzma.compress(TAR, preset=preset)), found.append) == (
         "tar",
         len(TAR),
     )
     options = {zstd.CompressionParameter.window_log: 27, zstd.CompressionParameter.content_size_flag: 0}
-    given = member_reader.BytesReader(zstd.compress(TAR, options=options))
+    given = streams.BytesReader(zstd.compress(TAR, options=options))
     assert streams.unpack("zstd", given, found.append) == ("tar", len(TAR))
 
 
 @pytest.mark.parametrize("kind", ["xz", "zst"])
 def test_members_ask_for_no_more(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    codec = member_reader.SUFFIXES.index(f".{kind}".encode())
+    codec = streams.SUFFIXES.index(f".{kind}".encode())
     content = _asking_for_much(kind)
     with pytest.raises(CorruptShard, match="more than 256 MiB of memory"):
-        bounded(lambda: member_reader.decode(codec, content))
+        bounded(lambda: streams.decode(codec, content))
     monkeypatch.setenv("WDSFS_UNPACK_MEMORY", "2G")
-    assert member_reader.decode(codec, content) == TAR
+    assert streams.decode(codec, content) == TAR
     for wrong in (content + b"something", content[:-5], b"something"):
         with pytest.raises(CorruptShard, match="is no whole"):
-            member_reader.decode(codec, wrong)
+            streams.decode(codec, wrong)
 
 
 @pytest.mark.parametrize("name", ["gzip", "bzip2", "xz", "zstd"])
@@ -456,14 +456,14 @@ def test_many_empty_streams_cost_no_more_than_their_size(name: str, monkeypatch:
 
     monkeypatch.setattr(streams, "_decoder_of", lambda kind: (Counting, failures))
     content = tars.COMPRESS[name](b"") * 2000
-    assert streams.unpack(name, member_reader.BytesReader(content), lambda data: None) == ("tar", 0)
+    assert streams.unpack(name, streams.BytesReader(content), lambda data: None) == ("tar", 0)
     assert fed <= 2000 * 600
 
 
 def test_a_skippable_frame_is_no_decoder_for_each_byte_behind_it() -> None:
     content = b"\x50\x2a\x4d\x18\0\0\0\0" * 1000 + zstd.compress(TAR)
     found: list[bytes] = []
-    assert streams.unpack("zstd", member_reader.BytesReader(content), found.append) == ("tar", len(TAR))
+    assert streams.unpack("zstd", streams.BytesReader(content), found.append) == ("tar", len(TAR))
     assert b"".join(found) == TAR
 
 

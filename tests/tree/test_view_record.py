@@ -41,7 +41,7 @@ from wdsfs.index.store import open_index
 from wdsfs.spec.expand import Shard, expand
 from wdsfs.spec.selection import Slice
 from wdsfs.storage.identity import Fingerprint
-from wdsfs.tar import member_reader, streams
+from wdsfs.tar import streams
 from wdsfs.tree import content as content_module
 from wdsfs.tree import label_files, shard_set, view_set, view_sources
 from wdsfs.tree.composition import (
@@ -647,7 +647,7 @@ def test_compressed_members_are_shown_decoded_beside_themselves(
 def test_members_that_cannot_be_decoded_are_shown_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(member_reader, "DECODED_MAX", 1000)
+    monkeypatch.setattr(streams, "DECODED_MAX", 1000)
     good = gzip.compress(bytes(1000))
     bad = [
         (b"a.gz", good[:-9]),
@@ -668,9 +668,9 @@ def test_members_that_cannot_be_decoded_are_shown_as_they_are(
 def test_zstd_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams.importlib, "import_module", _refuse_import)
     with pytest.raises(UsageError, match=r"pip install .*\[compressed\]'"):
-        member_reader.decode(member_reader.SUFFIXES.index(b".zst"), b"")
+        streams.decode(streams.SUFFIXES.index(b".zst"), b"")
     with pytest.raises(CorruptShard):
-        member_reader.decode(0, b"no gzip")
+        streams.decode(0, b"no gzip")
 
 
 def _refuse_import(name: str) -> None:

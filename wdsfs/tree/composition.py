@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from wdsfs.errors import UsageError
 from wdsfs.spec import objects
-from wdsfs.tar import member_reader
+from wdsfs.tar import streams
 from wdsfs.tree import json_fields
 
 FORMAT = 4  # of derived records: goes up when the same options give another result
@@ -111,8 +111,8 @@ class Composition:
         return replace(self, join=join, associate=associate).text
 
     def codec_of(self, extension: bytes) -> tuple[int, bytes] | None:
-        """As `member_reader.codec_of`, in any letter case with `ignore_case`."""
-        return member_reader.codec_of(extension.lower() if self.ignore_case else extension)
+        """As `streams.codec_of`, in any letter case with `ignore_case`."""
+        return streams.codec_of(extension.lower() if self.ignore_case else extension)
 
     def wants(self, extension: bytes) -> bool:
         """True if any option uses members with this extension."""

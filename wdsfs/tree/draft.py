@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from wdsfs.errors import ViewError
 from wdsfs.index.record import LINK, STRAY, Record
 from wdsfs.storage.identity import Fingerprint
-from wdsfs.tar import member_reader
+from wdsfs.tar import streams
 from wdsfs.tar.problems import Problem
 from wdsfs.tree import json_fields
 from wdsfs.tree.composition import ERROR, SKIP, Composition, text_of
@@ -238,7 +238,7 @@ class Draft:
             return self.values.texts[number]
         if place["kind"] == DECODED:
             below, codec = self.decoded[number]
-            return member_reader.decode(codec, self.read(below))
+            return streams.decode(codec, self.read(below))
         if place["kind"] == FIELD:
             document = json_fields.parse(self.read(self.fields[number]))
             return json_fields.content_at(document, place["field"]) or b""

@@ -33,7 +33,7 @@ from wdsfs.index.member_draft import DerivedMembers
 from wdsfs.index.record import Record
 from wdsfs.index.record_builder import derive
 from wdsfs.storage.identity import Fingerprint
-from wdsfs.tar import member_reader
+from wdsfs.tar import streams
 from wdsfs.tar.problems import BROKEN_FIELD, PROBLEMS_MAX, UNDECODED, Problem
 from wdsfs.tree import classes, json_fields
 from wdsfs.tree.classes import LongNumber
@@ -275,7 +275,7 @@ def decode(draft: Draft) -> None:
 def _decoded_size(draft: Draft, codec: int, address: int, entry: int, extension: bytes) -> int | None:
     """Return the decoded size of a member in bytes; None, and add a problem, if it cannot be decoded."""
     try:
-        return len(member_reader.decode(codec, draft.read(address)))
+        return len(streams.decode(codec, draft.read(address)))
     except CorruptShard as error:
         name = text_of(draft.paths[entry] + b"." + extension)
         head = draft.record.member(address).head if address >> SHIFT == OWN else 0

@@ -27,7 +27,7 @@ from wdsfs.index.store import Index
 from wdsfs.names import PLAIN, Reading, plain_key
 from wdsfs.spec.expand import Shard, expand
 from wdsfs.storage.identity import GONE, Fingerprint
-from wdsfs.tar import member_reader
+from wdsfs.tar import streams
 from wdsfs.tar.sparse import NO_EXTENTS
 from wdsfs.tree import content as content_module
 from wdsfs.tree import freshness, json_fields, shard_set
@@ -345,7 +345,7 @@ def _digest(packed: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
 
 
-DECODED_BYTES = member_reader.DECODED_MAX  # of decoded members and fields that a process keeps
+DECODED_BYTES = streams.DECODED_MAX  # of decoded members and fields that a process keeps
 
 # Kinds of places whose members are made of others, and the section that says of which.
 _MADE_OF = {DECODED: "decoded.from", FIELD: "field.from"}
@@ -576,7 +576,7 @@ def _whole(raw: Content, limited: bool) -> bytes:
 
 
 def _decode(codec: int, load: Callable[[], bytes]) -> bytes:
-    return member_reader.decode(codec, load())
+    return streams.decode(codec, load())
 
 
 def _field(path: str, load: Callable[[], bytes]) -> bytes:
