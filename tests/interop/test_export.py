@@ -22,8 +22,7 @@ from tests.tars import A, B, member, tar
 from wdsfs.cli import export_command
 from wdsfs.errors import ExportError
 from wdsfs.index.store import open_index
-from wdsfs.interop import export
-from wdsfs.interop.export import DALI, ENERGON, WIDS, Export, below, energon_root
+from wdsfs.interop.export import DALI, ENERGON, FORMATS, WIDS, Export, below, energon_root
 from wdsfs.storage.durable import Disk
 from wdsfs.tree.shard_set import ShardSet
 
@@ -356,4 +355,4 @@ def test_a_commit_whose_export_fails_says_so_and_is_done(program: Program) -> No
 
 
 def test_the_command_names_the_formats_without_loading_them() -> None:
-    assert tuple(export_command.FORMATS.choices) == export.FORMATS
+    assert tuple(export_command.FORMATS.choices) == FORMATS
