@@ -250,4 +250,9 @@ def bytes_text(count: float) -> str:
 
 def several(things: Sequence[str], most: int = 3) -> str:
     """Return a list for a message: `a, b, c and 7 more`."""
-    return ", ".join(things[:most]) + (f" and {len(things) - most} more" if len(things) > most else "")
+    return ", ".join(things[:most]) + (f" and {len(things) - most:,} more" if len(things) > most else "")
+
+
+def and_others(count: int) -> str:
+    """Return ` (and 2 more)` for a message that names the first of three things; "" for a single one."""
+    return f" (and {count - 1:,} more)" if count > 1 else ""

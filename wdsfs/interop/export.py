@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from wdsfs import __version__
 from wdsfs.cluster.engines import Workers
-from wdsfs.errors import MALFORMED, ExportError, ShardError, StaleShard, UnreadableShard, several
+from wdsfs.errors import MALFORMED, ExportError, ShardError, StaleShard, UnreadableShard, and_others, several
 from wdsfs.index import process_pool, record_of_file
 from wdsfs.index.portable_writer import PortableWriter
 from wdsfs.index.record import Record
@@ -256,9 +256,8 @@ class Export:
             if url.query or url.user:
                 bare.append(path)
         if bare:
-            more = f" (and {len(bare) - 1:,} more)" if len(bare) > 1 else ""
             self.report.warn(
-                bare[0] + more.encode(),
+                bare[0] + and_others(len(bare)).encode(),
                 "stands in the index without user, password and signature, with which alone it can be read: fetch "
                 "the shards, for example by curl, and export an index of the files",
             )

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from wdsfs import names
-from wdsfs.errors import MissingShard, ShardError, SpecError, UnreadableShard, several
+from wdsfs.errors import MissingShard, ShardError, SpecError, UnreadableShard, and_others, several
 from wdsfs.names import PLAIN, Reading
 from wdsfs.remote import urls
 from wdsfs.spec import braces, dependencies, index_file, located, objects, shard_lists
@@ -680,12 +680,12 @@ def _refuse_repeated(paths: list[bytes], words: list[Word]) -> None:
     if len(set(paths)) == len(paths):
         return
     repeated = [path for path, count in Counter(paths).items() if count > 1]
-    more = f" (and {len(repeated) - 1:,} more)" if len(repeated) > 1 else ""
     places = [
         str(word.origin) for path, word in zip(paths, words, strict=True) if path == repeated[0] and word.origin
     ]
     where = f" ({', '.join(places[:3])})" if places else ""
-    raise SpecError(f"the shard {os.fsdecode(repeated[0])!r}{more} is named twice{where}: name it once")
+    shards = f"{os.fsdecode(repeated[0])!r}{and_others(len(repeated))}"
+    raise SpecError(f"the shard {shards} is named twice{where}: name it once")
 
 
 # -- names in the mount --------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from wdsfs import trust
-from wdsfs.errors import DeniedObject, SpecError
+from wdsfs.errors import DeniedObject, SpecError, and_others
 from wdsfs.remote import urls
 from wdsfs.remote.urls import Pin
 from wdsfs.spec import braces, dependencies, index_file, objects
@@ -345,8 +345,8 @@ def _excluded(exclude: Field | None, shards: Collection[str]) -> _Excluded:
                 unknown.append(f"{entry.where}: {str(text)!r}")
     if unknown:
         # No error, as for Energon: a shard may have left the dataset. But it may also be a typing error.
-        more = f" (and {len(unknown) - 1:,} more)" if len(unknown) > 1 else ""
-        log.warning("%s%s names no shard of the dataset and excludes nothing", unknown[0], more)
+        named = f"{unknown[0]}{and_others(len(unknown))}"
+        log.warning("%s names no shard of the dataset and excludes nothing", named)
     return excluded
 
 

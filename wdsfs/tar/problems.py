@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from wdsfs.errors import and_others
+
 PROBLEMS_MAX = 1000  # problems of a shard kept word for word; further ones are counted
 
 # Kinds of problems in spite of which all members that a reader sees are whole. (Dangling links are found by
@@ -64,4 +66,4 @@ class Damage(Exception):
 
 def problems_text(first: Problem, count: int) -> str:
     """All problems of a shard in a line."""
-    return first.text + (f" (and {count - 1} more)" if count > 1 else "")
+    return first.text + and_others(count)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsfs.errors import ViewError
+from wdsfs.errors import ViewError, and_others, several
 from wdsfs.index.record import LINK, STRAY, Record
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import streams
@@ -180,9 +180,8 @@ class Draft:
     def columns_there(self) -> str:
         """Which columns the shard has, for a message about one that it has not."""
         there = self.columns()
-        more = f" and {len(there) - COLUMNS_NAMED} more" if len(there) > COLUMNS_NAMED else ""
-        named = ", ".join(repr(text_of(one)) for one in there[:COLUMNS_NAMED])
-        return f"the shard has the columns {named}{more}" if there else "the shard has no columns"
+        names = several([repr(text_of(extension)) for extension in there], COLUMNS_NAMED)
+        return f"the shard has the columns {names}" if there else "the shard has no columns"
 
     def matching(self, extension: bytes) -> list[int]:
         """The numbers of the extensions that this one stands for: with --ignore-case in any letter case."""
@@ -215,8 +214,8 @@ class Draft:
         kept = np.ones(len(self.paths), bool)
         if len(bad) and policy == ERROR:
             key = text_of(self.paths[bad[0]])
-            more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-            raise ViewError(f"{text_of(self.source.path)}: sample {key!r} {what}{more}; {way_out}")
+            sample = f"{text_of(self.source.path)}: sample {key!r}"
+            raise ViewError(f"{sample} {what}{and_others(len(bad))}; {way_out}")
         if policy == SKIP:
             kept[bad] = False
         return kept

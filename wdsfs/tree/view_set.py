@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TypeVar
 
-from wdsfs.errors import ShardError, StaleShard, UnreadableShard, UsageError, ViewError
+from wdsfs.errors import ShardError, StaleShard, UnreadableShard, UsageError, ViewError, and_others
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import PATIENCE_SECONDS, wait_for_tick
 from wdsfs.index.store import COMMIT_BYTES, COMMIT_SECONDS, Index
@@ -252,8 +252,7 @@ class ViewSet(ShardSet):
         # The problems of the shard itself were logged when it was indexed.
         texts = [problem.text for problem in made.problems if problem.kind in OF_VIEWS]
         if texts:
-            more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
-            log.warning("%s: %s%s", self.path_text(number), texts[0], more)
+            log.warning("%s: %s%s", self.path_text(number), texts[0], and_others(len(texts)))
 
     def make(self, on_done: Callable[[int], None] = lambda _: None) -> str | None:
         """Derive what has to be derived, up to the first shard that is refused; return why it is, if there is one.
