@@ -58,7 +58,8 @@ ENTRIES = ("wdsfs.__main__", "wdsfs.cli.main", "wdsfs.cli.mount_helper")
 # A child of a process that has used obstore hangs at its first call. So no process that may fork imports it: these
 # modules do, and only the fetcher, a program of its own, imports these.
 STORE_MODULES = {
-    f"wdsfs.remote.{name}" for name in ("answers", "plain_http", "store_clients", "hub", "stores", "uploads")
+    f"wdsfs.remote.{name}"
+    for name in ("answers", "demand", "hub", "open_objects", "store_clients", "stores", "uploads", "web_fallback")
 }
 FETCHER = "wdsfs.remote.fetcher"
 

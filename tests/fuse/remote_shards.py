@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.remote import fake_fetcher
 from wdsfs.fuse.supervisor import Supervisor
-from wdsfs.remote import launch
+from wdsfs.remote import launcher
 from wdsfs.remote.client import Remote, RemoteTar
 from wdsfs.remote.urls import Pin, Url
 from wdsfs.tree.content import Content
@@ -18,7 +18,7 @@ from wdsfs.tree.shard_set import ShardSet
 
 def install(kind: str, shard: str, settings: dict[str, str], log: str) -> None:
     """Have the mount of this process read its shard from a store of this kind."""
-    launch._START = fake_fetcher.START
+    launcher._START = fake_fetcher.START
     url, pin = Url("s3://b", f"{kind}/o.tar"), Pin(os.stat(shard).st_size, 0, '"1"', "")
     plain_init, plain_content = Supervisor.__init__, ShardSet.content
     remotes: list[Remote] = []

@@ -18,7 +18,7 @@ from typing import Any
 from tests.processes import PATIENCE, Process
 from tests.remote.clocks import JumpingClock
 from wdsfs.errors import WdsfsError
-from wdsfs.remote.counters import Counters
+from wdsfs.remote.retries import Counters
 from wdsfs.remote.settings import Settings
 from wdsfs.remote.urls import Pin, Url, parse
 

@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from wdsfs.errors import NoRanges
-from wdsfs.remote.intervals import Intervals, Span, joined
-from wdsfs.remote.parts import Take
+from wdsfs.remote.parts import Intervals, Span, Take, joined
 from wdsfs.remote.urls import Pin, Url, parse
 
 BLOCK = 4096

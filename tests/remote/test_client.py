@@ -21,10 +21,10 @@ from tests.remote import fake_fetcher
 from tests.remote.fake_fetcher import PIN, SIZE, FakeCache, body_of
 from tests.remote.stores import MemoryCache, MemoryStore, content, run, settled, until
 from wdsfs.errors import DeniedObject, MissingObject, ObjectChanged, Unreachable
-from wdsfs.remote import client, launch, messages
-from wdsfs.remote.alarm import Alarm
+from wdsfs.remote import client, launcher, messages
 from wdsfs.remote.client import Remote
 from wdsfs.remote.fetcher import DEATHS_MAX, Fetcher
+from wdsfs.remote.launcher import Alarm
 from wdsfs.remote.urls import Url
 
 IS_RESENT = 1 << 63
@@ -41,7 +41,7 @@ def url(kind: str, name: str = "o.tar") -> Url:
 @pytest.fixture
 def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Remote]]:
     """Makes Remotes whose fetcher has stores in its memory."""
-    monkeypatch.setattr(launch, "_START", fake_fetcher.START)
+    monkeypatch.setattr(launcher, "_START", fake_fetcher.START)
     made: list[Remote] = []
 
     def make(settings: Any = None, **options: Any) -> Remote:
@@ -180,7 +180,7 @@ def test_a_request_at_which_every_fetcher_dies_is_an_error(remote: Callable[...,
 def test_a_fetcher_that_cannot_start_is_an_error(
     remote: Callable[..., Remote], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "_START", "import sys; sys.exit(1)")
+    monkeypatch.setattr(launcher, "_START", "import sys; sys.exit(1)")
     with pytest.raises(Unreachable, match="has died"):
         remote().stat([url("plain")])
     monkeypatch.setattr(sys, "executable", "/nothing")

@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.remote.clocks import JumpingClock
-from wdsfs.remote.counters import Traffic
-from wdsfs.remote.retries import Limit, Patience, Transient, again, blocking
+from wdsfs.remote.retries import Limit, Patience, Traffic, Transient, again, blocking
 
 
 def failing(

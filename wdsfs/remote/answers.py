@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
-from functools import lru_cache
 from typing import Any
 
 from obstore import exceptions
@@ -23,6 +22,7 @@ from wdsfs.errors import (
     ShardError,
     Unreachable,
 )
+from wdsfs.remote.parts import Take
 from wdsfs.remote.retries import Transient
 from wdsfs.remote.urls import WEB, Pin, Url
 
@@ -32,7 +32,6 @@ _KIND = re.compile(r"HttpError \{\s+kind: ([A-Za-z]+)")
 _METADATA = ("169.254.", "metadata.google.internal", "fd00:ec2::254")
 _EXPIRED = frozenset({"ExpiredToken", "RequestTimeTooSkewed", "InvalidToken", "TokenRefreshRequired"})
 
-_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 # Words in the texts of obstore's errors of which another attempt is no way out, and what to say of them.
 _LASTING = {
     "TooManyRedirects": "its server redirects in a circle",
@@ -58,11 +57,30 @@ _WRONG_ANSWERS = 3  # a balancer may have one bad server among several: more att
 
 
 class OtherAnswer(Transient):
-    """obstore takes no answers of this kind, but what it says may be right: `store_clients.read_range` looks."""
+    """obstore takes no answers of this kind, but what it says may be right: `web_fallback.py` looks."""
 
 
 class OtherServer(OtherAnswer):
     """obstore takes no answers of this server, whose certificate others take, as curl does."""
+
+
+class Transfer:
+    """A range on its way: after an answer that was cut, the next one goes on where it has ended."""
+
+    def __init__(self, url: Url, pin: Pin, begin: int, end: int, take: Take) -> None:
+        self.url, self.pin = url, pin
+        self.at, self.end = begin, end
+        self._take = take
+
+    def add(self, piece: Any) -> None:
+        data = memoryview(piece)[: self.end - self.at]
+        self._take(self.at, data)
+        self.at += len(data)
+
+    def check(self) -> None:
+        """Raise Transient if there is more to come."""
+        if self.at < self.end:
+            raise Transient("its server sends less than it says")
 
 
 def failure(error: Exception, url: Url) -> ShardError | Transient:
@@ -74,9 +92,9 @@ def failure(error: Exception, url: Url) -> ShardError | Transient:
     if isinstance(error, exceptions.AlreadyExistsError):
         return ObjectExists(f"{url}: is there already")
     if isinstance(error, exceptions.PreconditionError):
-        return ObjectChanged(f"{url}: it has been replaced")
+        return replaced(url)
     if isinstance(error, exceptions.NotSupportedError):
-        return NoRanges(f"{url}: its server sends whole objects only")
+        return whole_only(url)
     if any(place in text for place in _METADATA):
         return DeniedObject(
             f"{url}: no credentials are found: set those of this kind of store, or for a public one "
@@ -110,6 +128,18 @@ def untrusted(url: Url) -> Unreachable:
     return Unreachable(
         f"{url}: the certificate of its server is not trusted: --store-option {url.store}:certificates=FILE"
     )
+
+
+def replaced(url: Url, change: str = "") -> ObjectChanged:
+    return ObjectChanged(f"{url}: it has been replaced" + (f": {change}" if change else ""))
+
+
+def whole_only(url: Url) -> NoRanges:
+    return NoRanges(f"{url}: its server sends whole objects only")
+
+
+def no_length(url: Url) -> Unreachable:
+    return Unreachable(f"{url}: its server does not say how large it is")
 
 
 def _of_connection(text: str, url: Url) -> ShardError | Transient:
@@ -146,60 +176,16 @@ def _of_connection(text: str, url: Url) -> ShardError | Transient:
     if kind:
         return Transient("the connection to its server broke")
     if any(word in text for word in _WRONG_HEADERS):
-        return Unreachable(f"{url}: its server does not say how large it is")
+        return no_length(url)
     return Transient("its store gives an answer that is not understood", attempts=_WRONG_ANSWERS)
 
 
-def range_of(status: int, headers: Mapping[str, str], text: str, url: Url, pin: Pin) -> tuple[int, int]:
-    """Begin and end of the range of the pinned object that an answer to GET has; names of headers in lower case.
+def pin_of(meta: Mapping[str, Any]) -> Pin:
+    """Return the pin of what obstore says of an object.
 
-    Raises ShardError, Transient for an answer that has none, as stores.py says for each.
+    Versions are left out, and times are in seconds: otherwise the pins of LIST and of HEAD would not be equal.
     """
-    if status == 206:
-        said = _RANGE.fullmatch(headers.get("content-range", ""))
-        if said is None:
-            raise wrong_range()
-        changed = pin.difference(pin_of(headers, int(said[3])))
-        if changed:
-            raise ObjectChanged(f"{url}: it has been replaced: {changed}")
-        return int(said[1]), int(said[2]) + 1
-    if status == 200:
-        raise NoRanges(f"{url}: its server sends whole objects only")
-    if status == 412:
-        raise ObjectChanged(f"{url}: it has been replaced")
-    if status in (404, 410):
-        raise ObjectChanged(f"{url}: it is gone")
-    raise of_status(status, text, url)
-
-
-def pin_of(headers: Mapping[str, str], size: int) -> Pin:
-    """The pin that headers say, with names in lower case."""
-    return Pin(size, _time_ns(headers.get("last-modified", "")), etag_of({"e_tag": headers.get("etag")}), "")
-
-
-def head_of(status: int, headers: Mapping[str, str], text: str, url: Url) -> Pin:
-    """The pin of the object of which an answer to GET has the first byte, or all; names in lower case.
-
-    Raises ShardError, Transient for an answer that has neither.
-    """
-    if status in (404, 410):
-        raise MissingObject(f"{url}: there is no such object")
-    if status not in (200, 206):
-        raise of_status(status, text, url)
-    said = _RANGE.fullmatch(headers.get("content-range", ""))
-    size = said[3] if said is not None else headers.get("content-length", "") if status == 200 else ""
-    if not size.isdecimal():
-        raise Unreachable(f"{url}: its server does not say how large it is")
-    return pin_of(headers, int(size))
-
-
-@lru_cache(4096)
-def _time_ns(text: str) -> int:
-    """The time of a Last-Modified; 0 without one."""
-    try:
-        return int(parsedate_to_datetime(text).timestamp()) * 10**9
-    except (ValueError, OverflowError):  # the second by a number of any length in the place of a day
-        return 0
+    return Pin(meta["size"], int(meta["last_modified"].timestamp()) * 10**9, etag_of(meta), "")
 
 
 def etag_of(found: Mapping[str, Any]) -> str:

@@ -15,14 +15,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from wdsfs import waits
 from wdsfs.errors import Interrupted, Unreachable, UnreadableShard
 from wdsfs.remote import messages
-from wdsfs.remote.alarm import Alarm
-from wdsfs.remote.launch import MEMORY, Launcher, peer_user
+from wdsfs.remote.cached_object import CachedObject
+from wdsfs.remote.launcher import MEMORY, Alarm, Launcher, peer_user
 from wdsfs.remote.messages import Frame, Span
+from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.remote.urls import Pin, Url
 from wdsfs.storage.identity import Fingerprint
 
@@ -31,32 +32,6 @@ NOTE = 1 << 20  # a read from the cache is noted when it is in another stretch o
 PAUSES = (0.0, 0.05, 0.2, 0.5, 1.0)  # seconds before a request is repeated whose fetcher has died
 
 _TIMEVAL = struct.Struct("ll")
-
-
-class ReadCachedLike(Protocol):
-    """The part of `cached_object.CachedObject` that a client uses."""
-
-    def read(self, size: int, offset: int) -> bytes | None: ...
-
-    def fill(self, buffer: bytearray | memoryview, offset: int, flags: int = 0) -> bool: ...
-
-    def missing(self, begin: int, end: int) -> list[Span]: ...
-
-    @property
-    def complete(self) -> bool: ...
-
-    @property
-    def fd(self) -> int: ...
-
-    def verify(self) -> int: ...
-
-    def close(self) -> None: ...
-
-
-class ReadCacheLike(Protocol):
-    """The part of `object_cache.ObjectCache` that a client uses."""
-
-    def open(self, shown: str, pin: Pin) -> ReadCachedLike: ...
 
 
 class Remote:
@@ -70,7 +45,7 @@ class Remote:
         self,
         settings: Any,
         cache: tuple[Path, int | None] | None = None,
-        opened: ReadCacheLike | None = None,
+        opened: ObjectCache | None = None,
         memory: int = MEMORY,
         device: int | None = None,
         log: Path | None = None,
@@ -323,7 +298,7 @@ class FetcherConnection:
 class RemoteTar:
     """A remote object as the bytes of a tar (`storage.source.TarReader`). Usable by several threads."""
 
-    def __init__(self, remote: Remote, url: Url, pin: Pin, cached: ReadCachedLike | None) -> None:
+    def __init__(self, remote: Remote, url: Url, pin: Pin, cached: CachedObject | None) -> None:
         self.size = pin.size
         self.url, self.pin = url, pin
         self.counted_as = url.counted_as

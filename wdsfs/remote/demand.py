@@ -16,14 +16,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from wdsfs.errors import NoRanges
-from wdsfs.remote.counters import Counters
-from wdsfs.remote.intervals import Span, joined, split
-from wdsfs.remote.parts import Buffer, CachedLike, Part, RemoteObject, Take, Whole, in_thread
-from wdsfs.remote.urls import Pin, Url
+from wdsfs.remote.cached_object import CachedObject
+from wdsfs.remote.parts import Part, RemoteObject, Span, Whole, in_thread, joined, split
+from wdsfs.remote.retries import Counters
+
+if TYPE_CHECKING:
+    from wdsfs.remote.stores import Stores
 
 log = logging.getLogger(__name__)
 
@@ -36,18 +38,10 @@ VERIFY_SECONDS = 0.5  # after the last bytes of an object: a file that has just 
 CLAIM_SECONDS, CLAIM_LOOK_SECONDS = 60.0, 0.005  # for what another process fetches
 
 
-class Store(Protocol):
-    """The part of `stores.Stores` that `demand` uses."""
-
-    async def fetch(self, url: Url, pin: Pin, begin: int, end: int, take: Take) -> None: ...
-
-    def get_all(self, url: Url, pin: Pin) -> AsyncIterator[Buffer]: ...
-
-
 class Demand:
     """Fetches what readers want, and what passes will want, within `memory` bytes."""
 
-    def __init__(self, stores: Store, memory: int, counters: Counters | None = None) -> None:
+    def __init__(self, stores: Stores, memory: int, counters: Counters | None = None) -> None:
         self.memory = memory
         self._counters = counters or Counters()
         self.used = self.used_ahead = self.most = 0  # bytes: now, of that by prefetch, and at most so far
@@ -72,7 +66,7 @@ class Demand:
     async def read(self, item: RemoteObject, begin: int, end: int, spans: Sequence[Span] = ()) -> list[memoryview]:
         """The bytes of a range; `spans` are what the same reader wants as well, or will want next.
 
-        Raises what `Store.get` raises.
+        Raises what `Stores.fetch` raises.
         """
         for tried in range(TRIES + 1):
             if tried == TRIES:  # the cache loses what it is given: go on without
@@ -310,7 +304,7 @@ class Demand:
             await part.stored()
 
 
-async def _verify(item: RemoteObject, cached: CachedLike) -> None:
+async def _verify(item: RemoteObject, cached: CachedObject) -> None:
     await asyncio.sleep(VERIFY_SECONDS)
     try:
         await in_thread(cached.verify)
@@ -329,7 +323,7 @@ def _close_by(item: RemoteObject, spans: list[Span]) -> list[Span]:
     return found
 
 
-async def _claim(cached: CachedLike, begin: int, end: int) -> bool:
+async def _claim(cached: CachedObject, begin: int, end: int) -> bool:
     """Wait until no other process fetches of this range; True if it is claimed for this one."""
     for _ in range(int(CLAIM_SECONDS / CLAIM_LOOK_SECONDS)):
         if cached.claim(begin, end):

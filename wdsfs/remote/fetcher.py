@@ -17,234 +17,133 @@ import logging
 import os
 import signal
 import socket
+import struct
 import threading
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from wdsfs import waits
-from wdsfs.errors import CacheFull, MissingObject, ObjectChanged, UnreadableShard, WdsfsError
-from wdsfs.log_lines import LoggedMessages, TerminalFormatter
+from wdsfs.errors import WdsfsError
+from wdsfs.log_lines import TerminalFormatter
 from wdsfs.remote import messages
-from wdsfs.remote.alarm import Alarm
-from wdsfs.remote.counters import Counters
-from wdsfs.remote.demand import PART, Demand
-from wdsfs.remote.fatal_requests import FatalRequests
-from wdsfs.remote.intervals import Span, split
-from wdsfs.remote.kernel_replies import KernelReplies, first_unique
-from wdsfs.remote.launch import WAITING, Configuration, configuration_in, hold, peer_user
+from wdsfs.remote.launcher import WAITING, Alarm, Configuration, configuration_in, hold, peer_user
 from wdsfs.remote.messages import Frame
-from wdsfs.remote.parts import CachedLike, RemoteObject
-from wdsfs.remote.passes import WINDOW_MAX
-from wdsfs.remote.programs import StoresLike
-from wdsfs.remote.urls import Pin, Url
+from wdsfs.remote.open_objects import BEAT, OpenObjects
+from wdsfs.remote.parts import RemoteObject, Span
+from wdsfs.remote.retries import Counters
+from wdsfs.remote.urls import Pin
 
 if TYPE_CHECKING:
     from wdsfs.remote.object_cache import ObjectCache
+    from wdsfs.remote.stores import Stores
 
 log = logging.getLogger(__name__)
 
 INTERRUPTED_MAX = 1024  # requests remembered that were interrupted before they were handed over
 LOOKED_AT_MAX = 64  # clients that wait, at a time
 DEATHS_MAX = 5  # of fetchers during attempts at the same request
-FETCHES = 16  # requests at a time for a whole object
 _M_ARENA_MAX = -8  # of malloc.h
-BEAT = 0.5  # seconds between signs of life to who waits for an upload, or for a whole object
+_DEATHS = 1 << 8  # more than are ever counted
+_HEADER = struct.Struct("<IiQ")  # struct fuse_out_header: length, error, unique
+_RESEND = 7  # FUSE_NOTIFY_RESEND
+_IS_RESENT = 1 << 63  # FUSE_UNIQUE_RESEND
+# The client was interrupted or the request was handed out again and answered; the file system was unmounted.
+_NOBODY_WAITS = (errno.ENOENT, errno.ENODEV)
 
 
-class CacheLike(Protocol):
-    """The part of `object_cache.ObjectCache` that the fetcher uses."""
+class KernelReplies:
+    """Answers requests of the kernel by their numbers."""
 
-    def open(self, shown: str, pin: Pin) -> CachedLike: ...
+    def __init__(self, device: int) -> None:
+        self._device = device
 
-    def keep_pin(self, shown: str, pin: Pin) -> None: ...
+    def data(self, unique: int, pieces: Sequence[memoryview]) -> None:
+        self._write([_HEADER.pack(_HEADER.size + sum(map(len, pieces)), 0, unique), *pieces])
 
-    def drop_pin(self, shown: str) -> None: ...
+    def error(self, unique: int, number: int) -> None:
+        self._write([_HEADER.pack(_HEADER.size, -number, unique)])
 
+    def resend(self) -> None:
+        """Have the kernel hand out again what a fetcher that died has not answered."""
+        with contextlib.suppress(OSError):  # before Linux 6.9 nothing is handed over
+            os.write(self._device, _HEADER.pack(_HEADER.size, _RESEND, 0))
 
-class _Coming:
-    """An object that is fetched whole: `left` bytes are not in the cache yet. `progress` gets the others."""
-
-    def __init__(self, item: RemoteObject, left: int, progress: Callable[[int], None]) -> None:
-        self.left = left
-        self._item, self._progress, self._reported = item, progress, 0
-
-    def report(self, arrived: int = 0) -> None:
-        """Report the bytes in the cache and the `arrived` ones of unfinished parts: never fewer than before."""
-        self._reported = max(self._reported, self._item.pin.size - self.left + arrived)
-        self._progress(self._reported)
-
-    async def beat(self) -> None:
-        """Report again and again, without an end."""
-        while True:
-            await asyncio.sleep(BEAT)
-            self.report(min(self._item.arrived, self.left))
+    def _write(self, reply: Sequence[bytes | memoryview]) -> None:
+        try:
+            os.writev(self._device, reply)
+        except OSError as error:
+            if error.errno not in _NOBODY_WAITS:
+                log.error("a reply was refused: %s", error.strerror)
 
 
-class Fetcher:
-    """Objects that are open, and what can be done with them; `replies` go to the kernel."""
+def _first_unique(unique: int) -> int:
+    """The number under which a request was handed out for the first time."""
+    return unique & ~_IS_RESENT
+
+
+class FatalRequests:
+    """Notes, in memory that outlives a fetcher, of the requests during which fetchers have died.
+
+    So no request ends one fetcher after the other. The memory holds the number of the present fetcher, then slots
+    of two words: the number of a request that is under way, and which fetcher began it and how many died before
+    that. Two requests may want the same slot: the count begins again then.
+    """
+
+    def __init__(self, words: memoryview[int]) -> None:
+        words[0] += 1
+        self._fetcher, self._slots = words[0], words[1:]
+
+    def begin(self, request: int) -> int:
+        """Note that a request is under way; return during how many attempts at it a fetcher has died."""
+        at, deaths = self._place(request), 0
+        if self._slots[at] == request:
+            fetcher, deaths = divmod(self._slots[at + 1], _DEATHS)
+            deaths += fetcher != self._fetcher
+        self._slots[at], self._slots[at + 1] = request, self._fetcher * _DEATHS + deaths
+        return deaths
+
+    def end(self, request: int) -> None:
+        """Note that a request was answered."""
+        at = self._place(request)
+        if self._slots[at] == request:
+            self._slots[at] = 0
+
+    def _place(self, request: int) -> int:
+        return request // 2 % (len(self._slots) // 2) * 2  # the kernel numbers by twos
+
+
+class Fetcher(OpenObjects):
+    """Open objects, and the requests of the kernel that are answered from them; `replies` go to the kernel."""
 
     def __init__(
         self,
-        stores: StoresLike,
-        cache: CacheLike | None,
+        stores: Stores,
+        cache: ObjectCache | None,
         alarm: Alarm,
         memory: int,
         replies: KernelReplies | None = None,
         counters: Counters | None = None,
     ) -> None:
-        self._counters = counters or Counters()
-        self.stores, self.demand = stores, Demand(stores, memory, self._counters)
-        self._cache, self._alarm, self._replies = cache, alarm, replies
-        self._window = WINDOW_MAX if cache is not None else memory // 4
-        self._objects: dict[tuple[Url, Pin], tuple[RemoteObject, list[object]]] = {}
+        super().__init__(stores, cache, alarm, memory, counters)
+        self._replies = replies
         self._fatal = FatalRequests(alarm.left)
         # By first number: the last number, the work, the thread that waits for it.
         self._handed: dict[int, tuple[int, asyncio.Task[None], int]] = {}
-        self._closing: set[asyncio.Task[None]] = set()
         self._looked_at: set[int] = set()  # the requests of the last look at clients
         self._look: asyncio.TimerHandle | None = None  # the next look; None while nothing is handed over
         self._interrupted: OrderedDict[int, None] = OrderedDict()
-        self._changes: dict[RemoteObject, asyncio.Task[None]] = {}
-        self._logged = LoggedMessages()
-        self.waiting = 0  # reads that are not answered yet
-        self._coming = 0  # bytes that are missing of the objects that `fetch` is at
 
-    # --- objects
-
-    def open(self, url: Url, pin: Pin, user: object) -> RemoteObject:
-        """The object, in use by `user` until `close` is called with the same."""
-        found = self._objects.get((url, pin))
-        if found is None:
-            found = self._objects[url, pin] = RemoteObject(url, pin, self._cached(url, pin), self._window), []
-        found[1].append(user)
-        return found[0]
-
-    def close(self, item: RemoteObject, user: object) -> None:
-        _, users = self._objects[item.url, item.pin]
-        users.remove(user)
-        if not users:
-            del self._objects[item.url, item.pin]
-            self.demand.forget(item)
-            task = asyncio.create_task(item.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
-
-    @contextlib.contextmanager
-    def using(self, item: RemoteObject) -> Iterator[RemoteObject]:
-        """The object, open for the block."""
-        mark = object()
-        self.open(item.url, item.pin, mark)
-        try:
-            yield item
-        finally:
-            self.close(item, mark)
-
-    def _cached(self, url: Url, pin: Pin) -> CachedLike | None:
-        if self._cache is None:
-            return None
-        try:
-            return self._cache.open(url.shown, pin)
-        except OSError as error:
-            self.say(f"{url.shown}: read without the cache: {error.strerror}")
-            return None
-
-    async def changed(self, item: RemoteObject) -> None:
-        """The store has another object in the place of this one: all processes get to know the new one."""
-        task = self._changes.get(item)
-        if task is None:
-            task = self._changes[item] = asyncio.create_task(self._renew_pin(item.url))
-            task.add_done_callback(lambda _: self._changes.pop(item, None))
-        await asyncio.shield(task)
-
-    async def _renew_pin(self, url: Url) -> None:
-        try:
-            pin = await self.stores.head(url)
-            if self._cache is not None:
-                self._cache.keep_pin(url.shown, pin)
-        except (WdsfsError, OSError) as error:  # who looks at it next meets the same
-            self.say(f"{error}")
-            if self._cache is not None and isinstance(error, MissingObject):
-                with contextlib.suppress(OSError):
-                    self._cache.drop_pin(url.shown)
-        self._alarm.ring()
-
-    # --- reading
-
-    async def read(self, item: RemoteObject, begin: int, end: int, spans: Sequence[Span] = ()) -> list[memoryview]:
-        """The bytes of a range, and prefetch for the pass that it may belong to. Raises ShardError."""
-        if item.cached is not None and item.cached.evicted and not item.tasks:
-            item.cached.close()
-            item.cached, item.verified = self._cached(item.url, item.pin), False
-        low, high = min([begin, *(span[0] for span in spans)]), max([end, *(span[1] for span in spans)])
-        ahead = item.passes.seen(low, high, high - low)
-        if ahead is not None:  # once the read itself is queued
-            asyncio.get_running_loop().call_soon(self.demand.prefetch, item, *ahead)
-        return await self._read(item, begin, end, spans)
-
-    async def _read(
-        self, item: RemoteObject, begin: int, end: int, spans: Sequence[Span] = ()
-    ) -> list[memoryview]:
-        self.waiting += 1
-        try:
-            return await self.demand.read(item, begin, end, spans)
-        except ObjectChanged:
-            await self.changed(item)
-            raise
-        finally:
-            self.waiting -= 1
-
-    def note(self, item: RemoteObject, begin: int, end: int, used: int) -> None:
-        """A client has read this from the cache."""
-        ahead = item.passes.seen(begin, end, used, is_miss=False)
-        if ahead is not None:
-            self.demand.prefetch(item, *ahead)
-
-    def will_need(self, item: RemoteObject, begin: int, end: int, is_stream: bool) -> None:
-        ahead = item.passes.announced(begin) if is_stream else (begin, end)
-        if ahead is not None:
-            self.demand.prefetch(item, *ahead)
-
-    async def fetch(self, item: RemoteObject, progress: Callable[[int], None]) -> None:
-        """Bring all of an object into the cache, or nothing if there is no room for it. Raises ShardError."""
-        cached = item.cached
-        if cached is None:
-            raise UnreadableShard(f"{item.url.shown}: there is no cache to fetch it into")
-        missing = cached.missing(0, item.pin.size)
-        coming = _Coming(item, sum(end - begin for begin, end in missing), progress)
-        turn = asyncio.Semaphore(FETCHES)
-
-        async def bring(begin: int, end: int) -> None:
-            async with turn:
-                await self._read(item, begin, end)
-                await self.demand.stored(item, begin, end)
-            if cached.missing(begin, end):
-                raise _no_room(item)
-            coming.left -= end - begin
-            self._coming -= end - begin
-            coming.report()
-
-        coming.report()
-        self._coming += coming.left
-        beating = asyncio.create_task(coming.beat())
-        try:
-            if coming.left and not await asyncio.to_thread(cached.has_room, self._coming):
-                raise _no_room(item)
-            async with asyncio.TaskGroup() as group:
-                for span in split(missing, PART):
-                    group.create_task(bring(*span))
-        finally:
-            beating.cancel()
-            self._coming -= coming.left
-
-    # --- requests of the kernel
+    def stats(self) -> dict[str, Any]:
+        """Return its state as JSON."""
+        return {**super().stats(), "handed_over": len(self._handed)}
 
     def hand_over(
         self, unique: int, item: RemoteObject, begin: int, end: int, spans: Sequence[Span], client: int = 0
     ) -> None:
         """Answer a READ of the kernel, for this thread."""
-        first = first_unique(unique)
+        first = _first_unique(unique)
         before = self._handed.get(first)
         # Handed out again: the kernel has forgotten the old number, also where that one arrives later, from a
         # worker that had received it before.
@@ -280,7 +179,7 @@ class Fetcher:
 
     def interrupt(self, unique: int) -> None:
         """The client of a request no longer waits for its answer."""
-        first = first_unique(unique)
+        first = _first_unique(unique)
         handed = self._handed.get(first)
         if handed is not None:
             handed[1].cancel()
@@ -318,58 +217,11 @@ class Fetcher:
         if self._replies is not None:
             self._replies.error(unique, number)
 
-    # --- what it says
-
-    def errno_of(self, error: Exception) -> int:
-        """The errno of an error, which is logged."""
-        if isinstance(error, WdsfsError):
-            self.say(f"{error}")
-            return error.errno
-        log.error("a request failed, the fetcher goes on", exc_info=error)
-        return errno.EIO
-
-    def say(self, text: str) -> None:
-        """Log a message, but not again and again."""
-        if self._logged.add(text):
-            log.warning("%s", text)
-
-    def stats(self) -> dict[str, Any]:
-        """Its state as JSON."""
-        demand, waiting = self.demand, self._waiting_by_store()
-        return {
-            "stores": {store: {**traffic, **waiting[store]} for store, traffic in self._counters.report().items()},
-            "requests": demand.requests,
-            "bytes_fetched": demand.fetched,
-            "in_flight": demand.in_flight,
-            "queued": demand.queued,
-            "memory": demand.used,
-            "memory_most": demand.most,
-            "handed_over": len(self._handed),
-            "waiting": self.waiting,
-            "objects": len(self._objects),
-            "alarms": self._alarm.count,
-        }
-
-    def _waiting_by_store(self) -> defaultdict[str, dict[str, int]]:
-        """How many requests of each store are queued and in flight."""
-        found: defaultdict[str, dict[str, int]] = defaultdict(lambda: {"queued": 0, "in_flight": 0})
-        for item, _ in self._objects.values():
-            for _, _, part in item.parts:
-                found[item.url.counted_as]["queued" if part.task is None else "in_flight"] += 1
-        return found
-
 
 def _fatal_text(item: RemoteObject, begin: int, end: int) -> str:
     return (
         f"{item.url.shown}: bytes {begin:,} to {end:,} are not read: the process that fetches has died "
         f"{DEATHS_MAX + 1} times at it"
-    )
-
-
-def _no_room(item: RemoteObject) -> CacheFull:
-    return CacheFull(
-        f"{item.url.shown}: the cache has no room for it ({item.pin.size:,} bytes): give it more by --cache-size, "
-        "or remove what is not needed any more by `wdsfs cache`"
     )
 
 
@@ -534,7 +386,6 @@ def main(descriptor: int) -> None:
         return
     # Here: everything else works, and is tested, without the libraries for stores and cache.
     from wdsfs.remote.object_cache import ObjectCache
-    from wdsfs.remote.programs import StoresAndPrograms
     from wdsfs.remote.settings import Settings
     from wdsfs.remote.stores import Stores
 
@@ -548,7 +399,7 @@ def main(descriptor: int) -> None:
 
     async def serve_stores() -> None:
         settings = Settings([(prefix, options) for prefix, options in configuration.settings])
-        stores = StoresAndPrograms(Stores(settings, counters), cache)
+        stores = Stores(settings, counters, cache=cache)
         await serve(configuration, stores, cache, counters, stores.end)
 
     asyncio.run(serve_stores())
@@ -583,8 +434,8 @@ def _share_heap() -> None:
 
 async def serve(
     configuration: Configuration,
-    stores: StoresLike,
-    cache: CacheLike | None,
+    stores: Stores,
+    cache: ObjectCache | None,
     counters: Counters | None = None,
     end: Callable[[], object] = lambda: None,
 ) -> None:

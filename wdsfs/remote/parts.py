@@ -6,15 +6,81 @@ When a request is made is for `demand.py`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from bisect import bisect_left, bisect_right
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 from wdsfs.errors import NoRanges
-from wdsfs.remote.intervals import Intervals, Span
+from wdsfs.remote.cached_object import BLOCK, CachedObject
 from wdsfs.remote.passes import WINDOW_MAX, Passes
 from wdsfs.remote.urls import Pin, Url
 
-BLOCK = 4096  # bytes; the unit of the cache
+Thing = TypeVar("Thing")
+Span = tuple[int, int]  # begin and end (bytes)
+
+
+class Intervals(Generic[Thing]):
+    """Things by range of bytes, in order. No two ranges overlap; `add` does not check that."""
+
+    def __init__(self) -> None:
+        self._begins: list[int] = []
+        self._rows: list[tuple[int, int, Thing]] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[tuple[int, int, Thing]]:
+        return iter(self._rows)
+
+    def add(self, begin: int, end: int, thing: Thing) -> None:
+        at = bisect_left(self._begins, begin)
+        self._begins.insert(at, begin)
+        self._rows.insert(at, (begin, end, thing))
+
+    def remove(self, begin: int) -> None:
+        """Remove the range that begins here. Raises KeyError."""
+        at = bisect_left(self._begins, begin)
+        if at == len(self._begins) or self._begins[at] != begin:
+            raise KeyError(begin)
+        del self._begins[at], self._rows[at]
+
+    def overlapping(self, begin: int, end: int) -> list[tuple[int, int, Thing]]:
+        """The rows that have bytes of this range, in order."""
+        at = max(bisect_right(self._begins, begin) - 1, 0)
+        rows = []
+        for row in self._rows[at : bisect_left(self._begins, end)]:
+            if row[1] > begin:
+                rows.append(row)
+        return rows
+
+    def gaps(self, begin: int, end: int) -> list[Span]:
+        """The parts of this range that are in no row."""
+        found = []
+        for start, stop, _ in self.overlapping(begin, end):
+            if start > begin:
+                found.append((begin, start))
+            begin = max(begin, stop)
+        if begin < end:
+            found.append((begin, end))
+        return found
+
+
+def joined(spans: Iterable[Span], gap: int = 0) -> list[Span]:
+    """The spans in order, those that overlap or are at most `gap` bytes apart as one."""
+    found: list[Span] = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1] + gap:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        elif begin < end:
+            found.append((begin, end))
+    return found
+
+
+def split(spans: Iterable[Span], most: int) -> list[Span]:
+    """The spans in pieces of at most `most` bytes."""
+    return [(start, min(start + most, end)) for begin, end in spans for start in range(begin, end, most)]
+
+
 INLINE = 256 << 10  # bytes of a part that is written to the cache without a thread: that takes longer
 WRITE = 1 << 20  # bytes that are written to the cache at a time when an object comes as a whole
 
@@ -22,32 +88,6 @@ Result = TypeVar("Result")
 Buffer = bytes | memoryview
 Piece = tuple[int, memoryview]  # where it begins (bytes), and its bytes
 Take = Callable[[int, Buffer], None]  # gets the pieces of a range in order: where each begins, and its bytes
-
-
-class CachedLike(Protocol):
-    """The part of `cached_object.CachedObject` that fetching uses."""
-
-    @property
-    def evicted(self) -> bool: ...
-
-    @property
-    def complete(self) -> bool: ...
-
-    def verify(self) -> int: ...
-
-    def close(self) -> None: ...
-
-    def read(self, size: int, offset: int) -> bytes | None: ...
-
-    def missing(self, begin: int, end: int) -> list[Span]: ...
-
-    def has_room(self, size: int) -> bool: ...
-
-    def put(self, offset: int, data: Buffer) -> bool: ...
-
-    def claim(self, begin: int, end: int) -> bool: ...
-
-    def release(self, begin: int, end: int) -> None: ...
 
 
 class Part:
@@ -68,7 +108,7 @@ class Part:
         self.done = False
         self._error: Exception | None = None
         self._here, self._stop = begin, end  # up to where its bytes have come, and will come
-        self._cached: CachedLike | None = None
+        self._cached: CachedObject | None = None
         self._storing: asyncio.Task[None] | None = None
         self._stored = 0  # pieces that were given to the cache
         self._rest = b""  # of them, the begin of a block
@@ -154,7 +194,7 @@ class Part:
 class RemoteObject:
     """An object that is read: what is here of it, and what is in flight."""
 
-    def __init__(self, url: Url, pin: Pin, cached: CachedLike | None, window: int = WINDOW_MAX) -> None:
+    def __init__(self, url: Url, pin: Pin, cached: CachedObject | None, window: int = WINDOW_MAX) -> None:
         self.url, self.pin, self.cached = url, pin, cached
         self.parts: Intervals[Part] = Intervals()  # queued or in flight
         self.held: Intervals[memoryview] = Intervals()
@@ -246,7 +286,7 @@ async def in_thread(work: Callable[[], Result]) -> Result:
 class Whole:
     """An object that is fetched from its first byte to its last, since its server does not send parts."""
 
-    def __init__(self, item: RemoteObject, cached: CachedLike, body: AsyncIterator[Buffer]) -> None:
+    def __init__(self, item: RemoteObject, cached: CachedObject, body: AsyncIterator[Buffer]) -> None:
         self._cached, self._body = cached, body
         self._at = 0  # bytes that are in the cache
         self._error: Exception | None = None

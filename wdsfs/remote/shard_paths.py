@@ -48,12 +48,14 @@ OpenShard: TypeAlias = "int | RemoteTar"
 log = logging.getLogger(__name__)
 
 REPLACED_MAX = 3  # times that a shard is replaced while it is fetched
+PIECE = 8 << 20  # bytes that are copied at a time
 REFUSED_SECONDS = 5.0  # how long a store is believed that it does not have an object, or refuses it
 
 _urls: dict[bytes, Url] = {}  # by path: those whose URL has more than the path shows
 _pins: dict[bytes, Pin] = {}  # by path: what this process knows where the cache cannot keep it
 _refused: dict[bytes, tuple[float, ShardError]] = {}  # by path: until when (monotonic) this error is its answer
 _remote: Remote | None = None
+_held: list[CachedObject] = []  # what cannot come again, open and held until all processes have ended
 _said: set[str] = set()  # warnings that were given already
 
 
@@ -87,7 +89,7 @@ def attach(device: int, log_file: Path | None) -> Remote:
 def _connect(device: int | None, log_file: Path | None) -> Remote:
     from wdsfs.remote import settings
     from wdsfs.remote.client import Remote
-    from wdsfs.remote.launch import MEMORY
+    from wdsfs.remote.launcher import MEMORY
 
     cache, sections = _cache(), settings.load(os.environ.get("WDSFS_STORE_OPTIONS", "").split()).sections
     memory = parse_size(os.environ.get("WDSFS_FETCH_MEMORY", str(MEMORY)))
@@ -115,6 +117,8 @@ def close() -> None:
     if _remote is not None:
         _remote.close()
         _remote = None
+    while _held:
+        _held.pop().close()
     for known in (_cache, standard_input):
         known.cache_clear()
     for kept in (_urls, _pins, _refused, _said):
@@ -146,17 +150,17 @@ def standard_input() -> bytes:
 
     Its path holds the hash of what has come, so that no other process has another shard of this path.
     """
-    from wdsfs.remote import spool
+    from wdsfs.remote import spooled
 
     shown = "the standard input"
     with open(0, "rb", closefd=False) as file:
-        spooled = spool.spool(_cache(), shown, file)
-    with spooled.file:
-        if not spooled.size:
+        spool = spooled.spool(_cache(), shown, file)
+    with spool.file:
+        if not spool.size:
             raise UnreadableShard(f"{shown}: no shard has come, it is empty")
-        pin = spooled.pin()
-        url = Url(f"{PIPE}stdin-{spooled.digest}", "stdin")
-        spool.keep(_cache(), url.shown, pin, spooled)
+        pin = spool.pin()
+        url = Url(f"{PIPE}stdin-{spool.digest}", "stdin")
+        spooled.keep(_cache(), url.shown, pin, spool).close()
     path = path_of(url)
     _keep(path, pin)
     return path
@@ -356,11 +360,9 @@ def upload(path: bytes, fd: int, replaces: Pin | None, goes_on: Callable[[], Non
     pin = remote().upload(url_of(path), f"/proc/{os.getpid()}/fd/{fd}", replaces, goes_on)
     _keep(path, pin)
     if replaces is not None:
-        from wdsfs.remote import spool
-
         with contextlib.suppress(OSError), contextlib.closing(_cache().open(os.fsdecode(path), pin)) as cached:
             at = 0
-            while (piece := os.pread(fd, spool.PIECE, at)) and cached.put(at, piece):
+            while (piece := os.pread(fd, PIECE, at)) and cached.put(at, piece):
                 at += len(piece)
     return pin
 
@@ -409,6 +411,10 @@ def _keep(path: bytes, pin: Pin) -> None:
     _pins[path] = pin
     with contextlib.suppress(OSError):  # a full disk: what this process knows is enough for it
         _cache().keep_pin(os.fsdecode(path), pin)
+    if is_output(path):
+        with contextlib.suppress(OSError):  # a file system without leases: it stays as long as there is room
+            _held.append(_cache().open(os.fsdecode(path), pin))
+            _held[-1].hold()
 
 
 def _forget(path: bytes) -> None:

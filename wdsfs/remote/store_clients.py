@@ -6,14 +6,10 @@ Only the fetcher may import this: a child of a process that has used obstore han
 from __future__ import annotations
 
 import base64
-import http.client
+import configparser
 import importlib
 import os
 import re
-import ssl
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,20 +20,23 @@ from obstore.store import AzureStore, GCSStore, HTTPStore, ObjectStore, S3Store
 from wdsfs import __version__
 from wdsfs.errors import Unreachable
 from wdsfs.extras import install_command
-from wdsfs.remote import aws_profiles
-from wdsfs.remote.answers import THROTTLING, seconds_of, untrusted
-from wdsfs.remote.retries import Transient
 from wdsfs.remote.settings import pace
 from wdsfs.remote.urls import BUCKETS, Url, is_signed
 
 Options = dict[str, str]
 
-HOW_LONG_SECONDS = 10.0  # for the answer to a question for Retry-After
 _CONNECT = "5s"
 _WHOLE = "7days"  # a request may take as long as bytes keep coming
 # What HTTPStore puts into a URL as it is; of a path with other characters the store is made for that one URL.
 _PLAIN_PATH = re.compile(r"[\w/.~ +-]*", re.ASCII)
 USER_AGENT = f"wdsfs/{__version__}"
+_PROFILE_NAMES = {
+    "aws_access_key_id": "access_key_id",
+    "aws_secret_access_key": "secret_access_key",
+    "aws_session_token": "session_token",
+    "region": "region",
+    "endpoint_url": "endpoint",
+}
 
 
 class StoreAccess(NamedTuple):
@@ -128,7 +127,7 @@ def _s3(url: Url, options: Options) -> StoreAccess:
     if os.environ.get("AWS_ACCESS_KEY_ID") and not chosen:
         return StoreAccess(config, "access key of the environment")
     profile = chosen or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
-    found = aws_profiles.read(profile or "default")
+    found = _profile(profile or "default")
     config["region"] = config["region"] or (None if os.environ.get("AWS_REGION") else found.get("region"))
     config["endpoint"] = config["endpoint"] or (
         None if os.environ.get("AWS_ENDPOINT_URL") else found.get("endpoint")
@@ -145,6 +144,28 @@ def _s3(url: Url, options: Options) -> StoreAccess:
         if os.environ.get(variable):
             return StoreAccess(config, kind)
     return StoreAccess(config, "role of the instance")
+
+
+def _profile(profile: str) -> dict[str, str]:
+    """Return what plain files have of an AWS profile, under the names of our options.
+
+    The rest (SSO, roles, processes) is for boto3.
+    """
+    found: dict[str, str] = {}
+    for variable, default, section in (
+        ("AWS_CONFIG_FILE", "~/.aws/config", profile if profile == "default" else f"profile {profile}"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", profile),
+    ):
+        parser = configparser.ConfigParser(interpolation=None, strict=False)
+        try:
+            parser.read(os.path.expanduser(os.environ.get(variable) or default))
+        except (configparser.Error, UnicodeDecodeError):
+            continue  # the AWS tools say what is wrong with it
+        if parser.has_section(section):
+            found.update(
+                {_PROFILE_NAMES[name]: value for name, value in parser.items(section) if name in _PROFILE_NAMES}
+            )
+    return found
 
 
 def _keys(found: Options) -> Options:
@@ -272,78 +293,3 @@ _ACCESS: dict[str, Callable[[Url, Options], StoreAccess]] = {
     "az": _az,
     "hf": _hf,
 }
-
-
-# --- what obstore does not say --------------------------------------------------------------------------------
-
-
-_NO_ANSWER = (OSError, ValueError, http.client.HTTPException)  # of urllib, at any moment of an answer
-
-
-class _Stay(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: object) -> None:
-        """Not followed: the headers of the first place are no business of another."""
-
-
-def ask_how_long(url: Url, options: Options, now: Callable[[], float]) -> float | None:
-    """Seconds that a web server asks to be left alone for (Retry-After), by asking for one byte.
-
-    obstore gives no headers of an answer that is an error. Blocks; None when it does not ask for that (any more).
-    """
-    try:
-        with _asked(url, options, {"Range": "bytes=0-0"}, HOW_LONG_SECONDS):
-            return None
-    except urllib.error.HTTPError as error:
-        with error:
-            said = error.headers.get("Retry-After", "") if error.code in THROTTLING else ""
-    except _NO_ANSWER:
-        return None
-    return seconds_of(said, now())
-
-
-def read_range(
-    url: Url, options: Options, begin: int, end: int, condition: dict[str, str], most: int, seconds: float
-) -> tuple[int, dict[str, str], bytes]:
-    """The answer of a web server to GET for a range: status, headers with names in lower case, and up to `most`
-    bytes of the body.
-
-    Of those that obstore does not take, as one in chunks. Redirects are not followed. Blocks, and reads no body
-    for longer than `seconds`, for its thread is one of few. Raises Transient, Unreachable.
-    """
-    headers = {**condition, "Range": f"bytes={begin}-{end - 1}"}
-    try:
-        with _answer(url, options, headers, pace(options).silence) as answer:
-            body, late = bytearray(), time.monotonic() + seconds
-            while len(body) < most and (piece := answer.read1(most - len(body))):
-                body += piece
-                if time.monotonic() > late:
-                    raise TimeoutError
-    except TimeoutError:
-        raise Transient("its server does not answer", silent=True) from None
-    except _NO_ANSWER as error:
-        if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
-            raise untrusted(url) from None
-        raise Transient("the connection to its server broke") from None
-    named = {} if answer.status >= 300 else answer.headers
-    return answer.status, {name.lower(): value for name, value in named.items()}, bytes(body)
-
-
-def _answer(url: Url, options: Options, headers: dict[str, str], timeout: float) -> Any:
-    """As `_asked`, also for a status that is an error."""
-    try:
-        return _asked(url, options, headers, timeout)
-    except urllib.error.HTTPError as error:
-        return error
-
-
-def _asked(url: Url, options: Options, headers: dict[str, str], timeout: float) -> Any:
-    """The answer to GET by urllib, open. Raises OSError, ValueError, HTTPException."""
-    target = f"{url.store}/{url.path}" + (f"?{url.query}" if url.query else "")
-    context = ssl.create_default_context()
-    if "certificates" in options:
-        context.load_verify_locations(options["certificates"])
-    opener = urllib.request.build_opener(_Stay, urllib.request.HTTPSHandler(context=context))
-    request = urllib.request.Request(
-        target, headers={**access(url, options).headers, **headers, "User-Agent": USER_AGENT}
-    )
-    return opener.open(request, timeout=timeout)

@@ -10,12 +10,12 @@ the object was replaced                ObjectChanged (ESTALE): by If-Match (412)
 the object is gone (404, 410)          `head`: MissingObject; `get`: ObjectChanged
 it has become shorter (416)            ObjectChanged
 it has no ETag, or a weak one          pinned by size and Last-Modified (`Pin.is_weak`: callers warn)
-it has neither ETag nor Last-Modified  `Pin.is_blind`: one whole answer is kept (`spooled_objects.py`)
+it has neither ETag nor Last-Modified  `Pin.is_blind`: one whole answer is kept (`spooled.py`)
 If-Match is ignored                    nothing else: every answer is compared with the pin before its body is read
 an answer has nothing to compare       ObjectChanged
 Range is ignored (200 for 206)         NoRanges: `get_all` reads such an object, from its first byte
 Content-Range is nonsense              asked again, in all 3 times; then Unreachable (EIO)
-a wider or narrower range, in chunks   taken, by urllib (web servers only), and by it alone for a minute
+a wider or narrower range, in chunks   taken, by `web_fallback.py` (web servers only), and by it alone for a minute
 a certificate of an authority          likewise, if `certificates` names it; from buckets Unreachable
 Content-Range has another size         ObjectChanged
 the body is cut, or too short          asked again, for the rest of a long range
@@ -31,18 +31,15 @@ no connection, no answer (`timeout`)
 ... for longer than `total_time`       Unreachable
 other answers                          Unreachable at once
 =====================================  =======================================================================
-
-Short ranges of web servers without TLS are asked for by `plain_http.py`, all else by obstore.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import mmap
 import time
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from functools import lru_cache, partial
@@ -54,14 +51,15 @@ from obstore.store import ObjectStore
 
 from wdsfs.errors import DeniedObject, MissingObject, NoRanges, ObjectChanged, ShardError, Unreachable
 from wdsfs.remote import answers, settings, store_clients, urls
-from wdsfs.remote.answers import OtherAnswer, OtherServer
-from wdsfs.remote.counters import Counters, Traffic
+from wdsfs.remote.answers import OtherAnswer, OtherServer, Transfer
 from wdsfs.remote.hub import Hub
+from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.remote.parts import Buffer, Take
-from wdsfs.remote.plain_http import OTHER_WAY_SECONDS, PlainServer, PlainServers
-from wdsfs.remote.retries import Clock, Limit, Patience, Transient, again, blocking
+from wdsfs.remote.retries import Clock, Counters, Limit, Patience, Traffic, Transient, again
 from wdsfs.remote.settings import Pace, Settings
+from wdsfs.remote.spooled import SpooledObjects
 from wdsfs.remote.urls import WEB, Pin, Url
+from wdsfs.remote.web_fallback import WebFallback
 
 if TYPE_CHECKING:  # obstore has these for checkers only
     from obstore import GetOptions, GetResult, PutMode
@@ -79,8 +77,6 @@ REFUSED = 2  # attempts to learn what is there, if connections are refused
 DOWN_SECONDS = 5.0  # how long a store is believed to be down
 _RENEW = 60.0  # seconds until a client that is refused is made anew
 _FRUITLESS = 3  # times in a row that it may not
-OTHER_PIECE = 1 << 20  # bytes of a range that are asked for at a time where obstore refuses the answers
-WIDER = 1 << 20  # bytes before a range that are taken, too, if a server sends them
 LISTED = 512 << 10  # bytes of a page of a listing, at most
 _OBSTORE_ERRORS = (exceptions.BaseError, OSError, ValueError)
 
@@ -95,42 +91,48 @@ class _Route(NamedTuple):
     patience: Patience
     limit: Limit
     traffic: Traffic
-    plain: PlainServer | None  # that asks for short ranges
 
 
 class Stores:
     """All stores, as one process talks to them."""
 
-    def __init__(self, chosen: Settings, counters: Counters, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        chosen: Settings,
+        counters: Counters,
+        clock: Clock | None = None,
+        cache: ObjectCache | None = None,
+    ) -> None:
         self._settings = chosen
+        self._spooled = SpooledObjects(cache)
         self._counters = counters
         self._clock = clock or Clock()
         self._clients: OrderedDict[tuple[object, ...], tuple[ObjectStore, float]] = OrderedDict()
         self._making = asyncio.Lock()
         self._limits: dict[str, Limit] = {}
-        self._plain_servers = PlainServers()
         # By store: until when it is not asked what is there, and why. By object: until when it is told to wait.
         self._down: dict[str, tuple[float, str]] = {}
         self._told: OrderedDict[Url, tuple[float, str]] = OrderedDict()
-        # By store: until when it is known to give answers that obstore refuses.
-        self._other_way: dict[str, float] = {}
+        self._fallback = WebFallback(self._clock)
         self._route = lru_cache(ROUTES)(self._new_route)
-        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._hub = Hub(self._clock, time.time)
 
     # --- what is there
 
     async def head(self, url: Url) -> Pin:
-        """The pin of the object that is at a URL now. Raises ShardError."""
+        """Return the pin of the object that is at a URL now; a command is run for that. Raises ShardError."""
+        if url.is_program:
+            return await self._spooled.output(url)
         if url.scheme == "hf":
             return await self._look(url, lambda: self._hub.head(url, self._options(url)))
-        if url.scheme in WEB:
-            return await self._look(url, lambda: self._head_of_web(url))
-        return await self._look(url, lambda: self._head(url))
+        if url.scheme not in WEB:
+            return await self._look(url, lambda: self._head(url))
+        pin = await self._look(url, lambda: self._head_of_web(url))
+        return await self._spooled.pin(url, pin, partial(self.get_all, url)) if pin.is_blind else pin
 
     async def _head(self, url: Url) -> Pin:
         client, path = await self._client(url)
-        return _pin(await self._asked(url, obstore.head_async(client, path)))
+        return answers.pin_of(await self._asked(url, obstore.head_async(client, path)))
 
     async def _head_of_web(self, url: Url) -> Pin:
         """By HEAD, or if that is refused, by the head of an answer to GET: a signature is for one method."""
@@ -145,9 +147,8 @@ class Stores:
         except (NoRanges, ObjectChanged):  # whole objects only, or not even one byte
             found = await self._asked(url, obstore.get_async(client, path))
         except OtherAnswer:
-            status, headers, body = await self._by_urllib(url, 0, 1, {})
-            return answers.head_of(status, headers, body.decode("latin-1"), url)
-        return _pin(found.meta)
+            return await self._fallback.head(url, self._options(url))
+        return answers.pin_of(found.meta)
 
     async def _list(self, prefix: Url) -> list[tuple[Url, Pin]]:
         client, _ = await self._client(prefix)
@@ -156,7 +157,7 @@ class Stores:
         listing = obstore.list(client, directory or None, chunk_size=1000)
         while (some := await self._asked(prefix, _next(listing), LISTED)) is not None:
             found += [one for one in some if one["path"].startswith(prefix.key)]
-        return sorted((prefix._replace(key=one["path"]), _pin(one)) for one in found)
+        return sorted((prefix._replace(key=one["path"]), answers.pin_of(one)) for one in found)
 
     async def list(self, prefix: Url) -> list[tuple[Url, Pin]]:
         """All objects whose key starts with that of `prefix`, by key. Raises ShardError."""
@@ -173,8 +174,10 @@ class Stores:
 
         Raises ShardError.
         """
-        if begin < end:
-            transfer = _Transfer(url, pin, begin, end, take)
+        if url.is_program or pin.is_spooled:
+            take(begin, await self._spooled.read(url, pin, begin, end, partial(self.get_all, url)))
+        elif begin < end:
+            transfer = Transfer(url, pin, begin, end, take)
             await self._again(url, lambda: self._rest_of(transfer))
 
     async def get(self, url: Url, pin: Pin, begin: int, end: int) -> bytes:
@@ -183,77 +186,34 @@ class Stores:
         await self.fetch(url, pin, begin, end, lambda _, data: pieces.append(data))
         return b"".join(pieces)
 
-    async def _rest_of(self, transfer: _Transfer) -> None:
+    async def _rest_of(self, transfer: Transfer) -> None:
         """One request for what is still to come of a range."""
         url, before = transfer.url, transfer.at
         try:
-            if self._other_way and self._other_way.get(url.store, 0.0) > self._clock.now():
-                await self._in_other_answers(transfer)
-            elif transfer.end - before <= STREAMED:
-                transfer.add(await self._short(url, transfer.pin, before, transfer.end))
+            if self._fallback.is_asked(url):
+                await self._fallback.fetch(transfer, self._options(url))
             else:
-                found = await self._opened(url, transfer.pin, {"range": (before, transfer.end)})
-                pieces = found.stream(min_chunk_size=PIECE)
-                while (piece := await self._asked(url, _next(pieces), PIECE)) is not None:
-                    transfer.add(piece)
+                await self._by_obstore(transfer)
             transfer.check()
         except OtherAnswer as error:
             if url.scheme not in WEB:
                 raise
             if isinstance(error, OtherServer):
-                self._other_way[url.store] = self._clock.now() + OTHER_WAY_SECONDS
+                self._fallback.ask_from_now(url)
             self._route(url).traffic.retries += 1
-            await self._in_other_answers(transfer)
+            await self._fallback.fetch(transfer, self._options(url))
         finally:
             self._route(url).traffic.bytes += transfer.at - before
 
-    async def _in_other_answers(self, transfer: _Transfer) -> None:
-        """What is still to come of a range, in answers that may have more or less of it, and be in chunks.
-
-        As many answers as it takes, but no slower than the pace of the store: one byte with each is too slow.
-        """
-        pace = self._route(transfer.url).pace
-        while transfer.at < transfer.end:
-            end = min(transfer.end, transfer.at + OTHER_PIECE)
-            try:
-                async with asyncio.timeout(pace.seconds(end - transfer.at)):
-                    while transfer.at < end:
-                        await self._other_answer(transfer, end)
-            except TimeoutError:
-                raise Transient("its server answers with too little at a time", silent=True) from None
-
-    async def _other_answer(self, transfer: _Transfer, end: int) -> None:
-        """One such answer to a request for what is still to come before `end`."""
-        url, pin, at = transfer.url, transfer.pin, transfer.at
-        most = end - at + WIDER
-        status, headers, body = await self._by_urllib(url, at, end, pin.condition, most)
-        text = body.decode("latin-1") if status >= 300 else ""
-        begin, stop = answers.range_of(status, headers, text, url, pin)
-        length = headers.get("content-length", f"{stop - begin}")
-        if not begin <= at < stop or at - begin > WIDER or length != f"{stop - begin}":
-            raise answers.wrong_range()
-        if len(body) < min(stop - begin, most):
-            raise Transient("its server sends less than it says")
-        if (begin, stop) != (at, end) or "content-length" not in headers:
-            self._other_way[url.store] = self._clock.now() + OTHER_WAY_SECONDS
-        transfer.add(body[at - begin : stop - begin])
-
-    async def _by_urllib(
-        self, url: Url, begin: int, end: int, condition: dict[str, str], most: int = WIDER
-    ) -> tuple[int, dict[str, str], bytes]:
-        seconds = self._route(url).pace.seconds(most)
-        read = partial(store_clients.read_range, url, self._options(url), begin, end, condition, most, seconds)
-        return await blocking(read, seconds)
-
-    async def _short(self, url: Url, pin: Pin, begin: int, end: int) -> Any:
-        """The bytes of a short range, in one piece: by the way that is the least work."""
-        plain = self._route(url).plain
-        if plain is not None:
-            data = await self._answered(url, plain.get(url, pin, begin, end))
-            if data is not None:
-                return data
-        found = await self._opened(url, pin, {"range": (begin, end)})
-        return await self._asked(url, found.bytes_async(), end - begin)
+    async def _by_obstore(self, transfer: Transfer) -> None:
+        url, size = transfer.url, transfer.end - transfer.at
+        answer = await self._opened(url, transfer.pin, {"range": (transfer.at, transfer.end)})
+        if size <= STREAMED:
+            transfer.add(await self._asked(url, answer.bytes_async(), size))
+            return
+        pieces = answer.stream(min_chunk_size=PIECE)
+        while (piece := await self._asked(url, _next(pieces), PIECE)) is not None:
+            transfer.add(piece)
 
     async def get_all(self, url: Url, pin: Pin) -> AsyncIterator[memoryview]:
         """The pinned object from its first byte to its last, for servers that ignore Range. Raises ShardError.
@@ -298,9 +258,9 @@ class Stores:
             found = await self._asked(url, obstore.get_async(client, path, options=options))
         except MissingObject:
             raise ObjectChanged(f"{url}: it is gone") from None
-        changed = pin.difference(_pin(found.meta))
+        changed = pin.difference(answers.pin_of(found.meta))
         if changed:
-            raise ObjectChanged(f"{url}: it has been replaced: {changed}")
+            raise answers.replaced(url, changed)
         return found
 
     async def _opened_at_hub(self, url: Url, pin: Pin, options: GetOptions) -> GetResult:
@@ -335,9 +295,9 @@ class Stores:
         mode: PutMode = "create"
         if replaces is not None:
             found = await self._asked(url, obstore.head_async(client, path))
-            changed = replaces.difference(_pin(found))
+            changed = replaces.difference(answers.pin_of(found))
             if changed:
-                raise ObjectChanged(f"{url}: it has been replaced: {changed}")
+                raise answers.replaced(url, changed)
             mode = {"e_tag": found["e_tag"]}
             if found["version"]:  # by which Google's store knows it
                 mode["version"] = found["version"]
@@ -372,11 +332,17 @@ class Stores:
         client = await self._kept(url, (seconds, *route.place), lambda: store_clients.make(url, options))
         return client, route.path
 
+    def end(self) -> None:
+        """End the commands that still run."""
+        self._spooled.end()
+
     # --- for `doctor`
 
     async def describe(self, url: Url) -> dict[str, Any]:
         """A report about a URL: reachable, credentials (their kind), ranges, conditions; None: not known."""
         found: dict[str, Any] = dict.fromkeys(("reachable", "credentials", "ranges", "conditions", "error"))
+        if url.is_program:
+            return {"error": f"{url}: is a program"}
         try:
             found["credentials"] = store_clients.access(url, self._options(url)).kind
             if not url.key or url.key.endswith("/"):
@@ -422,8 +388,7 @@ class Stores:
         if url.store not in self._limits:
             self._limits[url.store] = Limit(int(float(options.get("requests", REQUESTS))), self._clock)
         limit, traffic = self._limits[url.store], self._counters.of(url.store)
-        plain = self._plain_servers.of(url, options)
-        return _Route(options, place, path, pace, Patience(pace.total), limit, traffic, plain)
+        return _Route(options, place, path, pace, Patience(pace.total), limit, traffic)
 
     def _options(self, url: Url) -> dict[str, str]:
         return self._route(url).options
@@ -545,47 +510,10 @@ class Stores:
         await self._ask_how_long(url, failed)
         raise failed
 
-    async def _answered(self, url: Url, answered: Awaitable[Result]) -> Result:
-        """The answer of a web server that obstore was not needed for. Raises ShardError, Transient."""
-        try:
-            return await answered
-        except Transient as error:
-            await self._ask_how_long(url, error)
-            raise
-
     async def _ask_how_long(self, url: Url, failed: ShardError | Transient) -> None:
         """Note in an error of a web server that is throttling how long to wait, if the server says so."""
         if isinstance(failed, Transient) and failed.throttled and url.scheme in WEB:
-            failed.wait = await self._how_long(url)
-
-    async def _how_long(self, url: Url) -> float | None:
-        """Seconds that the server asks to be left alone for. Of many requests that it refuses, one asks."""
-        if self._asking[url.store].locked():
-            return None
-        async with self._asking[url.store]:
-            question = partial(store_clients.ask_how_long, url, self._options(url), time.time)
-            with contextlib.suppress(Transient):
-                return await blocking(question, store_clients.HOW_LONG_SECONDS)
-        return None
-
-
-class _Transfer:
-    """A range on its way: after an answer that was cut, the next one goes on where it has ended."""
-
-    def __init__(self, url: Url, pin: Pin, begin: int, end: int, take: Take) -> None:
-        self.url, self.pin = url, pin
-        self.at, self.end = begin, end
-        self._take = take
-
-    def add(self, piece: Any) -> None:
-        data = memoryview(piece)[: self.end - self.at]
-        self._take(self.at, data)
-        self.at += len(data)
-
-    def check(self) -> None:
-        """Raise Transient if there is more to come."""
-        if self.at < self.end:
-            raise Transient("its server sends less than it says")
+            failed.wait = await self._fallback.how_long(url, self._options(url))
 
 
 def _of_size(url: Url, pin: Pin, found: GetResult) -> GetResult:
@@ -594,14 +522,6 @@ def _of_size(url: Url, pin: Pin, found: GetResult) -> GetResult:
     if size != pin.size:
         raise ObjectChanged(f"{url}: it has {size:,} bytes instead of {pin.size:,}")
     return found
-
-
-def _pin(found: Any) -> Pin:
-    """The pin of what obstore says of an object.
-
-    Versions are left out, and times are in seconds: otherwise the pins of LIST and of HEAD would not be equal.
-    """
-    return Pin(found["size"], int(found["last_modified"].timestamp()) * 10**9, answers.etag_of(found), "")
 
 
 async def _next(pieces: Any) -> Any:

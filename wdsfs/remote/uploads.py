@@ -18,28 +18,19 @@ import hashlib
 import mmap
 import os
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from wdsfs.errors import MissingObject, ObjectChanged, ObjectExists, UnreadableShard
 from wdsfs.remote.urls import Pin, Url
+
+if TYPE_CHECKING:
+    from wdsfs.remote.stores import Stores
 
 PIECE = 8 << 20  # bytes that are read back at a time
 PIECES = 4  # of them at once
 
 
-class UploadStoresLike(Protocol):
-    """The part of `stores.Stores` that an upload uses."""
-
-    async def head(self, url: Url) -> Pin: ...
-
-    async def get(self, url: Url, pin: Pin, begin: int, end: int) -> bytes | memoryview: ...
-
-    async def put(self, url: Url, content: mmap.mmap, replaces: Pin | None) -> str: ...
-
-    async def copy(self, url: Url, size: int, target: Url) -> None: ...
-
-
-async def upload(stores: UploadStoresLike, url: Url, file: str, replaces: Pin | None) -> Pin:
+async def upload(stores: Stores, url: Url, file: str, replaces: Pin | None) -> Pin:
     """Put a file into a store, in the place of the pinned object or of none; returns the pin of the new one.
 
     An object with the same content counts as this one: an answer may have been lost. Raises ShardError, of which
@@ -67,7 +58,7 @@ async def upload(stores: UploadStoresLike, url: Url, file: str, replaces: Pin | 
     raise UnreadableShard(f"{url}: what the store has is not what was sent; remove it, and repeat the command")
 
 
-async def copy(stores: UploadStoresLike, url: Url, pin: Pin, target: Url) -> Pin:
+async def copy(stores: Stores, url: Url, pin: Pin, target: Url) -> Pin:
     """Have a store copy the pinned object to a place in its bucket where there is none; returns the pin there.
 
     The copy has no condition on its source, so that is compared before and after. Raises ShardError.
@@ -85,14 +76,14 @@ async def copy(stores: UploadStoresLike, url: Url, pin: Pin, target: Url) -> Pin
     return found
 
 
-async def _require(stores: UploadStoresLike, url: Url, pin: Pin) -> None:
+async def _require(stores: Stores, url: Url, pin: Pin) -> None:
     """Raise ObjectChanged if there is another object than the pinned one."""
     changed = pin.difference(await stores.head(url))
     if changed:
         raise ObjectChanged(f"{url}: it has been replaced: {changed}")
 
 
-async def _is_same(stores: UploadStoresLike, url: Url, pin: Pin, content: mmap.mmap, digest: str) -> bool:
+async def _is_same(stores: Stores, url: Url, pin: Pin, content: mmap.mmap, digest: str) -> bool:
     """True if an object has this content, whose MD5 is `digest`."""
     if pin.size != len(content):
         return False
@@ -106,7 +97,7 @@ async def _is_same(stores: UploadStoresLike, url: Url, pin: Pin, content: mmap.m
     return True
 
 
-async def _is_same_piece(stores: UploadStoresLike, url: Url, pin: Pin, content: mmap.mmap, start: int) -> bool:
+async def _is_same_piece(stores: Stores, url: Url, pin: Pin, content: mmap.mmap, start: int) -> bool:
     end = min(start + PIECE, pin.size)
     with memoryview(content) as view, view[start:end] as wanted:
         return await stores.get(url, pin, start, end) == wanted

@@ -55,7 +55,7 @@ _SIGNING = re.compile(
 _SIGNING_BESIDE_SIG = re.compile(
     r"sv|ss|srt|sp|se|st|spr|sr|skoid|sktid|skt|ske|sks|skv|sip|si|sdd|saoid|suoid|scid|ses"
 )
-SPOOLED = '"spooled-'  # how the ETags begin that we make of the bytes of objects (`spooled_objects.py`)
+SPOOLED = '"spooled-'  # how the ETags begin that we make of the bytes of objects (`spooled.py`)
 _PRINTABLE = re.compile(r"[\x20-\x7e]+")
 
 

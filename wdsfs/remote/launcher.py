@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import mmap
 import os
 import socket
 import struct
@@ -25,6 +26,40 @@ WAITING = 4096  # connections that may wait for a fetcher
 _START = "import sys; sys.path[:] = sys.argv[2:]; from wdsfs.remote.fetcher import main; main(int(sys.argv[1]))"
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _LOCK = struct.Struct("hhqqi4x")  # struct flock
+SHARED = 1 << 17  # bytes of the memory that fetchers and their clients share
+
+
+class Alarm:
+    """An alarm that the fetcher raises for all processes of a mount: an object has changed.
+
+    A number in shared memory, since a worker asks for it at every request; only the fetcher writes it. `fd` can be
+    inherited by a process that does not share the memory yet.
+    """
+
+    def __init__(self, fd: int | None = None) -> None:
+        if fd is None:
+            fd = os.memfd_create("wdsfs-alarm")
+            os.ftruncate(fd, SHARED)
+        self.fd = fd
+        self._words = memoryview(mmap.mmap(fd, SHARED)).cast("Q")
+
+    @property
+    def words(self) -> memoryview[int]:
+        """The memory; the first word is `count`."""
+        return self._words
+
+    @property
+    def left(self) -> memoryview[int]:
+        """The memory from one fetcher to the next."""
+        return self._words[1:]
+
+    @property
+    def count(self) -> int:
+        """How often it was raised."""
+        return self._words[0]
+
+    def ring(self) -> None:
+        self._words[0] += 1
 
 
 @dataclass(frozen=True, slots=True)

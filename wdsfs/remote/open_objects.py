@@ -1,0 +1,243 @@
+"""The objects that a fetcher has open, and reading them: from the cache, or as `demand.py` fetches them.
+
+Who reads is for others: `fetcher.py` answers clients and the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from wdsfs.errors import CacheFull, MissingObject, ObjectChanged, UnreadableShard, WdsfsError
+from wdsfs.log_lines import LoggedMessages
+from wdsfs.remote.demand import PART, Demand
+from wdsfs.remote.launcher import Alarm
+from wdsfs.remote.parts import RemoteObject, Span, split
+from wdsfs.remote.passes import WINDOW_MAX
+from wdsfs.remote.retries import Counters
+from wdsfs.remote.urls import Pin, Url
+
+if TYPE_CHECKING:
+    from wdsfs.remote.cached_object import CachedObject
+    from wdsfs.remote.object_cache import ObjectCache
+    from wdsfs.remote.stores import Stores
+
+log = logging.getLogger(__name__)
+
+FETCHES = 16  # requests at a time for a whole object
+BEAT = 0.5  # seconds between signs of life to who waits for an upload, or for a whole object
+
+
+class _Coming:
+    """An object that is fetched whole: `left` bytes are not in the cache yet. `progress` gets the others."""
+
+    def __init__(self, item: RemoteObject, left: int, progress: Callable[[int], None]) -> None:
+        self.left = left
+        self._item, self._progress, self._reported = item, progress, 0
+
+    def report(self, arrived: int = 0) -> None:
+        """Report the bytes in the cache and the `arrived` ones of unfinished parts: never fewer than before."""
+        self._reported = max(self._reported, self._item.pin.size - self.left + arrived)
+        self._progress(self._reported)
+
+    async def beat(self) -> None:
+        """Report again and again, without an end."""
+        while True:
+            await asyncio.sleep(BEAT)
+            self.report(min(self._item.arrived, self.left))
+
+
+class OpenObjects:
+    """Objects by URL and pin, each open as long as it has a user."""
+
+    def __init__(
+        self, stores: Stores, cache: ObjectCache | None, alarm: Alarm, memory: int, counters: Counters | None
+    ) -> None:
+        self._counters = counters or Counters()
+        self.stores, self.demand = stores, Demand(stores, memory, self._counters)
+        self._cache, self._alarm = cache, alarm
+        self._window = WINDOW_MAX if cache is not None else memory // 4
+        self._objects: dict[tuple[Url, Pin], tuple[RemoteObject, list[object]]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._changes: dict[RemoteObject, asyncio.Task[None]] = {}
+        self._logged = LoggedMessages()
+        self.waiting = 0  # reads that are not answered yet
+        self._coming = 0  # bytes that are missing of the objects that `fetch` is at
+
+    # --- objects
+
+    def open(self, url: Url, pin: Pin, user: object) -> RemoteObject:
+        """The object, in use by `user` until `close` is called with the same."""
+        found = self._objects.get((url, pin))
+        if found is None:
+            found = self._objects[url, pin] = RemoteObject(url, pin, self._cached(url, pin), self._window), []
+        found[1].append(user)
+        return found[0]
+
+    def close(self, item: RemoteObject, user: object) -> None:
+        _, users = self._objects[item.url, item.pin]
+        users.remove(user)
+        if not users:
+            del self._objects[item.url, item.pin]
+            self.demand.forget(item)
+            task = asyncio.create_task(item.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    @contextlib.contextmanager
+    def using(self, item: RemoteObject) -> Iterator[RemoteObject]:
+        """The object, open for the block."""
+        mark = object()
+        self.open(item.url, item.pin, mark)
+        try:
+            yield item
+        finally:
+            self.close(item, mark)
+
+    def _cached(self, url: Url, pin: Pin) -> CachedObject | None:
+        if self._cache is None:
+            return None
+        try:
+            return self._cache.open(url.shown, pin)
+        except OSError as error:
+            self.say(f"{url.shown}: read without the cache: {error.strerror}")
+            return None
+
+    async def changed(self, item: RemoteObject) -> None:
+        """The store has another object in the place of this one: all processes get to know the new one."""
+        task = self._changes.get(item)
+        if task is None:
+            task = self._changes[item] = asyncio.create_task(self._renew_pin(item.url))
+            task.add_done_callback(lambda _: self._changes.pop(item, None))
+        await asyncio.shield(task)
+
+    async def _renew_pin(self, url: Url) -> None:
+        try:
+            pin = await self.stores.head(url)
+            if self._cache is not None:
+                self._cache.keep_pin(url.shown, pin)
+        except (WdsfsError, OSError) as error:  # who looks at it next meets the same
+            self.say(f"{error}")
+            if self._cache is not None and isinstance(error, MissingObject):
+                with contextlib.suppress(OSError):
+                    self._cache.drop_pin(url.shown)
+        self._alarm.ring()
+
+    # --- reading
+
+    async def read(self, item: RemoteObject, begin: int, end: int, spans: Sequence[Span] = ()) -> list[memoryview]:
+        """The bytes of a range, and prefetch for the pass that it may belong to. Raises ShardError."""
+        if item.cached is not None and item.cached.evicted and not item.tasks:
+            item.cached.close()
+            item.cached, item.verified = self._cached(item.url, item.pin), False
+        low, high = min([begin, *(span[0] for span in spans)]), max([end, *(span[1] for span in spans)])
+        ahead = item.passes.seen(low, high, high - low)
+        if ahead is not None:  # once the read itself is queued
+            asyncio.get_running_loop().call_soon(self.demand.prefetch, item, *ahead)
+        return await self._read(item, begin, end, spans)
+
+    async def _read(
+        self, item: RemoteObject, begin: int, end: int, spans: Sequence[Span] = ()
+    ) -> list[memoryview]:
+        self.waiting += 1
+        try:
+            return await self.demand.read(item, begin, end, spans)
+        except ObjectChanged:
+            await self.changed(item)
+            raise
+        finally:
+            self.waiting -= 1
+
+    def note(self, item: RemoteObject, begin: int, end: int, used: int) -> None:
+        """A client has read this from the cache."""
+        ahead = item.passes.seen(begin, end, used, is_miss=False)
+        if ahead is not None:
+            self.demand.prefetch(item, *ahead)
+
+    def will_need(self, item: RemoteObject, begin: int, end: int, is_stream: bool) -> None:
+        ahead = item.passes.announced(begin) if is_stream else (begin, end)
+        if ahead is not None:
+            self.demand.prefetch(item, *ahead)
+
+    async def fetch(self, item: RemoteObject, progress: Callable[[int], None]) -> None:
+        """Bring all of an object into the cache, or nothing if there is no room for it. Raises ShardError."""
+        cached = item.cached
+        if cached is None:
+            raise UnreadableShard(f"{item.url.shown}: there is no cache to fetch it into")
+        missing = cached.missing(0, item.pin.size)
+        coming = _Coming(item, sum(end - begin for begin, end in missing), progress)
+        turn = asyncio.Semaphore(FETCHES)
+
+        async def bring(begin: int, end: int) -> None:
+            async with turn:
+                await self._read(item, begin, end)
+                await self.demand.stored(item, begin, end)
+            if cached.missing(begin, end):
+                raise _no_room(item)
+            coming.left -= end - begin
+            self._coming -= end - begin
+            coming.report()
+
+        coming.report()
+        self._coming += coming.left
+        beating = asyncio.create_task(coming.beat())
+        try:
+            if coming.left and not await asyncio.to_thread(cached.has_room, self._coming):
+                raise _no_room(item)
+            async with asyncio.TaskGroup() as group:
+                for span in split(missing, PART):
+                    group.create_task(bring(*span))
+        finally:
+            beating.cancel()
+            self._coming -= coming.left
+
+    # --- what it says
+
+    def errno_of(self, error: Exception) -> int:
+        """The errno of an error, which is logged."""
+        if isinstance(error, WdsfsError):
+            self.say(f"{error}")
+            return error.errno
+        log.error("a request failed, the fetcher goes on", exc_info=error)
+        return errno.EIO
+
+    def say(self, text: str) -> None:
+        """Log a message, but not again and again."""
+        if self._logged.add(text):
+            log.warning("%s", text)
+
+    def stats(self) -> dict[str, Any]:
+        """Its state as JSON."""
+        demand, waiting = self.demand, self._waiting_by_store()
+        return {
+            "stores": {store: {**traffic, **waiting[store]} for store, traffic in self._counters.report().items()},
+            "requests": demand.requests,
+            "bytes_fetched": demand.fetched,
+            "in_flight": demand.in_flight,
+            "queued": demand.queued,
+            "memory": demand.used,
+            "memory_most": demand.most,
+            "waiting": self.waiting,
+            "objects": len(self._objects),
+            "alarms": self._alarm.count,
+        }
+
+    def _waiting_by_store(self) -> defaultdict[str, dict[str, int]]:
+        """How many requests of each store are queued and in flight."""
+        found: defaultdict[str, dict[str, int]] = defaultdict(lambda: {"queued": 0, "in_flight": 0})
+        for item, _ in self._objects.values():
+            for _, _, part in item.parts:
+                found[item.url.counted_as]["queued" if part.task is None else "in_flight"] += 1
+        return found
+
+
+def _no_room(item: RemoteObject) -> CacheFull:
+    return CacheFull(
+        f"{item.url.shown}: the cache has no room for it ({item.pin.size:,} bytes): give it more by --cache-size, "
+        "or remove what is not needed any more by `wdsfs cache`"
+    )

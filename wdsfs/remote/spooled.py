@@ -1,0 +1,276 @@
+"""Objects that come in order and as a whole: output of commands, the standard input, objects that nothing marks.
+
+They wait in a file without a name, in the directory of the cache, until all have come: only then size and hash are
+known, which make the pin. Such an object has to be in the cache as a whole, so others go for it, however recently
+they were used. What comes only once is held there as long as a process has it open.
+
+A command is run when its shard is looked at for the first time. One that fails gives a shard, too: of what has
+come, with the exit code and the last line of its standard error in its pin. All of these lines go to the log.
+
+Of two answers of a server that gives neither ETag nor Last-Modified nobody can say that they are of the same
+object. So one answer is kept from its first byte to its last, and what was evicted is fetched whole again; other
+bytes than before are then another object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from io import BufferedIOBase
+from typing import IO, NamedTuple, TypeAlias, TypeVar, cast
+
+from wdsfs import trust
+from wdsfs.errors import ObjectChanged, Unreachable, UnreadableShard
+from wdsfs.remote.cached_object import CachedObject
+from wdsfs.remote.object_cache import ObjectCache
+from wdsfs.remote.parts import Buffer
+from wdsfs.remote.urls import SPOOLED, Pin, Url
+
+log = logging.getLogger(__name__)
+
+PIECE = 8 << 20  # bytes that are copied at a time
+AT_ONCE = 8  # commands that run, and objects that are fetched
+ATTEMPTS = 3  # answers that are cut: what has come of one is of no use for another
+LOGGED_LINES, LOGGED_LINE = 100, 1000  # of each run in the log; characters of a line
+END_SECONDS = 1.0  # how long to wait for its end: a child that the command has left behind may keep it open
+LAST_LINE = 200  # characters of the last line that are kept
+
+Result = TypeVar("Result")
+Bodies: TypeAlias = Callable[[Pin], AsyncIterator[Buffer]]  # gives the answer to one request for all of an object
+
+
+class Spool(NamedTuple):
+    """What has come."""
+
+    file: IO[bytes]
+    size: int  # bytes
+    digest: str
+
+    def pin(self, version: str = "") -> Pin:
+        """Return the pin: equal output is the same object, so its index is found again."""
+        return Pin(self.size, 0, f'"{self.digest}"', version)
+
+
+def spool(cache: ObjectCache, shown: str, source: BufferedIOBase) -> Spool:
+    """Read all that comes. Raises UnreadableShard if the cache has no room for so much."""
+    digest, size = hashlib.blake2b(digest_size=16), 0
+    try:
+        trust.directory(cache.directory, create=True)
+        limit = cache.room.most()
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(tempfile.TemporaryFile(dir=cache.directory))
+            while piece := source.read1(PIECE):
+                size += len(piece)
+                if size > limit:
+                    raise _no_room(shown, size, limit)
+                digest.update(piece)
+                file.write(piece)
+            file.flush()
+            stack.pop_all()
+    except OSError as error:
+        raise _refused(cache, shown, error) from None
+    return Spool(file, size, digest.hexdigest())
+
+
+def keep(cache: ObjectCache, shown: str, pin: Pin, spooled: Spool) -> CachedObject:
+    """Put what has come into the cache; return it, open. Raises UnreadableShard if there is no room for it."""
+    try:
+        with contextlib.ExitStack() as stack:
+            cached = stack.enter_context(contextlib.closing(cache.open(shown, pin)))
+            for begin, end in cached.missing(0, pin.size):
+                for offset in range(begin, end, PIECE):
+                    piece = os.pread(spooled.file.fileno(), min(PIECE, end - offset), offset)
+                    if not cached.put(offset, piece, is_needed=True):
+                        raise _no_room(shown, pin.size, cache.room.most())
+            stack.pop_all()
+    except OSError as error:
+        raise _refused(cache, shown, error) from None
+    return cached
+
+
+def _no_room(shown: str, size: int, limit: int) -> UnreadableShard:
+    room = f"the cache has room for {limit:,}" if size > limit else "the rest of the cache is in use"
+    return UnreadableShard(
+        f"{shown}: at least {size:,} bytes come, and {room}: --cache-size, or WDSFS_CACHE_DIR on another disk, "
+        "gives it more"
+    )
+
+
+def _refused(cache: ObjectCache, shown: str, error: OSError) -> UnreadableShard:
+    return UnreadableShard(f"{shown}: cannot be kept in the cache {str(cache.directory)!r}: {error.strerror}")
+
+
+class SpooledObjects:
+    """The objects of a fetcher that come once and in order, in `cache`."""
+
+    def __init__(self, cache: ObjectCache | None) -> None:
+        self._cache = cache
+        self._threads = ThreadPoolExecutor(AT_ONCE, "spool")
+        self._turns: defaultdict[Url, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._outputs: dict[Url, tuple[Pin, CachedObject]] = {}
+        self._running: set[subprocess.Popen[bytes]] = set()
+
+    async def output(self, url: Url) -> Pin:
+        """Return the pin of the output of a command, which is run unless it was before. Raises ShardError."""
+        cache = self._needed_cache(url)
+        async with self._turns[url]:
+            if url not in self._outputs:
+                self._outputs[url] = await self._in_thread(lambda: self._run(url, cache))
+            return self._outputs[url][0]
+
+    async def pin(self, url: Url, marks: Pin, bodies: Bodies) -> Pin:
+        """Return the pin of an object of which its server says no more than `marks`. Raises ShardError."""
+        cache = self._needed_cache(url)
+        async with self._turns[url]:
+            known = cache.pin_of(url.shown)
+            if known is not None and known[0].is_spooled and known[0].size == marks.size:
+                with contextlib.suppress(OSError):
+                    if cache.has_all(url.shown, known[0]):
+                        return known[0]
+            return await self._fetch(cache, url, marks, bodies)
+
+    async def read(self, url: Url, pin: Pin, begin: int, end: int, bodies: Bodies) -> bytes:
+        """Return bytes `begin` to `end` (not included) of the pinned object. Raises ShardError."""
+        cache = self._needed_cache(url)
+        async with self._turns[url]:
+            with contextlib.closing(cache.open(url.shown, pin)) as cached:
+                data = cached.read(end - begin, begin)
+                if data is None and not url.is_program:
+                    now = await self._fetch(cache, url, Pin(pin.size, 0, "", ""), bodies)
+                    if now != pin:
+                        cache.keep_pin(url.shown, now)
+                        raise ObjectChanged(f"{url}: it has been replaced: other bytes come than before")
+                    data = cached.read(end - begin, begin)
+        if data is None:
+            once = "came once, and " if url.is_program else ""
+            raise UnreadableShard(f"{url}: {once}is not in the cache any more: --cache-size gives it more room")
+        return data
+
+    def end(self) -> None:
+        """End the commands that still run."""
+        for process in list(self._running):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+
+    def _needed_cache(self, url: Url) -> ObjectCache:
+        if self._cache is None:
+            raise UnreadableShard(f"{url}: it has to be kept in the cache, and there is none")
+        return self._cache
+
+    async def _fetch(self, cache: ObjectCache, url: Url, marks: Pin, bodies: Bodies) -> Pin:
+        """Bring one whole answer into the cache."""
+        for attempt in range(1, ATTEMPTS + 1):
+            body = _Body(bodies(marks), asyncio.get_running_loop())
+            try:
+                return await self._in_thread(lambda body=body: _kept(cache, url, body))  # type: ignore[misc]
+            except Unreachable:
+                if attempt == ATTEMPTS:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    # --- in a thread
+
+    def _run(self, url: Url, cache: ObjectCache) -> tuple[Pin, CachedObject]:
+        """Run a command, with its output into the cache."""
+        if not url.user:
+            raise UnreadableShard(f"{url}: came once, and is not in the cache any more")
+        with self._started(url) as (process, standard_error):
+            spooled = spool(cache, url.shown, cast("BufferedIOBase", process.stdout))
+            with spooled.file:
+                code = process.wait()
+                pin = spooled.pin("" if code == 0 else _ending(code) + standard_error.last())
+                cached = keep(cache, url.shown, pin, spooled)
+                with contextlib.suppress(
+                    OSError
+                ):  # a file system without leases: it stays as long as there is room
+                    cached.hold()
+        if code:
+            log.warning("%s: the command ended with %s; what came is taken for a damaged shard", url, pin.version)
+        return pin, cached
+
+    @contextlib.contextmanager
+    def _started(self, url: Url) -> Iterator[tuple[subprocess.Popen[bytes], _StandardError]]:
+        try:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", url.user],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=url.query,
+                start_new_session=True,  # so that all of it can be ended
+            )
+        except OSError as error:
+            raise UnreadableShard(f"{url}: cannot be run in {url.query!r}: {error.strerror}") from None
+        self._running.add(process)
+        assert process.stderr is not None
+        standard_error = _StandardError(url, process.stderr)
+        try:
+            yield process, standard_error
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            standard_error.last()
+            self._running.remove(process)
+
+
+def _kept(cache: ObjectCache, url: Url, body: BufferedIOBase) -> Pin:
+    spooled = spool(cache, url.shown, body)
+    with spooled.file:
+        pin = Pin(spooled.size, 0, f'{SPOOLED}{spooled.digest}"', "")
+        keep(cache, url.shown, pin, spooled).close()
+    return pin
+
+
+class _Body(BufferedIOBase):
+    """The body of an answer, which comes in the loop, to be read by a thread."""
+
+    def __init__(self, pieces: AsyncIterator[Buffer], loop: asyncio.AbstractEventLoop) -> None:
+        self._pieces, self._loop = pieces, loop
+
+    def read1(self, size: int = -1, /) -> bytes:
+        return bytes(asyncio.run_coroutine_threadsafe(self._next(), self._loop).result())
+
+    async def _next(self) -> Buffer:
+        return await anext(self._pieces, b"")
+
+
+def _ending(code: int) -> str:
+    """Say how a command ended; a shell gives the number of a signal that ended its last one as 128 and more."""
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+class _StandardError:
+    """The standard error of a command: all is read, so that it never waits for that, and logged."""
+
+    def __init__(self, url: Url, stream: IO[bytes]) -> None:
+        self._last = ""
+        self._reading = threading.Thread(target=self._read, args=(url, stream), daemon=True)
+        self._reading.start()
+
+    def _read(self, url: Url, stream: IO[bytes]) -> None:
+        with stream:
+            for number, line in enumerate(iter(lambda: stream.readline(LOGGED_LINE), b"")):
+                text = line.decode(errors="replace").strip()
+                self._last = text or self._last
+                if number < LOGGED_LINES:
+                    log.warning("%s says: %s", url, text)
+
+    def last(self) -> str:
+        """Return ": " and the last line of a command that has ended; "" if it said nothing."""
+        self._reading.join(END_SECONDS)
+        return f": {self._last[:LAST_LINE]}" if self._last else ""

@@ -1,0 +1,218 @@
+"""Web servers whose answers obstore refuses although they may be right: these are asked by urllib, in threads.
+
+Such an answer has more or less than the range that was asked for, comes in chunks without a length, or its server
+shows the certificate of an authority, as curl accepts. Here a server that throttles is also asked for how long it
+wants to be left alone: obstore gives no headers of an answer that is an error. Redirects are not followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import re
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from functools import lru_cache, partial
+from typing import Any
+
+from wdsfs.errors import MissingObject, ObjectChanged
+from wdsfs.remote.answers import (
+    THROTTLING,
+    Transfer,
+    etag_of,
+    no_length,
+    of_status,
+    replaced,
+    seconds_of,
+    untrusted,
+    whole_only,
+    wrong_range,
+)
+from wdsfs.remote.retries import Clock, Transient, blocking
+from wdsfs.remote.settings import pace
+from wdsfs.remote.store_clients import USER_AGENT, Options, access
+from wdsfs.remote.urls import Pin, Url
+
+SECONDS = 60.0  # for how long a server is asked here that gave such an answer
+PIECE = 1 << 20  # bytes of a range that are asked for at a time
+WIDER = 1 << 20  # bytes before a range that are taken, too, if a server sends them
+HOW_LONG_SECONDS = 10.0  # for the answer to a question for Retry-After
+_NO_ANSWER = (OSError, ValueError, http.client.HTTPException)  # of urllib, at any moment of an answer
+_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
+_Answer = tuple[int, dict[str, str], bytes]  # status, headers with names in lower case, body
+
+
+class WebFallback:
+    """The servers that are asked here, by `Url.store`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._until: dict[str, float] = {}
+        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def is_asked(self, url: Url) -> bool:
+        """Return True if a server has lately given answers that obstore refuses."""
+        return bool(self._until) and self._until.get(url.store, 0.0) > self._clock.now()
+
+    def ask_from_now(self, url: Url) -> None:
+        """Have a server asked here for a while."""
+        self._until[url.store] = self._clock.now() + SECONDS
+
+    async def head(self, url: Url, options: Options) -> Pin:
+        """Return the pin of the object that is at a URL now. Raises ShardError, Transient."""
+        return _head_of(url, await self._ask(url, options, 0, 1, {}, WIDER))
+
+    async def fetch(self, transfer: Transfer, options: Options) -> None:
+        """Fetch what is still to come of a range. Raises ShardError, Transient.
+
+        As many answers as it takes, but no slower than the pace of the store: one byte with each is too slow.
+        """
+        while transfer.at < transfer.end:
+            end = min(transfer.end, transfer.at + PIECE)
+            try:
+                async with asyncio.timeout(pace(options).seconds(end - transfer.at)):
+                    while transfer.at < end:
+                        await self._fetch_some(transfer, end, options)
+            except TimeoutError:
+                raise Transient("its server answers with too little at a time", silent=True) from None
+
+    async def _fetch_some(self, transfer: Transfer, end: int, options: Options) -> None:
+        url, pin, at = transfer.url, transfer.pin, transfer.at
+        most = end - at + WIDER
+        answer = await self._ask(url, options, at, end, pin.condition, most)
+        begin, stop = _range_of(url, pin, answer)
+        _, headers, body = answer
+        length = headers.get("content-length", f"{stop - begin}")
+        if not begin <= at < stop or at - begin > WIDER or length != f"{stop - begin}":
+            raise wrong_range()
+        if len(body) < min(stop - begin, most):
+            raise Transient("its server sends less than it says")
+        if (begin, stop) != (at, end) or "content-length" not in headers:
+            self.ask_from_now(url)
+        transfer.add(body[at - begin : stop - begin])
+
+    async def how_long(self, url: Url, options: Options) -> float | None:
+        """Return the seconds that a server wants to be left alone for. Of many that it refuses, one asks."""
+        if self._asking[url.store].locked():
+            return None
+        async with self._asking[url.store]:
+            with contextlib.suppress(Transient):
+                return await blocking(partial(_retry_after, url, options), HOW_LONG_SECONDS)
+        return None
+
+    async def _ask(
+        self, url: Url, options: Options, begin: int, end: int, condition: dict[str, str], most: int
+    ) -> _Answer:
+        seconds = pace(options).seconds(most)
+        headers = {**condition, "Range": f"bytes={begin}-{end - 1}"}
+        return await blocking(partial(_read, url, options, headers, most, seconds), seconds)
+
+
+# --- in threads ----------------------------------------------------------------------------------------------
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        """Not followed: the headers of the first place are no business of another."""
+
+
+def _read(url: Url, options: Options, headers: dict[str, str], most: int, seconds: float) -> _Answer:
+    """Return the answer to GET, with up to `most` bytes of its body. Raises Transient, Unreachable.
+
+    Reads no body for longer than `seconds`, for its thread is one of few.
+    """
+    try:
+        with _opened(url, options, headers, pace(options).silence) as answer:
+            body, late = bytearray(), time.monotonic() + seconds
+            while len(body) < most and (piece := answer.read1(most - len(body))):
+                body += piece
+                if time.monotonic() > late:
+                    raise TimeoutError
+    except TimeoutError:
+        raise Transient("its server does not answer", silent=True) from None
+    except _NO_ANSWER as error:
+        if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
+            raise untrusted(url) from None
+        raise Transient("the connection to its server broke") from None
+    named = {} if answer.status >= 300 else answer.headers
+    return answer.status, {name.lower(): value for name, value in named.items()}, bytes(body)
+
+
+def _retry_after(url: Url, options: Options) -> float | None:
+    """Return the Retry-After of the answer to a question for one byte; None when there is none (any more)."""
+    try:
+        with _opened(url, options, {"Range": "bytes=0-0"}, HOW_LONG_SECONDS) as answer:
+            text = answer.headers.get("Retry-After", "") if answer.status in THROTTLING else ""
+    except _NO_ANSWER:
+        return None
+    return seconds_of(text, time.time())
+
+
+def _opened(url: Url, options: Options, headers: dict[str, str], timeout: float) -> Any:
+    """Return the answer to GET, open, whatever its status. Raises OSError, ValueError, HTTPException."""
+    target = f"{url.store}/{url.path}" + (f"?{url.query}" if url.query else "")
+    context = ssl.create_default_context()
+    if "certificates" in options:
+        context.load_verify_locations(options["certificates"])
+    opener = urllib.request.build_opener(_Stay, urllib.request.HTTPSHandler(context=context))
+    headers = {**access(url, options).headers, **headers, "User-Agent": USER_AGENT}
+    try:
+        return opener.open(urllib.request.Request(target, headers=headers), timeout=timeout)
+    except urllib.error.HTTPError as error:
+        return error
+
+
+# --- what an answer says -------------------------------------------------------------------------------------
+
+
+def _range_of(url: Url, pin: Pin, answer: _Answer) -> tuple[int, int]:
+    """Return begin and end of the range of the pinned object that an answer has. Raises ShardError, Transient."""
+    status, headers, body = answer
+    if status == 206:
+        content = _RANGE.fullmatch(headers.get("content-range", ""))
+        if content is None:
+            raise wrong_range()
+        changed = pin.difference(_pin_of(headers, int(content[3])))
+        if changed:
+            raise replaced(url, changed)
+        return int(content[1]), int(content[2]) + 1
+    if status == 200:
+        raise whole_only(url)
+    if status == 412:
+        raise replaced(url)
+    if status in (404, 410):
+        raise ObjectChanged(f"{url}: it is gone")
+    raise of_status(status, body.decode("latin-1"), url)
+
+
+def _head_of(url: Url, answer: _Answer) -> Pin:
+    """Return the pin of the object of which an answer has the first byte, or all. Raises ShardError, Transient."""
+    status, headers, body = answer
+    if status in (404, 410):
+        raise MissingObject(f"{url}: there is no such object")
+    if status not in (200, 206):
+        raise of_status(status, body.decode("latin-1"), url)
+    content = _RANGE.fullmatch(headers.get("content-range", ""))
+    size = content[3] if content is not None else headers.get("content-length", "") if status == 200 else ""
+    if not size.isdecimal():
+        raise no_length(url)
+    return _pin_of(headers, int(size))
+
+
+def _pin_of(headers: Mapping[str, str], size: int) -> Pin:
+    return Pin(size, _time_ns(headers.get("last-modified", "")), etag_of({"e_tag": headers.get("etag")}), "")
+
+
+@lru_cache(4096)
+def _time_ns(text: str) -> int:
+    """Return the time of a Last-Modified; 0 without one."""
+    try:
+        return int(parsedate_to_datetime(text).timestamp()) * 10**9
+    except (ValueError, OverflowError):  # the second by a number of any length in the place of a day
+        return 0
