@@ -34,9 +34,8 @@ from hypothesis import HealthCheck, settings
 from tests import needs, processes, warm_start
 from tests.processes import PATIENCE, Process, wait_until
 from tests.warm_start import WarmProcess, WarmStart
-from wdsfs import mount_table
+from wdsfs import mount_registry, mount_table
 from wdsfs.kernel.manifest import image_of
-from wdsfs.status import control
 
 if TYPE_CHECKING:
     from tests.servers import Server
@@ -407,7 +406,7 @@ class Program:
     def registration(self, mountpoint: Path) -> Path:
         """The file by which commands find the daemon of a mount, or its guard."""
         runtime = Path("/run/wdsfs") if self.uid == 0 else self.home / "run" / "wdsfs"
-        return runtime / f"{control.identity(str(mountpoint))}{'.json' if self.engine == FUSE else '.guard'}"
+        return mount_registry.file_of(str(mountpoint), ".json", runtime)
 
     @contextlib.contextmanager
     def mounted(
@@ -482,7 +481,7 @@ class Mounted:
             assert done.returncode == 0, self.output
         # Not what servers of the tests have forked meanwhile, which are to go on.
         found = descendants(os.getpid(), *before) - before
-        self._known = {pid: control.start_ticks(pid) for pid in found}
+        self._known = {pid: mount_registry.start_ticks(pid) for pid in found}
         told = json.loads(self.program.registration(self.path).read_text())
         self.pid, self._overlay = told["pid"], told.get("overlay")
         assert self.pid in self._known
@@ -516,7 +515,7 @@ class Mounted:
         """Everything that was said, on the terminal and in the log."""
         place = self.program.home / "foreground.log"
         if self.process is None:
-            place = self.program.home / "state" / "wdsfs" / f"{control.identity(str(self.path))}.log"
+            place = mount_registry.file_of(str(self.path), ".log", self.program.home / "state" / "wdsfs")
         return self.output + (place.read_text(errors="replace") if place.exists() else "")
 
     def expect_log(self, *patterns: str) -> None:
@@ -543,7 +542,7 @@ class Mounted:
                 (found,) = self.program.json("status", self.path)
             report.clear()
             report.update(found)
-            return found["state"] != control.SILENT
+            return found["state"] != mount_registry.SILENT
 
         wait_until(is_told, "the daemon to answer")
         return report
@@ -634,7 +633,7 @@ class Mounted:
         assert list(self.path.iterdir()) == []
 
     def _lives(self, pid: int) -> bool:
-        started = control.start_ticks(pid)
+        started = mount_registry.start_ticks(pid)
         return started is not None and started == self._known[pid]
 
     def check_log(self) -> None:

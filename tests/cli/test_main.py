@@ -24,9 +24,10 @@ from click.testing import CliRunner
 
 from tests import tars
 from tests.conftest import PATIENCE, ROOT, Program, fails, need_fuse
-from wdsfs import __version__
+from wdsfs import __version__, mount_registry
 from wdsfs.cli import main
-from wdsfs.status import control
+from wdsfs.mount import search
+from wdsfs.mount.live_fuse import FuseMount
 
 SAMPLES = tars.tar(
     tars.member(b"d/b.txt", b"bbb", mtime=1_600_000_000),
@@ -717,7 +718,7 @@ def test_a_shard_that_cannot_be_read(user_program: Program) -> None:
 def test_status_without_mounts(user_program: Program) -> None:
     program = user_program
     assert program.run("status").stdout == b"no wdsfs mounts\n"
-    assert "no mount of yours" in program.refused("status", "--json", program.mountpoint, code=5)
+    assert "no mount of wdsfs is there" in program.refused("status", "--json", program.mountpoint, code=5)
 
 
 def test_status(shards: Program) -> None:
@@ -837,13 +838,13 @@ def _moving(report: dict[str, object]) -> dict[str, object]:
 
 def test_status_of_one_mount_asks_no_other(shards: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which may take seconds over an answer."""
-    asked, ask = [], control.ask
+    asked, report = [], FuseMount.report
 
-    def note(daemon: control.Daemon) -> dict[str, Any] | None:
-        asked.append(daemon.mountpoint)
-        return ask(daemon)
+    def note(mount: FuseMount) -> dict[str, Any]:
+        asked.append(mount.mountpoint)
+        return report(mount)
 
-    monkeypatch.setattr(control, "ask", note)
+    monkeypatch.setattr(FuseMount, "report", note)
     with shards.mounted("s-0.tar", at=shards.directory("other")), shards.mounted("s-1.tar") as mounted:
         (report,) = shards.json("status", mounted.path)
     assert report["state"] == "running"
@@ -851,11 +852,10 @@ def test_status_of_one_mount_asks_no_other(shards: Program, monkeypatch: pytest.
 
 
 def test_status_of_a_daemon_that_does_not_answer(shards: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "ANSWER_SECONDS", 0.05)
-    daemons = control.daemons  # without those of tests beside this one: so little time is not for them
-    monkeypatch.setattr(
-        control, "daemons", lambda: [one for one in daemons() if one.mountpoint == str(shards.mountpoint)]
-    )
+    monkeypatch.setattr(mount_registry, "ANSWER_SECONDS", 0.05)
+    live_mounts = search.live_mounts  # without those of tests beside this one: so little time is not for them
+    own = str(shards.mountpoint)
+    monkeypatch.setattr(search, "live_mounts", lambda: [one for one in live_mounts() if one.mountpoint == own])
     with shards.mounted("s-0.tar") as mounted:
         os.kill(mounted.pid, signal.SIGSTOP)
         try:
@@ -869,7 +869,7 @@ def test_status_of_a_daemon_that_does_not_answer(shards: Program, monkeypatch: p
 
 def test_status_of_a_daemon_of_another_version(shards: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was started before an upgrade, and tells less or other things."""
-    monkeypatch.setattr(control, "ask", lambda daemon: {"shards": 7, "news": "x"})
+    monkeypatch.setattr(mount_registry.Talk, "ask", lambda talk, request, seconds=None: {"shards": 7, "news": "x"})
     with shards.mounted("s-0.tar") as mounted:
         assert shards.json("status", mounted.path)[0]["news"] == "x"
         assert b"7 shards" in shards.run("status", mounted.path).stdout

@@ -14,8 +14,8 @@ import pytest
 
 from tests.conftest import BOTH_ENGINES, PATIENCE, Program, fails, open_the_way, wait_until
 from tests.writables import shard
+from wdsfs import mount_registry
 from wdsfs.fuse.write_ops import RESTORE
-from wdsfs.status import control
 
 OVERLAY = ("--overlay", "o", "s{0..1}.tar")
 KEYS = ("a", "b", "c", "d/e")
@@ -181,9 +181,7 @@ def test_meanwhile_a_commit_is_under_way(a_set: Program, monkeypatch: pytest.Mon
         said = a_set.refused("restore", mounted.path, "s0/a", code=7)
         assert "was stopped half-way: some of its changes are in the shards already" in said
         (a_set.home / "o/work/commit.json").unlink()
-        daemon = control.find(str(mounted.path))
-        assert daemon is not None
-        with control.Talk(daemon) as commit:
+        with mount_registry.Talk(str(mounted.path)) as commit:
             assert "shards" in commit.ask({"do": "freeze"}, PATIENCE)
             said = a_set.refused("restore", mounted.path, "s0/a", code=8)
             assert "nothing can be restored: it is being committed" in said

@@ -20,7 +20,7 @@ from tests.conftest import PATIENCE, ROOT, Mounted, Program, drop_pages, wait_un
 from tests.fuse.test_supervisor import FILES, Patched, content, files_of, kill, read_raw, workers_of
 from tests.fuse.test_supervisor import shard as shard  # a fixture
 from tests.processes import Process
-from wdsfs.status import control
+from wdsfs import mount_registry
 
 
 @pytest.fixture
@@ -234,4 +234,4 @@ def test_the_fetcher_ends_with_the_mount(patched: Patched, shard: Path) -> None:
         assert read_raw(there.paths[0]) == content(0)
         pid = there.fetcher
         assert pid
-    wait_until(lambda: control.start_ticks(pid) is None, "the end of the fetcher")  # if only as a zombie
+    wait_until(lambda: mount_registry.start_ticks(pid) is None, "the end of the fetcher")  # if only as a zombie

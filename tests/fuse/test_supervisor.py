@@ -22,9 +22,9 @@ import pytest
 import trio
 
 from tests.conftest import PATIENCE, Mounted, Program, drop_pages, wait_until
+from wdsfs import mount_registry
 from wdsfs.fuse.supervisor import LATE_MAX, Supervisor, _Worker
 from wdsfs.inodes import TAG_MAX
-from wdsfs.status import control
 from wdsfs.status import counters as boards
 from wdsfs.status.counters import DEADLY, Board
 from wdsfs.storage.identity import Fingerprint
@@ -484,7 +484,7 @@ Operations.attach = attach
 def _followers(mounted: Mounted) -> set[int]:
     """The process that hears of changes is one of the mount, and no worker."""
     known = {mounted.pid, *workers_of(mounted)}
-    return {pid for pid in mounted.processes() - known if control.start_ticks(pid) is not None}
+    return {pid for pid in mounted.processes() - known if mount_registry.start_ticks(pid) is not None}
 
 
 @pytest.mark.parametrize("merge", [False, True], ids=["", "merge"])

@@ -23,7 +23,7 @@ from wdsfs import mount_table
 from wdsfs.errors import MountError, bytes_text
 from wdsfs.kernel import devices
 from wdsfs.kernel.devices import OpenDevice
-from wdsfs.mount.guard import Registration, guard_of
+from wdsfs.mount.guard import Guarded, guard_of
 from wdsfs.storage import held_files
 
 SIZE = 300_000
@@ -47,7 +47,7 @@ def mounts(program: Program) -> Iterator[Program]:
         end_mount(program.mountpoint)
 
 
-def mount(program: Program, *options: str) -> Registration:
+def mount(program: Program, *options: str) -> Guarded:
     program.run(*KERNEL, *options, "set", program.mountpoint)
     found = guard_of(str(program.mountpoint))
     assert found is not None
@@ -55,7 +55,7 @@ def mount(program: Program, *options: str) -> Registration:
     return found
 
 
-def kill(found: Registration) -> None:
+def kill(found: Guarded) -> None:
     os.kill(found.pid, signal.SIGKILL)
     wait_until(lambda: not found.alive, "the guard to die")
 

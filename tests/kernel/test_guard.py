@@ -21,16 +21,14 @@ from tests import sets, tars
 from tests.conftest import PATIENCE, Program, wait_until
 from tests.kernel.test_image import end_mount, need_erofs, told
 from tests.processes import Process
-from wdsfs import host, mount_table
+from wdsfs import host, mount_registry, mount_table
 from wdsfs.errors import MountError
 from wdsfs.kernel import devices
 from wdsfs.kernel.devices import OpenDevice
 from wdsfs.mount import guard as guard_module
-from wdsfs.mount import image_mount
+from wdsfs.mount import image_mount, search
 from wdsfs.mount.guard import MadeBy, guard_of
 from wdsfs.mount.image_mount import ImageMount
-from wdsfs.mount.unmount import unmount
-from wdsfs.status import control
 
 OLD, NEW, SIZE = b"o", b"n", 3 << 20
 WRITE = """
@@ -228,7 +226,7 @@ def test_an_unmount_names_what_keeps_the_shards(program: Program) -> None:
         subprocess.run(["mount", "--bind", program.mountpoint, other], check=True)
         try:
             with pytest.raises(MountError, match=f"{guard.pid} still guards the shards.*grep -l .*set.erofs"):
-                unmount(str(program.mountpoint), wait_seconds=0)
+                search.named(str(program.mountpoint)).end(wait_seconds=0)
             assert (other / "s" / "b" / "x").read_bytes() == b"b"
             write(shard)
             assert mount_table.mounted_at(other) is None
@@ -483,15 +481,15 @@ def test_a_runtime_directory_that_is_full(room: int, program: Program, monkeypat
     need_erofs()
     shard, image = program.write("s.tar", tars.tar(tars.member(b"a.x", b"a"))), program.home / "set.erofs"
     told(program.home, "image", shard, "-o", image, code=0)
-    plainly, left = control.write_registration, [room]
+    plainly, left = mount_registry.register, [room]
 
-    def write(file: Path, content: Any) -> None:
+    def write(registration: Any) -> None:
         if not left[0]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         left[0] -= 1
-        plainly(file, content)
+        plainly(registration)
 
-    monkeypatch.setattr(control, "write_registration", write)
+    monkeypatch.setattr(guard_module, "register", write)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(program.home / "run"))
     wanted = ImageMount(str(image), str(program.mountpoint), str(program.home))
     wanted.made = MadeBy([str(image), str(program.mountpoint)], str(program.home), {})

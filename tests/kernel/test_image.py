@@ -46,7 +46,8 @@ from wdsfs.kernel.image import make_image
 from wdsfs.kernel.image_writer import ImageFile
 from wdsfs.kernel.layout import Table, places
 from wdsfs.kernel.manifest import ImageOptions
-from wdsfs.mount.guard import forget, guard_of
+from wdsfs.mount.guard import guard_of
+from wdsfs.mount_registry import forget
 from wdsfs.owner import Owner
 from wdsfs.spec.expand import expand
 from wdsfs.tree.composition import Composition, columns_of, fields_of

@@ -19,15 +19,15 @@ import pytest
 from tests.conftest import PATIENCE, Program, fails, wait_until
 from tests.kernel.test_image import end_mount, need_erofs, told
 from tests.writables import shard, walk_directory
-from wdsfs import mount_table
-from wdsfs.cli import kernel_engine, remount
+from wdsfs import mount_registry, mount_table
+from wdsfs.cli import kernel_engine
 from wdsfs.errors import OverlayBusy
 from wdsfs.kernel import overlayfs
-from wdsfs.mount.guard import Registration, guard_of
+from wdsfs.mount import remount
+from wdsfs.mount.guard import Guarded, guard_of
 from wdsfs.overlay import overlay_directory
 from wdsfs.overlay.overlay_directory import OverlayDirectory, held
 from wdsfs.packing.replacement import Replacement
-from wdsfs.status import control
 
 BUSY = 8  # exit code: the overlay is in use, or cannot be used
 KERNEL = ("--engine", "kernel", "-q")
@@ -67,7 +67,7 @@ def wait_until_free(overlay: Path) -> None:
     wait_until(is_free, "the lock of the overlay")
 
 
-def the_guard(program: Program) -> Registration:
+def the_guard(program: Program) -> Guarded:
     found = guard_of(str(program.mountpoint))
     assert found is not None
     return found
@@ -294,7 +294,7 @@ def test_status_lock_and_refusals(program: Program) -> None:
         message = program.refused("diff", "--overlay", overlay, *sources, code=BUSY)
         assert f"is in use by process {the_guard(program).pid}" in message
         message = program.refused("mount", *KERNEL, "--overlay", program.home / "other", *sources, top, code=5)
-        assert f"{top}: wdsfs is mounted there already, served by the kernel" in message
+        assert f"{top}: wdsfs is mounted there already" in message
         message = program.refused("restore", "--all", top, code=5)
         assert f"unmount it, then: wdsfs restore --overlay {overlay} PATH..." in message
         put(top / "s0/d/0/txt", b"1")
@@ -406,7 +406,7 @@ def test_everything_is_killed(program: Program) -> None:
 # --- a guard that was killed, and shards that are other ones ------------------------------------------------
 
 
-def kill(guard: Registration) -> None:
+def kill(guard: Guarded) -> None:
     os.kill(guard.pid, signal.SIGKILL)
     wait_until(lambda: not guard.alive, "the guard to die")
 
@@ -468,7 +468,7 @@ def test_what_is_not_adopted(program: Program) -> None:
     with mounted(program, *sources) as top:
         guard = the_guard(program)
         kill(guard)
-        there = f"{top}: wdsfs is mounted there already, served by the kernel"
+        there = f"{top}: wdsfs is mounted there already"
         assert there in program.refused("mount", *KERNEL, "--overlay", "other", *sources, top, code=5)
         assert there in program.refused("mount", *KERNEL, *sources, top, code=5)
         again = ("mount", *KERNEL, "--overlay", "edits")
@@ -478,7 +478,7 @@ def test_what_is_not_adopted(program: Program) -> None:
         assert "is an overlay of a set that has s1, too" in program.refused(*again, sources[0], top, code=BUSY)
         assert (top / "s0/d/0/txt").read_bytes() == b"0txt" * 300
         file = program.home / "guard"
-        registration = Path("/run/wdsfs") / f"{control.identity(str(top))}.guard"
+        registration = mount_registry.file_of(str(top), ".json", Path("/run/wdsfs"))
         registration.rename(file)
         assert there in program.refused(*again, *sources, top, code=5)
         file.rename(registration)
@@ -773,7 +773,7 @@ def test_a_mount_that_cannot_be_exchanged_ends(program: Program, monkeypatch: py
         edit_some(program.mountpoint)
         guard = the_guard(program)
         with monkeypatch.context() as patched:
-            patched.setattr(remount, "_exchange", lambda *_: "a program writes it")
+            patched.setattr(remount, "exchange", lambda *_: "a program writes it")
             patched.setenv("XDG_RUNTIME_DIR", str(program.home / "run"))
             said = told(program.home, "commit", "--in-place", program.mountpoint, code=5)
         assert "shards: 2 rewritten" in said

@@ -16,7 +16,7 @@ from tests.kernel.test_image import end_mount, need_erofs
 from tests.remote.cached import flip
 from tests.web_server import WebServer
 from wdsfs import mount_table
-from wdsfs.mount.guard import Registration, guard_of
+from wdsfs.mount.guard import Guarded, guard_of
 
 SIZE = 300_000
 KERNEL = ("mount", "--engine", "kernel", "-q")
@@ -47,7 +47,7 @@ def urls(web: WebServer) -> str:
     return web.url + "/x-{0..1}.tar"
 
 
-def mount(program: Program, *specs: str | Path) -> Registration:
+def mount(program: Program, *specs: str | Path) -> Guarded:
     program.run(*KERNEL, *specs, program.mountpoint)
     found = guard_of(str(program.mountpoint))
     assert found is not None
@@ -55,7 +55,7 @@ def mount(program: Program, *specs: str | Path) -> Registration:
     return found
 
 
-def fetch_and_mount(program: Program, web: WebServer) -> Registration:
+def fetch_and_mount(program: Program, web: WebServer) -> Guarded:
     program.run("fetch", urls(web))
     return mount(program, urls(web))
 
@@ -81,7 +81,7 @@ def is_mounted(program: Program) -> bool:
     return mount_table.mounted_at(program.mountpoint) is not None
 
 
-def kill(found: Registration) -> None:
+def kill(found: Guarded) -> None:
     os.kill(found.pid, signal.SIGKILL)
     wait_until(lambda: not found.alive, "the guard to die")
 

@@ -13,10 +13,10 @@ import pytest
 
 from tests import tars
 from tests.conftest import Program, User, device_for_everyone, program_of
-from wdsfs import host, mount_table
+from tests.test_mount_registry import a_registration
+from wdsfs import host, mount_registry, mount_table
 from wdsfs.host import MachineFinding
 from wdsfs.mount import doctor
-from wdsfs.status import control
 
 
 @pytest.fixture
@@ -360,13 +360,12 @@ def test_a_place_that_is_mounted_already(place: Path, tmp_path: Path, monkeypatc
     line = f"1 1 0:1 / {str(place).replace(' ', chr(92) + '040')} ro - fuse.wdsfs x ro\n"
     (tmp_path / "mountinfo").write_text(line)
     monkeypatch.setattr(mount_table, "MOUNTINFO", tmp_path / "mountinfo")
-    monkeypatch.setattr(control, "find", lambda path: None)
-    assert_remedy(doctor.check_mountpoint(str(place)), "ok", "by another user or in another session", "")
-    daemon = control.Daemon(1, 1, str(place), ["a.tar"], "samples", "ext", False, 1.0, None)
-    monkeypatch.setattr(control, "find", lambda path: daemon)
-    monkeypatch.setattr(control, "ask", lambda one: None)
-    monkeypatch.setattr(control, "state_without_answer", lambda one: control.SILENT)
-    assert_remedy(doctor.check_mountpoint(str(place)), "warn", "not answering", "wdsfs umount")
+    assert_remedy(
+        doctor.check_mountpoint(str(place)), "ok", "by another user, in another session or by mount(8)", ""
+    )
+    monkeypatch.setattr(host, "runtime_dir", lambda: tmp_path)
+    with mount_registry.registered(a_registration(str(place))):  # nobody listens at its socket
+        assert_remedy(doctor.check_mountpoint(str(place)), "warn", "not answering", "wdsfs umount")
 
 
 def test_a_healthy_mount(program: Program) -> None:
@@ -375,7 +374,7 @@ def test_a_healthy_mount(program: Program) -> None:
     with program.mounted("a.tar") as mounted:
         *_, finding = program.json("doctor", mounted.path)
         assert finding["level"] == "ok"
-        assert finding["detail"] == f"wdsfs is mounted here and answers (process {mounted.pid})"
+        assert finding["detail"] == f"wdsfs is mounted here, running (process {mounted.pid})"
         said = program.refused("mount", "a.tar", mounted.path, code=5)
         assert f"wdsfs is mounted there already (process {mounted.pid})" in said
 

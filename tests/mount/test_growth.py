@@ -244,7 +244,7 @@ def test_refresh_of_a_fixed_set(program: Program) -> None:
         assert sorted(os.listdir(mounted.path)) == ["a", "b", "c"]
         mounted.expect_log("the set stays as it is: the directory 'shards' holds no shard")
     message = program.refused("refresh", mounted.path, code=5)
-    assert "no mount of yours is there" in message
+    assert "no mount of wdsfs is there" in message
 
 
 @BOTH_ENGINES

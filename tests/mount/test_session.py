@@ -1048,14 +1048,14 @@ def test_umount_returns_when_the_daemon_is_gone(program: Program) -> None:
         # The daemon has waited for all others: none has become a child of the tests.
         assert [pid for pid in processes if os.path.exists(f"/proc/{pid}")] == [mounted.pid]
         assert mounted.wait_for_exit() == 0
-        assert "nothing is mounted" in program.refused("umount", mounted.path, code=5)
+        assert "no mount of wdsfs is there" in program.refused("umount", mounted.path, code=5)
 
 
 def test_ending_a_mount_by_a_path_below_it_names_the_mount(program: Program) -> None:
     program.write("a.tar", SMALL)
     with program.mounted("a.tar") as mounted:
         said = program.refused("umount", mounted.path / "a", code=5)
-        assert said.endswith(f"it lies in a mount, which ends with: wdsfs umount {mounted.path}")
+        assert said.endswith(f"lies in a mount; name its MOUNTPOINT: {mounted.path}")
 
 
 def test_umount_of_a_mount_in_use(program: Program) -> None:
@@ -1095,8 +1095,8 @@ def test_umount_of_several(program: Program) -> None:
 
 def test_umount_is_for_wdsfs_only(program: Program) -> None:
     assert "not one of wdsfs" in program.refused("umount", "/proc", code=5)
-    assert "nothing is mounted" in program.refused("umount", program.home, code=5)
-    assert "nothing is mounted" in program.refused("umount", program.home / "missing", code=5)
+    assert "no mount of wdsfs is there" in program.refused("umount", program.home, code=5)
+    assert "no mount of wdsfs is there" in program.refused("umount", program.home / "missing", code=5)
 
 
 @BOTH_ENGINES

@@ -32,7 +32,7 @@ from tests import tars
 from tests.conftest import PATIENCE, Mounted, Program, fails, need_fuse, open_the_way, wait_until
 from tests.writables import shard
 from wdsfs.errors import MountError
-from wdsfs.mount import unmount
+from wdsfs.mount import live_fuse, search
 from wdsfs.overlay.upper_files import EXCHANGE, NOREPLACE, SystemCalls
 
 MTIME = 1_600_000_000
@@ -763,9 +763,9 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        self._waits_for_disk = unmount.control.waits_for_disk
-        monkeypatch.setattr(unmount.control, "waits_for_disk", self._look)
-        monkeypatch.setattr(unmount, "time", self)
+        self._waits_for_disk = live_fuse.waits_for_disk
+        monkeypatch.setattr(live_fuse, "waits_for_disk", self._look)
+        monkeypatch.setattr(live_fuse, "time", self)
 
     def monotonic(self) -> float:
         return self.now
@@ -793,7 +793,7 @@ def test_an_unmount_says_that_it_waits_for_a_disk(
     ):
         small.tool("fsfreeze", "-f", disk)
         try:
-            ending = threading.Thread(target=unmount.unmount, args=(str(mounted.path), False, 5.0))
+            ending = threading.Thread(target=search.named(str(mounted.path)).end, args=(False, 5.0))
             ending.start()
             wait_until(lambda: "waiting for process" in caplog.text, "a word about it")
             wait_until(lambda: clock.now > 50 or not ending.is_alive(), "its patience to be over")
@@ -813,11 +813,11 @@ def test_an_unmount_of_a_daemon_that_stays(small: Program, monkeypatch: pytest.M
     clock = types.SimpleNamespace(monotonic=lambda: float(next(passing)), sleep=time.sleep)
     with small.mounted(*OVERLAY, ends_itself=True) as mounted:
         os.kill(mounted.pid, signal.SIGSTOP)
-        monkeypatch.setattr(unmount, "time", clock)
-        monkeypatch.setattr(unmount.control, "waits_for_disk", lambda pid: False)  # its worker does, for a moment
+        monkeypatch.setattr(live_fuse, "time", clock)
+        monkeypatch.setattr(live_fuse, "waits_for_disk", lambda pid: False)  # its worker does, for a moment
         try:
             with pytest.raises(MountError, match=f"process {mounted.pid} is still there, 8 s after the unmount"):
-                unmount.unmount(str(mounted.path), False, 7.0)
+                search.named(str(mounted.path)).end(False, 7.0)
         finally:
             os.kill(mounted.pid, signal.SIGCONT)
         mounted.check_exit()

@@ -25,7 +25,7 @@ import pytest
 from tests.conftest import PATIENCE, Mounted, Program, descendants, fails, wait_until
 from tests.fuse.test_supervisor import kill, workers_of
 from tests.writables import shard
-from wdsfs.mount.unmount import unmount
+from wdsfs.mount import search
 from wdsfs.overlay.overlay_directory import OverlayDirectory, held
 from wdsfs.overlay.upper_files import EXCHANGE, NOREPLACE, SystemCalls
 
@@ -392,7 +392,7 @@ def test_the_unmount_of_a_killed_daemon_waits_for_its_workers(
             kill(pid, signal.SIGSTOP)
         with monkeypatch.context() as patch:
             patch.setattr(time, "sleep", sleep)
-            unmount(str(mounted.path))
+            search.named(str(mounted.path)).end()
             assert waits
         with held(OverlayDirectory(program.home / "o")):
             pass
@@ -460,7 +460,7 @@ def test_after_the_end_of_all_processes_everything_is_there(program: Program, se
         with fails(107, 103), kept:
             kept.write(b"x")
         said = program.refused("commit", "--in-place", mounted.path, code=5)
-        assert "its daemon does not answer" in said
+        assert "its daemon is gone; end it with" in said
         assert f"wdsfs umount {mounted.path}" in said
         program.run("umount", mounted.path)
     with program.mounted(*OPTIONS) as mounted:

@@ -24,27 +24,20 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests import sets, tars, wire
 from tests.conftest import Program, fails
+from tests.test_mount_registry import a_registration
 from wdsfs import inodes
 from wdsfs.fuse.hidden_ops import HiddenDirectoryOperations
 from wdsfs.fuse.protocol import Request
 from wdsfs.fuse.read_ops import Operations, ReadOperations
 from wdsfs.fuse.write_ops import WritableOperations
 from wdsfs.index.store import open_index
-from wdsfs.inodes import (
-    DALI,
-    DALI_INDEX,
-    HIDDEN,
-    ROOT,
-    UP,
-    pack_extra,
-)
+from wdsfs.inodes import DALI, DALI_INDEX, HIDDEN, ROOT, UP, pack_extra
 from wdsfs.interop import dali
 from wdsfs.overlay.overlay_directory import OverlayDirectory
 from wdsfs.overlay.upper_directory import UpperDirectory
 from wdsfs.overlay.writable_tree import WritableTree
 from wdsfs.owner import Owner
 from wdsfs.status import dot_wdsfs, status_report
-from wdsfs.status.control import Daemon
 from wdsfs.status.counters import KINDS, Board
 from wdsfs.status.dot_wdsfs import HiddenDirectory
 from wdsfs.status.text_ring import SNAPSHOTS, TEXT_MAX, TextRing
@@ -52,7 +45,7 @@ from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import View
 
-DAEMON = Daemon(os.getpid(), 0, '/mnt/a "b"\\c\n\udcff', ["s.tar"], "samples", "ext", False, 1.5e9, None)
+DAEMON = replace(a_registration('/mnt/a "b"\\c\n\udcff'), specs=["s.tar"], started=1.5e9, start_ticks=0)
 READ_MAX = 1 << 20
 
 

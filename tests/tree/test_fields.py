@@ -19,7 +19,6 @@ from tests.conftest import Program
 from tests.kernel.test_image import a_tree, check, image_of
 from tests.thorough import examples
 from tests.tree.test_view_record import Sample, a_view, as_lines, one_shard, settled, write
-from wdsfs.cli.tree_options import composition_of
 from wdsfs.errors import CorruptShard, UsageError, ViewError
 from wdsfs.index.record import STRAY
 from wdsfs.tar.problems import BROKEN_FIELD
@@ -27,6 +26,7 @@ from wdsfs.tree import content as content_module
 from wdsfs.tree import json_fields
 from wdsfs.tree.composition import EMPTY, SKIP, Column, Composition, columns_of, fields_of, refuse_one_name
 from wdsfs.tree.merged_tree import make_tree
+from wdsfs.tree.options import composition_of
 from wdsfs.tree.tree import View
 
 

@@ -132,9 +132,9 @@ def commands(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 def _mounts() -> list[str]:
     from wdsfs import mount_table
-    from wdsfs.status import control
+    from wdsfs.mount_registry import Registration, registrations
 
-    found = {daemon.mountpoint for daemon in control.daemons()}
+    found = {registration.mountpoint for registration in registrations(Registration)}
     for one in mount_table.mounts():
         if one.fstype == "fuse.wdsfs" and os.geteuid() in (0, one.user):
             found.add(os.fsdecode(one.path))

@@ -19,12 +19,13 @@ from wdsfs.cli.options import (
 )
 from wdsfs.cli.output import say, write_json
 from wdsfs.cli.progress import write_image
-from wdsfs.cli.tree_options import TreeOptions, numbered_tree_options
+from wdsfs.cli.tree_options import numbered_tree_options
 from wdsfs.errors import UsageError, bytes_text, counted
 
 if TYPE_CHECKING:
     from wdsfs.spec.selection import Selection
     from wdsfs.tree.opening import Opening
+    from wdsfs.tree.options import TreeOptions
 
 _ID_MAX = (1 << 32) - 2
 

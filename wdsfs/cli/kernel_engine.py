@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from wdsfs import host, mount_table
 from wdsfs.cli.process import ended_in_order
 from wdsfs.cli.progress import shards_bar, write_image
-from wdsfs.cli.tree_options import TreeOptions
 from wdsfs.errors import CorruptShard, MountError, ShardError, UnreadableShard
 from wdsfs.remote.shard_paths import is_remote
 
@@ -25,15 +24,12 @@ if TYPE_CHECKING:
     from wdsfs.spec.expand import Shard
     from wdsfs.tree.local_copies import LocalCopies
     from wdsfs.tree.opening import Opening
+    from wdsfs.tree.options import TreeOptions
     from wdsfs.tree.shard_set import ShardSet
 
 log = logging.getLogger("wdsfs")
 
 _OWNER = ("uid", "gid", "umask")  # options of `-o` that are part of an image
-
-
-class CannotServe(Exception):
-    """Why the kernel cannot serve a set, as that turns out when its image is made."""
 
 
 def image_mount(
@@ -150,6 +146,7 @@ def _note_use(image: Path, mountpoint: str) -> None:
 def _copies_of(below: ShardSet, quiet: bool) -> LocalCopies:
     """The copies that the kernel is to read in the place of shards. Raises CannotServe, ShardErrors."""
     from wdsfs.kernel.devices import raise_file_limit
+    from wdsfs.mount.image_mount import CannotServe
     from wdsfs.tree import local_copies
 
     needed = local_copies.wanted(below)
@@ -166,12 +163,12 @@ def check_place(mountpoint: str, options: Sequence[str], overlay: Path | None) -
 
     A mount of an image whose guard is gone is no obstacle: it is guarded again, or gives way to the new image.
     """
+    from wdsfs import mount_registry
     from wdsfs.mount.fuse_options import parse_options
     from wdsfs.mount.image_mount import unguarded
     from wdsfs.mount.mountpoint import check_mountpoint
-    from wdsfs.status import control
 
-    place = control.canonical(mountpoint)
+    place = mount_registry.canonical(mountpoint)
     if unguarded(place, overlay) is None:
         check_mountpoint(place, parse_options(options, overlay is not None).nonempty, [])
 

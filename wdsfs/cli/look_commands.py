@@ -31,7 +31,7 @@ from wdsfs.cli.options import (
     workers_of,
 )
 from wdsfs.cli.output import contents_text, is_directory, print_table, say, table_of, write_bytes, write_json
-from wdsfs.cli.tree_options import TreeOptions, numbered_tree_options, tree_options
+from wdsfs.cli.tree_options import numbered_tree_options, tree_options
 from wdsfs.errors import UsageError, WdsfsError, bytes_text, counted
 from wdsfs.names import SHARD_SUFFIXES, shown
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from wdsfs.spec.selection import Selection
     from wdsfs.tree.composition import Composition
     from wdsfs.tree.opening import Opening
+    from wdsfs.tree.options import TreeOptions
     from wdsfs.tree.statistics import Distribution
     from wdsfs.tree.tree import Entry, LowerTree, Node
 

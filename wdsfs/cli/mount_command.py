@@ -26,17 +26,20 @@ from wdsfs.cli.options import (
     soundness_options,
 )
 from wdsfs.cli.process import may_have_secrets
-from wdsfs.cli.tree_options import TreeOptions, numbered_tree_options
+from wdsfs.cli.tree_options import numbered_tree_options
 from wdsfs.errors import ImageError, MountError, StaleShard, UsageError
 from wdsfs.host import in_directory
 from wdsfs.names import MEDIA, SHARD_SUFFIXES
 
 if TYPE_CHECKING:
-    from wdsfs.mount.guard import MadeBy
+    from wdsfs.mount.guard import Guarded, MadeBy
     from wdsfs.mount.image_mount import ImageMount
+    from wdsfs.mount.live_mount import MakeImage
     from wdsfs.mount.options import MountOptions
+    from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection
     from wdsfs.tree.opening import Opening
+    from wdsfs.tree.options import TreeOptions
     from wdsfs.tree.shard_set import ShardSet
 
 
@@ -325,7 +328,7 @@ def _by_kernel(
     """Have the kernel serve this mount; False if it is to be FUSE. Raises MountError, ImageError, ShardErrors."""
     from wdsfs import mount_table
     from wdsfs.cli import kernel_engine
-    from wdsfs.mount.image_mount import end_if_damaged
+    from wdsfs.mount.image_mount import CannotServe, end_if_damaged
 
     given = {"--new": serving.new, "--lazy": serving.lazy, FOLLOW: serving.follow is not None}
     reason = next((f"{name} is for FUSE" for name, is_given in given.items() if is_given), None)
@@ -335,7 +338,7 @@ def _by_kernel(
     if reason is None:
         try:
             wanted = _image_mount(shards, selection, mountpoint, tree, serving, of_image, opening, advice)
-        except kernel_engine.CannotServe as error:
+        except CannotServe as error:
             reason = str(error)
             end_if_damaged(mountpoint, path_of(serving.overlay))
         except ImageError as error:
@@ -381,11 +384,12 @@ def _image_mount(
 
     Raises CannotServe, WdsfsError.
     """
+    from wdsfs import mount_registry
     from wdsfs.cli import kernel_engine
     from wdsfs.kernel import engine_checks
+    from wdsfs.mount.image_mount import CannotServe
     from wdsfs.spec.dependencies import noted
     from wdsfs.spec.expand import expand
-    from wdsfs.status import control
 
     with noted() as used:
         found = expand(shards, *selection._replace(allow_missing=opening.tolerance.allow_missing))
@@ -398,7 +402,7 @@ def _image_mount(
     if reason is None and of_image.engine == AUTO and not is_repeated:
         reason = engine_checks.obstacle_now(found)  # else the guard says it, when the image is made
     if reason is not None:
-        raise kernel_engine.CannotServe(reason)
+        raise CannotServe(reason)
     options, overlay = [*serving.options, *["ro"] * serving.read_only], path_of(serving.overlay)
     if not is_repeated:
         kernel_engine.check_place(mountpoint, options, overlay)
@@ -406,11 +410,39 @@ def _image_mount(
         from wdsfs.mount.options import refuse_view
 
         refuse_view(found, tree.view(opening.tolerance.allow_missing), tree.composition)
-    place, trusting = control.canonical(mountpoint), of_image.trust_shards
+    place, trusting = mount_registry.canonical(mountpoint), of_image.trust_shards
     adviser = _adviser(tree, serving, opening._replace(quiet=opening.quiet or is_repeated))
     return kernel_engine.image_mount(
         found, place, tree, opening, options, trusting, overlay, lambda below: advice.extend(adviser(below))
     )
+
+
+def image_maker(opening: Opening | None = None) -> MakeImage:
+    """What makes the image of a mount that the kernel serves anew; `opening` is for a set that is named."""
+
+    def make(guard: Guarded, shards: Sequence[Shard] | None) -> ImageMount:
+        if shards is not None and opening is not None:
+            return _image_of_shards(guard, shards, opening)
+        if guard.made is None:
+            raise MountError(
+                f"{guard.mountpoint}: how it was mounted was not kept, as there may be a secret in it; type: "
+                f"wdsfs umount {shlex.quote(guard.mountpoint)}, and mount it again"
+            )
+        return prepared_again(guard.made)
+
+    return make
+
+
+def _image_of_shards(guard: Guarded, shards: Sequence[Shard], opening: Opening) -> ImageMount:
+    """Make the image for a mount with an overlay over new shards. Raises CannotServe, WdsfsError."""
+    from wdsfs.cli.kernel_engine import image_mount
+    from wdsfs.tree.composition import Composition
+    from wdsfs.tree.options import TreeOptions
+
+    tree = TreeOptions(guard.layout, guard.names, guard.merge, index_tree=False, composition=Composition())
+    quiet = opening._replace(quiet=True, workers=None)
+    overlay = path_of(guard.overlay)
+    return image_mount(shards, guard.mountpoint, tree, quiet, guard.options, guard.trusting, overlay)
 
 
 def prepared_again(made: MadeBy) -> ImageMount:

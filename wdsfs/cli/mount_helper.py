@@ -108,12 +108,12 @@ def _is_mounted(arguments: Sequence[str]) -> bool:
 
     `mount -a` leaves out what the list of mounts has; there it finds the image, not the first field of a line.
     """
+    from wdsfs import mount_registry
     from wdsfs.mount.guard import guard_of
-    from wdsfs.status import control
 
     if not any(one.startswith("--engine=") for one in arguments):
         return False
-    guard = guard_of(control.canonical(arguments[-1]))
+    guard = guard_of(mount_registry.canonical(arguments[-1]))
     made = None if guard is None or not guard.alive else guard.made
     return made is not None and ["mount", *made.arguments] == list(arguments)
 

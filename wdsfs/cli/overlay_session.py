@@ -7,26 +7,25 @@ As in `cli/main.py`, what is worked with is imported when it is needed. What an 
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 from click.core import ParameterSource
 
 from wdsfs.cli import completion
 from wdsfs.cli.options import handing_over, set_for_all, set_options
-from wdsfs.cli.tree_options import ViewOptions, view_of, view_options
-from wdsfs.errors import CommitError, MissingShard, MountError, OverlayBusy, OverlayUnusable, UsageError, several
+from wdsfs.cli.tree_options import ViewOptions, view_options
+from wdsfs.errors import CommitError, MissingShard, OverlayUnusable, UsageError, several
 from wdsfs.remote.shard_paths import is_remote, look, pin_of
+from wdsfs.tree.options import view_of
 
 if TYPE_CHECKING:
-    from wdsfs.cli.remount import Remount
-    from wdsfs.mount.guard import Registration
+    from wdsfs.mount.live_mount import Frozen
     from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings
     from wdsfs.overlay.upper_format import UpperNode
     from wdsfs.packing.diff import Changes
@@ -35,15 +34,12 @@ if TYPE_CHECKING:
     from wdsfs.packing.upper_walk import Rules
     from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection
-    from wdsfs.status.control import Daemon, Talk
     from wdsfs.tree.opening import Opening
     from wdsfs.tree.shard_access import Access
     from wdsfs.tree.shard_set import ShardSet
     from wdsfs.tree.tree import LowerTree
 
 log = logging.getLogger("wdsfs")
-
-FREEZE_SECONDS = RENEW_SECONDS = THAW_SECONDS = 60.0  # how long a daemon may take to do what it is asked for
 
 sources_argument = click.argument(
     "sources", metavar="[MOUNTPOINT|SHARDS...]", nargs=-1, shell_complete=completion.mount_points_or_paths
@@ -76,22 +72,20 @@ wanted_options = handing_over(
 class OverlaySession:
     """An overlay over its set, protected from other writers.
 
-    `directory` is a descriptor of its upper, None if it has none; `talk` is the connection to the daemon of the
-    mount at `mountpoint`, if it is mounted. One that the kernel serves has no daemon: `remount` makes it anew.
+    `directory` is a descriptor of its upper, None if it has none. If it is mounted, `mountpoint` is the place, and
+    `frozen` is the mount, in which nobody writes.
     """
 
     place: OverlayDirectory
     tree: LowerTree
     directory: int | None
-    talk: Talk | None = None
     mountpoint: str | None = None
-    remount: Remount | None = None
-    daemon_is_silent: bool = False
+    frozen: Frozen | None = None
 
     @property
     def mount_is_wrong(self) -> bool:
         """True if the mount does not show the new shards, or has ended. REQUIRES: the session has ended."""
-        return self.daemon_is_silent or (self.remount is not None and self.remount.failed)
+        return self.frozen is not None and self.frozen.is_wrong
 
     def changes(self, rules: Rules | None = None) -> Changes:
         """Find the changes of the overlay, by these rules. Raises ShardErrors, and OSErrors that name a file."""
@@ -146,29 +140,13 @@ class OverlaySession:
 
     def prepare_new(self, new: Sequence[bytes]) -> None:
         """Prepare the mount, if there is one, for `new` shards. Raises CommitError: the mount is unchanged."""
-        if self.remount is not None:
-            from wdsfs.spec.expand import extended
-
-            self.remount.make_image(extended(self.tree.lower.shards, new))
+        if self.frozen is not None:
+            self.frozen.prepare(new)
 
     def show_new(self, new: Sequence[bytes], published: Sequence[bytes]) -> None:
         """Have the mount, if there is one, show `new` shards, and open replaced (`published`) ones anew."""
-        if self.remount is not None:
-            from wdsfs.spec.expand import extended
-
-            self.remount.run(extended(self.tree.lower.shards, new))
-        if self.talk is not None:
-            paths = {"new": new, "published": published}
-            try:
-                question = {key: [os.fsdecode(path) for path in some] for key, some in paths.items()}
-                self.talk.ask(question, RENEW_SECONDS)
-            except (OSError, ValueError) as error:  # the shards are written all the same
-                self.daemon_is_silent = True
-                log.error(
-                    "%s: the shards are written, but its daemon has not answered (%s), so it may show old ones; "
-                    "unmount it, and mount it again",
-                    *(self.mountpoint, error),
-                )
+        if self.frozen is not None:
+            self.frozen.show(new, published)
 
 
 @contextlib.contextmanager
@@ -232,134 +210,31 @@ def _of_a_new_set(settings: OverlaySettings | None) -> list[Shard]:
     return []
 
 
-def told_shards(answer: dict[str, Any]) -> list[Shard]:
-    """The shards of a mount, in their order, by the answer of its daemon."""
-    from wdsfs.names import Reading
-    from wdsfs.spec.expand import Shard
-
-    reading, without = Reading(**answer.get("reading", {})), answer.get("without", {})
-    return [Shard.of_texts(path, name, reading, without.get(path, ())) for name, path in answer["shards"]]
-
-
 @contextlib.contextmanager
 def mounted(mountpoint: str, opening: Opening, freeze: bool, whole: bool = False) -> Iterator[OverlaySession]:
     """The overlay of a mount; with `freeze` all writes to the mount are refused meanwhile."""
     from pathlib import Path
 
+    from wdsfs.cli.mount_command import image_maker
+    from wdsfs.mount import search
     from wdsfs.overlay.overlay_directory import OverlayDirectory, unfinished
     from wdsfs.overlay.overlay_shards import refuse_outputs
-    from wdsfs.status import control
-    from wdsfs.tree.shard_access import access_from_json
 
-    guard = guard_of_overlay(mountpoint)
-    if guard is not None:
-        with _by_kernel(mountpoint, guard, opening, freeze, whole) as one:
-            yield one
-        return
-    daemon, directory = daemon_of(mountpoint)
-    view = ViewOptions(daemon.layout, daemon.names, daemon.merge)
-    if opening.index_dir is None and daemon.index:
-        opening = opening._replace(index_dir=Path(daemon.index))
-        set_for_all("WDSFS_INDEX_DIR", daemon.index)
+    mount = search.writable(mountpoint)
+    if opening.index_dir is None and mount.index:
+        opening = opening._replace(index_dir=Path(mount.index))
+        set_for_all("WDSFS_INDEX_DIR", mount.index)
     with contextlib.ExitStack() as stack:
-        if freeze:
-            _sync(mountpoint)
-        try:
-            talk = stack.enter_context(control.Talk(daemon))
-            answer = talk.ask({"do": "freeze" if freeze else "shards"}, FREEZE_SECONDS)
-        except (OSError, ValueError) as error:
-            raise silent(mountpoint, error) from None
-        if "error" in answer:
-            raise OverlayBusy(answer["error"])
-        if freeze:
-            stack.callback(talk.finish, THAW_SECONDS)  # who writes when the command has ended gets no EBUSY
-        shards = told_shards(answer)
-        place = OverlayDirectory(Path(directory))
+        frozen = stack.enter_context(mount.frozen(image_maker(opening))) if freeze else None
+        lower = mount.lower() if frozen is None else frozen.lower
+        place = OverlayDirectory(Path(str(mount.overlay)))
         if not unfinished(place):
-            refuse_outputs(place, [shard.path for shard in shards])
+            refuse_outputs(place, [shard.path for shard in lower.shards])
         # What the mount refuses to show, its user must not copy into shards, or write to, either.
-        access = access_from_json(answer.get("seen"))
-        tree = stack.enter_context(tree_below(place, shards, view, opening, whole, access))
+        view = ViewOptions(*mount.options[:3])
+        tree = stack.enter_context(tree_below(place, lower.shards, view, opening, whole, lower.access))
         upper = stack.enter_context(upper_of(place))
-        yield OverlaySession(place, tree, upper, talk if freeze else None, mountpoint)
-
-
-def guard_of_overlay(mountpoint: str) -> Registration | None:
-    """The guard, alive or not, of an overlay that the kernel serves here; None for any other mount, or none.
-
-    Raises MountError if nothing is known of it any more.
-    """
-    from wdsfs import mount_table
-    from wdsfs.kernel.manifest import image_of
-    from wdsfs.mount.guard import guard_of
-    from wdsfs.overlay.overlay_directory import upper_of
-    from wdsfs.status import control
-
-    found = mount_table.mounted_at(control.canonical(mountpoint))
-    upper = None if found is None else upper_of(found)
-    if found is None or upper is None:
-        return None
-    guard = guard_of(control.canonical(mountpoint))
-    if guard is not None and guard.overlay is not None:
-        return guard
-    if image_of(found) is None:
-        return None
-    raise MountError(
-        f"{mountpoint}: is served by the kernel, and was mounted by another user or in another place, so what is "
-        f"below it is not known; unmount it, then name --overlay {shlex.quote(os.path.dirname(upper))} and SHARDS"
-    )
-
-
-@contextlib.contextmanager
-def _by_kernel(
-    mountpoint: str, guard: Registration, opening: Opening, freeze: bool, whole: bool
-) -> Iterator[OverlaySession]:
-    """The overlay of a mount that the kernel serves; with `freeze` the mount is read-only meanwhile."""
-    from pathlib import Path
-
-    from wdsfs.cli.remount import prepared
-    from wdsfs.kernel.overlayfs import frozen
-    from wdsfs.names import Reading
-    from wdsfs.overlay.overlay_directory import OverlayDirectory, unfinished
-    from wdsfs.overlay.overlay_shards import refuse_outputs
-    from wdsfs.spec.expand import Shard
-
-    place = OverlayDirectory(Path(str(guard.overlay)))
-    if opening.index_dir is None and guard.index:
-        opening = opening._replace(index_dir=Path(guard.index))
-        set_for_all("WDSFS_INDEX_DIR", guard.index)
-    with contextlib.ExitStack() as stack:
-        remount = None
-        if freeze:
-            remount = stack.enter_context(prepared(guard, opening))
-            if not guard.alive:
-                stack.enter_context(_held_without_guard(mountpoint, guard, place))
-            stack.enter_context(frozen(mountpoint, place))
-        reading = Reading(**guard.reading)
-        shards = [Shard.of_texts(path, name, reading) for path, name in guard.shards]
-        if not unfinished(place):
-            refuse_outputs(place, [shard.path for shard in shards])
-        view = ViewOptions(guard.layout, guard.names, guard.merge)
-        tree = stack.enter_context(tree_below(place, shards, view, opening, whole))
-        upper = stack.enter_context(upper_of(place))
-        yield OverlaySession(place, tree, upper, mountpoint=mountpoint, remount=remount)
-
-
-def _held_without_guard(
-    mountpoint: str, guard: Registration, place: OverlayDirectory
-) -> contextlib.AbstractContextManager[None]:
-    """Hold the overlay for a mount whose guard has died. Raises MountError if it is another mount by now."""
-    from wdsfs.mount.image_mount import unguarded
-    from wdsfs.overlay.overlay_directory import held
-    from wdsfs.status import control
-
-    where = control.canonical(mountpoint)
-    if unguarded(where, place.path) is None:
-        raise MountError(
-            f"{mountpoint}: is not the mount whose guard (process {guard.pid}) has died; unmount it, and name "
-            f"--overlay {shlex.quote(str(place.path))} and the SHARDS"
-        )
-    return held(place, served_at=where)
+        yield OverlaySession(place, tree, upper, mountpoint, frozen)
 
 
 @contextlib.contextmanager
@@ -380,74 +255,6 @@ def tree_below(
         if settings is not None:
             _warn_of_changed(place, settings, below)
         yield make_tree(below, view_of(view.layout, view.names), view.merge)
-
-
-def mount_above(path: str) -> str | None:
-    """The mount point of the wdsfs mount that a path lies in, below its top; None if it lies in none."""
-    from wdsfs import mount_table
-    from wdsfs.kernel.manifest import image_of
-    from wdsfs.status import control
-
-    found = mount_table.mount_of(path)
-    if found is None or os.fsdecode(found.path) == control.canonical(path):
-        return None
-    is_ours = found.fstype == "fuse.wdsfs" or image_of(found) is not None
-    return os.fsdecode(found.path) if is_ours else None
-
-
-def daemon_of(mountpoint: str) -> tuple[Daemon, str]:
-    """The daemon of a mount, and the directory of its overlay. Raises MountError when it has none."""
-    from wdsfs.status import control
-
-    daemon = control.find(mountpoint)
-    if daemon is None:
-        above = mount_above(mountpoint)
-        if above is not None:
-            raise MountError(f"{mountpoint}: lies in a mount; name its MOUNTPOINT first: {above}")
-        if _shows_an_image(mountpoint):
-            raise MountError(f"{mountpoint}: that mount has no overlay, so nothing in it was changed")
-        raise MountError(
-            f"{mountpoint}: no mount of wdsfs is there; for one that is not mounted name --overlay DIR"
-        )
-    if daemon.overlay is None:
-        text = f"{mountpoint}: that mount has no overlay, so nothing in it was changed"
-        if daemon.composition:
-            text += f"; what it shows becomes new shards by: wdsfs commit {daemon.composition} -o PATTERN SHARDS"
-        raise MountError(text)
-    return daemon, daemon.overlay
-
-
-def _shows_an_image(mountpoint: str) -> bool:
-    from wdsfs import mount_table
-    from wdsfs.kernel.manifest import image_of
-    from wdsfs.status import control
-
-    found = mount_table.mounted_at(control.canonical(mountpoint))
-    return found is not None and image_of(found) is not None
-
-
-def silent(mountpoint: str, error: Exception) -> MountError:
-    """The error for a daemon that does not answer."""
-    again = f"end it with `wdsfs umount {shlex.quote(mountpoint)}`, and mount it again"
-    return MountError(f"{mountpoint}: its daemon does not answer ({error}); {again}")
-
-
-def _sync(mountpoint: str) -> None:
-    """Flush dirty pages of mapped files to the overlay. Raises CommitError, and MountError for a dead mount."""
-    from wdsfs.overlay.upper_files import sync_filesystem
-
-    try:
-        sync_filesystem(mountpoint)
-    except OSError as error:
-        if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
-            raise silent(mountpoint, error) from None
-        # The kernel says this once, whichever file it is of; what it could not write is dropped.
-        why = "its shard was replaced meanwhile" if error.errno == errno.ESTALE else error.strerror
-        raise CommitError(
-            f"{mountpoint}: a change of a mapped file could not be written ({why}), "
-            "so nothing was committed; the log (see `wdsfs status`) says more. Make the change again if it is "
-            "needed, then repeat the command"
-        ) from None
 
 
 def _opened(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,17 +17,9 @@ import click
 from wdsfs.cli import completion
 from wdsfs.cli.options import index_options, json_option
 from wdsfs.cli.output import say, write_json
-from wdsfs.cli.overlay_session import (
-    FREEZE_SECONDS,
-    daemon_of,
-    guard_of_overlay,
-    mount_above,
-    mounted,
-    silent,
-    tree_below,
-)
+from wdsfs.cli.overlay_session import mounted, tree_below
 from wdsfs.cli.tree_options import ViewOptions
-from wdsfs.errors import CommitError, MountError, NoSuchEntry, OverlayBusy, OverlayUnusable, UsageError, several
+from wdsfs.errors import CommitError, MountError, NoSuchEntry, OverlayUnusable, UsageError, several
 from wdsfs.names import shown
 
 if TYPE_CHECKING:
@@ -82,6 +73,7 @@ def restore(
       wdsfs restore --dry-run --all /mnt/train
       wdsfs restore --overlay edits train-000000/images/dog1
     """
+    from wdsfs.mount import search
     from wdsfs.overlay.merged_view import NodeTable
     from wdsfs.overlay.restore import Restoration
     from wdsfs.overlay.upper_directory import load_upper
@@ -91,8 +83,8 @@ def restore(
     if everything and given:
         raise UsageError("--all takes no PATH")
     if not everything and not given:
-        if mountpoint is not None and guard_of_overlay(mountpoint) is None:
-            daemon_of(mountpoint)  # which says so, where it is no mount
+        if mountpoint is not None:
+            search.writable(mountpoint)  # which says so, where it is no mount
         raise UsageError("name the PATHs that are to be restored, or --all")
     with _mounted(mountpoint, opening) if mountpoint is not None else _held(str(overlay), opening) as session:
         _refuse_unfinished(session.place)
@@ -114,7 +106,9 @@ def _apart(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
     """The mount point and the PATHs. Where the first one is a PATH, the mount that it lies in is meant."""
     if not arguments:
         raise UsageError("name PATHs in a mount, its MOUNTPOINT and PATHs below it, or --overlay DIR and PATHs")
-    above = mount_above(arguments[0])
+    from wdsfs.mount import search
+
+    above = search.above(arguments[0])
     return (arguments[0], arguments[1:]) if above is None else (above, arguments)
 
 
@@ -130,29 +124,13 @@ def _refuse_unfinished(place: OverlayDirectory) -> None:
 
 @contextlib.contextmanager
 def _mounted(mountpoint: str, opening: Opening) -> Iterator[_RestoreSession]:
-    from wdsfs.status import control
+    from wdsfs.mount import search
 
-    guard = guard_of_overlay(mountpoint)
-    if guard is not None:
-        raise MountError(
-            f"{mountpoint}: is served by the kernel, below which nothing may be undone; unmount it, then: wdsfs "
-            f"restore --overlay {shlex.quote(str(guard.overlay))} PATH..., and mount it again"
-        )
-    daemon, _ = daemon_of(mountpoint)
-
-    def undo(paths: Sequence[bytes]) -> None:
-        try:
-            with control.Talk(daemon) as talk:
-                answer = talk.ask(
-                    {"do": "restore", "paths": [os.fsdecode(path) for path in paths]}, FREEZE_SECONDS
-                )
-        except (OSError, ValueError) as error:
-            raise silent(mountpoint, error) from None
-        if "error" in answer:
-            raise OverlayBusy(answer["error"])
-
+    mount = search.writable(mountpoint)
+    if mount.lasting:
+        raise MountError(f"{mountpoint}: {mount.lasting}")
     with mounted(mountpoint, opening, freeze=False) as one:
-        yield _RestoreSession(one.place, one.tree, undo)
+        yield _RestoreSession(one.place, one.tree, mount.restore)
 
 
 @contextlib.contextmanager
@@ -200,13 +178,13 @@ def _below(path: str, mountpoint: str | None) -> bytes:
     Semantics decision: a relative PATH is one from the working directory, if that leads into the mount; else it is
     one from the mount's top, as `diff` shows them.
     """
-    from wdsfs.status import control
+    from wdsfs import mount_registry
 
     if not path:
         raise UsageError("a PATH is empty; to undo every change say --all")
     inside = os.path.normpath(path)
     if mountpoint is not None:
-        for top in (os.path.abspath(mountpoint), control.canonical(mountpoint)):
+        for top in (os.path.abspath(mountpoint), mount_registry.canonical(mountpoint)):
             whole = os.path.normpath(os.path.join(os.getcwd(), path))
             if whole == top or whole.startswith(top.rstrip("/") + "/"):
                 inside = os.path.relpath(whole, top)

@@ -6,7 +6,6 @@ says is believed: their runtime directories, sockets and files are theirs, and r
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +15,7 @@ import click
 from wdsfs.cli import completion
 from wdsfs.cli.options import json_option
 from wdsfs.cli.output import print_block, say, write_json
-from wdsfs.errors import MountError, bytes_text, counted, several
+from wdsfs.errors import bytes_text, counted, several
 
 MOUNTED = "mounted"  # the state of a mount of another user: its daemon was not asked
 KERNEL = "served by the kernel"  # the state of a mount of an image, which has no daemon
@@ -50,19 +49,12 @@ def status(mountpoint: str | None, as_json: bool) -> None:
       wdsfs status /mnt/train
       wdsfs status --json
     """
-    from wdsfs.kernel.manifest import mounted_images
-    from wdsfs.mount.guard import without_image
-    from wdsfs.status import control
+    from wdsfs import mount_registry
+    from wdsfs.mount import search
 
-    daemons, foreign, images = control.daemons(), control.foreign(), [*mounted_images(), *without_image()]
-    if mountpoint is not None:  # nothing is asked of the others, which may take their time to answer
-        wanted = control.canonical(mountpoint)
-        daemons = [one for one in daemons if one.mountpoint == wanted]
-        foreign = [one for one in foreign if os.fsdecode(one.path) == wanted]
-        images = [one for one in images if os.fsdecode(one.mount.path) == wanted]
-    reports = [*map(_report, daemons), *map(_foreign_report, foreign), *map(_image_report, images)]
-    if mountpoint is not None and not reports:
-        raise MountError(f"{wanted}: no mount of yours is there; see: wdsfs status")
+    # Of one that is named nothing is asked of the others, which may take their time to answer.
+    mounts = search.live_mounts() if mountpoint is None else [search.named(mountpoint)]
+    reports = [mount.report() for mount in mounts]
     if as_json:
         write_json(reports)
     elif not reports:
@@ -74,90 +66,10 @@ def status(mountpoint: str | None, as_json: bool) -> None:
         else:
             rows = _foreign_rows(full) if full["state"] == MOUNTED else _rows(full, mountpoint is not None)
         print_block(_head(full), rows)
-    if any(report["state"] == control.UNSUPERVISED for report in reports):
+    if any(report["state"] == mount_registry.UNSUPERVISED for report in reports):
         say("without its supervisor a mount ends with its workers: unmount and mount it soon", err=True)
-    if any(report["state"] == control.DEAD for report in reports):
+    if any(report["state"] == mount_registry.DEAD for report in reports):
         say("a dead mount is cleared with: wdsfs umount MOUNTPOINT", err=True)
-
-
-def _report(daemon: Any) -> dict[str, Any]:
-    from wdsfs.overlay.overlay_directory import is_half_done
-    from wdsfs.status import control
-    from wdsfs.trust import user_name
-
-    answer = control.ask(daemon) if daemon.alive else None
-    state = control.RUNNING if answer else control.state_without_answer(daemon)
-    own = {"user": user_name(os.geteuid()), "unfinished_commit": is_half_done(daemon.overlay)}
-    return {**control.report(daemon, state, answer), **own, "mode": _mode(daemon.mountpoint, daemon.overlay)}
-
-
-def _foreign_report(found: Any) -> dict[str, Any]:
-    from wdsfs.trust import user_name
-
-    source = os.fsdecode(found.source).removeprefix("wdsfs#")
-    return {
-        "mountpoint": os.fsdecode(found.path),
-        "state": MOUNTED,
-        "user": user_name(found.user),
-        "specs": [source],
-        "mode": "ro" if "ro" in found.options else "rw",
-    }
-
-
-def _image_report(found: Any) -> dict[str, Any]:
-    from wdsfs.errors import MountError
-    from wdsfs.kernel import manifest
-    from wdsfs.mount.guard import guard_of
-    from wdsfs.overlay.overlay_directory import is_half_done, upper_of
-    from wdsfs.trust import user_name
-
-    upper = upper_of(found.mount)
-    overlay = None if upper is None else os.path.dirname(upper)
-    read_only = overlay is None or "ro" in (*found.mount.options, *found.mount.super_options)
-    report: dict[str, Any] = {
-        "mountpoint": os.fsdecode(found.mount.path),
-        "state": KERNEL,
-        "user": user_name(0),
-        "specs": [os.fsdecode(found.image)],
-        "mode": "ro" if read_only else "rw",
-        "overlay": overlay,
-        "unfinished_commit": is_half_done(overlay),
-    }
-    notices = []
-    if overlay is not None and "ro" in found.mount.super_options and not report["unfinished_commit"]:
-        notices.append("read-only for a commit; if that was killed, a commit that ends in order makes it writable")
-    try:
-        about = manifest.read(found.image)
-    except MountError as error:  # replaced by another file since, or removed
-        return {**report, "shards": 0, "layout": "", "notices": [*notices, str(error)]}
-    names = ("layout", "names", "merge", "index_tree", "composition")
-    copies = {one.path: one.copy for one in about.devices if one.copy is not None}
-    guard = guard_of(report["mountpoint"])
-    if guard is None or not guard.alive:
-        notices.append(
-            "it has no guard: what is written into a shard now is not noticed; type its mount command again"
-        )
-        report = {**report, "notices": notices}
-    else:
-        report = {**report, "notices": notices, "pid": guard.pid, "log": guard.log, "replaced": guard.replaced()}
-    known = guard.paths if guard is not None and len(guard.paths) == len(about.devices) else None
-    return {
-        **report,
-        **{name: getattr(about, name) for name in names},
-        "shards": len({one.path for one in about.devices}),
-        "bytes": sum(one.size for one in about.devices),
-        "files": known or about.paths(found.image),
-        "copies": len(copies),
-        "copies_bytes": sum(one.size for one in copies.values()),
-    }
-
-
-def _mode(mountpoint: str, overlay: str | None) -> str:
-    """Return "rw" for a mount with an overlay, unless it was mounted with `-o ro`; else "ro"."""
-    from wdsfs import mount_table
-
-    mounted = mount_table.mounted_at(mountpoint)
-    return "ro" if not overlay or (mounted is not None and "ro" in mounted.options) else "rw"
 
 
 # --- showing -----------------------------------------------------------------------------------------------

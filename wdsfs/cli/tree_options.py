@@ -8,14 +8,10 @@ import click
 
 from wdsfs.cli import completion
 from wdsfs.cli.options import Decorator, handing_over
-from wdsfs.errors import UsageError
 
 if TYPE_CHECKING:
     from wdsfs.tree.composition import Composition
-    from wdsfs.tree.tree import View
-
-
-_OF_CLASSES = ("class_from", "class_names", "class_digits")
+    from wdsfs.tree.options import TreeOptions
 
 
 class ViewOptions(NamedTuple):
@@ -26,67 +22,15 @@ class ViewOptions(NamedTuple):
     merge: bool
 
 
-class TreeOptions(NamedTuple):
-    """The options of a tree: layout, names, and the view of the set."""
+def _composition(layout: str = "samples", **typed: Any) -> Composition:
+    from wdsfs.tree.options import OF_CLASSES, composition_of
 
-    layout: str
-    names: str
-    merge: bool
-    index_tree: bool
-    composition: Composition
-
-    def view(self, partial: bool) -> View:
-        """The layout as trees take it; `partial`: some shards may be missing. Raises UsageError."""
-        return view_of(self.layout, self.names, self.index_tree, partial)
-
-
-def view_of(layout: str, names: str, index_tree: bool = False, partial: bool = False) -> View:
-    """The options as trees take them. Raises UsageError for those that do not go together."""
-    from wdsfs.tree.tree import View
-
-    if layout != "samples" and index_tree:
-        raise UsageError(f"--index-tree is for --layout samples; in --layout {layout} a sample has no directory")
-    if layout != "samples" and names == "full":
-        raise UsageError(f"--names full is for --layout samples; in --layout {layout} the names are always whole")
-    return View(layout, names, index_tree, partial)
-
-
-def _settled(join: tuple[str, ...], associate: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Joined shards and label files that mean the same when `view` of a mount, or a daemon, reads them again."""
-    if not (join or associate):
-        return (), ()
-    from wdsfs.spec.expand import settled
-    from wdsfs.tree.label_files import settled_label
-
-    return tuple(map(settled, join)), tuple(map(settled_label, associate))
-
-
-def composition_of(layout: str, **typed: Any) -> Composition:
-    """The options of a view, as they were typed, checked. Raises UsageError."""
-    from wdsfs.tree.composition import Composition, class_source, columns_of, fields_of, refuse_one_name
-
-    given = [f"--{name.replace('_', '-')}" for name in _OF_CLASSES if typed[name] is not None]
-    if layout != "classes" and given:
-        raise UsageError(f"{given[0]} is for --layout classes")
-    extension, field = class_source("cls" if typed["class_from"] is None else typed["class_from"])
-    columns, fields = columns_of(typed["columns"]), fields_of(typed["field"])
-    refuse_one_name(columns, fields)
-    join, associate = _settled(typed["join"], typed["associate"])
-    as_typed = ("ignore_case", "missing", "duplicates", "class_names", "class_digits")
-    return Composition(
-        columns=columns,
-        fields=fields,
-        decode=typed["decode_members"],
-        classes=layout == "classes",
-        class_from=extension,
-        class_field=field,
-        join=join,
-        associate=associate,
-        **{name: typed[name] for name in as_typed},
-    )
+    return composition_of(layout, **{**dict.fromkeys(OF_CLASSES), **typed})
 
 
 def _tree(layout: str, names: str, merge: bool, index_tree: bool = False, **composed: Any) -> TreeOptions:
+    from wdsfs.tree.options import TreeOptions, composition_of
+
     return TreeOptions(layout, names, merge, index_tree, composition_of(layout, **composed))
 
 
@@ -203,8 +147,8 @@ view_options = handing_over("view", ViewOptions, _view_group("samples", "files")
 # Of a command that shows no tree, and so has no layout.
 composition_options = handing_over(
     "composition",
-    lambda **typed: composition_of("samples", **typed, **dict.fromkeys(_OF_CLASSES)),
-    {name: option for name, option in _COMPOSITION.items() if name not in _OF_CLASSES},
+    _composition,
+    {name: option for name, option in _COMPOSITION.items() if not name.startswith("class_")},
 )
 
 _TREE = {**_view_group("samples", "files", "classes"), **_COMPOSITION}

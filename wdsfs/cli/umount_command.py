@@ -1,4 +1,4 @@
-"""The command `umount`: ends one mount, or all. What it does is `mount/unmount.py`."""
+"""The command `umount`: ends one mount, or all."""
 
 from __future__ import annotations
 
@@ -32,25 +32,22 @@ def umount(mountpoints: tuple[str, ...], everything: bool, lazy: bool) -> None:
       wdsfs umount --all
     """
     from wdsfs.errors import MountError
-    from wdsfs.kernel.manifest import mounted_images
-    from wdsfs.mount.unmount import unmount
-    from wdsfs.status import control
+    from wdsfs.mount import search
+    from wdsfs.mount_registry import canonical
 
     if everything == bool(mountpoints):
         raise UsageError("name a MOUNTPOINT, or --all" if not everything else "--all takes no MOUNTPOINT")
-    if everything:  # the latest first: it may lie in another one
-        found = sorted(control.daemons(), key=lambda daemon: daemon.started, reverse=True)
-        images = [os.fsdecode(one.mount.path) for one in mounted_images()][::-1] if os.geteuid() == 0 else []
-        mountpoints = (*(daemon.mountpoint for daemon in found), *images)
+    if everything:
+        mountpoints = tuple(mount.mountpoint for mount in search.ending_order())
         if not mountpoints:
             say("no wdsfs mounts")
     # This process does not keep the mount busy that it is typed in.
-    mountpoints = tuple(map(control.canonical, mountpoints))
+    mountpoints = tuple(map(canonical, mountpoints))
     os.chdir("/")
     code = 0
     for mountpoint in mountpoints:
         try:
-            unmount(mountpoint, lazy)
+            search.named(mountpoint).end(lazy)
         except MountError as error:  # the others are ended all the same
             log.error("%s", error)
             code = error.exit_code

@@ -18,12 +18,12 @@ from wdsfs.cli import completion
 from wdsfs.cli.options import handing_over, opening_options, set_options, soundness_options
 from wdsfs.cli.output import say
 from wdsfs.cli.process import ended_in_order
-from wdsfs.cli.served_mount import mount_of
 from wdsfs.cli.tree_options import composition_options
 from wdsfs.cli.view_mounted import of_a_mount, samples_of
 from wdsfs.errors import UsageError, several
 
 if TYPE_CHECKING:
+    from wdsfs.mount.live_mount import LiveMount
     from wdsfs.pages.opening import Subject
     from wdsfs.spec.selection import Selection
     from wdsfs.tree.composition import Composition
@@ -98,7 +98,7 @@ def view(
     from wdsfs.pages.server import listen, serve
     from wdsfs.pages.site import Site
 
-    mount = mount_of(sources)
+    mount = _mount_of(sources)
     if mount is not None:
         if selection.arguments or not composition.is_plain:
             raise UsageError("options of the set are for SHARDS; a mount knows what it shows")
@@ -114,6 +114,27 @@ def view(
         title = several([os.path.basename(source.rstrip("/")) or source for source in sources])
         with contextlib.closing(Site(subject, title)) as site:
             serve(site, listening, launch)
+
+
+def _mount_of(sources: Sequence[str]) -> LiveMount | None:
+    """The mount that is named; None for SHARDS. Raises MountError for a path in a mount."""
+    from wdsfs.mount import search
+
+    if len(sources) != 1 or not os.path.isdir(sources[0]):
+        return None
+    mount = search.find(sources[0])
+    if mount is None and search.above(sources[0]) is not None:
+        return search.named(sources[0])  # which says so
+    if mount is None and _is_empty(sources[0]):
+        raise UsageError(f"{sources[0]}: is an empty directory, and nothing is mounted there")
+    return mount
+
+
+def _is_empty(directory: str) -> bool:
+    try:
+        return not os.listdir(directory)
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager

@@ -93,9 +93,9 @@ def _refuse_options() -> None:
 
 def _refuse_mount(wanted: Wanted) -> None:
     """Raise UsageError if there are no shards: a mount was named, or nothing."""
-    from wdsfs.status import control
+    from wdsfs import mount_registry
 
     if not wanted.sources:
         raise UsageError("name the SHARDS")
-    if len(wanted.sources) == 1 and control.find(wanted.sources[0]) is not None:
+    if len(wanted.sources) == 1 and mount_registry.find(wanted.sources[0]) is not None:
         raise UsageError(f"{wanted.sources[0]} is a mount: name its SHARDS, with the options of the view")

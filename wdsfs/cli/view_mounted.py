@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wdsfs.cli.options import set_for_all
-from wdsfs.cli.tree_options import view_of
 from wdsfs.errors import ShardError, UsageError
 from wdsfs.host import in_directory
+from wdsfs.tree.options import view_of
 
 if TYPE_CHECKING:
-    from wdsfs.cli.served_mount import ServedMount
+    from wdsfs.mount.live_mount import LiveMount
     from wdsfs.pages.opening import Subject
     from wdsfs.tree.composition import Composition
     from wdsfs.tree.opening import Opening
@@ -33,7 +33,7 @@ def samples_of(below: ShardSet, names: str = "ext") -> LowerTree:
 
 
 @contextlib.contextmanager
-def of_a_mount(mount: ServedMount, opening: Opening) -> Iterator[Subject]:
+def of_a_mount(mount: LiveMount, opening: Opening) -> Iterator[Subject]:
     """The set of a mount, with the changes of its overlay."""
     from wdsfs.pages.library import Library
     from wdsfs.pages.opening import Place, Renewal, Subject
@@ -46,24 +46,24 @@ def of_a_mount(mount: ServedMount, opening: Opening) -> Iterator[Subject]:
     if not mounted.told.shards:
         raise UsageError(f"{mount.mountpoint}: has no shards yet; commit what is in it first")
     with mounted.opened(opening) as below:
-        library = Library(samples_of(below, mounted.names), in_classes=mount.tree.layout == "classes")
+        library = Library(samples_of(below, mounted.names), in_classes=mount.options.layout == "classes")
         renewal = Renewal(library, mounted.look, lambda: mounted.told.news)
         writable = place = None
-        if mount.tree.layout == "samples" and not mount.tree.merge:
+        if mount.options.layout == "samples" and not mount.options.merge:
             place = Place(mount.mountpoint, "")
             if mount.overlay is not None:
                 writable = WritableMount(library, mount.mountpoint, mount.overlay)
         yield Subject(library, writable, place, "" if writable is not None else _note(mount), renewal)
 
 
-def _note(mount: ServedMount) -> str:
+def _note(mount: LiveMount) -> str:
     """How the pages differ from the mount."""
     if mount.overlay is not None:
         return (
             "The mount has another layout than the pages, so these are the shards without its changes: "
             f"wdsfs diff {shlex.quote(mount.mountpoint)} shows them, and files are changed in the mount."
         )
-    if mount.tree.merge and mount.tree.layout != "classes":
+    if mount.options.merge and mount.options.layout != "classes":
         return "The mount is one tree over all shards; here samples are below their shards."
     return ""
 
@@ -71,14 +71,14 @@ def _note(mount: ServedMount) -> str:
 class _MountedSet:
     """The set of a mount, as `told` by the mount last."""
 
-    def __init__(self, mount: ServedMount) -> None:
+    def __init__(self, mount: LiveMount) -> None:
         self._mount = mount
-        self.told = mount.told()
+        self.told = mount.shown()
 
     @property
     def names(self) -> str:
         """How files are called in the directory of a sample."""
-        return self._mount.tree.names if self._mount.tree.layout == "samples" else "ext"
+        return self._mount.options.names if self._mount.options.layout == "samples" else "ext"
 
     @contextlib.contextmanager
     def opened(self, opening: Opening) -> Iterator[ShardSet]:
@@ -96,17 +96,17 @@ class _MountedSet:
     def _composition(self) -> Composition | None:
         from wdsfs.tree.view_set import is_view
 
-        wanted = self._mount.tree.composition
+        wanted = self._mount.options.composition
         return wanted if is_view(self.told.shards, wanted) else None
 
     def _where_it_was_typed(self) -> contextlib.AbstractContextManager[None]:
         """Relative paths of joined shards and label files are of the directory of the mount's command."""
-        names_files = self._mount.tree.composition.names_files
+        names_files = self._mount.options.composition.names_files
         return in_directory(self._mount.directory) if names_files else contextlib.nullcontext()
 
     def look(self, below: ShardSet) -> LowerTree | None:
         """The tree of the set as it is now, None for the one that is shown. Raises WdsfsErrors, OSErrors."""
-        before, self.told = self.told, self._mount.told()
+        before, self.told = self.told, self._mount.shown()
         if self.told == before:
             return None
         try:

@@ -302,6 +302,7 @@ class HeldShards:
     def __init__(self, image: OpenDevice) -> None:
         self.image = image
         self.devices: list[OpenDevice] = []
+        self.about: Manifest
         self.base, self.trusting = "", False  # how they were opened
         self.superblocks: set[str] = set()
         self.mounted: FileSystem | None = None
@@ -314,7 +315,7 @@ class HeldShards:
 
     def open_shards(self, about: Manifest, base: str, trusting: bool) -> None:
         """Open the shards of the image, as `open_devices` does. Raises what that raises."""
-        self.base, self.trusting = base, trusting
+        self.about, self.base, self.trusting = about, base, trusting
         self.devices = open_devices(about, os.fsencode(base), trusting)
 
     def take_leases(self) -> None:

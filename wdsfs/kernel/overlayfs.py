@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wdsfs import host, mount_table
+from wdsfs import host, mount_registry, mount_table
 from wdsfs.errors import MountError, OverlayBusy, OverlayUnusable
 from wdsfs.kernel import erofs_mount
 from wdsfs.overlay.mounted_overlay import MountedOverlay
@@ -31,7 +31,6 @@ from wdsfs.overlay.overlay_directory import OverlayDirectory, escaped, is_used, 
 from wdsfs.overlay.upper_format import OPEN_DIRECTORY
 from wdsfs.overlay.work_directory import PROTOTYPE
 from wdsfs.spec.expand import Shard
-from wdsfs.status import control
 from wdsfs.tree.tree import View
 
 _SETTINGS = (
@@ -124,16 +123,13 @@ class OverlayOver:
             time.sleep(0.01)
         shutil.rmtree(place.kernel_work / "work", ignore_errors=True)
 
-    def about(self) -> dict[str, Any]:
-        """What commands have to know of it, as the registration of its guard has it."""
+    def registered(self) -> dict[str, Any]:
+        """The fields of the registration of its guard that are about the overlay."""
         shards = self.shards
         return {
             "overlay": str(self.directory),
             "shards": [[os.fsdecode(one.path), os.fsdecode(one.name)] for one in shards],
             "reading": shards[0].reading._asdict(),
-            "layout": self.view.layout,
-            "names": self.view.names,
-            "merge": self.merge,
             "index": self.index,
             "options": self.options,
         }
@@ -173,7 +169,7 @@ def _mount(settings: Sequence[tuple[bytes, bytes]], mountpoint: str, attributes:
 @contextmanager
 def _staged(image: str, mountpoint: str, devices: Sequence[int]) -> Iterator[Path]:
     """Mount an image at a place of our own for the time of the block. Raises MountError."""
-    lower = host.runtime_dir() / f"{control.identity(mountpoint)}.lower"
+    lower = mount_registry.file_of(mountpoint, ".lower")
     while mount_table.mounted_at(lower) is not None:  # of a process that was killed in here
         erofs_mount.detach(str(lower))
     lower.mkdir(0o700, exist_ok=True)

@@ -1,6 +1,6 @@
 """The daemon's side of the control socket: its answers to `status`, `refresh`, `diff`, `commit` and `restore`.
 
-The client's side, and where the socket lies, is `status/control.py`. A question is one line of JSON, and so is an
+The client's side, and where the socket lies, is `mount_registry.py`. A question is one line of JSON, and so is an
 answer; a commit keeps its connection for as long as writes are refused.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import shlex
@@ -23,9 +22,10 @@ from wdsfs.fuse.write_ops import RESTORE
 from wdsfs.mount.child import in_child
 from wdsfs.mount.growth import Growth
 from wdsfs.mount.mounted_set import MountedSet
+from wdsfs.mount_registry import LINE_MAX, Registration, decode, encode
 from wdsfs.overlay.mounted_overlay import MountedOverlay
 from wdsfs.overlay.overlay_directory import is_half_done
-from wdsfs.status import control, status_report
+from wdsfs.status import status_report
 
 log = logging.getLogger(__name__)
 
@@ -43,26 +43,23 @@ class JsonLines:
         """Receive a message. Raises EOFError when the other side is gone, or sends no JSON object."""
         while b"\n" not in self._received:
             part = await self._stream.receive_some(1 << 16)
-            if not part:
+            if not part or len(self._received) > LINE_MAX:
                 raise EOFError
             self._received += part
         line, _, self._received = self._received.partition(b"\n")
         try:
-            message = json.loads(line)
+            return decode(line)
         except ValueError:
-            message = None
-        if not isinstance(message, dict):
-            raise EOFError  # not a client of ours
-        return message
+            raise EOFError from None  # not a client of ours
 
     async def send(self, message: dict[str, Any]) -> None:
-        await self._stream.send_all(json.dumps(message).encode() + b"\n")
+        await self._stream.send_all(encode(message))
 
 
 class ControlSocket:
     """Answers clients, and does to the mount what they ask for. `growth` has the set as it is shown now."""
 
-    def __init__(self, daemon: control.Daemon, growth: Growth, supervisor: Supervisor) -> None:
+    def __init__(self, daemon: Registration, growth: Growth, supervisor: Supervisor) -> None:
         self.daemon, self.growth, self.supervisor = daemon, growth, supervisor
         self.mount = growth.served.mount
         self.committing = False  # a client that commits is there

@@ -16,8 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from wdsfs.errors import WdsfsError
-from wdsfs.mount.daemon_log import log_to_file
-from wdsfs.status import control
+from wdsfs.mount.daemon_log import log_path, log_to_file
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ def fork(mountpoint: str, action: Callable[[Leave, Callable[[], None]], None]) -
     pid = os.fork()
     if pid:
         os.close(sender)
-        return _wait_for(pid, receiver, control.log_path(mountpoint))
+        return _wait_for(pid, receiver, log_path(mountpoint))
     os.close(receiver)
     code = 1
     try:

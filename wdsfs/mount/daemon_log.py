@@ -8,18 +8,23 @@ import os
 import signal
 from pathlib import Path
 
-from wdsfs import trust
+from wdsfs import host, trust
 from wdsfs.log_lines import TerminalFormatter
-from wdsfs.status import control
+from wdsfs.mount_registry import file_of
 
 log = logging.getLogger(__name__)
 
 LOG_BYTES = 4 << 20  # a mount that finds a longer log starts a new one and keeps the old
 
 
+def log_path(mountpoint: str) -> Path:
+    """Where the process of a mount logs in the background, if that can be written."""
+    return file_of(mountpoint, ".log", host.state_dir())
+
+
 def open_log(mountpoint: str) -> Path | None:
     """The file that a mount in the background logs to, where one can be written; a long old one is put aside."""
-    for path in (control.log_path(mountpoint), control.spare_log_path(mountpoint)):
+    for path in (log_path(mountpoint), file_of(mountpoint, ".log")):
         try:
             trust.directory(path.parent, create=True, tighten=True)
             if path.exists() and path.stat().st_size > LOG_BYTES:

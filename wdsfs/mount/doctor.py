@@ -20,10 +20,8 @@ from pathlib import Path
 from wdsfs import host, mount_table, trust
 from wdsfs.errors import MountError, bytes_text
 from wdsfs.host import MachineFinding
-from wdsfs.kernel.manifest import image_of
-from wdsfs.mount import mountpoint
-from wdsfs.mount.guard import guard_of
-from wdsfs.status import control
+from wdsfs.mount import mountpoint, search
+from wdsfs.mount_registry import SILENT, canonical
 
 ALLOW_OTHER = "allow_other"  # the name of a check
 CAP_SYS_ADMIN = 21
@@ -315,7 +313,7 @@ def check_mountpoint(path: str, version: tuple[int, ...] | None = None) -> Machi
     `version` is that of fusermount3; it is asked when needed.
     """
     name = f"mount point {path}"
-    place = control.canonical(path)
+    place = canonical(path)
     try:
         found = mountpoint.obstacle(place)
     except MountError as error:  # without a runtime directory, which has a finding of its own
@@ -339,32 +337,16 @@ def check_mountpoint(path: str, version: tuple[int, ...] | None = None) -> Machi
 
 def _check_mounted(name: str, place: str) -> MachineFinding:
     """A mount of wdsfs that is there, and serves: the kernel has just been answered."""
-    daemon = control.find(place)
-    mounted = mount_table.mounted_at(place)
-    if daemon is None and mounted is not None and image_of(mounted) is not None:
-        return _check_guard(name, place)
-    if daemon is None:
+    mount = search.find(place)
+    if mount is None or mount.registration is None:
         return MachineFinding(
-            name, "ok", "wdsfs is mounted here, by another user or in another session, and answers"
+            name, "ok", "wdsfs is mounted here, by another user, in another session or by mount(8), and answers"
         )
-    if control.ask(daemon) is not None:
-        return MachineFinding(name, "ok", f"wdsfs is mounted here and answers (process {daemon.pid})")
-    state = control.state_without_answer(daemon)
-    quoted = shlex.quote(place)
-    return MachineFinding(
-        name, "warn", f"wdsfs is mounted here, {state}", f"wdsfs umount {quoted}, and mount it again"
-    )
-
-
-def _check_guard(name: str, place: str) -> MachineFinding:
-    """A mount of wdsfs that the kernel serves."""
-    guard = guard_of(place)
-    if guard is None or not guard.alive:
-        text = "wdsfs is mounted here, served by the kernel, and its guard is gone: changes of shards go unnoticed"
-        return MachineFinding(name, "warn", text, "type the command again that mounted it; it needs no unmount")
-    return MachineFinding(
-        name, "ok", f"wdsfs is mounted here, served by the kernel; process {guard.pid} guards its shards"
-    )
+    state = mount.report()["state"]
+    here = f"wdsfs is mounted here, {state}"
+    if mount.is_alive and state != SILENT:
+        return MachineFinding(name, "ok", f"{here} (process {mount.registration.pid})")
+    return MachineFinding(name, "warn", f"{here}, but its process is gone or silent", mount.remedy)
 
 
 def _user_problem(path: str, found: os.stat_result, version: tuple[int, ...] | None) -> tuple[str, str] | None:

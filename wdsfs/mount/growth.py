@@ -117,7 +117,7 @@ class Growth:
             rested = now + share * (now - began)
 
     async def look(self, at_once: bool = False) -> dict[str, Any]:
-        """Look, and show what is found; returns the answer to `{"do": "refresh"}` (`status/control.py`).
+        """Look, and show what is found; returns the answer to `{"do": "refresh"}` (`mount_registry.py`).
 
         `at_once`: a user has asked, so what could not be read before is tried again.
         """

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import select
@@ -31,18 +30,28 @@ import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from wdsfs import host, mount_table
 from wdsfs.errors import MountError, StaleShard, WdsfsError, several
 from wdsfs.kernel import devices, erofs_mount, manifest
 from wdsfs.kernel.devices import HeldShards, check_devices, check_image, open_image, raise_file_limit, superblocks
-from wdsfs.kernel.manifest import MountedImage, identity_of, image_of
+from wdsfs.kernel.manifest import identity_of
 from wdsfs.mount.mountpoint import check_mountpoint
-from wdsfs.status import control
+from wdsfs.mount_registry import (
+    KERNEL,
+    Registration,
+    answer_one,
+    forget,
+    listening,
+    register,
+    registration_of,
+    registrations,
+    start_ticks,
+)
 
 if TYPE_CHECKING:
     from wdsfs.kernel.overlayfs import OverlayOver
@@ -56,7 +65,6 @@ SPARE_SECONDS = 5.0  # before the kernel would break a lease by force; of a shor
 USUAL_SECONDS = 45.0  # that the kernel has a writer wait
 BREAK_TIME = Path("/proc/sys/fs/lease-break-time")
 _STEP_SECONDS = 0.02
-_REQUEST_MAX = 1 << 26  # bytes; a request for an overlay has the paths of all shards
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -68,51 +76,49 @@ class MadeBy(NamedTuple):
     directory: str
     environment: dict[str, str]
 
+    @property
+    def index_directory(self) -> str | None:
+        """The directory of the index, None for the usual one."""
+        named = self.environment.get("WDSFS_INDEX_DIR")
+        return None if named is None else os.path.join(self.directory, named)
 
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """How commands find a guard: its process, and what it guards.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarded(Registration):
+    """The registration of a guard: its process, and what it guards.
 
     `paths` are those of shards, `inodes` the numbers of the files that the kernel has open; `leased` have a lease.
-    `copies` are the paths of files that it reads in the place of shards, "" for one that it reads itself.
-    `identity` is that of the image, `superblocks` are the kernel's names of the mount; `made` is how it was made.
-    Relative paths in the image are below `base`; `trusting`: the times of shards may be others than in the image.
-    The rest is for a mount with an `overlay`: the number of its `device`, the `shards` below it (paths and names),
-    how they are read and shown, the directory of their index, and the `options` of `-o`, which a new image takes.
+    `copies` are the paths of files that it reads in the place of shards, None for one that it reads itself.
+    `identity` is that of the image, `superblocks` are the kernel's names of the mount, `device` is its number;
+    `made` is how it was made. Relative paths in the image are below `base`; `trusting`: the times of shards may be
+    others than in the image. With an overlay: the `shards` below it (paths and names), how they are read, and the
+    `options` of `-o`, which a new image takes.
     """
 
-    pid: int
-    start_ticks: int
-    mountpoint: str
     image: str
     paths: list[str]
     inodes: list[int]
     leased: int
-    log: str | None
-    copies: list[str] = field(default_factory=list)
-    identity: str = ""
-    superblocks: list[str] = field(default_factory=list)
+    copies: list[str | None]
+    identity: str
+    superblocks: list[str]
+    device: int
+    base: str
+    trusting: bool
     made: MadeBy | None = None
-    base: str = ""
-    trusting: bool = False
-    overlay: str | None = None
-    device: int = 0
     shards: list[list[str]] = field(default_factory=list)
     reading: dict[str, bool] = field(default_factory=dict)
-    layout: str = ""
-    names: str = ""
-    merge: bool = False
-    index: str | None = None
     options: list[str] = field(default_factory=list)
 
-    @property
-    def alive(self) -> bool:
-        return control.start_ticks(self.pid) == self.start_ticks
+    @classmethod
+    def parse(cls, content: dict[str, Any]) -> Self:
+        made = content["made"]
+        return cls(**cls.known({**content, "made": None if made is None else MadeBy(*made)}))
 
-    def guards(self, mount: MountPoint) -> bool:
-        """True if this is the mount that it guards, also if the image has been removed since."""
-        is_there = os.fsdecode(mount.path) == self.mountpoint and mount.source == os.fsencode(self.image)
-        return is_there and mount.fstype in ("erofs", "overlay") and self.alive
+    def is_of(self, mount: MountPoint) -> bool:
+        """True if this is the mount that it guards, or has guarded, also if the image has been removed since."""
+        is_there = os.fsdecode(mount.path) == self.mountpoint and mount.fstype in ("erofs", "overlay")
+        return is_there and (mount.device == self.device or mount.source == os.fsencode(self.image))
 
     def was_exchanged(self) -> bool:
         """True if the guard has mounted another image since this was read."""
@@ -134,46 +140,14 @@ def _is_the_same(shard: str, inode: int, copy: str | None) -> bool:
         return False
 
 
-def _file(mountpoint: str) -> Path:
-    return host.runtime_dir() / f"{control.identity(mountpoint)}.guard"
-
-
-def guard_of(mountpoint: str) -> Registration | None:
+def guard_of(mountpoint: str) -> Guarded | None:
     """The guard of the image at this path, alive or not; None if it has ended in good order."""
-    try:
-        found: dict[str, Any] = json.loads(_file(mountpoint).read_text())
-        made = found.get("made")
-        return Registration(**{**found, "made": None if made is None else MadeBy(**made)})
-    except (OSError, ValueError, TypeError):
-        return None
+    return registration_of(mountpoint, Guarded)
 
 
-def _guards() -> Iterator[Registration]:
-    """All guards, alive or not."""
-    for file in host.runtime_dir().glob("*.guard"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            found = guard_of(json.loads(file.read_text())["mountpoint"])
-            if found is not None:
-                yield found
-
-
-def living_guards() -> list[Registration]:
+def living_guards() -> list[Guarded]:
     """The guards that are at work. Raises MountError."""
-    return [one for one in _guards() if one.alive]
-
-
-def without_image() -> list[MountedImage]:
-    """The mounts whose image has been removed since, of which only their guards know. Raises MountError."""
-    lost = [one for one in mount_table.mounts() if one.fstype in ("erofs", "overlay") and image_of(one) is None]
-    guards = living_guards() if lost else []
-    return [MountedImage(one, one.source) for one in lost if any(guard.guards(one) for guard in guards)]
-
-
-def forget(guard: Registration) -> None:
-    """Remove what makes a guard known, unless a later one at the same place has taken it over."""
-    if guard_of(guard.mountpoint) == guard:
-        _file(guard.mountpoint).unlink(missing_ok=True)
-        control.socket_path(guard.mountpoint).unlink(missing_ok=True)
+    return [guard for guard in registrations(Guarded) if guard.alive]
 
 
 class Guard:
@@ -198,6 +172,7 @@ class Guard:
         self._attributes = 0
         self._has_mounted = False
         self._told_to_end = 0  # so many times
+        self._started = time.time()
         self._receiver, self._sender = socket.socketpair()
         self._handlers: dict[int, Any] = {}  # of signals, as they were before
 
@@ -251,7 +226,7 @@ class Guard:
             mount = erofs_mount.exchange_image if instead else erofs_mount.mount_image
             mount(image, self.mountpoint, fds, attributes)
 
-    def adopt(self, attributes: int, known: Registration | None) -> None:
+    def adopt(self, attributes: int, known: Guarded | None) -> None:
         """Guard the mount of this image that is there already, whose guard is gone: `known`, if it left a sign."""
         found = superblocks() & set(known.superblocks) if known is not None else self._unknown()
         self._held.superblocks = found
@@ -267,7 +242,9 @@ class Guard:
         if os.fsdecode(device) in there:  # by mount(8), on a loop device
             return {os.fsdecode(device)}
         # The kernel does not say which is whose: without inotify those of others are waited for, too.
-        return there - {name for one in _guards() if one.mountpoint != self.mountpoint for name in one.superblocks}
+        return there - {
+            name for one in registrations(Guarded) if one.mountpoint != self.mountpoint for name in one.superblocks
+        }
 
     def _settle(self, attributes: int) -> None:
         self._attributes = attributes
@@ -310,8 +287,8 @@ class Guard:
         """
         with contextlib.ExitStack() as stack:
             try:
-                self._listener = stack.enter_context(self._listening())
-                self._register()
+                self._listener = stack.enter_context(listening(self.mountpoint))
+                register(self._registration())
             except OSError as error:
                 if self._has_mounted:
                     self._held.end()
@@ -319,9 +296,7 @@ class Guard:
             try:
                 yield
             finally:
-                found = guard_of(self.mountpoint)
-                if found is not None and found.pid == os.getpid():
-                    forget(found)
+                forget(self._registration())
 
     def close(self) -> None:
         """Let go of all shards. This process guards nothing any more, and may mount by FUSE now."""
@@ -333,45 +308,35 @@ class Guard:
         for number, handler in self._handlers.items():  # now that no lease sends any
             signal.signal(number, handler)
 
-    def _register(self) -> None:
-        own = Registration(
+    def _registration(self) -> Guarded:
+        held, about = self._held, self._held.about
+        own = Guarded(
+            engine=KERNEL,
             pid=os.getpid(),
-            start_ticks=control.start_ticks(os.getpid()) or 0,
+            start_ticks=start_ticks(os.getpid()) or 0,
             mountpoint=self.mountpoint,
-            image=os.fsdecode(self._held.image.path),
-            paths=[os.fsdecode(one.path) for one in self._held.devices],
-            inodes=[os.fstat(one.fd).st_ino for one in self._held.devices],
-            leased=sum(one is not self._held.image for one in self._held.leased),
-            copies=[one.copy for one in self._held.devices],
+            specs=[os.fsdecode(held.image.path)],
+            started=self._started,
             log=None if self.log_file is None else str(self.log_file),
-            identity=identity_of(self._held.image.path),
-            superblocks=sorted(self._held.superblocks),
-            device=0 if self._held.mounted is None else self._held.mounted.device,
+            layout=about.layout,
+            names=about.names,
+            merge=about.merge,
+            index_tree=about.index_tree,
+            composition=about.composition,
+            index=None if self.made is None else self.made.index_directory,
+            image=os.fsdecode(held.image.path),
+            paths=[os.fsdecode(device.path) for device in held.devices],
+            inodes=[os.fstat(device.fd).st_ino for device in held.devices],
+            leased=sum(device is not held.image for device in held.leased),
+            copies=[device.copy for device in held.devices],
+            identity=identity_of(held.image.path),
+            superblocks=sorted(held.superblocks),
+            device=0 if held.mounted is None else held.mounted.device,
+            base=held.base,
+            trusting=held.trusting,
             made=self.made,
-            base=self._held.base,
-            trusting=self._held.trusting,
-            **({} if self._wanted is None else self._wanted.about()),
         )
-        about = {one.name: getattr(own, one.name) for one in fields(own)}  # `asdict` would copy each path
-        about["made"] = None if self.made is None else self.made._asdict()
-        control.write_registration(_file(self.mountpoint), about)
-
-    @contextlib.contextmanager
-    def _listening(self) -> Iterator[socket.socket]:
-        """The socket at which `wdsfs refresh` finds this guard."""
-        path = control.socket_path(self.mountpoint)
-        path.unlink(missing_ok=True)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
-            with control.socket_address(self.mountpoint) as address:
-                listener.bind(address)
-            listener.listen()
-            own = path.stat().st_ino
-            try:
-                yield listener
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    if path.stat().st_ino == own:
-                        path.unlink()
+        return own if self._wanted is None else replace(own, **self._wanted.registered())
 
     def run(self) -> None:
         """Return when the mount has ended, by others or because a shard is about to change."""
@@ -388,7 +353,7 @@ class Guard:
                     self._end()
                     break
                 self._let_go()
-                self._answer()
+                answer_one(self._listener, self._answer)
                 if not self._is_mounted() and not self._is_used():
                     break
         if self._wanted is not None and not self._is_used():
@@ -430,26 +395,14 @@ class Guard:
                 one.close()
                 self._before.remove(one)
 
-    def _answer(self) -> None:
-        """Do what a client asks for, if there is one."""
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Exchange the image, which is all that a guard is asked for."""
         try:
-            client, _ = self._listener.accept()
-        except BlockingIOError:
-            return
-        with client, contextlib.suppress(OSError):  # it may be gone
-            client.settimeout(control.ANSWER_SECONDS)
-            with client.makefile("rb") as lines:
-                answer = self._done(lines.readline(_REQUEST_MAX))
-            client.sendall(json.dumps(answer).encode() + b"\n")
-
-    def _done(self, line: bytes) -> dict[str, Any]:
-        try:
-            asked: dict[str, Any] = json.loads(line)
-            if asked["do"] != "exchange":
-                return {"error": f"a guard does not know: {asked['do']}"}
-            self.exchange(asked["image"], asked["base"], asked["trusting"])
+            if request["do"] != "exchange":
+                return {"error": f"a guard does not know: {request['do']}"}
+            self.exchange(request["image"], request["base"], request["trusting"])
             if self._wanted is not None:
-                self._wanted.show(asked["shards"])
+                self._wanted.show(request["shards"])
         except (WdsfsError, OSError) as error:
             return {"error": str(error)}
         except (ValueError, KeyError, TypeError):
@@ -458,7 +411,7 @@ class Guard:
             log.exception("a request has failed; please report this")
             return {"error": f"the guard has failed: {error!r}; see its log"}
         try:
-            self._register()
+            register(self._registration())
         except OSError as error:
             log.error(
                 "%s: shows the new shards, but `wdsfs status` the old ones: %s: %s",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdsfs import host, mount_table
+from wdsfs import host, mount_registry, mount_table
 from wdsfs.errors import MountError, StaleShard, UsageError, several
 from wdsfs.kernel import devices, erofs_mount, manifest
 from wdsfs.kernel.devices import HeldShards, OpenDevice, check_devices, open_image, raise_file_limit
@@ -21,9 +21,8 @@ from wdsfs.kernel.manifest import Manifest, identity_of, image_of, is_mounted_at
 from wdsfs.mount import daemon
 from wdsfs.mount.daemon_log import open_log
 from wdsfs.mount.fuse_options import parse_options
-from wdsfs.mount.guard import Guard, MadeBy, Registration, guard_of
+from wdsfs.mount.guard import Guard, Guarded, MadeBy, guard_of
 from wdsfs.mount.mountpoint import check_mountpoint
-from wdsfs.status import control
 
 if TYPE_CHECKING:
     from wdsfs.kernel.overlayfs import OverlayOver
@@ -65,13 +64,17 @@ class ImageMount:
     copies: LocalCopies | None = None
 
 
+class CannotServe(Exception):
+    """Why the kernel cannot serve a set, as that turns out when its image is made."""
+
+
 class Unguarded(NamedTuple):
     """A mount of an image whose guard is gone; `known` is what that one has left, if anything.
 
     With an `overlay` above the image there is that, and it is of this very mount.
     """
 
-    known: Registration | None
+    known: Guarded | None
     overlay: OverlayDirectory | None = None
 
     def shows(self, image: str, mountpoint: str) -> bool:
@@ -103,7 +106,7 @@ def unguarded(mountpoint: str, overlay: Path | None) -> Unguarded | None:
 def mount_in_background(wanted: ImageMount) -> int:
     """Mount an image and leave its guard; returns an exit code. Raises UsageError."""
     _attributes(wanted)
-    wanted.mountpoint = control.canonical(wanted.mountpoint)
+    wanted.mountpoint = mount_registry.canonical(wanted.mountpoint)
     return daemon.fork(
         wanted.mountpoint, lambda leave, ready: serve(wanted, open_log(wanted.mountpoint), leave, ready)
     )
@@ -112,7 +115,7 @@ def mount_in_background(wanted: ImageMount) -> int:
 def mount_in_front(wanted: ImageMount) -> int:
     """Mount an image and guard it; returns an exit code when the mount has ended. Raises UsageError."""
     _attributes(wanted)
-    wanted.mountpoint = control.canonical(wanted.mountpoint)
+    wanted.mountpoint = mount_registry.canonical(wanted.mountpoint)
     return daemon.guarded(lambda: serve(wanted, None, lambda _: None, lambda: daemon.notify_systemd("READY=1")))
 
 
@@ -208,7 +211,7 @@ def end_if_damaged(mountpoint: str, overlay: Path | None) -> None:
 
     `overlay` is as in `unguarded`.
     """
-    path = control.canonical(mountpoint)
+    path = mount_registry.canonical(mountpoint)
     there, mounted = unguarded(path, overlay), mount_table.mounted_at(path)
     image = None if there is None or mounted is None else image_of(mounted)
     if there is None or image is None or not there.shows(os.fsdecode(image), path):

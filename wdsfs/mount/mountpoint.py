@@ -13,10 +13,9 @@ import stat
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from wdsfs import mount_table
+from wdsfs import mount_registry, mount_table
 from wdsfs.errors import MountError
 from wdsfs.kernel.manifest import image_of
-from wdsfs.status import control
 from wdsfs.trust import LINKS_MAX
 
 DEAD_MOUNT_ERRNOS = frozenset((errno.ENOTCONN, errno.ECONNABORTED))
@@ -60,14 +59,12 @@ def obstacle(mountpoint: str, nonempty: bool = False, busy: Sequence[bytes] = ()
     if not stat.S_ISDIR(found.st_mode):
         return Obstacle("is no directory")
     mounted = mount_table.mounted_at(mountpoint)
-    daemon = None if mounted is None else control.find(mountpoint)
-    if mounted is not None and (daemon is not None or mounted.fstype == "fuse.wdsfs"):
-        who = f" (process {daemon.pid})" if daemon is not None else ""
+    registration = None if mounted is None else mount_registry.find(mountpoint)
+    is_ours = mounted is not None and (mounted.fstype == "fuse.wdsfs" or image_of(mounted) is not None)
+    if is_ours or registration is not None:
+        who = "" if registration is None else f" (process {registration.pid})"
         remedy = f"end that mount with: wdsfs umount {quoted}; or take another directory"
         return Obstacle(f"wdsfs is mounted there already{who}", remedy, mounted=True)
-    if mounted is not None and image_of(mounted) is not None:
-        remedy = f"end that mount with: wdsfs umount {quoted}; or take another directory"
-        return Obstacle("wdsfs is mounted there already, served by the kernel", remedy, mounted=True)
     top = os.fsencode(mountpoint)
     below = top.rstrip(b"/") + b"/"
     for path, place in _places(busy):

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from wdsfs import mount_registry
 from wdsfs.errors import UsageError
 from wdsfs.fuse.worker import SPIN_SECONDS
 from wdsfs.spec import objects
 from wdsfs.spec.expand import Shard, refuse_left_out
 from wdsfs.spec.selection import Selection
-from wdsfs.status import control
 from wdsfs.tree.composition import Composition
 from wdsfs.tree.merged_tree import is_merged
 from wdsfs.tree.opening import Tolerance
@@ -46,7 +46,7 @@ class MountOptions:
     log: Path | None = None  # of a mount in the background; chosen by `run`
 
     def __post_init__(self) -> None:
-        self.mountpoint = control.canonical(self.mountpoint)
+        self.mountpoint = mount_registry.canonical(self.mountpoint)
         self.merge = is_merged(self.view, self.merge)
         if self.follow is not None and self.fixed_because is not None:
             raise UsageError(f"--follow: {self.fixed_because}")

@@ -15,7 +15,6 @@ import os
 import resource
 import shlex
 import signal
-import socket
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -37,13 +36,14 @@ from wdsfs.index.store import Index, open_index
 from wdsfs.mount import daemon
 from wdsfs.mount.child import in_child
 from wdsfs.mount.control_socket import ControlSocket
-from wdsfs.mount.daemon_log import open_log
+from wdsfs.mount.daemon_log import log_path, open_log
 from wdsfs.mount.fuse_options import FuseOptions, parse_options
 from wdsfs.mount.growth import Growth
 from wdsfs.mount.look_again import settles_in
 from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.mount.mountpoint import check_mountpoint
 from wdsfs.mount.options import MountOptions, refuse_view
+from wdsfs.mount_registry import FUSE, Registration, listening, registered, start_ticks
 from wdsfs.overlay.mounted_overlay import MountedOverlay
 from wdsfs.overlay.overlay_directory import is_half_done
 from wdsfs.overlay.upper_files import sync_filesystem
@@ -52,7 +52,6 @@ from wdsfs.remote.shard_paths import is_remote
 from wdsfs.spec import objects
 from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import Shard, expand, expand_again
-from wdsfs.status import control
 from wdsfs.status.counters import Board
 from wdsfs.status.dot_wdsfs import HiddenDirectory
 from wdsfs.status.set_state import SetState
@@ -174,7 +173,7 @@ def _shards(mount: MountOptions) -> list[Shard]:
 
 def _own_paths(mount: MountOptions, index: Index) -> list[bytes]:
     """Return what this process needs besides the shards. Raises MountError for a mount point in the overlay."""
-    own = [index.directory.absolute(), host.runtime_dir(), control.log_path(mount.mountpoint)]
+    own = [index.directory.absolute(), host.runtime_dir(), log_path(mount.mountpoint)]
     if mount.overlay is not None:
         own.append(mount.overlay.absolute())
         if mount.overlay.resolve() in Path(mount.mountpoint).parents:
@@ -241,7 +240,7 @@ def _serve(
         if overlay is None
         else WritableOperations(parsed.owner, board, lambda: overlay.frozen, overlay.note, overlay.token)
     )
-    daemon = _daemon(served)
+    daemon = _registration(served)
     hidden = HiddenDirectory(daemon, board, TextRing(), growth.state, lambda: is_half_done(daemon.overlay))
     operations.hidden = HiddenDirectoryOperations(parsed.owner, board, hidden)
     with KeptSignals() as signals:
@@ -320,12 +319,13 @@ def _sockets() -> set[int]:
     return numbers
 
 
-def _daemon(served: MountedSet) -> control.Daemon:
+def _registration(served: MountedSet) -> Registration:
     """Return the registration of this process."""
     mount = served.mount
-    return control.Daemon(
+    return Registration(
+        engine=FUSE,
         pid=os.getpid(),
-        start_ticks=control.start_ticks(os.getpid()) or 0,
+        start_ticks=start_ticks(os.getpid()) or 0,
         mountpoint=mount.mountpoint,
         specs=[objects.without_secrets(spec) for spec in mount.specs],
         layout=mount.view.layout,
@@ -404,7 +404,7 @@ class RunningMount:
 
     def __init__(
         self,
-        daemon: control.Daemon,
+        daemon: Registration,
         growth: Growth,
         supervisor: Supervisor,
         signals: KeptSignals,
@@ -448,14 +448,7 @@ class RunningMount:
 
     async def _announce(self) -> None:
         """Open the control socket, register, announce that the mount is usable."""
-        path = control.socket_path(self.mount.mountpoint)
-        path.unlink(missing_ok=True)
-        listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with control.socket_address(self.mount.mountpoint) as address:
-            await listener.bind(address)
-        os.chmod(path, 0o600)
-        listener.listen()
-        with control.registered(self.daemon), listener:
+        with listening(self.mount.mountpoint) as listener, registered(self.daemon):
             # An answer about the root proves that the mount works. A worker may die of it; this process must not.
             if not await in_child(self._look, self.supervisor.device):
                 self.failure = MountError(f"{self.mount.mountpoint}: the mount does not answer")
@@ -464,4 +457,5 @@ class RunningMount:
             self.ready()
             self.usable = True
             log.info("mounted %s at %s", counted(len(self.growth.served.shards), "shard"), self.mount.mountpoint)
-            await trio.serve_listeners(self.clients.answer, [trio.SocketListener(listener)])
+            listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(listener))]
+            await trio.serve_listeners(self.clients.answer, listeners)

@@ -15,7 +15,7 @@ from wdsfs import mount_table
 from wdsfs.errors import MountError, RefusedShard, ShardError
 from wdsfs.kernel import devices, manifest
 from wdsfs.kernel.manifest import Device, ImageSet, Manifest, identity_of, image_of, is_mounted_at
-from wdsfs.mount.guard import Registration, guard_of
+from wdsfs.mount.guard import Guarded, guard_of
 from wdsfs.mount_table import MountPoint
 from wdsfs.names import Reading
 from wdsfs.remote import shard_paths
@@ -38,7 +38,7 @@ class ShownImage:
     set: ImageSet
     base: str
     paths: list[str]
-    guard: Registration | None
+    guard: Guarded | None
 
     @property
     def shards(self) -> list[Shard]:

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from wdsfs import mount_table, names
+from wdsfs import mount_registry, mount_table, names
 from wdsfs.errors import MissingShard, NoSuchEntry, UnreadableShard, UsageError, WdsfsError
 from wdsfs.kernel import devices, manifest
 from wdsfs.kernel.manifest import image_of
@@ -26,7 +26,6 @@ from wdsfs.mount_table import MountPoint
 from wdsfs.overlay.overlay_directory import OverlayDirectory, upper_of
 from wdsfs.overlay.upper_format import ORIGIN
 from wdsfs.remote.shard_paths import is_remote
-from wdsfs.status import control
 from wdsfs.storage import source
 from wdsfs.storage.held_files import HeldFile
 from wdsfs.tar.compressed import kind_at
@@ -178,7 +177,7 @@ class _Upper:
 
 def _upper_of(path: str, mountpoint: str) -> _Upper:
     """Look a path up in the overlay of a mount of this user."""
-    daemon = control.find(mountpoint)
+    daemon = mount_registry.find(mountpoint)
     if daemon is None or daemon.overlay is None or path == mountpoint:
         return _Upper(False)
     place = os.path.join(OverlayDirectory(Path(daemon.overlay)).upper, os.path.relpath(path, mountpoint))

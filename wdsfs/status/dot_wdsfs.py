@@ -43,7 +43,8 @@ from wdsfs.errors import (
 from wdsfs.index.record import Record
 from wdsfs.inodes import DALI, DALI_INDEX, HIDDEN, METRICS, PROBLEMS, ROOT, SHARDS, STATUS, pack_extra
 from wdsfs.interop import dali, wids
-from wdsfs.status import control, status_report
+from wdsfs.mount_registry import RUNNING, UNSUPERVISED, Registration
+from wdsfs.status import status_report
 from wdsfs.status.counters import Board
 from wdsfs.status.set_state import SetState
 from wdsfs.status.text_ring import TEXT_MAX, TextRing
@@ -80,7 +81,7 @@ class HiddenDirectory:
 
     def __init__(
         self,
-        daemon: control.Daemon,
+        daemon: Registration,
         board: Board,
         snapshots: TextRing,
         state: SetState | None = None,
@@ -223,10 +224,10 @@ class HiddenDirectory:
         return self._texts[inode]
 
     def _report(self) -> dict[str, object]:
-        state = control.RUNNING if self.daemon.alive else control.UNSUPERVISED
+        state = RUNNING if self.daemon.alive else UNSUPERVISED
         found = status_report.gather(self.lower, self.tree.totals, self.board, self.daemon.started)
         found["set"] = self._state.read()
-        return {**control.report(self.daemon, state, found), "unfinished_commit": self._half_done()}
+        return {**self.daemon.as_json(), "state": state, **found, "unfinished_commit": self._half_done()}
 
     def _problems(self) -> bytes:
         """A line for each shard that is not whole, as far as they are indexed."""

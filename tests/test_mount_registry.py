@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from tests.processes import Process
-from wdsfs import host, mount_table
-from wdsfs.status import control
-from wdsfs.status.control import Daemon
+from wdsfs import host, mount_registry, mount_table
+from wdsfs.mount.live_fuse import FuseMount
+from wdsfs.mount_registry import DEAD, FUSE, SILENT, Registration, Talk, registered, registrations
 
 
 @pytest.fixture
@@ -30,9 +30,21 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def daemon(mountpoint: str = "/mnt/a", pid: int = 0) -> Daemon:
+def a_registration(mountpoint: str = "/mnt/a", pid: int = 0) -> Registration:
+    """The registration of a mount by FUSE, of this process or another one."""
     pid = pid or os.getpid()
-    return Daemon(pid, control.start_ticks(pid) or 0, mountpoint, ["a.tar"], "samples", "ext", False, 1.25, None)
+    return Registration(
+        engine=FUSE,
+        pid=pid,
+        start_ticks=mount_registry.start_ticks(pid) or 0,
+        mountpoint=mountpoint,
+        specs=["a.tar"],
+        started=1.25,
+        log=None,
+        layout="samples",
+        names="ext",
+        merge=False,
+    )
 
 
 # --- names -------------------------------------------------------------------------------------------------
@@ -43,9 +55,9 @@ def test_one_mount_has_one_name(runtime: Path) -> None:
     real.mkdir()
     (runtime.parent / "link").symlink_to("real")
     for written in ("real", "real/", "./real", "link", "link/.", "run/../real"):
-        assert control.canonical(f"{runtime.parent}/{written}") == str(real)
-    assert control.canonical("/") == "/"
-    assert control.canonical(f"{runtime.parent}/missing") == f"{runtime.parent}/missing"
+        assert mount_registry.canonical(f"{runtime.parent}/{written}") == str(real)
+    assert mount_registry.canonical("/") == "/"
+    assert mount_registry.canonical(f"{runtime.parent}/missing") == f"{runtime.parent}/missing"
 
 
 def test_where_something_is_mounted_nothing_is_looked_at(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,43 +65,44 @@ def test_where_something_is_mounted_nothing_is_looked_at(runtime: Path, monkeypa
     monkeypatch.setattr(mount_table, "mounted_at", lambda path: path)
     looked: list[str] = []
     monkeypatch.setattr(os.path, "realpath", lambda path: looked.append(path) or path)
-    assert control.canonical("/mnt/stuck") == "/mnt/stuck"
+    assert mount_registry.canonical("/mnt/stuck") == "/mnt/stuck"
     assert looked == ["/mnt"]
 
 
 @pytest.mark.parametrize("mountpoint", ["/", "/mnt/train", "/mnt/ü \n/..x", "/mnt/" + "x" * 255, "/inv\udcff"])
 def test_identities_are_file_names(mountpoint: str) -> None:
-    name = control.identity(mountpoint)
+    name = mount_registry.file_of(mountpoint, "", Path("/")).name
     assert name.isascii()
     assert name.replace("-", "").isalnum()
     assert len(name) <= 50
-    assert control.identity(mountpoint) == name != control.identity(mountpoint + "x")
+    same, other = (mount_registry.file_of(path, "", Path("/")).name for path in (mountpoint, mountpoint + "x"))
+    assert same == name != other
 
 
 # --- registration ------------------------------------------------------------------------------------------
 
 
 def test_a_daemon_is_known_while_it_is_registered(runtime: Path) -> None:
-    one = daemon()
-    with control.registered(one):
-        assert control.daemons() == [one]
-        assert control.find("/mnt/a") == control.find("/mnt/./a/") == one
-        assert control.find("/mnt/b") is None
-    assert control.daemons() == []
+    one = a_registration()
+    with registered(one):
+        assert registrations(Registration) == [one]
+        assert mount_registry.find("/mnt/a") == mount_registry.find("/mnt/./a/") == one
+        assert mount_registry.find("/mnt/b") is None
+    assert registrations(Registration) == []
     assert list(runtime.iterdir()) == []
 
 
 def test_the_end_of_a_mount_does_not_touch_its_successor(runtime: Path) -> None:
     """After a lazy unmount the old daemon may outlive the beginning of the next mount at the same place."""
-    old, new = daemon(), replace(daemon(), started=2.5)
-    with control.registered(old):
-        successor = control.registered(new)
+    old, new = a_registration(), replace(a_registration(), started=2.5)
+    with registered(old):
+        successor = registered(new)
         successor.__enter__()
-        control.socket_path("/mnt/a").touch()
-    assert control.find("/mnt/a") == new
-    assert control.socket_path("/mnt/a").exists()
-    control.forget(old)
-    assert control.find("/mnt/a") == new
+        mount_registry.file_of("/mnt/a", ".sock").touch()
+    assert mount_registry.find("/mnt/a") == new
+    assert mount_registry.file_of("/mnt/a", ".sock").exists()
+    mount_registry.forget(old)
+    assert mount_registry.find("/mnt/a") == new
     successor.__exit__(None, None, None)
     assert list(runtime.iterdir()) == []
 
@@ -99,14 +112,14 @@ def test_the_end_of_a_mount_does_not_touch_its_successor(runtime: Path) -> None:
 )
 def test_what_cannot_be_understood_is_ignored(runtime: Path, content: bytes) -> None:
     (runtime / "x.json").write_bytes(content)
-    with control.registered(daemon()):
-        assert len(control.daemons()) == 1
+    with registered(a_registration()):
+        assert len(registrations(Registration)) == 1
 
 
 def test_any_path_survives(runtime: Path) -> None:
-    one = replace(daemon("/mnt/inv\udcff\n"), specs=["\udcfe.tar", "ü"])
-    with control.registered(one):
-        assert control.daemons() == [one]
+    one = replace(a_registration("/mnt/inv\udcff\n"), specs=["\udcfe.tar", "ü"])
+    with registered(one):
+        assert registrations(Registration) == [one]
 
 
 # --- alive or dead -----------------------------------------------------------------------------------------
@@ -114,7 +127,7 @@ def test_any_path_survives(runtime: Path) -> None:
 
 def test_a_daemon_is_alive_until_its_process_ends() -> None:
     with Process([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        one = daemon(pid=process.pid)
+        one = a_registration(pid=process.pid)
         assert one.alive
         assert not replace(one, start_ticks=one.start_ticks + 1).alive, "another process with the same number"
         process.stdin.close()  # type: ignore[union-attr]
@@ -122,13 +135,14 @@ def test_a_daemon_is_alive_until_its_process_ends() -> None:
         assert not one.alive, "a zombie"
         process.wait()
         assert not one.alive
-    assert control.start_ticks(process.pid) is None
+    assert mount_registry.start_ticks(process.pid) is None
 
 
 def test_a_dead_daemon_without_mount_is_dead(runtime: Path) -> None:
-    one = replace(daemon(str(runtime)), start_ticks=1)
-    assert control.state_without_answer(one) == control.DEAD
-    assert control.state_without_answer(daemon(str(runtime))) == control.SILENT
+    one = replace(a_registration(str(runtime)), start_ticks=1)
+    assert FuseMount(one.mountpoint, one).report()["state"] == DEAD
+    one = a_registration(str(runtime))
+    assert FuseMount(one.mountpoint, one).report()["state"] == SILENT
 
 
 # --- questions ---------------------------------------------------------------------------------------------
@@ -143,9 +157,9 @@ def server(
     directory.mkdir()
     monkeypatch.setattr(host, "runtime_dir", lambda: directory)
     with socket.socket(socket.AF_UNIX) as listener:
-        with control.socket_address("/mnt/a") as address:
+        with mount_registry.socket_address("/mnt/a") as address:
             listener.bind(address)
-        assert control.socket_path("/mnt/a").is_socket()
+        assert mount_registry.file_of("/mnt/a", ".sock").is_socket()
         listener.listen()
         yield listener
 
@@ -163,6 +177,15 @@ def answer_with(server: socket.socket, *parts: bytes) -> threading.Thread:
     return thread
 
 
+def answer(seconds: float | None = None) -> object:
+    """What a client gets, None if that is no answer."""
+    try:
+        with Talk("/mnt/a") as talk:
+            return talk.ask({"do": "status"}, seconds)
+    except (OSError, ValueError):
+        return None
+
+
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
@@ -177,18 +200,48 @@ def answer_with(server: socket.socket, *parts: bytes) -> threading.Thread:
 )
 def test_answers(server: socket.socket, parts: tuple[bytes, ...], expected: object) -> None:
     thread = answer_with(server, *parts)
-    assert control.ask(daemon()) == expected
+    assert answer() == expected
     thread.join()
 
 
-def test_nobody_answers(server: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_answers(server: socket.socket) -> None:
     """It takes the connection and is silent; it does not take it; it is not there."""
-    monkeypatch.setattr(control, "ANSWER_SECONDS", 0.05)
-    assert control.ask(daemon()) is None
+    assert answer(0.05) is None
     server.close()
-    assert control.ask(daemon()) is None
-    control.socket_path("/mnt/a").unlink()
-    assert control.ask(daemon()) is None
+    assert answer() is None
+    mount_registry.file_of("/mnt/a", ".sock").unlink()
+    assert answer() is None
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (b'{"do": "x"}\n', {"done": "x"}),
+        (b'{"do": "x"}', {"done": "x"}),
+        (b"[]\n", {"error": "the request cannot be read"}),
+        (b"\xff\n", {"error": "the request cannot be read"}),
+        (b"", {"error": "the request cannot be read"}),
+    ],
+)
+def test_requests(runtime: Path, request_: bytes, expected: object) -> None:
+    """What a process without an event loop answers; nobody but this user may ask, and the socket goes with it."""
+    path = mount_registry.file_of("/mnt/a", ".sock")
+    with mount_registry.listening("/mnt/a") as listener, socket.socket(socket.AF_UNIX) as client:
+        assert path.stat().st_mode & 0o777 == 0o600
+        mount_registry.answer_one(listener, lambda request: {"done": request["do"]})  # nobody asks
+        client.connect(str(path))
+        client.sendall(request_)
+        client.shutdown(socket.SHUT_WR)
+        mount_registry.answer_one(listener, lambda request: {"done": request["do"]})
+        assert json.loads(client.recv(100)) == expected
+    assert not path.exists()
+
+
+def test_a_line_has_an_end(server: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mount_registry, "LINE_MAX", 10)
+    thread = answer_with(server, b'{"shards": 12345}\n')
+    assert answer() is None
+    thread.join()
 
 
 def test_no_descriptor_is_left_open(server: socket.socket) -> None:
@@ -196,13 +249,13 @@ def test_no_descriptor_is_left_open(server: socket.socket) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         thread = answer_with(server, b"{}")
-        control.ask(daemon())
+        answer()
         thread.join()
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_registration_is_json(runtime: Path) -> None:
     """One object with what `status` needs of a daemon that does not answer."""
-    with control.registered(daemon()):
+    with registered(a_registration()):
         (file,) = runtime.glob("*.json")
-        assert json.loads(file.read_text()) == asdict(daemon())
+        assert json.loads(file.read_text()) == asdict(a_registration())

@@ -20,16 +20,18 @@ import signal
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from wdsfs.cli.tree_options import TreeOptions
 from wdsfs.errors import CommitError, MountError, WdsfsError
+from wdsfs.kernel import erofs_mount
+from wdsfs.kernel.kept_images import put_back
+from wdsfs.mount.guard import Guarded
+from wdsfs.mount.image_mount import CannotServe, ImageMount, mount_in_background
+from wdsfs.mount_registry import Talk
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from wdsfs.mount.guard import Registration
-    from wdsfs.mount.image_mount import ImageMount
+    from wdsfs.mount.live_mount import MakeImage
     from wdsfs.spec.expand import Shard
-    from wdsfs.tree.opening import Opening
 
 log = logging.getLogger("wdsfs")
 
@@ -42,14 +44,14 @@ class Remount:
     `failed` says that there is no mount any more.
     """
 
-    def __init__(self, guard: Registration, opening: Opening) -> None:
+    def __init__(self, guard: Guarded, make_image: MakeImage) -> None:
         self.guard, self.failed = guard, False
         self._has_image = False
         self._reason = ""  # why the mount was ended
         self._may_mount = False  # only the guard was missing, so it can be mounted again
         forking = multiprocessing.get_context("fork")
         self._process_end, other = forking.Pipe()
-        self._process = forking.Process(target=_work, args=(self._process_end, other, guard, opening))
+        self._process = forking.Process(target=_work, args=(self._process_end, other, guard, make_image))
         self._process.start()
         other.close()
 
@@ -102,32 +104,28 @@ class Remount:
 
 
 def _end(mountpoint: str) -> None:
-    from wdsfs.kernel import erofs_mount
-
     shown = erofs_mount.at(mountpoint)
     if shown is not None:
         erofs_mount.detach_everywhere(shown)
 
 
 @contextlib.contextmanager
-def prepared(guard: Registration, opening: Opening) -> Iterator[Remount]:
+def prepared(guard: Guarded, make_image: MakeImage) -> Iterator[Remount]:
     """A `Remount` for the time of a block. REQUIRES: no thread was started, and no index is open."""
-    found = Remount(guard, opening)
+    remount = Remount(guard, make_image)
     try:
-        yield found
+        yield remount
     finally:
-        found.close()
+        remount.close()
 
 
-def _work(other: Connection, connection: Connection, guard: Registration, opening: Opening) -> None:
+def _work(other: Connection, connection: Connection, guard: Guarded, make_image: MakeImage) -> None:
     """The forked process. An interrupt is for the commit, which may be past the point where it can stop."""
-    from wdsfs.cli.kernel_engine import CannotServe
-
     other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = 1
     try:
-        _remount(connection, guard, opening)
+        _remount(connection, guard, make_image)
         code = 0
     except EOFError:  # the command needs nothing more, or was killed
         code = 0
@@ -145,24 +143,15 @@ def _send(connection: Connection, text: str) -> None:
         connection.send(text)
 
 
-def _remount(connection: Connection, guard: Registration, opening: Opening) -> None:
+def _remount(connection: Connection, guard: Guarded, make_image: MakeImage) -> None:
     """Do one step after the other, each when the command says so."""
-    from pathlib import Path
-
-    from wdsfs.cli.kernel_engine import image_mount
-    from wdsfs.kernel.kept_images import put_back
-    from wdsfs.mount.image_mount import mount_in_background
-    from wdsfs.tree.composition import Composition
 
     shards: list[Shard] = connection.recv()
-    tree = TreeOptions(guard.layout, guard.names, guard.merge, index_tree=False, composition=Composition())
-    overlay = Path(str(guard.overlay))
-    quiet = opening._replace(quiet=True, workers=None)
     with put_back(guard.image, guard.was_exchanged):
-        wanted = image_mount(shards, guard.mountpoint, tree, quiet, guard.options, guard.trusting, overlay)
+        wanted = make_image(guard, shards)
         connection.send("")
         connection.recv()
-        reason = _exchange(guard, wanted, shards)
+        reason = exchange(guard, wanted, shards, EXCHANGE_SECONDS)
         connection.send(reason)
         if reason:
             connection.recv()
@@ -172,21 +161,22 @@ def _remount(connection: Connection, guard: Registration, opening: Opening) -> N
                 raise MountError("the kernel has not mounted it")
 
 
-def _exchange(guard: Registration, wanted: ImageMount, shards: Sequence[Shard]) -> str:
-    """Ask the guard to exchange the mounts; return why it did not, or ""."""
-    from wdsfs.status import control
+def exchange(guard: Guarded, wanted: ImageMount, shards: Sequence[Shard], seconds: float) -> str:
+    """Ask the guard to exchange the mounts, within so many `seconds`; return why it did not, or "".
 
+    `shards` are those below the overlay.
+    """
     if not guard.alive:
         return f"its guard (process {guard.pid}) has died"
-    question = {
+    request = {
         "do": "exchange",
         "image": wanted.image,
         "base": wanted.base,
         "trusting": wanted.trusting,
-        "shards": [[os.fsdecode(one.path), os.fsdecode(one.name)] for one in shards],
+        "shards": [[os.fsdecode(shard.path), os.fsdecode(shard.name)] for shard in shards],
     }
     try:
-        with control.Talk(guard) as talk:
-            return str(talk.ask(question, seconds=EXCHANGE_SECONDS).get("error") or "")
+        with Talk(guard.mountpoint) as talk:
+            return str(talk.ask(request, seconds).get("error") or "")
     except (OSError, ValueError) as error:
         return f"its guard (process {guard.pid}) does not answer: {error}"

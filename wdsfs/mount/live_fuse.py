@@ -1,0 +1,304 @@
+"""A mount by FUSE: its daemon is asked, over the socket of its registration.
+
+What the daemon answers is decided in `control_socket.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from wdsfs import host, mount_registry, mount_table
+from wdsfs.errors import CommitError, MountError, OverlayBusy, OverlayUnusable, bytes_text, several
+from wdsfs.mount.live_mount import (
+    FREEZE_SECONDS,
+    THAW_SECONDS,
+    Frozen,
+    LiveMount,
+    MakeImage,
+    ShownSet,
+    is_read_only,
+    options_of,
+)
+from wdsfs.mount_registry import DEAD, RUNNING, SILENT, UNSUPERVISED, Registration, Talk
+from wdsfs.names import Reading
+from wdsfs.overlay.overlay_directory import OverlayDirectory, held, is_half_done
+from wdsfs.overlay.upper_files import sync_filesystem
+from wdsfs.spec.expand import Shard
+from wdsfs.tree.options import TreeOptions
+from wdsfs.tree.shard_access import access_from_json
+from wdsfs.trust import user_name
+
+log = logging.getLogger(__name__)
+
+FOREIGN = "mounted"  # the state of a mount of another user, whose daemon is not asked
+RENEW_SECONDS = 60.0  # how long a daemon may take to show new shards
+REFRESH_SECONDS = 24 * 3600.0  # indexing new shards may take long; a daemon that ends closes the connection
+_ANNOUNCE_SECONDS = 3.0  # of waiting for a daemon, after which it is said what it does
+
+
+class FuseMount(LiveMount):
+    """A mount by FUSE; without a registration it is one of another user, or of another session."""
+
+    engine = mount_registry.FUSE
+    _patience = FREEZE_SECONDS  # a page waits for a later answer, and for no first one
+
+    @property
+    def _daemon(self) -> Registration:
+        if self.registration is None:
+            raise self._foreign()
+        return self.registration
+
+    def _foreign(self) -> MountError:
+        return MountError(
+            f"{self.mountpoint}: is a mount of another user or session, whose daemon is not asked; `wdsfs status` "
+            "there says more"
+        )
+
+    @property
+    def options(self) -> TreeOptions:
+        return options_of(self._daemon)
+
+    @property
+    def directory(self) -> str:
+        return self._daemon.directory
+
+    @property
+    def remedy(self) -> str:
+        return f"wdsfs umount {shlex.quote(self.mountpoint)}, and mount it again"
+
+    # --- asking
+
+    def _ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """The answer of the daemon. Raises MountError, OverlayBusy."""
+        if self.registration is None:
+            raise self._foreign()
+        try:
+            with Talk(self.mountpoint) as talk:
+                answer = talk.ask(request, seconds)
+        except (OSError, ValueError) as error:
+            raise self._silent(error) from None
+        if answer.get("error"):
+            raise OverlayBusy(answer["error"])
+        return answer
+
+    def _silent(self, error: Exception) -> MountError:
+        again = f"end it with `wdsfs umount {shlex.quote(self.mountpoint)}`, and mount it again"
+        if not self.is_alive:
+            return MountError(f"{self.mountpoint}: the mount has ended: its daemon is gone; {again}")
+        return MountError(f"{self.mountpoint}: its daemon does not answer ({error}); {again}")
+
+    def shown(self) -> ShownSet:
+        seconds, self._patience = self._patience, mount_registry.ANSWER_SECONDS
+        return _shown_set(self._ask({"do": "shards"}, seconds))
+
+    def lower(self) -> ShownSet:
+        return self.shown()
+
+    def restore(self, paths: Sequence[bytes]) -> None:
+        self._ask({"do": "restore", "paths": [os.fsdecode(path) for path in paths]}, FREEZE_SECONDS)
+
+    def refresh(self, make_image: MakeImage) -> dict[str, Any]:
+        try:
+            return self._ask({"do": "refresh"}, REFRESH_SECONDS)
+        except OverlayBusy as error:
+            raise MountError(str(error)) from None
+
+    @contextlib.contextmanager
+    def frozen(self, make_image: MakeImage) -> Iterator[Frozen]:
+        self._sync()
+        try:
+            with contextlib.ExitStack() as stack:
+                talk = stack.enter_context(Talk(self.mountpoint))
+                answer = talk.ask({"do": "freeze"}, FREEZE_SECONDS)
+                opened = stack.pop_all()
+        except (OSError, ValueError) as error:
+            raise self._silent(error) from None
+        with opened:
+            if "error" in answer:
+                raise OverlayBusy(answer["error"])
+            try:
+                yield _FrozenByDaemon(_shown_set(answer), self.mountpoint, talk)
+            finally:
+                talk.finish(THAW_SECONDS)  # who writes when the command has ended gets no EBUSY
+
+    def _sync(self) -> None:
+        """Flush changes of mapped files to the overlay. Raises CommitError, and MountError for a dead mount."""
+        try:
+            sync_filesystem(self.mountpoint)
+        except OSError as error:
+            if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
+                raise self._silent(error) from None
+            # The kernel says this once, whichever file it is of; what it could not write is dropped.
+            why = "its shard was replaced meanwhile" if error.errno == errno.ESTALE else error.strerror
+            raise CommitError(
+                f"{self.mountpoint}: a change of a mapped file could not be written ({why}), "
+                "so nothing was committed; the log (see `wdsfs status`) says more. Make the change again if it is "
+                "needed, then repeat the command"
+            ) from None
+
+    # --- reporting
+
+    def report(self) -> dict[str, Any]:
+        if self.registration is None:
+            return self._report_of_others()
+        answer = self._status() if self.registration.alive else None
+        return {
+            **self.registration.as_json(),
+            "state": RUNNING if answer else self._state_without_answer(self.registration),
+            **(answer or {}),
+            "user": user_name(os.geteuid()),
+            "unfinished_commit": is_half_done(self.overlay),
+            "mode": "ro" if is_read_only(self.mountpoint, self.overlay) else "rw",
+        }
+
+    def _report_of_others(self) -> dict[str, Any]:
+        """What the kernel knows of a mount whose daemon is not asked: a question to it may wait for ever."""
+        mounted = mount_table.mounted_at(self.mountpoint)
+        return {
+            "engine": self.engine,
+            "mountpoint": self.mountpoint,
+            "state": FOREIGN,
+            "user": user_name(0 if mounted is None else mounted.user),
+            "specs": [] if mounted is None else [os.fsdecode(mounted.source).removeprefix("wdsfs#")],
+            "mode": "ro" if mounted is None or "ro" in mounted.options else "rw",
+        }
+
+    def _status(self) -> dict[str, Any] | None:
+        try:
+            with Talk(self.mountpoint) as talk:
+                return talk.ask({"do": "status"})
+        except (OSError, ValueError):
+            return None
+
+    def _state_without_answer(self, daemon: Registration) -> str:
+        """The state, in words, of a mount whose daemon does not answer."""
+        if daemon.alive:
+            return SILENT
+        if mount_table.mounted_at(self.mountpoint) is None:
+            return DEAD
+        import subprocess  # late: every command loads this module, and only this takes processes
+
+        try:
+            # Not in this process: if the workers hang, the question hangs, too. It asks for the file system: the
+            # kernel may have cached the attributes of the directory, and returns these for a dead mount, too.
+            stat = subprocess.Popen(
+                ["stat", "--file-system", "--", self.mountpoint],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            return DEAD if stat.wait(mount_registry.ANSWER_SECONDS) else UNSUPERVISED
+        except subprocess.TimeoutExpired:
+            stat.kill()  # and not waited for: a request that a worker has taken cannot be killed
+            return SILENT
+
+    # --- ending
+
+    def _is_dead(self) -> bool:
+        return super()._is_dead() if self.registration is None else not self.registration.alive
+
+    def _wait_for_process(self, registration: Registration, seconds: float, device: int) -> None:
+        """Wait until the daemon is gone: as long as it waits for a disk, and else up to `seconds`."""
+        since = time.monotonic()
+        deadline, announced = since + seconds, False
+        while registration.alive:
+            now = time.monotonic()
+            if waits_for_disk(registration.pid):
+                deadline = now + seconds
+                if not announced and now - since > _ANNOUNCE_SECONDS:
+                    announced = True
+                    log.info(
+                        "waiting for process %s: %s. An interrupt ends the waiting only",
+                        *(registration.pid, self._what_is_written()),
+                    )
+            if now > deadline:
+                still = f"process {registration.pid} is still there, {now - since:.0f} s after the unmount"
+                raise MountError(f"{still}, and {_why_still(registration, device)}")
+            time.sleep(0.01)
+        self._wait_for_overlay(registration, seconds)
+
+    def _wait_for_overlay(self, registration: Registration, seconds: float) -> None:
+        """Wait for workers that have outlived a killed daemon: the next mount can have the overlay then."""
+        if self.overlay is None or mount_registry.find(self.mountpoint) != registration:
+            return  # one that ends in good order waits for its workers, and is not registered any more
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            try:
+                with held(OverlayDirectory(Path(self.overlay))):
+                    return
+            except OverlayBusy:
+                time.sleep(0.01)
+            except (OverlayUnusable, OSError):  # it is removed, or of somebody else by now
+                return
+
+    def _what_is_written(self) -> str:
+        """What the daemon of a mount that is gone waits for."""
+        if self.overlay is None:
+            return "it waits for a disk"
+        left = host.unwritten_bytes()
+        rest = "" if left is None else f", and this machine has {bytes_text(left)} to write in all"
+        return f"it has the changes in {self.overlay} written to the disk{rest}"
+
+
+class _FrozenByDaemon(Frozen):
+    """A mount whose daemon refuses writes for as long as the conversation lasts."""
+
+    def __init__(self, lower: ShownSet, mountpoint: str, talk: Talk) -> None:
+        super().__init__(lower)
+        self._mountpoint, self._talk = mountpoint, talk
+        self._is_silent = False
+
+    @property
+    def is_wrong(self) -> bool:
+        return self._is_silent
+
+    def prepare(self, new: Sequence[bytes]) -> None:
+        """A daemon needs nothing before."""
+
+    def show(self, new: Sequence[bytes], published: Sequence[bytes]) -> None:
+        paths = {"new": new, "published": published}
+        try:
+            request = {key: [os.fsdecode(path) for path in some] for key, some in paths.items()}
+            self._talk.ask(request, RENEW_SECONDS)
+        except (OSError, ValueError) as error:  # the shards are written all the same
+            self._is_silent = True
+            log.error(
+                "%s: the shards are written, but its daemon has not answered (%s), so it may show old ones; "
+                "unmount it, and mount it again",
+                *(self._mountpoint, error),
+            )
+
+
+def _shown_set(answer: dict[str, Any]) -> ShownSet:
+    """The set of a mount, by the answer of its daemon."""
+    reading, without = Reading(**answer["reading"]), answer["without"]
+    shards = [Shard.of_texts(path, name, reading, without.get(path, ())) for name, path in answer["shards"]]
+    return ShownSet(answer, shards, access_from_json(answer["seen"]))
+
+
+def waits_for_disk(pid: int) -> bool:
+    """True if a process or a child of it is in uninterruptible sleep, which only a disk ends."""
+    try:
+        pids = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+        return any(Path(f"/proc/{one}/stat").read_bytes().rpartition(b") ")[2][:1] == b"D" for one in pids)
+    except OSError:  # one has just ended
+        return False
+
+
+def _why_still(daemon: Registration, device: int) -> str:
+    """Why a daemon may outlive its mount, and what to do."""
+    holders = mount_table.holders(device) if device else []
+    if holders:
+        who = several([str(pid) for pid in holders])
+        return (
+            f"ends when the mount is gone everywhere: process {who} has a mount table of its own (a container?) "
+            "from a time when it was there, and keeps it until it ends, or unmounts it"
+        )
+    return "does not wait for a disk" + (f"; see {daemon.log}" if daemon.log else "")

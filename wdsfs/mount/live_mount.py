@@ -1,0 +1,209 @@
+"""The interface to a mount that is there: what it shows, what it reports, and what can be done to it.
+
+`live_fuse.py` and `live_kernel.py` implement it, `search.py` finds mounts. No command asks for the engine.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from wdsfs import host, mount_table
+from wdsfs.errors import MountError, several
+from wdsfs.mount.mountpoint import DEAD_MOUNT_ERRNOS
+from wdsfs.mount_registry import Registration, forget
+
+if TYPE_CHECKING:
+    from wdsfs.kernel.manifest import Manifest
+    from wdsfs.mount.guard import Guarded
+    from wdsfs.mount.image_mount import ImageMount
+    from wdsfs.spec.expand import Shard
+    from wdsfs.tree.options import TreeOptions
+    from wdsfs.tree.shard_access import Access
+
+# Makes the image of a mount that the kernel serves: of these shards, or of what its SHARDS stand for now.
+MakeImage = Callable[["Guarded", "Sequence[Shard] | None"], "ImageMount"]
+
+FREEZE_SECONDS = THAW_SECONDS = 60.0  # how long a mount may take to stand still, and to go on
+END_SECONDS = 30.0  # how long a process may outlive its mount
+_USERS_NAMED = 5  # processes that a message names
+
+
+@dataclass(frozen=True, slots=True)
+class ShownSet:
+    """The set of a mount at one moment: its shards in their order, how they are reached, and remarks for its user.
+
+    Equal for the same set: `state` differs for another one.
+    """
+
+    state: object
+    shards: list[Shard] = field(compare=False)
+    access: Access = field(compare=False)
+    news: str = field(compare=False, default="")
+
+
+class Frozen(ABC):
+    """A mount in which nobody writes while its overlay is committed; `lower` is the set below the overlay."""
+
+    def __init__(self, lower: ShownSet) -> None:
+        self.lower = lower
+
+    @property
+    @abstractmethod
+    def is_wrong(self) -> bool:
+        """True if the mount does not show the new shards, or has ended. REQUIRES: it has thawed."""
+
+    @abstractmethod
+    def prepare(self, new: Sequence[bytes]) -> None:
+        """Make ready to show the set with these further shards. Raises CommitError: the mount is unchanged."""
+
+    @abstractmethod
+    def show(self, new: Sequence[bytes], published: Sequence[bytes]) -> None:
+        """Have the mount show the further shards `new`, and open those at the paths `published` again.
+
+        REQUIRES: the overlay has been emptied.
+        """
+
+
+class LiveMount(ABC):
+    """A mount that is there, or that was left behind by a process that is gone.
+
+    `registration` is that of its process, alive or not; None if nothing is known of it. `overlay` is the directory
+    with its changes, `index` that of its index, None for the usual one.
+    """
+
+    engine: ClassVar[str]
+
+    def __init__(self, mountpoint: str, registration: Registration | None) -> None:
+        self.mountpoint, self.registration = mountpoint, registration
+        self.overlay = None if registration is None else registration.overlay
+        self.index = None if registration is None else registration.index
+
+    @property
+    def lasting(self) -> str:
+        """Why changes cannot be taken back while it is mounted; empty if they can."""
+        return ""
+
+    @property
+    @abstractmethod
+    def remedy(self) -> str:
+        """What a user can do where its process is gone or silent."""
+
+    @property
+    def is_alive(self) -> bool:
+        """True if its process is there."""
+        return self.registration is not None and self.registration.alive
+
+    @property
+    @abstractmethod
+    def options(self) -> TreeOptions:
+        """The options with which it shows its set, as its process or its image says. Raises MountError."""
+
+    @property
+    @abstractmethod
+    def directory(self) -> str:
+        """The directory that relative paths in the options are of. Raises MountError."""
+
+    @abstractmethod
+    def report(self) -> dict[str, Any]:
+        """What `wdsfs status --json` says of it."""
+
+    @abstractmethod
+    def shown(self) -> ShownSet:
+        """The set as it is shown now. Raises MountError, OverlayBusy, OSErrors."""
+
+    @abstractmethod
+    def lower(self) -> ShownSet:
+        """The set below its overlay, by the paths of the shards. Raises MountError, OverlayBusy."""
+
+    @abstractmethod
+    def frozen(self, make_image: MakeImage) -> AbstractContextManager[Frozen]:
+        """Let nobody write for the time of the block; everything written before is on disk.
+
+        A commit in place that stops half-way leaves it so. Raises MountError, OverlayBusy, CommitError.
+        """
+
+    @abstractmethod
+    def restore(self, paths: Sequence[bytes]) -> None:
+        """Show these paths as the shards have them. Raises MountError, OverlayBusy."""
+
+    @abstractmethod
+    def refresh(self, make_image: MakeImage) -> dict[str, Any]:
+        """Look at SHARDS again, and show what they stand for now. Raises WdsfsError.
+
+        Returns what `wdsfs refresh --json` says.
+        """
+
+    def end(self, lazy: bool = False, wait_seconds: float = END_SECONDS) -> None:
+        """End the mount, dead or alive; returns when its process is gone, unless `lazy`. Raises MountError."""
+        mounted = mount_table.mounted_at(self.mountpoint)
+        if mounted is not None:  # else it has ended otherwise; what is left of it is cleared below
+            detach(self.mountpoint, lazy or self._is_dead())
+        if self.registration is None:
+            return
+        if not lazy:
+            self._wait_for_process(self.registration, wait_seconds, 0 if mounted is None else mounted.device)
+        if not self.registration.alive:
+            forget(self.registration)
+
+    def _is_dead(self) -> bool:
+        """True if nobody serves the mount any more."""
+        try:
+            os.statvfs(self.mountpoint)
+        except OSError as error:
+            return error.errno in DEAD_MOUNT_ERRNOS
+        return False
+
+    @abstractmethod
+    def _wait_for_process(self, registration: Registration, seconds: float, device: int) -> None:
+        """Wait for the end of the process of a mount that is gone; `device` is that of the mount, 0 if unknown.
+
+        Raises MountError.
+        """
+
+
+def options_of(about: Registration | Manifest) -> TreeOptions:
+    """The options of a tree that a process has registered, or that an image has."""
+    from wdsfs.tree.options import TreeOptions, parse_composition  # late: few commands need them
+
+    composition = parse_composition(about.layout, about.composition)
+    return TreeOptions(about.layout, about.names, about.merge, about.index_tree, composition)
+
+
+def is_read_only(mountpoint: str, overlay: str | None) -> bool:
+    """True for a mount without an overlay, or one that was mounted with `-o ro`."""
+    mounted = mount_table.mounted_at(mountpoint)
+    return not overlay or (mounted is not None and "ro" in mounted.options)
+
+
+def detach(path: str, lazy: bool) -> None:
+    """Unmount what is at this path. Raises MountError."""
+    import subprocess  # late: most commands load this module, and few end a mount
+
+    name, *options = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
+    if lazy:
+        options.append("-l" if name == "umount" else "-z")
+    program = host.program(name)
+    if program is None:
+        package = "mount" if name == "umount" else "fuse3"
+        raise MountError(f"{name} is not installed; type: sudo apt install {package}")
+    # In English, for the message is searched below.
+    environment = {**os.environ, "LC_ALL": "C"}
+    command = [program, *options, "--", path]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=environment)
+    if done.returncode:
+        text = done.stderr.strip()
+        raise MountError(_busy_text(path) if "busy" in text else text)
+
+
+def _busy_text(path: str) -> str:
+    """The message about a mount that is used: by whom, as far as this user may see."""
+    quoted = shlex.quote(path)
+    users = [f"{user.command} ({user.pid}, {user.what})" for user in mount_table.users(os.fsencode(path))]
+    who = f"by {several(users, _USERS_NAMED)}" if users else f"by whom only root sees: sudo fuser -vm {quoted}"
+    return f"{path}: is in use {who}; end that, or detach the mount now: wdsfs umount --lazy {quoted}"

@@ -1,0 +1,101 @@
+"""Finds live mounts: at a path, around a path, or all, of both engines."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from typing import TYPE_CHECKING
+
+from wdsfs import mount_table
+from wdsfs.errors import MountError
+from wdsfs.kernel.manifest import image_of
+from wdsfs.mount.guard import Guarded
+from wdsfs.mount.live_fuse import FuseMount
+from wdsfs.mount.live_kernel import KernelMount
+from wdsfs.mount.live_mount import LiveMount
+from wdsfs.mount_registry import FUSE, KERNEL, Registration, canonical, registration_of, registrations
+
+if TYPE_CHECKING:
+    from wdsfs.mount_table import MountPoint
+
+
+def find(path: str) -> LiveMount | None:
+    """The mount of wdsfs at this path, alive or dead; None if there is none. Raises MountError."""
+    mountpoint = canonical(path)
+    registration = registration_of(mountpoint, Registration)
+    if registration is not None and registration.engine == FUSE:
+        return FuseMount(mountpoint, registration)
+    mounted = mount_table.mounted_at(mountpoint)
+    return None if mounted is None else _mount_of(mounted)
+
+
+def _mount_of(mounted: MountPoint) -> LiveMount | None:
+    """The mount of wdsfs that the kernel lists here; None if it is not one, or its daemon is registered."""
+    mountpoint = os.fsdecode(mounted.path)
+    if mounted.fstype == "fuse.wdsfs":
+        return FuseMount(mountpoint, None)
+    if mounted.fstype not in ("erofs", "overlay"):
+        return None
+    guard = registration_of(mountpoint, Guarded)
+    if guard is not None and not guard.is_of(mounted):
+        guard = None
+    return None if guard is None and image_of(mounted) is None else KernelMount(mounted, guard)
+
+
+def live_mounts() -> list[LiveMount]:
+    """The mounts of this user, those that are dead among them, and of root's images all that can be read.
+
+    Root also gets the mounts by FUSE of other users. Raises MountError.
+    """
+    daemons = [daemon for daemon in registrations(Registration) if daemon.engine == FUSE]
+    own: list[LiveMount] = [FuseMount(daemon.mountpoint, daemon) for daemon in daemons]
+    listed = [
+        mounted for mounted in mount_table.mounts() if mounted.fstype != "fuse.wdsfs" or _is_foreign(mounted)
+    ]
+    return own + [mount for mount in map(_mount_of, listed) if mount is not None]
+
+
+def _is_foreign(mounted: MountPoint) -> bool:
+    """True if root sees a mount by FUSE that another user has made."""
+    return os.geteuid() == 0 and mounted.user != 0
+
+
+def ending_order() -> list[LiveMount]:
+    """The mounts that this user can end, the latest first: it may lie in another one."""
+    is_root = os.geteuid() == 0
+    own = [one for one in live_mounts() if one.registration is not None or (is_root and one.engine == KERNEL)]
+    return sorted(own, key=lambda one: 0.0 if one.registration is None else one.registration.started, reverse=True)
+
+
+def named(path: str) -> LiveMount:
+    """The mount of wdsfs at this path. Raises MountError, which says what is there, for any other path."""
+    mount = find(path)
+    if mount is not None:
+        return mount
+    mountpoint, around = canonical(path), above(path)
+    if around is not None:
+        raise MountError(f"{mountpoint}: lies in a mount; name its MOUNTPOINT: {shlex.quote(around)}")
+    mounted = mount_table.mounted_at(mountpoint)
+    if mounted is not None:
+        raise MountError(f"{mountpoint}: that is a mount of type {mounted.fstype}, not one of wdsfs")
+    raise MountError(f"{mountpoint}: no mount of wdsfs is there; see: wdsfs status")
+
+
+def above(path: str) -> str | None:
+    """The mount point of the mount of wdsfs that a path lies in, below its top; None if it lies in none."""
+    mounted = mount_table.mount_of(path)
+    if mounted is None or os.fsdecode(mounted.path) == canonical(path):
+        return None
+    return None if _mount_of(mounted) is None else os.fsdecode(mounted.path)
+
+
+def writable(path: str) -> LiveMount:
+    """The mount with an overlay at this path. Raises MountError."""
+    mount = named(path)
+    if mount.overlay is None:
+        text = f"{path}: that mount has no overlay, so nothing in it was changed"
+        if mount.registration is not None and mount.registration.composition:
+            options = mount.registration.composition
+            text += f"; what it shows becomes new shards by: wdsfs commit {options} -o PATTERN SHARDS"
+        raise MountError(text)
+    return mount

@@ -1,0 +1,278 @@
+"""The registry of live mounts: for each a file in the runtime directory, and a socket to talk to its process.
+
+The process of a mount is a daemon (FUSE) or a guard (kernel). It writes `<id>.json`, its registration, when the
+mount is usable, and listens at `<id>.sock`. Both go when it ends; those of a killed process are recognised by its
+number and start. Client and process send JSON objects, a line each; which ones is said in
+`mount/control_socket.py` (FUSE) and `mount/guard.py` (kernel).
+
+Nobody but this user can write there (`host.runtime_dir`). Waits and lines have limits: a process that is silent,
+or talks nonsense, costs the other side an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from wdsfs import host, mount_table
+from wdsfs.errors import MALFORMED
+
+FUSE, KERNEL = "fuse", "kernel"  # engines
+RUNNING, SILENT, DEAD, UNSUPERVISED = "running", "not answering", "dead", "without supervisor"  # states of a mount
+ANSWER_SECONDS = 5.0  # a process that takes longer counts as silent
+LINE_MAX = 1 << 26  # bytes; a request or an answer may have the paths of all shards
+ADDRESS_MAX = 107  # bytes of a path that fit into the address of a socket (unix(7))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """The registration of the process of a mount.
+
+    `started` is seconds since the epoch; `start_ticks` distinguishes a process from a later one with the same
+    number. `specs` are SHARDS, or the image; relative ones are of `directory`. `selection` and `composition` are
+    options as they are typed, `follow` is how often the set is looked at again (s), None for a fixed set. `index`
+    and `overlay` are directories.
+    """
+
+    engine: str
+    pid: int
+    start_ticks: int
+    mountpoint: str
+    specs: list[str]
+    started: float
+    log: str | None
+    layout: str
+    names: str
+    merge: bool
+    index_tree: bool = False
+    composition: str = ""
+    selection: list[str] = field(default_factory=list)
+    directory: str = ""
+    overlay: str | None = None
+    index: str | None = None
+    follow: float | None = None
+
+    @classmethod
+    def parse(cls, content: dict[str, Any]) -> Self:
+        """The registration in an object of JSON. Raises one of MALFORMED."""
+        return cls(**cls.known(content))
+
+    @classmethod
+    def known(cls, content: dict[str, Any]) -> dict[str, Any]:
+        """The part of an object of JSON that are fields of this class."""
+        return {one.name: content[one.name] for one in fields(cls) if one.name in content}
+
+    @property
+    def alive(self) -> bool:
+        return start_ticks(self.pid) == self.start_ticks
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields by name; `asdict` would copy each path."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+
+Registered = TypeVar("Registered", bound=Registration)
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since the boot; None when there is no such process."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if words[0] == b"Z" else int(words[19])
+
+
+# --- names --------------------------------------------------------------------------------------------------
+
+
+def canonical(mountpoint: str) -> str:
+    """The path under which a mount is known, however it is written: absolute, without links.
+
+    The last component is looked at only when nothing is mounted there: the process may be dead or stuck.
+    """
+    parent, base = os.path.split(os.path.abspath(mountpoint))
+    place = os.path.join(os.path.realpath(parent), base)
+    return place if mount_table.mounted_at(place) else os.path.realpath(place)
+
+
+def file_of(mountpoint: str, suffix: str, directory: Path | None = None) -> Path:
+    """A file of the mount at this canonical path: readable, and different for different mount points.
+
+    It is in the runtime directory, or in `directory`.
+    """
+    digest = hashlib.blake2b(os.fsencode(mountpoint), digest_size=6).hexdigest()
+    readable = "".join(c if c.isascii() and c.isalnum() else "-" for c in os.path.basename(mountpoint))[:32]
+    return (directory or host.runtime_dir()) / f"{readable or 'root'}-{digest}{suffix}"
+
+
+# --- registrations ------------------------------------------------------------------------------------------
+
+
+def registration_of(mountpoint: str, kind: type[Registered]) -> Registered | None:
+    """The registration of the mount at this canonical path, with the fields of `kind`; None if there is none."""
+    return _read(file_of(mountpoint, ".json"), kind)
+
+
+def find(mountpoint: str) -> Registration | None:
+    """The registration of the mount at this path."""
+    return registration_of(canonical(mountpoint), Registration)
+
+
+def registrations(kind: type[Registered]) -> list[Registered]:
+    """All processes of this user's mounts that have not ended in good order, alive or not."""
+    candidates = (_read(file, kind) for file in sorted(host.runtime_dir().glob("*.json")))
+    return [registration for registration in candidates if registration is not None]
+
+
+def _read(file: Path, kind: type[Registered]) -> Registered | None:
+    try:
+        return kind.parse(json.loads(file.read_text()))
+    except (OSError, *MALFORMED):  # just gone, or written by another version
+        return None
+
+
+@contextlib.contextmanager
+def registered(registration: Registration) -> Iterator[None]:
+    """Let commands find this process while the context is open. Raises OSError."""
+    register(registration)
+    try:
+        yield
+    finally:
+        forget(registration)
+
+
+def register(registration: Registration) -> None:
+    """Write a registration, or replace that of the same process, in one step. Raises OSError."""
+    # Not by `storage/durable.py`: it ends with the process, so it need not be on disk, and two processes may
+    # register at one place at the same time.
+    file = file_of(registration.mountpoint, ".json")
+    temporary = file.with_suffix(f".{registration.pid}")
+    try:
+        temporary.write_text(json.dumps(registration.as_json()))
+        temporary.rename(file)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def forget(registration: Registration) -> None:
+    """Remove what makes a process known, unless a later one at the same place has taken it over."""
+    current = find(registration.mountpoint)
+    if current is not None and (current.pid, current.started) == (registration.pid, registration.started):
+        file_of(registration.mountpoint, ".json").unlink(missing_ok=True)
+        file_of(registration.mountpoint, ".sock").unlink(missing_ok=True)
+
+
+# --- the socket ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def socket_address(mountpoint: str) -> Iterator[str]:
+    """The address to bind or connect to; shorter than the path where that is too long for an address."""
+    path = file_of(mountpoint, ".sock")
+    if len(os.fsencode(path)) <= ADDRESS_MAX:
+        yield str(path)
+        return
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+@contextlib.contextmanager
+def listening(mountpoint: str) -> Iterator[socket.socket]:
+    """The socket at which commands talk to this process while the context is open. Raises OSError."""
+    path = file_of(mountpoint, ".sock")
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
+        with socket_address(mountpoint) as address:
+            listener.bind(address)
+        path.chmod(0o600)
+        listener.listen()
+        own = path.stat().st_ino
+        try:
+            yield listener
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino == own:
+                    path.unlink()
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """A message as a line."""
+    return json.dumps(message).encode() + b"\n"
+
+
+def decode(line: bytes) -> dict[str, Any]:
+    """The message of a line. Raises ValueError for anything but an object of JSON."""
+    message = json.loads(line)
+    if not isinstance(message, dict):
+        raise ValueError("no object")
+    return message
+
+
+def answer_one(listener: socket.socket, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Answer the request of the client that waits, if there is one."""
+    try:
+        client, _ = listener.accept()
+    except BlockingIOError:
+        return
+    with client, contextlib.suppress(OSError):  # it may be gone
+        client.settimeout(ANSWER_SECONDS)
+        with client.makefile("rb") as lines:
+            try:
+                reply = answer(decode(lines.readline(LINE_MAX)))
+            except ValueError:
+                reply = {"error": "the request cannot be read"}
+        client.sendall(encode(reply))
+
+
+class Talk:
+    """A conversation with the process of a mount.
+
+    Raises OSError, ValueError when it does not answer in time or in JSON.
+    """
+
+    def __init__(self, mountpoint: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.settimeout(ANSWER_SECONDS)
+            with socket_address(mountpoint) as address:
+                self._socket.connect(address)
+            self._lines = self._socket.makefile("rb")
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def ask(self, request: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
+        """Send a message; returns the answer. Raises what the class says."""
+        self._socket.settimeout(ANSWER_SECONDS if seconds is None else seconds)
+        self._socket.sendall(encode(request))
+        return decode(self._lines.readline(LINE_MAX))
+
+    def finish(self, seconds: float) -> None:
+        """End the conversation, and wait up to `seconds` until the process has done so, too.
+
+        With that it has ended what it did for this client: a mount that it has frozen is thawed.
+        """
+        with contextlib.suppress(OSError):  # it is gone, or takes too long
+            self._socket.settimeout(seconds)
+            self._socket.shutdown(socket.SHUT_WR)  # not close: a child of this process may have it, too
+            while self._lines.readline(LINE_MAX):
+                pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lines.close()
+        self._socket.close()
