@@ -615,7 +615,7 @@ def test_what_has_changed_is_not_mounted(program: Program) -> None:
         program.run("mount", "--trust-shards", image, mountpoint)
         assert [file.name for file in mountpoint.iterdir()] == ["s0"]
         words = ("-f", "--trust-shards", image, mountpoint)
-        assert "is mounted there already, served by the kernel" in told(home, "mount", *words, code=5)
+        assert "wdsfs is mounted there already" in told(home, "mount", *words, code=5)
     finally:
         end_mount(mountpoint)
     with shard.open("ab") as file:

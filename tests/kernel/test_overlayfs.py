@@ -296,7 +296,7 @@ def test_status_lock_and_refusals(program: Program) -> None:
         message = program.refused("mount", *KERNEL, "--overlay", program.home / "other", *sources, top, code=5)
         assert f"{top}: wdsfs is mounted there already" in message
         message = program.refused("restore", "--all", top, code=5)
-        assert f"unmount it, then: wdsfs restore --overlay {overlay} PATH..." in message
+        assert f"wdsfs restore --overlay {overlay} PATH..." in message
         put(top / "s0/d/0/txt", b"1")
     program.run("restore", "--overlay", overlay, "s0/d/0")
     with mounted(program, *sources) as top:
