@@ -13,7 +13,7 @@ import pytest
 
 from tests import tars
 from tests.conftest import Program, User, device_for_everyone, program_of
-from tests.test_mount_registry import a_registration
+from tests.ground.test_mount_registry import a_registration
 from wdsfs import host, mount_registry, mount_table
 from wdsfs.host import MachineFinding
 from wdsfs.mount import doctor

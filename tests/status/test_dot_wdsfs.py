@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests import sets, tars, wire
 from tests.conftest import Program, fails
-from tests.test_mount_registry import a_registration
+from tests.ground.test_mount_registry import a_registration
 from wdsfs import inodes
 from wdsfs.fuse.hidden_ops import HiddenDirectoryOperations
 from wdsfs.fuse.protocol import Request
