@@ -252,7 +252,7 @@ def shard_lists(directory: Path) -> tuple[Sequence[bytes], Read]:
 def _labels(directory: Path, name: str) -> Read:
     def read(content: bytes) -> None:
         file = label_files.label_file(str(_written(directory / name, content)))
-        with label_files.opened(file, Fingerprint.at(file.path), directory / "tables") as labels:
+        with label_files.opened(file, Fingerprint.at(file.path)) as labels:
             labels.find([b"a", b"b"])
 
     return read

@@ -26,8 +26,6 @@ from wdsfs.interop import export
 from wdsfs.overlay.overlay_directory import OverlayDirectory, hold
 from wdsfs.storage.durable import Disk, temporary_of
 from wdsfs.storage.file_cache import NoRoom, cache
-from wdsfs.storage.identity import Fingerprint
-from wdsfs.tree import label_files
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.trust import Untrusted
 
@@ -354,7 +352,6 @@ def test_an_index_that_a_group_shares(common: Path, monkeypatch: pytest.MonkeyPa
     with opened(common / "index") as index:
         assert index.notices == []
         sets.check(index, shards)
-        assert index.label_tables == common / "own/wdsfs/labels"
     assert cache().directory == common / "own/wdsfs/cache"
 
 
@@ -402,19 +399,6 @@ def test_where_the_index_went_there_goes_the_cache(
     spare.mkdir(0o700)
     monkeypatch.setenv("WDSFS_INDEX_DIR", str(common / "index"))
     assert cache().directory == spare / "cache"
-
-
-@needs_root
-def test_tables_of_labels(common: Path) -> None:
-    (common / "l.csv").write_text("key,x\na,1\n")
-    file = label_files.label_file(str(common / "l.csv"))
-    another("mkdir", common / "labels")
-    with (
-        pytest.raises(Exception, match="belongs to another user"),
-        label_files.opened(file, Fingerprint.at(file.path), common / "labels"),
-    ):
-        pass
-    assert os.listdir(common / "labels") == []
 
 
 @needs_root

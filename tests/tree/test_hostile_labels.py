@@ -23,7 +23,7 @@ from wdsfs.tree.composition import EMPTY, SKIP
 def values_of(directory: Path, text: str | Path) -> dict[bytes, bytes]:
     """The labels of the sample d/a."""
     file = label_files.label_file(str(text))
-    with label_files.opened(file, Fingerprint.at(file.path), directory / "tables") as labels:
+    with label_files.opened(file, Fingerprint.at(file.path)) as labels:
         return labels.find([b"d/a"])[b"d/a"][0]
 
 
@@ -166,4 +166,4 @@ def test_no_file_appears_beside_a_database(tmp_path: Path) -> None:
     found = labelled(tmp_path, tmp_path / "l.db")
     assert {columns[b"cls"] for columns in found.values()} == {b"new"}
     assert set(os.listdir(tmp_path)) - set(before) <= {"s.tar", "index"}
-    assert sorted(path.suffix for path in (tmp_path / "index/labels").iterdir()) == ["", ".sqlite", ".sqlite"]
+    assert len([path for path in (tmp_path / "cache").iterdir() if path.suffix == ".labels"]) == 2

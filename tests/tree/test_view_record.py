@@ -1246,31 +1246,11 @@ def test_a_derived_record_says_of_what_it_is_made(tmp_path: Path) -> None:
 def test_a_table_of_labels_is_as_format_md_says(tmp_path: Path) -> None:
     file = as_lines(tmp_path / "l.jsonl", [{"key": "d/a", "label": 7}])
     labelled(tmp_path, file, missing=SKIP)
-    [table] = (tmp_path / "index/labels").glob("*.sqlite")
+    [table] = Path(os.environ["WDSFS_CACHE_DIR"]).glob("*.labels")
     with contextlib.closing(sqlite3.connect(table)) as db:
         [(number, name)] = db.execute("SELECT number, name FROM columns")
         packed = number.to_bytes(2, "little") + (1).to_bytes(4, "little") + b"7"
         assert (name, *db.execute("SELECT key, line, packed FROM labels")) == (b"label", (b"d/a", 1, packed))
-        assert db.execute("SELECT path FROM meta").fetchall() == [(os.fsencode(file),)]
-
-
-def test_tables_of_label_files_go_with_them(tmp_path: Path) -> None:
-    file = as_csv(tmp_path / "l.csv")
-    labelled(tmp_path, file)
-    tables = tmp_path / "index" / "labels"
-    (tables / "broken.sqlite").write_bytes(b"no database")
-    assert label_files.prune(tables) == 1
-    assert labelled(tmp_path, file) == LABELLED
-    # One that cannot be read is made anew.
-    (table,) = tables.glob("*.sqlite")
-    table.write_bytes(b"no database")
-    assert labelled(tmp_path, file, missing=SKIP) == LABELLED
-    file.unlink()
-    assert label_files.prune(tables) == 1
-    (tables / "killed.new").write_bytes(b"half of a table")
-    assert label_files.prune(tables) == 0
-    assert not list(tables.glob("*.new"))
-    assert label_files.prune(tmp_path / "never made") == 0
 
 
 def test_a_damaged_table_of_labels_is_made_anew_for_the_next_one(tmp_path: Path) -> None:
@@ -1278,12 +1258,12 @@ def test_a_damaged_table_of_labels_is_made_anew_for_the_next_one(tmp_path: Path)
     stamp = Fingerprint.at(file.path)
 
     def found() -> dict[bytes, list[dict[bytes, bytes]]]:
-        with label_files.opened(file, stamp, tmp_path / "tables") as table:
+        with label_files.opened(file, stamp) as table:
             return table.find([b"c", b"d/a"])
 
     right = found()
     assert right
-    (table,) = (tmp_path / "tables").glob("*.sqlite")
+    (table,) = Path(os.environ["WDSFS_CACHE_DIR"]).glob("*.labels")
     with open(table, "r+b") as stream:
         stream.seek(4096)  # behind the page that says what else there is: rows
         stream.write(bytes(4096))

@@ -71,7 +71,6 @@ def index(
     """
     from wdsfs.errors import IndexUnusable
     from wdsfs.index.portable_writer import checked_target
-    from wdsfs.tree import label_files
     from wdsfs.tree.opening import refresh_index
 
     since = time.monotonic()
@@ -82,7 +81,7 @@ def index(
     index = _opened(opening, found)
     done = refresh_index(index, found, opening, exact=target is not None)
     _warn(index, found, done)
-    pruned = index.prune() + label_files.prune(index.label_tables) if prune else 0
+    pruned = index.prune() if prune else 0
     written = None
     if target is not None:
         written = _write(index, found, target, done.unreadable, allow_missing, opening.quiet)

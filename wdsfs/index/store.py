@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 
 import lmdb
 
-from wdsfs import host
 from wdsfs.cluster.engines import Workers
 from wdsfs.errors import IndexUnusable, MissingShard, NotATar, ShardError, UnreadableShard
 from wdsfs.index import index_directory, lmdb_check, process_pool
@@ -437,11 +436,6 @@ class Index:
         """Drop tables over a set that is not shown any more."""
         keys = [_table_key(kind, paths) for kind in kinds]
         self._write([(key, None) for key in keys if self._get(key) is not None])
-
-    @property
-    def label_tables(self) -> Path:
-        """The directory of the tables made from label files (`tree/label_files.py`). Raises IndexUnusable."""
-        return host.beside_index(self.directory) / "labels"
 
     @property
     def temporary(self) -> bool:

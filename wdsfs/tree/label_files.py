@@ -1,8 +1,7 @@
 """Label files: small columns by key, from SQLite, CSV, TSV or JSON lines (`--associate`).
 
-A file of any format is read once into a table beside the index (SQLite: key, line, values), so that memory stays
-flat and a shard's keys are looked up in microseconds. The table contains the fingerprint of the file, and is valid
-as long as the file has the same.
+A file of any format is read once into a table in the cache (SQLite: key, line, values), so that memory stays flat
+and a shard's keys are looked up in microseconds. Its key there contains the fingerprint of the file.
 
 The idea is the webdataset library's `associate` (`filters.py`): a mapping from `__key__` to further columns.
 """
@@ -21,19 +20,23 @@ import reprlib
 import shutil
 import sqlite3
 import struct
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO
 
-from wdsfs import host, names, trust
+from wdsfs import names
 from wdsfs.errors import CorruptShard, MissingShard, StaleShard, UnreadableShard, UsageError, ViewError
 from wdsfs.remote.shard_paths import OpenShard, is_remote, open_shard
 from wdsfs.spec import objects
+from wdsfs.storage import file_cache
+from wdsfs.storage.file_cache import NewFile
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tree import json_fields
 
-FORMAT = "1"
+FORMAT, KIND = "2", "labels"  # of tables in the cache
 KEYS = ("__key__", "key")
 _SQLITE, _CSV, _TSV, _LINES = "SQLite", "CSV", "TSV", "JSON lines"
 KINDS = {
@@ -127,117 +130,62 @@ class OpenLabels:
 
 @contextlib.contextmanager
 def opened(
-    file: LabelFile,
-    fingerprint: Fingerprint,
-    directory: Path,
-    open_file: Callable[[bytes], OpenShard] = open_shard,
+    file: LabelFile, fingerprint: Fingerprint, open_file: Callable[[bytes], OpenShard] = open_shard
 ) -> Iterator[OpenLabels]:
-    """Open a label file with this fingerprint; its table is in `directory`.
+    """Open a label file with this fingerprint, by its table in the cache.
 
     `open_file` opens it; SQLite opens a local one by its path.
 
-    Raises MissingShard, UnreadableShard, ViewError for a file that does not contain labels.
+    Raises MissingShard, UnreadableShard, IndexUnusable, ViewError for a file that does not contain labels.
     """
-    table = directory / (hashlib.blake2b(repr(file).encode(), digest_size=16).hexdigest() + ".sqlite")
+    key = hashlib.blake2b(repr((FORMAT, *file, *fingerprint)).encode(), digest_size=16).hexdigest()
+    cache, path = file_cache.cache(), os.fsdecode(file.path)
     try:
-        trust.directory(directory, create=True, tighten=True)
-        if not _fits(table, fingerprint):
-            with host.locked(directory / "lock"):
-                if not _fits(table, fingerprint):  # another process may have read it meanwhile
-                    _import(file, fingerprint, table, open_file)
-        with contextlib.closing(_open(table)) as db:
-            if _meta(db) != _state(fingerprint):
-                raise StaleShard(f"{os.fsdecode(file.path)} has changed while it was read")
-            yield OpenLabels(file.path, fingerprint, db)
+        table = cache.make(key, (KIND,), partial(_import, file, open_file))
+        try:
+            uri = f"file:/proc/self/fd/{table.fd}?mode=ro&immutable=1"
+            with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
+                yield OpenLabels(file.path, fingerprint, db)
+        finally:
+            os.close(table.fd)
     except FileNotFoundError:
-        raise MissingShard(f"{os.fsdecode(file.path)}: the label file is gone") from None
+        raise MissingShard(f"{path}: the label file is gone") from None
+    except file_cache.NoRoom as error:
+        raise UnreadableShard(
+            f"{path}: the table of its labels finds no room in {cache.directory}: {error}"
+        ) from None
     except OSError as error:
-        raise UnreadableShard(f"{os.fsdecode(file.path)}: {error.strerror}") from None
+        raise UnreadableShard(f"{path}: {error.strerror}") from None
     except sqlite3.Error as error:
         if error.sqlite_errorcode in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            table.unlink(missing_ok=True)  # the next process makes it again
-        raise UnreadableShard(f"the table of {os.fsdecode(file.path)} in {directory}: {error}") from None
+            cache.drop(key, KIND)  # the next process makes it again
+        raise UnreadableShard(f"the table of {path} in {cache.directory}: {error}") from None
 
 
-def prune(directory: Path) -> int:
-    """Drop the tables of label files that are gone, and unreadable ones; return how many."""
-    if not directory.is_dir():
-        return 0
-    with host.locked(directory / "lock"):
-        for unfinished in directory.glob("*.new*"):  # left by processes that were killed: others hold the lock
-            unfinished.unlink()
-    dropped = 0
-    for table in directory.glob("*.sqlite"):
-        try:
-            with contextlib.closing(_open(table)) as db:
-                (path,) = db.execute("SELECT path FROM meta").fetchone()
-            there = is_remote(path) or os.path.exists(path)
-        except (sqlite3.Error, TypeError):  # damaged, or half of one
-            there = False
-        if not there:
-            table.unlink(missing_ok=True)
-            dropped += 1
-    return dropped
+def _import(file: LabelFile, open_file: Callable[[bytes], OpenShard], table: NewFile) -> tuple[str, int]:
+    """Read a label file into a new table; returns the kind and the size (bytes) of that."""
+    with contextlib.closing(sqlite3.connect(table.path)) as db:
+        db.executescript(
+            # A process that is killed leaves a file that no other uses.
+            "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;"
+            "CREATE TABLE labels (key BLOB, line INTEGER, packed BLOB);"
+            "CREATE TABLE columns (number INTEGER PRIMARY KEY, name BLOB);"
+        )
+        numbers: dict[str, int] = {}
+        for batch in _batches(_rows(file, open_file)):
+            packed = [(names.plain_key(key), line, _pack(file, line, row, numbers)) for key, line, row in batch]
+            db.executemany("INSERT INTO labels VALUES (?, ?, ?)", packed)
+            table.reserve(os.fstat(table.fd).st_size)
+        columns = [(number, os.fsencode(name)) for name, number in numbers.items()]
+        db.executemany("INSERT INTO columns VALUES (?, ?)", columns)
+        db.execute("CREATE INDEX by_key ON labels (key)")
+        db.commit()
+    return KIND, os.fstat(table.fd).st_size
 
 
-def _state(fingerprint: Fingerprint) -> str:
-    return f"{FORMAT} {' '.join(map(str, fingerprint))}"
-
-
-def _meta(db: sqlite3.Connection) -> str | None:
-    found = db.execute("SELECT state FROM meta").fetchone()
-    return None if found is None else str(found[0])
-
-
-def _open(table: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{table.as_uri()}?mode=ro", uri=True)
-
-
-def _fits(table: Path, fingerprint: Fingerprint) -> bool:
-    """True if there is an undamaged table of the file with this fingerprint."""
-    if not table.exists():
-        return False
-    try:
-        with contextlib.closing(_open(table)) as db:
-            return _meta(db) == _state(fingerprint)
-    except sqlite3.Error:
-        return False
-
-
-def _import(
-    file: LabelFile, fingerprint: Fingerprint, table: Path, open_file: Callable[[bytes], OpenShard]
-) -> None:
-    # Not by `storage/durable.py`: SQLite opens the file by its name, and takes its own locks on it.
-    new = table.with_suffix(".new")
-    new.unlink(missing_ok=True)
-    try:
-        with contextlib.closing(sqlite3.connect(new)) as db:
-            db.executescript(
-                # A process that is killed leaves a file that no other uses.
-                "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;"
-                "CREATE TABLE labels (key BLOB, line INTEGER, packed BLOB);"
-                "CREATE TABLE columns (number INTEGER PRIMARY KEY, name BLOB);"
-                "CREATE TABLE meta (state TEXT, path BLOB);"
-            )
-            numbers: dict[str, int] = {}
-            batch: list[tuple[bytes, int, bytes]] = []
-            for key, line, values in _rows(file, open_file, table.with_suffix(".copy.new")):
-                batch.append((names.plain_key(key), line, _pack(file, line, values, numbers)))
-                if len(batch) == _BATCH:
-                    db.executemany("INSERT INTO labels VALUES (?, ?, ?)", batch)
-                    batch.clear()
-            db.executemany("INSERT INTO labels VALUES (?, ?, ?)", batch)
-            db.executemany(
-                "INSERT INTO columns VALUES (?, ?)", [(n, os.fsencode(name)) for name, n in numbers.items()]
-            )
-            db.execute("CREATE INDEX by_key ON labels (key)")
-            db.execute("INSERT INTO meta VALUES (?, ?)", (_state(fingerprint), file.path))
-            db.commit()
-        with open(new, "rb") as file_:  # a power cut could leave a table with holes, which looks whole
-            os.fsync(file_.fileno())
-        new.replace(table)
-    finally:
-        new.unlink(missing_ok=True)
+def _batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    while batch := list(itertools.islice(rows, _BATCH)):
+        yield batch
 
 
 def _pack(file: LabelFile, line: int, values: dict[str, bytes], numbers: dict[str, int]) -> bytes:
@@ -304,13 +252,10 @@ def _content(path: bytes, open_file: Callable[[bytes], OpenShard]) -> Iterator[B
             yield stream
 
 
-def _rows(file: LabelFile, open_file: Callable[[bytes], OpenShard], copy: Path) -> Iterator[Row]:
-    """The rows of a label file; `copy` is a path for a copy. Raises ViewError, which names file, line and field.
-
-    Raises OSError.
-    """
+def _rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[Row]:
+    """The rows of a label file. Raises ViewError, which names file, line and field, and OSError."""
     if file.kind == _SQLITE:
-        yield from _sqlite_rows(file, open_file, copy)
+        yield from _sqlite_rows(file, open_file)
     elif file.kind == _LINES:
         yield from _json_rows(file, open_file)
     else:
@@ -418,7 +363,7 @@ def _json_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iter
 
 
 @contextlib.contextmanager
-def _database(path: bytes, open_file: Callable[[bytes], OpenShard], copy: Path) -> Iterator[tuple[str, int]]:
+def _database(path: bytes, open_file: Callable[[bytes], OpenShard]) -> Iterator[tuple[str, int]]:
     """The URI of a database to read, and its size in bytes: no file appears beside it. Raises ShardError, OSError.
 
     A file in WAL mode would get two files beside it. So it is read alone; with what its log has, from a copy. Of a
@@ -428,7 +373,7 @@ def _database(path: bytes, open_file: Callable[[bytes], OpenShard], copy: Path) 
         size = os.fstat(stream.fileno()).st_size
         has_log = 2 in stream.read(_WAL.stop)[_WAL]
         if has_log and not is_remote(path) and _size_of(path + b"-wal"):
-            with _copied(path, copy):
+            with _copied(path) as copy:
                 yield f"{copy.as_uri()}?mode=rw", size + _size_of(path + b"-wal")
         elif has_log or is_remote(path):
             yield f"file:/proc/self/fd/{stream.fileno()}?mode=ro&immutable=1", size
@@ -443,10 +388,11 @@ def _size_of(path: bytes) -> int:
 
 
 @contextlib.contextmanager
-def _copied(path: bytes, copy: Path) -> Iterator[None]:
+def _copied(path: bytes) -> Iterator[Path]:
     """A copy of a database with its log. Raises StaleShard if both change all the time, OSError."""
-    parts = {path: copy, path + b"-wal": copy.with_name(copy.name + "-wal")}
-    try:
+    with tempfile.TemporaryDirectory(prefix="wdsfs-labels-") as directory:
+        copy = Path(directory, "copy")
+        parts = {path: copy, path + b"-wal": copy.with_name("copy-wal")}
         for _ in range(_COPIES_TRIED):
             before = list(map(Fingerprint.at, parts))
             for part, to in parts.items():
@@ -455,10 +401,7 @@ def _copied(path: bytes, copy: Path) -> Iterator[None]:
                 break
         else:
             raise StaleShard(f"{os.fsdecode(path)} changes all the time")
-        yield
-    finally:
-        for left in copy.parent.glob(copy.name + "*"):
-            left.unlink()
+        yield copy
 
 
 class _Bounds:
@@ -503,8 +446,8 @@ def _guarded(uri: str, bounds: _Bounds) -> Iterator[sqlite3.Connection]:
             raise
 
 
-def _sqlite_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard], copy: Path) -> Iterator[Row]:
-    with _database(file.path, open_file, copy) as (uri, size):
+def _sqlite_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[Row]:
+    with _database(file.path, open_file) as (uri, size):
         bounds = _Bounds(size)
         try:
             with _guarded(uri, bounds) as db:

@@ -84,9 +84,7 @@ class RecordMaker:
             with ExitStack() as stack:
                 tables = [
                     stack.enter_context(
-                        label_files.opened(
-                            file, self._watch.fingerprint_of(file), self._index.label_tables, self._access.open
-                        )
+                        label_files.opened(file, self._watch.fingerprint_of(file), self._access.open)
                     )
                     for file in self._companions.labels
                 ]

@@ -1,0 +1,13 @@
+"""What all tests of the room share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep tables of label files out of the cache of the user."""
+    monkeypatch.setenv("WDSFS_CACHE_DIR", str(tmp_path / "cache"))
