@@ -49,7 +49,7 @@ log = logging.getLogger("wdsfs")
 @click.option(
     "--allow-missing", is_flag=True, help="Leave shards out of FILE.wdsidx that are missing or cannot be read."
 )
-@click.option("--prune", is_flag=True, help="Also drop what is kept of shards and label files that are gone.")
+@click.option("--prune", is_flag=True, help="Also drop what is kept of shards that are gone.")
 @json_option
 def index(
     shards: tuple[str, ...],
