@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from wdsfs.packing.runner import Runner
     from wdsfs.spec.expand import Shard
     from wdsfs.tree.composition import Composition
-    from wdsfs.tree.opening import Opening, Tolerance
+    from wdsfs.tree.opening_options import Opening, Tolerance
     from wdsfs.tree.shard_set import ShardSet
 
 
@@ -324,7 +324,7 @@ def _replace(runner: Runner, replacement: Replacement, begun: bool) -> list[Step
 def _export(plan: Plan, before: Sequence[Shard], packing: Packing, opening: Opening) -> bool:
     """Write the indexes that are asked for; True if any could not be written. `before` is the set as it was."""
     from wdsfs.spec.expand import expand, extended
-    from wdsfs.tree.opening import Tolerance
+    from wdsfs.tree.opening_options import Tolerance
 
     targets = [step.output.target for step in plan.steps]
     in_place = packing.options.in_place

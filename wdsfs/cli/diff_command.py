@@ -14,7 +14,7 @@ from wdsfs.cli.overlay_session import Wanted, overlay_session, unfinished_advice
 from wdsfs.cli.process import disk_errors
 
 if TYPE_CHECKING:
-    from wdsfs.tree.opening import Opening
+    from wdsfs.tree.opening_options import Opening
 
 
 @click.command()

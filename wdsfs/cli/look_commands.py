@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection
     from wdsfs.tree.composition import Composition
-    from wdsfs.tree.opening import Opening
+    from wdsfs.tree.opening_options import Opening
     from wdsfs.tree.options import TreeOptions
     from wdsfs.tree.statistics import Distribution
     from wdsfs.tree.tree import Entry, LowerTree, Node

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from wdsfs.mount.options import MountOptions
     from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection
-    from wdsfs.tree.opening import Opening
+    from wdsfs.tree.opening_options import Opening
     from wdsfs.tree.options import TreeOptions
     from wdsfs.tree.shard_set import ShardSet
 

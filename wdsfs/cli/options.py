@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from wdsfs.cluster.engines import Workers
     from wdsfs.spec.selection import Selection
-    from wdsfs.tree.opening import Opening, Tolerance
+    from wdsfs.tree.opening_options import Opening, Tolerance
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Command], Command]
@@ -318,10 +318,13 @@ def remote_options(command: Command) -> Command:
 
 
 def _tolerance(allow_missing: bool, strict: bool) -> Tolerance:
-    from wdsfs.interop.lint import findings_of_set
-    from wdsfs.tree.opening import Tolerance
+    from wdsfs.tree.opening_options import Tolerance
 
-    return Tolerance(allow_missing, findings_of_set if strict else None).check()
+    if not strict:
+        return Tolerance(allow_missing)
+    from wdsfs.interop.lint import findings_of_set  # it loads NumPy
+
+    return Tolerance(allow_missing, findings_of_set).check()
 
 
 # Which damage of a set a command tolerates.
@@ -351,7 +354,7 @@ def _opening(
     executor: str | None = None,
 ) -> Opening:
     from wdsfs.cli.progress import bars
-    from wdsfs.tree.opening import Opening, Tolerance
+    from wdsfs.tree.opening_options import Opening, Tolerance
 
     workers = workers_of(executor, jobs)
     tolerance = tolerance or Tolerance(is_option=False)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from wdsfs.packing.upper_walk import Rules
     from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection
-    from wdsfs.tree.opening import Opening
+    from wdsfs.tree.opening_options import Opening
     from wdsfs.tree.shard_access import Access
     from wdsfs.tree.shard_set import ShardSet
     from wdsfs.tree.tree import LowerTree

@@ -33,7 +33,7 @@ from wdsfs.errors import ExportError, UsageError, bytes_text, counted
 if TYPE_CHECKING:
     from wdsfs.packing.file_source import FilePlan, PackOptions
     from wdsfs.packing.plan import Step
-    from wdsfs.tree.opening import Opening
+    from wdsfs.tree.opening_options import Opening
 
 log = logging.getLogger("wdsfs")
 

@@ -25,7 +25,7 @@ from wdsfs.names import shown
 if TYPE_CHECKING:
     from wdsfs.overlay.overlay_directory import OverlayDirectory
     from wdsfs.overlay.restore import Restoration, RestoredChange
-    from wdsfs.tree.opening import Opening
+    from wdsfs.tree.opening_options import Opening
     from wdsfs.tree.tree import LowerTree
 
 

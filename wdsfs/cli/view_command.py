@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from wdsfs.pages.opening import Subject
     from wdsfs.spec.selection import Selection
     from wdsfs.tree.composition import Composition
-    from wdsfs.tree.opening import Opening
+    from wdsfs.tree.opening_options import Opening
 
 log = logging.getLogger("wdsfs")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from wdsfs.packing.overlay_source import CommitOptions
     from wdsfs.packing.view_source import ViewCommit
     from wdsfs.tree.composition import Composition
-    from wdsfs.tree.opening import Opening
+    from wdsfs.tree.opening_options import Opening
 
 # Options of `commit` that are about an overlay, or about shards that stay as they are.
 _NOT_FOR_VIEWS = {

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from wdsfs.mount.live_mount import LiveMount
     from wdsfs.pages.opening import Subject
     from wdsfs.tree.composition import Composition
-    from wdsfs.tree.opening import Opening
+    from wdsfs.tree.opening_options import Opening
     from wdsfs.tree.shard_set import ShardSet
     from wdsfs.tree.tree import LowerTree
 
@@ -119,7 +119,8 @@ class _MountedSet:
     def _opened_again(self, below: ShardSet) -> ShardSet:
         """The set as it is now, over the same index; what is new is indexed when it is asked for."""
         from wdsfs.index.portable import attached
-        from wdsfs.tree.opening import Opening, make_view
+        from wdsfs.tree.opening import make_view
+        from wdsfs.tree.opening_options import Opening
         from wdsfs.tree.shard_set import ShardSet, indexed
         from wdsfs.tree.view_set import open_set
         from wdsfs.tree.view_sources import Companions

@@ -17,7 +17,7 @@ from wdsfs.spec.expand import Shard, refuse_left_out
 from wdsfs.spec.selection import Selection
 from wdsfs.tree.composition import Composition
 from wdsfs.tree.merged_tree import is_merged
-from wdsfs.tree.opening import Tolerance
+from wdsfs.tree.opening_options import Tolerance
 from wdsfs.tree.tree import View
 from wdsfs.tree.view_set import is_view
 

@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
-from wdsfs.cluster.engines import Workers
 from wdsfs.errors import (
     CorruptShard,
     NoSuchEntry,
     NotATar,
     ShardError,
     UnreadableShard,
-    UsageError,
     ViewError,
     several,
 )
-from wdsfs.host import default_jobs
 from wdsfs.index.portable import attached
 from wdsfs.index.store import Index, Summary, open_index
 from wdsfs.inodes import ROOT
@@ -33,6 +29,7 @@ from wdsfs.spec.expand import Shard, expand
 from wdsfs.spec.selection import Selection
 from wdsfs.tar.problems import OF_VIEWS, problems_text
 from wdsfs.tree.composition import Composition
+from wdsfs.tree.opening_options import Opening, Tolerance
 from wdsfs.tree.shard_access import Access, access_of, refuse_foreign_lists
 from wdsfs.tree.shard_set import ShardSet, indexed
 from wdsfs.tree.tree import LowerTree, Node, text_of
@@ -45,57 +42,6 @@ LISTED_BY_CHECK = "see: wdsfs check"
 LISTED_BY_STRICT = "--strict lists all"  # of problems that only a view has, which `wdsfs check` does not see
 NAMED = 3  # shards that warnings name one by one, and names in a message; the others are counted
 FIRST_SHARDS = 3  # that are searched for the fields of a view
-
-# Returns all that is wrong in a set, but for the shards that cannot be read.
-Findings = Callable[[ShardSet, Mapping[bytes, ShardError]], Iterable[str]]
-
-
-class Tolerance(NamedTuple):
-    """The damage that is tolerated: shards that cannot be read may be missing (`--allow-missing`), or nothing may
-    be wrong at all (`--strict`, with the function that finds what is).
-
-    `is_option` is False where neither option is for the user to give: what shows a mount, or shows or undoes its
-    changes, makes no set of its own.
-    """
-
-    allow_missing: bool = False
-    strict: Findings | None = None
-    is_option: bool = True
-
-    def check(self) -> Tolerance:
-        """Raises UsageError where both are asked for."""
-        if self.allow_missing and self.strict:
-            raise UsageError("--allow-missing and --strict contradict each other")
-        return self
-
-
-class Progress:
-    """Is told how far the work on a set is; this one shows nothing."""
-
-    @contextmanager
-    def indexing(self, shards: int) -> Iterator[Callable[[int], None]]:
-        """A block that indexes shards; it gets a function to be called with the members of each that is done."""
-        yield lambda _: None
-
-    @contextmanager
-    def composing(self, shards: int) -> Iterator[Callable[[int], None]]:
-        """A block that makes the records of a view; it gets a function to be called with how many are done."""
-        yield lambda _: None
-
-
-class Opening(NamedTuple):
-    """How a set is opened: the place of the index, the processes that build it, the damage tolerated, the
-    progress.
-
-    `workers` are those of a cluster. With `quiet` no hints are logged.
-    """
-
-    index_dir: Path | None = None
-    jobs: int = default_jobs()
-    quiet: bool = False
-    tolerance: Tolerance = Tolerance()
-    workers: Workers | None = None
-    progress: Progress = Progress()
 
 
 @contextmanager
