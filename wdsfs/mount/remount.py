@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from wdsfs.mount.live_mount import MakeImage
     from wdsfs.spec.expand import Shard
-    from wdsfs.tree.opening_options import Opening
 
 log = logging.getLogger("wdsfs")
 
