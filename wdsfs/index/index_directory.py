@@ -49,10 +49,10 @@ _FILES = ("data.mdb", "lock.mdb")
 def is_full(directory: Path) -> bool:
     """True if the disk of `directory` has less than 1 MiB left."""
     try:
-        found = os.statvfs(directory)
+        disk = os.statvfs(directory)
     except OSError:
         return False
-    return found.f_bavail * found.f_frsize < 1 << 20
+    return disk.f_bavail * disk.f_frsize < 1 << 20
 
 
 def open_or_replace(home: Path, notices: list[str]) -> lmdb.Environment:
@@ -66,11 +66,11 @@ def open_or_replace(home: Path, notices: list[str]) -> lmdb.Environment:
         what = "not trusted" if isinstance(error, _NotTrusted) else "damaged"
         notices.append(f"the index in {home} is {what} ({error}); it is rebuilt")
     else:
-        found = _format_of(env)
-        if found == FORMAT:
+        stored_format = _format_of(env)
+        if stored_format == FORMAT:
             return env
         env.close()
-        text = found.decode("ascii", "backslashreplace")
+        text = stored_format.decode("ascii", "backslashreplace")
         notices.append(f"the index in {home} has format {text}; this is format {FORMAT.decode()}: it is rebuilt")
     remove(home)
     return open_env(home)
@@ -127,13 +127,13 @@ def _require_file(path: Path) -> None:
     A link, or a file of another user, was put there while others could write to the directory.
     """
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except FileNotFoundError:
         return
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         return  # LMDB reports it
     try:
-        trust.require_file(found, path.name)
+        trust.require_file(status, path.name)
     except trust.Untrusted as error:
         raise _NotTrusted(str(error.strerror).removesuffix(": remove it")) from None
 

@@ -188,8 +188,8 @@ class _Checker:
                 branches += len(numbers)
                 numbers = np.concatenate(targets)
         entries = len(levels[-1][0])
-        found = (branches, len(numbers), overflows, entries)
-        _require(found == tree[3:7], "a tree has other pages than it should")
+        counted = (branches, len(numbers), overflows, entries)
+        _require(counted == tree[3:7], "a tree has other pages than it should")
         _check_order(levels)
 
     def _blocks(self, numbers: Numbers, kind: int, free: bool) -> Iterator[_Nodes]:

@@ -78,33 +78,33 @@ class Folders:
 
         Raises TooManyFolders.
         """
-        found = self.by_raw.get(raw)
-        if found is None:
-            found = 0
+        folder = self.by_raw.get(raw)
+        if folder is None:
+            folder = 0
             for component in names.folder_components(raw):
-                found = self._child(found, component)
-            self.by_raw[raw] = found
-        return found
+                folder = self._child(folder, component)
+            self.by_raw[raw] = folder
+        return folder
 
     def find(self, raw: bytes) -> int | None:
         """The number of the folder with this raw name (with its last slash), None if there is none."""
-        found: int | None = 0
+        folder: int | None = 0
         for component in names.folder_components(raw):
-            found = self.numbers.get((found, component)) if found is not None else None
-        return found
+            folder = self.numbers.get((folder, component)) if folder is not None else None
+        return folder
 
     def _child(self, parent: int, name: bytes) -> int:
-        found = self.numbers.get((parent, name))
-        if found is None:
-            found = len(self.names)
-            if found > self.limit:
+        folder = self.numbers.get((parent, name))
+        if folder is None:
+            folder = len(self.names)
+            if folder > self.limit:
                 raise TooManyFolders
-            self.numbers[parent, name] = found
+            self.numbers[parent, name] = folder
             self.names.append(name)
             self.parents.append(parent)
             self.sums.append(zlib.crc32(name, self.prefixes[parent]))
-            self.prefixes.append(zlib.crc32(b"/", self.sums[found]))
-        return found
+            self.prefixes.append(zlib.crc32(b"/", self.sums[folder]))
+        return folder
 
     def breadth_first(self) -> list[int]:
         """All numbers in the order of the record, which has the children of a folder side by side."""
@@ -290,10 +290,10 @@ class MemberDraft:
 
     def _sample(self, key: bytes, folder: int, stem: bytes) -> int:
         """The entry for a run of members with this key: a new one, or with `group_by_key` the known one."""
-        found = None if self.known is None else self.known.get(key)
-        if found is not None:
-            self.apart.add(found)
-            return found
+        sample = None if self.known is None else self.known.get(key)
+        if sample is not None:
+            self.apart.add(sample)
+            return sample
         entry = self._entry(folder, stem, 0)
         if self.known is not None:
             self.known[key] = entry
@@ -319,9 +319,9 @@ def resolve(draft: MemberDraft, columns: dict[str, NDArray[np.int64]], problems:
     if not draft.links:
         return {}
     targets: dict[int, int] = {}
-    found = _last_members(draft)
+    last_members = _last_members(draft)
     for link in draft.links:
-        target = found.get(link.row)
+        target = last_members.get(link.row)
         if target is None:
             offset = int(columns["head"][link.row])
             text = f"hard link at offset {offset} to {readable(link.target)!r}, which is not before it"
@@ -340,17 +340,17 @@ def _last_members(draft: MemberDraft) -> dict[int, int]:
     for link in draft.links:
         folder, base = names.split_folder(link.target)
         targets[link.row] = draft.folders.find(folder), base
-    wanted = set(targets.values())
+    places = set(targets.values())
     last: dict[tuple[int | None, bytes], int] = {}
-    found = {}
+    members = {}
     extensions = list(draft.extensions)
     for row, (entry, extension) in enumerate(zip(draft.member_entry, draft.member_extension, strict=True)):
         if row in targets and targets[row] in last:
-            found[row] = last[targets[row]]
+            members[row] = last[targets[row]]
         name = draft.entry_names[entry]
         if not draft.entry_flags[entry] & STRAY:
             name += b"." + extensions[extension]
         place = draft.entry_folder[entry], name
-        if place in wanted and (row not in targets or row in found):
+        if place in places and (row not in targets or row in members):
             last[place] = row
-    return found
+    return members

@@ -79,22 +79,22 @@ class Match(enum.Enum):
     @staticmethod
     def of_object(row: Row, shown: str, whole: str, pin: Pin) -> Match:
         """Compare a row, whose shard was at `whole` when it was made, with the object that is at `shown` now."""
-        found = Match.of(row, pin)
-        if found is Match.OTHER or not (row.pin.strong_etag and pin.strong_etag):
-            return found
+        match = Match.of(row, pin)
+        if match is Match.OTHER or not (row.pin.strong_etag and pin.strong_etag):
+            return match
         # Elsewhere only an ETag that is made of the content means the same.
-        means_the_same = shown == whole or found is Match.SAME or _CONTENT_ETAG.fullmatch(row.etag) is not None
+        means_the_same = shown == whole or match is Match.SAME or _CONTENT_ETAG.fullmatch(row.etag) is not None
         return Match.SAME if row.etag == pin.etag and means_the_same else Match.PERHAPS
 
 
-def _same_time(one: int, other: int) -> bool:
+def _same_time(first: int, second: int) -> bool:
     """True if two times (ns) are equal, as far as the coarser of the two is known.
 
     A time of whole seconds says nothing: tools that pin the times of what they write give it to every version of a
     shard, and tars, whose sizes are rounded, are often of one size.
     """
-    return bool(one % _SECOND and other % _SECOND) and any(
-        one // unit == other // unit and not (one % unit and other % unit) for unit in _TIME_UNITS
+    return bool(first % _SECOND and second % _SECOND) and any(
+        first // unit == second // unit and not (first % unit and second % unit) for unit in _TIME_UNITS
     )
 
 
@@ -122,8 +122,8 @@ class PortableIndex:
         path = path_of(key)
         if key[len(path) :] != self._mark:
             return None
-        found = self._numbers.get(path)
-        return self._by_its_end(path) if found is None else found
+        number = self._numbers.get(path)
+        return self._by_its_end(path) if number is None else number
 
     def _by_its_end(self, path: bytes) -> int | None:
         """The row whose path ends as this one does, in more components than any other; at least in the name."""
@@ -135,7 +135,9 @@ class PortableIndex:
         if len(candidates) < 2:
             return candidates[0] if candidates else None
         parts = path.split(b"/")[::-1]
-        shared = sorted((_shared(parts, os.fsencode(self.file.path_of(one))), one) for one in candidates)
+        shared = sorted(
+            (_shared(parts, os.fsencode(self.file.path_of(candidate))), candidate) for candidate in candidates
+        )
         return shared[-1][1] if shared[-1][0] > shared[-2][0] else None
 
     # --- if it is still true
@@ -148,21 +150,21 @@ class PortableIndex:
         if is_remote(path):
             row, pin = self.file.row(number), _pin_of(path)
             whole = row.path if "://" in row.path else self.file.base() + row.path
-            found = Match.of_object(row, os.fsdecode(path), whole, pin)
+            match = Match.of_object(row, os.fsdecode(path), whole, pin)
             if _is_output(path):
-                found = Match.OTHER
+                match = Match.OTHER
         else:
-            found = Match.of(self.file.times(number), now)
-        self._verdicts[number] = _Verdict(now, found)
-        return found
+            match = Match.of(self.file.times(number), now)
+        self._verdicts[number] = _Verdict(now, match)
+        return match
 
     def settle(self, number: int, path: bytes, now: Fingerprint, record: Record) -> Match:
         """As `match`, after a look at the headers if it needs one."""
-        found = self.match(number, path, now)
-        if found is Match.PERHAPS:
-            found = Match.MOVED if _was_moved(path, now, record) else Match.OTHER
-            self._verdicts[number] = _Verdict(now, found)
-        return found
+        match = self.match(number, path, now)
+        if match is Match.PERHAPS:
+            match = Match.MOVED if _was_moved(path, now, record) else Match.OTHER
+            self._verdicts[number] = _Verdict(now, match)
+        return match
 
     def refuse(self, number: int) -> None:
         """Never use a row again: its shard turned out to be another one."""
@@ -210,10 +212,10 @@ class PortableIndex:
                 return Record(view, verify=False)
             if len(view) != row.length or int.from_bytes(view[8:16], "little") != row.crc:
                 raise record_check.UnsoundRecord("its checksum is another one")
-            found = record_check.opened(view)
-            if found.fingerprint != (row.size, row.mtime_ns, 0):
+            record = record_check.opened(view)
+            if record.fingerprint != (row.size, row.mtime_ns, 0):
                 raise record_check.UnsoundRecord("it is of a shard of another size or time")
-            if found.counts() != row.numbers:
+            if record.counts() != row.numbers:
                 raise record_check.UnsoundRecord("its row has other counts")
         except ValueError as error:
             log.warning(
@@ -224,7 +226,7 @@ class PortableIndex:
             self.refuse(number)
             return None
         self._sound.add(number)
-        return found
+        return record
 
     def __str__(self) -> str:
         return self.file.path
@@ -233,8 +235,8 @@ class PortableIndex:
 def _shared(parts: Sequence[bytes], path: bytes) -> int:
     """The number of last components that two paths share; the first one is given as its components, reversed."""
     count = 0
-    for one, other in zip(parts, path.split(b"/")[::-1], strict=False):
-        if one != other:
+    for mine, theirs in zip(parts, path.split(b"/")[::-1], strict=False):
+        if mine != theirs:
             break
         count += 1
     return count
@@ -260,7 +262,9 @@ def _was_moved(path: bytes, now: Fingerprint, record: Record) -> bool:
             if shard_paths.fingerprint_of(shard) != now or record.compression is not None:
                 return False
             chosen = range(0) if is_remote(path) else _spread(record.members)
-            return record_module.ends_match(shard, record.ends) and all(fits(record, one, shard) for one in chosen)
+            return record_module.ends_match(shard, record.ends) and all(
+                fits(record, member, shard) for member in chosen
+            )
         finally:
             source.close(shard)
     except (OSError, ShardError):
@@ -276,13 +280,13 @@ def fits(record: Record, member: int, tar: TarBytes) -> bool:
     """True if the member of a record has its headers where the record says. Raises OSError."""
     place, entry = record.member(member), record.entry_of(member)
     try:
-        found = member_reader.placed(tar, place.head)
+        placed = member_reader.placed(tar, place.head)
     except CorruptShard:
         return False
     path = record.entry_path(entry)
     if not record.entry_flags[entry] & STRAY:
         path += b"." + record.extension(member)
-    return (found.data, found.size, names.plain_key(found.name)) == (place.data, place.size, path)
+    return (placed.data, placed.size, names.plain_key(placed.name)) == (place.data, place.size, path)
 
 
 def confirmed(record: Record, member: int, tar: TarBytes) -> bool:
@@ -309,10 +313,10 @@ class Portables:
         self.files = list(files)
 
     def _listing(self, key: bytes) -> Iterator[tuple[PortableIndex, int]]:
-        for one in self.files:
-            number = one.number_of(key)
+        for file in self.files:
+            number = file.number_of(key)
             if number is not None:
-                yield one, number
+                yield file, number
 
     def numbers(self, key: bytes, now: Fingerprint, exact: bool = False) -> tuple[int, ...] | None:
         """The numbers of the summary of a shard; None without a row that is true of it.
@@ -320,27 +324,29 @@ class Portables:
         `exact`: a moved shard has none.
         """
         path = path_of(key)
-        for one, number in self._listing(key):
-            match = one.match(number, path, now)
-            if match is Match.PERHAPS and not exact and one.is_mapped and not is_remote(path):
-                record = one.in_place(number)
-                match = Match.OTHER if record is None else one.settle(number, path, now, record)
+        for file, number in self._listing(key):
+            match = file.match(number, path, now)
+            if match is Match.PERHAPS and not exact and file.is_mapped and not is_remote(path):
+                record = file.in_place(number)
+                match = Match.OTHER if record is None else file.settle(number, path, now, record)
             if match is Match.SAME or (match is not Match.OTHER and not exact):
-                return one.file.numbers(number)
+                return file.file.numbers(number)
         return None
 
     def known(self, key: bytes) -> tuple[Times, tuple[int, ...]] | None:
         """Size and time in the first row of a shard, and the numbers of its summary, true or not."""
-        found = next(self._listing(key), None)
-        return None if found is None else (found[0].file.times(found[1]), found[0].file.numbers(found[1]))
+        listing = next(self._listing(key), None)
+        return (
+            None if listing is None else (listing[0].file.times(listing[1]), listing[0].file.numbers(listing[1]))
+        )
 
     def record(self, key: bytes, now: Fingerprint) -> Record | None:
         """The record of a shard, in place; None if it has to be copied first (`copy`), or built."""
-        for one, number in self._listing(key):
-            if one.is_mapped and one.match(number, path_of(key), now) is not Match.OTHER:
-                record = one.in_place(number)
+        for file, number in self._listing(key):
+            if file.is_mapped and file.match(number, path_of(key), now) is not Match.OTHER:
+                record = file.in_place(number)
                 if record is not None:
-                    match = one.settle(number, path_of(key), now, record)
+                    match = file.settle(number, path_of(key), now, record)
                     if match is not Match.OTHER:
                         record.fingerprint = now
                         record.moved = set() if match is Match.MOVED else None
@@ -350,34 +356,34 @@ class Portables:
     def has_in_place(self, key: bytes, now: Fingerprint) -> bool:
         """True if `record` has the record of a shard, unless it is damaged."""
         return any(
-            one.is_mapped and one.match(number, path_of(key), now) is not Match.OTHER
-            for one, number in self._listing(key)
+            file.is_mapped and file.match(number, path_of(key), now) is not Match.OTHER
+            for file, number in self._listing(key)
         )
 
     def copy(self, key: bytes, now: Fingerprint, exact: bool = False) -> bytes | None:
         """The record of a shard as LMDB keeps it; None if it has to be built."""
-        for one, number in self._listing(key):
-            match = one.match(number, path_of(key), now)
+        for file, number in self._listing(key):
+            match = file.match(number, path_of(key), now)
             if match is Match.OTHER or (exact and match is not Match.SAME):
                 continue
-            data = one.read(number)
+            data = file.read(number)
             if data is not None:
-                match = one.settle(number, path_of(key), now, Record(data, verify=False))
+                match = file.settle(number, path_of(key), now, Record(data, verify=False))
                 if match is not Match.OTHER:
                     return restamped(data, now, moved=match is Match.MOVED)
         return None
 
     def same(self, key: bytes, now: Fingerprint) -> tuple[PortableIndex, Row] | None:
         """The row of exactly this shard, and the file that has it."""
-        for one, number in self._listing(key):
-            if one.match(number, path_of(key), now) is Match.SAME:
-                return one, one.file.row(number)
+        for file, number in self._listing(key):
+            if file.match(number, path_of(key), now) is Match.SAME:
+                return file, file.file.row(number)
         return None
 
     def refuse(self, key: bytes) -> None:
         """Never use a record of this shard again."""
-        for one, number in self._listing(key):
-            one.refuse(number)
+        for file, number in self._listing(key):
+            file.refuse(number)
 
     def remarks(self, stale: Iterable[Shard], exact: bool = False) -> Iterator[str]:
         """One line for each file that lists some of these shards, which had to be indexed all the same.
@@ -391,15 +397,15 @@ class Portables:
             for shard in stale
             if (now := _now(shard.path)) is not None and self.numbers(shard.key, now, exact) is None
         ]
-        for one in self.files:
-            listed = [shard for shard in indexed if one.number_of(shard.key) is not None]
+        for file in self.files:
+            listed = [shard for shard in indexed if file.number_of(shard.key) is not None]
             if listed:
                 shown = ", ".join(os.fsdecode(shard.path) for shard in listed[:NAMED_MAX])
                 more = ", ..." if len(listed) > NAMED_MAX else ""
-                count = f"{len(listed):,} of its {len(one.file):,} shards"
+                count = f"{len(listed):,} of its {len(file.file):,} shards"
                 yield (
-                    f"{one}: {count} are not as it has them ({shown}{more}) and are indexed; "
-                    f"renew it: wdsfs index --update {one}"
+                    f"{file}: {count} are not as it has them ({shown}{more}) and are indexed; "
+                    f"renew it: wdsfs index --update {file}"
                 )
 
 
@@ -420,21 +426,21 @@ def attached(shards: Sequence[Shard]) -> Portables:
 
     What cannot be used is left out with a warning. Raises MissingShard for one that was named and is not there.
     """
-    found: dict[str, PortableIndex] = {}
-    for path in dict.fromkeys(one.index_file for one in shards if one.index_file):
-        _add(found, path)
+    files: dict[str, PortableIndex] = {}
+    for path in dict.fromkeys(shard.index_file for shard in shards if shard.index_file):
+        _add(files, path)
     for path in filter(None, os.environ.get(FILES, "").split("\n")):
-        _add(found, path)
+        _add(files, path)
     for path in _beside(shards):
         with contextlib.suppress(MissingShard):  # removed within this moment
-            _add(found, path)
-    return Portables(list(found.values()))
+            _add(files, path)
+    return Portables(list(files.values()))
 
 
-def _add(found: dict[str, PortableIndex], path: str) -> None:
+def _add(files: dict[str, PortableIndex], path: str) -> None:
     try:
         file = index_file.load(path)
-        if file.path in found:
+        if file.path in files:
             return
         if file.record_format != FORMAT:
             log.warning(
@@ -442,7 +448,7 @@ def _add(found: dict[str, PortableIndex], path: str) -> None:
                 *(path, path),
             )
             return
-        found[file.path] = PortableIndex(file, file.paths())
+        files[file.path] = PortableIndex(file, file.paths())
     except MissingShard:
         raise
     except (SpecError, ShardError) as error:
@@ -451,12 +457,12 @@ def _add(found: dict[str, PortableIndex], path: str) -> None:
 
 def _beside(shards: Sequence[Shard]) -> list[str]:
     """The indexes in the directories of these shards which are as trustworthy as the shards."""
-    listed = {os.path.abspath(one.index_file) for one in shards if one.index_file}
-    directories = {} if listed else dict.fromkeys(one.path.rpartition(b"/")[0] for one in shards)
-    found: list[str] = []
+    listed = {os.path.abspath(shard.index_file) for shard in shards if shard.index_file}
+    directories = {} if listed else dict.fromkeys(shard.path.rpartition(b"/")[0] for shard in shards)
+    indexes: list[str] = []
     for directory in list(directories)[:BESIDE_MAX]:
         if is_remote(directory + b"/"):
-            found += _listed_in_store(directory)
+            indexes += _listed_in_store(directory)
             continue
         with contextlib.suppress(OSError), os.scandir(directory or b"/") as entries:
             paths = [
@@ -464,8 +470,8 @@ def _beside(shards: Sequence[Shard]) -> list[str]:
                 for _, entry in zip(range(LISTED_MAX), entries, strict=False)
                 if entry.name.endswith(SUFFIX.encode()) and not entry.name.startswith(b".")
             ]
-            found += [os.fsdecode(path) for path in sorted(paths) if _is_trusted(path, shards)]
-    return found
+            indexes += [os.fsdecode(path) for path in sorted(paths) if _is_trusted(path, shards)]
+    return indexes
 
 
 def _listed_in_store(directory: bytes) -> list[str]:
@@ -480,20 +486,20 @@ def _is_trusted(path: bytes, shards: Sequence[Shard]) -> bool:
     The owner of the shards could change these instead; others who may put a file into the directory could not.
     """
     directory = os.path.dirname(path)
-    beside = next(one.path for one in shards if os.path.dirname(one.path) == directory)
+    beside = next(shard.path for shard in shards if os.path.dirname(shard.path) == directory)
     try:
-        found, own = os.lstat(path), os.stat(beside)
+        status, own = os.lstat(path), os.stat(beside)
     except OSError:
         return False
     who = trust.trusted()
-    owned = who.owns(found) or found.st_uid == own.st_uid
-    if found.st_gid in who.groups:
-        open_to_others = found.st_mode & stat.S_IWOTH
+    owned = who.owns(status) or status.st_uid == own.st_uid
+    if status.st_gid in who.groups:
+        open_to_others = status.st_mode & stat.S_IWOTH
     else:
-        open_to_others = found.st_mode & (stat.S_IWOTH | stat.S_IWGRP)
-        if found.st_gid == own.st_gid:  # who may write the shards may write this
+        open_to_others = status.st_mode & (stat.S_IWOTH | stat.S_IWGRP)
+        if status.st_gid == own.st_gid:  # who may write the shards may write this
             open_to_others &= ~own.st_mode
-    if stat.S_ISREG(found.st_mode) and owned and (who.everyone or not open_to_others):
+    if stat.S_ISREG(status.st_mode) and owned and (who.everyone or not open_to_others):
         return True
     log.warning(
         "%s is not used: somebody may have written it who cannot write the shards; if it is right, name it with "
@@ -524,5 +530,5 @@ def _mapped(file: IndexFile) -> tuple[int, mmap.mmap | None]:
 
 def _changed(fd: int, fingerprint: Fingerprint) -> bool:
     """True if an open file was written, or cut, since it had this fingerprint. A new link or name is no change."""
-    found = Fingerprint.of(os.fstat(fd))
-    return (found.size, found.mtime_ns) != (fingerprint.size, fingerprint.mtime_ns)
+    now = Fingerprint.of(os.fstat(fd))
+    return (now.size, now.mtime_ns) != (fingerprint.size, fingerprint.mtime_ns)

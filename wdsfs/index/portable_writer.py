@@ -66,20 +66,20 @@ class PortableWriter:
         self._run: _Run | None = None  # of an older index, which is still to be copied
 
     def _list(self, shards: Sequence[Shard]) -> tuple[list[_Listed], str]:
-        base, paths = index_file.place_of((os.fsdecode(one.path) for one in shards), self._target)
-        found = []
-        for one, path in zip(shards, paths, strict=True):
-            fingerprint, etag, version = _known(one.path)
-            found.append(_Listed(one, fingerprint, path, etag, version))
-        return found, base
+        base, paths = index_file.place_of((os.fsdecode(shard.path) for shard in shards), self._target)
+        listed = []
+        for shard, path in zip(shards, paths, strict=True):
+            fingerprint, etag, version = _known(shard.path)
+            listed.append(_Listed(shard, fingerprint, path, etag, version))
+        return listed, base
 
     def write(self, fd: int) -> None:
         """Write the index to an empty file. Raises StaleShard, OSError."""
-        rows = [self._row(one, 0, 0, 0, Summary(*one.fingerprint, *_NO_NUMBERS)) for one in self._listed]
+        rows = [self._row(listed, 0, 0, 0, Summary(*listed.fingerprint, *_NO_NUMBERS)) for listed in self._listed]
         at = _aligned(len(self._head(rows, 0)))
         os.lseek(fd, at, os.SEEK_SET)
-        for number, one in enumerate(self._listed):
-            rows[number] = self._append(fd, one, at)
+        for number, listed in enumerate(self._listed):
+            rows[number] = self._append(fd, listed, at)
             at += rows[number].length
             padding = -at % ALIGNMENT
             if padding:  # of a record that somebody else has written: ours need none
@@ -94,26 +94,26 @@ class PortableWriter:
     def _head(self, rows: Sequence[Row], size: int) -> bytes:
         return index_file.head_of(rows, self._base, FORMAT, self._reading, size)
 
-    def _append(self, fd: int, one: _Listed, at: int) -> Row:
+    def _append(self, fd: int, listed: _Listed, at: int) -> Row:
         """Write one record at the end of the file, which is `at`, or plan that; returns its row."""
-        kept = self._index.packed(one.shard.key, one.fingerprint)
-        if kept is None:
-            older = self._index.portables.same(one.shard.key, one.fingerprint)
+        data_here = self._index.packed(listed.shard.key, listed.fingerprint)
+        if data_here is None:
+            older = self._index.portables.same(listed.shard.key, listed.fingerprint)
             if older is None:
-                raise StaleShard(f"{os.fsdecode(one.shard.path)} has changed meanwhile; repeat the command")
+                raise StaleShard(f"{os.fsdecode(listed.shard.path)} has changed meanwhile; repeat the command")
             source, row = older
-            if self._planned(fd, source, row, one.shard.key):
-                summary = Summary(*one.fingerprint, *row.numbers)
-                return self._row(one, at, row.length, row.crc, summary)
-            copied = self._index.portables.copy(one.shard.key, one.fingerprint, exact=True)
+            if self._planned(fd, source, row, listed.shard.key):
+                summary = Summary(*listed.fingerprint, *row.numbers)
+                return self._row(listed, at, row.length, row.crc, summary)
+            copied = self._index.portables.copy(listed.shard.key, listed.fingerprint, exact=True)
             if copied is None:
-                raise StaleShard(f"{self._target}: its record of {one.path} is damaged; repeat the command")
-            kept = memoryview(copied)
-        data = restamped(kept, Fingerprint(one.fingerprint.size, one.fingerprint.mtime_ns, 0))
+                raise StaleShard(f"{self._target}: its record of {listed.path} is damaged; repeat the command")
+            data_here = memoryview(copied)
+        data = restamped(data_here, Fingerprint(listed.fingerprint.size, listed.fingerprint.mtime_ns, 0))
         self._flush(fd)
         self._disk.write(fd, data)
         summary = summary_of(Record(data, verify=False))
-        return self._row(one, at, len(data), int.from_bytes(data[8:16], "little"), summary)
+        return self._row(listed, at, len(data), int.from_bytes(data[8:16], "little"), summary)
 
     def _planned(self, fd: int, older: PortableIndex, row: Row, key: bytes) -> bool:
         """Have the record of an older index copied with its neighbours; False if it has to be read."""
@@ -132,17 +132,17 @@ class PortableWriter:
             self._disk.copy(self._run.fd, fd, self._run.start, self._run.end - self._run.start)
             self._run = None
 
-    def _row(self, one: _Listed, offset: int, length: int, crc: int, summary: Summary) -> Row:
-        size, mtime_ns, _ = one.fingerprint
+    def _row(self, listed: _Listed, offset: int, length: int, crc: int, summary: Summary) -> Row:
+        size, mtime_ns, _ = listed.fingerprint
         return Row(
             size,
             mtime_ns,
             offset,
             length,
             crc,
-            one.path,
-            one.etag,
-            one.version,
+            listed.path,
+            listed.etag,
+            listed.version,
             summary[len(Fingerprint._fields) :],
         )
 

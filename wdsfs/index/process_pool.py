@@ -62,7 +62,7 @@ def together(shards: Sequence[Shard], workers: Workers | None = None) -> int:
     """How many of these shards are read from stores at the same time by one machine, at least 1."""
     if workers is not None:
         return 1
-    return min(max(sum(is_remote(one.path) for one in shards), 1), TOGETHER)
+    return min(max(sum(is_remote(shard.path) for shard in shards), 1), TOGETHER)
 
 
 def _path_of(shard: Shard) -> bytes:
@@ -88,9 +88,9 @@ def each(
         yield from _in_threads(function, local, argument)
         yield from shard_units.each(workers, function, elsewhere, argument, adopt)
         return
-    remote = [one for one in shards if is_remote(one.path)]
+    remote = [shard for shard in shards if is_remote(shard.path)]
     if remote:
-        shards = [one for one in shards if not is_remote(one.path)]
+        shards = [shard for shard in shards if not is_remote(shard.path)]
         yield from _in_threads(function, remote, argument)
     if not _bytes_exceed(shards, ALONE_BYTES):
         jobs = 1
@@ -112,17 +112,17 @@ def units(
     if workers is not None:
         yield from spread(workers, Job(function, prepare, name), items)
     elif jobs == 1 or len(items) < 2:
-        for one in items:
-            yield one, _try(lambda one: function(prepare(one)), one)
+        for item in items:
+            yield item, _try(lambda item: function(prepare(item)), item)
     else:
         yield from _in_processes(function, items, min(jobs, len(items)), name, prepare)
 
 
 def _bytes_exceed(shards: Sequence[Shard], limit: int) -> bool:
     total = 0
-    for one in shards:
+    for shard in shards:
         try:
-            total += os.stat(one.path).st_size
+            total += os.stat(shard.path).st_size
         except OSError:
             continue
         if total > limit:
@@ -148,13 +148,13 @@ def _through(
     running: InFlight[Item] = InFlight()
     try:
         while True:
-            for one in itertools.islice(queue, AHEAD * jobs - len(running)):
+            for item in itertools.islice(queue, AHEAD * jobs - len(running)):
                 try:
-                    unit = prepare(one)
+                    unit = prepare(item)
                 except ShardError as error:
-                    yield one, error
+                    yield item, error
                 else:
-                    running.add(executor.submit(call, one, unit), one)
+                    running.add(executor.submit(call, item, unit), item)
             if not running:
                 return
             future, item = running.next()

@@ -299,9 +299,9 @@ class Record:
         meta = json.loads(bytes(self._buffer[20 : 20 + length]))
         del meta["fingerprint"]
         meta.pop("view", None)
-        found = xxhash.xxh3_128(json.dumps(meta, sort_keys=True).encode())
-        found.update(self._buffer[20 + length :])
-        return found.digest()
+        digest = xxhash.xxh3_128(json.dumps(meta, sort_keys=True).encode())
+        digest.update(self._buffer[20 + length :])
+        return digest.digest()
 
     def checksum(self) -> str:
         """A checksum of everything in the headers of the shard: names, places, sizes, times, links.
@@ -421,14 +421,14 @@ class Record:
     def find_samples(self, path: bytes, crc: int) -> list[int]:
         """The samples with this plain path, whose CRC-32 is `crc`."""
         equal = equal_range(self._entry_hash, crc)
-        found: Iterable[int] = (
+        entries: Iterable[int] = (
             self._entry_order[at] for at in equal if self.entry_path(self._entry_order[at]) == path
         )
         if len(equal) > 1:
             folder, slash, name = path.rpartition(b"/")
             where = self.find_path(folder) if slash else 0
-            found = () if where is None else self.find_entries(where, name, crc)
-        return [entry for entry in found if not self.entry_flags[entry] & STRAY]
+            entries = () if where is None else self.find_entries(where, name, crc)
+        return [entry for entry in entries if not self.entry_flags[entry] & STRAY]
 
     def samples_in_order(self) -> NDArray[np.int64]:
         """The entries that are samples, in the order of the tar."""
@@ -448,8 +448,8 @@ class Record:
         entries = self._entries_of_members()[self.members_in_order()]
         runs = entries[np.flatnonzero(np.diff(entries, prepend=-1))]
         numbers, counts = np.unique(runs, return_counts=True)
-        found: list[int] = numbers[counts > 1].tolist()
-        return found
+        apart: list[int] = numbers[counts > 1].tolist()
+        return apart
 
     def members_in_order(self) -> NDArray[np.int64]:
         """The members of samples, in the order of the tar."""
@@ -505,12 +505,12 @@ class Record:
 
     def paths(self) -> list[bytes]:
         """The plain path of every entry: the keys of samples, the names of strays."""
-        found: list[bytes] = []
+        paths: list[bytes] = []
         for folder in range(self.folders):
             names = self.entry_name.of(self.folder_entries(folder))
             prefix = self.folder_path(folder) + b"/" if folder and names else b""
-            found += [prefix + name for name in names] if prefix else names
-        return found
+            paths += [prefix + name for name in names] if prefix else names
+        return paths
 
     def size_and_time(self, member: int) -> tuple[int, int]:
         """Size (bytes) and mtime (ns) of a member."""
@@ -529,17 +529,17 @@ class Record:
         bounds[0], bounds[-1] = start, members.stop
         numbers = self._extension[start : members.stop].tolist()
         suffixes = {n: b"." + self.extension_name[n] for n in set(numbers) if n < len(self.extension_name)}
-        found: list[bytes] = []
+        names: list[bytes] = []
         for stem, flags, (begin, end) in zip(
             self.entry_name.of(entries), self.entry_flags[first : entries.stop], pairwise(bounds), strict=True
         ):
             if flags & STRAY:
-                found += [stem] * (end - begin)
+                names += [stem] * (end - begin)
             elif end == begin + 1:  # as the next branch, in half the time
-                found.append(stem + suffixes[numbers[begin - start]])
+                names.append(stem + suffixes[numbers[begin - start]])
             else:
-                found += [stem + suffixes[number] for number in numbers[begin - start : end - start]]
-        return found
+                names += [stem + suffixes[number] for number in numbers[begin - start : end - start]]
+        return names
 
     def sizes(self, members: range) -> NDArray[Any]:
         """Sizes (bytes) of neighbouring members."""

@@ -60,11 +60,11 @@ def _check_directory(record: Record) -> None:
     _require(record.compression is None or type(record.compression) is str, "compression")
     _require(all(type(getattr(record, name)) is bool for name in _BOOLEANS), "directory")
     ends = record.ends
-    _require(type(ends) is list and len(ends) == 2 and all(type(one) is int for one in ends), "ends")
+    _require(type(ends) is list and len(ends) == 2 and all(type(item) is int for item in ends), "ends")
     _require(0 <= ends[0] < _PLACE_MAX and 0 <= ends[1] < 1 << 32, "ends")
-    for found in (record.problems, record.unshown):
-        types = [tuple(map(type, one)) for one in found]
-        _require(all(one == (int, str, str) for one in types), "problems")
+    for problems in (record.problems, record.unshown):
+        types = [tuple(map(type, item)) for item in problems]
+        _require(all(item == (int, str, str) for item in types), "problems")
     for count, listed in ((record.problem_count, record.problems), (record.unshown_count, record.unshown)):
         _require(len(listed) <= count and bool(listed) == bool(count), "problems")
 
@@ -87,9 +87,9 @@ def _narrow(record: Record, name: str, count: int) -> NDArray[np.uint64]:
 
 def _starts(column: NDArray[Any], last: int, name: str) -> NDArray[np.int64]:
     """A section that says where the parts of another one begin, and where the last ends."""
-    found = column.astype(np.uint64)
-    _require(len(found) and found[0] == 0 and found[-1] == last and (found[1:] >= found[:-1]).all(), name)
-    return found.astype(np.int64)
+    starts = column.astype(np.uint64)
+    _require(len(starts) and starts[0] == 0 and starts[-1] == last and (starts[1:] >= starts[:-1]).all(), name)
+    return starts.astype(np.int64)
 
 
 def _names(record: Record, name: str, count: int | None) -> _Names:
@@ -164,9 +164,9 @@ def _check_members(record: Record) -> None:
 
 def _ascending(record: Record, name: str) -> NDArray[Any]:
     """The members that a section is about, in order."""
-    found = _column(record, name, None, "I")
-    _require((found[1:] > found[:-1]).all() and (found < record.members).all(), name)
-    return found
+    members = _column(record, name, None, "I")
+    _require((members[1:] > members[:-1]).all() and (members < record.members).all(), name)
+    return members
 
 
 def _check_links(record: Record) -> None:
@@ -207,7 +207,7 @@ def _check_aliases(record: Record) -> None:
         children = _column(record, prefix + ".child", None, "I")
         _require((children[1:] > children[:-1]).all(), prefix + ".child")
         parents = _column(record, prefix + ".parent", len(children), "I")
-        for one in (*children.tolist(), *parents.tolist()):
-            _require(index_of(one) < limits.get(kind_of(one), 0), prefix)
+        for number in (*children.tolist(), *parents.tolist()):
+            _require(index_of(number) < limits.get(kind_of(number), 0), prefix)
         _check_plain_names(_names(record, prefix + ".name", len(children)), prefix + ".name")
         _check_sums(record, prefix, len(children))

@@ -107,9 +107,9 @@ def _build_when_quiet(fd: int, path: bytes, reading: Reading) -> bytes:
     """Read the shard until it does not change meanwhile."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
-        found = os.fstat(fd)
-        before = Fingerprint.of(found)
-        wait_for_tick(found)
+        status = os.fstat(fd)
+        before = Fingerprint.of(status)
+        wait_for_tick(status)
         with contextlib.suppress(StaleShard), compressed.opened(fd, path) as (tar, problem, kind):
             data = record_builder.build(tar, before, problem, reading, kind)
             if Fingerprint.of(os.fstat(fd)) == before:
@@ -151,7 +151,7 @@ def _wait_for_writer(path: bytes, deadline: float) -> None:
     time.sleep(PAUSE_SECONDS)
 
 
-def wait_for_tick(found: os.stat_result) -> None:
+def wait_for_tick(status: os.stat_result) -> None:
     """Wait until another write to a file would change its times: within the tick of the last one it would not."""
-    if 0 <= time.time_ns() - found.st_ctime_ns < TICK_NS:
+    if 0 <= time.time_ns() - status.st_ctime_ns < TICK_NS:
         time.sleep(TICK_NS / 1e9)

@@ -282,13 +282,13 @@ def _assign(parent: int, children: list[tuple[int, bytes]], taken: Iterable[byte
     lowest free `name~N`, N from 2. Nothing is hidden. Names in `taken` are not free.
     """
     escaped = [(child, plain, names.escape(plain)) for child, plain in children]
-    wanted = {shown for _, _, shown in escaped}
+    shown_names = {shown for _, _, shown in escaped}
     taken = set(taken)
     latest: dict[bytes, int] = {}
     aliases = []
     for child, plain, shown in escaped:
         name, number = shown, latest.get(shown, 1)
-        while name in taken or (name != shown and name in wanted):
+        while name in taken or (name != shown and name in shown_names):
             number += 1
             name = names.numbered(shown, number)
         latest[shown] = number

@@ -137,31 +137,31 @@ class Index:
         For a shard that is not read plainly (`Shard.key`), and for a derived record (`views`), the path is
         followed by a NUL and what distinguishes it from others.
         """
-        kept = self._kept_summary(path)
+        stored = self._stored_summary(path)
         if fingerprint is None:
-            row = None if kept is not None else self.portables.known(path)
-            return kept if row is None else Summary(*row[0], 0, *row[1])
-        if kept is not None and kept.is_of(fingerprint):
-            return kept
+            row = None if stored is not None else self.portables.known(path)
+            return stored if row is None else Summary(*row[0], 0, *row[1])
+        if stored is not None and stored.is_of(fingerprint):
+            return stored
         numbers = self.portables.numbers(path, fingerprint)
         return None if numbers is None else Summary(*fingerprint, *numbers)
 
-    def _kept_summary(self, path: bytes) -> Summary | None:
+    def _stored_summary(self, path: bytes) -> Summary | None:
         value = self._get(b"s" + _digest(path))
-        found = None if value is None else _unseal(value)
-        return found[0] if found is not None and found[1] == path else None
+        unsealed = None if value is None else _unseal(value)
+        return unsealed[0] if unsealed is not None and unsealed[1] == path else None
 
     def record(self, path: bytes, fingerprint: Fingerprint, verify: bool = True) -> Record | None:
         """The record of the shard at `path`, in place, valid until `renew`; None if it is to be copied or built.
 
         To `verify` takes time for each member. A record that was right once stays right until `renew`.
         """
-        found = self._kept_record(path, verify)
-        if found is not None and found.fingerprint == fingerprint:
-            return found
+        record = self._stored_record(path, verify)
+        if record is not None and record.fingerprint == fingerprint:
+            return record
         return self.portables.record(path, fingerprint)
 
-    def _kept_record(self, path: bytes, verify: bool) -> Record | None:
+    def _stored_record(self, path: bytes, verify: bool) -> Record | None:
         value = self._get(b"r" + _digest(path))
         if value is None:
             return None
@@ -176,8 +176,8 @@ class Index:
 
     def packed(self, path: bytes, fingerprint: Fingerprint) -> memoryview | None:
         """The bytes of the record of exactly this shard as they are kept here, valid until `renew`."""
-        found = self._kept_record(path, verify=False)
-        if found is None or found.fingerprint != fingerprint or found.moved is not None:
+        record = self._stored_record(path, verify=False)
+        if record is None or record.fingerprint != fingerprint or record.moved is not None:
             return None
         return self._get(b"r" + _digest(path))
 
@@ -189,22 +189,22 @@ class Index:
         Those in a portable index count as indexed. With `ready` those do not whose records have to be copied here
         first, with `exact` those that only their headers show to be the same.
         """
-        for one in shards:
+        for shard in shards:
             try:
-                fingerprint = shard_paths.look(one.path)
+                fingerprint = shard_paths.look(shard.path)
             except (MissingShard, UnreadableShard):
-                yield one, 0
+                yield shard, 0
                 continue
-            if not self._is_indexed(one.key, fingerprint, ready, exact):
-                yield one, fingerprint.size
+            if not self._is_indexed(shard.key, fingerprint, ready, exact):
+                yield shard, fingerprint.size
 
     def _is_indexed(self, key: bytes, fingerprint: Fingerprint, ready: bool, exact: bool) -> bool:
-        kept = self._kept_summary(key)
-        if kept is not None and kept.is_of(fingerprint):
-            self._note(key, kept.problems)
+        stored = self._stored_summary(key)
+        if stored is not None and stored.is_of(fingerprint):
+            self._note(key, stored.problems)
             if not exact:
                 return True
-            record = self._kept_record(key, verify=True)  # to be passed on: no damage, no older format
+            record = self._stored_record(key, verify=True)  # to be passed on: no damage, no older format
             return record is not None and record.moved is None
         numbers = self.portables.numbers(key, fingerprint, exact)
         if numbers is None:
@@ -218,14 +218,14 @@ class Index:
 
     def no_tars(self, shards: Sequence[Shard]) -> dict[bytes, ShardError]:
         """The files among these shards that are no tars, by path, as far as they are indexed."""
-        found: dict[bytes, ShardError] = {}
-        for one in shards:
-            summary = None if self.is_whole(one.key) else self.summary(one.key)
+        refused: dict[bytes, ShardError] = {}
+        for shard in shards:
+            summary = None if self.is_whole(shard.key) else self.summary(shard.key)
             try:
-                self.check_is_tar(one, summary)
+                self.check_is_tar(shard, summary)
             except NotATar as error:
-                found[one.path] = error
-        return found
+                refused[shard.path] = error
+        return refused
 
     def check_is_tar(self, shard: Shard, summary: Summary | None) -> None:
         """Raise NotATar for a shard with this summary that is something else than a tar."""
@@ -243,13 +243,15 @@ class Index:
 
         The first few are named, further ones counted. Shards that are not indexed are left out.
         """
-        expected = (one for one in shards if one.expected_samples is not None)
-        seen = ((one, summary) for one in expected if (summary := self.summary(one.key)) is not None)
-        found = [f"{os.fsdecode(one.path)}: {text}" for one, has in seen if (text := one.miscount(has.samples))]
-        if len(found) <= MISCOUNTED_MAX:
-            return found
-        more = f"{len(found) - MISCOUNTED_MAX:,} more shards do not have as many samples as they should have"
-        return [*found[:MISCOUNTED_MAX], f"{more}; see: wdsfs check"]
+        expected = (shard for shard in shards if shard.expected_samples is not None)
+        seen = ((shard, summary) for shard in expected if (summary := self.summary(shard.key)) is not None)
+        warnings = [
+            f"{os.fsdecode(shard.path)}: {text}" for shard, has in seen if (text := shard.miscount(has.samples))
+        ]
+        if len(warnings) <= MISCOUNTED_MAX:
+            return warnings
+        more = f"{len(warnings) - MISCOUNTED_MAX:,} more shards do not have as many samples as they should have"
+        return [*warnings[:MISCOUNTED_MAX], f"{more}; see: wdsfs check"]
 
     # --- writing
 
@@ -327,13 +329,13 @@ class Index:
         known: set[bytes] = set()
         if self.portables.files:
             self._collect(self._copies(shards, exact, known), on_done)
-            shards = [one for one in shards if one.path not in known]
-        for reading in dict.fromkeys(one.reading for one in shards):
-            some = [one for one in shards if one.reading == reading]
+            shards = [shard for shard in shards if shard.path not in known]
+        for reading in dict.fromkeys(shard.reading for shard in shards):
+            some = [shard for shard in shards if shard.reading == reading]
             together = process_pool.together(some, workers)
             build = functools.partial(build_file, reading=reading, together=together)
-            found = process_pool.each(build, some, jobs, workers, adopt=adopted)
-            with contextlib.closing(found) as results:
+            built = process_pool.each(build, some, jobs, workers, adopt=adopted)
+            with contextlib.closing(built) as results:
                 self._collect(results, on_done)
         return len(known)
 
@@ -341,12 +343,12 @@ class Index:
         self, shards: Sequence[Shard], exact: bool, known: set[bytes]
     ) -> Iterator[tuple[Shard, bytes | ShardError]]:
         """Those of these shards whose records portable indexes have, with these; `known` gets their paths."""
-        for one in shards:
+        for shard in shards:
             with contextlib.suppress(ShardError):
-                data = self.portables.copy(one.key, shard_paths.look(one.path), exact)
+                data = self.portables.copy(shard.key, shard_paths.look(shard.path), exact)
                 if data is not None:
-                    known.add(one.path)
-                    yield one, data
+                    known.add(shard.path)
+                    yield shard, data
 
     def _collect(
         self,
@@ -356,14 +358,14 @@ class Index:
         pending: list[tuple[bytes, bytes]] = []
         since, size = time.monotonic(), 0
         try:
-            for one, result in results:
+            for shard, result in results:
                 if isinstance(result, ShardError):
-                    self.failures[one.key] = str(result)
-                    on_done(one, None, str(result))
+                    self.failures[shard.key] = str(result)
+                    on_done(shard, None, str(result))
                     continue
-                pending.append((one.key, result))
+                pending.append((shard.key, result))
                 size += len(result)
-                on_done(one, summary_of(Record(result, verify=False)), None)
+                on_done(shard, summary_of(Record(result, verify=False)), None)
                 if time.monotonic() - since > COMMIT_SECONDS or size > COMMIT_BYTES:
                     self.store(pending)
                     pending, since, size = [], time.monotonic(), 0
@@ -383,13 +385,13 @@ class Index:
             for key, value in cursor if cursor.set_range(b"s") else ():
                 if bytes(key[:1]) != b"s":
                     break
-                found = _unseal(value)
-                if found is None:
+                unsealed = _unseal(value)
+                if unsealed is None:
                     continue
-                path = path_of(found[1])
+                path = path_of(unsealed[1])
                 if shard_paths.is_remote(path):
                     remote.setdefault(path, []).append(bytes(key[1:]))
-                    keys.add(key_of(path, found[0].fingerprint))
+                    keys.add(key_of(path, unsealed[0].fingerprint))
                 elif not _is_there(path):
                     gone.append(bytes(key[1:]))
                 else:
@@ -474,19 +476,19 @@ def open_index(directory: Path | None = None) -> Index:
     return Index(index_directory.open_directory(directory))
 
 
-def summary_of(one: Record) -> Summary:
+def summary_of(record: Record) -> Summary:
     """The summary of a record."""
-    return Summary(*_SUMMARY.unpack(summarize(one)))
+    return Summary(*_SUMMARY.unpack(summarize(record)))
 
 
-def summarize(one: Record) -> bytes:
+def summarize(record: Record) -> bytes:
     """The bytes of the summary of a record."""
-    return _SUMMARY.pack(*one.fingerprint, *one.counts())
+    return _SUMMARY.pack(*record.fingerprint, *record.counts())
 
 
 def _state(fingerprints: Sequence[Fingerprint]) -> bytes:
     """16 bytes that change with any of the fingerprints."""
-    packed = b"".join(one.packed for one in fingerprints)
+    packed = b"".join(fingerprint.packed for fingerprint in fingerprints)
     return hashlib.blake2b(packed, digest_size=16).digest()
 
 
