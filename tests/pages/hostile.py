@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from wdsfs.pages import worker
-from wdsfs.pages.preview import TEXT, Preview
+from wdsfs.pages.preview import Preview
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -99,7 +99,7 @@ def _decode(member: Any, detail: object) -> Preview:
         "variables": list(os.environ),
         "descriptors": [number for number in range(1000) if _is_open(number)],
     }
-    return Preview(TEXT, text=json.dumps(found))
+    return Preview("text", text=json.dumps(found))
 
 
 with contextlib.suppress(AttributeError):

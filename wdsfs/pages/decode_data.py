@@ -11,7 +11,7 @@ import math
 import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
@@ -20,10 +20,7 @@ from PIL import Image
 from wdsfs.errors import counted
 from wdsfs.pages.decode_media import picture_of, stretched
 from wdsfs.pages.preview import (
-    ARRAY,
-    JSON,
     PARQUET,
-    TABLE,
     Detail,
     Picture,
     Preview,
@@ -84,7 +81,7 @@ def decode_json(member: Member, detail: Detail) -> Preview:
     if size > PARSED_MAX:
         data = member.file.read(detail.characters * 4)
         return text_preview(data, size, detail)._replace(
-            kind=JSON, problem=f"More than {PARSED_MAX >> 20} MiB: the beginning is shown as it is written."
+            kind="json", problem=f"More than {PARSED_MAX >> 20} MiB: the beginning is shown as it is written."
         )
     data = member.file.read(size)
     try:
@@ -92,7 +89,7 @@ def decode_json(member: Member, detail: Detail) -> Preview:
     except (ValueError, RecursionError) as error:
         return text_preview(data, size, detail)._replace(problem=f"It is not shown as JSON: {error_text(error)}.")
     text, is_cut = _laid_out([value], detail.characters, wide=True)
-    return Preview(JSON, _summary(value), text=text, is_cut=is_cut)
+    return Preview("json", _summary(value), text=text, is_cut=is_cut)
 
 
 def decode_lines(member: Member, detail: Detail) -> Preview:
@@ -113,7 +110,7 @@ def decode_lines(member: Member, detail: Detail) -> Preview:
     text, is_cut = _laid_out(values, detail.characters, wide=False)
     is_cut = is_cut or len(data) < size or len(lines) > LINES_MAX
     summary = "the beginning" if len(data) < size else counted(len(lines), "line")
-    return Preview(JSON, summary, text=text, is_cut=is_cut)
+    return Preview("json", summary, text=text, is_cut=is_cut)
 
 
 def _parsed(text: str) -> Any:
@@ -258,7 +255,7 @@ def _table(
         problem = f"{problem} Only the first {len(columns):,} columns are shown.".strip()
     names = tuple(f"{name} ({kind})" if kind else name for name, kind in columns)
     is_cut = total is None or total > len(cells) or width > len(columns)
-    return Preview(TABLE, summary, rows=(names, *cells), is_cut=is_cut, problem=problem)
+    return Preview("table", summary, rows=(names, *cells), is_cut=is_cut, problem=problem)
 
 
 def decode_parquet(member: Member, detail: Detail) -> Preview:
@@ -322,34 +319,16 @@ def _by_arrow(value: Any) -> str:
 # --- arrays
 
 
-class _Array(NamedTuple):
-    """A preview of one array in parts. Without `dtype` it could not be read; `problem` says why."""
-
-    shape: str = ""
-    dtype: str = ""
-    range: str = ""
-    values: str = ""
-    is_cut: bool = False
-    problem: str = ""
-    picture: Picture | None = None
-
-    @property
-    def summary(self) -> str:
-        return ", ".join(part for part in (self.dtype, self.shape, self.range) if part)
-
-
 def decode_array(member: Member, detail: Detail) -> Preview:
-    """An npy file: shape, type, range and first values, and a picture. Raises ValueError if it is not one."""
-    array = _array(member.file, detail, _values_bytes(detail))
-    pictures = (array.picture,) if array.picture else ()
-    return Preview(ARRAY, array.summary, pictures, array.values, is_cut=array.is_cut, problem=array.problem)
+    """An npy file: type, shape, range and first values, and a picture. Raises ValueError if it is not one."""
+    return _array(member.file, detail, _values_bytes(detail))
 
 
 def decode_arrays(member: Member, detail: Detail) -> Preview:
     """An npz file: its first arrays. Raises BadZipFile."""
     left = _values_bytes(detail)
-    rows = [("array", "type", "shape", "range", "")]
-    pictures = []
+    rows = [("array", "type, shape, range", "first values")]
+    pictures: list[Picture] = []
     with zipfile.ZipFile(member.file) as archive:
         entries = archive.infolist()
         edge = detail.edge if len(entries) == 1 else min(detail.edge, EDGE_OF_MANY)
@@ -357,50 +336,48 @@ def decode_arrays(member: Member, detail: Detail) -> Preview:
             name = readable(entry.filename.removesuffix(".npy"))[:200]
             array = _array_in(archive, entry, detail._replace(edge=edge), left)
             left -= min(left, entry.file_size)
-            rows.append((name, array.dtype, array.shape, array.range, array.problem or array.values[:CELL]))
-            if array.picture:
-                pictures.append(array.picture._replace(alt=f"{name}: {array.picture.alt}"))
+            rows.append((name, array.summary, array.problem or array.text[:CELL]))
+            pictures += (picture._replace(alt=f"{name}: {picture.alt}") for picture in array.pictures)
     is_cut = len(entries) > ARRAYS_MAX
-    return Preview(ARRAY, counted(len(entries), "array"), tuple(pictures), rows=tuple(rows), is_cut=is_cut)
+    return Preview("array", counted(len(entries), "array"), tuple(pictures), rows=tuple(rows), is_cut=is_cut)
 
 
-def _array_in(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, detail: Detail, most: int) -> _Array:
+def _array_in(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, detail: Detail, most: int) -> Preview:
     try:
         with archive.open(entry) as file:
             return _array(file, detail, most)
     except (ValueError, OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error) as error:
-        return _Array(problem=f"It cannot be decoded: {error_text(error)}.")
+        return Preview("array", problem=f"It cannot be decoded: {error_text(error)}.")
 
 
 def _values_bytes(detail: Detail) -> int:
     return min(VALUES_BYTES, detail.read // 4 * 3)
 
 
-def _array(file: Any, detail: Detail, most: int) -> _Array:
+def _array(file: Any, detail: Detail, most: int) -> Preview:
     """An array, of which `most` bytes may be read."""
     shape, fortran, dtype = _header(file)
-    array = _Array(" x ".join(f"{n:,}" for n in shape) or "a single value", _name_of(dtype))
+    summary = f"{_name_of(dtype)}, {' x '.join(f'{n:,}' for n in shape) or 'a single value'}"
     if dtype.hasobject:
-        return array._replace(problem="It holds pickled Python objects, which could run anything: never loaded.")
+        text = "It holds pickled Python objects, which could run anything: never loaded."
+        return Preview("array", summary, problem=text)
     count = math.prod(shape)
     if not dtype.itemsize or not count:
-        return array._replace(range="no values")
+        return Preview("array", f"{summary}, no values")
     allowed = min(count, most // dtype.itemsize)
     data = _read(file, allowed * dtype.itemsize)
     there = len(data) // dtype.itemsize
     values = np.frombuffer(data, dtype, there)
-    problem = ""
+    problem, pictures = "", tuple[Picture, ...]()
     if there < allowed:
         problem = f"It is cut off: {there:,} of {count:,} values are there."
     elif there < count:
         problem = f"Only the first {there:,} of {count:,} values are looked at."
-    array = array._replace(
-        range=_range(values), values=_first(values, detail), is_cut=count > SHOWN, problem=problem
-    )
-    if there < count:
-        return array
-    image = _image(values.reshape(shape, order="F" if fortran else "C"), detail)
-    return array._replace(picture=picture_of(image, f"array of {array.summary}") if image else None)
+    summary = f"{summary}, {_range(values)}".removesuffix(", ")
+    if there == count:
+        image = _image(values.reshape(shape, order="F" if fortran else "C"), detail)
+        pictures = (picture_of(image, f"array of {summary}"),) if image else ()
+    return Preview("array", summary, pictures, _first(values, detail), is_cut=count > SHOWN, problem=problem)
 
 
 def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

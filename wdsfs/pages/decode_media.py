@@ -10,8 +10,7 @@ import importlib
 import io
 import struct
 import sys
-from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
@@ -19,11 +18,8 @@ from tinytag import TinyTag, TinyTagException
 
 from wdsfs.errors import counted
 from wdsfs.pages.preview import (
-    AUDIO,
-    IMAGE,
     PLAYERS,
     PYAV,
-    VIDEO,
     Detail,
     Picture,
     Preview,
@@ -41,8 +37,6 @@ _QUALITY = 80
 _ORIENTATION = 0x0112
 
 UNPLAYED = "Browsers do not play this format; extract the member to play it."
-BOXES_MAX = 2000  # of an MP4 that are read
-_INSIDE = (b"moov", b"trak")  # boxes of boxes on the way to the headers
 
 # How FFmpeg calls the format. Only this one is tried: others read lists of further files.
 _FORMATS = {
@@ -76,7 +70,7 @@ def decode_picture(member: Member, detail: Detail) -> Preview:
         upright = ImageOps.exif_transpose(_shrunk(image, detail.edge))
         if image.mode.startswith(("I", "F")):
             summary += ", its smallest value shown black, its largest white"
-        return Preview(IMAGE, summary, (picture_of(upright, summary),), problem=problem)
+        return Preview("image", summary, (picture_of(upright, summary),), problem=problem)
 
 
 def _load(image: Image.Image) -> str:
@@ -151,7 +145,7 @@ def decode_audio(member: Member, detail: Detail) -> Preview:
     try:
         tag = TinyTag.get(file_obj=member.file, tags=True, image=False)
     except (TinyTagException, ValueError, struct.error, EOFError) as error:
-        return Preview(AUDIO, facts[0], problem=f"Its headers cannot be read: {error_text(error)}.")
+        return Preview("audio", facts[0], problem=f"Its headers cannot be read: {error_text(error)}.")
     if tag.duration:
         facts.append(_duration_text(tag.duration))
     if tag.samplerate:
@@ -161,11 +155,8 @@ def decode_audio(member: Member, detail: Detail) -> Preview:
     if tag.bitdepth:
         facts.append(counted(tag.bitdepth, "bit"))
     facts += [repr(readable(str(value))[:200]) for value in (tag.title, tag.artist) if value]
-    return Preview(AUDIO, ", ".join(facts), problem=_unplayed(member))
-
-
-def _unplayed(member: Member) -> str:
-    return "" if member.extension in PLAYERS else UNPLAYED
+    problem = "" if member.extension in PLAYERS else UNPLAYED
+    return Preview("audio", ", ".join(facts), problem=problem)
 
 
 def _duration_text(seconds: float) -> str:
@@ -178,71 +169,23 @@ def _duration_text(seconds: float) -> str:
 
 
 def decode_video(member: Member, detail: Detail) -> Preview:
-    """What the headers of a video say, and where PyAV is loaded its first picture."""
+    """The first picture of a video and what its headers say, where PyAV is loaded."""
     facts = [member.extension.upper()]
-    if _FORMATS.get(member.extension) == "mov":  # the headers of others say neither duration nor size
-        facts += _facts_of_mp4(member.file, member.size)
-    headers = Preview(VIDEO, ", ".join(facts), problem=_unplayed(member))
+    problem = "" if member.extension in PLAYERS else UNPLAYED
     if PYAV not in sys.modules:
-        return headers
+        return Preview("video", facts[0], problem=problem)
     try:
-        member.file.seek(0)
         facts[1:], picture = _first_picture(member, detail)
     except TooMuch as error:
-        problem = str(error)
+        problem = f"{problem} {error}".strip()
     except Exception as error:  # of any class: the content is damaged
         text = getattr(error, "strerror", None) or error_text(error)  # FFmpeg's numbers of errors mean nothing
-        problem = f"There is no picture of it: {str(text)[:200]}."
+        problem = f"{problem} There is no picture of it: {str(text)[:200]}.".strip()
     else:
         summary = ", ".join(facts)
-        return headers._replace(summary=summary, pictures=(picture._replace(alt=f"The first picture: {summary}"),))
-    return headers._replace(problem=f"{headers.problem} {problem}".strip())
-
-
-def _facts_of_mp4(file: BinaryIO, size: int) -> list[str]:
-    facts: list[str] = []
-    for name, body in _boxes(file, 0, size, [BOXES_MAX]):
-        if name == b"mvhd" and (seconds := _movie_seconds(body)):
-            facts.append(_duration_text(seconds))
-        elif name == b"tkhd" and len(body) >= 84:
-            # The last two numbers of a track's header, in 16.16 bits; 0 x 0 for sound.
-            width, height = struct.unpack(">HxxHxx", body[-8:])
-            if width and height:
-                facts.append(f"{width:,} x {height:,} pixels")
-    return facts
-
-
-def _boxes(file: BinaryIO, at: int, end: int, left: list[int]) -> Iterator[tuple[bytes, bytes]]:
-    """The boxes of a movie with the first bytes of their content; `left` counts how many may still follow."""
-    while at + 8 <= end and left[0] > 0:
-        left[0] -= 1
-        file.seek(at)
-        head = file.read(16)
-        if len(head) < 8:
-            return
-        length, name = struct.unpack(">I4s", head[:8])
-        begin = at + 8
-        if length == 1 and len(head) == 16:
-            length, begin = int.from_bytes(head[8:], "big"), at + 16
-        elif length == 0:
-            length = end - at
-        if length < begin - at:
-            return
-        if name in _INSIDE:
-            yield from _boxes(file, begin, min(at + length, end), left)
-        elif name in (b"mvhd", b"tkhd"):
-            file.seek(begin)
-            yield name, file.read(min(length - (begin - at), 128))
-        at += length
-
-
-def _movie_seconds(body: bytes) -> float:
-    """The duration in a movie's header, 0 if it says none."""
-    form = ">4xQQIQ" if body[:1] == b"\x01" else ">4xIIII"
-    if len(body) < struct.calcsize(form):
-        return 0.0
-    _, _, scale, length = struct.unpack_from(form, body)
-    return length / scale if scale else 0.0
+        pictures = (picture._replace(alt=f"The first picture: {summary}"),)
+        return Preview("video", summary, pictures, problem=problem)
+    return Preview("video", facts[0], problem=problem)
 
 
 def _first_picture(member: Member, detail: Detail) -> tuple[list[str], Picture]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 import itertools
 import os
 import stat
@@ -23,7 +24,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +49,7 @@ NOWHERE = -1  # in place of the number, shard and entry of a sample that only an
 ATTEMPTS = 3  # how often an answer is made while the shards that it is about change
 
 Answer = TypeVar("Answer")
+Parameters = ParamSpec("Parameters")
 Order = Sequence[int] | NDArray[np.uint32]
 
 
@@ -202,6 +204,19 @@ class Library:
             return self._last is not now or self._is_old(now)
 
 
+def _locked(
+    question: Callable[Concatenate[Snapshot, Parameters], Answer],
+) -> Callable[Concatenate[Snapshot, Parameters], Answer]:
+    """Make a method that reads the tree or its records do so under the lock, and index what it lacks."""
+
+    @functools.wraps(question)
+    def ask(self: Snapshot, /, *arguments: Parameters.args, **names: Parameters.kwargs) -> Answer:
+        with self.library.asking():
+            return indexed(question, self, *arguments, **names)
+
+    return ask
+
+
 class Snapshot:
     """The set at one moment: it stays what it is, whatever its shards become.
 
@@ -210,7 +225,7 @@ class Snapshot:
     """
 
     def __init__(self, library: Library, shown: _Shown) -> None:
-        self._library, self.shown = library, shown
+        self.library, self.shown = library, shown
         self._tree, self._lower = shown.tree, shown.tree.lower
         self.shards = self._lower.shards  # in the order of the set
         self._tags = array("q")  # of the content that each shard has, or UNREADABLE
@@ -257,17 +272,13 @@ class Snapshot:
             raise UnreadableShard(f"{self._lower.path_text(shard)}: could not be read")
         return tag
 
-    def _ask(self, question: Callable[[], Answer]) -> Answer:
-        """The answer to a question to the tree or its records."""
-        with self._library.asking():
-            return indexed(question)
-
     def _record(self, shard: int) -> Record:
         """The record of a shard, for the length of a question."""
         return self._lower.record(shard, self._tag(shard))
 
+    @_locked
     def _node(self, path: bytes) -> Node:
-        """The node at a path, in a question."""
+        """The node at a path."""
         self._checked(self._tree.resolve(path.partition(b"/")[0]))  # or there may be no such path any more
         return self._checked(self._tree.resolve(path))
 
@@ -293,26 +304,24 @@ class Snapshot:
         """The shard of the sample with this number; the number of shards if there is no such sample."""
         return bisect.bisect_right(self._ends, number)
 
+    @_locked
     def order(self, shard: int) -> Order:
         """The samples of a shard (entries of its record), in the order of the tar. Raises ShardErrors."""
-        with self._library.asking():
-            orders, key = self.shown.orders, (shard, self._tag(shard))
-            order = orders.get(key)
-            if order is None:
-                order = orders[key] = indexed(samples_of, self._lower, *key, self._library.in_classes)
-                if len(orders) > ORDERS_MAX:
-                    orders.popitem(last=False)
-            return order
+        orders, key = self.shown.orders, (shard, self._tag(shard))
+        order = orders.get(key)
+        if order is None:
+            order = orders[key] = samples_of(self._lower, *key, self.library.in_classes)
+            if len(orders) > ORDERS_MAX:
+                orders.popitem(last=False)
+        return order
 
+    @_locked
     def sample(self, number: int) -> Sample:
         """The sample with this number. Raises NoSuchEntry, ShardErrors."""
         shard = self.shard_of(number)
         if number < 0 or shard >= len(self._ends):
             raise NoSuchEntry(f"there is no sample {number:,}; the set has {self.total:,}")
         entry = int(self.order(shard)[number - self.first_of(shard)])
-        return self._ask(lambda: self._sample_at(number, shard, entry))
-
-    def _sample_at(self, number: int, shard: int, entry: int) -> Sample:
         record = self._record(shard)
         members = record.entry_members(entry)
         columns = tuple(record.extension(member) for member in members)
@@ -336,13 +345,14 @@ class Snapshot:
     def number_at(self, path: bytes) -> int | None:
         """The number of the sample whose directory this is; None if it is no sample, or in no shard."""
         try:
-            place = self._ask(lambda: self._entry_at(path))
+            place = self._entry_at(path)
         except StaleShard:
             raise
         except WdsfsError:
             return None
         return None if place is None else self.number_of(*place)
 
+    @_locked
     def _entry_at(self, path: bytes) -> tuple[int, int] | None:
         """The shard and the entry of the sample at a path."""
         node = self._node(path)
@@ -357,7 +367,7 @@ class Snapshot:
     def has(self, path: bytes) -> bool:
         """True if the shards have something at a path, or may have it in a shard that cannot be read."""
         try:
-            self._ask(lambda: self._node(path))
+            self._node(path)
         except NoSuchEntry:
             return False
         except StaleShard:
@@ -372,11 +382,9 @@ class Snapshot:
         at = np.flatnonzero(np.asarray(order) == entry) if not isinstance(order, range) else [entry]
         return self.first_of(shard) + int(at[0]) if len(at) else None
 
+    @_locked
     def sample_at_offset(self, shard: int, offset: int) -> bytes | None:
         """The path of the sample of a member, by the offset of the member's first header in its shard."""
-        return self._ask(lambda: self._sample_at_offset(shard, offset))
-
-    def _sample_at_offset(self, shard: int, offset: int) -> bytes | None:
         record = self._record(shard)
         if record.view is not None or not record.members:
             return None
@@ -387,36 +395,37 @@ class Snapshot:
         stray = record.entry_flags[record.entry_of(member)] & STRAY
         return None if stray else self._path(shard, member)
 
+    @_locked
     def record(self, shard: int, question: Callable[[Record], Answer]) -> Answer:
         """Call `question` with the record of a shard, under the lock. Raises ShardErrors."""
-        return self._ask(lambda: question(self._record(shard)))
+        return question(self._record(shard))
 
+    @_locked
     def damaged(self) -> list[tuple[str, str]]:
         """The first shards that are not whole, as the index knows them: path and what is wrong."""
-        return self._ask(lambda: list(itertools.islice(self._lower.damaged(), DAMAGED_MAX)))
+        return list(itertools.islice(self._lower.damaged(), DAMAGED_MAX))
 
     # --- files
 
+    @_locked
     def files(self, path: bytes) -> list[File]:
         """The files in the directory of a sample. Raises EntryError, ShardErrors."""
-        return self._ask(lambda: self._files(path))
-
-    def _files(self, path: bytes) -> list[File]:
         entries = itertools.islice(self._tree.listing(self._node(path).inode, AT_PARENT), FILES_MAX)
-        return [File(one.name, one.node.size) for one in entries if stat.S_ISREG(one.node.mode)]
+        return [File(entry.name, entry.node.size) for entry in entries if stat.S_ISREG(entry.node.mode)]
 
     def source(self, path: bytes) -> MemberSource:
         """The bytes of a file. Raises EntryError, ShardErrors."""
-        return MemberSource(self._library, path, self._ask(lambda: self._content(path)))
+        return MemberSource(self.library, path, self._content(path))
 
     def content_again(self, path: bytes, before: Content) -> Content:
         """The content of a file whose shard was closed. Raises StaleShard if it is another one by now."""
-        content = self._ask(lambda: self._content(path))
+        content = self._content(path)
         same = content.file.fingerprint, content.data, content.size
         if same != (before.file.fingerprint, before.data, before.size):
             raise StaleShard(f"{os.fsdecode(before.file.path)} has changed since this was opened")
         return content
 
+    @_locked
     def _content(self, path: bytes) -> Content:
         node = self._node(path)
         if not stat.S_ISREG(node.mode):
@@ -425,27 +434,29 @@ class Snapshot:
 
     def origin(self, path: bytes) -> Origin:
         """Where a file comes from. Reads its header, without the lock. Raises EntryError, ShardErrors."""
-        with self._library.asking():
-            content, member = indexed(self._member, path)
-            content.file.hold()
+        content, member = self._member(path)
         try:
             if member is None:
                 return Origin(content.file.path, path.rpartition(b"/")[2], b"", None)
             raw = read_name(content.file.source, member.head)
             content_module.check_unchanged(content)
         finally:
-            with self._library.lock:
+            with self.library.lock:
                 content.file.let_go()
         split = naming.split(raw)
         key = b"" if split is None else raw[: len(raw) - len(split.extension) - 1]
         return Origin(content.file.path, raw, key, member.data)
 
+    @_locked
     def _member(self, path: bytes) -> tuple[Content, Member | None]:
-        """The content of a file, and the member that it is; None if it is no member of a shard."""
+        """The content of a file, held open, and the member that it is; None if it is no member of a shard."""
         tag, number, where = inodes.unpack(self._node(path).inode)
         below = self._lower.origin(number, inodes.index_of(where), tag)
         if below is None:
-            return self._content(path), None
-        source, number, member = below
-        tag = source.tag(number)
-        return source.content(number, tag, member), source.record(number, tag).member(member)
+            content, member = self._content(path), None
+        else:
+            source, number, index = below
+            tag = source.tag(number)
+            content, member = source.content(number, tag, index), source.record(number, tag).member(index)
+        content.file.hold()
+        return content, member

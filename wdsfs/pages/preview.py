@@ -6,13 +6,12 @@ All that needs a decoder is made by workers (`previewer.py`).
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from wdsfs.errors import counted
 
 # Kinds of a preview, by which a page chooses its layout; what a preview has is shown in any case.
-IMAGE, AUDIO, VIDEO, TEXT, JSON = "image", "audio", "video", "text", "json"
-ARRAY, TABLE, DOCUMENT, HEX = "array", "table", "document", "hex"
+Kind = Literal["image", "audio", "video", "text", "json", "array", "table", "document", "hex"]
 
 HEAD = 4096  # first bytes of a member by which its kind is known
 HEX_BYTES = 512  # of a member that a hex dump shows
@@ -73,7 +72,7 @@ class Picture(NamedTuple):
 class Preview(NamedTuple):
     """What a page shows of a file. All text is plain text, which the page escapes."""
 
-    kind: str  # one of those above
+    kind: Kind
     summary: str = ""  # one line: "640 x 480 pixels, JPEG", "float32, 3 x 224 x 224, from -1.5 to 2.1"
     pictures: tuple[Picture, ...] = ()
     text: str = ""  # text, pretty JSON, first values or a hex dump
@@ -239,7 +238,7 @@ def plain_preview(content: Content, data: bytes, size: int, detail: Detail) -> P
     if content.decoder == "label":
         return _label_preview(data, size, detail)
     if content.decoder == "pdf":
-        return hex_preview(data, size, PDF_NOTE)._replace(kind=DOCUMENT)
+        return hex_preview(data, size, PDF_NOTE)._replace(kind="document")
     return None
 
 
@@ -251,7 +250,7 @@ def text_preview(data: bytes, size: int, detail: Detail, extension: str = "") ->
     summary = "the beginning" if is_cut else f"{counted(len(text), 'character')} in {counted(lines, 'line')}"
     if extension in ACTIVE:
         summary += "; shown as text: nothing in it is run or loaded"
-    return Preview(TEXT, summary, text=readable(text[: detail.characters]), is_cut=is_cut, problem=note)
+    return Preview("text", summary, text=readable(text[: detail.characters]), is_cut=is_cut, problem=note)
 
 
 def _label_preview(data: bytes, size: int, detail: Detail) -> Preview:
@@ -260,7 +259,7 @@ def _label_preview(data: bytes, size: int, detail: Detail) -> Preview:
     label = text.text.strip()
     if text.is_cut or len(label) > LABEL_CHARACTERS or "\n" in label:
         return text
-    return Preview(TEXT, "label" if label else "empty", text=label, problem=text.problem)
+    return Preview("text", "label" if label else "empty", text=label, problem=text.problem)
 
 
 def hex_preview(data: bytes, size: int, problem: str = "") -> Preview:
@@ -272,4 +271,4 @@ def hex_preview(data: bytes, size: int, problem: str = "") -> Preview:
         letters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
         lines.append(f"{at:08x}  {part[:8].hex(' '):<23}  {part[8:].hex(' '):<23}  {letters}")
     summary = counted(size, "byte") if size else "empty"
-    return Preview(HEX, summary, text="\n".join(lines), is_cut=len(shown) < size, problem=problem)
+    return Preview("hex", summary, text="\n".join(lines), is_cut=len(shown) < size, problem=problem)

@@ -25,13 +25,11 @@ from wdsfs.errors import WdsfsError
 from wdsfs.extras import install_command
 from wdsfs.pages import wire
 from wdsfs.pages.preview import (
-    AUDIO,
     CARD,
     HEAD,
     PARQUET,
     PLAYERS,
     PYAV,
-    VIDEO,
     WHOLE,
     Content,
     Detail,
@@ -337,7 +335,7 @@ def _undecoded(content: Content, head: bytes, size: int, problem: str) -> Previe
     player = PLAYERS.get(content.extension)
     if player is None:
         return hex_preview(head, size, problem)
-    return Preview(AUDIO if player.startswith("audio/") else VIDEO, problem=problem)
+    return Preview("audio" if player.startswith("audio/") else "video", problem=problem)
 
 
 class _Cache:

@@ -10,9 +10,9 @@ import io
 import json
 import socket
 import struct
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast, get_args
 
-from wdsfs.pages.preview import Picture, Preview, TooMuch
+from wdsfs.pages.preview import Kind, Picture, Preview, TooMuch
 
 JSON_MAX = 16 << 20  # bytes of a frame's JSON
 BYTES_MAX = 32 << 20  # and of what follows it
@@ -79,7 +79,7 @@ def unpacked(fields: dict[str, Any], blob: bytes) -> Preview:
     here.
     """
     return Preview(
-        kind=_text(fields["kind"]),
+        kind=_kind(fields["kind"]),
         summary=_text(fields["summary"]),
         pictures=tuple(_picture(blob, *picture) for picture in fields["pictures"]),
         text=_text(fields["text"]),
@@ -87,6 +87,12 @@ def unpacked(fields: dict[str, Any], blob: bytes) -> Preview:
         is_cut=bool(fields["is_cut"]),
         problem=_text(fields["problem"]),
     )
+
+
+def _kind(value: Any) -> Kind:
+    if value not in get_args(Kind):
+        raise ValueError("a preview of an unknown kind")
+    return cast(Kind, value)
 
 
 def _text(value: Any) -> str:
