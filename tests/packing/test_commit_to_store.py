@@ -413,6 +413,6 @@ def test_a_place_without_room_for_a_shard_is_named_before_anything_is_sent(with_
         (disk / "full").write_bytes(bytes(free.f_bavail * free.f_bsize - 120_000))
         with_fake.environment["WDSFS_CACHE_DIR"] = str(disk / "cache")
         _, said = commit(with_fake, "--jobs", "2", code=7)
-        assert f"{disk}/cache/remote: 1" in said
+        assert f"{disk}/cache: 1" in said
         assert "bytes are needed there for shards before they are sent" in said
         assert not s3.puts

@@ -630,7 +630,7 @@ def test_the_command(program: Program) -> None:  # noqa: F811
     assert "taken for files" in program.run(*arguments, "--leave-out", "-n").stderr.decode()
     assert not (program.home / "out").exists()
     done = program.run(*arguments, "--leave-out", "--export", "dali", "--export", "wids")
-    assert "2 shards: 3 samples, " in done.stdout.decode()
+    assert "shards: 2 new; 3 samples, " in done.stdout.decode()
     assert "1 file that cannot be packed, 1 file that programs have left behind" in done.stdout.decode()
     assert left_behind(program.home) == [
         *("s-000000.idx", "s-000000.tar", "s-000001.idx", "s-000001.tar", "shardindex.json")

@@ -1,20 +1,20 @@
-"""The command `commit`: packs the changes of an overlay into shards.
-
-What is written is decided in `packing/overlay_source.py` and `packing/replacement.py`.
-"""
+"""The command `commit`: packs the changes of an overlay, or what a view shows, into new shards."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
-from wdsfs.cli import completion, export_command
+from wdsfs.cli import completion, export_command, shard_report
 from wdsfs.cli.options import (
     AtLeastOne,
     dry_run_option,
@@ -26,24 +26,37 @@ from wdsfs.cli.options import (
     space_check_option,
 )
 from wdsfs.cli.output import note_uneven, say, uneven_text, write_json
-from wdsfs.cli.overlay_report import show_done, show_further, show_plan, steps_json, unshown_samples
 from wdsfs.cli.overlay_session import OverlaySession, Wanted, overlay_session, unfinished_advice, wanted_options
 from wdsfs.cli.process import INTERRUPTED, disk_errors, ended_in_order, when_interrupted
-from wdsfs.cli.progress import bytes_bar
+from wdsfs.cli.progress import bytes_bar, shards_bar
 from wdsfs.cli.tree_options import composition_options
-from wdsfs.errors import CommitError, ExportError, MountError, UsageError, counted
+from wdsfs.errors import ExportError, MountError, UsageError, counted
 from wdsfs.remote.shard_paths import is_remote
 
 if TYPE_CHECKING:
-    from wdsfs.packing.diff import Changes
+    from wdsfs.packing.overlay_commit import OverlayCommit
     from wdsfs.packing.overlay_source import CommitOptions
     from wdsfs.packing.plan import Plan, Step
-    from wdsfs.packing.replacement import Replacement
-    from wdsfs.packing.runner import Runner
     from wdsfs.spec.expand import Shard
     from wdsfs.tree.composition import Composition
     from wdsfs.tree.opening_options import Opening, Tolerance
-    from wdsfs.tree.shard_set import ShardSet
+
+# Options that are about an overlay, or about shards that stay as they are.
+_NOT_FOR_VIEWS = {
+    "overlay": "shards are taken as they are below an overlay; commit it first, and then the new shards",
+    "layout": "new shards have samples, however a mount shows them",
+    "names": "new shards have samples, however a mount shows them",
+    "merge": "samples stay in their shards; --maxcount and --maxsize split them up anew",
+    "changed_only": "all samples are written",
+    "in_place": "the shards stay as they are; name new ones with --output",
+    "abandon": "there is nothing to end",
+    "link": "all shards are written anew",
+    "copy": "all shards are written anew",
+    "leave_out": "it is for files of an overlay",
+    "with_leavings": "it is for files of an overlay",
+    "ignore_times": "it is for files of an overlay",
+    "executor": "a view is written by this process; --shard-id gives each machine a part of the shards",
+}
 
 
 class Packing(NamedTuple):
@@ -62,11 +75,11 @@ class Packing(NamedTuple):
         from wdsfs.packing.overlay_source import CommitOptions
 
         options = dataclasses.replace(self.options, allow_missing=tolerance.allow_missing)
-        if not self.abandon:
-            _check(options, self.copy)
-        elif options != CommitOptions() or self.copy or self.exports or self.dry_run:
+        if self.abandon and (options != CommitOptions() or self.copy or self.exports or self.dry_run):
             raise UsageError("--abandon only ends what was begun: it takes no option that says what to write")
-        return self._replace(options=options)
+        if options.link and self.copy:
+            raise UsageError("--link and --copy exclude each other")
+        return self._replace(options=options if self.abandon else options.check())
 
 
 def _packing(
@@ -171,154 +184,218 @@ def commit(wanted: Wanted, packing: Packing, composition: Composition, opening: 
     """
     since = time.monotonic()
     packing = packing.check(opening.tolerance)
-    options, as_json = packing.options, packing.as_json
-    if not composition.is_plain:
-        _commit_view(wanted, packing, composition, opening)
-        return
-    whole = not (options.in_place or options.changed_only or packing.abandon)
-    held = overlay_session(wanted, opening, freeze=not packing.dry_run, whole=whole)
-    with disk_errors(), ended_in_order(), held as session:
-        committed = None
-        if packing.abandon:
-            _abandon(session, as_json)
-        else:
-            committed = _commit(session, wanted, packing, opening)
-    code = MountError.exit_code if session.mount_is_wrong else 0
+    if composition.is_plain:
+        code, committed = _commit_overlay(wanted, packing, opening)
+    else:
+        code, committed = 0, _commit_view(wanted, packing, composition, opening)
     if committed is not None:
-        plan = committed.plan
-        show_done(plan, committed.done, committed.unshown, time.monotonic() - since, as_json)
-        if options.in_place and not as_json:
-            show_further(plan.steps)
+        _show(committed, packing, time.monotonic() - since)
         note_uneven(committed.uneven, opening.quiet)
-        if _export(plan, committed.before, packing, opening):
+        if not packing.dry_run and _export(committed.plan, committed.before, packing, opening):
             code = code or ExportError.exit_code
     if code:
         sys.exit(code)
 
 
 class Committed(NamedTuple):
-    """A commit that is done: its plan, the steps that this command did, the numbers of removed and renamed samples
-    that the new shards do not show, the set before it, and a note about the new set."""
+    """A commit that is planned, or done: its plan, the steps that this command did, and a note about the new set.
+
+    `before` is the set before it. `unshown` are numbers of removed and renamed samples that the new shards do not
+    show, `strays` that of members of a view in no sample.
+    """
 
     plan: Plan
-    done: list[Step]
-    unshown: dict[str, int] | None
-    before: Sequence[Shard]
+    done: Sequence[Step]
     uneven: str
+    before: Sequence[Shard] = ()
+    unshown: dict[str, int] | None = None
+    strays: int = 0
 
 
-def _commit(session: OverlaySession, wanted: Wanted, packing: Packing, opening: Opening) -> Committed | None:
-    """Make the plan and write its shards; None for a dry run. Raises CommitError, ShardErrors."""
-    from wdsfs.overlay.overlay_directory import unfinished
-
-    options = packing.options
-    begun = unfinished(session.place)
-    if begun and not options.in_place:
-        raise unfinished_advice(wanted)
-    found = None if begun else session.changes(options.rules)
-    plan = _plan(session, found, options)
-    unshown = unshown_samples(found) if found is not None and options.changed_only else None
-    session.refuse_inside(plan)
-    _refuse_exports(plan, session.tree.lower.shards if options.in_place else (), packing.exports)
-    uneven = "" if begun else _uneven(plan, session.tree.lower, options)
-    if packing.dry_run:
-        show_plan(plan, unshown, packing.as_json)
-        note_uneven(uneven, opening.quiet)
-        return None
-    done = _write(session, plan, found, packing, opening)
-    return Committed(plan, done, unshown, session.tree.lower.shards, uneven)
+# --- an overlay ----------------------------------------------------------------------------------------------
 
 
-def _uneven(plan: Plan, lower: ShardSet, options: CommitOptions) -> str:
-    """Return a note if Hugging Face's loader would refuse the set after this commit, which changes its start."""
-    from wdsfs.packing.plan import member_names
-
-    if not plan.steps or options.changed_only:  # no set of its own
-        return ""
-    first = plan.steps[0].output
-    if options.in_place and first.target != lower.shards[0].path:
-        return ""
-    return uneven_text(first.target, member_names(first, lower))
-
-
-def _commit_view(wanted: Wanted, packing: Packing, composition: Composition, opening: Opening) -> None:
-    """Write what the set shows, and the indexes of the new shards that are asked for."""
-    from wdsfs.cli.view_commit import commit_view
-
-    made = commit_view(
-        wanted, composition, packing.options, opening, dry_run=packing.dry_run, as_json=packing.as_json
-    )
-    if not packing.dry_run and _export(made.plan, (), packing, opening):
-        sys.exit(ExportError.exit_code)
-
-
-def _refuse_exports(plan: Plan, shards: Sequence[Shard], exports: Sequence[str]) -> None:
-    """Raise UsageError for indexes that would go into a store."""
-    paths = [*(step.output.target for step in plan.steps), *(shard.path for shard in shards)]
-    if exports and any(map(is_remote, paths)):
-        text = (
-            "--export writes beside the new shards, which a store is no place for: afterwards use `wdsfs export`"
-        )
-        raise UsageError(text)
-
-
-def _plan(session: OverlaySession, found: Changes | None, options: CommitOptions) -> Plan:
-    """Return the plan for these changes; None: that of the commit that was begun.
+def _commit_overlay(wanted: Wanted, packing: Packing, opening: Opening) -> tuple[int, Committed | None]:
+    """Commit the overlay, or abandon its commit (None); return the exit code, too.
 
     Raises CommitError, ShardErrors.
     """
-    from wdsfs.packing.overlay_source import Planner
-    from wdsfs.packing.replacement import read_plan
-
-    below = session.tree.lower
-    return read_plan(session.place, below) if found is None else Planner(below, found, options).make()
-
-
-def _write(
-    session: OverlaySession, plan: Plan, found: Changes | None, packing: Packing, opening: Opening
-) -> list[Step]:
-    """Write the shards of the plan; returns the steps that were done. Raises CommitError and ShardErrors."""
-    from wdsfs.packing.replacement import Replacement
-    from wdsfs.packing.runner import Runner
-
-    label = "packing and sending" if plan.sent else "packing"
-    with bytes_bar(label, plan.length + plan.sent, opening.quiet) as on_bytes:
-        below, workers = session.tree.lower, opening.workers
-        space_check = packing.options.in_place and packing.space_check
-        runner = Runner(
-            *(plan, session.files(), below, opening.jobs),
-            on_bytes=on_bytes,
-            workers=workers,
-            space_check=space_check,
-        )
-        if packing.options.in_place:
-            replacement = Replacement(session.place, runner, session.prepare_new, session.show_new)
-            return _replace(runner, replacement, begun=found is None)
-        pattern = packing.options.output
-        assert found is not None
-        assert pattern is not None
-        session.note_outputs(plan, found, pattern, done=False)
-        with when_interrupted("; what is finished is kept, and the same command goes on from there"):
-            done = runner.write()
-        session.note_outputs(plan, found, pattern, done=True)
-        return done
+    options = packing.options
+    whole = not (options.in_place or options.changed_only or packing.abandon)
+    held = overlay_session(wanted, opening, freeze=not packing.dry_run, whole=whole)
+    committed = None
+    with disk_errors(), ended_in_order(), held as session:
+        if packing.abandon:
+            _abandon(session, packing.as_json)
+        else:
+            committed = _commit_held(session, wanted, packing, opening)
+    return MountError.exit_code if session.mount_is_wrong else 0, committed
 
 
-def _replace(runner: Runner, replacement: Replacement, begun: bool) -> list[Step]:
-    """Replace shards in place; `begun`: go on with what was stopped. Raises CommitError and ShardErrors."""
-    if not runner.plan.steps:
-        return []
+def _commit_held(session: OverlaySession, wanted: Wanted, packing: Packing, opening: Opening) -> Committed:
+    from wdsfs.overlay.overlay_directory import unfinished
+    from wdsfs.packing.overlay_commit import OverlayCommit
+    from wdsfs.packing.plan import Step
+
+    options, lower = packing.options, session.tree.lower
+    if unfinished(session.place) and not options.in_place:
+        raise unfinished_advice(wanted)
+    made = OverlayCommit(session.place, session.tree, options, session.changes, session.mountpoint)
+    plan, unshown = made.plan, None
+    paths = [*(step.target for step in plan.steps), *(shard.path for shard in lower.shards if options.in_place)]
+    shard_report.refuse_exports(paths, packing.exports)
+    if made.changes is not None and options.changed_only:
+        kinds = Counter(sample.kind for sample in made.changes.samples)
+        unshown = {kind: kinds[kind] for kind in ("removed", "renamed")}
+    uneven, done = _uneven(made), list[Step]()
+    if not packing.dry_run:
+        label = "packing and sending" if plan.sent else "packing"
+        with bytes_bar(label, plan.length + plan.sent, opening.quiet) as on_bytes, _interrupts(made):
+            done = made.write(opening, on_bytes, packing.space_check, session.prepare_new, session.show_new)
+    return Committed(plan, done, uneven, lower.shards, unshown)
+
+
+def _uneven(made: OverlayCommit) -> str:
+    """Return a note if Hugging Face's loader would refuse the set after this commit, which changes its start."""
+    from wdsfs.packing.plan import member_names
+
+    if made.changes is None or not made.plan.steps or made.options.changed_only:  # no set of its own
+        return ""
+    first = made.plan.steps[0].output
+    if made.options.in_place and first.target != made.lower.shards[0].path:
+        return ""
+    return uneven_text(first.target, member_names(first, made.lower))
+
+
+@contextlib.contextmanager
+def _interrupts(made: OverlayCommit) -> Iterator[None]:
+    """A block that says what is there when it was interrupted."""
     try:
-        if not begun:
-            replacement.begin()
-        return replacement.finish()
+        yield
     except KeyboardInterrupt:
-        click.get_current_context().meta[INTERRUPTED] = (
-            " half-way, and the overlay cannot be used before it is finished: repeat the command"
-            if replacement.journal.exists()
-            else "; nothing was replaced, and the overlay is as it was"
-        )
+        text = shard_report.STOPPED
+        if made.options.in_place:
+            text = "; nothing was replaced, and the overlay is as it was"
+        if made.is_half_way:
+            text = " half-way, and the overlay cannot be used before it is finished: repeat the command"
+        click.get_current_context().meta[INTERRUPTED] = text
         raise
+
+
+def _abandon(session: OverlaySession, as_json: bool) -> None:
+    """End a commit in place as it is, and list the shards that are not written. Raises CommitError."""
+    from wdsfs.packing.overlay_commit import abandon
+
+    done, left, aside = abandon(session.place, session.tree, session.show_new)
+    if as_json:
+        steps = {"shards": shard_report.steps_json(done), "left": shard_report.steps_json(left)}
+        write_json({**steps, "aside": None if aside is None else str(aside)})
+        return
+    say(f"abandoned: {len(done)} of {counted(len(done) + len(left), 'shard')} written")
+    for step in left:
+        say(f"not written: {os.fsdecode(step.target)}")
+    if aside is None:
+        say("changes that are in no shard are still in the overlay; see: wdsfs diff")
+    else:
+        say(f"In a merged tree wdsfs cannot know which shard a change belongs to: all changes are in {aside}")
+    _say_further(done)
+
+
+# --- a view --------------------------------------------------------------------------------------------------
+
+
+def _commit_view(wanted: Wanted, packing: Packing, composition: Composition, opening: Opening) -> Committed:
+    """Write what SHARDS show with these options. Raises UsageError, CommitError, ViewError, ShardErrors."""
+    from wdsfs.packing.view_source import ViewCommit
+    from wdsfs.tar.problems import UNDECODED
+    from wdsfs.tree.opening import opened
+
+    _refuse_options()
+    _refuse_mount(wanted)
+    label = "planning" if packing.dry_run else "packing"
+    with (
+        ended_in_order(),
+        opened(wanted.sources, wanted.selection, opening, composition, whole=True) as below,
+        shards_bar(label, len(below), opening.quiet) as on_shard,
+        disk_errors(),
+        when_interrupted(shard_report.STOPPED),
+    ):
+        # What cannot be decoded is packed as it is.
+        made = ViewCommit(below, packing.options, frozenset((UNDECODED,)), on_shard)
+        made.run(write=not packing.dry_run)
+    uneven = uneven_text(made.plan.steps[0].target, made.first)
+    return Committed(made.plan, made.done, uneven, strays=made.left_out)
+
+
+def _refuse_options() -> None:
+    """Raise UsageError for options of an overlay."""
+    context = click.get_current_context()
+    for param in context.command.params:
+        reason = _NOT_FOR_VIEWS.get(str(param.name))
+        typed = context.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
+        if reason is not None and typed:
+            raise UsageError(f"{param.opts[-1]}: not with the options of a view: {reason}")
+
+
+def _refuse_mount(wanted: Wanted) -> None:
+    """Raise UsageError if there are no shards: a mount was named, or nothing."""
+    from wdsfs import mount_registry
+
+    if not wanted.sources:
+        raise UsageError("name the SHARDS")
+    if len(wanted.sources) == 1 and mount_registry.find(wanted.sources[0]) is not None:
+        raise UsageError(f"{wanted.sources[0]} is a mount: name its SHARDS, with the options of the view")
+
+
+# --- the report ----------------------------------------------------------------------------------------------
+
+
+def _show(committed: Committed, packing: Packing, seconds: float) -> None:
+    """Write which shards are planned, or were written in so many seconds."""
+    plan, unshown = committed.plan, committed.unshown
+    if packing.as_json:
+        _show_json(committed, packing.dry_run, seconds)
+        return
+    if packing.dry_run:
+        shard_report.print_steps(plan.steps)
+    shard_report.say_left_out(plan)
+    if not packing.dry_run and plan.steps:
+        shard_report.say_done(plan, committed.done, seconds)
+        for step in plan.steps:
+            if step.action == "new":
+                say(f"new: {os.fsdecode(step.target)}")
+    elif not packing.dry_run:
+        say("the overlay changes no shard" if unshown is None else "the overlay adds and changes no sample")
+    parts = [f"{count:,} {kind}" for kind, count in (unshown or {}).items() if count]
+    if parts:
+        say(f"these shards do not show which samples were removed or renamed: {', '.join(parts)}")
+    if packing.options.in_place and not packing.dry_run:
+        _say_further(plan.steps)
+    if committed.strays:
+        say(f"left out: {counted(committed.strays, 'member')} of the shards in no sample")
+
+
+def _show_json(committed: Committed, dry_run: bool, seconds: float) -> None:
+    plan, shards = committed.plan, shard_report.steps_json(committed.plan.steps)
+    if dry_run:
+        write_json(shards)
+        return
+    report = {
+        "shards": shards,
+        "written": len(committed.done),
+        "left_out": shard_report.remarks_json(plan.left_out),
+        "seconds": round(seconds, 3),
+    }
+    write_json(report if committed.unshown is None else {**report, "not_told": committed.unshown})
+
+
+def _say_further(steps: Sequence[Step]) -> None:
+    """Say which new shards the next mount has to name."""
+    new = [os.path.basename(os.fsdecode(step.target)) for step in steps if step.action == "new"]
+    if new:
+        shards = "this shard" if len(new) == 1 else "these shards"
+        names = ", ".join(new) if len(new) <= 3 else f"{new[0]} ... {new[-1]}"
+        say(f"SHARDS of the next mount must include {shards}, too: {names}")
 
 
 def _export(plan: Plan, before: Sequence[Shard], packing: Packing, opening: Opening) -> bool:
@@ -326,69 +403,12 @@ def _export(plan: Plan, before: Sequence[Shard], packing: Packing, opening: Open
     from wdsfs.spec.expand import expand, extended
     from wdsfs.tree.opening_options import Tolerance
 
-    targets = [step.output.target for step in plan.steps]
-    in_place = packing.options.in_place
+    targets, in_place = [step.target for step in plan.steps], packing.options.in_place
     if in_place:
         export_command.warn_of_older([path for path in targets if not is_remote(path)], packing.exports)
     if not packing.exports or not (targets or in_place):
         return False
     # Also when nothing was written now: the commit that this one finishes may have been stopped before its export.
-    new = [step.output.target for step in plan.steps if step.action == "new"]
+    new = [step.target for step in plan.steps if step.action == "new"]
     shards = extended(before, new) if in_place else expand(targets)
     return export_command.after_commit(shards, packing.exports, in_place, opening._replace(tolerance=Tolerance()))
-
-
-def _abandon(session: OverlaySession, as_json: bool) -> None:
-    """End a commit in place as it is, and list the shards that are not written. Raises CommitError."""
-    from wdsfs.overlay.overlay_directory import unfinished
-    from wdsfs.packing.replacement import Replacement, read_plan
-    from wdsfs.packing.runner import Runner
-
-    if not unfinished(session.place):
-        raise CommitError("no commit in place of this overlay was stopped half-way, so there is none to abandon")
-    below = session.tree.lower
-    runner = Runner(read_plan(session.place, below), session.files(), below)
-    done, aside = Replacement(session.place, runner, show=session.show_new).abandon(session.tree.merged)
-    left = [step for step in runner.plan.steps if step not in done]
-    if as_json:
-        report = {
-            "shards": steps_json(done),
-            "left": steps_json(left),
-            "aside": None if aside is None else str(aside),
-        }
-        write_json(report)
-        return
-    say(f"abandoned: {len(done)} of {counted(len(runner.plan.steps), 'shard')} written")
-    for step in left:
-        say(f"not written: {os.fsdecode(step.output.target)}")
-    if aside is None:
-        say("changes that are in no shard are still in the overlay; see: wdsfs diff")
-    else:
-        say(f"In a merged tree wdsfs cannot know which shard a change belongs to: all changes are in {aside}")
-    show_further(done)
-
-
-def _check(options: CommitOptions, copy: bool) -> None:
-    """Refuse options that do not go together, and names that no shard can have. Raises UsageError."""
-    from wdsfs.packing.output_names import check_output
-    from wdsfs.remote.urls import is_url
-
-    in_store = options.output is not None and is_url(options.output)
-    clashes = [
-        (options.link and copy, "--link and --copy exclude each other"),
-        (options.in_place and options.changed_only, "--in-place and --changed-only exclude each other"),
-        (options.in_place and options.link, "--in-place leaves shards without changes alone; there is no --link"),
-        (options.in_place and options.leave_out, "--in-place packs all changes, so there is no --leave-out"),
-        (options.changed_only and options.link, "--changed-only writes no shard without changes to --link"),
-        (options.link and (options.sort or options.resplits), "--link is for shards that stay as they are"),
-        (options.link and in_store, "--link is for files, and --output names objects in a store"),
-        (
-            not options.in_place and options.output is None,
-            "name the new shards with --output, such as -o 'new/%06d.tar', or use --in-place",
-        ),
-    ]
-    for wrong, text in clashes:
-        if wrong:
-            raise UsageError(text)
-    if options.output is not None:
-        check_output(options.output)

@@ -21,7 +21,7 @@ from wdsfs.cli import completion
 from wdsfs.cli.options import handing_over, set_for_all, set_options
 from wdsfs.cli.tree_options import ViewOptions, view_options
 from wdsfs.errors import CommitError, MissingShard, OverlayUnusable, UsageError, several
-from wdsfs.remote.shard_paths import is_remote, look, pin_of
+from wdsfs.remote.shard_paths import look
 from wdsfs.tree.options import view_of
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings
     from wdsfs.overlay.upper_format import UpperNode
     from wdsfs.packing.diff import Changes
-    from wdsfs.packing.plan import Plan
-    from wdsfs.packing.shard_writer import Files
     from wdsfs.packing.upper_walk import Rules
     from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection
@@ -101,42 +99,6 @@ class OverlaySession:
         # Even if nothing is changed yet: shards that other tools read otherwise are reported, too.
         upper = load_upper(self.place)
         return diff.find(self.tree, upper, open_file, rules or upper_walk.Rules())
-
-    def files(self) -> Files:
-        """The files of the upper, for a commit to open."""
-        from wdsfs.packing.shard_writer import Files
-
-        return Files(os.fsencode(self.place.upper))
-
-    def refuse_inside(self, plan: Plan) -> None:
-        """Raise UsageError for new shards that would come to lie in the overlay, or in the mount of it."""
-        from wdsfs.packing.output_names import refuse_below
-
-        refuse_below(plan, str(self.place.path), "the directory of the overlay")
-        if self.mountpoint is not None:
-            refuse_below(plan, self.mountpoint, "the mount that is committed")
-
-    def note_outputs(self, plan: Plan, changes: Changes, pattern: str, done: bool) -> None:
-        """Record which shards have the changes of the overlay, so that it is not used over them."""
-        from wdsfs.overlay.overlay_shards import Written, add_outputs, sample_of
-        from wdsfs.packing.output_names import canonical
-
-        written = []
-        for step in plan.steps:
-            if step.number in changes.shards or (step.number is None and (changes.shards or changes.further)):
-                path = canonical(step.output.target)
-                if is_remote(path):
-                    etag = pin_of(path).etag if done else ""
-                    written.append(Written(path, step.output.length, pattern, etag=etag))
-                    continue
-                sample = sample_of(path, step.output.first_change) if done else None
-                written.append(Written(path, step.output.length, pattern, sample))
-        try:
-            if written:
-                add_outputs(self.place, written)
-        except OSError as error:  # an overlay on a read-only disk can be committed, too
-            text = "%s cannot be written (%s): nothing will stop this overlay from being used over the new shards"
-            log.warning(text, self.place.outputs, error.strerror)
 
     def prepare_new(self, new: Sequence[bytes]) -> None:
         """Prepare the mount, if there is one, for `new` shards. Raises CommitError: the mount is unchanged."""

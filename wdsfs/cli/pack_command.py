@@ -1,7 +1,4 @@
-"""The command `pack`: makes shards of directories of files.
-
-What is written is decided in `packing/file_source.py`.
-"""
+"""The command `pack`: makes shards of directories of files."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wdsfs.cli import completion, export_command
+from wdsfs.cli import completion, export_command, shard_report
 from wdsfs.cli.options import (
     AtLeastOne,
     Directory,
@@ -25,10 +22,10 @@ from wdsfs.cli.options import (
     leave_out_option,
     space_check_option,
 )
-from wdsfs.cli.output import note_uneven, print_table, say, table_of, uneven_text, write_json
+from wdsfs.cli.output import note_uneven, say, uneven_text, write_json
 from wdsfs.cli.process import disk_errors, ended_in_order, when_interrupted
 from wdsfs.cli.progress import bytes_bar
-from wdsfs.errors import ExportError, UsageError, bytes_text, counted
+from wdsfs.errors import ExportError
 
 if TYPE_CHECKING:
     from wdsfs.packing.file_source import FilePlan, PackOptions
@@ -175,107 +172,60 @@ def pack(directories: tuple[str, ...], packed: Packed, opening: Opening) -> None
       wdsfs pack --layout samples /mnt/train/* -o 's3://bucket/new/train-%06d.tar'
     """
     from wdsfs.packing.file_source import make_plan, pack_files
+    from wdsfs.packing.plan import Step, member_names
+    from wdsfs.spec.expand import expand
 
-    since = time.monotonic()
+    since, done = time.monotonic(), list[Step]()
     with ended_in_order():
         with disk_errors():
             plan = make_plan(directories, packed.options)
-        _refuse_exports(plan, packed.exports)
+        shard_report.refuse_exports([step.target for step in plan.steps], packed.exports)
         if packed.options.layout == "auto" and not packed.as_json and not opening.quiet:
             log.info("taken for %s; --layout says it otherwise", plan.layout.text)
-        if packed.dry_run:
-            _show_plan(plan, packed.as_json)
-            note_uneven(_uneven(plan), opening.quiet)
-            return
-        label = "packing and sending" if plan.sent else "packing"
-        with (
-            bytes_bar(label, plan.length + plan.sent, opening.quiet) as on_bytes,
-            disk_errors(),
-            when_interrupted("; what is finished is kept, and the same command goes on from there"),
-        ):
-            done = pack_files(plan, opening.jobs, on_bytes, packed.space_check, opening.workers)
-    _show_done(plan, done, time.monotonic() - since, packed.as_json)
-    note_uneven(_uneven(plan), opening.quiet)
-    if packed.exports and _export(plan, packed.exports, opening):
-        sys.exit(ExportError.exit_code)
-
-
-def _uneven(plan: FilePlan) -> str:
-    """Return a note if Hugging Face's loader would refuse the new set."""
-    from wdsfs.packing.plan import member_names
-
-    if not plan.steps:
-        return ""
+        if not packed.dry_run:
+            label = "packing and sending" if plan.sent else "packing"
+            with (
+                bytes_bar(label, plan.length + plan.sent, opening.quiet) as on_bytes,
+                disk_errors(),
+                when_interrupted(shard_report.STOPPED),
+            ):
+                done = pack_files(plan, opening.jobs, on_bytes, packed.space_check, opening.workers)
+    _show(plan, done, packed, time.monotonic() - since)
     first = plan.steps[0].output
-    return uneven_text(first.target, member_names(first))
+    note_uneven(uneven_text(first.target, member_names(first)), opening.quiet)
+    if packed.exports and not packed.dry_run:
+        shards = expand([step.target for step in plan.steps])
+        if export_command.after_commit(shards, packed.exports, False, opening):
+            sys.exit(ExportError.exit_code)
 
 
-def _refuse_exports(plan: FilePlan, exports: Sequence[str]) -> None:
-    """Raise UsageError for indexes that would go into a store."""
-    if exports and any(step.is_remote for step in plan.steps):
-        raise UsageError(
-            "--export writes beside the new shards, which a store is no place for: afterwards use `wdsfs export`"
-        )
-
-
-def _export(plan: FilePlan, exports: Sequence[str], opening: Opening) -> bool:
-    from wdsfs.spec.expand import expand
-
-    shards = expand([step.target for step in plan.steps])
-    return export_command.after_commit(shards, exports, False, opening)
-
-
-def _rows(plan: FilePlan) -> list[dict[str, Any]]:
-    return [
-        {
-            "shard": os.fsdecode(step.target),
-            **({"split": split} if split else {}),
-            "samples": step.samples,
-            "bytes": step.output.length,
-        }
-        for step, split in zip(plan.steps, plan.splits, strict=True)
-    ]
+def _show(plan: FilePlan, done: Sequence[Step], packed: Packed, seconds: float) -> None:
+    """Write which shards are planned, or were written in so many seconds."""
+    if packed.as_json:
+        report = _facts(plan)
+        if not packed.dry_run:
+            report |= {"written": len(done), "seconds": round(seconds, 3)}
+        write_json(report)
+        return
+    if packed.dry_run:
+        shard_report.print_steps(plan.steps)
+    shard_report.say_left_out(plan)
+    if plan.losses.summary:
+        say(f"left out: {plan.losses.summary}")
+    if not packed.dry_run:
+        shard_report.say_done(plan, done, seconds)
+        for file in plan.beside:
+            say(f"classes: {os.fsdecode(file.target)}")
 
 
 def _facts(plan: FilePlan) -> dict[str, Any]:
-    losses = plan.losses
+    rows = shard_report.steps_json(plan.steps)
+    for row, split in zip(rows, plan.splits, strict=True):
+        row |= {"split": split} if split else {}
     return {
         "layout": plan.layout.name,
-        "shards": _rows(plan),
+        "shards": rows,
         "classes": next((os.fsdecode(file.target) for file in plan.beside), None),
-        "left_out": [{"path": os.fsdecode(one.path), "reason": one.reason} for one in plan.left_out],
-        "left_out_count": losses.unpackable_count + losses.leavings_count,
+        "left_out": shard_report.remarks_json(plan.left_out),
+        "left_out_count": plan.losses.unpackable_count + plan.losses.leavings_count,
     }
-
-
-def _show_plan(plan: FilePlan, as_json: bool) -> None:
-    if as_json:
-        write_json(_facts(plan))
-        return
-    table = table_of("shard", "samples", "bytes")
-    for row in _rows(plan):
-        table.add_row(row["shard"], f"{row['samples']:,}", bytes_text(row["bytes"]))
-    print_table(table)
-    _show_left_out(plan)
-
-
-def _show_done(plan: FilePlan, done: Sequence[Step], seconds: float, as_json: bool) -> None:
-    if as_json:
-        write_json({**_facts(plan), "written": len(done), "seconds": round(seconds, 3)})
-        return
-    _show_left_out(plan)
-    kept = len(plan.steps) - len(done)
-    samples = sum(step.samples for step in plan.steps)
-    say(
-        f"{counted(len(plan.steps), 'shard')}{f', {kept} of them there already' if kept else ''}: "
-        f"{counted(samples, 'sample')}, {bytes_text(plan.length)}, in {seconds:.1f} s"
-    )
-    for file in plan.beside:
-        say(f"classes: {os.fsdecode(file.target)}")
-
-
-def _show_left_out(plan: FilePlan) -> None:
-    for remark in plan.left_out:
-        say(f"left out: {os.fsdecode(remark.path)}: {remark.reason}")
-    if plan.losses.summary:
-        say(f"left out: {plan.losses.summary}")

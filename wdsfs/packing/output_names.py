@@ -41,11 +41,6 @@ def namer(pattern: str | None) -> Callable[[int], bytes]:
     return lambda number: _absolute(pattern % number)
 
 
-def check_output(pattern: str) -> None:
-    """Raise UsageError for an --output that cannot name shards, before the set is opened."""
-    refuse_compressed_name(namer(pattern)(0))
-
-
 def refuse_compressed_name(target: bytes) -> None:
     """Raise UsageError for a name under which readers would unpack the shard."""
     suffix = suffix_of(target.lower())

@@ -25,7 +25,14 @@ from wdsfs.errors import CommitError, MissingShard, ShardError, StaleShard, Usag
 from wdsfs.index.record import STRAY, Record
 from wdsfs.names import split
 from wdsfs.packing.diff import Changes, NewSample, ShardChanges
-from wdsfs.packing.output_names import Targets, canonical, continued, namer, refuse_foreign_link
+from wdsfs.packing.output_names import (
+    Targets,
+    canonical,
+    continued,
+    namer,
+    refuse_compressed_name,
+    refuse_foreign_link,
+)
 from wdsfs.packing.plan import (
     COPY,
     LINK,
@@ -47,7 +54,7 @@ from wdsfs.packing.plan import (
 from wdsfs.packing.source_layout import Cut, SourceLayout, layout, unpacked_size
 from wdsfs.packing.upper_walk import Rules
 from wdsfs.remote.shard_paths import is_remote
-from wdsfs.remote.urls import BUCKETS, parse
+from wdsfs.remote.urls import BUCKETS, is_url, parse
 from wdsfs.tar import headers
 from wdsfs.tar.problems import HARMLESS
 from wdsfs.tree.shard_set import ShardSet, indexed, readable_numbers
@@ -79,6 +86,28 @@ class CommitOptions:
     with_leavings: bool = False
     ignore_times: bool = False
     allow_missing: bool = False
+
+    def check(self) -> CommitOptions:
+        """Return the same. Raises UsageError for options that do not go together, and names no shard can have."""
+        output, in_place, link = self.output, self.in_place, self.link
+        clashes = [
+            (in_place and self.changed_only, "--in-place and --changed-only exclude each other"),
+            (in_place and link, "--in-place leaves shards without changes alone; there is no --link"),
+            (in_place and self.leave_out, "--in-place packs all changes, so there is no --leave-out"),
+            (self.changed_only and link, "--changed-only writes no shard without changes to --link"),
+            (link and (self.sort or self.resplits), "--link is for shards that stay as they are"),
+            (link and is_url(output or ""), "--link is for files, and --output names objects in a store"),
+            (
+                not in_place and output is None,
+                "name the new shards with --output, such as -o 'new/%06d.tar', or use --in-place",
+            ),
+        ]
+        for wrong, text in clashes:
+            if wrong:
+                raise UsageError(text)
+        if output is not None:
+            refuse_compressed_name(namer(output)(0))
+        return self
 
     @property
     def rules(self) -> Rules:
