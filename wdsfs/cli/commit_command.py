@@ -22,7 +22,6 @@ from wdsfs.cli.options import (
     json_option,
     leave_out_option,
     opening_options_with,
-    soundness_options,
     space_check_option,
 )
 from wdsfs.cli.output import note_uneven, say, uneven_text, write_json
@@ -160,7 +159,6 @@ packing_options = handing_over(
 @wanted_options
 @packing_options
 @composition_options
-@soundness_options
 @opening_options_with("Processes that index shards, and shards that are written at a time.", executor=True)
 def commit(wanted: Wanted, packing: Packing, composition: Composition, opening: Opening) -> None:
     """Pack the changes of a writable mount, or with --overlay DIR those to SHARDS, into new shards.

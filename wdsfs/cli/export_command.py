@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsfs.cli.options import (
-    Decorator,
-    Directory,
-    json_option,
-    opening_options_with,
-    set_options,
-    shards_argument,
-    soundness_options,
-)
+from wdsfs.cli.options import Decorator, Directory, json_option, opening_options_with, set_options, shards_argument
 from wdsfs.cli.output import say, write_json
 from wdsfs.cli.process import ended_in_order
 from wdsfs.cli.progress import shards_bar
@@ -100,7 +92,6 @@ def after_commit(shards: Sequence[Shard], kinds: Sequence[str], in_place: bool, 
 )
 @click.option("--md5", is_flag=True, help="For wids: the MD5 of each shard, which takes reading all of it.")
 @json_option
-@soundness_options
 @opening_options_with("Processes that read shards.", executor=True)
 def export(
     kinds: tuple[str, ...],

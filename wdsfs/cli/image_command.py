@@ -15,7 +15,6 @@ from wdsfs.cli.options import (
     opening_options,
     set_options_without_base,
     shards_argument,
-    soundness_options,
 )
 from wdsfs.cli.output import say, write_json
 from wdsfs.cli.progress import write_image
@@ -84,7 +83,6 @@ _making_options = handing_over(
 @numbered_tree_options
 @_making_options
 @json_option
-@soundness_options
 @opening_options
 def image(
     shards: tuple[str, ...],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsfs.cli import completion
-from wdsfs.cli.options import index_options_with, json_option, set_options
+from wdsfs.cli.options import json_option, opening_options_with, set_options
 from wdsfs.cli.output import contents_text, say, write_json
 from wdsfs.cli.process import ended_in_order, when_interrupted
 from wdsfs.cli.progress import shards_bar
@@ -33,7 +33,7 @@ log = logging.getLogger("wdsfs")
 @click.command()
 @click.argument("shards", nargs=-1, shell_complete=completion.paths)
 @set_options
-@index_options_with(executor=True)
+@opening_options_with(executor=True, tolerance=False)
 @click.option(
     "-o",
     "--output",

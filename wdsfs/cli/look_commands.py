@@ -26,7 +26,6 @@ from wdsfs.cli.options import (
     remote_options,
     set_options,
     shards_argument,
-    soundness_options,
     trust_option,
     workers_of,
 )
@@ -86,7 +85,6 @@ listing_options = handing_over(
 @set_options
 @numbered_tree_options
 @listing_options
-@soundness_options
 @opening_options
 def ls(
     arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, listing: Listing, opening: Opening
@@ -190,7 +188,6 @@ def _long_line(node: Node) -> bytes:
 @click.argument("arguments", metavar="SHARDS... PATH", nargs=-1, required=True, shell_complete=paths)
 @set_options
 @tree_options
-@soundness_options
 @opening_options
 def cat(arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, opening: Opening) -> None:
     """Write a file of the tree to standard output without mounting it.
@@ -229,7 +226,6 @@ def cat(arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, ope
 @shards_argument
 @set_options
 @json_option
-@soundness_options
 @executor_opening_options
 @click.option(
     "--plot",

@@ -16,15 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from wdsfs.cli import completion
-from wdsfs.cli.options import (
-    AtLeastOne,
-    Directory,
-    handing_over,
-    opening_options,
-    path_of,
-    set_options,
-    soundness_options,
-)
+from wdsfs.cli.options import AtLeastOne, Directory, handing_over, opening_options, path_of, set_options
 from wdsfs.cli.process import may_have_secrets
 from wdsfs.cli.tree_options import numbered_tree_options
 from wdsfs.errors import ImageError, MountError, StaleShard, UsageError
@@ -195,7 +187,6 @@ _FOR_IMAGES = frozenset(
 @set_options
 @click.argument("mountpoint", metavar="MOUNTPOINT", required=False, shell_complete=completion.directories)
 @numbered_tree_options
-@soundness_options
 @serving_options
 @image_options
 @opening_options

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -49,28 +49,22 @@ class AtLeastOne(click.FloatRange):
         super().__init__(1)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        found = super().convert(value, param, ctx)
-        if math.isnan(found):
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
             self.fail(f"{value!r} is no number", param, ctx)
-        return found
+        return number
 
 
-def handing_over(
-    name: str,
-    make: Callable[..., object],
-    group: Mapping[str, Decorator[Any]],
-    above: Sequence[str] = (),
-) -> Decorator[Any]:
+def handing_over(name: str, make: Callable[..., object], group: Mapping[str, Decorator[Any]]) -> Decorator[Any]:
     """Return a decorator that adds these options to a command, in this order.
 
-    The command gets them as one argument `name`: the result of `make`, called with their values. `above` names
-    further arguments of `make`, which a decorator above this one passes.
+    The command gets them as one argument `name`: the result of `make`, called with their values.
     """
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def with_object(**given: Any) -> Any:
-            own = {key: given.pop(key) for key in (*group, *above)}
+            own = {key: given.pop(key) for key in group}
             return command(**given, **{name: make(**own)})
 
         decorated: Any = with_object
@@ -186,197 +180,177 @@ def set_for_all(name: str, value: str | None) -> None:
         click.get_current_context().with_resource(_environment(name, value))
 
 
-def _passed_on(name: str) -> Callable[[click.Context, click.Parameter, str | None], str | None]:
-    def callback(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-        set_for_all(name, value)
-        return value
+def _exported(flag: str, variable: str, text_of: Callable[[Any], str], **details: Any) -> Decorator[Any]:
+    """An option that is passed on by a variable of the environment, so that no command gets it.
 
-    return callback
+    `text_of` makes the value of the variable, and raises UsageError for a wrong one.
+    """
 
+    def callback(_: click.Context, __: click.Parameter, value: Any) -> None:
+        if value not in (None, False, ()):
+            set_for_all(variable, text_of(value))
 
-def _size(name: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
-    def callback(_: click.Context, __: click.Parameter, value: str | None) -> None:
-        if value is not None:
-            from wdsfs.storage.cache_room import parse_size
-
-            set_for_all(name, str(parse_size(value)))
-
-    return callback
+    details = {"envvar": variable, **details}
+    return click.option(flag, variable.lower(), expose_value=False, callback=callback, **details)
 
 
-def _trusted(_: click.Context, __: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        from wdsfs.trust import trusted
+def _size_text(value: str) -> str:
+    from wdsfs.storage.cache_room import parse_size
 
-        set_for_all("WDSFS_TRUST", value)
+    return str(parse_size(value))
+
+
+def _trust_text(value: str) -> str:
+    from wdsfs.trust import trusted
+
+    with _environment("WDSFS_TRUST", value):
         trusted()  # so that an unknown name is an error now
+    return value
 
 
-def trust_option(command: Command) -> Command:
-    """The option for further users whose directories and files are trusted; passed on by the environment."""
-    return click.option(
-        "--trust",
-        metavar="WHO,...",
-        envvar="WDSFS_TRUST",
-        expose_value=False,
-        callback=_trusted,
-        help="Also use directories (index, cache, overlay) and changed shards of these users and @groups; "
-        "`everyone` ends all such checks.  [default: only yours and root's; env WDSFS_TRUST]",
-    )(command)
+def _store_options_text(values: tuple[str, ...]) -> str:
+    from wdsfs.remote.settings import parse_arguments
+
+    parse_arguments(values)  # so that a wrong one is an error now
+    return " ".join(values)
 
 
-def _size_option(flag: str, variable: str, text: str) -> Callable[[Command], Command]:
-    """An option for a number of bytes, which is passed on by this variable of the environment."""
-    return click.option(
-        flag, metavar="SIZE", envvar=variable, expose_value=False, callback=_size(variable), help=text
-    )
+def _always(_: bool) -> str:
+    from wdsfs.spec.objects import ALWAYS
+
+    return ALWAYS
 
 
-def cache_size_option(command: Command) -> Command:
-    """The option for the room of the caches; passed on by the environment."""
-    return _size_option(
-        "--cache-size",
-        "WDSFS_CACHE_SIZE",
-        "Room for unpacked shards, and as much for remote ones, such as 800M or 2T.  [default: 32G for "
-        "unpacked, half of the free disk for remote ones; env WDSFS_CACHE_SIZE]",
-    )(command)
+trust_option = _exported(
+    "--trust",
+    "WDSFS_TRUST",
+    _trust_text,
+    metavar="WHO,...",
+    help="Also use directories (index, cache, overlay) and changed shards of these users and @groups; "
+    "`everyone` ends all such checks.  [default: only yours and root's; env WDSFS_TRUST]",
+)
+cache_size_option = _exported(
+    "--cache-size",
+    "WDSFS_CACHE_SIZE",
+    _size_text,
+    metavar="SIZE",
+    help="Room for unpacked shards, and as much for remote ones, such as 800M or 2T.  [default: 32G for "
+    "unpacked, half of the free disk for remote ones; env WDSFS_CACHE_SIZE]",
+)
+_unpack_option = _exported(
+    "--unpack",
+    "WDSFS_UNPACK",
+    str,
+    type=click.Choice(["auto", "always", "never"]),
+    help="Compressed shards: unpack them into the cache (always), read them where they are (never), or so "
+    "only when there is no room (auto).  [default: auto; env WDSFS_UNPACK]",
+)
+_unpack_memory_option = _exported(
+    "--unpack-memory",
+    "WDSFS_UNPACK_MEMORY",
+    _size_text,
+    metavar="SIZE",
+    help="Memory that the data of a compressed shard may ask for, in each process that unpacks: 2G for `zstd "
+    "--long=31`.  [default: 256M; env WDSFS_UNPACK_MEMORY]",
+)
+store_option = _exported(
+    "--store-option",
+    "WDSFS_STORE_OPTIONS",
+    _store_options_text,
+    metavar="[URL:]NAME=VALUE",
+    multiple=True,
+    help="How stores are reached, such as endpoint=http://minio:9000 or s3://bucket:anonymous=true; "
+    "can be repeated.  [env WDSFS_STORE_OPTIONS]",
+)
+_fetch_memory_option = _exported(
+    "--fetch-memory",
+    "WDSFS_FETCH_MEMORY",
+    _size_text,
+    metavar="SIZE",
+    help="Memory for what is fetched from stores and not in the cache yet, such as 1G.  [default: 256M; "
+    "env WDSFS_FETCH_MEMORY]",
+)
+_allow_pipe_option = _exported(
+    "--allow-pipe",
+    "WDSFS_ALLOW_PIPE",
+    _always,
+    is_flag=True,
+    help="Run commands (pipe:COMMAND) that lists and other files name, too, not only those of the command "
+    "line.  [env WDSFS_ALLOW_PIPE]",
+)
+index_file_option = _exported(
+    "--index-file",
+    "WDSFS_INDEX_FILE",
+    "\n".join,
+    envvar=None,  # click would take a name with a blank for two; the variable is read where the index is
+    metavar="FILE|URL",
+    multiple=True,
+    shell_complete=completion.paths,
+    help="Take what is known of the shards from this index (.wdsidx); can be repeated.  [default: any beside "
+    "the shards; env WDSFS_INDEX_FILE]",
+)
 
 
-def compressed_options(command: Command) -> Command:
-    """The options of compressed shards. They are passed on by the environment, so no command gets them."""
-    unpack = click.option(
-        "--unpack",
-        type=click.Choice(["auto", "always", "never"]),
-        envvar="WDSFS_UNPACK",
-        expose_value=False,
-        callback=_passed_on("WDSFS_UNPACK"),
-        help="Compressed shards: unpack them into the cache (always), read them where they are (never), or so "
-        "only when there is no room (auto).  [default: auto; env WDSFS_UNPACK]",
-    )
-    memory = _size_option(
-        "--unpack-memory",
-        "WDSFS_UNPACK_MEMORY",
-        "Memory that the data of a compressed shard may ask for, in each process that unpacks: 2G for `zstd "
-        "--long=31`.  [default: 256M; env WDSFS_UNPACK_MEMORY]",
-    )
-    decorated: Command = unpack(memory(cache_size_option(command)))
-    return decorated
+def _all_of(*options: Decorator[Any]) -> Decorator[Any]:
+    """Return a decorator that adds these options, in this order."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
-def _store_options(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> None:
-    if values:
-        from wdsfs.remote.settings import parse_arguments
-
-        parse_arguments(values)  # so that a wrong one is an error now
-        set_for_all("WDSFS_STORE_OPTIONS", " ".join(values))
-
-
-def store_option(command: Command) -> Command:
-    """The option for the ways of stores; passed on by the environment."""
-    return click.option(
-        "--store-option",
-        "store_options",
-        metavar="[URL:]NAME=VALUE",
-        multiple=True,
-        envvar="WDSFS_STORE_OPTIONS",
-        expose_value=False,
-        callback=_store_options,
-        help="How stores are reached, such as endpoint=http://minio:9000 or s3://bucket:anonymous=true; "
-        "can be repeated.  [env WDSFS_STORE_OPTIONS]",
-    )(command)
-
-
-def _allowed(_: click.Context, __: click.Parameter, value: bool) -> None:
-    if value:
-        from wdsfs.spec.objects import ALLOW_PIPE, ALWAYS
-
-        set_for_all(ALLOW_PIPE, ALWAYS)
-
-
-def remote_options(command: Command) -> Command:
-    """The options of shards at URLs. They are passed on by the environment, so no command gets them."""
-    memory = _size_option(
-        "--fetch-memory",
-        "WDSFS_FETCH_MEMORY",
-        "Memory for what is fetched from stores and not in the cache yet, such as 1G.  [default: 256M; "
-        "env WDSFS_FETCH_MEMORY]",
-    )
-    commands = click.option(
-        "--allow-pipe",
-        is_flag=True,
-        envvar="WDSFS_ALLOW_PIPE",
-        expose_value=False,
-        callback=_allowed,
-        help="Run commands (pipe:COMMAND) that lists and other files name, too, not only those of the command "
-        "line.  [env WDSFS_ALLOW_PIPE]",
-    )
-    decorated: Command = store_option(memory(commands(command)))
-    return decorated
-
+compressed_options = _all_of(_unpack_option, _unpack_memory_option, cache_size_option)
+remote_options = _all_of(store_option, _fetch_memory_option, _allow_pipe_option)
 
 # --- how a set is opened -----------------------------------------------------------------------------------
-
-
-def _tolerance(allow_missing: bool, strict: bool) -> Tolerance:
-    from wdsfs.tree.opening_options import Tolerance
-
-    if not strict:
-        return Tolerance(allow_missing)
-    from wdsfs.interop.lint import findings_of_set  # it loads NumPy
-
-    return Tolerance(allow_missing, findings_of_set).check()
-
-
-# Which damage of a set a command tolerates.
-soundness_options = handing_over(
-    "tolerance",
-    _tolerance,
-    {
-        "allow_missing": click.option(
-            "--allow-missing",
-            is_flag=True,
-            help="Go on without shards that are missing or cannot be read, where that makes the set smaller.",
-        ),
-        "strict": click.option(
-            "--strict",
-            is_flag=True,
-            help="Refuse a set with any damage, unreadable shard, split sample or missing column, and list them.",
-        ),
-    },
-)
 
 
 def _opening(
     index_dir: str | None,
     jobs: int | None,
     quiet: bool,
-    tolerance: Tolerance | None = None,
     executor: str | None = None,
+    allow_missing: bool | None = None,
+    strict: bool = False,
 ) -> Opening:
     from wdsfs.cli.progress import bars
-    from wdsfs.tree.opening_options import Opening, Tolerance
+    from wdsfs.tree.opening_options import Opening
 
-    workers = workers_of(executor, jobs)
-    tolerance = tolerance or Tolerance(is_option=False)
-    return Opening(path_of(index_dir), jobs_of(jobs), quiet, tolerance, workers, bars(quiet))
+    tolerance = _tolerance(allow_missing, strict)
+    return Opening(path_of(index_dir), jobs_of(jobs), quiet, tolerance, workers_of(executor, jobs), bars(quiet))
+
+
+def _tolerance(allow_missing: bool | None, strict: bool) -> Tolerance:
+    from wdsfs.tree.opening_options import Tolerance
+
+    if allow_missing is None:
+        return Tolerance(is_option=False)
+    if not strict:
+        return Tolerance(allow_missing)
+    from wdsfs.interop.lint import findings_of_set
+
+    return Tolerance(allow_missing, findings_of_set).check()
 
 
 def path_of(text: str | None) -> Path | None:
-    """The path that was typed; None if there was none."""
+    """Return the path that was typed; None if there was none."""
     from pathlib import Path
 
     return Path(text) if text else None
 
 
 def jobs_of(jobs: int | None) -> int:
-    """The number of processes that was typed, or the default."""
+    """Return the number of processes that was typed, or the default."""
     from wdsfs.host import default_jobs
 
     return jobs or default_jobs()
 
 
 def workers_of(executor: str | None, jobs: int | None) -> Workers | None:
-    """The workers that `--executor` names, closed with the command; None if it was not given.
+    """Return the workers that `--executor` names, closed with the command; None if it was not given.
 
     `jobs` are the units in flight at most. Raises UsageError.
     """
@@ -397,12 +371,35 @@ executor_option: Decorator[Any] = click.option(
     "MODULE:CALLABLE, which returns a concurrent.futures.Executor; --jobs is then how much is in flight.  "
     "[default: processes of this machine; env WDSFS_EXECUTOR]",
 )
+# The damage of a set that a command tolerates.
+_TOLERANCE: dict[str, Decorator[Any]] = {
+    "allow_missing": click.option(
+        "--allow-missing",
+        is_flag=True,
+        help="Go on without shards that are missing or cannot be read, where that makes the set smaller.",
+    ),
+    "strict": click.option(
+        "--strict",
+        is_flag=True,
+        help="Refuse a set with any damage, unreadable shard, split sample or missing column, and list them.",
+    ),
+}
 
-_INDEXING = "Processes that index shards."
+
+def _index_dir(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    set_for_all("WDSFS_INDEX_DIR", value)  # the cache is beside it
+    return value
 
 
-def _index_group(jobs: str, executor: bool = False) -> dict[str, Decorator[Any]]:
-    return {
+def opening_options_with(
+    jobs: str = "Processes that index shards.", executor: bool = False, tolerance: bool = True
+) -> Decorator[Any]:
+    """Return the options of a command that opens a set; `jobs` is the help of `--jobs`.
+
+    `executor`: with `--executor`; `tolerance`: with `--allow-missing` and `--strict`.
+    """
+    group: dict[str, Decorator[Any]] = {
+        **(_TOLERANCE if tolerance else {}),
         **({"executor": executor_option} if executor else {}),
         "quiet": click.option("-q", "--quiet", is_flag=True, help="No progress bar, no hints."),
         "jobs": click.option("-j", "--jobs", type=click.IntRange(1), help=f"{jobs}  [default: one per core]"),
@@ -410,47 +407,14 @@ def _index_group(jobs: str, executor: bool = False) -> dict[str, Decorator[Any]]
             "--index-dir",
             type=Directory(),
             envvar="WDSFS_INDEX_DIR",
-            callback=_passed_on("WDSFS_INDEX_DIR"),  # the cache of unpacked shards is beside it
+            callback=_index_dir,
             help="Where the index is kept.  [default: wdsfs in the user's cache directory; env WDSFS_INDEX_DIR]",
         ),
     }
+    opening = handing_over("opening", _opening, group)
+    return _all_of(opening, trust_option, compressed_options, remote_options, index_file_option)
 
 
-def opening_options_with(jobs: str, executor: bool = False) -> Decorator[Any]:
-    """The options of a command that opens a set, below `soundness_options`; `jobs` is the help of `--jobs`.
-
-    `executor`: with `--executor`.
-    """
-    add = handing_over("opening", _opening, _index_group(jobs, executor), above=("tolerance",))
-    return lambda command: trust_option(compressed_options(remote_options(add(index_file_option(command)))))
-
-
-def _index_files(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> None:
-    if values:
-        set_for_all("WDSFS_INDEX_FILE", "\n".join(values))
-
-
-def index_file_option(command: Command) -> Command:
-    """The option for portable indexes; passed on by the environment."""
-    return click.option(
-        "--index-file",
-        "index_files",
-        metavar="FILE|URL",
-        multiple=True,
-        shell_complete=completion.paths,
-        expose_value=False,
-        callback=_index_files,
-        help="Take what is known of the shards from this index (.wdsidx); can be repeated.  [default: any beside "
-        "the shards; env WDSFS_INDEX_FILE]",
-    )(command)
-
-
-def index_options_with(executor: bool, jobs: str = _INDEXING) -> Decorator[Any]:
-    """The options of a command that needs an index and has no `soundness_options`."""
-    add = handing_over("opening", _opening, _index_group(jobs, executor))
-    return lambda command: trust_option(compressed_options(remote_options(add(index_file_option(command)))))
-
-
-index_options = index_options_with(executor=False)
-opening_options = opening_options_with(_INDEXING)
-executor_opening_options = opening_options_with(_INDEXING, executor=True)
+opening_options = opening_options_with()
+executor_opening_options = opening_options_with(executor=True)
+index_options = opening_options_with(tolerance=False)

@@ -17,9 +17,9 @@ from wdsfs.cli.options import (
     Directory,
     dry_run_option,
     handing_over,
-    index_options_with,
     json_option,
     leave_out_option,
+    opening_options_with,
     space_check_option,
 )
 from wdsfs.cli.output import note_uneven, say, uneven_text, write_json
@@ -157,7 +157,7 @@ packed_options = handing_over(
 @click.command()
 @click.argument("directories", metavar="DIRECTORY...", nargs=-1, required=True, type=Directory())
 @packed_options
-@index_options_with(executor=True, jobs="Shards that are written at a time, each by a process.")
+@opening_options_with("Shards that are written at a time, each by a process.", executor=True, tolerance=False)
 def pack(directories: tuple[str, ...], packed: Packed, opening: Opening) -> None:
     """Pack the files in each DIRECTORY into new shards.
 

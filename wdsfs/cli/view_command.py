@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from wdsfs.cli import completion
-from wdsfs.cli.options import handing_over, opening_options, set_options, soundness_options
+from wdsfs.cli.options import handing_over, opening_options, set_options
 from wdsfs.cli.output import say
 from wdsfs.cli.process import ended_in_order
 from wdsfs.cli.tree_options import composition_options
@@ -70,7 +70,6 @@ showing_options = handing_over(
 @set_options
 @composition_options
 @showing_options
-@soundness_options
 @opening_options
 def view(
     sources: tuple[str, ...],
