@@ -36,7 +36,6 @@ tree    | fuse trio lmdb terminal
 interop | fuse trio lmdb terminal clock
 overlay | third-party clock
 packing | fuse trio lmdb terminal clock
-status  | third-party
 fuse    | fuse lmdb terminal
 kernel  | fuse trio lmdb terminal
 mount   | lmdb numpy terminal

@@ -46,7 +46,7 @@ class Reading(NamedTuple):
 PLAIN = Reading()
 
 
-HIDDEN_DIRECTORY = b".wdsfs"  # at the top of a mount by FUSE; see `status/dot_wdsfs.py`
+HIDDEN_DIRECTORY = b".wdsfs"  # at the top of a mount by FUSE; see `mount/hidden_directory.py`
 NAME_MAX = 255  # bytes; what tools assume of a file name, and what statfs reports
 
 # Suffixes of shards. The first is the default. The others are those that GNU tar (`-a`) and ratarmount know, as
@@ -210,7 +210,7 @@ def shown(text: str) -> str:
     """Return foreign text fit for a terminal, on one line: control characters are escaped.
 
     All names go through this on their way into messages, logs, tables and lines of results: errors (`WdsfsError`),
-    `log_lines`, `cli/output`, `status/dot_wdsfs` and `status_report` call it, not those who raise, log or print.
+    `log_lines`, `cli/output`, `mount/reports` and others call it, not those who raise, log or print.
     Bytes that are not UTF-8 (`os.fsdecode`) stay as they are.
     """
     if text.isprintable():

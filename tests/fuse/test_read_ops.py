@@ -29,13 +29,13 @@ from wdsfs.errors import (
     UnreadableShard,
     WdsfsError,
 )
+from wdsfs.fuse import counters as boards
 from wdsfs.fuse import read_ops
+from wdsfs.fuse.counters import DEADLY, DEADLY_NS, Board
 from wdsfs.fuse.protocol import Request
 from wdsfs.fuse.read_ops import ReadOperations
 from wdsfs.inodes import ROOT
 from wdsfs.owner import Owner
-from wdsfs.status import counters as boards
-from wdsfs.status.counters import DEADLY, DEADLY_NS, Board
 from wdsfs.tree import content
 from wdsfs.tree.content import Content
 from wdsfs.tree.shard_set import ATTEMPTS_MAX, NotIndexed

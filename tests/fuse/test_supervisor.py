@@ -23,10 +23,10 @@ import trio
 
 from tests.conftest import PATIENCE, Mounted, Program, drop_pages, wait_until
 from wdsfs import mount_registry
+from wdsfs.fuse import counters as boards
+from wdsfs.fuse.counters import DEADLY, Board
 from wdsfs.fuse.supervisor import LATE_MAX, Supervisor, _Worker
 from wdsfs.inodes import TAG_MAX
-from wdsfs.status import counters as boards
-from wdsfs.status.counters import DEADLY, Board
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tree.freshness import Generations
 

@@ -50,8 +50,8 @@ def image_mount(
     from wdsfs.kernel import kept_images
     from wdsfs.kernel.erofs import OWN_TIMES_KERNEL
     from wdsfs.kernel.manifest import ImageOptions
-    from wdsfs.mount.fuse_options import parse_options
     from wdsfs.mount.image_mount import ImageMount
+    from wdsfs.mount.mountpoint import parse_options
 
     parsed = parse_options(options, overlay is not None)
     since = min(host.kernel_version()[:2], OWN_TIMES_KERNEL)
@@ -164,9 +164,8 @@ def check_place(mountpoint: str, options: Sequence[str], overlay: Path | None) -
     A mount of an image whose guard is gone is no obstacle: it is guarded again, or gives way to the new image.
     """
     from wdsfs import mount_registry
-    from wdsfs.mount.fuse_options import parse_options
     from wdsfs.mount.image_mount import unguarded
-    from wdsfs.mount.mountpoint import check_mountpoint
+    from wdsfs.mount.mountpoint import check_mountpoint, parse_options
 
     place = mount_registry.canonical(mountpoint)
     if unguarded(place, overlay) is None:

@@ -144,7 +144,7 @@ def translate(argv: Sequence[str]) -> Call:
 
 def _refuse_misspelt(option: str) -> None:
     """Raise UsageError for an unknown option that is nearly one of our own."""
-    from wdsfs.mount.fuse_options import known_options
+    from wdsfs.mount.mountpoint import known_options
 
     known, name = {one.rstrip("=") for one in known_options()} | _NOT_FOR_US, option.partition("=")[0]
     meant = "" if name in known else names.meant(_name(option), sorted(_OWN | known))

@@ -1,6 +1,6 @@
 """The command `status`: what is mounted, a block of lines for each mount; root sees those of others, too.
 
-What a daemon says of itself is made in `status/status_report.py`. Of the mounts of others only what the kernel
+What a daemon says of itself is made in `mount/reports.py`. Of the mounts of others only what the kernel
 says is believed: their runtime directories, sockets and files are theirs, and root looks into none of them.
 """
 

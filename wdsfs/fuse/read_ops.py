@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from wdsfs import waits
 from wdsfs.errors import EntryError, Interrupted, NoSuchEntry, ShardError, StaleShard, WdsfsError
 from wdsfs.fuse import protocol
+from wdsfs.fuse.counters import KINDS, Board, Slot
 from wdsfs.fuse.protocol import Attributes, Request
 from wdsfs.inodes import FOLDER, NOT_HIDDEN, ROOT, kind_of
 from wdsfs.log_lines import LoggedMessages
-from wdsfs.names import NAME_MAX
+from wdsfs.names import HIDDEN_DIRECTORY, NAME_MAX
 from wdsfs.owner import Owner
-from wdsfs.status.counters import KINDS, Board, Slot
-from wdsfs.status.dot_wdsfs import NAME as HIDDEN_NAME
 from wdsfs.tree import content as content_module
 from wdsfs.tree.content import Content
 from wdsfs.tree.shard_set import Attempts, NotIndexed
@@ -40,7 +39,7 @@ log = logging.getLogger(__name__)
 
 # Shards rarely change, so the kernel may cache names and attributes for long. When a shard does change, its inode
 # numbers get ESTALE, and the kernel looks up the entries of the top, which lead to them, again: within a
-# millisecond where inotify reports the change (`mount/watch.py`), else after CHANGE_SECONDS.
+# millisecond where inotify reports the change (`mount/growth.py`), else after CHANGE_SECONDS.
 TIMEOUT_SECONDS = 3600
 CHANGE_SECONDS = 1
 # While the kernel has the attributes of the mount point cached, stat of a dead mount succeeds, and a script takes
@@ -253,7 +252,7 @@ class Operations(ABC, Generic[TreeKind]):
             return self._entry(self.tree.lookup(parent, name), timeout)
         except (NoSuchEntry, ShardError) as error:
             # Also when a merged tree cannot be read in full: the files in there say what is wrong.
-            if parent == ROOT and name == HIDDEN_NAME and self.hidden is not None:
+            if parent == ROOT and name == HIDDEN_DIRECTORY and self.hidden is not None:
                 return self.hidden.enter(timeout)
             if isinstance(error, ShardError):
                 raise

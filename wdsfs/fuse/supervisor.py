@@ -11,7 +11,7 @@ This works because every worker can compute the state of any other, and because 
 A worker that waits for a disk says so on the board. When all workers wait, the supervisor forks further ones,
 which exit when they are not needed any more. The watchdog replaces a worker that is at one request for long
 without waiting for a disk. A request at which several workers in a row die gets EIO for a while
-(`status/counters.py`). If workers die before they reach any request, all requests get EIO, from a worker that
+(`fuse/counters.py`). If workers die before they reach any request, all requests get EIO, from a worker that
 opens nothing. In a row means that each was started after the death of the one before it. When somebody kills all
 workers at once, a request that is sent again reaches one after the other, and is not the cause.
 """
@@ -22,6 +22,7 @@ import contextlib
 import errno
 import fcntl
 import gc
+import json
 import logging
 import os
 import signal
@@ -35,9 +36,9 @@ import trio
 
 from wdsfs.errors import MountError
 from wdsfs.fuse import protocol, worker
+from wdsfs.fuse.counters import DEADLY, DEADLY_NS, SLOTS, Board
 from wdsfs.fuse.protocol import Request
 from wdsfs.fuse.read_ops import BACKGROUND, BACKGROUND_REMOTE, Operations
-from wdsfs.status.counters import DEADLY, DEADLY_NS, SLOTS, Board
 from wdsfs.tree.tree import MountedTree
 
 if TYPE_CHECKING:
@@ -459,3 +460,47 @@ def _clone(device: int) -> int:
         return fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, device)
     finally:
         os.close(opened)
+
+
+async def in_child(function: Callable[[], dict[str, Any]], device: int | None) -> dict[str, Any]:
+    """Run `function` in a forked process; return its result, empty if it fails.
+
+    For what the supervisor must not do itself: open an index, or touch its own mount. It serves nothing meanwhile,
+    and a mount that does not answer would block it forever.
+
+    The child closes `device`, unless that is None: a request without an answer would keep the mount, and with it
+    the child, alive.
+    """
+    receiver, sender = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            signal.set_wakeup_fd(-1)
+            if device is not None:
+                os.close(device)
+            os.write(sender, json.dumps(function()).encode() + b"\n")
+        except Exception:  # of any kind: the supervisor waits for an answer
+            log.exception("a question to the mount has failed")
+            os.write(sender, b"{}\n")
+        finally:
+            os._exit(0)
+    os.close(sender)
+    text = b""
+    try:
+        # Not until the end of the pipe: a worker that is forked meanwhile has it, too.
+        while not text.endswith(b"\n"):
+            await trio.lowlevel.wait_readable(receiver)
+            part = os.read(receiver, 1 << 16)
+            if not part:
+                break
+            text += part
+        while not os.waitpid(pid, os.WNOHANG)[0]:  # noqa: ASYNC110, ASYNC222  # it does not block
+            await trio.sleep(0.001)
+    except BaseException:
+        # Not waited for: it may be waiting for this mount, which is about to end, and cannot die before.
+        os.kill(pid, signal.SIGKILL)
+        raise
+    finally:
+        os.close(receiver)
+    answer: dict[str, Any] = json.loads(text or b"{}")
+    return answer

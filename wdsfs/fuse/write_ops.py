@@ -16,14 +16,14 @@ from collections.abc import Callable
 
 from wdsfs.errors import NoSuchEntry, ReadOnly
 from wdsfs.fuse import protocol
+from wdsfs.fuse.counters import KINDS, Board
 from wdsfs.fuse.protocol import NOW, Attributes, Request
 from wdsfs.fuse.read_ops import FLAGS as READ_FLAGS
 from wdsfs.fuse.read_ops import TIMEOUT_SECONDS, Handler, Operations, Reply, attributes_timeout
 from wdsfs.inodes import NOT_HIDDEN, ROOT
+from wdsfs.names import HIDDEN_DIRECTORY
 from wdsfs.overlay.writable_tree import AttributeChange, WritableTree
 from wdsfs.owner import Owner
-from wdsfs.status.counters import KINDS, Board
-from wdsfs.status.dot_wdsfs import NAME as HIDDEN_NAME
 from wdsfs.tree.tree import Node, text_of
 
 log = logging.getLogger(__name__)
@@ -212,9 +212,9 @@ class WritableOperations(Operations[WritableTree]):
         tree has an entry of this name."""
         if self.hidden is None:
             return
-        at_top = parent == ROOT and name == HIDDEN_NAME
+        at_top = parent == ROOT and name == HIDDEN_DIRECTORY
         if (at_top and not self._has(name)) or (not parent & NOT_HIDDEN and parent > ROOT):
-            raise ReadOnly(f"{text_of(name)!r}: the directory {text_of(HIDDEN_NAME)} cannot be changed")
+            raise ReadOnly(f"{text_of(name)!r}: the directory {text_of(HIDDEN_DIRECTORY)} cannot be changed")
 
     def _has(self, name: bytes) -> bool:
         try:

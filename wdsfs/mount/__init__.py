@@ -1,9 +1,9 @@
-"""One mount from start to end.
+"""Live mounts of both engines: how one is started, found, asked, followed and ended.
 
-`options.py` takes the options and `mountpoint.py` checks the mount point; `session.py` has the shards indexed,
-mounts, serves, and ends in good order. Its processes share a `mounted_set.py`; `daemon.py` forks it into the
-background and `daemon_log.py` keeps its log; `control_socket.py` answers the other commands, with `child.py`
-for what the supervisor must not do itself; `watch.py` is the process that follows changed shards. `unmount.py`
-ends a mount. This room wires the other rooms together and decides nothing about names, bytes or changes. Start
-with `session.py`.
+`mountpoint.py` checks the place and the options of `-o`, `options.py` the others. `session.py` has the shards
+indexed, mounts by FUSE, serves, and ends in good order; `daemon.py` forks it into the background. Its processes
+share a `mounted_set.py`; `growth.py` follows changes, and looks for new shards by `look_again.py`;
+`control_socket.py` answers commands, `reports.py` and `hidden_directory.py` tell how the mount does. Commands find
+mounts by `search.py` and use them as a `live_mount.py`. This room decides nothing about names, bytes or changes.
+Start with `session.py`.
 """

@@ -17,15 +17,14 @@ from typing import Any
 import trio
 
 from wdsfs.fuse.protocol import notes_of
-from wdsfs.fuse.supervisor import Supervisor
+from wdsfs.fuse.supervisor import Supervisor, in_child
 from wdsfs.fuse.write_ops import RESTORE
-from wdsfs.mount.child import in_child
+from wdsfs.mount import reports
 from wdsfs.mount.growth import Growth
 from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.mount_registry import LINE_MAX, Registration, decode, encode
 from wdsfs.overlay.mounted_overlay import MountedOverlay
 from wdsfs.overlay.overlay_directory import is_half_done
-from wdsfs.status import status_report
 
 log = logging.getLogger(__name__)
 
@@ -196,5 +195,5 @@ class ControlSocket:
 
     def _report(self) -> dict[str, Any]:
         tree = self.served.lower_tree()
-        report = status_report.gather(tree.lower, tree.totals, self.supervisor.board, self.daemon.started)
+        report = reports.gather(tree.lower, tree.totals, self.supervisor.board, self.daemon.started)
         return {**report, "set": self.growth.state.read(), "unfinished_commit": is_half_done(self.daemon.overlay)}

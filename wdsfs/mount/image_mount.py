@@ -19,10 +19,9 @@ from wdsfs.kernel import devices, erofs_mount, manifest
 from wdsfs.kernel.devices import HeldShards, OpenDevice, check_devices, open_image, raise_file_limit
 from wdsfs.kernel.manifest import Manifest, identity_of, image_of, is_mounted_at
 from wdsfs.mount import daemon
-from wdsfs.mount.daemon_log import open_log
-from wdsfs.mount.fuse_options import parse_options
+from wdsfs.mount.daemon import open_log
 from wdsfs.mount.guard import Guard, Guarded, MadeBy, guard_of
-from wdsfs.mount.mountpoint import check_mountpoint
+from wdsfs.mount.mountpoint import check_mountpoint, parse_options
 
 if TYPE_CHECKING:
     from wdsfs.kernel.overlayfs import OverlayOver

@@ -27,22 +27,22 @@ import trio
 
 from wdsfs import host, mount_table
 from wdsfs.errors import MountError, NotATar, ShardError, UnreadableShard, counted
-from wdsfs.fuse.hidden_ops import HiddenDirectoryOperations
+from wdsfs.fuse.counters import Board
 from wdsfs.fuse.read_ops import TIMEOUT_SECONDS, ReadOperations
-from wdsfs.fuse.supervisor import Supervisor
+from wdsfs.fuse.supervisor import Supervisor, in_child
 from wdsfs.fuse.write_ops import WritableOperations
 from wdsfs.index.portable import attached
 from wdsfs.index.store import Index, open_index
 from wdsfs.mount import daemon
-from wdsfs.mount.child import in_child
 from wdsfs.mount.control_socket import ControlSocket
-from wdsfs.mount.daemon_log import log_path, open_log
-from wdsfs.mount.fuse_options import FuseOptions, parse_options
+from wdsfs.mount.daemon import log_path, open_log
 from wdsfs.mount.growth import Growth
+from wdsfs.mount.hidden_directory import HiddenDirectory, HiddenDirectoryOperations, TextRing
 from wdsfs.mount.look_again import settles_in
 from wdsfs.mount.mounted_set import MountedSet
-from wdsfs.mount.mountpoint import check_mountpoint
+from wdsfs.mount.mountpoint import FuseOptions, check_mountpoint, parse_options
 from wdsfs.mount.options import MountOptions, refuse_view
+from wdsfs.mount.reports import SetState
 from wdsfs.mount_registry import FUSE, Registration, listening, registered, start_ticks
 from wdsfs.overlay.mounted_overlay import MountedOverlay
 from wdsfs.overlay.overlay_directory import is_half_done
@@ -52,10 +52,6 @@ from wdsfs.remote.shard_paths import is_remote
 from wdsfs.spec import objects
 from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import Shard, expand, expand_again
-from wdsfs.status.counters import Board
-from wdsfs.status.dot_wdsfs import HiddenDirectory
-from wdsfs.status.set_state import SetState
-from wdsfs.status.text_ring import TextRing
 from wdsfs.tree.composition import Composition
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.numbered_tree import check_name

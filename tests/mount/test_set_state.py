@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from typing import Any
 
-from wdsfs.status.set_state import LEFT_OUT_MAX, SetState
+from wdsfs.mount.reports import LEFT_OUT_MAX, SetState
 
 
 def state(count: int, why: str = "x", error: str = "") -> dict[str, Any]:

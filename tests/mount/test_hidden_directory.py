@@ -26,21 +26,19 @@ from tests import sets, tars, wire
 from tests.conftest import Program, fails
 from tests.ground.test_mount_registry import a_registration
 from wdsfs import inodes
-from wdsfs.fuse.hidden_ops import HiddenDirectoryOperations
+from wdsfs.fuse.counters import KINDS, Board
 from wdsfs.fuse.protocol import Request
 from wdsfs.fuse.read_ops import Operations, ReadOperations
 from wdsfs.fuse.write_ops import WritableOperations
 from wdsfs.index.store import open_index
 from wdsfs.inodes import DALI, DALI_INDEX, HIDDEN, ROOT, UP, pack_extra
 from wdsfs.interop import dali
+from wdsfs.mount import hidden_directory, reports
+from wdsfs.mount.hidden_directory import SNAPSHOTS, TEXT_MAX, HiddenDirectory, HiddenDirectoryOperations, TextRing
 from wdsfs.overlay.overlay_directory import OverlayDirectory
 from wdsfs.overlay.upper_directory import UpperDirectory
 from wdsfs.overlay.writable_tree import WritableTree
 from wdsfs.owner import Owner
-from wdsfs.status import dot_wdsfs, status_report
-from wdsfs.status.counters import KINDS, Board
-from wdsfs.status.dot_wdsfs import HiddenDirectory
-from wdsfs.status.text_ring import SNAPSHOTS, TEXT_MAX, TextRing
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import View
@@ -163,9 +161,9 @@ def test_it_is_found_and_never_listed(mount: Mount, layout: str, merge: bool) ->
     found = worker.lookup(b".wdsfs")
     assert (found.mode, found.uid, found.gid) == (stat.S_IFDIR | 0o550, 12, 34), "less the umask"
     for opcode in ("READDIR", "READDIRPLUS"):
-        assert dot_wdsfs.NAME not in [line.name for line in worker.names(b"", opcode)]
+        assert hidden_directory.NAME not in [line.name for line in worker.names(b"", opcode)]
         files = worker.names(b".wdsfs", opcode)
-        assert [line.name for line in files] == [b".", b"..", b"dali", *dot_wdsfs._FILES]
+        assert [line.name for line in files] == [b".", b"..", b"dali", *hidden_directory._FILES]
         assert [line.type for line in files] == [4, 4, 4, 8, 8, 8, 8]
         indexes = worker.names(b".wdsfs/dali", opcode)
         assert [line.name for line in indexes] == [b".", b"..", b"s0.idx", b"s1.idx", b"s2.idx"]
@@ -212,7 +210,7 @@ def test_what_the_data_has_wins(tmp_path: Path) -> None:
         found = worker.lookup(b".wdsfs")
         assert inodes.unpack_extra(found.nodeid) == (0, 0)
         assert worker.lookup(b".wdsfs/a/txt").size == 4
-        assert dot_wdsfs.NAME in [line.name for line in worker.names(b"")]
+        assert hidden_directory.NAME in [line.name for line in worker.names(b"")]
         assert wire.ENTRY_OUT.whole(worker.bytes_of(wire.lookup(found.nodeid, b"status.json"))).nodeid == 0
 
 
@@ -335,25 +333,25 @@ def test_status_and_metrics_say_the_same(mount: Mount) -> None:
 
 def test_a_report_has_room(tmp_path: Path) -> None:
     """Of lists that are too long there is the beginning, and the count."""
-    broken = [b"x" * 600 for _ in range(status_report.DAMAGED_MAX + 5)]
+    broken = [b"x" * 600 for _ in range(reports.DAMAGED_MAX + 5)]
     with a_mount(tmp_path / "set", [*broken, sets.content(0)]) as made:
         worker = made.worker()
         told = json.loads(worker.cat(b".wdsfs/status.json"))
-        assert len(told["damaged"]) == status_report.DAMAGED_MAX
+        assert len(told["damaged"]) == reports.DAMAGED_MAX
         assert told["damaged_count"] == len(broken)
         lines = worker.cat(b".wdsfs/problems.txt").splitlines()
         assert len(lines) == len(broken), "all of them"
         assert lines[3].startswith(os.fsencode(made.home / "s3.tar") + b": ")
     for odd in ("\udcff" * 9000, "ä\n" * 9000):
         long = {"specs": ["a" * 300] * 5000, "log": odd, "shards": 7, "requests": {}}
-        text = status_report.as_json(long, TEXT_MAX)
+        text = reports.as_json(long, TEXT_MAX)
         assert TEXT_MAX // 4 < len(text) <= TEXT_MAX
         found = json.loads(text)
         assert (found["shards"], found["requests"]) == (7, {})
         assert odd.startswith(found["log"])
     for odd in ('\udcff"\n', "\u6570", "\\"):
         everything = {**told, "mountpoint": odd * 5000, "requests": dict.fromkeys(KINDS, 10**15)}
-        text = status_report.as_metrics(everything)
+        text = reports.as_metrics(everything)
         assert len(text) <= TEXT_MAX
         assert list(text_string_to_metric_families(text.decode()))
 
@@ -459,7 +457,7 @@ def test_texts_are_kept_up_to_a_limit(mount: Mount, monkeypatch: pytest.MonkeyPa
     assert list(hidden._texts) == [one.nodeid for one in both]
     worker.read(both[0].nodeid)
     assert list(hidden._texts) == [both[1].nodeid, both[0].nodeid], "the one that was used last is the last to go"
-    monkeypatch.setattr(dot_wdsfs, "KEPT_BYTES", 1)
+    monkeypatch.setattr(hidden_directory, "KEPT_BYTES", 1)
     last = worker.lookup(b".wdsfs/shards.json")
     assert list(hidden._texts) == [last.nodeid], "one, whatever its size"
     assert hidden._kept_bytes == last.size
@@ -537,7 +535,7 @@ def test_a_name_of_the_overlay_wins(mount: Mount, tmp_path: Path) -> None:
 
 KEEP_PUTTING = """
 import os, sys
-from wdsfs.status.text_ring import TextRing
+from wdsfs.mount.hidden_directory import TextRing
 snapshots = TextRing()
 children = []
 for one in range(4):
@@ -547,18 +545,18 @@ for one in range(4):
             text = b"%d" % one * 60000
             number = snapshots.put(text)
             got = snapshots.get(number)
-            assert got is None or got.text == text
+            assert got is None or got.content == text
     children.append(pid)
 seen = 0
 for victim in children:
     while snapshots._last() < seen + 300:
         number = snapshots._last()
         got = snapshots.get(number) if number else None
-        assert got is None or (len(set(got.text)) == 1 and len(got.text) == 60000)
+        assert got is None or (len(set(got.content)) == 1 and len(got.text) == 60000)
     seen = snapshots._last()
     os.kill(victim, 9)
     os.waitpid(victim, 0)
-print(snapshots.put(b"end") == snapshots._last(), snapshots.get(snapshots._last()).text)
+print(snapshots.put(b"end") == snapshots._last(), snapshots.get(snapshots._last()).content)
 """
 
 
@@ -572,7 +570,7 @@ def test_there_is_no_snapshot_of_other_numbers() -> None:
     assert [snapshots.get(number) for number in (0, 1, SNAPSHOTS, 1 << 55)] == [None] * 4
     number = snapshots.put(b"text")
     assert number == 1
-    assert snapshots.get(number).text == b"text"  # type: ignore[union-attr]
+    assert snapshots.get(number).content == b"text"  # type: ignore[union-attr]
     assert [snapshots.get(number + turn * SNAPSHOTS) for turn in (1, 2)] == [None, None]
 
 

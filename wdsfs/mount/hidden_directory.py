@@ -1,7 +1,7 @@
 """The hidden directory `.wdsfs` in the top of a mount: reports of the mount, and indexes for other tools.
 
-It can be opened by name and is never listed, so no loader walks into it. This module decides its names, inodes and
-texts; `fuse/hidden_ops.py` answers the requests.
+It can be opened by name and is never listed, so no loader walks into it. The mount's own operations
+(`fuse/read_ops.py`) pass requests for its inodes to those here.
 
 | name | inode (an *extra*, see `inodes.py`) | text |
 |---|---|---|
@@ -21,13 +21,20 @@ worker does this inside `Operations.slowly`.
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import functools
 import hashlib
+import mmap
+import os
 import stat
+import struct
+import time
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from wdsfs import inodes, names
 from wdsfs.errors import (
@@ -40,14 +47,17 @@ from wdsfs.errors import (
     ShardError,
     StaleEntry,
 )
+from wdsfs.fuse import protocol
+from wdsfs.fuse.counters import Board, Slot
+from wdsfs.fuse.protocol import Request
+from wdsfs.fuse.read_ops import Handler, Operations, Reply, not_implemented
 from wdsfs.index.record import Record
 from wdsfs.inodes import DALI, DALI_INDEX, HIDDEN, METRICS, PROBLEMS, ROOT, SHARDS, STATUS, pack_extra
 from wdsfs.interop import dali, wids
+from wdsfs.mount import reports
+from wdsfs.mount.reports import SetState
 from wdsfs.mount_registry import RUNNING, UNSUPERVISED, Registration
-from wdsfs.status import status_report
-from wdsfs.status.counters import Board
-from wdsfs.status.set_state import SetState
-from wdsfs.status.text_ring import TEXT_MAX, TextRing
+from wdsfs.owner import Owner
 from wdsfs.tree.shard_set import MANY, indexed
 from wdsfs.tree.tree import AT_PARENT, AT_SELF, DIRECTORY_MODE, Entry, Node, Totals, Tree, text_of
 
@@ -60,7 +70,10 @@ _INDEX = b".idx"
 _FILES = {b"status.json": STATUS, b"metrics": METRICS, b"shards.json": SHARDS, b"problems.txt": PROBLEMS}
 _FIRST = AT_PARENT + 1  # the cursor of the first child
 
-Answer = TypeVar("Answer")
+# Texts that are kept: how many at a time, and how long each may be (bytes). What is not used takes no memory.
+SNAPSHOTS, _ROOM = 256, 64 << 10
+_LAST, _HEAD = struct.Struct("<Q"), struct.Struct("<QIIq")  # number, bytes, CRC-32, ns since the epoch
+TEXT_MAX = _ROOM - _HEAD.size
 
 
 class Text(NamedTuple):
@@ -68,6 +81,57 @@ class Text(NamedTuple):
 
     content: bytes
     mtime_ns: int
+
+
+class TextRing:
+    """The last texts that the workers of a mount have made, by number; each worker can serve those of the others.
+
+    A status text differs from moment to moment and from worker to worker. A reader has to get one text to its end,
+    though any worker may serve any part of it. So the text is kept as it was when its name was looked up, under a
+    number that is part of the inode number.
+
+    A file in memory, made before the workers are forked. Numbers begin with 1 and are never used again. A text
+    that is being written when its process is killed has no number yet.
+    """
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("wdsfs-snapshots")
+
+    def put(self, text: bytes) -> int:
+        """Keep a text of up to TEXT_MAX bytes, and evict the oldest; returns its number."""
+        with self._locked():
+            number = self._last() + 1
+            now = time.time_ns()
+            head = _HEAD.pack(number, len(text), zlib.crc32(text), now)
+            os.pwrite(self._file, head + text, _place_of(number))
+            os.pwrite(self._file, _LAST.pack(number), 0)
+        return number
+
+    def get(self, number: int) -> Text | None:
+        """The text of this number; None if it has been evicted, or never existed."""
+        kept = os.pread(self._file, _HEAD.size + TEXT_MAX, _place_of(number))
+        if len(kept) < _HEAD.size:
+            return None
+        found, length, crc, taken_ns = _HEAD.unpack_from(kept)
+        text = kept[_HEAD.size : _HEAD.size + length]
+        # Read without the lock: what is being replaced meanwhile has another number, or another sum.
+        return Text(text, taken_ns) if number and (found, crc) == (number, zlib.crc32(text)) else None
+
+    def _last(self) -> int:
+        last: int = _LAST.unpack(os.pread(self._file, _LAST.size, 0).ljust(_LAST.size, b"\0"))[0]
+        return last
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        fcntl.lockf(self._file, fcntl.LOCK_EX)  # let go of by the kernel when this process dies
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+
+def _place_of(number: int) -> int:
+    return mmap.PAGESIZE + number % SNAPSHOTS * _ROOM
 
 
 class HiddenDirectory:
@@ -189,7 +253,7 @@ class HiddenDirectory:
             found = self._snapshots.get(number)
             if found is None:
                 raise StaleEntry(f"the snapshot {number} has been replaced by later ones")
-            return Text(found.text, found.taken_ns)
+            return found
         if what == DALI_INDEX:
             return self._dali_index(inode, number)
         if inode not in self._texts and self._make(what) != inode:
@@ -204,7 +268,7 @@ class HiddenDirectory:
     def _make_now(self, what: int) -> int:
         if what in (STATUS, METRICS):
             report = self._report()
-            text = status_report.as_json(report, TEXT_MAX) if what == STATUS else status_report.as_metrics(report)
+            text = reports.as_json(report, TEXT_MAX) if what == STATUS else reports.as_metrics(report)
             return pack_extra(what, self._snapshots.put(text))
         text = self._wids_index() if what == SHARDS else self._problems()
         mtime_ns = max(map(self._mtime_ns, self.lower.numbers), default=0)
@@ -225,7 +289,7 @@ class HiddenDirectory:
 
     def _report(self) -> dict[str, object]:
         state = RUNNING if self.daemon.alive else UNSUPERVISED
-        found = status_report.gather(self.lower, self.tree.totals, self.board, self.daemon.started)
+        found = reports.gather(self.lower, self.tree.totals, self.board, self.daemon.started)
         found["set"] = self._state.read()
         return {**self.daemon.as_json(), "state": state, **found, "unfinished_commit": self._half_done()}
 
@@ -302,3 +366,62 @@ def _typed(inode: int, mode: int) -> Node:
 
 def _index_name(shard: bytes) -> bytes:
     return names.shorten(shard, names.NAME_MAX - len(_INDEX)) + _INDEX
+
+
+# Requests that get the same reply for the hidden directory as for any other inode: they do not depend on its
+# content.
+_AS_USUAL = frozenset(
+    (
+        *(protocol.OPENDIR, protocol.RELEASEDIR, protocol.STATFS, protocol.FSYNC, protocol.FSYNCDIR),
+        *(protocol.FORGET, protocol.BATCH_FORGET, protocol.INTERRUPT),
+    )
+)
+
+
+class HiddenDirectoryOperations(Operations[HiddenDirectory]):
+    """Answers the requests about the hidden directory and its files, instead of the mount's own operations.
+
+    The kernel caches none of their names: each lookup finds the text of that moment. The text of an inode never
+    changes.
+    """
+
+    def __init__(self, owner: Owner, board: Board, tree: HiddenDirectory) -> None:
+        super().__init__(owner, board)
+        self.tree = tree
+        for opcode in _AS_USUAL & self._handlers.keys():
+            del self._handlers[opcode]
+
+    def show(self, tree: Tree, slot: Slot, crowded: Callable[[], None]) -> None:
+        """Describe the set of this tree from now on; otherwise as `attach`."""
+        self.tree.attach(tree, self.slowly)
+        self.slot, self._crowded = slot, crowded
+
+    def handler_of(self, opcode: int, usual: Handler) -> Handler:
+        """The handler for an opcode; `usual` is the handler for all other inodes. Changes get EROFS."""
+        if opcode in _AS_USUAL or usual is not_implemented:
+            return usual
+        found = self._handlers.get(opcode)
+        return _read_only if found is None else found[1]
+
+    def enter(self, timeout: int) -> bytes:
+        """The reply to a LOOKUP of the directory itself, which the kernel may cache for `timeout` seconds."""
+        return self._entry(self.tree.lookup(ROOT, NAME), timeout)
+
+    def _entry_timeout(self, parent: int) -> int:
+        return 0
+
+    def readdirplus(self, request: Request) -> Reply:
+        """Names and types only: for attributes the kernel has to look a name up."""
+        pack, attributes = protocol.line_plus, self._attributes
+        return self._list(
+            request, lambda entry: pack(entry.name, entry.cursor, 0, 0, attributes(entry.node), is_lookup=False)
+        )
+
+    def read(self, request: Request) -> Reply:
+        offset, size = protocol.read_of(request.body)
+        return self.tree.text(request.node).content[offset : offset + size]
+
+
+def _read_only(request: Request) -> int:
+    """The hidden directory cannot be changed."""
+    return errno.EROFS

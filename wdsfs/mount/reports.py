@@ -1,7 +1,8 @@
-"""The report of a mount: for `wdsfs status`, and as texts for people and for Prometheus.
+"""The report of a mount by FUSE: for `wdsfs status`, and as texts for people and for Prometheus.
 
-It is made in a worker (for `.wdsfs/status.json`) or in a child of the supervisor (for
-the control socket), from the index and from the counters on the board, so both are the same.
+It is made in a worker (for `.wdsfs/status.json`) or in a child of the supervisor (for the control socket), from the
+index, the counters on the board, the fetcher's state, and what the supervisor has noted of the list of shards; so
+both are the same.
 """
 
 from __future__ import annotations
@@ -9,18 +10,103 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import mmap
+import struct
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from wdsfs import names
-from wdsfs.status import remote_report
-from wdsfs.status.counters import Board
-from wdsfs.status.remote_report import offline_seconds
+from wdsfs.fuse.counters import Board
+from wdsfs.remote import shard_paths
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import Totals
+
+ERROR_MAX = 2000  # characters
+LEFT_OUT_MAX = 100  # shards that are named; the others are counted
+READS_MAX = 1000  # of a text that is being written
+_ROOM = 16 << 10  # a report has room for 64 KiB in all
+_HEAD = struct.Struct("<II")  # bytes, CRC-32
+
+
+class SetState:
+    """The state as JSON. `follow` is how often the set is looked at again (s), None for a set that is fixed."""
+
+    def __init__(self, follow: float | None = None) -> None:
+        self._memory = mmap.mmap(-1, _ROOM)  # what is not used takes no memory
+        self.write(_state(follow))
+
+    def write(self, state: dict[str, Any]) -> None:
+        """Replace the state. Of the shards that are left out only as many are kept as there is room for."""
+        state = {**state, "error": state["error"][:ERROR_MAX]}
+        left_out = state["left_out"][:LEFT_OUT_MAX]
+        while True:
+            text = json.dumps({**state, "left_out": left_out}).encode()
+            if len(text) + _HEAD.size <= _ROOM or not left_out:
+                break
+            left_out = left_out[: len(left_out) // 2]
+        self._memory[: _HEAD.size + len(text)] = _HEAD.pack(len(text), zlib.crc32(text)) + text
+
+    def read(self) -> dict[str, Any]:
+        """The state as of now."""
+        for _ in range(READS_MAX):
+            length, crc = _HEAD.unpack_from(self._memory)
+            text = bytes(self._memory[_HEAD.size : _HEAD.size + length])
+            if zlib.crc32(text) == crc:  # else it is being written just now
+                found: dict[str, Any] = json.loads(text)
+                return found
+        return _state(None, "the process that looks at the set again was killed while it noted what it had found")
+
+
+def _state(follow: float | None, error: str = "") -> dict[str, Any]:
+    nothing: list[dict[str, str]] = []
+    counts = dict.fromkeys(("added", "removed", "left_out_count"), 0)
+    return {"follow": follow, "looked": None, "left_out": nothing, **counts, "error": error}
+
+
+# Of a store, while its fetcher has nothing to report: names as in the report.
+_NOTHING = dict.fromkeys(
+    (
+        *("requests", "fetched_bytes", "reads", "hits", "used_bytes"),
+        *("queued", "in_flight", "retries", "throttled", "failures"),
+    ),
+    0,
+)
+_RENAMED = {"bytes": "fetched_bytes", "used": "used_bytes"}
+
+
+def _remote_report(board: Board) -> dict[str, Any]:
+    """The state of the fetcher, of the cache and of each store of a mount that has remote shards."""
+    state = shard_paths.state()
+    stores = []
+    for store, hits in board.hits.items():
+        found = {_RENAMED.get(name, name): value for name, value in state["stores"].get(store, {}).items()}
+        one = {"store": store, **_NOTHING, "offline_since": None, "told_until": None, **found}
+        one["reads"] += hits.reads
+        one["hits"] += hits.reads
+        one["used_bytes"] += hits.bytes
+        stores.append(one)
+    return {
+        "stores": stores,
+        "fetcher": state["fetcher"],
+        "fetch_memory": state.get("memory", 0),
+        "waiting": state.get("waiting", 0),
+        "cache": {
+            "directory": state["cache"],
+            "bytes": state.get("cache_bytes", 0),
+            "limit": state.get("cache_limit", 0),
+        },
+    }
+
+
+def offline_seconds(one: dict[str, Any]) -> float:
+    """For how long a store of a report cannot be reached; 0 if it answers."""
+    since = one["offline_since"]
+    return 0.0 if since is None else max(time.time() - since, 0.0)
+
 
 DAMAGED_MAX = 100  # shards whose damage is listed; the others are counted
 LABEL_MAX = 1000  # bytes from the end of a mount point that are in the label
@@ -117,7 +203,7 @@ def gather(lower: ShardSet, totals: Callable[[], Totals], board: Board, started:
     lower.look_at_all()  # so that the totals are those of the shards as they are now
     found = totals()
     processes = board.processes
-    remote = {"remote": remote_report.gather(board)} if board.hits else {}
+    remote = {"remote": _remote_report(board)} if board.hits else {}
     helpers = [pid for pid in (board.helper, *(one["fetcher"] for one in remote.values())) if pid]
     damaged = [{"shard": path, "problem": text} for path, text in itertools.islice(lower.damaged(), DAMAGED_MAX)]
     return {
