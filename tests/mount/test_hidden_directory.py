@@ -552,7 +552,7 @@ for victim in children:
     while snapshots._last() < seen + 300:
         number = snapshots._last()
         got = snapshots.get(number) if number else None
-        assert got is None or (len(set(got.content)) == 1 and len(got.text) == 60000)
+        assert got is None or (len(set(got.content)) == 1 and len(got.content) == 60000)
     seen = snapshots._last()
     os.kill(victim, 9)
     os.waitpid(victim, 0)

@@ -1,8 +1,8 @@
 """The report of a mount by FUSE: for `wdsfs status`, and as texts for people and for Prometheus.
 
-It is made in a worker (for `.wdsfs/status.json`) or in a child of the supervisor (for the control socket), from the
-index, the counters on the board, the fetcher's state, and what the supervisor has noted of the list of shards; so
-both are the same.
+It is made in a worker (for `.wdsfs/status.json`) or in a child of the supervisor (for the control socket), from
+the index, the counters on the board, the fetcher's state, and what the supervisor has noted of the list of shards;
+so both are the same.
 """
 
 from __future__ import annotations
