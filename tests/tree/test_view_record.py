@@ -25,7 +25,6 @@ import pytest
 
 from tests import sets, tars
 from tests.conftest import BOTH_ENGINES, Program, wait_until
-from wdsfs.cli import tree_options
 from wdsfs.errors import (
     CorruptShard,
     MissingShard,
@@ -44,6 +43,7 @@ from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import streams
 from wdsfs.tree import content as content_module
 from wdsfs.tree import label_files, shard_set, view_set, view_sources
+from wdsfs.tree import options as tree_options
 from wdsfs.tree.composition import (
     EMPTY,
     ERROR,

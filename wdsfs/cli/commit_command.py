@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from wdsfs.cli import completion, export_command, shard_report
 from wdsfs.cli.options import (
     AtLeastOne,
+    composition_options,
     dry_run_option,
     handing_over,
     json_option,
@@ -24,11 +25,9 @@ from wdsfs.cli.options import (
     opening_options_with,
     space_check_option,
 )
-from wdsfs.cli.output import note_uneven, say, uneven_text, write_json
+from wdsfs.cli.output import bytes_bar, note_uneven, say, shards_bar, uneven_text, write_json
 from wdsfs.cli.overlay_session import OverlaySession, Wanted, overlay_session, unfinished_advice, wanted_options
 from wdsfs.cli.process import INTERRUPTED, disk_errors, ended_in_order, when_interrupted
-from wdsfs.cli.progress import bytes_bar, shards_bar
-from wdsfs.cli.tree_options import composition_options
 from wdsfs.errors import ExportError, MountError, UsageError, counted
 from wdsfs.remote.shard_paths import is_remote
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsfs.cli.options import Decorator, Directory, json_option, opening_options_with, set_options, shards_argument
-from wdsfs.cli.output import say, write_json
+from wdsfs.cli.output import say, shards_bar, write_json
 from wdsfs.cli.process import ended_in_order
-from wdsfs.cli.progress import shards_bar
 from wdsfs.errors import ExportError, counted, several
 
 if TYPE_CHECKING:

@@ -28,9 +28,8 @@ from wdsfs.cli.options import (
     trust_option,
     workers_of,
 )
-from wdsfs.cli.output import say, write_json
+from wdsfs.cli.output import bytes_bar, say, write_json
 from wdsfs.cli.process import when_interrupted
-from wdsfs.cli.progress import bytes_bar
 from wdsfs.errors import CacheFull, ShardError, bytes_text, counted, several
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import fetch_counted, is_remote, pin_of, remote

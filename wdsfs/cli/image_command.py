@@ -12,13 +12,12 @@ from wdsfs.cli.options import (
     Directory,
     handing_over,
     json_option,
+    numbered_tree_options,
     opening_options,
     set_options_without_base,
     shards_argument,
 )
-from wdsfs.cli.output import say, write_json
-from wdsfs.cli.progress import write_image
-from wdsfs.cli.tree_options import numbered_tree_options
+from wdsfs.cli.output import say, write_image, write_json
 from wdsfs.errors import UsageError, bytes_text, counted
 
 if TYPE_CHECKING:

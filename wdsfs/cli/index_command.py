@@ -13,9 +13,8 @@ import click
 
 from wdsfs.cli import completion
 from wdsfs.cli.options import json_option, opening_options_with, set_options
-from wdsfs.cli.output import contents_text, say, write_json
+from wdsfs.cli.output import contents_text, say, shards_bar, write_json
 from wdsfs.cli.process import ended_in_order, when_interrupted
-from wdsfs.cli.progress import shards_bar
 from wdsfs.errors import UsageError, bytes_text
 
 if TYPE_CHECKING:

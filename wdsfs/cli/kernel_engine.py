@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from wdsfs import host, mount_table
+from wdsfs.cli.output import shards_bar, write_image
 from wdsfs.cli.process import ended_in_order
-from wdsfs.cli.progress import shards_bar, write_image
 from wdsfs.errors import CorruptShard, MountError, ShardError, UnreadableShard
 from wdsfs.remote.shard_paths import is_remote
 

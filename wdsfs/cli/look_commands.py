@@ -22,15 +22,16 @@ from wdsfs.cli.options import (
     handing_over,
     jobs_of,
     json_option,
+    numbered_tree_options,
     opening_options,
     remote_options,
     set_options,
     shards_argument,
+    tree_options,
     trust_option,
     workers_of,
 )
 from wdsfs.cli.output import contents_text, is_directory, print_table, say, table_of, write_bytes, write_json
-from wdsfs.cli.tree_options import numbered_tree_options, tree_options
 from wdsfs.errors import UsageError, WdsfsError, bytes_text, counted
 from wdsfs.names import SHARD_SUFFIXES, shown
 

@@ -16,9 +16,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from wdsfs.cli import completion
-from wdsfs.cli.options import AtLeastOne, Directory, handing_over, opening_options, path_of, set_options
+from wdsfs.cli.options import (
+    AtLeastOne,
+    Directory,
+    handing_over,
+    numbered_tree_options,
+    opening_options,
+    path_of,
+    set_options,
+)
 from wdsfs.cli.process import may_have_secrets
-from wdsfs.cli.tree_options import numbered_tree_options
 from wdsfs.errors import ImageError, MountError, StaleShard, UsageError
 from wdsfs.host import in_directory
 from wdsfs.names import MEDIA, SHARD_SUFFIXES

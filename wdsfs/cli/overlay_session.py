@@ -18,8 +18,7 @@ import click
 from click.core import ParameterSource
 
 from wdsfs.cli import completion
-from wdsfs.cli.options import handing_over, set_for_all, set_options
-from wdsfs.cli.tree_options import ViewOptions, view_options
+from wdsfs.cli.options import ViewOptions, handing_over, set_for_all, set_options, view_options
 from wdsfs.errors import CommitError, MissingShard, OverlayUnusable, UsageError, several
 from wdsfs.remote.shard_paths import look
 from wdsfs.tree.options import view_of

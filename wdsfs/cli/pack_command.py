@@ -22,9 +22,8 @@ from wdsfs.cli.options import (
     opening_options_with,
     space_check_option,
 )
-from wdsfs.cli.output import note_uneven, say, uneven_text, write_json
+from wdsfs.cli.output import bytes_bar, note_uneven, say, uneven_text, write_json
 from wdsfs.cli.process import disk_errors, ended_in_order, when_interrupted
-from wdsfs.cli.progress import bytes_bar
 from wdsfs.errors import ExportError
 
 if TYPE_CHECKING:

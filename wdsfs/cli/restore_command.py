@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from wdsfs.cli import completion
-from wdsfs.cli.options import index_options, json_option
+from wdsfs.cli.options import ViewOptions, index_options, json_option
 from wdsfs.cli.output import say, write_json
 from wdsfs.cli.overlay_session import mounted, tree_below
-from wdsfs.cli.tree_options import ViewOptions
 from wdsfs.errors import CommitError, MountError, NoSuchEntry, OverlayUnusable, UsageError, several
 from wdsfs.names import shown
 

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from wdsfs.cli import completion
-from wdsfs.cli.options import handing_over, opening_options, set_options
+from wdsfs.cli.options import composition_options, handing_over, opening_options, set_options
 from wdsfs.cli.output import say
 from wdsfs.cli.process import ended_in_order
-from wdsfs.cli.tree_options import composition_options
 from wdsfs.cli.view_mounted import of_a_mount, samples_of
 from wdsfs.errors import UsageError, several
 

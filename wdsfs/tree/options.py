@@ -1,6 +1,6 @@
 """The options of how a set is shown: layout, names, and what a view makes of it; as values, checked.
 
-How they are typed is `cli/tree_options.py`.
+How they are typed is `cli/options.py`.
 """
 
 from __future__ import annotations
