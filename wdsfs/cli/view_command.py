@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import glob
 import importlib.util
 import logging
 import os
-import shlex
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from wdsfs.cli import completion
-from wdsfs.cli.options import composition_options, handing_over, opening_options, set_options
+from wdsfs.cli.options import composition_options, handing_over, opening_options, set_for_all, set_options
 from wdsfs.cli.output import say
 from wdsfs.cli.process import ended_in_order
-from wdsfs.cli.view_mounted import of_a_mount, samples_of
 from wdsfs.errors import UsageError, several
 
 if TYPE_CHECKING:
     from wdsfs.mount.live_mount import LiveMount
-    from wdsfs.pages.opening import Subject
     from wdsfs.spec.selection import Selection
     from wdsfs.tree.composition import Composition
     from wdsfs.tree.opening_options import Opening
 
 log = logging.getLogger("wdsfs")
 
-_PREFIX = "wdsfs-view-"  # of directories below the one for temporary files
 _NEEDED = ("jinja2", "PIL", "starlette", "tinytag", "uvicorn")
 
 
@@ -93,19 +88,23 @@ def view(
         from wdsfs.extras import install_command
 
         raise UsageError(f"the page needs {several(missing)}; type: {install_command('view')}")
+    from wdsfs.pages.opening import opened_mount, opened_shards
     from wdsfs.pages.server import listen, serve
     from wdsfs.pages.site import Site
 
     mount = _mount_of(sources)
-    if mount is not None:
-        if selection.arguments or not composition.is_plain:
-            raise UsageError("options of the set are for SHARDS; a mount knows what it shows")
-        session = of_a_mount(mount, opening)
+    if mount is None:
+        opened = opened_shards(sources, selection, composition, opening)
+    elif selection.arguments or not composition.is_plain:
+        raise UsageError("options of the set are for SHARDS; a mount knows what it shows")
     else:
-        session = _of_shards(sources, selection, composition, opening)
+        if opening.index_dir is None and mount.index:
+            set_for_all("WDSFS_INDEX_DIR", mount.index)  # workers index for it, too
+            opening = opening._replace(index_dir=Path(mount.index))
+        opened = opened_mount(mount, opening)
     with (
         ended_in_order(),
-        session as subject,
+        opened as subject,
         contextlib.closing(listen(showing.port)) as listening,
         _launcher(showing.browser) as launch,
     ):
@@ -146,58 +145,8 @@ def _launcher(browser: bool) -> Iterator[Callable[[str], None]]:
             if browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
                 import webbrowser
 
-                webbrowser.open(f"file://{stack.enter_context(_page_leading_to(address))}")
+                from wdsfs.pages.server import page_leading_to
+
+                webbrowser.open(f"file://{stack.enter_context(page_leading_to(address))}")
 
         yield launch
-
-
-@contextlib.contextmanager
-def _page_leading_to(address: str) -> Iterator[str]:
-    """Yields the path of a page that leads to an address; it is there for the length of the block.
-
-    Others can see the arguments of a process, so the browser is given a file of the user's with the address in it.
-    The directory of the file is locked; what a view that was killed has left behind is removed.
-    """
-    import tempfile
-
-    for place in glob.iglob(os.path.join(glob.escape(tempfile.gettempdir()), f"{_PREFIX}*")):
-        _remove_if_left_behind(place)
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as directory:
-        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            file = os.path.join(directory, "open.html")
-            with open(file, "x") as page:
-                page.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
-            yield file
-        finally:
-            os.close(lock)
-
-
-def _remove_if_left_behind(place: str) -> None:
-    """Remove a directory with a page, if it is this user's and no process has it locked."""
-    with contextlib.suppress(OSError):  # not this user's, in use, or removed meanwhile
-        directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            if os.fstat(directory).st_uid == os.getuid():
-                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink("open.html", dir_fd=directory)
-                os.rmdir(place)
-        finally:
-            os.close(directory)
-
-
-@contextlib.contextmanager
-def _of_shards(
-    sources: Sequence[str], selection: Selection, composition: Composition, opening: Opening
-) -> Iterator[Subject]:
-    from wdsfs.pages.library import Library
-    from wdsfs.pages.opening import Place, Subject
-    from wdsfs.tree.opening import opened
-
-    place = None
-    if composition.is_plain:
-        command = ["wdsfs", "mount", "--overlay", "DIR", *selection.arguments, *sources, "MOUNTPOINT"]
-        place = Place("MOUNTPOINT", shlex.join(command))
-    with opened(sources, selection, opening, composition) as below:
-        yield Subject(Library(samples_of(below)), place=place)

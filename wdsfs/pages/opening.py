@@ -1,77 +1,33 @@
-"""The subject of the pages: a set, the mount that shows it, and where its samples are changed.
-
-A set that grows is renewed before a page is made, at most every few seconds.
-"""
+"""Opens the subject of the pages: a set of shards, or the set of a live mount, renewed while it changes."""
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from wdsfs.errors import WdsfsError, counted
+from wdsfs.errors import ShardError, UsageError, WdsfsError, counted
+from wdsfs.host import in_directory
+from wdsfs.index.portable import attached
+from wdsfs.mount.live_mount import LiveMount
 from wdsfs.pages.library import Library
 from wdsfs.pages.writable_mount import WritableMount
-from wdsfs.tree.shard_set import ShardSet
+from wdsfs.spec.selection import Selection
+from wdsfs.tree import view_set
+from wdsfs.tree.composition import Composition
+from wdsfs.tree.merged_tree import make_tree
+from wdsfs.tree.opening import make_view, opened, opened_set
+from wdsfs.tree.opening_options import Opening
+from wdsfs.tree.options import view_of
+from wdsfs.tree.shard_set import ShardSet, indexed
 from wdsfs.tree.tree import LowerTree
+from wdsfs.tree.view_sources import Companions
 
-# Seconds between two looks, and how many times as long as the last look: with many shards it takes its time.
-LOOK_SECONDS, REST_SHARE = 1.0, 10
-
-
-class Renewal:
-    """The set of a library over time. `look` returns the tree to show from now on, None for the one that is shown;
-    `news` more to say about it, if anything.
-
-    Answers that have begun go on with the set that they began with.
-    """
-
-    def __init__(
-        self, library: Library, look: Callable[[ShardSet], LowerTree | None], news: Callable[[], str]
-    ) -> None:
-        self._library, self._look, self._news = library, look, news
-        self._begun = self._names()
-        self._looking = threading.Lock()
-        self._next = 0.0
-        self._error = ""
-
-    def look(self) -> bool:
-        """Look for another set, unless that was done a moment ago; True if the library shows another one now."""
-        with self._looking:
-            return self._look_now()
-
-    def _look_now(self) -> bool:
-        began = time.monotonic()
-        if began < self._next:
-            return False
-        try:
-            with self._library.lock:
-                tree = self._look(self._library.tree.lower)
-                if tree is not None:
-                    self._library.renew(tree)
-            self._error = ""
-            return tree is not None
-        except (WdsfsError, OSError) as error:
-            self._error = str(error)
-            return False
-        finally:
-            now = time.monotonic()
-            self._next = now + max(LOOK_SECONDS, (now - began) * REST_SHARE)
-
-    @property
-    def text(self) -> str:
-        """The news for each page; empty while nothing has changed."""
-        if self._error:
-            return f"The set is shown as it was, for it cannot be read again: {self._error}"
-        now = self._names()
-        changes = (len(now - self._begun), "came"), (len(self._begun - now), "went")
-        texts = [f"{counted(number, 'shard')} {word}" for number, word in changes if number]
-        changed = f"{' and '.join(texts)} since this view began." if texts else ""
-        return " ".join(filter(None, (changed, self._news())))
-
-    def _names(self) -> set[bytes]:
-        return {shard.name for shard in self._library.tree.lower.shards}
+# Seconds between two renewals, and how many times as long as the last one: with many shards it takes its time.
+RENEWAL_SECONDS, REST_SHARE = 1.0, 10
 
 
 class Place(NamedTuple):
@@ -85,7 +41,7 @@ class Subject(NamedTuple):
     """What the pages show: a set, and `mount`, the writable mount that shows it, if there is one.
 
     `place` is None where samples have other paths in a mount than here. `note` is shown on every page: what is
-    special about this view of the set.
+    special about this view of the set. `renewal` is that of a mount.
     """
 
     library: Library
@@ -93,3 +49,147 @@ class Subject(NamedTuple):
     place: Place | None = None
     note: str = ""
     renewal: Renewal | None = None
+
+
+@contextlib.contextmanager
+def opened_shards(
+    specs: Sequence[str], selection: Selection, composition: Composition, opening: Opening
+) -> Iterator[Subject]:
+    """The set that these words name. Raises what `tree.opening.opened` raises."""
+    place = None
+    if composition.is_plain:  # else no overlay can be made
+        command = ["wdsfs", "mount", "--overlay", "DIR", *selection.arguments, *specs, "MOUNTPOINT"]
+        place = Place("MOUNTPOINT", shlex.join(command))
+    with opened(specs, selection, opening, composition) as shards:
+        yield Subject(Library(_samples_of(shards)), place=place)
+
+
+@contextlib.contextmanager
+def opened_mount(mount: LiveMount, opening: Opening) -> Iterator[Subject]:
+    """The set of a mount, with the changes of its overlay. Raises MountError, and as `tree.opening.opened_set`.
+
+    A mount is shown by the same options as it shows its set.
+    """
+    options = mount.options
+    writable = place = None
+    with Renewal.opened(mount, opening) as renewal:
+        if options.layout == "samples" and not options.merge:
+            place = Place(mount.mountpoint, "")
+            if mount.overlay is not None:
+                writable = WritableMount(renewal.library, mount.mountpoint, mount.overlay)
+        yield Subject(renewal.library, writable, place, "" if writable else _note(mount), renewal)
+
+
+def _note(mount: LiveMount) -> str:
+    """How the pages differ from the mount."""
+    if mount.overlay is not None:
+        return (
+            "The mount has another layout than the pages, so these are the shards without its changes: "
+            f"wdsfs diff {shlex.quote(mount.mountpoint)} shows them, and files are changed in the mount."
+        )
+    if mount.options.merge and mount.options.layout != "classes":
+        return "The mount is one tree over all shards; here samples are below their shards."
+    return ""
+
+
+def _samples_of(shards: ShardSet, names: str = "ext") -> LowerTree:
+    """The tree of the pages: a directory for each sample, below that of its shard."""
+    return make_tree(shards, view_of("samples", names), merge=False)
+
+
+class Renewal:
+    """The set of a mount over time: asks the mount again before a page is made, at most every few seconds.
+
+    Answers that have begun go on with the set that they began with.
+    """
+
+    library: Library
+
+    def __init__(self, mount: LiveMount) -> None:
+        self._mount, self._shown, options = mount, mount.shown(), mount.options
+        if not self._shown.shards:
+            raise UsageError(f"{mount.mountpoint}: has no shards yet; commit what is in it first")
+        self._composition, self._in_classes = options.composition, options.layout == "classes"
+        self._names = options.names if options.layout == "samples" else "ext"
+        self._begun = {shard.name for shard in self._shown.shards}
+        self._renewing = threading.Lock()
+        self._next = 0.0
+        self._error = ""
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, mount: LiveMount, opening: Opening) -> Iterator[Renewal]:
+        """The set of a mount. It was judged when it was mounted, so what can be read is shown."""
+        self = cls(mount)
+        opening = opening._replace(tolerance=opening.tolerance._replace(is_option=False))
+        with contextlib.ExitStack() as stack:
+            with self._in_directory():
+                opened = opened_set(self._shown.shards, opening, self._view, access=self._shown.access)
+                shards = stack.enter_context(opened)
+            self.library = Library(_samples_of(shards, self._names), self._in_classes)
+            yield self
+
+    @property
+    def _view(self) -> Composition | None:
+        return self._composition if view_set.is_view(self._shown.shards, self._composition) else None
+
+    def _in_directory(self) -> contextlib.AbstractContextManager[None]:
+        """Relative paths of joined shards and label files are of the directory of the mount's command."""
+        return in_directory(self._mount.directory) if self._composition.names_files else contextlib.nullcontext()
+
+    def renew(self) -> bool:
+        """Ask the mount again, unless that was done a moment ago; True if the library shows another set now."""
+        with self._renewing:
+            began = time.monotonic()
+            if began < self._next:
+                return False
+            try:
+                is_other = self._renewed()
+                self._error = ""
+                return is_other
+            except (WdsfsError, OSError) as error:
+                self._error = str(error)
+                return False
+            finally:
+                now = time.monotonic()
+                self._next = now + max(RENEWAL_SECONDS, (now - began) * REST_SHARE)
+
+    def _renewed(self) -> bool:
+        before, self._shown = self._shown, self._mount.shown()
+        if self._shown == before:
+            return False
+        try:
+            with self.library.lock, self._in_directory():
+                shards = self._opened_again(self.library.tree.lower)
+                self.library.renew(_samples_of(shards, self._names))
+        except BaseException:
+            self._shown = before  # to be tried again
+            raise
+        return True
+
+    def _opened_again(self, before: ShardSet) -> ShardSet:
+        """The set as it is now, over the same index; new shards are indexed when they are needed."""
+        shards, index, view, access = self._shown.shards, before.index, self._view, self._shown.access
+        companions = None if view is None else Companions(view, shards[0].reading)
+        further = [] if companions is None else companions.shards
+        index.portables = attached([*shards, *further])
+        if view is None or companions is None:
+            return ShardSet(shards, index, access=access)
+        view_of_shards = view_set.open_set(shards, index, view, companions, access=access)
+        for source in view_of_shards.sources:
+            for number in source.numbers:
+                with contextlib.suppress(ShardError):  # is on the page of problems
+                    indexed(source.summary, number)
+        make_view(view_of_shards, Opening(quiet=True))
+        return view_of_shards
+
+    @property
+    def news(self) -> str:
+        """The news for each page; empty while nothing has changed."""
+        if self._error:
+            return f"The set is shown as it was, for it cannot be read again: {self._error}"
+        now = {shard.name for shard in self.library.tree.lower.shards}
+        changes = (len(now - self._begun), "came"), (len(self._begun - now), "went")
+        texts = [f"{counted(number, 'shard')} {word}" for number, word in changes if number]
+        changed = f"{' and '.join(texts)} since this view began." if texts else ""
+        return " ".join(filter(None, (changed, self._shown.news)))

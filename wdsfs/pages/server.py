@@ -16,12 +16,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import glob
 import hmac
 import logging
+import os
 import secrets
 import signal
 import socket
 import struct
+import tempfile
 from collections.abc import Callable, Iterator
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs
@@ -57,6 +61,7 @@ _ENTRY = """<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equi
 
 CONNECTIONS_MAX = 200  # at a time; requests of further ones are answered with 503
 QUIET_MAX = 50  # connections without requests; each browser holds up to six
+PREFIX = "wdsfs-view-"  # of directories with pages that lead to addresses
 QUIET_SECONDS = 20.0  # that a connection may take for its next request
 
 NOBODY = -1  # the other end is closed, or half closed: its user is not known any more
@@ -268,3 +273,37 @@ def serve(site: Site, listening: socket.socket, ready: Callable[[str], None]) ->
     logging.getLogger("uvicorn.error").addFilter(lambda record: "without completing" not in record.getMessage())
     ready(guard.address)  # the socket listens: a browser gets an answer, if only a moment later
     _Server(config).run(sockets=[listening])
+
+
+@contextlib.contextmanager
+def page_leading_to(address: str) -> Iterator[str]:
+    """Yields the path of a page that leads to an address; it is there for the length of the block.
+
+    Others can see the arguments of a process, so the browser is given a file of the user's with the address in it.
+    The directory of the file is locked; what a view that was killed has left behind is removed.
+    """
+    for place in glob.iglob(os.path.join(glob.escape(tempfile.gettempdir()), f"{PREFIX}*")):
+        _remove_if_left_behind(place)
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as directory:
+        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file = os.path.join(directory, "open.html")
+            with open(file, "x") as page:
+                page.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
+            yield file
+        finally:
+            os.close(lock)
+
+
+def _remove_if_left_behind(place: str) -> None:
+    """Remove a directory with a page, if it is this user's and no process has it locked."""
+    with contextlib.suppress(OSError):  # not this user's, in use, or removed meanwhile
+        directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if os.fstat(directory).st_uid == os.getuid():
+                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink("open.html", dir_fd=directory)
+                os.rmdir(place)
+        finally:
+            os.close(directory)

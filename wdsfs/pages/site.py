@@ -132,7 +132,7 @@ class Site:
     def _answered(self, answer: Answer, request: Request) -> Response:
         """The answer of one snapshot of the set, or a page that says what is wrong."""
         renewal = self._subject.renewal
-        if not request.url.path.startswith(BYTES) and renewal is not None and renewal.look():
+        if not request.url.path.startswith(BYTES) and renewal is not None and renewal.renew():
             self._check.stop()
             self._check = Check(self.library)
         try:
@@ -152,7 +152,7 @@ class Site:
         return self._page("error.html", status, message=text_of(str(error)), is_stale=status == 503)
 
     def _page(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
-        news = "" if self._subject.renewal is None else self._subject.renewal.text
+        news = "" if self._subject.renewal is None else self._subject.renewal.news
         text = self._templates.get_template(template).render(news=news, **values)
         return HTMLResponse(text.encode("utf-8", "backslashreplace"), status)
 
