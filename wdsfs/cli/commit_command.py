@@ -26,12 +26,13 @@ from wdsfs.cli.options import (
     space_check_option,
 )
 from wdsfs.cli.output import bytes_bar, note_uneven, say, shards_bar, uneven_text, write_json
-from wdsfs.cli.overlay_session import OverlaySession, Wanted, overlay_session, unfinished_advice, wanted_options
+from wdsfs.cli.overlay_commands import NamedOverlay, named_overlay
 from wdsfs.cli.process import INTERRUPTED, disk_errors, ended_in_order, when_interrupted
 from wdsfs.errors import ExportError, MountError, UsageError, counted
 from wdsfs.remote.shard_paths import is_remote
 
 if TYPE_CHECKING:
+    from wdsfs.mount.overlay_session import OverlaySession
     from wdsfs.packing.overlay_commit import OverlayCommit
     from wdsfs.packing.overlay_source import CommitOptions
     from wdsfs.packing.plan import Plan, Step
@@ -155,11 +156,11 @@ packing_options = handing_over(
 
 
 @click.command()
-@wanted_options
+@named_overlay
 @packing_options
 @composition_options
 @opening_options_with("Processes that index shards, and shards that are written at a time.", executor=True)
-def commit(wanted: Wanted, packing: Packing, composition: Composition, opening: Opening) -> None:
+def commit(overlay: NamedOverlay, packing: Packing, composition: Composition, opening: Opening) -> None:
     """Pack the changes of a writable mount, or with --overlay DIR those to SHARDS, into new shards.
 
     With the options of a view (--columns, --field, --join ...) there is no overlay: what a mount of SHARDS with
@@ -182,9 +183,9 @@ def commit(wanted: Wanted, packing: Packing, composition: Composition, opening: 
     since = time.monotonic()
     packing = packing.check(opening.tolerance)
     if composition.is_plain:
-        code, committed = _commit_overlay(wanted, packing, opening)
+        code, committed = _commit_overlay(overlay, packing, opening)
     else:
-        code, committed = 0, _commit_view(wanted, packing, composition, opening)
+        code, committed = 0, _commit_view(overlay, packing, composition, opening)
     if committed is not None:
         _show(committed, packing, time.monotonic() - since)
         note_uneven(committed.uneven, opening.quiet)
@@ -212,31 +213,30 @@ class Committed(NamedTuple):
 # --- an overlay ----------------------------------------------------------------------------------------------
 
 
-def _commit_overlay(wanted: Wanted, packing: Packing, opening: Opening) -> tuple[int, Committed | None]:
+def _commit_overlay(overlay: NamedOverlay, packing: Packing, opening: Opening) -> tuple[int, Committed | None]:
     """Commit the overlay, or abandon its commit (None); return the exit code, too.
 
     Raises CommitError, ShardErrors.
     """
     options = packing.options
     whole = not (options.in_place or options.changed_only or packing.abandon)
-    held = overlay_session(wanted, opening, freeze=not packing.dry_run, whole=whole)
+    opened = overlay.opened(opening, freeze=not packing.dry_run, whole=whole)
     committed = None
-    with disk_errors(), ended_in_order(), held as session:
+    with disk_errors(), ended_in_order(), opened as session:
         if packing.abandon:
             _abandon(session, packing.as_json)
         else:
-            committed = _commit_held(session, wanted, packing, opening)
+            committed = _commit_held(session, overlay, packing, opening)
     return MountError.exit_code if session.mount_is_wrong else 0, committed
 
 
-def _commit_held(session: OverlaySession, wanted: Wanted, packing: Packing, opening: Opening) -> Committed:
-    from wdsfs.overlay.overlay_directory import unfinished
+def _commit_held(session: OverlaySession, overlay: NamedOverlay, packing: Packing, opening: Opening) -> Committed:
     from wdsfs.packing.overlay_commit import OverlayCommit
     from wdsfs.packing.plan import Step
 
     options, lower = packing.options, session.tree.lower
-    if unfinished(session.place) and not options.in_place:
-        raise unfinished_advice(wanted)
+    if session.is_half_done and not options.in_place:
+        raise overlay.unfinished()
     made = OverlayCommit(session.place, session.tree, options, session.changes, session.mountpoint)
     plan, unshown = made.plan, None
     paths = [*(step.target for step in plan.steps), *(shard.path for shard in lower.shards if options.in_place)]
@@ -301,18 +301,18 @@ def _abandon(session: OverlaySession, as_json: bool) -> None:
 # --- a view --------------------------------------------------------------------------------------------------
 
 
-def _commit_view(wanted: Wanted, packing: Packing, composition: Composition, opening: Opening) -> Committed:
+def _commit_view(overlay: NamedOverlay, packing: Packing, composition: Composition, opening: Opening) -> Committed:
     """Write what SHARDS show with these options. Raises UsageError, CommitError, ViewError, ShardErrors."""
     from wdsfs.packing.view_source import ViewCommit
     from wdsfs.tar.problems import UNDECODED
     from wdsfs.tree.opening import opened
 
     _refuse_options()
-    _refuse_mount(wanted)
+    _refuse_mount(overlay)
     label = "planning" if packing.dry_run else "packing"
     with (
         ended_in_order(),
-        opened(wanted.sources, wanted.selection, opening, composition, whole=True) as below,
+        opened(overlay.sources, overlay.selection, opening, composition, whole=True) as below,
         shards_bar(label, len(below), opening.quiet) as on_shard,
         disk_errors(),
         when_interrupted(shard_report.STOPPED),
@@ -334,14 +334,14 @@ def _refuse_options() -> None:
             raise UsageError(f"{param.opts[-1]}: not with the options of a view: {reason}")
 
 
-def _refuse_mount(wanted: Wanted) -> None:
+def _refuse_mount(overlay: NamedOverlay) -> None:
     """Raise UsageError if there are no shards: a mount was named, or nothing."""
     from wdsfs import mount_registry
 
-    if not wanted.sources:
+    if not overlay.sources:
         raise UsageError("name the SHARDS")
-    if len(wanted.sources) == 1 and mount_registry.find(wanted.sources[0]) is not None:
-        raise UsageError(f"{wanted.sources[0]} is a mount: name its SHARDS, with the options of the view")
+    if len(overlay.sources) == 1 and mount_registry.find(overlay.sources[0]) is not None:
+        raise UsageError(f"{overlay.sources[0]} is a mount: name its SHARDS, with the options of the view")
 
 
 # --- the report ----------------------------------------------------------------------------------------------

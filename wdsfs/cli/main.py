@@ -183,6 +183,7 @@ GROUPS: dict[str, dict[str, str]] = {
 # The modules of several commands; any other command NAME is in the module NAME_command.
 MODULES = {
     **dict.fromkeys(("info", "ls", "cat", "check"), "look_commands"),
+    **dict.fromkeys(("diff", "restore"), "overlay_commands"),
     **dict.fromkeys(("doctor", "help", "man", "completion"), "help_commands"),
 }
 ALIASES = {"unmount": "umount"}  # what else commands are called

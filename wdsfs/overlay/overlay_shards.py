@@ -98,7 +98,12 @@ def _changed(place: OverlayDirectory, before: OverlaySettings, now: OverlaySetti
             f"{place.path} is an overlay of a set that has {several(missing, NAMED_MAX)}, too: name the same "
             "SHARDS"
         )
-    return [os.fsdecode(shard.name) for shard in before.shards if fingerprints[shard.name] != shard.fingerprint]
+    # Of one that cannot be read now, that is said where it is needed.
+    return [
+        os.fsdecode(shard.name)
+        for shard in before.shards
+        if fingerprints[shard.name] not in (shard.fingerprint, GONE)
+    ]
 
 
 # --- the shards that were written from it

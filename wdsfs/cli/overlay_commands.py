@@ -1,0 +1,328 @@
+"""The commands `diff` and `restore`, and the options by which these and `commit` name an overlay.
+
+The work is done in `mount/overlay_session.py`. As in `cli/main.py`, what is worked with is imported when it is
+needed.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+from click.core import ParameterSource
+
+from wdsfs.cli import completion
+from wdsfs.cli.options import (
+    ViewOptions,
+    handing_over,
+    index_options,
+    json_option,
+    set_for_all,
+    set_options,
+    view_options,
+)
+from wdsfs.cli.output import say, write_json
+from wdsfs.cli.process import disk_errors
+from wdsfs.errors import CommitError, UsageError, counted
+
+if TYPE_CHECKING:
+    from wdsfs.mount.live_mount import LiveMount
+    from wdsfs.mount.overlay_session import NamedSet, OverlaySession
+    from wdsfs.overlay.restore import RestoredChange
+    from wdsfs.packing.diff import ChangedSample, Changes
+    from wdsfs.packing.plan import Remark
+    from wdsfs.spec.selection import Selection
+    from wdsfs.tree.opening_options import Opening
+
+# --- naming an overlay -------------------------------------------------------------------------------------
+
+overlay_option = click.option(
+    "--overlay",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False),
+    help="The directory with the changes: of a writable mount, or the upperdir of the kernel's overlayfs.",
+)
+
+
+class NamedOverlay(NamedTuple):
+    """The arguments of a command: a mount point; or an overlay, the shards below it, and how they are shown."""
+
+    sources: Sequence[str]
+    selection: Selection
+    overlay: str | None
+    view: ViewOptions
+
+    def opened(
+        self, opening: Opening, freeze: bool = False, whole: bool = False
+    ) -> AbstractContextManager[OverlaySession]:
+        """Open the overlay; `whole` says that all shards of the set are needed. Raises UsageError, MountError."""
+        from wdsfs.mount import search
+        from wdsfs.mount.overlay_session import held_session, mounted_session
+
+        if self.overlay is not None:
+            return held_session(self.overlay, self._below(), opening, whole)
+        if len(self.sources) != 1:
+            raise UsageError("name one MOUNTPOINT, or --overlay DIR and the SHARDS below it")
+        if self.selection.arguments:
+            raise UsageError(f"{self.selection.arguments[0]} is for SHARDS; a mount knows which it shows")
+        mount = search.writable(self.sources[0])
+        opening = with_index_of(mount, opening)
+        if not freeze:
+            return mounted_session(mount, opening, whole=whole)
+        from wdsfs.cli.mount_command import image_maker
+
+        return mounted_session(mount, opening, image_maker(opening), whole)
+
+    def _below(self) -> NamedSet:
+        from wdsfs.mount.overlay_session import NamedSet
+
+        context, default = click.get_current_context(), (ParameterSource.DEFAULT, None)
+        names = (*self.view._fields, *self.selection.reading._fields)
+        typed = frozenset(name for name in names if context.get_parameter_source(name) not in default)
+        return NamedSet(self.sources, self.selection, *self.view, typed=typed)
+
+    def unfinished(self) -> CommitError:
+        """The error for an overlay with an unfinished commit: how to finish it."""
+        which = ["--overlay", self.overlay] if self.overlay is not None else []
+        words = ["wdsfs", "commit", "--in-place", *which, *self.selection.arguments, *self.sources]
+        return CommitError(
+            f"a commit of this overlay was stopped half-way; finish it with: {shlex.join(words)} (or end it as it "
+            "is: use --abandon instead of --in-place)"
+        )
+
+
+named_overlay = handing_over(
+    "overlay",
+    NamedOverlay,
+    {
+        "sources": click.argument(
+            "sources", metavar="[MOUNTPOINT|SHARDS...]", nargs=-1, shell_complete=completion.mount_points_or_paths
+        ),
+        "selection": set_options,
+        "overlay": overlay_option,
+        "view": view_options,
+    },
+)
+
+
+def with_index_of(mount: LiveMount, opening: Opening) -> Opening:
+    """The index of a mount, for this command and its processes, unless the user has named another."""
+    if opening.index_dir is not None or not mount.index:
+        return opening
+    set_for_all("WDSFS_INDEX_DIR", mount.index)
+    return opening._replace(index_dir=Path(mount.index))
+
+
+# --- diff --------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@named_overlay
+@json_option
+@index_options
+def diff(overlay: NamedOverlay, as_json: bool, opening: Opening) -> None:
+    """Show what was changed in a writable mount, or with --overlay DIR in SHARDS: samples added, changed, removed
+    and renamed.
+
+    A line for a changed sample ends with its extensions: +added ~changed -removed =same content with another time
+    ("time only" if that is all). Files that cannot be packed are listed with the reason, and so are conflicts,
+    which stop every commit, even one with --leave-out. If there are any, the exit code is 1. Files that programs
+    leave behind (`.cls.swp`, `cls~`, `.DS_Store`) are listed apart, and no commit packs them without
+    --with-leavings.
+
+    \b
+    Examples:
+      wdsfs diff /mnt/train
+      wdsfs diff --overlay edits 'train-{000000..000999}.tar'
+    """
+    with disk_errors(), overlay.opened(opening) as session:
+        if session.is_half_done:
+            raise overlay.unfinished()
+        changes = session.changes()
+    if as_json:
+        write_json(changes_json(changes))
+    else:
+        show_changes(changes)
+    say(counts_line(changes), err=True)
+    sys.exit(1 if changes.unpackable or changes.conflicts else 0)
+
+
+def show_changes(changes: Changes) -> None:
+    """Write the changes of an overlay, a line for each sample, then remarks."""
+    for sample in [*changes.samples, *changes.others]:
+        say(_sample_line(sample))
+    remarks = {
+        "conflict": changes.conflicts,
+        "cannot be packed": changes.unpackable,
+        "left behind": changes.leavings,
+        "note": changes.notes,
+    }
+    for word, some in remarks.items():
+        for remark in some:
+            say(f"{word}: {os.fsdecode(remark.path)}: {remark.reason}")
+
+
+def counts_line(changes: Changes) -> str:
+    """Return the numbers of samples changed, by kind, and of files that cannot be packed, as a line."""
+    counts = Counter(sample.kind for sample in changes.samples)
+    samples = [f"{counts[kind]:,} {kind}" for kind in ("added", "changed", "renamed", "removed")]
+    samples += [f"{counts[kind]:,} {kind}" for kind in ("time only",) if counts[kind]]
+    files = [f"{len(changes.unpackable):,} cannot be packed"]
+    files += [counted(len(changes.conflicts), "conflict")] if changes.conflicts else []
+    files += [f"{len(changes.leavings):,} left behind by programs"] if changes.leavings else []
+    return f"samples: {', '.join(samples)}; {', '.join(files)}"
+
+
+def _sample_line(sample: ChangedSample) -> str:
+    path = os.fsdecode(sample.path)
+    if sample.was:
+        path = f"{os.fsdecode(sample.was)} -> {path}"
+    columns = {"+": sample.added, "~": sample.changed, "-": sample.removed, "=": sample.times}
+    marked = [mark + os.fsdecode(column) for mark, names in columns.items() for column in names]
+    # Of a sample that comes or goes as a whole its extensions say nothing new.
+    is_whole = sample.kind in ("added", "removed")
+    return " ".join([f"{sample.kind:<8}", path, *(() if is_whole else marked)])
+
+
+def changes_json(changes: Changes) -> dict[str, Any]:
+    """Return the changes of an overlay as `diff --json` shows them."""
+    return {
+        "samples": [_row(sample) for sample in changes.samples],
+        "others": [_row(sample) for sample in changes.others],
+        "conflicts": _reasons(changes.conflicts),
+        "unpackable": _reasons(changes.unpackable),
+        "leavings": _reasons(changes.leavings),
+        "notes": _reasons(changes.notes),
+    }
+
+
+def _row(sample: ChangedSample) -> dict[str, Any]:
+    columns = ("added", "changed", "removed", "times")
+    return {
+        "kind": sample.kind,
+        "path": os.fsdecode(sample.path),
+        "was": os.fsdecode(sample.was) or None,
+        **{name: list(map(os.fsdecode, getattr(sample, name))) for name in columns},
+    }
+
+
+def _reasons(remarks: Sequence[Remark]) -> list[dict[str, str]]:
+    return [{"path": os.fsdecode(remark.path), "reason": remark.reason} for remark in remarks]
+
+
+# --- restore -----------------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument(
+    "arguments", metavar="[MOUNTPOINT] [PATH]...", nargs=-1, shell_complete=completion.mount_points_or_paths
+)
+@click.option(
+    "--overlay",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False),
+    help="The directory with the changes, if it is not mounted.",
+)
+@click.option("-a", "--all", "everything", is_flag=True, help="Undo every change.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only show what would be undone.")
+@json_option
+@index_options
+def restore(
+    arguments: tuple[str, ...],
+    overlay: str | None,
+    everything: bool,
+    dry_run: bool,
+    as_json: bool,
+    opening: Opening,
+) -> None:
+    """Undo what was changed at PATH, and below it: files, samples and directories are as the shards have them,
+    what was removed is there again, and what is new is gone. The mount shows it at once.
+
+    PATH is a path in the mount, or, after MOUNTPOINT, one below its top, as `wdsfs diff` shows it. For
+    something renamed give either name: it gets the old one back. What was written is lost; --dry-run shows what
+    would be undone.
+
+    \b
+    Examples:
+      wdsfs restore /mnt/train/train-000000/images/cat1/json
+      wdsfs restore /mnt/train train-000000/images/cat2 train-000000/images/cat3
+      wdsfs restore --dry-run --all /mnt/train
+      wdsfs restore --overlay edits train-000000/images/dog1
+    """
+    mountpoint, given = (None, arguments) if overlay is not None else _apart(arguments)
+    if everything and given:
+        raise UsageError("--all takes no PATH")
+    with _restorable(mountpoint, str(overlay), opening, bool(everything or given)) as session:
+        paths = [b""] if everything else [_below(path, mountpoint) for path in given]
+        undone = session.restore(paths, dry_run)
+    _show_undone(undone, dry_run, as_json)
+
+
+def _restorable(
+    mountpoint: str | None, overlay: str, opening: Opening, has_paths: bool
+) -> AbstractContextManager[OverlaySession]:
+    """The overlay of a mount, or one that is not mounted, in which changes can be undone. Raises UsageError."""
+    from wdsfs.mount import search
+    from wdsfs.mount.overlay_session import remembered_session, restorable_mount
+
+    mount = None if mountpoint is None else search.writable(mountpoint)  # which says so, where it is no mount
+    if not has_paths:
+        raise UsageError("name the PATHs that are to be restored, or --all")
+    if mount is None:
+        return remembered_session(overlay, opening)
+    return restorable_mount(mount, with_index_of(mount, opening))
+
+
+def _apart(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The mount point and the PATHs. Where the first one is a PATH, the mount that it lies in is meant."""
+    from wdsfs.mount import search
+
+    if not arguments:
+        raise UsageError("name PATHs in a mount, its MOUNTPOINT and PATHs below it, or --overlay DIR and PATHs")
+    above = search.above(arguments[0])
+    return (arguments[0], arguments[1:]) if above is None else (above, arguments)
+
+
+def _below(path: str, mountpoint: str | None) -> bytes:
+    """A path below the top of the tree, without a slash in front. Raises UsageError for one that is outside.
+
+    Semantics decision: a relative PATH is one from the working directory, if that leads into the mount; else it is
+    one from the mount's top, as `diff` shows them.
+    """
+    from wdsfs import mount_registry
+
+    if not path:
+        raise UsageError("a PATH is empty; to undo every change say --all")
+    inside = os.path.normpath(path)
+    if mountpoint is not None:
+        for top in (os.path.abspath(mountpoint), mount_registry.canonical(mountpoint)):
+            whole = os.path.normpath(os.path.join(os.getcwd(), path))
+            if whole == top or whole.startswith(top.rstrip("/") + "/"):
+                inside = os.path.relpath(whole, top)
+                break
+    if os.path.isabs(inside) or inside == ".." or inside.startswith("../"):
+        raise UsageError(f"{path}: is outside of {mountpoint or 'the overlay'}")
+    return b"" if inside == "." else os.fsencode(inside)
+
+
+def _show_undone(changes: Sequence[RestoredChange], dry_run: bool, as_json: bool) -> None:
+    rows = [(change.kind, os.fsdecode(change.path), os.fsdecode(change.was)) for change in changes]
+    if as_json:
+        undone = [{"kind": kind, "path": path, "was": was or None} for kind, path, was in rows]
+        write_json({"undone": undone, "dry_run": dry_run})
+        return
+    for kind, path, was in rows:
+        text = f"{was} -> {path}" if was else path
+        say(f"{kind:<8} {text}")
+    counts = Counter(kind for kind, *_ in rows)
+    summary = ", ".join(
+        f"{counts[kind]:,} {kind}" for kind in ("changed", "removed", "renamed", "new") if counts[kind]
+    )
+    say(f"{'would be undone' if dry_run else 'undone'}: {summary}", err=True)

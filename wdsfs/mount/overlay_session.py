@@ -1,0 +1,265 @@
+"""An overlay over its set, opened for a command: that of a mount, also frozen, or one that is not mounted, held.
+
+What an overlay changes, and what a commit writes, is decided in `packing`; which names a restoration removes in
+`overlay/restore.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from wdsfs.errors import CommitError, MissingShard, MountError, NoSuchEntry, OverlayUnusable, UsageError, several
+from wdsfs.mount.live_mount import Frozen, LiveMount, MakeImage
+from wdsfs.names import shown
+from wdsfs.overlay.merged_view import NodeTable
+from wdsfs.overlay.overlay_directory import (
+    OverlayDirectory,
+    OverlaySettings,
+    clean,
+    held,
+    read_settings,
+    unfinished,
+)
+from wdsfs.overlay.overlay_shards import check_set
+from wdsfs.overlay.restore import Restoration, RestoredChange
+from wdsfs.overlay.upper_directory import UpperDirectory, load_upper, opened_upper
+from wdsfs.overlay.upper_format import UpperNode, open_below
+from wdsfs.overlay.writable_tree import WritableTree
+from wdsfs.packing import diff
+from wdsfs.packing.diff import Changes
+from wdsfs.packing.upper_walk import Rules
+from wdsfs.spec.expand import Shard, expand, refuse_left_out
+from wdsfs.spec.selection import Selection
+from wdsfs.tree.merged_tree import make_tree
+from wdsfs.tree.opening import opened_set
+from wdsfs.tree.opening_options import Opening
+from wdsfs.tree.options import view_of
+from wdsfs.tree.shard_access import Access
+from wdsfs.tree.shard_set import indexed
+from wdsfs.tree.tree import LowerTree, View
+
+
+class NamedSet(NamedTuple):
+    """The SHARDS below an overlay that is not mounted, and how they are shown, as a user names them.
+
+    `typed` has the names of those options that were given: they must be those that the overlay was made with.
+    """
+
+    specs: Sequence[str]
+    selection: Selection
+    layout: str = "samples"
+    names: str = "ext"
+    merge: bool = False
+    typed: frozenset[str] = frozenset()
+
+    def as_made(self, settings: OverlaySettings | None) -> NamedSet:
+        """The set with the options that the overlay was made with. Raises UsageError if others were typed."""
+        if settings is None:
+            return self
+        reading = settings.reading
+        made = self._replace(layout=settings.layout, names=settings.names, merge=settings.merge)
+        before = {**self._asdict(), **self.selection.reading._asdict()}
+        after = {**made._asdict(), **reading._asdict()}
+        if any(before[name] != after[name] for name in self.typed):
+            raise UsageError(f"the overlay was made with {' '.join(settings.options)}: use these options, or none")
+        return made._replace(selection=self.selection._replace(reading=reading))
+
+
+@dataclass(slots=True)
+class OverlaySession:
+    """An overlay over its set: held, or that of `mount`, which is `frozen` if nobody may write there."""
+
+    place: OverlayDirectory
+    tree: LowerTree
+    mount: LiveMount | None = None
+    frozen: Frozen | None = None
+
+    @property
+    def mountpoint(self) -> str | None:
+        """Where it is mounted, None if it is not."""
+        return None if self.mount is None else self.mount.mountpoint
+
+    @property
+    def mount_is_wrong(self) -> bool:
+        """True if the mount does not show the new shards, or has ended. REQUIRES: the session has ended."""
+        return self.frozen is not None and self.frozen.is_wrong
+
+    @property
+    def is_half_done(self) -> bool:
+        """True if a commit in place of it was stopped half-way."""
+        return unfinished(self.place)
+
+    def changes(self, rules: Rules | None = None) -> Changes:
+        """Find the changes of the overlay, by these rules. Raises ShardErrors, and OSErrors that name a file."""
+        with opened_upper(self.place) as directory:
+
+            def open_file(node: UpperNode) -> int:
+                return open_below(directory, node.path())
+
+            # Even if nothing is changed yet: shards that other tools read otherwise are reported, too.
+            return diff.find(self.tree, load_upper(self.place), open_file, rules or Rules())
+
+    # --- a commit of it
+
+    def prepare_new(self, new: Sequence[bytes]) -> None:
+        """Prepare the mount, if there is one, for `new` shards. Raises CommitError: the mount is unchanged."""
+        if self.frozen is not None:
+            self.frozen.prepare(new)
+
+    def show_new(self, new: Sequence[bytes], published: Sequence[bytes]) -> None:
+        """Have the mount, if there is one, show `new` shards, and open replaced (`published`) ones again."""
+        if self.frozen is not None:
+            self.frozen.show(new, published)
+
+    # --- undoing
+
+    def restore(self, paths: Sequence[bytes], dry_run: bool = False) -> list[RestoredChange]:
+        """Undo what was changed at these paths (below the top; empty for all) and below them; returns the changes.
+
+        Raises NoSuchEntry for a path that is not there, or in what was changed as a whole, CommitError after a
+        commit that was stopped half-way, ShardErrors, MountError, OverlayBusy; then nothing is undone.
+        """
+        if self.is_half_done:
+            raise CommitError(
+                f"a commit in place of {self.place.path} was stopped half-way: some of its changes are in the "
+                "shards already. Finish it first: repeat that commit"
+            )
+        nodes = NodeTable(self.tree, load_upper(self.place))
+        indexed(nodes.bind)
+        restoration = Restoration(nodes)
+        for path in paths:
+            if not indexed(restoration.find, path):
+                indexed(self.tree.resolve, path)  # it is there, as the shards have it
+        undone = indexed(restoration.changes, indexed(restoration.targets, paths))
+        if not undone:
+            where = several([shown(os.fsdecode(path)) for path in paths if path]) or "any path"
+            raise NoSuchEntry(f"nothing was changed at {where}")
+        if not dry_run:
+            self._undo(paths)
+        return undone
+
+    def _undo(self, paths: Sequence[bytes]) -> None:
+        if self.mount is not None:
+            self.mount.restore(paths)
+            return
+        upper = UpperDirectory(self.place)
+        try:
+            tree = WritableTree(self.tree, upper)
+            indexed(tree.prepare)
+            indexed(tree.restore, paths, lambda inode, name: None)
+        finally:
+            upper.close(clean=True)
+
+
+@contextlib.contextmanager
+def mounted_session(
+    mount: LiveMount, opening: Opening, make_image: MakeImage | None = None, whole: bool = False
+) -> Iterator[OverlaySession]:
+    """The overlay of a mount; with `make_image` all writes to the mount are refused meanwhile.
+
+    `whole` says that all shards of the set are needed. Raises MountError, OverlayBusy, OverlayUnusable,
+    CommitError.
+    """
+    with contextlib.ExitStack() as stack:
+        frozen = None if make_image is None else stack.enter_context(mount.frozen(make_image))
+        lower = mount.lower() if frozen is None else frozen.lower
+        place, options = OverlayDirectory(Path(str(mount.overlay))), mount.options
+        # What the mount refuses to show, its user must not copy into shards, or write to, either.
+        below = _tree_below(place, lower.shards, options.view(), options.merge, opening, whole, lower.access)
+        yield OverlaySession(place, stack.enter_context(below), mount, frozen)
+
+
+@contextlib.contextmanager
+def restorable_mount(mount: LiveMount, opening: Opening) -> Iterator[OverlaySession]:
+    """The overlay of a mount in which changes can be undone. Raises MountError for another one."""
+    if mount.lasting:
+        raise MountError(f"{mount.mountpoint}: {mount.lasting}")
+    with mounted_session(mount, opening) as session:
+        yield session
+
+
+@contextlib.contextmanager
+def held_session(
+    directory: str, below: NamedSet, opening: Opening, whole: bool = False
+) -> Iterator[OverlaySession]:
+    """Hold the overlay in a directory, and open the set below it, shown as it was when the overlay was made.
+
+    Raises OverlayBusy, OverlayUnusable, UsageError, CommitError.
+    """
+    place = OverlayDirectory(Path(os.path.abspath(directory)))
+    settings = read_settings(place)
+    below = below.as_made(settings)
+    with held(place):
+        shards = _shards_of(place, settings, below, opening)
+        refuse_left_out(shards, "the overlay is of whole shards")
+        if not unfinished(place):
+            clean(place)
+        view = view_of(below.layout, below.names)
+        with _tree_below(place, shards, view, below.merge, opening, whole) as tree:
+            yield OverlaySession(place, tree)
+
+
+def _shards_of(
+    place: OverlayDirectory, settings: OverlaySettings | None, below: NamedSet, opening: Opening
+) -> Sequence[Shard]:
+    """The shards that a user names below an overlay; none for a set that begins empty."""
+    if not below.specs:
+        if settings is None or settings.shards:
+            raise UsageError("name the SHARDS below the overlay, too; only one of `mount --new` has none")
+        return []
+    try:
+        return expand(below.specs, *below.selection._replace(allow_missing=opening.tolerance.allow_missing))
+    except MissingShard as error:
+        if not unfinished(place):
+            raise
+        raise CommitError(
+            f"{error}; a commit of this overlay was stopped half-way: put the shard back, or an empty tar in its "
+            "place (truncate -s 10240 FILE), then finish it (--in-place) or end it as it is (--abandon)"
+        ) from None
+
+
+@contextlib.contextmanager
+def remembered_session(directory: str, opening: Opening) -> Iterator[OverlaySession]:
+    """Hold the overlay in a directory, over the shards that it was made over: it has their paths.
+
+    Raises as `held_session`.
+    """
+    place = OverlayDirectory(Path(os.path.abspath(directory)))
+    with held(place):
+        settings = read_settings(place)
+        if settings is None:
+            raise OverlayUnusable(
+                f"{place.path} is no overlay of a mount of wdsfs; from an upper of the kernel's overlayfs remove "
+                "by hand what is to go (docs/overlay.md)"
+            )
+        shards = [Shard(shard.path, shard.name, reading=settings.reading) for shard in settings.shards]
+        view = view_of(settings.layout, settings.names)
+        with _tree_below(place, shards, view, settings.merge, opening) as tree:
+            yield OverlaySession(place, tree)
+
+
+@contextlib.contextmanager
+def _tree_below(
+    place: OverlayDirectory,
+    shards: Sequence[Shard],
+    view: View,
+    merge: bool,
+    opening: Opening,
+    whole: bool = False,
+    access: Access | None = None,
+) -> Iterator[LowerTree]:
+    """The tree below an overlay. What cannot be read stays in it: changes of it are no new samples."""
+    if merge and opening.tolerance.allow_missing:
+        raise UsageError(
+            "--allow-missing is not for an overlay with --merge: a sample could be new, or belong to one "
+            "that cannot be read"
+        )
+    check_set(place, shards, view, merge)
+    whole = (whole or merge) and not opening.tolerance.allow_missing
+    with opened_set(shards, opening, whole=whole, access=access) as below:
+        yield make_tree(below, view, merge)
