@@ -59,7 +59,7 @@ class Followed:
         below = open_set(shards, index, wanted, companions)
         if isinstance(below, ViewSet):
             assert below.make() is None
-            wanted = below.wanted
+            wanted = below.composition
         below.release()
         index.suspend()
         access = access_of([one.path for one in shards], shared)

@@ -23,7 +23,7 @@ from tests.tree.test_view_record import Sample, a_view, as_lines, member, write
 from wdsfs.errors import CommitError, UsageError
 from wdsfs.packing.overlay_source import CommitOptions
 from wdsfs.packing.view_source import ViewCommit
-from wdsfs.tree.composition import EMPTY, SKIP, Composition, columns_of, fields_of, refuse_one_name
+from wdsfs.tree.composition import EMPTY, SKIP, Composition, columns_of, fields_of, refuse_equal_names
 
 OPTIONS = ("--columns", "img=jpg;png", "--field", "caption.txt=json:caption")
 
@@ -175,7 +175,7 @@ def test_new_shards_show_what_the_view_shows(
         wanted = Composition(
             columns=columns_of(columns), fields=fields_of(fields), missing=missing, duplicates=SKIP
         )
-        refuse_one_name(wanted.columns, wanted.fields)
+        refuse_equal_names(wanted.columns, wanted.fields)
     except UsageError:
         return
     assume(not wanted.is_plain)

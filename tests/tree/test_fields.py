@@ -24,7 +24,7 @@ from wdsfs.index.record import STRAY
 from wdsfs.tar.problems import BROKEN_FIELD
 from wdsfs.tree import content as content_module
 from wdsfs.tree import json_fields
-from wdsfs.tree.composition import EMPTY, SKIP, Column, Composition, columns_of, fields_of, refuse_one_name
+from wdsfs.tree.composition import EMPTY, SKIP, Column, Composition, columns_of, fields_of, refuse_equal_names
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.options import composition_of
 from wdsfs.tree.tree import View
@@ -125,7 +125,7 @@ def test_what_is_typed_is_read_and_written_alike() -> None:
 )
 def test_options_that_cannot_be_meant(columns: list[str], fields: list[str], text: str) -> None:
     with pytest.raises(UsageError) as refused:
-        refuse_one_name(columns_of(columns), fields_of(fields))
+        refuse_equal_names(columns_of(columns), fields_of(fields))
     assert text in str(refused.value)
 
 

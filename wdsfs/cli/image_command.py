@@ -113,7 +113,7 @@ def image(
     view = tree.view(opening.tolerance.allow_missing)
     owner = Owner(making.uid, making.gid, _octal(making.umask))
     options = ImageOptions(
-        *(owner, base, _version(making.linux), tree.merge, tree.composition.told),
+        *(owner, base, _version(making.linux), tree.merge, tree.composition.public_text),
         directory=os.getcwdb() if tree.composition.names_files else None,
     )
     with opened(shards, selection, opening, tree.composition, whole=True) as below:

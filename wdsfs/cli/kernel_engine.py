@@ -58,7 +58,7 @@ def image_mount(
     owner = parsed.owner
     private = "allow_other" not in parsed.fuse
     wanted = ImageOptions(
-        *(owner, b"/", (since[0], since[1]), tree.merge, tree.composition.told, private),
+        *(owner, b"/", (since[0], since[1]), tree.merge, tree.composition.public_text, private),
         writable=overlay is not None,
         directory=os.getcwdb() if tree.composition.names_files else None,
     )

@@ -198,7 +198,7 @@ def _make_ready(mount: MountOptions, front: Front, below: ShardSet, companions: 
             unreadable |= front.indexer(index, [*below.shards, *companions.shards], ready)
             unreadable = front.composer(below) | unreadable  # which says more
             if isinstance(below, ViewSet):
-                composition = below.wanted  # with what was found out on the way
+                composition = below.composition  # with what was found out on the way
         if mount.follow is not None:
             unreadable = dict(map(_unfinished, unreadable.items()))
         remarks = [*judge(below, unreadable, mount.tolerance, mount.merge), *index.miscounted(below.shards)]
@@ -332,7 +332,7 @@ def _registration(served: MountedSet) -> Registration:
         overlay=None if served.overlay is None else str(served.overlay.place.path),
         index=str(served.index.directory.absolute()),
         selection=mount.selection.arguments,
-        composition=mount.composition.told,
+        composition=mount.composition.public_text,
         index_tree=mount.view.index_tree,
         follow=mount.follow,
         directory=_working_directory(),

@@ -85,48 +85,50 @@ def find_classes(draft: Draft) -> None:
     """The class of each entry, before columns are chosen."""
     at = np.flatnonzero(_class_members(draft))
     entries, first = np.unique(draft.rows.entry[at], return_index=True)
-    found = draft.classes
+    classes = draft.classes
     # In the order of the shard, so that the disk is read in one pass.
     for entry, row in sorted(zip(entries.tolist(), at[first].tolist(), strict=True), key=lambda pair: pair[1]):
         try:
             data = draft.read(int(draft.rows.address[row]))
         except CorruptShard:  # cut off with the end of the shard, which is one of its problems
             continue
-        found[entry] = _class(draft, entry, data)
-    missing = np.array([entry for entry, one in enumerate(found) if one is None], int)
-    where = text_of(draft.wanted.class_from)
-    where += f" with the field {draft.wanted.class_field}" if draft.wanted.class_field else ""
-    if draft.wanted.class_digits != 0:
-        _pad_numbers(draft, draft.wanted.class_digits or 1)
+        classes[entry] = _class(draft, entry, data)
+    missing = np.array([entry for entry, label in enumerate(classes) if label is None], int)
+    where = text_of(draft.options.class_from)
+    where += f" with the field {draft.options.class_field}" if draft.options.class_field else ""
+    if draft.options.class_digits != 0:
+        _pad_numbers(draft, draft.options.class_digits or 1)
     way_out = MISSING_WAY_OUT
-    if len(missing) == len(found):  # not one has it: the class may be called otherwise
+    if len(missing) == len(classes):  # not one has it: the class may be called otherwise
         way_out = f"{draft.columns_there()}; --class-from names the one with the class; {MISSING_WAY_OUT}"
-    draft.keep(draft.judged(draft.wanted.missing, missing, f"has no class: no {where}", way_out))
+    draft.keep(draft.judged(draft.options.missing, missing, f"has no class: no {where}", way_out))
 
 
 def _class_members(draft: Draft) -> NDArray[np.bool_]:
-    return np.isin(draft.rows.extension, draft.matching(draft.wanted.class_from))
+    return np.isin(draft.rows.extension, draft.matching(draft.options.class_from))
 
 
 def _pad_numbers(draft: Draft, digits: int) -> None:
     """Show classes that are whole numbers with so many digits. Raises LongNumber for one that does not fit."""
     # Semantics decision: loaders number the sorted names of the folders, and 10 sorts before 2. So all numbers
     # of a set have one width. `7`, `07` and `+7` are one class, as for readers that decode `cls`.
-    numbers = {one: match for one in dict.fromkeys(draft.classes) if (match := _NUMBER.fullmatch(one or b""))}
-    longest = max(numbers, key=lambda one: len(numbers[one][2]), default=None)
+    numbers = {
+        label: match for label in dict.fromkeys(draft.classes) if (match := _NUMBER.fullmatch(label or b""))
+    }
+    longest = max(numbers, key=lambda label: len(numbers[label][2]), default=None)
     if longest is None:
         return
-    wanted = len(numbers[longest][2])
-    if wanted > digits:
+    needed = len(numbers[longest][2])
+    if needed > digits:
         key, shown = text_of(draft.paths[draft.classes.index(longest)]), text_of(longest)
         raise LongNumber(
             f"{text_of(draft.source.path)}: sample {key!r} has the class {shown}, and classes are shown with "
             f"{digits} digit{'s' * (digits > 1)}; mount again, or repeat the command, without --class-digits "
-            f"or with --class-digits {wanted}",
-            wanted,
+            f"or with --class-digits {needed}",
+            needed,
         )
-    padded = {one: _padded(match[1], match[2], digits) for one, match in numbers.items()}
-    draft.classes = [one if one is None else padded.get(one, one) for one in draft.classes]
+    padded = {label: _padded(match[1], match[2], digits) for label, match in numbers.items()}
+    draft.classes = [label if label is None else padded.get(label, label) for label in draft.classes]
 
 
 def _padded(sign: bytes, digits: bytes, width: int) -> bytes:
@@ -136,7 +138,7 @@ def _padded(sign: bytes, digits: bytes, width: int) -> bytes:
 def _class(draft: Draft, entry: int, data: bytes) -> bytes | None:
     """The folder of a sample; None when it has no class."""
     label = data.strip()
-    if draft.wanted.class_field:
+    if draft.options.class_field:
         text = _class_in_json(draft, entry, data)
         if text is None:
             return None
@@ -144,7 +146,7 @@ def _class(draft: Draft, entry: int, data: bytes) -> bytes | None:
     if draft.around.class_names is not None:
         named = draft.around.class_names.get(label.decode("utf-8", "surrogateescape"))
         if named is None:
-            if draft.wanted.missing == ERROR:
+            if draft.options.missing == ERROR:
                 _bad_class(draft, entry, f"has the class {text_of(label)!r}, which --class-names does not name")
             return None
         label = named.encode("utf-8", "surrogatepass")
@@ -155,14 +157,14 @@ def _class(draft: Draft, entry: int, data: bytes) -> bytes | None:
 
 
 def _class_in_json(draft: Draft, entry: int, data: bytes) -> str | None:
-    name = f"{text_of(draft.wanted.class_from)}:{draft.wanted.class_field}"
+    name = f"{text_of(draft.options.class_from)}:{draft.options.class_field}"
     try:
         document = json_fields.parse(data)
     except CorruptShard as error:
-        if draft.wanted.missing == ERROR:
+        if draft.options.missing == ERROR:
             _bad_class(draft, entry, f"has no class: {name} cannot be read: it {error}")
         return None
-    value = json_fields.find(document, json_fields.parse_path(draft.wanted.class_field))
+    value = json_fields.find(document, json_fields.parse_path(draft.options.class_field))
     if isinstance(value, str):
         return value.strip()
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
@@ -174,7 +176,7 @@ def _bad_class(draft: Draft, entry: int, what: str) -> None:
 
 def into_classes(draft: Draft) -> None:
     """Put each sample into the folder of its class, under a name of one component."""
-    if not draft.wanted.columns and not draft.wanted.class_field:  # what the folder says need not lie in it
+    if not draft.options.columns and not draft.options.class_field:  # what the folder says need not lie in it
         draft.rows = draft.rows.take(~_class_members(draft))
     # Semantics decision: the shard's name is in front. Keys repeat from shard to shard in many sets; a number
     # after a file's name (`a.jpg~2`) would hide it from loaders that go by the suffix, and one for each file

@@ -87,8 +87,8 @@ class Composition:
     def text(self) -> str:
         """The options as typed on a command line."""
         words: list[str] = []
-        words += [word for one in self.columns for word in ("--columns", one.text)]
-        words += [word for one in self.fields for word in ("--field", one.text)]
+        words += [word for column in self.columns for word in ("--columns", column.text)]
+        words += [word for field in self.fields for word in ("--field", field.text)]
         words += ["--ignore-case"] * self.ignore_case
         words += [word for spec in self.join for word in ("--join", spec)]
         words += [word for path in self.associate for word in ("--associate", path)]
@@ -105,7 +105,7 @@ class Composition:
         return shlex.join(words)
 
     @property
-    def told(self) -> str:
+    def public_text(self) -> str:
         """As `text`, without what may be a secret in URLs: to be kept, and shown to others."""
         join, associate = (tuple(map(objects.without_secrets, some)) for some in (self.join, self.associate))
         return replace(self, join=join, associate=associate).text
@@ -121,7 +121,7 @@ class Composition:
         decoded = self.codec_of(extension) if self.decode else None
         if decoded is not None and self.wants(decoded[1]):
             return True
-        named = {*self._alternatives, *(one.column for one in self.fields)}
+        named = {*self._alternatives, *(field.column for field in self.fields)}
         if self.classes:
             named.add(self.class_from)
         return self._is_among(extension, named)
@@ -132,10 +132,10 @@ class Composition:
 
     @property
     def _alternatives(self) -> set[bytes]:
-        return {one for column in self.columns for one in column.alternatives}
+        return {extension for column in self.columns for extension in column.alternatives}
 
     def _is_among(self, extension: bytes, named: set[bytes]) -> bool:
-        return extension in named or (self.ignore_case and extension.lower() in {one.lower() for one in named})
+        return extension in named or (self.ignore_case and extension.lower() in {name.lower() for name in named})
 
     def digest(self, left_out: frozenset[bytes], name: bytes, companions: bytes) -> bytes:
         """16 bytes that differ for options that show a shard in another way.
@@ -150,23 +150,23 @@ class Composition:
 def columns_of(texts: Sequence[str]) -> tuple[Column, ...]:
     """The outputs that `--columns` names: alternatives divided by `;`, as in DALI and webdataset, and before `=` a
     name for them. Raises UsageError."""
-    found = []
+    columns = []
     for text in texts:
         name, equals, alternatives = text.partition("=")
         if not equals:
             name, alternatives = "", text
         column = Column(tuple(map(_extension, alternatives.split(";"))), _extension(name))
-        if any(not one or b"/" in one for one in column.alternatives):
+        if any(not extension or b"/" in extension for extension in column.alternatives):
             raise UsageError(f"--columns {text!r}: an extension is empty or has a slash; write 'jpg;png'")
         if equals:
             _refuse_name(f"--columns {text!r}", name, "'img=jpg;png'")
-        found.append(column)
-    return tuple(found)
+        columns.append(column)
+    return tuple(columns)
 
 
 def fields_of(texts: Sequence[str]) -> tuple[Field, ...]:
     """The files that `--field` names: `NAME=COLUMN:PATH`. Raises UsageError."""
-    found = []
+    fields = []
     for text in texts:
         name, _, source = text.partition("=")
         column, _, path = source.partition(":")
@@ -177,33 +177,33 @@ def fields_of(texts: Sequence[str]) -> tuple[Field, ...]:
             json_fields.parse_path(path)
         except UsageError as error:
             raise UsageError(f"--field {text!r}: {error}") from None
-        found.append(Field(_extension(name), _extension(column), path))
-    return tuple(found)
+        fields.append(Field(_extension(name), _extension(column), path))
+    return tuple(fields)
 
 
-def refuse_one_name(columns: Sequence[Column], fields: Sequence[Field]) -> None:
+def refuse_equal_names(columns: Sequence[Column], fields: Sequence[Field]) -> None:
     """Raise UsageError if two options would make files of one name."""
-    for at, one in enumerate(fields):
-        if any(one.name == other.name for other in fields[:at]):
-            raise UsageError(f"--field {one.text!r}: another --field makes a file of this name, too")
+    for at, field in enumerate(fields):
+        if any(field.name == other.name for other in fields[:at]):
+            raise UsageError(f"--field {field.text!r}: another --field makes a file of this name, too")
     # A field is an alternative of a column that names it, and no file of its own then.
-    alternatives = {one for column in columns for one in column.alternatives}
-    made = [(one.name, f"--field {one.text!r}") for one in fields if one.name not in alternatives]
+    alternatives = {extension for column in columns for extension in column.alternatives}
+    made = [(field.name, f"--field {field.text!r}") for field in fields if field.name not in alternatives]
     made += [(column.name, f"--columns {column.text!r}") for column in columns if column.name]
     own = [column for column in columns if not column.name]
-    kept = [(one, f"--columns {column.text!r}") for column in own for one in column.alternatives]
+    shown = [(extension, f"--columns {column.text!r}") for column in own for extension in column.alternatives]
     first: dict[bytes, str] = {}
     for name, option in made:
         if name in first:
-            raise _one_name(first[name], option, name)
+            raise _equal_names(first[name], option, name)
         first[name] = option
-    for name, option in kept:
+    for name, option in shown:
         if name in first:
-            raise _one_name(first[name], option, name)
+            raise _equal_names(first[name], option, name)
 
 
-def _one_name(one: str, other: str, name: bytes) -> UsageError:
-    return UsageError(f"{one} and {other} would both make files called {text_of(name)!r}; give one another name")
+def _equal_names(first: str, other: str, name: bytes) -> UsageError:
+    return UsageError(f"{first} and {other} would both make files called {text_of(name)!r}; give one another name")
 
 
 def _extension(text: str) -> bytes:
@@ -239,17 +239,17 @@ def read_class_names(path: str) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--class-names {path}: {getattr(error, 'strerror', None) or error}") from None
     try:
-        found = json.loads(text) if text.lstrip()[:1] in ("[", "{") else list(map(str.strip, text.splitlines()))
+        names = json.loads(text) if text.lstrip()[:1] in ("[", "{") else list(map(str.strip, text.splitlines()))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"--class-names {path}: {error}") from None
-    pairs = enumerate(found) if isinstance(found, list) else found.items()
+    pairs = enumerate(names) if isinstance(names, list) else names.items()
     named = {str(key): value for key, value in pairs}
     if not named:
         raise UsageError(f"--class-names {path}: names no class")
     for key, value in named.items():
         if not isinstance(value, str):
             raise UsageError(f"--class-names {path}: the name of class {key} is no text")
-    if isinstance(found, list):
+    if isinstance(names, list):
         _refuse_twice(path, named)
     return named
 

@@ -73,9 +73,9 @@ class Rows:
         return together.take(np.argsort(together.entry, kind="stable"))
 
 
-def rows_of(found: Sequence[tuple[int, int, int, int, int]]) -> Rows:
+def rows_of(lines: Sequence[tuple[int, int, int, int, int]]) -> Rows:
     """Members, given as rows in the order of the fields, as columns."""
-    table = np.array(found, dtype=np.int64).reshape(-1, 5)
+    table = np.array(lines, dtype=np.int64).reshape(-1, 5)
     return Rows(*(np.ascontiguousarray(table[:, column]) for column in range(5)))
 
 
@@ -88,11 +88,11 @@ class Values:
 
     def number(self, text: bytes) -> int:
         """The number of a value, which is added if it is new."""
-        found = self.numbers.get(text)
-        if found is None:
-            found = self.numbers[text] = len(self.texts)
+        number = self.numbers.get(text)
+        if number is None:
+            number = self.numbers[text] = len(self.texts)
             self.texts.append(text)
-        return found
+        return number
 
 
 class Draft:
@@ -104,8 +104,8 @@ class Draft:
     record.
     """
 
-    def __init__(self, wanted: Composition, source: ContentSource, around: Surroundings) -> None:
-        self.wanted, self.source, self.around = wanted, source, around
+    def __init__(self, options: Composition, source: ContentSource, around: Surroundings) -> None:
+        self.options, self.source, self.around = options, source, around
         record = self.record = source.record
         self.paths = record.paths()
         flags = np.array(record.entry_flags, np.uint8)
@@ -154,8 +154,10 @@ class Draft:
     def same(self) -> NDArray[np.int64]:
         """For each extension the number of the first equal one: with --ignore-case in any letter case."""
         first: dict[bytes, int] = {}
-        fold = bytes.lower if self.wanted.ignore_case else bytes
-        return np.array([first.setdefault(fold(one), at) for at, one in enumerate(self.extensions)], np.int64)
+        fold = bytes.lower if self.options.ignore_case else bytes
+        return np.array(
+            [first.setdefault(fold(extension), at) for at, extension in enumerate(self.extensions)], np.int64
+        )
 
     def codes(self, rows: Rows) -> NDArray[np.int64]:
         """For each member a number that stands for its entry and extension."""
@@ -167,15 +169,15 @@ class Draft:
 
     def number_of(self, extension: bytes) -> int:
         """Return the number of an extension, which is added if it is new."""
-        found = self.numbers.get(extension)
-        if found is None:
-            found = self.numbers[extension] = len(self.extensions)
+        number = self.numbers.get(extension)
+        if number is None:
+            number = self.numbers[extension] = len(self.extensions)
             self.extensions.append(extension)
-        return found
+        return number
 
     def columns(self) -> list[bytes]:
         """The extensions that members have now."""
-        return [one for number in np.unique(self.rows.extension).tolist() if (one := self.extensions[number])]
+        return [text for number in np.unique(self.rows.extension).tolist() if (text := self.extensions[number])]
 
     def columns_there(self) -> str:
         """Which columns the shard has, for a message about one that it has not."""
@@ -188,8 +190,8 @@ class Draft:
         folded = extension.lower()
         return [
             number
-            for number, one in enumerate(self.extensions)
-            if one == extension or (self.wanted.ignore_case and one.lower() == folded)
+            for number, text in enumerate(self.extensions)
+            if text == extension or (self.options.ignore_case and text.lower() == folded)
         ]
 
     def rename(self, renamed: dict[int, bytes]) -> None:
@@ -199,26 +201,26 @@ class Draft:
             numbers[number] = self.number_of(extension)
         self.rows.extension = numbers[self.rows.extension]
 
-    def keep(self, kept: NDArray[np.bool_]) -> None:
+    def keep(self, is_kept: NDArray[np.bool_]) -> None:
         """Keep only these entries, with their members."""
-        if kept.all():
+        if is_kept.all():
             return
-        self.rows = self.rows.take(kept[self.rows.entry])
-        self.rows.entry = (np.cumsum(kept) - 1)[self.rows.entry]
-        self.paths = [path for path, keep in zip(self.paths, kept.tolist(), strict=True) if keep]
-        self.classes = [one for one, keep in zip(self.classes, kept.tolist(), strict=True) if keep]
-        self.strays = self.strays[kept]
+        self.rows = self.rows.take(is_kept[self.rows.entry])
+        self.rows.entry = (np.cumsum(is_kept) - 1)[self.rows.entry]
+        self.paths = [path for path, keep in zip(self.paths, is_kept.tolist(), strict=True) if keep]
+        self.classes = [label for label, keep in zip(self.classes, is_kept.tolist(), strict=True) if keep]
+        self.strays = self.strays[is_kept]
 
     def judged(self, policy: str, bad: NDArray[np.int64], what: str, way_out: str) -> NDArray[np.bool_]:
         """Return which entries stay if these are bad, by `--missing` or `--duplicates`. Raises ViewError."""
-        kept = np.ones(len(self.paths), bool)
+        is_kept = np.ones(len(self.paths), bool)
         if len(bad) and policy == ERROR:
             key = text_of(self.paths[bad[0]])
             sample = f"{text_of(self.source.path)}: sample {key!r}"
             raise ViewError(f"{sample} {what}{and_others(len(bad))}; {way_out}")
         if policy == SKIP:
-            kept[bad] = False
-        return kept
+            is_kept[bad] = False
+        return is_kept
 
     def place(self, kind: str, path: bytes, fingerprint: Fingerprint | tuple[()]) -> int:
         """Add a place of bytes, with the fingerprint of its file if it has one; return its number."""

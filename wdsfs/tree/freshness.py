@@ -103,7 +103,7 @@ class State:
     """A shard as of the last look at it."""
 
     fingerprint: Fingerprint
-    looked: float  # monotonic seconds of the last look at its path
+    checked: float  # monotonic seconds of the last look at its path
     tag: int
 
 
@@ -134,7 +134,7 @@ class Freshness:
         state, now, alarms = self.states.get(number), time.monotonic(), self.tags.alarms
         if alarms != self.heard:
             self.heard, self._believed = alarms, now
-        if state is None or now - state.looked >= FRESH_SECONDS or state.looked < self._believed:
+        if state is None or now - state.checked >= FRESH_SECONDS or state.checked < self._believed:
             return self._look_again(number, state, now)
         return state.fingerprint if state.fingerprint != GONE else self._look_again(number, state, now)
 
@@ -144,7 +144,7 @@ class Freshness:
 
     def _look_again(self, number: int, state: State | None, now: float) -> Fingerprint:
         try:
-            found = self._look(number)
+            fingerprint = self._look(number)
         except ShardError as error:
             if state is not None and state.fingerprint != GONE:
                 # A refusal is logged already. A view that lacks a companion gives the same error for many shards.
@@ -158,15 +158,15 @@ class Freshness:
                 self.states[number] = State(GONE, now, state.tag)
             raise
         if state is None:
-            self.states[number] = State(found, now, self.tags.of(number, found))
-        elif state.fingerprint != found:
+            self.states[number] = State(fingerprint, now, self.tags.of(number, fingerprint))
+        elif state.fingerprint != fingerprint:
             self._said = ""
-            self._changed(number, state.fingerprint, found)
-            self.states[number] = State(found, now, self.tags.of(number, found))
+            self._changed(number, state.fingerprint, fingerprint)
+            self.states[number] = State(fingerprint, now, self.tags.of(number, fingerprint))
         else:
-            state.looked = now
-            state.tag = self.tags.of(number, found)  # others may have seen it go and come back
-        return found
+            state.checked = now
+            state.tag = self.tags.of(number, fingerprint)  # others may have seen it go and come back
+        return fingerprint
 
     def tag(self, number: int) -> int:
         """The tag of the shard's inode numbers. Raises MissingShard, UnreadableShard."""
@@ -178,7 +178,7 @@ class Freshness:
 
     def believed_until(self, number: int) -> float:
         """The moment (monotonic seconds) up to which the last look at a shard is believed."""
-        return self.states[number].looked + FRESH_SECONDS
+        return self.states[number].checked + FRESH_SECONDS
 
     def version(self) -> int:
         """A number that differs after each change of a shard that was noticed, also after many of them.

@@ -26,15 +26,15 @@ def parse_path(text: str) -> tuple[str | int, ...]:
     steps: list[str | int] = []
     at = 0
     while at < len(text) and len(steps) < STEPS_MAX:
-        found = _STEP.match(text, at)
-        if found is None:
+        step = _STEP.match(text, at)
+        if step is None:
             break
-        name, index, quoted = found.groups()
+        name, index, quoted = step.groups()
         try:
             steps.append(int(index) if index is not None else name if quoted is None else json.loads(quoted))
         except ValueError:
             break
-        at = found.end()
+        at = step.end()
     if at < len(text) or not steps:
         raise UsageError(f'{text!r} is no path to a field of JSON: write label, meta.label, texts[0] or ["a.b"]')
     return tuple(steps)

@@ -111,13 +111,13 @@ class OpenLabels:
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, list[dict[bytes, bytes]]]:
         """Return the rows of each of these keys that has any: values by extension."""
-        found: dict[bytes, list[dict[bytes, bytes]]] = {}
+        rows: dict[bytes, list[dict[bytes, bytes]]] = {}
         for start in range(0, len(keys), _ASKED):
-            asked = keys[start : start + _ASKED]
-            marks = ",".join("?" * len(asked))
-            for key, packed in self._db.execute(f"SELECT key, packed FROM labels WHERE key IN ({marks})", asked):
-                found.setdefault(key, []).append(self._unpack(packed))
-        return found
+            some = keys[start : start + _ASKED]
+            marks = ",".join("?" * len(some))
+            for key, packed in self._db.execute(f"SELECT key, packed FROM labels WHERE key IN ({marks})", some):
+                rows.setdefault(key, []).append(self._unpack(packed))
+        return rows
 
     def _unpack(self, packed: bytes) -> dict[bytes, bytes]:
         values, at = {}, 0
@@ -243,12 +243,12 @@ def _value(file: LabelFile, line: int, column: str, value: Any) -> bytes | None:
 @contextlib.contextmanager
 def _content(path: bytes, open_file: Callable[[bytes], OpenShard]) -> Iterator[BinaryIO]:
     """A label file to read; a remote one is brought into the cache. Raises ShardError, OSError."""
-    found = open_file(path)
-    if isinstance(found, int):
-        with os.fdopen(found, "rb") as stream:
+    shard = open_file(path)
+    if isinstance(shard, int):
+        with os.fdopen(shard, "rb") as stream:
             yield stream
     else:
-        with contextlib.closing(found), open(f"/proc/self/fd/{found.whole()}", "rb") as stream:
+        with contextlib.closing(shard), open(f"/proc/self/fd/{shard.whole()}", "rb") as stream:
             yield stream
 
 
@@ -348,18 +348,18 @@ def _json_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iter
                 raise _wrong(file, line, f"is no JSON: {error}") from None
             if not isinstance(row, dict):
                 raise _wrong(file, line, "is no JSON object")
-            name = next((one for one in KEYS if one in row), None)
+            name = next((name for name in KEYS if name in row), None)
             if name is None:
                 raise _wrong(file, line, f"has no field '__key__' or 'key'; it has {_listed(row)}")
             key = _value(file, line, name, row[name])
             if key is None or isinstance(row[name], dict | list | bool):
                 raise _wrong(file, line, f"the field {name!r} is no key: {_short(row[name])}")
-            found = {
+            values = {
                 column: _value(file, line, column, value)
                 for column, value in row.items()
                 if column != name and _is_shown(column)
             }
-            yield key, line, {column: value for column, value in found.items() if value is not None}
+            yield key, line, {column: value for column, value in values.items() if value is not None}
 
 
 @contextlib.contextmanager
@@ -466,14 +466,14 @@ def _table_rows(file: LabelFile, db: sqlite3.Connection, bounds: _Bounds) -> Ite
         name = _value(file, line, key, row[at])
         if name is None:
             raise _wrong(file, line, f"the column {key!r} is NULL in this row of {table!r}")
-        found = {
+        values = {
             column: content
             for column, value in zip(columns, row, strict=True)
             if column != key and (content := _value(file, line, column, value)) is not None
         }
-        if bounds.spend(found.values()):
+        if bounds.spend(values.values()):
             raise _wrong(file, line, f"the rows of {table!r} hold more than {WORK} times the bytes of the file")
-        yield name, line, found
+        yield name, line, values
 
 
 def _stored_columns(file: LabelFile, db: sqlite3.Connection, table: str) -> tuple[list[str], list[str]]:

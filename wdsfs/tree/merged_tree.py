@@ -350,7 +350,7 @@ class MergedTree(ShardTree):
     def places(self, inode: int) -> list[tuple[int, bytes]]:
         self._load()
         number, record, where = self._open(inode)
-        return [self._place_in(number, record, one) for one in self.names.positions_of(record, where)]
+        return [self._place_in(number, record, at) for at in self.names.positions_of(record, where)]
 
     def _place_in(self, number: int, record: Record, where: int) -> tuple[int, bytes]:
         shown, holder = self.names.shown(record, where), self.names.holder(record, where)
@@ -513,7 +513,7 @@ def _shared(named: NameColumns, table: PathTable, keys: Keys) -> list[bytes | No
     for folder in range(len(keys) - 1, 0, -1):  # children come after their parents
         if shared[folder]:
             shared[named.folder_holder[folder]] = True
-    return [path if one else None for path, one in zip(paths, shared.tolist(), strict=True)]
+    return [path if is_shared else None for path, is_shared in zip(paths, shared.tolist(), strict=True)]
 
 
 def make_tree(lower: ShardSet, view: View, merge: bool) -> LowerTree:

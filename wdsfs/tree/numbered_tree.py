@@ -126,10 +126,10 @@ def check_name(shards: Sequence[Shard], view: View, merge: bool) -> None:
 
 def sample_order(record: Record) -> Sequence[int] | NDArray[np.uint32]:
     """The entries of a record that are samples, in the order of the tar; a range if all are, in this order."""
-    found = record.samples_in_order()
-    if len(found) == record.entries and bool(np.all(found[1:] > found[:-1])):
-        return range(len(found))
-    return found.astype(np.uint32)
+    entries = record.samples_in_order()
+    if len(entries) == record.entries and bool(np.all(entries[1:] > entries[:-1])):
+        return range(len(entries))
+    return entries.astype(np.uint32)
 
 
 def view_order(
@@ -151,9 +151,9 @@ def view_order(
         if len(among) == 1:
             return among[0][0]
         rows = {own(member) for member in record.entry_members(entry)}
-        found = next((one for one in among if not rows.isdisjoint(plain.entry_members(one[1]))), among[0])
-        among.remove(found)
-        return found[0]
+        best = next((one for one in among if not rows.isdisjoint(plain.entry_members(one[1]))), among[0])
+        among.remove(best)
+        return best[0]
 
     entries = np.flatnonzero((record.array("entry.flags") & STRAY) == 0)
     order = np.argsort([place_of(entry) for entry in entries.tolist()], kind="stable")
@@ -193,8 +193,8 @@ def samples_of(
 
 def _own_member(lower: ShardSet, shard: int, tag: int, member: int) -> int | None:
     """The number that a member of a view has in the shard itself, if it is from there."""
-    found = lower.origin(shard, member, tag)
-    return found[2] if found is not None and found[:2] == (lower.plain, shard) else None
+    origin = lower.origin(shard, member, tag)
+    return origin[2] if origin is not None and origin[:2] == (lower.plain, shard) else None
 
 
 class NumberedTree:
@@ -313,11 +313,11 @@ class NumberedTree:
         numbers = range(first, first + len(entries))
         paths = dict(zip(shown.samples.tolist(), self._paths_of(shard, shown), strict=True))
         # What is not among them lies in the directory of a folder.
-        found = [
+        targets = [
             _to(paths[entry]) if entry in paths else self._target(number)[1]
             for number, entry in zip(numbers, entries, strict=True)
         ]
-        return Links(numbers, self.lower.fingerprint(shard).mtime_ns, Texts.of(found))
+        return Links(numbers, self.lower.fingerprint(shard).mtime_ns, Texts.of(targets))
 
     def _paths_of(self, shard: int, shown: ShownColumns) -> list[bytes]:
         """The paths of the samples that have directories of their own."""

@@ -47,23 +47,23 @@ class OpenRecords:
     def fetch(self, number: int, key: bytes, fingerprint: Fingerprint) -> Record | None:
         """A record that is not in use: one that rests, or the one that the index has under `key` for a shard with
         this fingerprint, if it has one. It is in use then."""
-        found = self.resting.pop(number, None)
-        if found is None:
-            found = self._read(key, fingerprint)
-        if found is None:
+        record = self.resting.pop(number, None)
+        if record is None:
+            record = self._read(key, fingerprint)
+        if record is None:
             return None
-        self.in_use[number] = found
+        self.in_use[number] = record
         if len(self.in_use) > RECORDS_MAX:
-            self._let_one_rest()
-        return found
+            self._rest_oldest()
+        return record
 
     def _read(self, key: bytes, fingerprint: Fingerprint) -> Record | None:
-        found = self.index.record(key, fingerprint, verify=key not in self._verified)
-        if found is not None:
+        record = self.index.record(key, fingerprint, verify=key not in self._verified)
+        if record is not None:
             self._verified.add(key)
-        return found
+        return record
 
-    def _let_one_rest(self) -> None:
+    def _rest_oldest(self) -> None:
         number, record = self.in_use.popitem(last=False)
         record.rest()
         self.resting[number] = record
@@ -245,13 +245,13 @@ class OpenFiles:
 
     def _close_compressed(self) -> None:
         """Evict compressed shards above their own, smaller limits."""
-        for wanted, limit in ((True, COPIES_MAX), (False, READERS_MAX)):
-            found = [
+        for is_copy, limit in ((True, COPIES_MAX), (False, READERS_MAX)):
+            numbers = [
                 number
                 for number, file in self.files.items()
-                if file.source is not file.shard and isinstance(file.source, int) == wanted
+                if file.source is not file.shard and isinstance(file.source, int) == is_copy
             ]
-            for number in found[:-limit]:
+            for number in numbers[:-limit]:
                 self._close(number)
 
     def forget(self, number: int) -> None:

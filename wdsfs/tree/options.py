@@ -50,14 +50,14 @@ def view_of(layout: str, names: str, index_tree: bool = False, partial: bool = F
 def composition_of(layout: str, **typed: Any) -> Composition:
     """The options of a view, by their names, checked. Raises UsageError."""
     # Late, as all imports here: commands that need none of it start without NumPy.
-    from wdsfs.tree.composition import Composition, class_source, columns_of, fields_of, refuse_one_name
+    from wdsfs.tree.composition import Composition, class_source, columns_of, fields_of, refuse_equal_names
 
     class_options = [f"--{name.replace('_', '-')}" for name in OF_CLASSES if typed[name] is not None]
     if layout != "classes" and class_options:
         raise UsageError(f"{class_options[0]} is for --layout classes")
     extension, field = class_source("cls" if typed["class_from"] is None else typed["class_from"])
     columns, fields = columns_of(typed["columns"]), fields_of(typed["field"])
-    refuse_one_name(columns, fields)
+    refuse_equal_names(columns, fields)
     join, associate = _settled(typed["join"], typed["associate"])
     as_typed = ("ignore_case", "missing", "duplicates", "class_names", "class_digits")
     return Composition(

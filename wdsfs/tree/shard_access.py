@@ -100,16 +100,16 @@ class GuardedAccess(Access):
             os.close(fd)
 
     def _note_file(self, path: bytes, place: bytes, name: bytes, directory: int, is_foreign: bool) -> None:
-        found, expected, refusal = os.stat(name, dir_fd=directory, follow_symlinks=False), place, None
-        if is_foreign or stat.S_ISLNK(found.st_mode) or trust.is_another_name(found):
+        state, expected, refusal = os.stat(name, dir_fd=directory, follow_symlinks=False), place, None
+        if is_foreign or stat.S_ISLNK(state.st_mode) or trust.is_another_name(state):
             fd = os.open(path, _LOOK)
             try:
-                found, place, refusal = os.fstat(fd), _place_of(fd), trust.foreign_link(path, fd)
+                state, place, refusal = os.fstat(fd), _place_of(fd), trust.foreign_link(path, fd)
             finally:
                 os.close(fd)
         if refusal is None:
-            self._seen[path] = _SeenFile(found.st_uid, place, found.st_dev, found.st_ino)
-            self._known[path] = Fingerprint.of(found)
+            self._seen[path] = _SeenFile(state.st_uid, place, state.st_dev, state.st_ino)
+            self._known[path] = Fingerprint.of(state)
         else:
             self._seen[path], self._told[path] = _to_come(expected), refusal
 
@@ -119,9 +119,9 @@ class GuardedAccess(Access):
         return list(self._told.values())
 
     def look(self, path: bytes) -> Fingerprint:
-        found = shard_paths.look(path)
-        if self._known.get(path) == found or path not in self._seen:
-            return found
+        fingerprint = shard_paths.look(path)
+        if self._known.get(path) == fingerprint or path not in self._seen:
+            return fingerprint
         try:
             fd = os.open(path, _LOOK)
         except FileNotFoundError:
@@ -153,9 +153,9 @@ class GuardedAccess(Access):
         for path in published:
             seen = new._seen.get(path)
             with contextlib.suppress(OSError):  # it is gone again: what was seen before still holds
-                if seen is not None and _is_plain(found := os.lstat(seen.place)):
-                    new._seen[path] = _SeenFile(found.st_uid, seen.place, found.st_dev, found.st_ino)
-                    new._known[path] = Fingerprint.of(found)
+                if seen is not None and _is_plain(state := os.lstat(seen.place)):
+                    new._seen[path] = _SeenFile(state.st_uid, seen.place, state.st_dev, state.st_ino)
+                    new._known[path] = Fingerprint.of(state)
         return new
 
     def grown(self, further: Iterable[bytes]) -> Access:
@@ -175,11 +175,11 @@ class GuardedAccess(Access):
 
     def _require(self, path: bytes, fd: int) -> Fingerprint:
         """The fingerprint of an opened file. Raises RefusedShard for one that the mount must not show."""
-        found = os.fstat(fd)
-        fingerprint, seen = Fingerprint.of(found), self._seen.get(path)
+        state = os.fstat(fd)
+        fingerprint, seen = Fingerprint.of(state), self._seen.get(path)
         if seen is None or self._known.get(path) == fingerprint:
             return fingerprint
-        text = _refusal(path, fd, found, seen)
+        text = _refusal(path, fd, state, seen)
         if text is not None:
             if self._told.get(path) != text:
                 log.error("%s", text)
@@ -199,10 +199,10 @@ def _place_of(fd: int) -> bytes:
     return os.readlink(b"/proc/self/fd/%d" % fd)
 
 
-def _refusal(path: bytes, fd: int, found: os.stat_result, seen: _SeenFile) -> str | None:
+def _refusal(path: bytes, fd: int, state: os.stat_result, seen: _SeenFile) -> str | None:
     """Why an open file must not be shown; None if it may be. Raises UnreadableShard."""
     try:
-        why = _objection(found, _place_of(fd), seen)
+        why = _objection(state, _place_of(fd), seen)
         if why is None or trust.holds(path):
             return trust.foreign_link(path, fd)
     except OSError as error:
@@ -221,36 +221,36 @@ def _to_come(place: bytes) -> _SeenFile:
     return _SeenFile(_owner(place.rpartition(b"/")[0] or b"/"), place, 0, 0)
 
 
-def _objection(found: os.stat_result, place: bytes, seen: _SeenFile) -> str | None:
+def _objection(state: os.stat_result, place: bytes, seen: _SeenFile) -> str | None:
     """Why a file that is not the one that was mounted may not be shown in its place."""
     since = "since the mount " if seen.inode else ""
     if place.removesuffix(b" (deleted)") != seen.place:
         return f"{since}a link leads from there to {os.fsdecode(place)}"
     mounter, named = os.geteuid(), trust.trusted().users
-    owner = trust.user_name(found.st_uid)
-    if found.st_uid not in (mounter, seen.owner) and found.st_uid not in named:
+    owner = trust.user_name(state.st_uid)
+    if state.st_uid not in (mounter, seen.owner) and state.st_uid not in named:
         return f"{since}it belongs to another user ({owner})"
     # Another name of a file, or the file itself moved there: of one that everybody may read that does no harm.
-    another = (found.st_dev, found.st_ino) != (seen.device, seen.inode)
-    private = not found.st_mode & stat.S_IROTH
-    if another and private and (found.st_uid == mounter or found.st_nlink > 1):
+    another = (state.st_dev, state.st_ino) != (seen.device, seen.inode)
+    private = not state.st_mode & stat.S_IROTH
+    if another and private and (state.st_uid == mounter or state.st_nlink > 1):
         return f"{since}it is another file of {owner}'s, which not everybody may read"
     return None
 
 
-def _is_plain(found: os.stat_result) -> bool:
+def _is_plain(state: os.stat_result) -> bool:
     """True if a file can be one that a commit wrote: no link, and with one name only."""
-    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+    return stat.S_ISREG(state.st_mode) and state.st_nlink == 1
 
 
 def access_from_json(rows: Iterable[Sequence[Any]] | None) -> Access:
     """The same refusals as in the process that made `rows` (`Access.to_json`)."""
     if rows is None:
         return Access()
-    found = GuardedAccess(())
+    access = GuardedAccess(())
     for path, owner, place, device, inode in rows:
-        found._seen[os.fsencode(path)] = _SeenFile(owner, os.fsencode(place), device, inode)
-    return found
+        access._seen[os.fsencode(path)] = _SeenFile(owner, os.fsencode(place), device, inode)
+    return access
 
 
 def _owner(directory: bytes) -> int:

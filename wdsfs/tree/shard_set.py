@@ -61,13 +61,13 @@ class Attempts:
     def __init__(self) -> None:
         self._made: Counter[tuple[ShardSet, int]] = Counter()
 
-    def index(self, wanted: NotIndexed) -> None:
+    def index(self, error: NotIndexed) -> None:
         """Index the shard that is wanted; then the question can be asked again.
 
         Raises UnreadableShard for a shard that changes each time, ShardErrors where the question would meet
         NotIndexed again.
         """
-        shards, number = wanted.shards, wanted.number
+        shards, number = error.shards, error.number
         self._made[shards, number] += 1
         if self._made[shards, number] > ATTEMPTS_MAX:
             text = "changes each time it is indexed; try again when it is finished"
@@ -267,12 +267,12 @@ class ShardSet:
     def summary(self, number: int) -> Summary:
         """The summary of a shard. Raises NotIndexed, MissingShard, UnreadableShard, NotATar."""
         fingerprint = self.fingerprint(number)
-        found = self.index.summary(self._keys[number], fingerprint)
-        if found is None:
+        summary = self.index.summary(self._keys[number], fingerprint)
+        if summary is None:
             self._failures.refuse(number, fingerprint)
             raise NotIndexed(self, number)
-        self.index.check_is_tar(self.shards[number], found)
-        return found
+        self.index.check_is_tar(self.shards[number], summary)
+        return summary
 
     def samples_of(self, number: int) -> int:
         """How many samples a shard has; had, for one that is not in the set any more, or about to be taken out.
@@ -291,8 +291,8 @@ class ShardSet:
 
     def last_samples(self, number: int) -> int:
         """How many samples a shard had when it was indexed last; 0 if it never was."""
-        found = self.index.summary(self._keys[number])
-        return 0 if found is None else found.samples
+        summary = self.index.summary(self._keys[number])
+        return 0 if summary is None else summary.samples
 
     def record(self, number: int, tag: int | None = None) -> Record:
         """The record of a shard, valid until `tidy` or `settled` is called.
@@ -314,21 +314,21 @@ class ShardSet:
         if self._records.snapshot != self.index.snapshot:  # another set that shares the index has renewed it
             self._drop_records()
         in_use = self._records.in_use  # not by a call: every request comes here
-        found = in_use.get(number)
-        if found is not None:
+        record = in_use.get(number)
+        if record is not None:
             in_use.move_to_end(number)
-            return found
-        found = self._records.fetch(number, self._keys[number], fingerprint)
-        if found is None:
+            return record
+        record = self._records.fetch(number, self._keys[number], fingerprint)
+        if record is None:
             self._failures.refuse(number, fingerprint)
             raise NotIndexed(self, number)
-        if not found.members:
+        if not record.members:
             try:
-                found.check_is_tar(self.path_text(number))
+                record.check_is_tar(self.path_text(number))
             except NotATar:
                 self._records.forget(number)
                 raise
-        return found
+        return record
 
     def tidy(self) -> None:
         """Replace an old snapshot of the index. Call it between requests, when no Record is in use."""
@@ -361,12 +361,12 @@ class ShardSet:
 
     def build(self, number: int) -> bytes:
         """The record of a shard as it is now. Safe in a thread. Raises MissingShard, UnreadableShard."""
-        one = self.shards[number]
-        found = self.index.copied(one.key, self.access.look(one.path))
-        if found is not None:
-            return found
+        shard = self.shards[number]
+        record = self.index.copied(shard.key, self.access.look(shard.path))
+        if record is not None:
+            return record
         log.info("indexing %s", self.path_text(number))
-        return record_of_file.build_file(one.path, one.reading, self.access.open)
+        return record_of_file.build_file(shard.path, shard.reading, self.access.open)
 
     def install(self, number: int, data: bytes) -> None:
         """Store a record that `build` made. Raises MissingShard, UnreadableShard."""
@@ -426,11 +426,11 @@ class ShardSet:
 
     def _indexed_fingerprints(self) -> list[Fingerprint]:
         """The fingerprints of all shards; GONE for one that cannot be read, or is not in the set."""
-        found = [GONE] * len(self.shards)
+        fingerprints = [GONE] * len(self.shards)
         for number in self.numbers:
             with suppress(ShardError):
-                found[number] = self._indexed_fingerprint(number)
-        return found
+                fingerprints[number] = self._indexed_fingerprint(number)
+        return fingerprints
 
     def _indexed_fingerprint(self, number: int) -> Fingerprint:
         return self.summary(number).fingerprint
@@ -492,30 +492,32 @@ class ShardSet:
             or self._records.snapshot != self.index.snapshot
         ):
             hot = self._warm(number, tag)
-        one = hot.record
-        if one.moved is not None and member not in one.moved:
-            self._compare(number, one, member, hot.file)
-        data, size = one.extent(member)
-        found = Content(hot.file, data, size, one.extents(member))
+        record = hot.record
+        if record.moved is not None and member not in record.moved:
+            self._compare(number, record, member, hot.file)
+        data, size = record.extent(member)
+        content = Content(hot.file, data, size, record.extents(member))
         if hot.file.remote is not None:
-            found.sample = lambda: _places(one, member)
-        return found
+            content.sample = lambda: _places(record, member)
+        return content
 
     def content_columns(self, number: int) -> ContentColumns:
         """As `content`, of all members at once; no file is looked at. Raises what `record` raises."""
         return content_in_shard(self.record(number), self.shards[number].path)
 
     def _warm(self, number: int, tag: int) -> _Hot:
-        one = self.record(number, tag)
-        hot = self._hot[number] = _Hot(tag, self._freshness.believed_until(number), one, self._file(number, one))
+        record = self.record(number, tag)
+        hot = self._hot[number] = _Hot(
+            tag, self._freshness.believed_until(number), record, self._file(number, record)
+        )
         return hot
 
-    def _file(self, number: int, one: Record) -> ShardFile:
-        file = self._files.get(number, one.fingerprint)
+    def _file(self, number: int, record: Record) -> ShardFile:
+        file = self._files.get(number, record.fingerprint)
         if file is None:
             path = self.shards[number].path
-            verify = partial(self._verify, number, one)
-            file = self._files.open(number, path, one.fingerprint, one.compression, verify)
+            verify = partial(self._verify, number, record)
+            file = self._files.open(number, path, record.fingerprint, record.compression, verify)
             self.on_files(len(self._files))
         return file
 
@@ -523,7 +525,7 @@ class ShardSet:
         """True if a shard is compressed; it is indexed for that. Raises ShardErrors."""
         return indexed(self.plain.record, number).compression is not None
 
-    def _verify(self, number: int, one: Record, file: ShardFile) -> int:
+    def _verify(self, number: int, record: Record, file: ShardFile) -> int:
         """Check that an opened file is the one that was indexed; returns its ctime (ns), 0 for a remote shard.
 
         Raises StaleShard, UnreadableShard.
@@ -536,7 +538,11 @@ class ShardSet:
                 raise StaleShard(f"{self.path_text(number)} has changed since this was opened")
             # The fingerprint has proved that nothing was written; this catches a file that was given the old
             # times back, for the price of two reads per opened shard.
-            same = not isinstance(shard, int) or record_module.ends_match(file.source, one.ends) or not one.members
+            same = (
+                not isinstance(shard, int)
+                or record_module.ends_match(file.source, record.ends)
+                or not record.members
+            )
         except OSError as error:
             raise UnreadableShard(f"{self.path_text(number)}: {error.strerror}") from None
         if not same:
@@ -544,10 +550,10 @@ class ShardSet:
             raise StaleShard(f"{self.path_text(number)} has other content than its index, with the same times")
         return ctime_ns
 
-    def _compare(self, number: int, one: Record, member: int, file: ShardFile) -> None:
+    def _compare(self, number: int, record: Record, member: int, file: ShardFile) -> None:
         """Check that a member of a moved shard is where its record says. Raises StaleShard, UnreadableShard."""
         try:
-            same = portable.confirmed(one, member, file.source)
+            same = portable.confirmed(record, member, file.source)
         except OSError as error:
             raise UnreadableShard(f"{self.path_text(number)}: {error.strerror}") from None
         if not same:
@@ -589,7 +595,7 @@ def readable_numbers(lower: ShardSet, allow_missing: bool) -> Iterator[int]:
 
 def _places(record: Record, member: int) -> list[tuple[int, int]]:
     """Where the members of the sample of this one lie, as begin and end (bytes)."""
-    places = [record.extent(one) for one in record.entry_members(record.entry_of(member))]
+    places = [record.extent(at) for at in record.entry_members(record.entry_of(member))]
     return [(data, data + size) for data, size in places]
 
 

@@ -375,7 +375,7 @@ class ShardTree:
         number, record, where = self._open(inode)
         if where == _SHARD_TOP:
             return [(ROOT, self.lower.shards[number].name)]
-        return [self._place_in(number, record, one) for one in self.names.positions_of(record, where)]
+        return [self._place_in(number, record, at) for at in self.names.positions_of(record, where)]
 
     def _place_in(self, number: int, record: Record, where: int) -> tuple[int, bytes]:
         holder = self.names.holder(record, where)

@@ -152,7 +152,7 @@ class ShownNames:
         if kind_of(where) != MEMBER or not self.files_layout or record.link_count(index_of(where)) < 2:
             return [where]
         links = record.array("link.member")[record.array("link.target") == index_of(where)]
-        return [where, *(position(MEMBER, one) for one in links.tolist() if one != index_of(where))]
+        return [where, *(position(MEMBER, link) for link in links.tolist() if link != index_of(where))]
 
     def holder(self, record: Record, where: int) -> int:
         """The position of the directory in which a position is shown."""
@@ -388,10 +388,10 @@ def _without_hard_links(record: Record, listed: Ints) -> tuple[Ints, Ints]:
 
 
 def _link_counts(record: Record) -> Ints:
-    found = np.ones(record.members, np.int64)
+    counts = np.ones(record.members, np.int64)
     if "linked.member" in record.column:
-        found[record.array("linked.member").astype(np.int64)] = record.array("linked.count")
-    return found
+        counts[record.array("linked.member").astype(np.int64)] = record.array("linked.count")
+    return counts
 
 
 def _symbolic_links(record: Record, members: Ints) -> tuple[dict[int, bytes], Ints]:
@@ -401,7 +401,7 @@ def _symbolic_links(record: Record, members: Ints) -> tuple[dict[int, bytes], In
         return {}, sizes
     links = np.flatnonzero(np.isin(members, record.symlinks())).tolist()
     targets = {file: record.symlink(int(members[file])) or b"" for file in links}
-    sizes[links] = [len(one) for one in targets.values()]
+    sizes[links] = [len(target) for target in targets.values()]
     return targets, sizes
 
 
@@ -415,10 +415,10 @@ def _with_aliases(record: Record, domain: int, names: Texts, named: tuple[Ints, 
     before = 0
     for kind, shown in zip((FOLDER, SAMPLE, MEMBER), named, strict=True):
         its = np.flatnonzero(child >> 30 == kind)
-        index, found = child[its] & INDEX_MAX, np.zeros(0, np.int64)
+        index, places = child[its] & INDEX_MAX, np.zeros(0, np.int64)
         if len(shown):
-            found = np.minimum(np.searchsorted(shown, index), len(shown) - 1)
-            rows[its] = np.where(shown[found] == index, found + before, -1)
+            places = np.minimum(np.searchsorted(shown, index), len(shown) - 1)
+            rows[its] = np.where(shown[places] == index, places + before, -1)
         before += len(shown)
     chosen = np.flatnonzero(rows >= 0)
     others = Texts.packed(np.asarray(aliases.name.text), np.asarray(aliases.name.starts))

@@ -71,28 +71,35 @@ class Distribution:
 
 def distribution_of(below: ShardSet) -> Distribution:
     """The distribution of all shards of a set; classes are the folders of keys."""
-    found = Distribution()
+    distribution = Distribution()
     for number in range(len(below)):
         try:
             record = indexed(below.record, number)
         except ShardError:
-            found.add_unreadable()
+            distribution.add_unreadable()
             continue
-        found.add(record)
-        found.add_classes(record)
-    return found
+        distribution.add(record)
+        distribution.add_classes(record)
+    return distribution
 
 
-def count_classes(found: Distribution, classes: ShardSet, name: str) -> None:
+def count_classes(distribution: Distribution, classes: ShardSet, name: str) -> None:
     """Replace the classes by those of a set whose folders are its classes (`tree/classes.py`), called `name`."""
-    found.classes, found.in_no_class, found.samples_left, found.class_name = {}, 0, 0, name
+    distribution.classes, distribution.in_no_class, distribution.samples_left, distribution.class_name = (
+        {},
+        0,
+        0,
+        name,
+    )
     for number in range(len(classes)):
         try:
-            found.add_classes(indexed(classes.record, number))
+            distribution.add_classes(indexed(classes.record, number))
         except ShardError:
             continue
-    counted = sum(found.classes.values()) + found.samples_left
-    found.in_no_class = max(sum(count for count in found.samples if count != UNREADABLE) - counted, 0)
+    counted = sum(distribution.classes.values()) + distribution.samples_left
+    distribution.in_no_class = max(
+        sum(count for count in distribution.samples if count != UNREADABLE) - counted, 0
+    )
 
 
 def sizes_by_extension(record: Record) -> Iterator[tuple[bytes, NDArray[Any]]]:
@@ -145,10 +152,10 @@ class SetTotals:
         """The sums. Invalidates all records in use."""
         if self._totals is None or self._totals[0] != self.lower.generation:
             self.lower.renew()  # other processes may have indexed shards since
-            found, complete = self._sum()
+            totals, complete = self._sum()
             # Another process may index the rest at any time, and this process is not notified.
-            self._totals = (self.lower.generation, found) if complete else None
-            return found
+            self._totals = (self.lower.generation, totals) if complete else None
+            return totals
         return self._totals[1]
 
     def _sum(self) -> tuple[Totals, bool]:
@@ -157,7 +164,7 @@ class SetTotals:
         complete = True
         for number in self.lower.numbers:
             try:
-                one = self.lower.summary(number)
+                summary = self.lower.summary(number)
             except ShardError:
                 damaged += 1
                 continue
@@ -165,10 +172,10 @@ class SetTotals:
                 complete = False
                 continue
             indexed += 1
-            samples += one.samples
-            members += one.members
-            size += one.member_bytes
-            damaged += bool(one.problems)
+            samples += summary.samples
+            members += summary.members
+            size += summary.member_bytes
+            damaged += bool(summary.problems)
         return Totals(self.lower.count, indexed, samples, members, size, damaged), complete
 
 
@@ -243,9 +250,9 @@ def gather(lower: ShardSet, plotted: Distribution | None = None) -> dict[str, An
         if plotted is not None:
             plotted.add(record)
             plotted.add_classes(record)
-    found = sorted(by_extension.items(), key=lambda item: (-item[1].count, item[0]))
-    report["extensions"] = [sizes.report(extension) for extension, sizes in found[:EXTENSIONS_MAX]]
-    report["more_extensions"] = len(found[EXTENSIONS_MAX:])
+    rows = sorted(by_extension.items(), key=lambda item: (-item[1].count, item[0]))
+    report["extensions"] = [sizes.report(extension) for extension, sizes in rows[:EXTENSIONS_MAX]]
+    report["more_extensions"] = len(rows[EXTENSIONS_MAX:])
     return report
 
 

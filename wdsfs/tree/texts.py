@@ -36,14 +36,14 @@ class Texts(NamedTuple):
     @staticmethod
     def joined(parts: Sequence[Texts]) -> Texts:
         """All of these, in their order."""
-        parts = [one for one in parts if len(one.starts)] or parts[:1]
+        parts = [part for part in parts if len(part.starts)] or parts[:1]
         if len(parts) == 1:
             return parts[0]
-        sizes = np.cumsum([0, *(len(one.text) for one in parts)])
+        sizes = np.cumsum([0, *(len(part.text) for part in parts)])
         return Texts(
-            np.concatenate([one.text for one in parts]),
-            np.concatenate([one.starts + size for one, size in zip(parts, sizes.tolist(), strict=False)]),
-            np.concatenate([one.lengths for one in parts]),
+            np.concatenate([part.text for part in parts]),
+            np.concatenate([part.starts + size for part, size in zip(parts, sizes.tolist(), strict=False)]),
+            np.concatenate([part.lengths for part in parts]),
         )
 
     def take(self, rows: NDArray[Any] | slice) -> Texts:
@@ -62,12 +62,12 @@ class Texts(NamedTuple):
     @staticmethod
     def chained(parts: Sequence[Texts]) -> Texts:
         """The first of all parts as one text, then the second of all, and so on."""
-        lengths = np.asarray(np.sum([one.lengths for one in parts], axis=0), np.int64)
+        lengths = np.asarray(np.sum([part.lengths for part in parts], axis=0), np.int64)
         starts = np.cumsum(lengths) - lengths
         text, place = np.empty(int(lengths.sum()), np.uint8), starts
-        for one in parts:
-            one.copy_to(text, place)
-            place = place + one.lengths
+        for part in parts:
+            part.copy_to(text, place)
+            place = place + part.lengths
         return Texts(text, starts, lengths)
 
     def copy_to(self, data: NDArray[np.uint8], places: Ints) -> None:
@@ -78,7 +78,7 @@ class Texts(NamedTuple):
             data[at : at + size] = self.text[begin : begin + size]
         lengths = np.where(self.lengths > _SHORT, 0, self.lengths) if len(long) else self.lengths
         for low in range(0, len(places), _ROWS):
-            count, start, place = (one[low : low + _ROWS] for one in (lengths, self.starts, places))
+            count, start, place = (column[low : low + _ROWS] for column in (lengths, self.starts, places))
             offsets = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
             data[np.repeat(place, count) + offsets] = self.text[np.repeat(start, count) + offsets]
 

@@ -52,14 +52,14 @@ from wdsfs.tree.label_files import OpenLabels
 from wdsfs.tree.view_sources import DECODED, FIELD, MISSING, NOTHING, OWN, TWICE, VALUES, JoinedFrom
 
 
-def compose(wanted: Composition, source: ContentSource, around: Surroundings, fingerprint: Fingerprint) -> bytes:
+def compose(options: Composition, source: ContentSource, around: Surroundings, fingerprint: Fingerprint) -> bytes:
     """Return the record of what a shard shows with these options.
 
     If the options refuse a sample (`--missing error`), the record is empty, and `refusal` returns why. Raises what
     the surroundings raise.
     """
     try:
-        return _compose(Draft(wanted, source, around), fingerprint)
+        return _compose(Draft(options, source, around), fingerprint)
     except LongNumber as error:
         return refuse(str(error), fingerprint, error.digits)
     except ViewError as error:
@@ -68,24 +68,24 @@ def compose(wanted: Composition, source: ContentSource, around: Surroundings, fi
 
 def _compose(draft: Draft, fingerprint: Fingerprint) -> bytes:
     """Run the steps in their order. Raises ViewError if the options refuse a sample."""
-    wanted = draft.wanted
+    options = draft.options
     _leave_out(draft)
     for joined in draft.around.joined:
         add_joined(draft, joined)
-    if wanted.decode:
+    if options.decode:
         decode(draft)
     for labels in draft.around.labels:
         add_labels(draft, labels)
-    if wanted.fields:
+    if options.fields:
         add_fields(draft)
-    if wanted.classes:
+    if options.classes:
         classes.find_classes(draft)
-    if wanted.columns:
+    if options.columns:
         select(draft)
-    elif wanted.ignore_case:
+    elif options.ignore_case:
         # Semantics decision: in lower case, as the webdataset library reads them.
-        draft.rename({number: one.lower() for number, one in enumerate(draft.extensions)})
-    if wanted.classes:
+        draft.rename({number: text.lower() for number, text in enumerate(draft.extensions)})
+    if options.classes:
         classes.into_classes(draft)
     draft.keep(np.bincount(draft.rows.entry, minlength=len(draft.paths)) > 0)
     return derive(_derived(draft), fingerprint, {"shift": _shift(draft), "places": draft.places})
@@ -96,7 +96,7 @@ def _leave_out(draft: Draft) -> None:
     pairs = zip(draft.paths, draft.strays.tolist(), strict=True)
     if left_out:
         draft.keep(np.fromiter((stray or path not in left_out for path, stray in pairs), bool, len(draft.paths)))
-    if draft.wanted.columns or draft.wanted.classes:
+    if draft.options.columns or draft.options.classes:
         draft.keep(~draft.strays)
 
 
@@ -108,7 +108,7 @@ def _derived(draft: Draft) -> DerivedMembers:
         own = {address: at for at, address in enumerate(rows.address.tolist()) if address in draft.links}
         links = {at: draft.links[address] for address, at in own.items()}
     folders = {}
-    if "folder.mtime" in record.column and not draft.wanted.classes:
+    if "folder.mtime" in record.column and not draft.options.classes:
         times = {record.folder_path(n) + b"/": record.folder_mtime_ns(n) for n in range(1, record.folders)}
         folders = {path: time for path, time in times.items() if time is not None}
     problems = [*draft.problems, *_problems_of_shown(draft), *record.problems]
@@ -152,14 +152,14 @@ def _packed(draft: Draft, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _further_columns(draft: Draft) -> dict[str, list[int]]:
     """The sections of what is made of other members: of which, and how."""
-    found: dict[str, list[int]] = {}
+    problems: dict[str, list[int]] = {}
     if draft.decoded:
         raw = np.array([address for address, _ in draft.decoded], np.int64)
-        found["decoded.from"] = _packed(draft, raw).tolist()
-        found["decoded.codec"] = [codec for _, codec in draft.decoded]
+        problems["decoded.from"] = _packed(draft, raw).tolist()
+        problems["decoded.codec"] = [codec for _, codec in draft.decoded]
     if draft.fields:
-        found["field.from"] = _packed(draft, np.array(draft.fields, np.int64)).tolist()
-    return found
+        problems["field.from"] = _packed(draft, np.array(draft.fields, np.int64)).tolist()
+    return problems
 
 
 def refuse(text: str, fingerprint: Fingerprint, digits: int = 0) -> bytes:
@@ -176,7 +176,7 @@ def refusal(record: Record) -> str | None:
     return None if record.view is None else record.view.get("refused")
 
 
-def digits_wanted(record: Record) -> int:
+def digits_needed(record: Record) -> int:
     """Return how many digits the classes of a shard need that was refused for too few; else 0."""
     return 0 if record.view is None else int(record.view.get("digits", 0))
 
@@ -189,15 +189,15 @@ def add_joined(draft: Draft, joined: JoinedFrom) -> None:
     samples = draft.samples()
     shards, entries = joined.find([draft.paths[number] for number in samples.tolist()])
     missing, twice = samples[shards == MISSING], samples[shards == TWICE]
-    kept = draft.judged(draft.wanted.missing, missing, "is not in the set that is joined", MISSING_WAY_OUT)
+    is_there = draft.judged(draft.options.missing, missing, "is not in the set that is joined", MISSING_WAY_OUT)
     unique = draft.judged(
-        draft.wanted.duplicates, twice, "is more than once in the set that is joined", TWICE_WAY_OUT
+        draft.options.duplicates, twice, "is more than once in the set that is joined", TWICE_WAY_OUT
     )
-    found = [
+    parts = [
         _joined_rows(draft, joined, number, samples[shards == number], entries[shards == number])
         for number in np.unique(shards[shards >= 0]).tolist()
     ]
-    draft.keep(_add(draft, found) & kept & unique)
+    draft.keep(_add(draft, parts) & is_there & unique)
 
 
 def _joined_rows(
@@ -213,9 +213,11 @@ def _joined_rows(
     first, counts = starts[entries], starts[entries + 1] - starts[entries]
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     members = np.repeat(first, counts) + within
-    own = [record.extension_name[one] for one in range(len(record.extension_name))]
-    wanted = np.array([draft.wanted.wants(one) for one in own], bool)
-    numbers = np.array([draft.number_of(one) if draft.wanted.wants(one) else -1 for one in own], np.int64)
+    own = [record.extension_name[extension] for extension in range(len(record.extension_name))]
+    is_used = np.array([draft.options.wants(extension) for extension in own], bool)
+    numbers = np.array(
+        [draft.number_of(extension) if draft.options.wants(extension) else -1 for extension in own], np.int64
+    )
     extension = record.array("member.ext")[members]
     return Rows(
         np.repeat(samples, counts),
@@ -223,21 +225,21 @@ def _joined_rows(
         members | place << SHIFT,
         np.asarray(record.array("member.size"))[members].astype(np.int64),
         record.mtimes_ns(members),
-    ).take(wanted[extension])
+    ).take(is_used[extension])
 
 
-def _add(draft: Draft, found: list[Rows]) -> NDArray[np.bool_]:
+def _add(draft: Draft, parts: list[Rows]) -> NDArray[np.bool_]:
     """Add joined members. A column that the sample has already is a duplicate; return the entries to keep."""
-    kept = np.ones(len(draft.paths), bool)
-    for rows in found:
+    is_kept = np.ones(len(draft.paths), bool)
+    for rows in parts:
         clash = np.isin(draft.codes(rows), draft.codes(draft.rows))
         if clash.any():
             first = draft.extensions[int(rows.extension[clash][0])]
             text = f"has the column {text_of(first)!r} itself, and so has the set that is joined"
-            kept &= draft.judged(draft.wanted.duplicates, np.unique(rows.entry[clash]), text, TWICE_WAY_OUT)
+            is_kept &= draft.judged(draft.options.duplicates, np.unique(rows.entry[clash]), text, TWICE_WAY_OUT)
             rows = rows.take(~clash)
         draft.rows = draft.rows.plus(rows)
-    return kept
+    return is_kept
 
 
 # --- decode: members that are compressed one by one, `x.json` beside `x.json.gz`
@@ -247,9 +249,11 @@ def decode(draft: Draft) -> None:
     """Add the decoded content of compressed members; those that cannot be decoded become problems."""
     place = draft.place(DECODED, b"", ())
     there = set(draft.codes(draft.rows).tolist())
-    found = []
-    known = ((number, draft.wanted.codec_of(one)) for number, one in enumerate(list(draft.extensions)))
-    chosen = [(number, *codec) for number, codec in known if codec is not None and draft.wanted.wants(codec[1])]
+    lines = []
+    known = (
+        (number, draft.options.codec_of(extension)) for number, extension in enumerate(list(draft.extensions))
+    )
+    chosen = [(number, *codec) for number, codec in known if codec is not None and draft.options.wants(codec[1])]
     into = [draft.number_of(name) for _, _, name in chosen]
     sames = draft.same()[into].tolist()
     order = np.argsort(draft.rows.extension, kind="stable")
@@ -267,9 +271,9 @@ def decode(draft: Draft) -> None:
             size = _decoded_size(draft, codec, address, entry, extension)
             if size is not None:
                 row = (entry, decoded, place << SHIFT | len(draft.decoded), size, int(draft.rows.mtime[at]))
-                found.append(row)
+                lines.append(row)
                 draft.decoded.append((address, codec))
-    draft.rows = draft.rows.plus(rows_of(found))
+    draft.rows = draft.rows.plus(rows_of(lines))
 
 
 def _decoded_size(draft: Draft, codec: int, address: int, entry: int, extension: bytes) -> int | None:
@@ -292,7 +296,7 @@ def add_labels(draft: Draft, labels: OpenLabels) -> None:
     known = labels.find([draft.paths[number] for number in samples])
     place = draft.place(VALUES, labels.path, labels.fingerprint)
     mtime = labels.fingerprint.mtime_ns
-    missing, twice, found = [], [], []
+    missing, twice, added = [], [], []
     numbers: dict[bytes, int] = {}
     for entry in samples:
         lines = known.get(draft.paths[entry])
@@ -305,22 +309,22 @@ def add_labels(draft: Draft, labels: OpenLabels) -> None:
                 number = numbers.get(extension)
                 if number is None:
                     number = numbers[extension] = (
-                        draft.number_of(extension) if draft.wanted.wants(extension) else -1
+                        draft.number_of(extension) if draft.options.wants(extension) else -1
                     )
                 if number >= 0:
                     row = draft.values.number(value)
-                    found.append((entry, number, place << SHIFT | row, len(value), mtime))
+                    added.append((entry, number, place << SHIFT | row, len(value), mtime))
     where = text_of(labels.path)
-    kept = draft.judged(draft.wanted.missing, np.array(missing, int), f"is not in {where}", MISSING_WAY_OUT)
+    is_there = draft.judged(draft.options.missing, np.array(missing, int), f"is not in {where}", MISSING_WAY_OUT)
     unique = draft.judged(
-        draft.wanted.duplicates, np.array(twice, int), f"is more than once in {where}", TWICE_WAY_OUT
+        draft.options.duplicates, np.array(twice, int), f"is more than once in {where}", TWICE_WAY_OUT
     )
-    rows = rows_of(found)
+    rows = rows_of(added)
     # Semantics decision: a label wins over the shard's own column, as in webdataset's `associate`.
     replaced = np.isin(draft.codes(draft.rows), draft.codes(rows))
     own = draft.rows.take(~replaced | draft.strays[draft.rows.entry])
     draft.rows = own.plus(rows)
-    draft.keep(kept & unique)
+    draft.keep(is_there & unique)
 
 
 # --- fields: files of fields of JSON columns, of which only the sizes are kept
@@ -337,33 +341,33 @@ def add_fields(draft: Draft) -> None:
     """Add a file for each field that a sample has. Raises ViewError, ShardErrors."""
     own = set(draft.codes(draft.rows).tolist())
     clashing: set[int] = set()
-    found = []
+    lines = []
     columns: dict[bytes, list[tuple[Field, int, int]]] = {}
-    for one in draft.wanted.fields:
+    for field in draft.options.fields:
         place = draft.place(FIELD, b"", ())
-        draft.places[place]["field"] = one.path
-        columns.setdefault(one.column, []).append((one, place, draft.number_of(one.name)))
+        draft.places[place]["field"] = field.path
+        columns.setdefault(field.column, []).append((field, place, draft.number_of(field.name)))
     same = draft.same()
     for column, fields in columns.items():
         for at in _members(draft, column):
             entry, address = int(draft.rows.entry[at]), int(draft.rows.address[at])
-            files = _files(draft, at, [one for one, _, _ in fields])
-            for (one, place, extension), made in zip(fields, files, strict=True):
+            files = _files(draft, at, [field for field, _, _ in fields])
+            for (field, place, extension), made in zip(fields, files, strict=True):
                 if made is None:
                     continue
                 # Semantics decision: as for joined columns, only what is shown can clash.
-                if draft.wanted.shows(one.name) and entry << 32 | int(same[extension]) in own:
+                if draft.options.shows(field.name) and entry << 32 | int(same[extension]) in own:
                     clashing.add(entry)
                     continue
                 row = place << SHIFT | len(draft.fields)
-                found.append((entry, extension, row, made.size, int(draft.rows.mtime[at])))
+                lines.append((entry, extension, row, made.size, int(draft.rows.mtime[at])))
                 draft.fields.append(address)
                 if made.problem is not None:
                     draft.if_shown[row] = made.problem
-    draft.rows = draft.rows.plus(rows_of(found))
+    draft.rows = draft.rows.plus(rows_of(lines))
     if clashing:
         text = "has a column of the name of a --field itself"
-        draft.keep(draft.judged(draft.wanted.duplicates, np.array(sorted(clashing)), text, TWICE_WAY_OUT))
+        draft.keep(draft.judged(draft.options.duplicates, np.array(sorted(clashing)), text, TWICE_WAY_OUT))
 
 
 def _members(draft: Draft, column: bytes) -> list[int]:
@@ -387,14 +391,14 @@ def _files(draft: Draft, at: int, fields: list[Field]) -> list[_File | None]:
         document: Any = json_fields.parse(draft.read(address))
     except CorruptShard as error:
         return [_File(max(size, 1), _problem(draft, at, error))] * len(fields)
-    found: list[_File | None] = []
-    for one in fields:
+    files: list[_File | None] = []
+    for field in fields:
         try:
-            data = json_fields.content_at(document, one.path)
-            found.append(None if data is None else _File(len(data)))
+            data = json_fields.content_at(document, field.path)
+            files.append(None if data is None else _File(len(data)))
         except CorruptShard as error:
-            found.append(_File(max(size, 1), _problem(draft, at, error)))
-    return found
+            files.append(_File(max(size, 1), _problem(draft, at, error)))
+    return files
 
 
 def _problem(draft: Draft, at: int, error: CorruptShard) -> Problem:
@@ -411,13 +415,13 @@ def _problem(draft: Draft, at: int, error: CorruptShard) -> Problem:
 def select(draft: Draft) -> None:
     """Choose for each output one of its alternatives; files of fields that no output names stay as they are."""
     rows, count = draft.rows, len(draft.paths)
-    kept = np.ones(count, bool)
+    is_kept = np.ones(count, bool)
     free = _free_fields(draft)
     taken = free.copy()
     chosen = [(np.flatnonzero(free), rows.extension[free])]
-    found = []
+    lines = []
     empty = -1
-    for column in draft.wanted.columns:
+    for column in draft.options.columns:
         ranks, shown = _matches(draft, column)
         matches = np.flatnonzero(ranks >= 0)
         # Semantics decision: the first in the order of the tar, as in DALI; with a name the first in the order in
@@ -436,26 +440,26 @@ def select(draft: Draft) -> None:
         way_out = MISSING_WAY_OUT
         if not len(entries):  # not one has it: it may be called otherwise
             way_out = f"{_columns_hint(draft, column.alternatives)}; {MISSING_WAY_OUT}"
-            if any(b"," in one for one in column.alternatives):
+            if any(b"," in extension for extension in column.alternatives):
                 way_out = f"between columns to choose from is a semicolon: --columns 'jpg;png'; {way_out}"
-        kept &= draft.judged(draft.wanted.missing, missing, text, way_out)
-        if len(missing) and draft.wanted.missing == EMPTY:
+        is_kept &= draft.judged(draft.options.missing, missing, text, way_out)
+        if len(missing) and draft.options.missing == EMPTY:
             empty = draft.place(NOTHING, draft.source.path, ()) if empty < 0 else empty
             name, mtime = draft.number_of(_name_of(column)), draft.record.fingerprint.mtime_ns
-            found += [(entry, name, empty << SHIFT, 0, mtime) for entry in missing.tolist()]
+            lines += [(entry, name, empty << SHIFT, 0, mtime) for entry in missing.tolist()]
     numbers, extensions = (np.concatenate(some) for some in zip(*chosen, strict=True))
     order = np.argsort(numbers, kind="stable")  # that of the tar
     draft.rows = rows.take(numbers[order])
     draft.rows.extension = extensions[order]
-    draft.rows = draft.rows.plus(rows_of(found))
-    draft.keep(kept)
+    draft.rows = draft.rows.plus(rows_of(lines))
+    draft.keep(is_kept)
 
 
 def _free_fields(draft: Draft) -> NDArray[np.bool_]:
     """Which rows are files of fields that no output names."""
     free = [number for number, place in enumerate(draft.places) if place["kind"] == FIELD]
     rows = draft.rows
-    named = [number for number, one in enumerate(draft.extensions) if draft.wanted.shows(one)]
+    named = [number for number, extension in enumerate(draft.extensions) if draft.options.shows(extension)]
     return np.isin(rows.address >> SHIFT, free) & ~np.isin(rows.extension, named)
 
 
@@ -479,25 +483,27 @@ def _matches(draft: Draft, column: Column) -> tuple[NDArray[np.int64], NDArray[n
 def _columns_hint(draft: Draft, alternatives: tuple[bytes, ...]) -> str:
     """Return a hint at what a column that no sample of the shard has may have meant."""
     there, hint = draft.columns(), draft.columns_there()
-    for one in alternatives:
-        parts = one.split(b",")
+    for typed in alternatives:
+        parts = typed.split(b",")
         if len(parts) > 1 and all(part in there for part in parts):
             options = " ".join(f"--columns {text_of(part)}" for part in parts)
             return f"{hint}; for several columns write {options}"
-        if one.lstrip(b".*") in there:
-            return f"{hint}; write --columns {text_of(one.lstrip(b'.*'))}"
-        if any(one.lower() == other.lower() for other in there):
+        if typed.lstrip(b".*") in there:
+            return f"{hint}; write --columns {text_of(typed.lstrip(b'.*'))}"
+        if any(typed.lower() == other.lower() for other in there):
             return f"{hint}; --ignore-case matches any letter case"
     return hint
 
 
 def _typed(draft: Draft, alternatives: tuple[bytes, ...]) -> dict[int, tuple[int, int]]:
     """The extensions that match one of these, with the rank of that one, and the number of what is shown."""
-    ranks = {one: rank for rank, one in reversed([*enumerate(alternatives)])}
-    if not draft.wanted.ignore_case:
-        there = [(draft.numbers[one], rank) for one, rank in ranks.items() if one in draft.numbers]
+    ranks = {extension: rank for rank, extension in reversed([*enumerate(alternatives)])}
+    if not draft.options.ignore_case:
+        there = [
+            (draft.numbers[extension], rank) for extension, rank in ranks.items() if extension in draft.numbers
+        ]
         return {number: (rank, number) for number, rank in there}
-    lowered = {one.lower(): one for one in reversed(alternatives)}
+    lowered = {extension.lower(): extension for extension in reversed(alternatives)}
     typed = {}
     for number, extension in enumerate(list(draft.extensions)):
         name = extension if extension in ranks else lowered.get(extension.lower())

@@ -28,7 +28,7 @@ from wdsfs.tree.draft import ContentSource, Surroundings
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.shard_set import NotIndexed, ShardSet
-from wdsfs.tree.view_record import compose, digits_wanted, refusal, refuse
+from wdsfs.tree.view_record import compose, digits_needed, refusal, refuse
 from wdsfs.tree.view_sources import Companions, CompanionWatch, DerivedContent, JoinedSets, KeysMissing, SourceSets
 
 
@@ -48,7 +48,7 @@ class RecordMaker:
         self._sources, self._joins, self._companions, self._watch = sources, joins, companions, watch
         self._content, self._index, self._access = content, index, access
 
-    def make(self, number: int, wanted: Composition, look: Callable[[], Fingerprint]) -> bytes:
+    def make(self, number: int, options: Composition, look: Callable[[], Fingerprint]) -> bytes:
         """The derived record of a shard as everything is now; what it is made of is indexed first.
 
         `look` returns the fingerprint of the shard and its companions. Raises ShardError, UnreadableShard when
@@ -59,7 +59,7 @@ class RecordMaker:
             self._sources.distrust()
             before = look()
             try:
-                data = self._make_or_refuse(number, wanted, before)
+                data = self._make_or_refuse(number, options, before)
             except NotIndexed as wanting:  # a shard of one of the sources
                 wanting.shards.index_now(wanting.number)
                 continue
@@ -77,7 +77,7 @@ class RecordMaker:
                 text = "it, or what it is shown with, is being written; try again when that is finished"
                 raise UnreadableShard(f"{self._sources.plain.path_text(number)}: {text}")
 
-    def _make_or_refuse(self, number: int, wanted: Composition, fingerprint: Fingerprint) -> bytes:
+    def _make_or_refuse(self, number: int, options: Composition, fingerprint: Fingerprint) -> bytes:
         self._wait_for_writers()
         source = self._sources.plain.shards[number]
         try:
@@ -90,7 +90,7 @@ class RecordMaker:
                 ]
                 record = self._sources.plain.record(number)
                 return compose(
-                    wanted,
+                    options,
                     ContentSource(source.path, source.name, record, source.without),
                     Surroundings(
                         self._joins.around(number), tables, self._class_names(), self._content.read_member
@@ -121,15 +121,15 @@ log = logging.getLogger(__name__)
 Found = TypeVar("Found", tuple[str, str], tuple[str, Problem, int])
 
 
-def is_view(shards: Sequence[Shard], wanted: Composition) -> bool:
+def is_view(shards: Sequence[Shard], composition: Composition) -> bool:
     """True if these shards, shown with these options, need derived records."""
-    return not wanted.is_plain or any(one.without for one in shards)
+    return not composition.is_plain or any(shard.without for shard in shards)
 
 
 def open_set(
     shards: Sequence[Shard],
     index: Index,
-    wanted: Composition,
+    composition: Composition,
     companions: Companions,
     *,
     descriptors: int = 256,
@@ -137,9 +137,9 @@ def open_set(
     access: Access | None = None,
 ) -> ShardSet:
     """The set of these shards, shown with these options; the last three are those of `ShardSet`."""
-    if not is_view(shards, wanted):
+    if not is_view(shards, composition):
         return ShardSet(shards, index, descriptors, tags, access)
-    return ViewSet(shards, index, wanted, companions, descriptors=descriptors, tags=tags, access=access)
+    return ViewSet(shards, index, composition, companions, descriptors=descriptors, tags=tags, access=access)
 
 
 class ViewSet(ShardSet):
@@ -153,7 +153,7 @@ class ViewSet(ShardSet):
         self,
         shards: Sequence[Shard],
         index: Index,
-        wanted: Composition,
+        composition: Composition,
         companions: Companions,
         *,
         descriptors: int = 256,
@@ -162,10 +162,10 @@ class ViewSet(ShardSet):
     ) -> None:
         super().__init__(shards, index, descriptors, tags, access)
         # `make` finds out the digits of classes that are numbers, unless an option gives them.
-        self._finds_digits = wanted.classes and wanted.class_digits is None
-        self.wanted = replace(wanted, class_digits=1) if self._finds_digits else wanted
+        self._finds_digits = composition.classes and composition.class_digits is None
+        self.composition = replace(composition, class_digits=1) if self._finds_digits else composition
         # Shards that the options do not change keep their plain record, under its plain key.
-        self._unchanged = [wanted.is_plain and not one.without for one in shards]
+        self._unchanged = [composition.is_plain and not shard.without for shard in shards]
         self._sources = SourceSets(shards, companions.joined, index, descriptors, self.access)
         self.plain = self._sources.plain
         for source in self._sources.all:
@@ -190,17 +190,17 @@ class ViewSet(ShardSet):
 
     def _view_keys(self) -> list[bytes]:
         """The keys under which the index has the records of this view."""
-        return [one.key if self._unchanged[at] else self._view_key(at) for at, one in enumerate(self.shards)]
+        return [shard.key if self._unchanged[at] else self._view_key(at) for at, shard in enumerate(self.shards)]
 
     def _view_key(self, number: int) -> bytes:
-        one, common = self.shards[number], self._companions_digest + self._joins.beside(number)
-        return one.key + b"\0" + self.wanted.digest(one.without, one.name, common)
+        shard, common = self.shards[number], self._companions_digest + self._joins.beside(number)
+        return shard.key + b"\0" + self.composition.digest(shard.without, shard.name, common)
 
     # --- what a shard is now
 
     def _stat(self, number: int) -> Fingerprint:
-        found = super()._stat(number)
-        return found if self._unchanged[number] else found.mixed_with(self._watch.number())
+        fingerprint = super()._stat(number)
+        return fingerprint if self._unchanged[number] else fingerprint.mixed_with(self._watch.number())
 
     def _log_change(self, number: int, before: Fingerprint, now: Fingerprint) -> None:
         """As `ShardSet`; a change of companions, which all shards have, is logged once."""
@@ -215,11 +215,11 @@ class ViewSet(ShardSet):
 
     def record(self, number: int, tag: int | None = None) -> Record:
         """As `ShardSet.record`. Raises also ViewError, when the options refuse what the shard holds."""
-        found = super().record(number, tag)
-        text = refusal(found)
+        record = super().record(number, tag)
+        text = refusal(record)
         if text is not None:
             raise ViewError(text)
-        return found
+        return record
 
     def _indexed_fingerprint(self, number: int) -> Fingerprint:
         if self.summary(number).problems:
@@ -232,7 +232,7 @@ class ViewSet(ShardSet):
         """The derived record of a shard as everything is now; what it is made of is indexed first."""
         if self._unchanged[number]:
             return self.plain.build(number)
-        return self._maker.make(number, self.wanted, lambda: self._stat(number))
+        return self._maker.make(number, self.composition, lambda: self._stat(number))
 
     def settled(self, number: int) -> bool:
         try:
@@ -265,10 +265,10 @@ class ViewSet(ShardSet):
         self._watch.number()
         while True:
             refused = self._make_all(on_done)
-            digits = 0 if refused is None else digits_wanted(refused)
+            digits = 0 if refused is None else digits_needed(refused)
             if not (digits and self._finds_digits):
                 return None if refused is None else refusal(refused)
-            self.wanted = replace(self.wanted, class_digits=digits)
+            self.composition = replace(self.composition, class_digits=digits)
             self._keys = self._view_keys()
             self._drop_records()
 
@@ -303,15 +303,18 @@ class ViewSet(ShardSet):
 
     def fields_not_found(self, shards: int) -> list[Field]:
         """The options `--field` that make no file in the first so many shards: they may be misspelt."""
-        found = [one for one in self.wanted.fields if not (self.wanted.columns and self.wanted.shows(one.name))]
+        options = self.composition
+        fields = [field for field in options.fields if not (options.columns and options.shows(field.name))]
         samples = 0
         for number in range(min(len(self), shards)):
             with suppress(ShardError, NotIndexed):
                 record = self.record(number)
                 samples += record.samples
-                there = {one.lower() for one in record.extension_name.of(range(len(record.extension_name)))}
-                found = [one for one in found if one.name.lower() not in there]
-        return found if samples else []
+                there = {
+                    extension.lower() for extension in record.extension_name.of(range(len(record.extension_name)))
+                }
+                fields = [field for field in fields if field.name.lower() not in there]
+        return fields if samples else []
 
     def _store(self, pending: list[tuple[bytes, bytes]]) -> None:
         if pending:
@@ -330,10 +333,10 @@ class ViewSet(ShardSet):
         seen = {self.path_text(number) for number in self.numbers}
         yield from own
         for below in self._sources.joined:
-            for found in ask(below):
-                if found[0] not in seen:
-                    seen.add(found[0])
-                    yield found
+            for answer in ask(below):
+                if answer[0] not in seen:
+                    seen.add(answer[0])
+                    yield answer
 
     # --- content
 

@@ -120,10 +120,10 @@ class JoinedFrom:
         # for in the whole set.
         beside = self._owner.partner(self._which, self._number)
         if beside is not None:
-            found, twice = _samples_of(self.record(beside))
+            samples, twice = _samples_of(self.record(beside))
             excluded = self._excluded(beside)
             for at, key in enumerate(keys):
-                entry = found.get(key)
+                entry = samples.get(key)
                 if entry is not None and key not in excluded:
                     shards[at], entries[at] = (TWICE if key in twice else beside), entry
         left = np.flatnonzero(shards == MISSING).tolist()
@@ -150,14 +150,14 @@ class JoinedFrom:
 
 def _samples_of(record: Record) -> tuple[dict[bytes, int], set[bytes]]:
     """The samples of a shard by key, and the keys that it has more than once."""
-    found: dict[bytes, int] = {}
+    samples: dict[bytes, int] = {}
     twice: set[bytes] = set()
     for entry, (path, flags) in enumerate(zip(record.paths(), record.entry_flags, strict=True)):
         if not flags & STRAY:
-            if path in found:
+            if path in samples:
                 twice.add(path)
-            found[path] = entry
-    return found, twice
+            samples[path] = entry
+    return samples, twice
 
 
 # --- the plain sets of shards that a view is made of
@@ -176,10 +176,12 @@ class SourceSets:
     ) -> None:
         each = max(1, descriptors // (1 + len(joined)))
         self.plain = ShardSet(shards, index, each, access=access)
-        self.joined = [ShardSet(one, index, each, access=access) for one in joined]
+        self.joined = [ShardSet(shards_, index, each, access=access) for shards_ in joined]
         self.all = [self.plain, *self.joined]
         self._places = {
-            one.path: (source, number) for source in reversed(self.all) for number, one in enumerate(source.shards)
+            shard.path: (source, number)
+            for source in reversed(self.all)
+            for number, shard in enumerate(source.shards)
         }
 
     def find(self, path: bytes) -> tuple[ShardSet, int]:
@@ -189,17 +191,17 @@ class SourceSets:
     @property
     def open_files(self) -> int:
         """How many shards are open."""
-        return sum(one.open_files for one in self.all)
+        return sum(source.open_files for source in self.all)
 
     def distrust(self) -> None:
         """Look at every shard again before it is used."""
-        for one in self.all:
-            one.distrust()
+        for source in self.all:
+            source.distrust()
 
     def release(self) -> None:
         """Close the shards, and let go of all records."""
-        for one in self.all:
-            one.release()
+        for source in self.all:
+            source.release()
 
 
 def content_of(source: ShardSet, number: int, member: int) -> Content:
@@ -218,37 +220,37 @@ class Companions:
     Raises what `expand.expand` raises, UsageError.
     """
 
-    def __init__(self, wanted: Composition, reading: Reading = PLAIN) -> None:
+    def __init__(self, composition: Composition, reading: Reading = PLAIN) -> None:
         # Semantics decision: joined shards are read as those of the set are.
-        self.joined: list[list[Shard]] = [expand([spec], reading=reading) for spec in wanted.join]
-        self.labels: list[LabelFile] = [label_file(text) for text in wanted.associate]
-        self.class_names = None if wanted.class_names is None else os.path.abspath(wanted.class_names)
+        self.joined: list[list[Shard]] = [expand([spec], reading=reading) for spec in composition.join]
+        self.labels: list[LabelFile] = [label_file(text) for text in composition.associate]
+        self.class_names = None if composition.class_names is None else os.path.abspath(composition.class_names)
         if self.class_names is not None:
             read_class_names(self.class_names)
 
     @property
     def shards(self) -> list[Shard]:
         """The shards of all joined sets."""
-        return [one for shards in self.joined for one in shards]
+        return [shard for shards in self.joined for shard in shards]
 
     @property
     def files(self) -> list[bytes]:
         """The paths of all files that are read, and of those that may appear beside them."""
-        return [one.path for one in self.shards] + self.others
+        return [shard.path for shard in self.shards] + self.others
 
     @property
     def digest(self) -> bytes:
         """16 bytes that differ for other companions, or the same ones read in another way."""
-        parts = [one.key for one in self.shards] + self.others
+        parts = [shard.key for shard in self.shards] + self.others
         parts += [repr(file.table).encode() for file in self.labels]
-        parts += [repr(sorted(one.without)).encode() for one in self.shards]
+        parts += [repr(sorted(shard.without)).encode() for shard in self.shards]
         return hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
 
     @property
     def others(self) -> list[bytes]:
         """The paths of those that are no shards."""
-        found = [path for file in self.labels for path in file.parts]
-        return found + ([os.fsencode(self.class_names)] if self.class_names is not None else [])
+        paths = [path for file in self.labels for path in file.parts]
+        return paths + ([os.fsencode(self.class_names)] if self.class_names is not None else [])
 
 
 class CompanionWatch:
@@ -287,7 +289,7 @@ class CompanionWatch:
     def _look(self) -> None:
         try:
             with self._slowly():
-                packed = b"".join(one.packed for one in self._fingerprints())
+                packed = b"".join(fingerprint.packed for fingerprint in self._fingerprints())
         except ShardError as error:  # kept like any other result: every shard of the set asks
             self._seen = error
             return
@@ -309,11 +311,11 @@ class CompanionWatch:
             log.warning("what the shards are shown with has changed; what was open from them gets ESTALE")
 
     def _fingerprints(self) -> list[Fingerprint]:
-        found = [self._access.look(one.path) for one in self._companions.shards]
-        found += [self.fingerprint_of(file) for file in self._companions.labels]
+        fingerprints = [self._access.look(shard.path) for shard in self._companions.shards]
+        fingerprints += [self.fingerprint_of(file) for file in self._companions.labels]
         if self._companions.class_names is not None:
-            found.append(self._look_beside(os.fsencode(self._companions.class_names)))
-        return found
+            fingerprints.append(self._look_beside(os.fsencode(self._companions.class_names)))
+        return fingerprints
 
     def _look_beside(self, path: bytes) -> Fingerprint:
         try:
@@ -326,7 +328,7 @@ class CompanionWatch:
 
         Raises MissingShard, UnreadableShard.
         """
-        found = self._look_beside(file.path)
+        fingerprint = self._look_beside(file.path)
         for path in file.parts[1:]:
             try:
                 beside = os.stat(path)
@@ -336,8 +338,8 @@ class CompanionWatch:
             if not beside.st_size:
                 continue
             packed = Fingerprint(beside.st_size, beside.st_mtime_ns, beside.st_ino).packed
-            found = found.mixed_with(_digest(packed))
-        return found
+            fingerprint = fingerprint.mixed_with(_digest(packed))
+        return fingerprint
 
 
 def _digest(packed: bytes) -> int:
@@ -368,7 +370,7 @@ class DerivedContent:
         reconsider: Callable[[int], None],
     ) -> None:
         self._sources, self._watch, self._access, self._reconsider = sources, watch, access, reconsider
-        self._labels = {one.path: one for one in labels}
+        self._labels = {file.path: file for file in labels}
         self._label_files: dict[bytes, ShardFile] = {}
         self._made: OrderedDict[_Key, bytes] = OrderedDict()
         self._made_bytes = 0
@@ -398,10 +400,10 @@ class DerivedContent:
             if not len(its):
                 continue
             if about["kind"] == SHARD:
-                found = self._columns_of_shard(record, number, at)
-                file[its], start[its] = found.file[row[its]], found.start[row[its]]
+                columns = self._columns_of_shard(record, number, at)
+                file[its], start[its] = columns.file[row[its]], columns.start[row[its]]
                 file[its] += np.where(file[its] < 0, 0, len(paths))
-                paths += found.paths
+                paths += columns.paths
             elif about["kind"] == VALUES:
                 self._label_file(about)
                 file[its], start[its] = IN_DATA, record.array("values.start")[row[its]]
