@@ -54,7 +54,7 @@ _WAL = slice(18, 20)  # of the header of a database: 2 for one with a log
 _COPIES_TRIED = 5  # of a database that others write
 _PRAGMAS = ((sqlite3.SQLITE_PRAGMA, "table_xinfo"), (sqlite3.SQLITE_PRAGMA, "trusted_schema"))  # that we use
 COLUMNS_MAX = 1 << 16  # different columns of one file
-_ASKED = 500  # keys in one query
+_KEYS_MAX = 500  # keys in one query
 _NAMED = 20  # columns that a message names
 _BATCH = 10_000  # rows written at a time
 _VALUE = struct.Struct("<HI")  # number of the column, bytes
@@ -112,8 +112,8 @@ class OpenLabels:
     def find(self, keys: Sequence[bytes]) -> dict[bytes, list[dict[bytes, bytes]]]:
         """Return the rows of each of these keys that has any: values by extension."""
         rows: dict[bytes, list[dict[bytes, bytes]]] = {}
-        for start in range(0, len(keys), _ASKED):
-            some = keys[start : start + _ASKED]
+        for start in range(0, len(keys), _KEYS_MAX):
+            some = keys[start : start + _KEYS_MAX]
             marks = ",".join("?" * len(some))
             for key, packed in self._db.execute(f"SELECT key, packed FROM labels WHERE key IN ({marks})", some):
                 rows.setdefault(key, []).append(self._unpack(packed))
