@@ -355,7 +355,7 @@ def test_processes_of_a_mount_agree_on_the_tags(tmp_path: Path, shards: list[Sha
         first = theirs.tag(0)
         assert ours.tag(0) == first
         os.utime(shards[0].path, (5, 5))
-        ours._freshness.states[0].looked = -1e9
+        ours._freshness.states[0].checked = -1e9
         ours.fingerprint(0)
         assert ours.tag(0) != first
         # Another one looked before the change, but writes down its result after it; then it looks again.
