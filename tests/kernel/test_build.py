@@ -19,8 +19,8 @@ from wdsfs.kernel.image import Built, make_image
 from wdsfs.kernel.manifest import ImageOptions
 from wdsfs.owner import Owner
 from wdsfs.spec.expand import expand
-from wdsfs.tree.composition import Composition
 from wdsfs.tree.numbered_tree import make_numbered
+from wdsfs.tree.options import Composition
 from wdsfs.tree.tree import View
 from wdsfs.tree.view_set import ViewSet, open_set
 from wdsfs.tree.view_sources import Companions

@@ -50,9 +50,9 @@ from wdsfs.mount.guard import guard_of
 from wdsfs.mount_registry import forget
 from wdsfs.owner import Owner
 from wdsfs.spec.expand import expand
-from wdsfs.tree.composition import Composition, columns_of, fields_of
 from wdsfs.tree.merged_tree import MergedPlace, MergedTree
 from wdsfs.tree.numbered_tree import make_numbered
+from wdsfs.tree.options import Composition, columns_of, fields_of
 from wdsfs.tree.tree import LowerTree, Node, View
 from wdsfs.tree.view_set import ViewSet, open_set
 from wdsfs.tree.view_sources import Companions

@@ -28,9 +28,8 @@ from wdsfs.spec.expand import Shard, expand
 from wdsfs.spec.growth import Change
 from wdsfs.spec.selection import Selection
 from wdsfs.tree import content, shard_access
-from wdsfs.tree.composition import Composition, columns_of
 from wdsfs.tree.freshness import Generations
-from wdsfs.tree.opening_options import Tolerance
+from wdsfs.tree.options import Composition, Tolerance, columns_of
 from wdsfs.tree.shard_access import access_of
 from wdsfs.tree.shard_set import indexed
 from wdsfs.tree.tree import LowerTree, View

@@ -24,9 +24,17 @@ from wdsfs.index.record import STRAY
 from wdsfs.tar.problems import BROKEN_FIELD
 from wdsfs.tree import content as content_module
 from wdsfs.tree import json_fields
-from wdsfs.tree.composition import EMPTY, SKIP, Column, Composition, columns_of, fields_of, refuse_equal_names
 from wdsfs.tree.merged_tree import make_tree
-from wdsfs.tree.options import composition_of
+from wdsfs.tree.options import (
+    EMPTY,
+    SKIP,
+    Column,
+    Composition,
+    columns_of,
+    composition_of,
+    fields_of,
+    refuse_equal_names,
+)
 from wdsfs.tree.tree import View
 
 

@@ -44,18 +44,9 @@ from wdsfs.tar import streams
 from wdsfs.tree import content as content_module
 from wdsfs.tree import label_files, shard_set, view_set, view_sources
 from wdsfs.tree import options as tree_options
-from wdsfs.tree.composition import (
-    EMPTY,
-    ERROR,
-    SKIP,
-    Column,
-    Composition,
-    class_source,
-    columns_of,
-    read_class_names,
-)
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.numbered_tree import make_numbered, samples_of
+from wdsfs.tree.options import EMPTY, ERROR, SKIP, Column, Composition, class_source, columns_of, read_class_names
 from wdsfs.tree.shard_set import NotIndexed, ShardSet, indexed
 from wdsfs.tree.tree import View
 from wdsfs.tree.view_set import ViewSet, is_view, open_set

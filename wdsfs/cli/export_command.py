@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from wdsfs.interop.export import Report
     from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection
-    from wdsfs.tree.opening_options import Opening
+    from wdsfs.tree.options import Opening
     from wdsfs.tree.shard_set import ShardSet
 
 log = logging.getLogger("wdsfs")

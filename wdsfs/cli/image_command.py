@@ -22,8 +22,7 @@ from wdsfs.errors import UsageError, bytes_text, counted
 
 if TYPE_CHECKING:
     from wdsfs.spec.selection import Selection
-    from wdsfs.tree.opening_options import Opening
-    from wdsfs.tree.options import TreeOptions
+    from wdsfs.tree.options import Opening, TreeOptions
 
 _ID_MAX = (1 << 32) - 2
 

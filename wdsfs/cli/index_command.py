@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wdsfs.spec.selection import Selection
     from wdsfs.storage.identity import Fingerprint
     from wdsfs.tree.opening import Refreshed
-    from wdsfs.tree.opening_options import Opening
+    from wdsfs.tree.options import Opening
 
 log = logging.getLogger("wdsfs")
 
@@ -157,7 +157,7 @@ def _write(
 def _warn(index: Index, shards: Sequence[Shard], done: Refreshed) -> None:
     """Log what is wrong with the shards, and counts of samples that differ from those in a list of shards."""
     from wdsfs.tree.opening import judge
-    from wdsfs.tree.opening_options import Tolerance
+    from wdsfs.tree.options import Tolerance
     from wdsfs.tree.shard_set import ShardSet
 
     below = ShardSet(shards, index)

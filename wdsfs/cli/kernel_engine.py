@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from wdsfs.mount.image_mount import ImageMount
     from wdsfs.spec.expand import Shard
     from wdsfs.tree.local_copies import LocalCopies
-    from wdsfs.tree.opening_options import Opening
-    from wdsfs.tree.options import TreeOptions
+    from wdsfs.tree.options import Opening, TreeOptions
     from wdsfs.tree.shard_set import ShardSet
 
 log = logging.getLogger("wdsfs")

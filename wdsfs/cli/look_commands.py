@@ -38,9 +38,7 @@ from wdsfs.names import SHARD_SUFFIXES, shown
 if TYPE_CHECKING:
     from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection
-    from wdsfs.tree.composition import Composition
-    from wdsfs.tree.opening_options import Opening
-    from wdsfs.tree.options import TreeOptions
+    from wdsfs.tree.options import Composition, Opening, TreeOptions
     from wdsfs.tree.statistics import Distribution
     from wdsfs.tree.tree import Entry, LowerTree, Node
 
@@ -285,7 +283,7 @@ def info(
 
 def _composition_of_classes(plot_file: str | None, class_from: str | None, class_names: str | None) -> Composition:
     """Return the view whose folders are the classes, or the plain one. Raises UsageError."""
-    from wdsfs.tree.composition import SKIP, Column, Composition, class_source
+    from wdsfs.tree.options import SKIP, Column, Composition, class_source
 
     if plot_file is not None:
         _refuse_plot(plot_file)

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from wdsfs.mount.options import MountOptions
     from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection
-    from wdsfs.tree.opening_options import Opening
-    from wdsfs.tree.options import TreeOptions
+    from wdsfs.tree.options import Opening, TreeOptions
     from wdsfs.tree.shard_set import ShardSet
 
 
@@ -434,8 +433,7 @@ def image_maker(opening: Opening | None = None) -> MakeImage:
 def _image_of_shards(guard: Guarded, shards: Sequence[Shard], opening: Opening) -> ImageMount:
     """Make the image for a mount with an overlay over new shards. Raises CannotServe, WdsfsError."""
     from wdsfs.cli.kernel_engine import image_mount
-    from wdsfs.tree.composition import Composition
-    from wdsfs.tree.options import TreeOptions
+    from wdsfs.tree.options import Composition, TreeOptions
 
     tree = TreeOptions(guard.layout, guard.names, guard.merge, index_tree=False, composition=Composition())
     quiet = opening._replace(quiet=True, workers=None)
@@ -618,7 +616,7 @@ def _class_hint(below: ShardSet, class_names: str | None) -> str | None:
     """
     from wdsfs.errors import ShardError
     from wdsfs.tree.classes import folders_of, misnumbered, numbers_of
-    from wdsfs.tree.composition import read_class_names
+    from wdsfs.tree.options import read_class_names
     from wdsfs.tree.shard_set import NotIndexed
 
     try:

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
     from wdsfs.cluster.engines import Workers
     from wdsfs.spec.selection import Selection
-    from wdsfs.tree.composition import Composition
-    from wdsfs.tree.opening_options import Opening, Tolerance
-    from wdsfs.tree.options import TreeOptions
+    from wdsfs.tree.options import Composition, Opening, Tolerance, TreeOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Command], Command]
@@ -318,14 +316,14 @@ def _opening(
     strict: bool = False,
 ) -> Opening:
     from wdsfs.cli.output import bars
-    from wdsfs.tree.opening_options import Opening
+    from wdsfs.tree.options import Opening
 
     tolerance = _tolerance(allow_missing, strict)
     return Opening(path_of(index_dir), jobs_of(jobs), quiet, tolerance, workers_of(executor, jobs), bars(quiet))
 
 
 def _tolerance(allow_missing: bool | None, strict: bool) -> Tolerance:
-    from wdsfs.tree.opening_options import Tolerance
+    from wdsfs.tree.options import Tolerance
 
     if allow_missing is None:
         return Tolerance(is_option=False)

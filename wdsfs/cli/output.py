@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from wdsfs.kernel.image import Built
     from wdsfs.kernel.manifest import ImageOptions
-    from wdsfs.tree.opening_options import Progress
+    from wdsfs.tree.options import Progress
     from wdsfs.tree.tree import LowerTree, Node
 
 
@@ -201,7 +201,7 @@ def shards_bar(label: str, total: int, quiet: bool) -> Iterator[Callable[[], Non
 
 def bars(quiet: bool) -> Progress:
     """Return the bars for what opening a set takes."""
-    from wdsfs.tree.opening_options import Progress
+    from wdsfs.tree.options import Progress
 
     class Bars(Progress):
         @contextlib.contextmanager

@@ -29,7 +29,7 @@ from wdsfs.errors import ExportError
 if TYPE_CHECKING:
     from wdsfs.packing.file_source import FilePlan, PackOptions
     from wdsfs.packing.plan import Step
-    from wdsfs.tree.opening_options import Opening
+    from wdsfs.tree.options import Opening
 
 log = logging.getLogger("wdsfs")
 

@@ -21,8 +21,7 @@ from wdsfs.errors import UsageError, several
 if TYPE_CHECKING:
     from wdsfs.mount.live_mount import LiveMount
     from wdsfs.spec.selection import Selection
-    from wdsfs.tree.composition import Composition
-    from wdsfs.tree.opening_options import Opening
+    from wdsfs.tree.options import Composition, Opening
 
 log = logging.getLogger("wdsfs")
 

@@ -17,9 +17,9 @@ from wdsfs.mount.options import MountOptions
 from wdsfs.overlay.mounted_overlay import MountedOverlay
 from wdsfs.spec.expand import Shard, extended
 from wdsfs.spec.growth import Change, changed
-from wdsfs.tree.composition import Composition
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.numbered_tree import make_numbered
+from wdsfs.tree.options import Composition
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.shard_set import indexed
 from wdsfs.tree.tree import LowerTree, MountedTree

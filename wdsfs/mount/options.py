@@ -15,9 +15,8 @@ from wdsfs.fuse.worker import SPIN_SECONDS
 from wdsfs.spec import objects
 from wdsfs.spec.expand import Shard, refuse_left_out
 from wdsfs.spec.selection import Selection
-from wdsfs.tree.composition import Composition
 from wdsfs.tree.merged_tree import is_merged
-from wdsfs.tree.opening_options import Tolerance
+from wdsfs.tree.options import Composition, Tolerance
 from wdsfs.tree.tree import View
 from wdsfs.tree.view_set import is_view
 

@@ -24,7 +24,7 @@ from wdsfs.packing.runner import Runner
 from wdsfs.packing.shard_writer import Files
 from wdsfs.packing.upper_walk import Rules
 from wdsfs.remote.shard_paths import is_remote, pin_of
-from wdsfs.tree.opening_options import Opening
+from wdsfs.tree.options import Opening
 from wdsfs.tree.tree import LowerTree
 
 log = logging.getLogger(__name__)

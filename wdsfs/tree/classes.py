@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from wdsfs import names
 from wdsfs.errors import CorruptShard, ViewError
 from wdsfs.tree import json_fields
-from wdsfs.tree.composition import ERROR, text_of
 from wdsfs.tree.draft import MISSING_WAY_OUT, Draft
+from wdsfs.tree.options import ERROR, text_of
 
 if TYPE_CHECKING:
     from wdsfs.tree.shard_set import ShardSet

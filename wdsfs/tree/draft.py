@@ -18,8 +18,8 @@ from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import streams
 from wdsfs.tar.problems import Problem
 from wdsfs.tree import json_fields
-from wdsfs.tree.composition import ERROR, SKIP, Composition, text_of
 from wdsfs.tree.label_files import OpenLabels
+from wdsfs.tree.options import ERROR, SKIP, Composition, text_of
 from wdsfs.tree.view_sources import DECODED, FIELD, SHARD, VALUES, JoinedFrom
 
 SHIFT = 40  # bits of the number in an address while a record is made; a stored one has as few as possible

@@ -28,8 +28,7 @@ from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import Shard, expand
 from wdsfs.spec.selection import Selection
 from wdsfs.tar.problems import OF_VIEWS, problems_text
-from wdsfs.tree.composition import Composition
-from wdsfs.tree.opening_options import Opening, Tolerance
+from wdsfs.tree.options import Composition, Opening, Tolerance
 from wdsfs.tree.shard_access import Access, access_of, refuse_foreign_lists
 from wdsfs.tree.shard_set import ShardSet, indexed
 from wdsfs.tree.tree import LowerTree, Node, text_of

@@ -1,20 +1,85 @@
-"""The options of how a set is shown: layout, names, and what a view makes of it; as values, checked.
+"""The options of a set as plain values, checked: how it is opened, and how it is shown. Light to import.
 
-How they are typed is `cli/options.py`.
+How they are typed is `cli/options.py`; nothing here reads a shard. A view (`Composition`) is made by
+`view_record.py`.
 """
 
 from __future__ import annotations
 
 import getopt
+import hashlib
+import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdsfs.errors import UsageError
+from wdsfs.host import default_jobs
+from wdsfs.spec import objects
+from wdsfs.tar import streams
+from wdsfs.tree import json_fields
 
 if TYPE_CHECKING:
-    from wdsfs.tree.composition import Composition
+    from wdsfs.cluster.engines import Workers
+    from wdsfs.errors import ShardError
+    from wdsfs.tree.shard_set import ShardSet
     from wdsfs.tree.tree import View
+
+
+# Returns all that is wrong in a set, but for the shards that cannot be read.
+Findings = Callable[["ShardSet", "Mapping[bytes, ShardError]"], Iterable[str]]
+
+
+class Tolerance(NamedTuple):
+    """The damage that is tolerated: shards that cannot be read may be missing (`--allow-missing`), or nothing may
+    be wrong at all (`--strict`, with the function that finds what is).
+
+    `is_option` is False where neither option is for the user to give: what shows a mount, or shows or undoes its
+    changes, makes no set of its own.
+    """
+
+    allow_missing: bool = False
+    strict: Findings | None = None
+    is_option: bool = True
+
+    def check(self) -> Tolerance:
+        """Raises UsageError where both are asked for."""
+        if self.allow_missing and self.strict:
+            raise UsageError("--allow-missing and --strict contradict each other")
+        return self
+
+
+class Progress:
+    """Is told how far the work on a set is; this one shows nothing."""
+
+    @contextmanager
+    def indexing(self, shards: int) -> Iterator[Callable[[int], None]]:
+        """A block that indexes shards; it gets a function to be called with the members of each that is done."""
+        yield lambda _: None
+
+    @contextmanager
+    def composing(self, shards: int) -> Iterator[Callable[[int], None]]:
+        """A block that makes the records of a view; it gets a function to be called with how many are done."""
+        yield lambda _: None
+
+
+class Opening(NamedTuple):
+    """How a set is opened: the place of the index, the processes that build it, the damage tolerated, the
+    progress.
+
+    `workers` are those of a cluster. With `quiet` no hints are logged.
+    """
+
+    index_dir: Path | None = None
+    jobs: int = default_jobs()
+    quiet: bool = False
+    tolerance: Tolerance = Tolerance()
+    workers: Workers | None = None
+    progress: Progress = Progress()
+
 
 OF_CLASSES = ("class_from", "class_names", "class_digits")
 _MANY = ("columns", "field", "join", "associate")
@@ -50,7 +115,6 @@ def view_of(layout: str, names: str, index_tree: bool = False, partial: bool = F
 def composition_of(layout: str, **typed: Any) -> Composition:
     """The options of a view, by their names, checked. Raises UsageError."""
     # Late, as all imports here: commands that need none of it start without NumPy.
-    from wdsfs.tree.composition import Composition, class_source, columns_of, fields_of, refuse_equal_names
 
     class_options = [f"--{name.replace('_', '-')}" for name in OF_CLASSES if typed[name] is not None]
     if layout != "classes" and class_options:
@@ -100,3 +164,256 @@ def parse_composition(layout: str, text: str) -> Composition:
         else:
             typed[name] = name in _FLAGS or (int(value) if name == "class_digits" else value)
     return composition_of(layout, **typed)
+
+
+FORMAT = 4  # of derived records: goes up when the same options give another result
+ERROR, SKIP, EMPTY = "error", "skip", "empty"
+NAME_MAX = 200  # bytes of the name of a column
+
+
+class Column(NamedTuple):
+    """One output of `--columns`: its alternatives, as extensions, and the name it gets, empty for their own."""
+
+    alternatives: tuple[bytes, ...]
+    name: bytes = b""
+
+    @property
+    def text(self) -> str:
+        """As typed on a command line."""
+        return text_of((self.name + b"=" if self.name else b"") + b";".join(self.alternatives))
+
+
+class Field(NamedTuple):
+    """One `--field`: the extension of the file, that of the JSON column, and the path to the field there."""
+
+    name: bytes
+    column: bytes
+    path: str
+
+    @property
+    def text(self) -> str:
+        """As typed on a command line."""
+        return f"{text_of(self.name)}={text_of(self.column)}:{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """The options of a view.
+
+    `columns` are the outputs of `--columns`, `fields` are files that are made of JSON. `join` are specs of shard
+    sets, `associate` and `class_names` paths of files. `class_from` is an extension, `class_field` the path to a
+    field of its JSON.
+    Classes that are whole numbers are shown with `class_digits` digits, 0: as they are, None: with as many as the
+    longest of the set has, for which all shards are looked at (`view_set.py`).
+    """
+
+    columns: tuple[Column, ...] = ()
+    fields: tuple[Field, ...] = ()
+    ignore_case: bool = False
+    missing: str = ERROR
+    duplicates: str = ERROR
+    join: tuple[str, ...] = ()
+    associate: tuple[str, ...] = ()
+    decode: bool = False
+    classes: bool = False
+    class_from: bytes = b"cls"
+    class_field: str = ""
+    class_names: str | None = None
+    class_digits: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """True if a shard is shown as it is, unless samples are left out of it."""
+        changes = self.columns or self.fields or self.ignore_case or self.join or self.associate
+        return not (changes or self.decode or self.classes)
+
+    @property
+    def names_files(self) -> bool:
+        """True if files are named, whose paths may be relative."""
+        return bool(self.join or self.associate or self.class_names)
+
+    @property
+    def text(self) -> str:
+        """The options as typed on a command line."""
+        words: list[str] = []
+        words += [word for column in self.columns for word in ("--columns", column.text)]
+        words += [word for field in self.fields for word in ("--field", field.text)]
+        words += ["--ignore-case"] * self.ignore_case
+        words += [word for spec in self.join for word in ("--join", spec)]
+        words += [word for path in self.associate for word in ("--associate", path)]
+        words += ["--decode-members"] * self.decode
+        if self.classes:
+            words += [
+                "--class-from",
+                text_of(self.class_from) + (f":{self.class_field}" if self.class_field else ""),
+            ]
+            words += ["--class-names", self.class_names] if self.class_names else []
+            words += ["--class-digits", str(self.class_digits)] if self.class_digits is not None else []
+        words += ["--missing", self.missing] if self.missing != ERROR else []
+        words += ["--duplicates", self.duplicates] if self.duplicates != ERROR else []
+        return shlex.join(words)
+
+    @property
+    def public_text(self) -> str:
+        """As `text`, without what may be a secret in URLs: to be kept, and shown to others."""
+        join, associate = (tuple(map(objects.without_secrets, some)) for some in (self.join, self.associate))
+        return replace(self, join=join, associate=associate).text
+
+    def codec_of(self, extension: bytes) -> tuple[int, bytes] | None:
+        """As `streams.codec_of`, in any letter case with `ignore_case`."""
+        return streams.codec_of(extension.lower() if self.ignore_case else extension)
+
+    def wants(self, extension: bytes) -> bool:
+        """True if any option uses members with this extension."""
+        if not self.columns:
+            return True
+        decoded = self.codec_of(extension) if self.decode else None
+        if decoded is not None and self.wants(decoded[1]):
+            return True
+        named = {*self._alternatives, *(field.column for field in self.fields)}
+        if self.classes:
+            named.add(self.class_from)
+        return self._is_among(extension, named)
+
+    def shows(self, extension: bytes) -> bool:
+        """True if members with this extension may be shown under their own name or that of a column."""
+        return not self.columns or self._is_among(extension, self._alternatives)
+
+    @property
+    def _alternatives(self) -> set[bytes]:
+        return {extension for column in self.columns for extension in column.alternatives}
+
+    def _is_among(self, extension: bytes, named: set[bytes]) -> bool:
+        return extension in named or (self.ignore_case and extension.lower() in {name.lower() for name in named})
+
+    def digest(self, left_out: frozenset[bytes], name: bytes, companions: bytes) -> bytes:
+        """16 bytes that differ for options that show a shard in another way.
+
+        `left_out` are keys, `name` is the name of the shard in the mount: both are part of what is shown.
+        `companions` stands for the files that the options name.
+        """
+        text = repr((FORMAT, self, sorted(left_out), name if self.classes else b"", companions))
+        return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def columns_of(texts: Sequence[str]) -> tuple[Column, ...]:
+    """The outputs that `--columns` names: alternatives divided by `;`, as in DALI and webdataset, and before `=` a
+    name for them. Raises UsageError."""
+    columns = []
+    for text in texts:
+        name, equals, alternatives = text.partition("=")
+        if not equals:
+            name, alternatives = "", text
+        column = Column(tuple(map(_extension, alternatives.split(";"))), _extension(name))
+        if any(not extension or b"/" in extension for extension in column.alternatives):
+            raise UsageError(f"--columns {text!r}: an extension is empty or has a slash; write 'jpg;png'")
+        if equals:
+            _refuse_name(f"--columns {text!r}", name, "'img=jpg;png'")
+        columns.append(column)
+    return tuple(columns)
+
+
+def fields_of(texts: Sequence[str]) -> tuple[Field, ...]:
+    """The files that `--field` names: `NAME=COLUMN:PATH`. Raises UsageError."""
+    fields = []
+    for text in texts:
+        name, _, source = text.partition("=")
+        column, _, path = source.partition(":")
+        _refuse_name(f"--field {text!r}", name, "caption.txt=json:caption")
+        if not column or "/" in column or not path:
+            raise UsageError(f"--field {text!r}: write a name, a column and a field: caption.txt=json:caption")
+        try:
+            json_fields.parse_path(path)
+        except UsageError as error:
+            raise UsageError(f"--field {text!r}: {error}") from None
+        fields.append(Field(_extension(name), _extension(column), path))
+    return tuple(fields)
+
+
+def refuse_equal_names(columns: Sequence[Column], fields: Sequence[Field]) -> None:
+    """Raise UsageError if two options would make files of one name."""
+    for at, field in enumerate(fields):
+        if any(field.name == other.name for other in fields[:at]):
+            raise UsageError(f"--field {field.text!r}: another --field makes a file of this name, too")
+    # A field is an alternative of a column that names it, and no file of its own then.
+    alternatives = {extension for column in columns for extension in column.alternatives}
+    made = [(field.name, f"--field {field.text!r}") for field in fields if field.name not in alternatives]
+    made += [(column.name, f"--columns {column.text!r}") for column in columns if column.name]
+    own = [column for column in columns if not column.name]
+    shown = [(extension, f"--columns {column.text!r}") for column in own for extension in column.alternatives]
+    first: dict[bytes, str] = {}
+    for name, option in made:
+        if name in first:
+            raise _equal_names(first[name], option, name)
+        first[name] = option
+    for name, option in shown:
+        if name in first:
+            raise _equal_names(first[name], option, name)
+
+
+def _equal_names(first: str, other: str, name: bytes) -> UsageError:
+    return UsageError(f"{first} and {other} would both make files called {text_of(name)!r}; give one another name")
+
+
+def _extension(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _refuse_name(option: str, name: str, example: str) -> None:
+    """Raise UsageError for what cannot be the name of a file after the first dot."""
+    if not name or "/" in name or "\0" in name or name in (".", "..") or len(_extension(name)) > NAME_MAX:
+        raise UsageError(f"{option}: the name before = is empty or cannot be that of a file; write {example}")
+
+
+def class_source(text: str) -> tuple[bytes, str]:
+    """The extension and the field of `--class-from EXT[:FIELD]`. Raises UsageError."""
+    extension, colon, path = text.partition(":")
+    try:
+        if not extension or (colon and not json_fields.parse_path(path)):
+            raise UsageError("there is no extension")
+    except UsageError:
+        text = f"--class-from {text!r}: write an extension, or an extension and a field: json:label"
+        raise UsageError(text) from None
+    return _extension(extension), path
+
+
+def read_class_names(path: str) -> dict[str, str]:
+    """Return the names of classes by their labels in samples.
+
+    The file has a line for each number from 0 on, or is a JSON list or object. Raises UsageError.
+    """
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--class-names {path}: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        names = json.loads(text) if text.lstrip()[:1] in ("[", "{") else list(map(str.strip, text.splitlines()))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--class-names {path}: {error}") from None
+    pairs = enumerate(names) if isinstance(names, list) else names.items()
+    named = {str(key): value for key, value in pairs}
+    if not named:
+        raise UsageError(f"--class-names {path}: names no class")
+    for key, value in named.items():
+        if not isinstance(value, str):
+            raise UsageError(f"--class-names {path}: the name of class {key} is no text")
+    if isinstance(names, list):
+        _refuse_twice(path, named)
+    return named
+
+
+def _refuse_twice(path: str, named: dict[str, str]) -> None:
+    """Raise UsageError if a list gives two classes one name: that is hardly meant to put them together."""
+    first: dict[str, str] = {}
+    for number, name in named.items():
+        if name and first.setdefault(name, number) != number:
+            raise UsageError(
+                f"--class-names {path}: classes {first[name]} and {number} are both called {name!r} and would be "
+                "one folder; give them different names, or use a JSON object to have them in one"
+            )
+
+
+def text_of(name: bytes) -> str:
+    """A name as text that can be turned back into the same bytes."""
+    return name.decode("utf-8", "surrogateescape")

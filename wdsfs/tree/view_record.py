@@ -37,7 +37,6 @@ from wdsfs.tar import streams
 from wdsfs.tar.problems import BROKEN_FIELD, PROBLEMS_MAX, UNDECODED, Problem
 from wdsfs.tree import classes, json_fields
 from wdsfs.tree.classes import LongNumber
-from wdsfs.tree.composition import EMPTY, Column, Composition, Field, text_of
 from wdsfs.tree.draft import (
     MISSING_WAY_OUT,
     SHIFT,
@@ -49,6 +48,7 @@ from wdsfs.tree.draft import (
     rows_of,
 )
 from wdsfs.tree.label_files import OpenLabels
+from wdsfs.tree.options import EMPTY, Column, Composition, Field, text_of
 from wdsfs.tree.view_sources import DECODED, FIELD, MISSING, NOTHING, OWN, TWICE, VALUES, JoinedFrom
 
 

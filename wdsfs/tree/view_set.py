@@ -22,10 +22,10 @@ from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar.problems import OF_VIEWS, Problem
 from wdsfs.tree import label_files
-from wdsfs.tree.composition import Composition, Field, read_class_names
 from wdsfs.tree.content import Content, ContentColumns
 from wdsfs.tree.draft import ContentSource, Surroundings
 from wdsfs.tree.freshness import Generations
+from wdsfs.tree.options import Composition, Field, read_class_names
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.shard_set import NotIndexed, ShardSet
 from wdsfs.tree.view_record import compose, digits_needed, refusal, refuse
