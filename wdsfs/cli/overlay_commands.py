@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from wdsfs.packing.diff import ChangedSample, Changes
     from wdsfs.packing.plan import Remark
     from wdsfs.spec.selection import Selection
-    from wdsfs.tree.opening_options import Opening
+    from wdsfs.tree.options import Opening
 
 # --- naming an overlay -------------------------------------------------------------------------------------
 

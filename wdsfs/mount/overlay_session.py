@@ -37,8 +37,7 @@ from wdsfs.spec.expand import Shard, expand, refuse_left_out
 from wdsfs.spec.selection import Selection
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.opening import opened_set
-from wdsfs.tree.opening_options import Opening
-from wdsfs.tree.options import view_of
+from wdsfs.tree.options import Opening, view_of
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.shard_set import indexed
 from wdsfs.tree.tree import LowerTree, View

@@ -17,11 +17,9 @@ from wdsfs.pages.library import Library
 from wdsfs.pages.writable_mount import WritableMount
 from wdsfs.spec.selection import Selection
 from wdsfs.tree import view_set
-from wdsfs.tree.composition import Composition
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.opening import make_view, opened, opened_set
-from wdsfs.tree.opening_options import Opening
-from wdsfs.tree.options import view_of
+from wdsfs.tree.options import Composition, Opening, view_of
 from wdsfs.tree.shard_set import ShardSet, indexed
 from wdsfs.tree.tree import LowerTree
 from wdsfs.tree.view_sources import Companions
