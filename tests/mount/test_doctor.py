@@ -5,6 +5,7 @@ import errno
 import os
 import resource
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,12 +32,6 @@ def root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
 
 
-@pytest.fixture
-def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In no container, whatever the tests run in."""
-    monkeypatch.setattr(doctor, "container", lambda: "")
-
-
 def assert_remedy(finding: MachineFinding, level: str, detail: str, remedy: str) -> None:
     assert finding.level == level
     assert detail in finding.detail
@@ -46,84 +41,62 @@ def assert_remedy(finding: MachineFinding, level: str, detail: str, remedy: str)
 # -- all together ------------------------------------------------------------------------------------------
 
 
-def test_a_diagnosis_has_every_check_once(tmp_path: Path) -> None:
-    findings = doctor.diagnose(str(tmp_path), str(tmp_path))
-    names = [finding.name for finding in findings]
-    assert names == [
+def test_a_diagnosis_has_every_check_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """What is not ok has a remedy, and no line says that a user can mount: another one may say the opposite."""
+    missing = str(tmp_path / "missing")
+    findings = doctor.diagnose(missing, missing)
+    assert [finding.name for finding in findings] == [
         "/dev/fuse", "privileges", "fusermount3", "libfuse", "kernel", "allow_other", "open files",
-        "index directory", "runtime directory", "log directory", f"mount point {tmp_path}",
+        "index directory", "runtime directory", "log directory", f"mount point {missing}",
     ]  # fmt: skip
+    assert all(finding.detail and (finding.level == "ok" or finding.remedy) for finding in findings)
+    assert not any("can mount" in finding.detail for finding in findings)
     assert len(doctor.diagnose()) == len(findings) - 1
-
-
-def test_whatever_is_not_ok_has_a_remedy(tmp_path: Path) -> None:
-    for finding in doctor.diagnose(str(tmp_path / "missing"), str(tmp_path / "missing")):
-        assert finding.detail
-        assert finding.level == "ok" or finding.remedy, finding
-
-
-def test_a_diagnosis_leaves_nothing_behind(tmp_path: Path) -> None:
-    doctor.diagnose(str(tmp_path / "mnt"), str(tmp_path / "index"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_index_directory_is_the_one_a_mount_would_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Path] = []
-    monkeypatch.setattr(doctor, "check_index_directory", asked.append)
+    directories: list[Path] = []
+    monkeypatch.setattr(doctor, "check_index_directory", directories.append)
     monkeypatch.setenv("WDSFS_INDEX_DIR", "/from-environment")
     doctor.diagnose(index_dir="/option")
     doctor.diagnose()
     monkeypatch.delenv("WDSFS_INDEX_DIR")
     doctor.diagnose()
-    assert asked == [Path("/option"), Path("/from-environment"), host.cache_dir()]
+    assert directories == [Path("/option"), Path("/from-environment"), host.cache_dir()]
 
 
 # -- FUSE --------------------------------------------------------------------------------------------------
 
 
-def test_a_device_that_opens() -> None:
-    assert doctor.check_device("/dev/null").level == "ok"
-
-
-def test_a_missing_device(bare: None) -> None:
-    assert_remedy(doctor.check_device("/dev/no-fuse"), "fail", "No such file", "modprobe fuse")
-
-
-def test_a_device_without_permission(bare: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> int:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(os, "open", refuse)
-    assert_remedy(doctor.check_device("/dev/fuse"), "fail", "Permission denied", "chmod 0666 /dev/fuse")
-
-
 @pytest.mark.parametrize(
-    ("kind", "remedy"),
+    ("inside", "code", "remedy"),
     [
-        ("docker", "--device /dev/fuse --cap-add SYS_ADMIN"),
-        ("podman", "podman run"),
-        ("container", "docker run"),
+        ("", errno.ENOENT, "modprobe fuse"),
+        ("", errno.EACCES, "chmod 0666 /dev/fuse"),
+        ("docker", errno.ENOENT, "--device /dev/fuse --cap-add SYS_ADMIN"),
+        ("podman", errno.ENOENT, "podman run"),
+        ("container", errno.ENOENT, "docker run"),
+        ("docker", errno.EACCES, "chmod 0666 /dev/fuse"),  # it is there, so nothing is missing outside
     ],
 )
-def test_a_missing_device_in_a_container(monkeypatch: pytest.MonkeyPatch, kind: str, remedy: str) -> None:
-    monkeypatch.setattr(doctor, "container", lambda: kind)
-    assert_remedy(doctor.check_device("/dev/no-fuse"), "fail", "No such file", remedy)
-
-
-def test_a_device_in_a_container_that_is_closed_to_this_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The container has it, so nothing is missing where that was started."""
+def test_the_device(monkeypatch: pytest.MonkeyPatch, inside: str, code: int, remedy: str) -> None:
+    assert doctor.check_device("/dev/null").level == "ok"
 
     def refuse(*_: object) -> int:
-        raise PermissionError(errno.EACCES, "Permission denied")
+        raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(doctor, "container", lambda: "docker")
+    monkeypatch.setattr(doctor, "container", lambda: inside)
     monkeypatch.setattr(os, "open", refuse)
-    assert_remedy(doctor.check_device("/dev/fuse"), "fail", "Permission denied", "chmod 0666 /dev/fuse")
+    assert_remedy(doctor.check_device("/dev/fuse"), "fail", os.strerror(code), remedy)
 
 
-# -- what prevents a mount ---------------------------------------------------------------------------------
+def test_the_device_of_this_machine_is_what_mounts_need() -> None:
+    """So that a machine on which the mount tests cannot run is noticed here first."""
+    assert stat.S_ISCHR(os.stat("/dev/fuse").st_mode)
+    assert doctor.check_device().level == "ok"
 
 
 def test_a_mount_that_fails_says_what_doctor_finds(user_program: Program, user: int) -> None:
@@ -139,14 +112,14 @@ def test_a_mount_that_fails_says_what_doctor_finds(user_program: Program, user: 
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "names"),
     [
         ([], ["/dev/fuse"]),
         (["ro", "allow_other"], ["/dev/fuse", "allow_other"]),
         (["allow_root"], ["/dev/fuse", "allow_other"]),
     ],
 )
-def test_what_prevents_a_mount(monkeypatch: pytest.MonkeyPatch, options: list[str], named: list[str]) -> None:
+def test_what_prevents_a_mount(monkeypatch: pytest.MonkeyPatch, options: list[str], names: list[str]) -> None:
     findings = [
         MachineFinding("/dev/fuse", "fail", "is closed", "open it"),
         MachineFinding("kernel", "ok", "is there"),
@@ -154,98 +127,72 @@ def test_what_prevents_a_mount(monkeypatch: pytest.MonkeyPatch, options: list[st
         MachineFinding("allow_other", "warn", "is not set", "set it"),
     ]
     monkeypatch.setattr(doctor, "diagnose", lambda _: findings)
-    assert [one.name for one in doctor.preventing("/mnt", options)] == named
-
-
-def test_no_line_says_more_than_its_check(user: int, tmp_path: Path) -> None:
-    """None says that a user can mount: beside it another one may say the opposite."""
-    for finding in doctor.diagnose(str(tmp_path)):
-        assert "can mount" not in finding.detail
-
-
-def test_fusermount_of_the_system_is_there_without_a_path(user: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """libfuse starts it by its own path."""
-    before = doctor.check_fusermount()
-    monkeypatch.setenv("PATH", "/nonexistent")
-    assert doctor.check_fusermount() == before
-
-
-def status(tmp_path: Path, effective: str, bounding: str, no_new: int) -> str:
-    path = tmp_path / "status"
-    path.write_text(f"Name:\tx\nCapEff:\t{effective}\nCapBnd:\t{bounding}\nNoNewPrivs:\t{no_new}\n")
-    return str(path)
+    assert [finding.name for finding in doctor.preventing("/mnt", options)] == names
 
 
 ALL, NONE, DOCKER = "000001ffffffffff", "0000000000000000", "00000000a80425fb"
 
 
-def test_root_needs_the_capability(root: None, tmp_path: Path) -> None:
-    assert doctor.check_privileges(status(tmp_path, ALL, ALL, 1)).level == "ok"
-    finding = doctor.check_privileges(status(tmp_path, DOCKER, DOCKER, 0))
-    assert_remedy(finding, "fail", "CAP_SYS_ADMIN", "SYS_ADMIN")
-
-
-def test_a_user_needs_it_within_reach(user: int, bare: None, tmp_path: Path) -> None:
-    assert doctor.check_privileges(status(tmp_path, NONE, ALL, 0)).level == "ok"
-    finding = doctor.check_privileges(status(tmp_path, NONE, DOCKER, 0))
-    assert_remedy(finding, "fail", "out of reach", "--cap-add SYS_ADMIN")
-    finding = doctor.check_privileges(status(tmp_path, NONE, ALL, 1))
-    assert_remedy(finding, "fail", "no_new_privs", "NoNewPrivileges=")
-
-
-def test_without_proc_privileges_are_unknown(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("uid", "effective", "bounding", "no_new", "level", "detail", "remedy"),
+    [
+        (0, ALL, ALL, 1, "ok", "", ""),
+        (0, DOCKER, DOCKER, 0, "fail", "CAP_SYS_ADMIN", "SYS_ADMIN"),
+        (4242, NONE, ALL, 0, "ok", "", ""),
+        (4242, NONE, DOCKER, 0, "fail", "out of reach", "--cap-add SYS_ADMIN"),
+        (4242, NONE, ALL, 1, "fail", "no_new_privs", "NoNewPrivileges="),
+    ],
+)
+def test_privileges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, effective: str, bounding: str, no_new: int,
+    level: str, detail: str, remedy: str,
+) -> None:  # fmt: skip
+    """Root needs the capability, a user needs it within reach of fusermount3."""
+    monkeypatch.setattr(doctor, "container", lambda: "")
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    path = tmp_path / "status"
+    path.write_text(f"Name:\tx\nCapEff:\t{effective}\nCapBnd:\t{bounding}\nNoNewPrivs:\t{no_new}\n")
+    assert_remedy(doctor.check_privileges(str(path)), level, detail, remedy)
     assert doctor.check_privileges(str(tmp_path / "nothing")).level == "warn"
 
 
-def fake_fusermount(tmp_path: Path, mode: int = 0o4755) -> str:
-    program = tmp_path / "fusermount3"
-    program.write_text("#!/bin/sh\necho 'fusermount3 version: 3.14.0'\n")
-    program.chmod(mode)
-    return str(program)
-
-
-def test_the_helper_has_to_be_setuid_for_users(tmp_path: Path, user: int) -> None:
-    program = fake_fusermount(tmp_path, 0o755)
+def test_the_helper_of_users(tmp_path: Path, user: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there, setuid root, and not on a disk that takes that away."""
+    program = fake_fusermount(tmp_path)
+    assert doctor.fusermount_version(program) == (3, 14, 0)
+    assert doctor.fusermount_version(str(tmp_path / "nothing")) == ()
     assert_remedy(doctor.check_fusermount(program), "fail", "3.14.0, is not setuid root", "chmod u+s")
-
-
-def test_the_helper_on_a_disk_without_setuid(user: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    program, statvfs = host.program("fusermount3"), os.statvfs
-    assert program is not None
-
-    def nosuid(path: str) -> SimpleNamespace:
-        return SimpleNamespace(f_flag=statvfs(path).f_flag | os.ST_NOSUID)
-
-    monkeypatch.setattr(os, "statvfs", nosuid)
-    assert_remedy(doctor.check_fusermount(program), "fail", "mounted nosuid", "sudo mount -o remount,suid /")
+    before = doctor.check_fusermount()
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert doctor.check_fusermount() == before  # as libfuse, which starts that of the system by its own path
+    of_system, statvfs = host.program("fusermount3"), os.statvfs
+    nosuid = SimpleNamespace(f_flag=statvfs("/").f_flag | os.ST_NOSUID)
+    monkeypatch.setattr(os, "statvfs", lambda path: nosuid)
+    assert_remedy(doctor.check_fusermount(of_system), "fail", "mounted nosuid", "sudo mount -o remount,suid /")
+    monkeypatch.setattr(host, "PROGRAMS", ())
+    assert_remedy(doctor.check_fusermount(), "fail", "not found", "apt install fuse3")
 
 
 def test_root_does_without_the_helper(tmp_path: Path, root: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor.check_fusermount(fake_fusermount(tmp_path, 0o755)).level == "ok"
+    assert doctor.check_fusermount(fake_fusermount(tmp_path)).level == "ok"
     monkeypatch.setattr(host, "PROGRAMS", ())
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     assert_remedy(doctor.check_fusermount(), "ok", "root does not need it", "")
 
 
-def test_a_user_without_the_helper(tmp_path: Path, user: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "PROGRAMS", ())
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert_remedy(doctor.check_fusermount(), "fail", "not found", "apt install fuse3")
+def fake_fusermount(tmp_path: Path) -> str:
+    """A helper that is not setuid."""
+    program = tmp_path / "fusermount3"
+    program.write_text("#!/bin/sh\necho 'fusermount3 version: 3.14.0'\n")
+    program.chmod(0o755)
+    return str(program)
 
 
-def test_the_version_of_the_helper(tmp_path: Path) -> None:
-    assert doctor.fusermount_version(fake_fusermount(tmp_path, 0o755)) == (3, 14, 0)
-    assert doctor.fusermount_version(str(tmp_path / "nothing")) == ()
-
-
-def test_the_library_of_this_machine() -> None:
+def test_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     finding = doctor.check_library()
     assert finding.level == "ok"
     assert finding.detail.startswith("3.")
-
-
-def test_a_library_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pyfuse3", None)
+    monkeypatch.setitem(sys.modules, "pyfuse3", None)
     assert_remedy(doctor.check_library(), "fail", "pyfuse3 cannot be loaded", "apt install libfuse3-3")
 
 
@@ -257,19 +204,19 @@ def test_a_library_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> Non
         ("#user_allow_other\n", "warn"),
         ("user_allow_other = 1\n", "warn"),
         ("", "warn"),
+        (None, "warn"),
     ],
 )
-def test_allow_other_is_read_as_fusermount_reads_it(tmp_path: Path, user: int, conf: str, level: str) -> None:
-    (tmp_path / "fuse.conf").write_text(conf)
-    assert doctor.check_allow_other(str(tmp_path / "fuse.conf")).level == level
-
-
-def test_allow_other_without_a_configuration(tmp_path: Path, user: int) -> None:
-    assert_remedy(doctor.check_allow_other(str(tmp_path / "fuse.conf")), "warn", "not set", "tee -a")
-
-
-def test_allow_other_for_root(tmp_path: Path, root: None) -> None:
-    assert doctor.check_allow_other(str(tmp_path / "fuse.conf")).level == "ok"
+def test_allow_other_is_read_as_fusermount_reads_it(
+    tmp_path: Path, user: int, conf: str | None, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "fuse.conf"
+    if conf is not None:
+        path.write_text(conf)
+    finding = doctor.check_allow_other(str(path))
+    assert (finding.level, "tee -a" in finding.remedy) == (level, level == "warn")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert doctor.check_allow_other(str(path)).level == "ok"
 
 
 # -- the machine -------------------------------------------------------------------------------------------
@@ -287,22 +234,16 @@ def test_limits_of_open_files() -> None:
     assert_remedy(doctor.check_open_files((1024, 1024)), "warn", "1,024", "limits.d")
 
 
-def test_a_good_index_directory(tmp_path: Path) -> None:
-    assert doctor.check_index_directory(tmp_path / "not" / "yet" / "there", free=1 << 40).level == "ok"
-
-
-def test_bad_index_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    assert_remedy(
-        doctor.check_index_directory(tmp_path / "file" / "x"), "warn", "is no directory", "WDSFS_INDEX_DIR"
-    )
-    assert_remedy(doctor.check_index_directory(tmp_path, free=1000), "warn", "1000 B free", "make room")
+    check = doctor.check_index_directory
+    assert check(tmp_path / "not" / "yet" / "there", free=1 << 40).level == "ok"
+    assert_remedy(check(tmp_path / "file" / "x"), "warn", "is no directory", "WDSFS_INDEX_DIR")
+    assert_remedy(check(tmp_path, free=1000), "warn", "1000 B free", "make room")
     monkeypatch.setattr(mount_table, "filesystem_type", lambda path: "lustre")
-    assert_remedy(
-        doctor.check_index_directory(tmp_path), "warn", "network file system (lustre)", "WDSFS_INDEX_DIR"
-    )
+    assert_remedy(check(tmp_path), "warn", "network file system (lustre)", "WDSFS_INDEX_DIR")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert_remedy(doctor.check_index_directory(tmp_path), "warn", "not writable", "--index-dir")
+    assert_remedy(check(tmp_path), "warn", "not writable", "--index-dir")
 
 
 # -- mount points --------------------------------------------------------------------------------------------
@@ -315,27 +256,14 @@ def place(tmp_path: Path) -> Path:
     return directory
 
 
-def test_an_empty_directory_will_do(place: Path, root: None) -> None:
+def test_what_is_no_empty_directory(place: Path, root: None) -> None:
     assert doctor.check_mountpoint(str(place)).level == "ok"
-
-
-def test_a_missing_mount_point(place: Path) -> None:
     assert_remedy(doctor.check_mountpoint(f"{place}/x"), "fail", "no such directory", f"mkdir -p '{place}/x'")
-
-
-def test_a_file_as_mount_point(place: Path) -> None:
     (place / "x").touch()
     assert_remedy(doctor.check_mountpoint(f"{place}/x"), "fail", "no directory", "choose")
-
-
-def test_the_root_directory_is_no_mount_point(root: None) -> None:
-    """To mount over all that is there is no remedy."""
-    assert_remedy(doctor.check_mountpoint("/"), "fail", "is the root directory", "make a directory")
-
-
-def test_a_mount_point_with_content(place: Path, root: None) -> None:
-    (place / "x").touch()
     assert_remedy(doctor.check_mountpoint(str(place)), "fail", "is not empty", "-o nonempty")
+    # To mount over all that is there is no remedy.
+    assert_remedy(doctor.check_mountpoint("/"), "fail", "is the root directory", "make a directory")
 
 
 @pytest.mark.parametrize(
@@ -455,12 +383,10 @@ def test_directories_that_others_can_write(tmp_path: Path) -> None:
     assert list((tmp_path / "open").iterdir()) == []
 
 
-def test_a_sticky_directory_of_another_user(place: Path, user: int) -> None:
+def test_a_directory_of_another_user(place: Path, user: int, monkeypatch: pytest.MonkeyPatch) -> None:
     place.chmod(0o1777)
     assert_remedy(doctor.check_mountpoint(str(place)), "fail", "sticky", "mkdir")
-
-
-def test_a_directory_that_is_not_writable(place: Path, user: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.chmod(0o755)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert_remedy(doctor.check_mountpoint(str(place)), "fail", "not writable", "chown")
 
@@ -530,9 +456,3 @@ def test_kinds_of_containers(tmp_path: Path, files: list[str], environ: dict[str
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text("1:name=systemd:/docker/0123abcd\n")
     assert doctor.container(str(tmp_path), environ) == kind
-
-
-def test_the_device_of_this_machine_is_what_mounts_need() -> None:
-    """So that a machine on which the mount tests cannot run is noticed here first."""
-    assert stat.S_ISCHR(os.stat("/dev/fuse").st_mode)
-    assert doctor.check_device().level == "ok"
