@@ -90,12 +90,12 @@ class WholeWordsFish(_WholeWords, FishComplete):
 
 def script(shell: str) -> str:
     """The code with which a shell completes `wdsfs`."""
-    found = get_completion_class(shell)
-    assert found is not None
-    one = found(click.Command("wdsfs"), {}, "wdsfs", "_WDSFS_COMPLETE")
-    # Not `one.source()`: that of bash looks at the version of the bash on this machine, but the script may be for
+    complete = get_completion_class(shell)
+    assert complete is not None
+    completer = complete(click.Command("wdsfs"), {}, "wdsfs", "_WDSFS_COMPLETE")
+    # Not `completer.source()`: that of bash looks at the version of the bash on this machine, but the script may be for
     # another one.
-    return ShellComplete.source(one)
+    return ShellComplete.source(completer)
 
 
 def paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -114,8 +114,8 @@ def directories(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
 
 def mount_points(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The mounts of this user, dead ones included; directories if none begins like that."""
-    found = [CompletionItem(text) for path in _mounts() if (text := _as_typed(path, incomplete)) is not None]
-    return found or directories(ctx, param, incomplete)
+    offers = [CompletionItem(text) for path in _mounts() if (text := _as_typed(path, incomplete)) is not None]
+    return offers or directories(ctx, param, incomplete)
 
 
 def mount_points_or_paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -134,11 +134,11 @@ def _mounts() -> list[str]:
     from wdsfs import mount_table
     from wdsfs.mount_registry import Registration, registrations
 
-    found = {registration.mountpoint for registration in registrations(Registration)}
-    for one in mount_table.mounts():
-        if one.fstype == "fuse.wdsfs" and os.geteuid() in (0, one.user):
-            found.add(os.fsdecode(one.path))
-    return sorted(path for path in found if path.isprintable())
+    points = {registration.mountpoint for registration in registrations(Registration)}
+    for mount in mount_table.mounts():
+        if mount.fstype == "fuse.wdsfs" and os.geteuid() in (0, mount.user):
+            points.add(os.fsdecode(mount.path))
+    return sorted(path for path in points if path.isprintable())
 
 
 def _as_typed(path: str, incomplete: str) -> str | None:
@@ -157,10 +157,7 @@ def _files(begun: str) -> list[str]:
     above, name = os.path.split(begun)
     try:
         with os.scandir(os.path.expanduser(above) or ".") as entries:
-            # By what the listing says of them: no file is asked for.
-            found = [
-                one.name for one in entries if one.name.startswith(name) and not one.is_dir(follow_symlinks=False)
-            ]
+            files = [entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)]  # no file is asked
     except OSError:
         return []
-    return sorted(os.path.join(above, one) for one in found if one.isprintable())
+    return sorted(os.path.join(above, file) for file in files if file.startswith(name) and file.isprintable())
