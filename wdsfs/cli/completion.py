@@ -93,8 +93,8 @@ def script(shell: str) -> str:
     complete = get_completion_class(shell)
     assert complete is not None
     completer = complete(click.Command("wdsfs"), {}, "wdsfs", "_WDSFS_COMPLETE")
-    # Not `completer.source()`: that of bash looks at the version of the bash on this machine, but the script may be for
-    # another one.
+    # Not `completer.source()`: that of bash looks at the version of the bash on this machine, and the script may be
+    # for another one.
     return ShellComplete.source(completer)
 
 
@@ -157,7 +157,8 @@ def _files(begun: str) -> list[str]:
     above, name = os.path.split(begun)
     try:
         with os.scandir(os.path.expanduser(above) or ".") as entries:
-            files = [entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)]  # no file is asked
+            # By what the listing says of them: no file is asked for.
+            files = [entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)]
     except OSError:
         return []
     return sorted(os.path.join(above, file) for file in files if file.startswith(name) and file.isprintable())
