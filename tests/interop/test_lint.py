@@ -36,29 +36,57 @@ def findings(directory: Path, content: bytes) -> list[tuple[str, int, str]]:
 # --- one shard --------------------------------------------------------------------------------------------
 
 
-def test_a_clean_shard_has_no_findings(tmp_path: Path) -> None:
-    content = tar(
-        *(member(b"d/%d.%b" % (n, ext), b"x" * n) for n in range(300) for ext in (b"jpg", b"seg.png", b"cls"))
-    )
+TWO = tar(member(b"a.x", bytes(600)), member(b"b.x", bytes(600)))  # each is three blocks
+WITH_DIRECTORIES = [member(b"d/", b"", tars.DIRECTORY), member(b"__meta__"), member(b"__m__/a.json")]
+CONTENTS: dict[str, tuple[bytes, list[tuple[str, int, str]]]] = {
+    "clean": (tar(*(member(b"d/%d.%b" % (n, ext)) for n in range(300) for ext in (b"jpg", b"seg.png"))), []),
+    "of the library": (tars.with_webdataset([{"__key__": f"a/{n:03}", "txt": b"x"} for n in range(20)]), []),
+    "many extensions": (tar(*(member(b"a.%d" % number) for number in range(10_000))), []),
+    "notes": (
+        tar(*WITH_DIRECTORIES, member(b"d/a.x")),
+        [("directory", 0, "d"), ("meta", BLOCK, "__meta__"), ("meta", 2 * BLOCK, "__m__/a.json")],
+    ),
+    "split": (
+        tar(*map(member, [b"a.x", b"b.x", b"a.y", b"c.x", b"a.z"])),
+        [("split sample", 2 * BLOCK, "a"), ("split sample", 4 * BLOCK, "a")],
+    ),
+    "twice": (tar(*map(member, [b"a.x", b"a.y", b"a.x"])), [("duplicate extension", 2 * BLOCK, "a.x")]),
+    "letter case": (tar(*map(member, [b"a.x", b"a.y", b"a.X"])), [("duplicate extension", 2 * BLOCK, "a.X")]),
+    "cut in the first header": (TWO[:100], [("not a tar", 0, "")]),
+    "cut at the end of its digits": (TWO[:300], [("truncated", 0, "")]),
+    "cut in a header": (TWO[: 3 * BLOCK + 100], [("truncated", 3 * BLOCK, "")]),
+    "cut in a content": (TWO[: 2 * BLOCK], [("truncated", 0, "a.x")]),
+    "cut in the last content": (TWO[: 4 * BLOCK + 1], [("truncated", 3 * BLOCK, "b.x")]),
+    "cut between members": (TWO[: 3 * BLOCK], [("no end mark", 3 * BLOCK, "")]),
+    "empty": (b"", [("empty", 0, "")]),
+    "damaged": (TWO[: 3 * BLOCK] + b"c" + TWO[3 * BLOCK + 1 :], [("damaged", 3 * BLOCK, "")]),
+    "text": (b"just text" * 1000, [("not a tar", 0, "")]),
+    "joined": (TWO + TWO, [("behind end mark", len(TWO), "")]),
+}
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_a_shard(tmp_path: Path, name: str) -> None:
+    content, expected = CONTENTS[name]
     found = lint(write(tmp_path, content))
-    assert found.findings == []
-    assert not found.counts
-    assert (found.samples, found.members) == (300, 900)
-    assert found.patterns == {frozenset([b"jpg", b"seg.png", b"cls"]): 300}
+    assert [one[:3] for one in found.findings] == expected
+    assert all(one.is_note == (one.kind in ("directory", "meta")) for one in found.findings)
 
 
-def test_what_the_webdataset_library_writes_is_clean(tmp_path: Path) -> None:
-    samples = [{"__key__": f"a/{n:03}", "txt": b"x", "cls": b"y" * n} for n in range(20)]
-    assert findings(tmp_path, tars.with_webdataset(samples)) == []
+def test_counts_of_a_shard(tmp_path: Path) -> None:
+    found = lint(write(tmp_path, CONTENTS["clean"][0]))
+    assert (found.samples, found.members) == (300, 600)
+    assert found.patterns == {frozenset([b"jpg", b"seg.png"]): 300}
+    found = lint(write(tmp_path, CONTENTS["split"][0]))
+    assert (found.samples, len(found.keys)) == (5, 3)
+    assert "offset 0 " in found.findings[0].text
 
 
-def test_what_gnu_tar_writes_is_clean_but_for_the_directories(tmp_path: Path) -> None:
+def test_gnu_tar_adds_directories(tmp_path: Path) -> None:
     (tmp_path / "data" / "d").mkdir(parents=True)
     for name in ("a.txt", "a.cls", "d/b.txt", "d/b.cls"):
         (tmp_path / "data" / name).write_text(name)
-    found = lint(write(tmp_path, tars.with_gnu_tar(tmp_path / "data")))
-    assert {one.kind for one in found.findings} == {"directory"}
-    assert all(one.is_note for one in found.findings)
+    assert {kind for kind, *_ in findings(tmp_path, tars.with_gnu_tar(tmp_path / "data"))} == {"directory"}
 
 
 @pytest.mark.parametrize(
@@ -83,39 +111,6 @@ def test_members_in_no_sample(tmp_path: Path, name: bytes, kind: bytes, text: st
     assert text in one.text
     assert not one.is_note
     assert found.samples == 1  # it does not end the sample around it
-
-
-def test_directories_and_what_belongs_to_the_set_are_notes(tmp_path: Path) -> None:
-    content = tar(
-        member(b"d/", b"", tars.DIRECTORY), member(b"__meta__", b"x"), member(b"__m__/a.json"), member(b"d/a.x")
-    )
-    found = lint(write(tmp_path, content))
-    assert [one[:3] for one in found.findings] == [
-        ("directory", 0, "d"),
-        ("meta", BLOCK, "__meta__"),
-        ("meta", 3 * BLOCK, "__m__/a.json"),
-    ]
-    assert all(one.is_note for one in found.findings)
-
-
-def test_a_split_sample(tmp_path: Path) -> None:
-    names = [b"a.x", b"b.x", b"a.y", b"c.x", b"a.z"]
-    found = lint(write(tmp_path, tar(*map(member, names))))
-    assert [one[:3] for one in found.findings] == [
-        ("split sample", 2 * BLOCK, "a"),
-        ("split sample", 4 * BLOCK, "a"),
-    ]
-    assert "offset 0 " in found.findings[0].text
-    assert found.samples == 5
-    assert len(found.keys) == 3
-
-
-@pytest.mark.parametrize(("second", "text"), [(b"jpg", "'jpg' occurs twice"), (b"JPG", "letter case only")])
-def test_a_duplicate_extension(tmp_path: Path, second: bytes, text: str) -> None:
-    found = lint(write(tmp_path, tar(member(b"a.jpg"), member(b"a.cls"), member(b"a." + second))))
-    [one] = found.findings
-    assert one[:3] == ("duplicate extension", 2 * BLOCK, f"a.{second.decode()}")
-    assert text in one.text
 
 
 @pytest.mark.parametrize("extension", [b"__key__", b"__url__", b"__local_path__", b"__KEY__"])
@@ -151,11 +146,6 @@ def test_what_tar_cannot_extract(tmp_path: Path, clash: list[bytes], offset: int
     assert bool(found) == bool(subprocess.run(command, capture_output=True, check=False).returncode)
 
 
-def test_ten_thousand_extensions_in_a_sample(tmp_path: Path) -> None:
-    names = [b"a.%d" % number for number in range(10_000)]
-    assert findings(tmp_path, tar(*map(member, names))) == []
-
-
 @pytest.mark.parametrize(
     "name",
     [b"/abs/a.x", b"../a.x", b"d//a.x", b"d/./a.x", b"a.", b"a..", b"%/a.x", b"n" * 260 + b".x", b"nul\0.x"],
@@ -171,38 +161,6 @@ def test_an_odd_name(tmp_path: Path, name: bytes) -> None:
 def test_names_that_are_shown_as_they_are(tmp_path: Path, name: bytes) -> None:
     expected = ["odd name"] if name == b"a.%" else []
     assert [one[0] for one in findings(tmp_path, tar(member(name)))] == expected
-
-
-@pytest.mark.parametrize(
-    ("cut", "expected"),
-    [
-        (100, [("not a tar", 0, "")]),
-        (300, [("truncated", 0, "")]),
-        (3 * BLOCK + 100, [("truncated", 3 * BLOCK, "")]),
-        (2 * BLOCK, [("truncated", 0, "a.x")]),
-        (4 * BLOCK + 1, [("truncated", 3 * BLOCK, "b.x")]),
-        (3 * BLOCK, [("no end mark", 3 * BLOCK, "")]),
-        (0, [("empty", 0, "")]),
-    ],
-)
-def test_a_cut_shard(tmp_path: Path, cut: int, expected: list[tuple[str, int, str]]) -> None:
-    content = tar(member(b"a.x", bytes(600)), member(b"b.x", bytes(600)))
-    assert findings(tmp_path, content[:cut]) == expected
-
-
-def test_a_damaged_header(tmp_path: Path) -> None:
-    content = bytearray(tar(member(b"a.x", b"1"), member(b"b.x"), member(b"c.x")))
-    content[2 * BLOCK + 3] ^= 1
-    assert findings(tmp_path, bytes(content)) == [("damaged", 2 * BLOCK, "")]
-
-
-def test_what_is_no_tar(tmp_path: Path) -> None:
-    assert findings(tmp_path, b"just text" * 1000) == [("not a tar", 0, "")]
-
-
-def test_data_behind_the_end_mark(tmp_path: Path) -> None:
-    one = tar(member(b"a.x"))
-    assert findings(tmp_path, one + one) == [("behind end mark", len(one), "")]
 
 
 def test_a_global_header_that_no_member_follows(tmp_path: Path) -> None:
@@ -310,19 +268,20 @@ def judged(directory: Path, *contents: bytes) -> tuple[Judge, list[str]]:
     return judge, paths
 
 
-def test_a_clean_set_has_no_findings(tmp_path: Path) -> None:
-    contents = [tar(*(member(b"%d-%d.%b" % (s, n, e)) for n in range(5) for e in (b"a", b"b"))) for s in range(4)]
+@pytest.mark.parametrize(
+    "contents",
+    [
+        [],
+        [END],
+        [END, b"", END],
+        [tar(*(member(b"%d-%d.%b" % (s, n, e)) for n in range(5) for e in (b"a", b"b"))) for s in range(4)],
+        [tar(*map(member, [b"a.x", b"b.x", b"a.x"]))],  # no key is shared with its own shard
+        [tar(*map(member, [b"a.x", b"a.y", b"b.x"]))],  # just half of the samples have y
+    ],
+)
+def test_a_set_without_findings(tmp_path: Path, contents: list[bytes]) -> None:
     judge, _ = judged(tmp_path, *contents)
-    assert list(judge.shared_keys()) == []
-    assert list(judge.missing()) == []
-    assert (judge.samples, judge.members) == (20, 40)
-
-
-def test_no_shards_and_empty_shards(tmp_path: Path) -> None:
-    for contents in ([], [END], [END, b"", END]):
-        judge, _ = judged(tmp_path, *contents)
-        assert list(judge.shared_keys()) == []
-        assert list(judge.missing()) == []
+    assert [*judge.shared_keys(), *judge.missing()] == []
 
 
 def test_keys_that_an_earlier_shard_has_too(tmp_path: Path) -> None:
@@ -370,11 +329,6 @@ def test_shared_keys_against_a_model(tmp_path: Path) -> None:
     assert told == {pair: (len(offsets), min(offsets)) for pair, offsets in expected.items()}
 
 
-def test_a_key_that_is_split_within_a_shard_is_not_shared_with_itself(tmp_path: Path) -> None:
-    judge, _ = judged(tmp_path, tar(*map(member, [b"a.x", b"b.x", b"a.y"])))
-    assert list(judge.shared_keys()) == []
-
-
 def test_samples_without_an_extension_that_most_others_have(tmp_path: Path) -> None:
     whole = [member(b"a%d.%b" % (number, ext)) for number in range(4) for ext in (b"jpg", b"cls")]
     judge, _ = judged(
@@ -386,11 +340,6 @@ def test_samples_without_an_extension_that_most_others_have(tmp_path: Path) -> N
         ("s0", LintFinding("missing extension", 8 * BLOCK, "b", "has no cls")),
         ("s1", LintFinding("missing extension", 0, "c", "has no cls, jpg")),
     ]
-
-
-def test_an_extension_of_just_half_of_the_samples_is_not_missed(tmp_path: Path) -> None:
-    judge, _ = judged(tmp_path, tar(member(b"a.x"), member(b"a.y"), member(b"b.x")))
-    assert list(judge.missing()) == []
 
 
 def test_an_extension_in_another_letter_case_is_named(tmp_path: Path) -> None:

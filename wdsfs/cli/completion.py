@@ -93,8 +93,7 @@ def script(shell: str) -> str:
     complete = get_completion_class(shell)
     assert complete is not None
     completer = complete(click.Command("wdsfs"), {}, "wdsfs", "_WDSFS_COMPLETE")
-    # Not `completer.source()`: that of bash looks at the version of the bash on this machine, and the script may be
-    # for another one.
+    # Not `completer.source()`: it looks at the bash of this machine, and the script may be for another one.
     return ShellComplete.source(completer)
 
 
