@@ -21,8 +21,7 @@ from tests import tars
 from tests.cli.test_main import program  # noqa: F401  # a fixture
 from tests.conftest import PATIENCE, Program
 from tests.kernel.test_image import told
-from tests.packing.test_plan import EDITS, FIRST, SECOND, Set, bare, half_way, keys
-from tests.packing.test_shard_writer import Killed
+from tests.packing.overlays import EDITS, FIRST, SECOND, Killed, Set, bare, half_way, keys
 from tests.processes import Process
 from tests.uppers import OPAQUE, WHITEOUT, write_upper
 from tests.writables import shard

@@ -72,19 +72,117 @@ def test_a_changed_an_added_and_a_removed_extension(tmp_path: Path) -> None:
     assert len(result.shards[0].entries) == 1
 
 
-def test_removed_samples(tmp_path: Path) -> None:
-    result = found(tmp_path, {"s0": {"d": WHITEOUT}, "s1": WHITEOUT})
-    assert told(result) == [
-        ("removed", b"s0/d/a", (), (), (b"cls", b"jpg")),
-        ("removed", b"s0/d/b", (), (), (b"cls", b"jpg")),
-        ("removed", b"s1/e", (), (), (b"txt",)),
-        ("removed", b"s1/d/f", (), (), (b"txt",)),
-    ]
+FILES: dict[str, Any] = {"layout": "files"}
+LINKED = tars.tar(
+    tars.member(b"a.txt", b"a"),
+    tars.member(b"l", kind=tars.HARD_LINK, link=b"a.txt"),
+    tars.member(b"s.txt", kind=tars.SYMLINK, link=b"a.txt"),
+    tars.B,
+)
 
 
-def test_a_sample_without_files_is_removed(tmp_path: Path) -> None:
-    result = found(tmp_path, {"s0": {"d": {"a": {"cls": WHITEOUT, "jpg": WHITEOUT}}}})
-    assert told(result) == [("removed", b"s0/d/a", (), (), (b"cls", b"jpg"))]
+@pytest.mark.parametrize(
+    ("upper", "options", "samples"),
+    [
+        pytest.param(
+            {"s0": {"d": WHITEOUT}, "s1": WHITEOUT},
+            {},
+            [
+                ("removed", b"s0/d/a", (), (), (b"cls", b"jpg")),
+                ("removed", b"s0/d/b", (), (), (b"cls", b"jpg")),
+                ("removed", b"s1/e", (), (), (b"txt",)),
+                ("removed", b"s1/d/f", (), (), (b"txt",)),
+            ],
+            id="directories",
+        ),
+        pytest.param(
+            {"s0": {"d": {"a": {"cls": WHITEOUT, "jpg": WHITEOUT}}}},
+            {},
+            [("removed", b"s0/d/a", (), (), (b"cls", b"jpg"))],
+            id="all files",
+        ),
+        pytest.param(  # as after `rm -r` and `mkdir`: what has the name of a member takes its place
+            {"s0": {"d": {OPAQUE: True, "a": {OPAQUE: True, "jpg": b"new", "txt": b"t"}}}},
+            {},
+            [
+                ("changed", b"s0/d/a", (b"txt",), (b"jpg",), (b"cls",)),
+                ("removed", b"s0/d/b", (), (), (b"cls", b"jpg")),
+            ],
+            id="opaque",
+        ),
+        pytest.param(
+            {"s0": {"d": {"a": {"a.jpg": b"new", "a.x.txt": b""}, "n": {"n.txt": b""}}}},
+            {"names": "full"},
+            [("changed", b"s0/d/a", (b"x.txt",), (b"jpg",)), ("added", b"s0/d/n", (b"txt",))],
+            id="full names",
+        ),
+        pytest.param(
+            {
+                "s0": {
+                    "d": {"a.jpg": b"new", "a.txt": b"", "b.jpg": WHITEOUT, "n.cls": b"", "n.jpg": b""},
+                    "README": b"changed",
+                    "top.txt": b"",
+                },
+                "more": {"x.txt": b""},
+            },
+            FILES,
+            [
+                ("changed", b"s0/d/a", (b"txt",), (b"jpg",)),
+                ("changed", b"s0/d/b", (), (), (b"jpg",)),
+                ("added", b"s0/d/n", (b"cls", b"jpg")),
+                ("added", b"s0/top", (b"txt",)),
+                ("added", b"more/x", (b"txt",)),
+                ("changed", b"s0/README"),
+            ],
+            id="files",
+        ),
+        pytest.param(
+            {"d": {"f.cls": b"", "f.txt": WHITEOUT, "a.txt": b""}, "n.txt": b""},
+            {"layout": "files", "merge": True},
+            [
+                ("changed", b"d/a", (b"txt",)),
+                ("changed", b"d/f", (b"cls",), (), (b"txt",)),
+                ("added", b"n", (b"txt",)),
+            ],
+            id="merged files",
+        ),
+        pytest.param(
+            {"d": WHITEOUT},
+            {"merge": True},
+            [
+                ("removed", b"d/a", (), (), (b"cls", b"jpg")),
+                ("removed", b"d/b", (), (), (b"cls", b"jpg")),
+                ("removed", b"d/f", (), (), (b"txt",)),
+            ],
+            id="a folder of all shards",
+        ),
+        pytest.param(
+            {"a~s1": {"txt": b"new"}},
+            {"merge": True, "shards": (tars.tar(tars.A), tars.tar(tars.A))},
+            [("changed", b"a~s1", (), (b"txt",))],
+            id="a second sample of a name",
+        ),
+        pytest.param(
+            {"s0": {"b.txt": b"new", "s.txt": WHITEOUT}},
+            {**FILES, "shards": (LINKED,)},
+            [("changed", b"s0/b", (), (b"txt",)), ("removed", b"s0/s.txt")],
+            id="beside hard links",
+        ),
+        pytest.param(
+            {"s0": {"s.txt": b"new"}},
+            {**FILES, "shards": (LINKED,)},
+            [("added", b"s0/s", (b"txt",)), ("removed", b"s0/s.txt")],
+            id="a file in place of a symbolic link",
+        ),
+    ],
+)
+def test_samples(
+    upper: dict[Any, Any], options: dict[str, Any], samples: list[tuple[Any, ...]], tmp_path: Path
+) -> None:
+    options = dict(options)
+    result = found(tmp_path, upper, *options.pop("shards", ()), **options)
+    assert told(result) == samples
+    assert not result.unpackable + result.conflicts
 
 
 def test_new_samples(tmp_path: Path) -> None:
@@ -102,15 +200,6 @@ def test_new_samples(tmp_path: Path) -> None:
     assert [new.name for new in result.shards[0].appended[0].members] == [b"d/n.cls", b"d/n.jpg"]
     assert [(top, [one.key for one in samples]) for top, samples in result.further.items()] == [
         (b"more", [b"x/y"])
-    ]
-
-
-def test_an_opaque_directory_replaces_the_sample(tmp_path: Path) -> None:
-    """As after `rm -r` and `mkdir`: what has the name of a member takes its place."""
-    result = found(tmp_path, {"s0": {"d": {OPAQUE: True, "a": {OPAQUE: True, "jpg": b"new", "txt": b"t"}}}})
-    assert told(result) == [
-        ("changed", b"s0/d/a", (b"txt",), (b"jpg",), (b"cls",)),
-        ("removed", b"s0/d/b", (), (), (b"cls", b"jpg")),
     ]
 
 
@@ -233,12 +322,6 @@ def test_extensions_of_a_new_sample_that_differ_in_case(tmp_path: Path) -> None:
     assert told(result) == [("added", b"s0/n", (b"TXT", b"seg.Png"))]
 
 
-def test_extensions_in_the_files_layout_that_differ_in_case(tmp_path: Path) -> None:
-    result = found(tmp_path, {"s0": {"d": {"a.JPG": b""}}}, layout="files")
-    assert result.unpackable == [Remark(b"s0/d/a.JPG", reasons.ONLY_CASE)]
-    assert not result.samples
-
-
 def test_extensions_of_the_shard_that_differ_in_case(tmp_path: Path) -> None:
     """They stay as they are; what is new must differ from all of them."""
     shard = tars.tar(*(tars.member(b"k." + one, b"A") for one in (b"jpg", b"JPG", b"cls")))
@@ -307,25 +390,36 @@ def test_odd_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("upper", "path", "reason"),
+    ("upper", "options", "path", "reason"),
     [
-        ({"file": b""}, b"file", reasons.OUTSIDE),
-        ({"s0": {"file": b""}}, b"s0/file", reasons.OUTSIDE),
-        ({"new": {"file": b""}}, b"new/file", reasons.OUTSIDE),
-        ({"s0": {"d": {"a": {"link": "jpg"}}}}, b"s0/d/a/link", reasons.SYMBOLIC),
-        ({"s0": {"d": {"a": {"jpg": "cls"}}}}, b"s0/d/a/jpg", reasons.SYMBOLIC),
-        ({"s0": {"d": {"a": {"pipe": os.mkfifo}}}}, b"s0/d/a/pipe", reasons.SPECIAL),
-        ({"s0": {"a.b": {"txt": b""}}}, b"s0/a.b/txt", reasons.DOTTED_KEY),
-        ({"s0": {".a": {"txt": b""}}}, b"s0/.a/txt", reasons.HIDDEN),
-        ({"s0": {"__m__": {"a": {"txt": b""}}}}, b"s0/__m__/a/txt", reasons.META),
-        ({"s0": {"d": {"a": {"__key__": b""}}}}, b"s0/d/a/__key__", reasons.RESERVED),
-        ({"s0": {"n": {"__URL__": b""}}}, b"s0/n/__URL__", reasons.RESERVED),
-        ({"s0": {"n": {"__local_path__": b""}}}, b"s0/n/__local_path__", reasons.RESERVED),
-        ({"s0": {"%2E": {"a": {"txt": b""}}}}, b"s0/%2E/a/txt", reasons.ODD_FOLDER),
+        ({"file": b""}, {}, b"file", reasons.OUTSIDE),
+        ({"s0": {"file": b""}}, {}, b"s0/file", reasons.OUTSIDE),
+        ({"new": {"file": b""}}, {}, b"new/file", reasons.OUTSIDE),
+        ({"s0": {"d": {"a": {"link": "jpg"}}}}, {}, b"s0/d/a/link", reasons.SYMBOLIC),
+        ({"s0": {"d": {"a": {"jpg": "cls"}}}}, {}, b"s0/d/a/jpg", reasons.SYMBOLIC),
+        ({"s0": {"d": {"a": {"pipe": os.mkfifo}}}}, {}, b"s0/d/a/pipe", reasons.SPECIAL),
+        ({"s0": {"a.b": {"txt": b""}}}, {}, b"s0/a.b/txt", reasons.DOTTED_KEY),
+        ({"s0": {".a": {"txt": b""}}}, {}, b"s0/.a/txt", reasons.HIDDEN),
+        ({"s0": {"__m__": {"a": {"txt": b""}}}}, {}, b"s0/__m__/a/txt", reasons.META),
+        ({"s0": {"d": {"a": {"__key__": b""}}}}, {}, b"s0/d/a/__key__", reasons.RESERVED),
+        ({"s0": {"n": {"__URL__": b""}}}, {}, b"s0/n/__URL__", reasons.RESERVED),
+        ({"s0": {"n": {"__local_path__": b""}}}, {}, b"s0/n/__local_path__", reasons.RESERVED),
+        ({"s0": {"%2E": {"a": {"txt": b""}}}}, {}, b"s0/%2E/a/txt", reasons.ODD_FOLDER),
+        ({"s0": {"d": {"a": {"noext": b""}}}}, {"names": "full"}, b"s0/d/a/noext", reasons.NO_EXTENSION),
+        ({"s0": {"d": {"a": {"b.jpg": b""}}}}, {"names": "full"}, b"s0/d/a/b.jpg", reasons.OTHER_STEM),
+        ({"s0": {"d": {"a": {".hidden": b""}}}}, {"names": "full"}, b"s0/d/a/.hidden", reasons.OTHER_STEM),
+        ({"x.txt": b""}, FILES, b"x.txt", reasons.OUTSIDE_FILES),
+        ({"s0": {"LICENSE": b""}}, FILES, b"s0/LICENSE", reasons.NO_EXTENSION),
+        ({"s0": {"d": {".hidden": b""}}}, FILES, b"s0/d/.hidden", reasons.HIDDEN),
+        ({"s0": {"__m__": {"a.txt": b""}}}, FILES, b"s0/__m__/a.txt", reasons.META),
+        ({"s0": {"d": {"a.JPG": b""}}}, FILES, b"s0/d/a.JPG", reasons.ONLY_CASE),
+        ({"x": b""}, {"merge": True}, b"x", reasons.OUTSIDE_MERGED),
     ],
 )
-def test_what_cannot_be_packed(upper: dict[Any, Any], path: bytes, reason: str, tmp_path: Path) -> None:
-    result = found(tmp_path, upper)
+def test_what_cannot_be_packed(
+    upper: dict[Any, Any], options: dict[str, Any], path: bytes, reason: str, tmp_path: Path
+) -> None:
+    result = found(tmp_path, upper, **options)
     assert result.unpackable == [Remark(path, reason)]
 
 
@@ -355,6 +449,9 @@ def test_names_that_tar_cannot_extract(upper: dict[Any, Any], path: str, reason:
     assert not result.unpackable + result.conflicts
 
 
+FOLDER = tars.tar(tars.member(b"h.b/c.txt", b""), tars.B)
+
+
 @pytest.mark.parametrize(
     ("upper", "path"),
     [
@@ -364,41 +461,15 @@ def test_names_that_tar_cannot_extract(upper: dict[Any, Any], path: str, reason:
         ({"s0": {"c": {"txt": WHITEOUT, "x": b""}, "c.txt": {"x": {"txt": b""}}}}, None),
         ({"s0": {"c": {"txt": b"new"}, "c.txt": {"x": {"txt": b""}}}}, "s0/c.txt/x/txt"),
         ({"more": {"n": {"txt": b""}, "n.txt": {"x": {"txt": b""}}}}, "more/n.txt/x/txt"),
+        ({"s0": {"h": {"b": b""}}}, "s0/h/b"),  # where the shard has a directory
     ],
 )
 def test_a_file_where_another_member_needs_a_directory(
     upper: dict[Any, Any], path: str | None, tmp_path: Path
 ) -> None:
-    result = found(tmp_path, upper)
-    told = {one.path for one in result.notes if one.reason == reasons.FILE_AND_FOLDER}
-    assert os.fsencode(path) in told if path else not told
-
-
-def test_a_file_where_the_shard_has_a_directory(tmp_path: Path) -> None:
-    shard = tars.tar(tars.member(b"a.b/c.txt", b""), tars.B)
-    result = found(tmp_path, {"s0": {"a": {"b": b""}}}, shard)
-    assert result.notes == [Remark(b"s0/a/b", reasons.FILE_AND_FOLDER)]
-
-
-# --- full names --------------------------------------------------------------------------------------------
-
-
-def test_full_names(tmp_path: Path) -> None:
-    upper = {"s0": {"d": {"a": {"a.jpg": b"new", "a.x.txt": b""}, "n": {"n.txt": b""}}}}
-    result = found(tmp_path, upper, names="full")
-    assert told(result) == [
-        ("changed", b"s0/d/a", (b"x.txt",), (b"jpg",)),
-        ("added", b"s0/d/n", (b"txt",)),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [("noext", reasons.NO_EXTENSION), ("b.jpg", reasons.OTHER_STEM), (".hidden", reasons.OTHER_STEM)],
-)
-def test_full_names_that_are_not_of_the_sample(name: str, reason: str, tmp_path: Path) -> None:
-    result = found(tmp_path, {"s0": {"d": {"a": {name: b""}}}}, names="full")
-    assert result.unpackable == [Remark(b"s0/d/a/" + name.encode(), reason)]
+    result = found(tmp_path, upper, *([FIRST, SECOND] if "h" not in upper.get("s0", ()) else [FOLDER]))
+    paths = {remark.path for remark in result.notes if remark.reason == reasons.FILE_AND_FOLDER}
+    assert os.fsencode(path) in paths if path else not paths
 
 
 @pytest.mark.parametrize(
@@ -416,50 +487,7 @@ def test_a_sample_renamed_without_its_files_is_never_left_out(upper: dict[Any, A
     assert not result.unpackable
 
 
-# --- the files layout --------------------------------------------------------------------------------------
-
-
-def test_files(tmp_path: Path) -> None:
-    upper = {
-        "s0": {
-            "d": {"a.jpg": b"new", "a.txt": b"", "b.jpg": WHITEOUT, "n.cls": b"", "n.jpg": b""},
-            "README": b"changed",
-            "top.txt": b"",
-        },
-        "more": {"x.txt": b""},
-    }
-    result = found(tmp_path, upper, layout="files")
-    assert told(result) == [
-        ("changed", b"s0/d/a", (b"txt",), (b"jpg",)),
-        ("changed", b"s0/d/b", (), (), (b"jpg",)),
-        ("added", b"s0/d/n", (b"cls", b"jpg")),
-        ("added", b"s0/top", (b"txt",)),
-        ("added", b"more/x", (b"txt",)),
-        ("changed", b"s0/README"),
-    ]
-    assert not result.unpackable + result.conflicts
-
-
-@pytest.mark.parametrize(
-    ("upper", "path", "reason"),
-    [
-        ({"x.txt": b""}, b"x.txt", reasons.OUTSIDE_FILES),
-        ({"s0": {"LICENSE": b""}}, b"s0/LICENSE", reasons.NO_EXTENSION),
-        ({"s0": {"d": {".hidden": b""}}}, b"s0/d/.hidden", reasons.HIDDEN),
-        ({"s0": {"__m__": {"a.txt": b""}}}, b"s0/__m__/a.txt", reasons.META),
-    ],
-)
-def test_files_that_cannot_be_packed(upper: dict[Any, Any], path: bytes, reason: str, tmp_path: Path) -> None:
-    result = found(tmp_path, upper, layout="files")
-    assert result.unpackable == [Remark(path, reason)]
-
-
-LINKED = tars.tar(
-    tars.member(b"a.txt", b"a"),
-    tars.member(b"l", kind=tars.HARD_LINK, link=b"a.txt"),
-    tars.member(b"s.txt", kind=tars.SYMLINK, link=b"a.txt"),
-    tars.B,
-)
+# --- links -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["a.txt", "l"])
@@ -491,17 +519,6 @@ def test_the_name_of_a_sample_with_hard_links(tmp_path: Path) -> None:
     result = found(tmp_path, {}, shard, layout="files")
     assert told(result) == [("changed", b"s0/h/b", (), (b"txt",))]
     assert not result.conflicts
-
-
-def test_beside_hard_links(tmp_path: Path) -> None:
-    result = found(tmp_path, {"s0": {"b.txt": b"new", "s.txt": WHITEOUT}}, LINKED, layout="files")
-    assert told(result) == [("changed", b"s0/b", (), (b"txt",)), ("removed", b"s0/s.txt")]
-    assert not result.unpackable + result.conflicts
-
-
-def test_a_file_in_place_of_a_symbolic_link(tmp_path: Path) -> None:
-    result = found(tmp_path, {"s0": {"s.txt": b"new"}}, LINKED, layout="files")
-    assert told(result) == [("added", b"s0/s", (b"txt",)), ("removed", b"s0/s.txt")]
 
 
 def test_the_same_symbolic_link_again(tmp_path: Path) -> None:
@@ -536,31 +553,6 @@ def test_merged(tmp_path: Path) -> None:
         ("added", b"top", (b"x",)),
     ]
     assert [one.key for one in result.further[b""]] == [b"d/n", b"top"]
-
-
-def test_outside_in_a_merged_tree(tmp_path: Path) -> None:
-    assert found(tmp_path, {"x": b""}, merge=True).unpackable == [Remark(b"x", reasons.OUTSIDE_MERGED)]
-
-
-def test_merged_files(tmp_path: Path) -> None:
-    upper = {"d": {"f.cls": b"", "f.txt": WHITEOUT, "a.txt": b""}, "n.txt": b""}
-    result = found(tmp_path, upper, layout="files", merge=True)
-    assert told(result) == [
-        ("changed", b"d/a", (b"txt",)),
-        ("changed", b"d/f", (b"cls",), (), (b"txt",)),
-        ("added", b"n", (b"txt",)),
-    ]
-
-
-def test_a_folder_of_all_shards_goes(tmp_path: Path) -> None:
-    result = found(tmp_path, {"d": WHITEOUT}, merge=True)
-    assert [one.path for one in result.samples] == [b"d/a", b"d/b", b"d/f"]
-
-
-def test_a_second_sample_of_a_name_in_a_merged_tree(tmp_path: Path) -> None:
-    result = found(tmp_path, {"a~s1": {"txt": b"new"}}, tars.tar(tars.A), tars.tar(tars.A), merge=True)
-    assert list(result.shards) == [1]
-    assert told(result) == [("changed", b"a~s1", (), (b"txt",))]
 
 
 def test_a_sample_that_shares_its_directory_with_a_folder(tmp_path: Path) -> None:

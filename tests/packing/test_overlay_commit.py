@@ -15,7 +15,7 @@ import signal
 import subprocess
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from tests import tars
 from tests.conftest import PATIENCE, Program, fails, wait_until
 from tests.fuse.test_supervisor import Patched
 from tests.overlay.test_overlay_mount import a_disk
-from tests.packing.test_plan import keys, samples
+from tests.packing.overlays import keys, samples
 from tests.processes import Process
 from tests.writables import MTIME, shard
 
@@ -49,11 +49,11 @@ def a_set(program: Program) -> Program:
     return program
 
 
-def edit(top: Path) -> None:
+def edit(top: Path, rename: Callable[[Path, Path], object] = os.rename) -> None:
     """Changes in the first shard and the second, and a new one."""
     (top / "s0/003/cls").write_bytes(b"7")
     shutil.rmtree(top / "s0/004")
-    os.rename(top / "s0/005", top / "s0/renamed")
+    rename(top / "s0/005", top / "s0/renamed")
     (top / "s1/010/txt").write_bytes(b"a caption")
     (top / "more/x").mkdir(parents=True)
     (top / "more/x/jpg").write_bytes(b"new")
@@ -155,8 +155,7 @@ def test_a_commit_in_place(a_set: Program) -> None:
             assert f"new: {a_set.home}/s3.tar".encode() in done
             os.posix_fadvise(unaffected.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             assert unaffected.read() == content(2, "000.jpg")[1000:]
-        wait_until(lambda: (top / "s3").is_dir(), "the new shard")
-        check_edited(top, "s3")
+        check_committed(top)
         assert not (top / "more").exists()
         assert sorted(os.listdir(top)) == ["s0", "s1", "s2", "s3"]
         assert a_set.json("diff", top)["samples"] == []
@@ -250,17 +249,6 @@ def test_what_programs_have_left_behind_is_named_and_not_packed(a_set: Program) 
     }
 
 
-def test_a_commit_that_was_killed_names_what_it_leaves_out_when_it_is_repeated(a_set: Program) -> None:
-    with a_set.mounted(*OPTIONS) as mounted:
-        mounted.expect_log("a commit in place was stopped half-way")
-        mounted.allow_log("has changed")
-        edit(mounted.path)
-        (mounted.path / "s0/003/cls~").write_bytes(b"old")
-        Commit(a_set, mounted.path).kill()
-        mounted.wait_for_log("a commit in place was stopped half-way")
-        assert commit(a_set, "--in-place", mounted.path).startswith(b"left out: s0/003/cls~: looks like")
-
-
 def test_files_that_were_copied_over_themselves(a_set: Program) -> None:
     """As by `rsync` without `-t`: the time is all that is new."""
     with a_set.mounted(*OPTIONS) as mounted:
@@ -343,6 +331,20 @@ class Commit:
         self.process.communicate(timeout=PATIENCE)
 
 
+def kill_half_way(program: Program, mounted: Any) -> None:
+    """Edit a mount, and kill its commit in place when one shard of three is replaced."""
+    mounted.expect_log("a commit in place was stopped half-way")
+    mounted.allow_log("has changed")
+    edit(mounted.path)
+    Commit(program, mounted.path).kill()
+    mounted.wait_for_log("a commit in place was stopped half-way")
+
+
+def check_committed(top: Path) -> None:
+    wait_until(lambda: (top / "s3").is_dir(), "the new shard")
+    check_edited(top, "s3")
+
+
 @pytest.fixture
 def stop() -> Iterator[threading.Event]:
     event = threading.Event()
@@ -399,8 +401,7 @@ def test_meanwhile_nobody_writes_and_everybody_reads(a_set: Program, stop: threa
             assert held.read() == b"a caption"
             assert "is being committed already" in a_set.refused("commit", "--in-place", top, code=8)
             running.finish()
-        wait_until(lambda: (top / "s3").is_dir(), "the new shard")
-        check_edited(top, "s3")
+        check_committed(top)
         (top / "s2/000/new").touch()
         stop.set()
         reader.join()
@@ -408,46 +409,27 @@ def test_meanwhile_nobody_writes_and_everybody_reads(a_set: Program, stop: threa
 
 
 def test_a_commit_that_is_killed_is_finished_by_the_next(a_set: Program) -> None:
+    """Also when shards were touched, and with the names of what it leaves out."""
     with a_set.mounted(*OPTIONS) as mounted:
-        mounted.expect_log("a commit in place was stopped half-way")
-        mounted.allow_log("has changed")
         top = mounted.path
-        edit(top)
-        Commit(a_set, top).kill()
-        mounted.wait_for_log("a commit in place was stopped half-way")
+        (top / "s0/003/cls~").write_bytes(b"old")
+        kill_half_way(a_set, mounted)
         with fails(errno.EBUSY):
             (top / "new").mkdir()
         assert (top / "s2/000/jpg").read_bytes() == content(2, "000.jpg")
         assert "stopped half-way" in a_set.refused("diff", top, code=7)
-        commit(a_set, "--in-place", top)
-        wait_until(lambda: (top / "s3").is_dir(), "the new shard")
-        check_edited(top, "s3")
-        (top / "new").mkdir()
-
-
-def test_a_commit_that_is_killed_is_finished_when_a_shard_was_touched(a_set: Program) -> None:
-    with a_set.mounted(*OPTIONS) as mounted:
-        mounted.expect_log("a commit in place was stopped half-way")
-        mounted.allow_log("has changed")
-        edit(mounted.path)
-        Commit(a_set, mounted.path).kill()
-        mounted.wait_for_log("a commit in place was stopped half-way")
         os.utime(a_set.home / "s1.tar")
         (a_set.home / "s0.tar").chmod(0o640)
-        commit(a_set, "--in-place", mounted.path)
-        wait_until(lambda: (mounted.path / "s3").is_dir(), "the new shard")
-        check_edited(mounted.path, "s3")
+        assert commit(a_set, "--in-place", top).startswith(b"left out: s0/003/cls~: looks like")
+        check_committed(top)
+        (top / "new").mkdir()
 
 
 def test_a_commit_that_cannot_be_finished_is_abandoned(a_set: Program) -> None:
     """The mount goes on: it shows the replaced shards, and over the others what was changed in them."""
     with a_set.mounted(*OPTIONS) as mounted:
-        mounted.expect_log("a commit in place was stopped half-way")
-        mounted.allow_log("has changed")
         top = mounted.path
-        edit(top)
-        Commit(a_set, top).kill()
-        mounted.wait_for_log("a commit in place was stopped half-way")
+        kill_half_way(a_set, mounted)
         a_set.write("s1.tar", shard([("010.jpg", b"other"), ("new.jpg", b"other")]))
         assert "use --abandon instead of --in-place" in a_set.refused("diff", top, code=7)
         assert "s1.tar: changed by somebody else" in a_set.refused("commit", "--in-place", top, code=7)
@@ -456,8 +438,8 @@ def test_a_commit_that_cannot_be_finished_is_abandoned(a_set: Program) -> None:
         assert b"abandoned: 1 of 3 shards written" in commit(a_set, "--abandon", top)
         wait_until(lambda: _can_write(top), "the thaw")
         (top / "new").rmdir()
-        found = a_set.json("diff", top)["samples"]
-        assert [(one["kind"], one["path"]) for one in found] == [("changed", "s1/010"), ("added", "more/x")]
+        changes = a_set.json("diff", top)["samples"]
+        assert [(row["kind"], row["path"]) for row in changes] == [("changed", "s1/010"), ("added", "more/x")]
         assert (top / "s0/003/cls").read_bytes() == b"7"
         assert sorted(os.listdir(top / "s1")) == ["010", "new"]
         commit(a_set, "--in-place", top)
@@ -469,12 +451,8 @@ def test_a_commit_that_cannot_be_finished_is_abandoned(a_set: Program) -> None:
 
 def test_a_commit_of_a_mount_is_abandoned_without_one_of_its_shards(a_set: Program) -> None:
     with a_set.mounted(*OPTIONS) as mounted:
-        mounted.expect_log("a commit in place was stopped half-way")
-        mounted.allow_log("has changed")
         mounted.allow_log("s1.tar")
-        edit(mounted.path)
-        Commit(a_set, mounted.path).kill()
-        mounted.wait_for_log("a commit in place was stopped half-way")
+        kill_half_way(a_set, mounted)
         (a_set.home / "s1.tar").unlink()
         refused = a_set.run("commit", "--in-place", mounted.path, code=7).stderr
         assert b"s1.tar: changed by somebody else, or gone" in refused
@@ -511,8 +489,7 @@ main(prog_name="wdsfs")
             (top / "s0/000/new").touch()
         assert (top / "s0/003/cls").read_bytes() == b"7"
         commit(a_set, "--in-place", top)
-        wait_until(lambda: (top / "s3").is_dir(), "the new shard")
-        check_edited(top, "s3")
+        check_committed(top)
         wait_until(lambda: _can_write(top), "the thaw")
     assert os.listdir(a_set.home / "o/upper") == ["new"]
 
@@ -532,8 +509,7 @@ def test_a_commit_that_is_killed_before_it_has_begun_changes_nothing(a_set: Prog
         (top / "new").rmdir()
         check_edited(top, "more")
         commit(a_set, "--in-place", top)
-        wait_until(lambda: (top / "s3").is_dir(), "the new shard")
-        check_edited(top, "s3")
+        check_committed(top)
 
 
 def _can_write(top: Path) -> bool:
@@ -573,30 +549,22 @@ def test_an_overlay_of_the_kernel_over_a_read_only_mount(a_set: Program, options
         pytest.skip("only root can mount an overlay")
     for name in ("upper", "work", "union"):
         a_set.directory(name)
-    shards = OPTIONS[2]
+    top, shards = a_set.home / "union", OPTIONS[2]
     with a_set.mounted(shards) as mounted:
         where = f"lowerdir={mounted.path},upperdir={a_set.home}/upper,workdir={a_set.home}/work"
         off = "" if options else ",redirect_dir=off,metacopy=off"
-        made = subprocess.run(
-            ["mount", "-t", "overlay", "overlay", "-o", where + options + off, a_set.home / "union"],
-            capture_output=True,
-            check=False,
-        )
+        command = ["mount", "-t", "overlay", "overlay", "-o", where + options + off, top]
+        made = subprocess.run(command, capture_output=True, check=False)
         if made.returncode:
             pytest.skip(f"the kernel has no overlayfs here: {made.stderr.decode()}")
         try:
-            top = a_set.home / "union"
-            (top / "s0/003/cls").write_bytes(b"7")
-            shutil.rmtree(top / "s0/004")
-            a_set.tool("mv", top / "s0/005", top / "s0/renamed")  # copies
-            (top / "s1/010/txt").write_bytes(b"a caption")
-            (top / "more/x").mkdir(parents=True)
-            (top / "more/x/jpg").write_bytes(b"new")
+            edit(top, lambda old, new: a_set.tool("mv", old, new))  # copies
         finally:
-            subprocess.run(["umount", a_set.home / "union"], check=True)
-    found = json.loads(a_set.run("diff", "--json", "--overlay", "upper", "--layout", "samples", shards).stdout)
-    assert {one["path"] for one in found["samples"]} >= {"s0/003", "s0/004", "s0/renamed", "s1/010", "more/x"}
-    commit(a_set, "--in-place", "--overlay", "upper", "--layout", "samples", shards)
+            subprocess.run(["umount", top], check=True)
+    overlay = ("--overlay", "upper", "--layout", "samples", shards)
+    changes = json.loads(a_set.run("diff", "--json", *overlay).stdout)["samples"]
+    assert {row["path"] for row in changes} >= {"s0/003", "s0/004", "s0/renamed", "s1/010", "more/x"}
+    commit(a_set, "--in-place", *overlay)
     with a_set.mounted("s{0..3}.tar") as mounted:
         check_edited(mounted.path, "s3")
     assert os.listdir(a_set.home / "upper") == []

@@ -118,8 +118,8 @@ def refuse_below(plan: Plan, directory: str, what: str) -> None:
     """Raise UsageError for a new shard that would be in this directory, which is `what`."""
     top = os.path.realpath(os.fsencode(directory))
     replaced = {canonical(source.path) for source in plan.sources.values()}
-    for target in {canonical(step.target) for step in plan.steps if not step.is_remote} - replaced:
-        if os.path.commonpath([top, target]) == top:
+    for target in (canonical(step.target) for step in plan.steps if not step.is_remote):
+        if target not in replaced and os.path.commonpath([top, target]) == top:
             text = f"{os.fsdecode(target)} would be in {what}: name another directory with --output"
             raise UsageError(text)
 

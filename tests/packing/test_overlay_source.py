@@ -1,0 +1,550 @@
+"""The shards that come of an overlay, read by others, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import sets, tars, writables
+from tests.packing.overlays import (
+    EDITS,
+    FIRST,
+    SECOND,
+    Everything,
+    Set,
+    bare,
+    keys,
+    numbered,
+    on_small_disks,
+    samples,
+    stops,
+)
+from tests.uppers import OPAQUE, WHITEOUT, a_tree, find
+from wdsfs.errors import CommitError, StaleShard, UsageError
+from wdsfs.overlay.overlay_directory import unfinished
+from wdsfs.packing.output_names import continued, namer
+from wdsfs.packing.overlay_source import NO_SAMPLE, CommitOptions, Planner
+from wdsfs.packing.plan import Remark
+from wdsfs.packing.runner import Runner
+from wdsfs.packing.shard_writer import Files
+from wdsfs.tree.tree import View
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """In memory: thousands of commits wait for the disk otherwise."""
+    with writables.fast_directory() as path:
+        yield path
+
+
+# --- one shard for each ------------------------------------------------------------------------------------
+
+
+def test_an_edited_sample_stays_where_it_was(tmp_path: Path) -> None:
+    first, second = Set(tmp_path, FIRST, SECOND).edit(EDITS).commit()
+    assert second == SECOND
+    assert tars.by_webdataset(first) == [
+        {"__key__": "d/a", "cls": b"1", "jpg": b"changed", "txt": b"added"},
+        {"__key__": "c", "txt": b"c"},
+        {"__key__": "d/n", "txt": b"new"},
+    ]
+    names = [b"d", b"d/a.cls", b"d/a.jpg", b"d/a.txt", b"README", b"c.txt", b"d/n.txt"]
+    assert [one.name for one in tars.by_tarfile(first)] == names
+    assert first.startswith(tars.member(b"d/", kind=tars.DIRECTORY) + tars.member(b"d/a.cls", b"1", mtime=5))
+    assert tars.member(b"c.txt", b"c") in first
+
+
+def test_gnu_tar_reads_it(tmp_path: Path) -> None:
+    Set(tmp_path, FIRST, SECOND).edit(EDITS).commit()
+    (tmp_path / "x").mkdir()
+    command = ["tar", "--warning=all", "-C", tmp_path / "x", "-xf", tmp_path / "out/o-000.tar"]
+    assert subprocess.run(command, check=True, capture_output=True).stderr == b""
+    assert (tmp_path / "x/d/a.jpg").read_bytes() == b"changed"
+    assert (tmp_path / "x/d/n.txt").stat().st_mtime == 7
+
+
+def test_the_sources_are_left_alone(tmp_path: Path) -> None:
+    here = Set(tmp_path, FIRST, SECOND).edit(EDITS)
+    before = [path.stat() for path in here.shards]
+    here.commit()
+    assert here.set() == [FIRST, SECOND]
+    for old, path in zip(before, here.shards, strict=True):
+        new = path.stat()
+        assert (new.st_mtime_ns, new.st_ctime_ns, new.st_ino) == (old.st_mtime_ns, old.st_ctime_ns, old.st_ino)
+    assert (tmp_path / "o/upper/s0").exists()
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
+    here = Set(tmp_path, FIRST, SECOND)
+    first = here.edit(EDITS).commit()
+    shutil.rmtree(tmp_path / "out")
+    os.utime(tmp_path / "o/upper/s0/d")
+    assert here.commit(jobs=4) == first
+
+
+def test_new_directories_become_further_shards(tmp_path: Path) -> None:
+    upper = {"more": {"y": {"txt": b""}, "x": {"txt": b""}}, "again": {"x": {"txt": b""}}}
+    contents = Set(tmp_path, FIRST, SECOND).edit(upper).commit()
+    assert contents[:2] == [FIRST, SECOND]
+    assert keys(*contents[2:]) == [["x"], ["x", "y"]]
+
+
+def test_merged_new_samples_become_further_shards(tmp_path: Path) -> None:
+    here = Set(tmp_path, FIRST, SECOND, merge=True)
+    contents = here.edit({"d": {"a": WHITEOUT, "z": {"cls": b""}}, "e": {"cls": b""}}).commit()
+    assert keys(*contents) == [["d/b", "c"], ["e", "d/f"], ["d/z"]]
+    assert samples(contents[1])["e"] == {"txt": b"e", "cls": b""}
+
+
+def test_a_shard_without_samples_stays(tmp_path: Path) -> None:
+    contents = Set(tmp_path, FIRST, SECOND).edit({"s1": WHITEOUT}).commit()
+    assert contents == [FIRST, tars.END]
+
+
+def test_a_damaged_shard_is_copied_but_not_changed(tmp_path: Path) -> None:
+    here = Set(tmp_path, FIRST, SECOND[:1100]).edit(EDITS)
+    assert here.commit()[1] == SECOND[:1100]
+    shutil.rmtree(tmp_path / "out")
+    here.edit({"s1": {"e": {"txt": b"new"}}})
+    with pytest.raises(CommitError, match="is damaged"):
+        here.commit()
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_lies_behind_the_end_mark_stays_there(tmp_path: Path) -> None:
+    [tar] = Set(tmp_path, SECOND + FIRST).edit({"s0": {"n": {"txt": b""}}}).commit()
+    assert keys(tar) == [["e", "d/f", "n"]]
+    assert tar.endswith(tars.END + FIRST)
+
+
+def test_links(tmp_path: Path) -> None:
+    here = Set(tmp_path, FIRST, SECOND).edit(EDITS)
+    here.commit(link=True)
+    assert (tmp_path / "out/o-001.tar").samefile(here.shards[1])
+    assert not (tmp_path / "out/o-000.tar").samefile(here.shards[0])
+    here.commit(link=True)  # finds everything there
+
+
+def test_links_over_file_systems() -> None:
+    with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        with pytest.raises(CommitError, match="use --copy"):
+            Set(Path(home), FIRST).commit(link=True, output=f"{other}/%d.tar")
+        assert os.listdir(other) == []
+
+
+def test_sorted(tmp_path: Path) -> None:
+    here = Set(tmp_path, FIRST, SECOND)
+    first, second = here.edit({"s0": {"b": {"txt": b"b"}}}).commit(sort=True)
+    assert keys(first, second) == [["b", "c", "d/a", "d/b"], ["d/f", "e"]]
+    assert tars.by_tarfile(first)[0].name == b"d"
+    assert first.endswith(tars.END)
+    for old, new in ((FIRST, first), (SECOND, second)):
+        assert samples(old).items() <= samples(new).items()
+
+
+@pytest.mark.parametrize(
+    ("shard", "text"),
+    [
+        (tars.tar(tars.member(b"k.jpg"), tars.B, tars.member(b"k.cls")), "comes twice"),
+        (tars.tar(tars.A, tars.member(b"l.txt", kind=tars.HARD_LINK, link=b"a.txt")), "hard links"),
+        (tars.tar(tars.pax({b"mtime": b"7"}, b"g"), tars.A), "global PAX header"),
+    ],
+)
+def test_what_cannot_be_sorted(shard: bytes, text: str, tmp_path: Path) -> None:
+    with pytest.raises(CommitError, match=text):
+        Set(tmp_path, shard).commit(sort=True)
+
+
+# --- split up anew -----------------------------------------------------------------------------------------
+
+
+def test_split_by_count(tmp_path: Path) -> None:
+    here = Set(tmp_path, numbered(5), numbered(5, 5)).edit({"s0": {"002": WHITEOUT, "z": {"txt": b"z"}}})
+    contents = here.commit(maxcount=4)
+    assert keys(*contents) == [["000", "001", "003", "004"], ["z", "005", "006", "007"], ["008", "009"]]
+    assert all(tar.endswith(tars.END) for tar in contents)
+
+
+def test_split_by_size(tmp_path: Path) -> None:
+    """As in ShardWriter: a sample goes into a shard that is not full yet, and headers do not count."""
+    import webdataset
+
+    here = Set(tmp_path, numbered(7, size=600))
+    ours = here.commit(maxsize=1000)
+    with webdataset.ShardWriter(f"{tmp_path}/w-%03d.tar", maxsize=1000, encoder=False, verbose=0) as writer:
+        for sample in tars.by_webdataset(numbered(7, size=600)):
+            writer.write(sample)
+    theirs = [path.read_bytes() for path in sorted(tmp_path.glob("w-*.tar"))]
+    assert keys(*ours) == keys(*theirs) == [["000", "001"], ["002", "003"], ["004", "005"], ["006"]]
+
+
+def test_a_global_header_goes_where_its_members_go(tmp_path: Path) -> None:
+    """None is left at the end of a shard, where Python and webdataset would fail."""
+    first, second = (tars.pax({b"comment": comment}, b"g") for comment in (b"x", b"y"))
+    here = Set(tmp_path, first + numbered(4), second + numbered(4, 4))
+    contents = here.edit({"s0": {"002": WHITEOUT}}).commit(maxcount=3)
+    assert keys(*contents) == [["000", "001", "003"], ["004", "005", "006"], ["007"]]
+    assert [tar.find(first) for tar in contents] == [0, -1, -1]
+    assert [tar.find(second) for tar in contents] == [-1, 0, -1]
+
+
+@pytest.mark.parametrize("options", [{}, {"sort": True}, {"maxcount": 3}, {"in_place": True}])
+def test_a_shard_with_a_global_header_loses_all_samples(options: dict[str, Any], tmp_path: Path) -> None:
+    here = Set(tmp_path, tars.pax({b"comment": b"x"}, b"g") + numbered(2))
+    contents = here.edit({"s0": {"000": WHITEOUT, "001": WHITEOUT}}).commit(**options)
+    assert contents == [tars.END]
+
+
+def test_two_samples_of_one_key_are_not_put_side_by_side(tmp_path: Path) -> None:
+    here = Set(tmp_path, tars.tar(tars.A), tars.tar(tars.A, tars.B))
+    assert keys(*here.commit(maxcount=10)) == [["a"], ["a", "b"]]
+
+
+def test_strays_stay_behind_their_sample(tmp_path: Path) -> None:
+    contents = Set(tmp_path, FIRST).edit({"s0": {"d": {"a": WHITEOUT}}}).commit(maxcount=1)
+    assert [[one.name for one in tars.by_tarfile(tar)] for tar in contents] == [
+        [b"d", b"README", b"d/b.cls", b"d/b.jpg"],
+        [b"c.txt"],
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, {"maxcount": 9}, {"sort": True}, {"in_place": True}])
+@pytest.mark.parametrize("rest", [(tars.A, tars.B), ()], ids=["samples", "no samples"])
+def test_changed_members_in_front_of_the_first_sample(
+    rest: tuple[bytes, ...], options: dict[str, Any], tmp_path: Path
+) -> None:
+    shard = tars.tar(tars.member(b"README", b"r"), tars.member(b"NOTES", b"n"), *rest)
+    here = Set(tmp_path, shard, view=View("files")).edit({"s0": {"README": b"changed", "NOTES": WHITEOUT}})
+    [tar] = here.commit(**options)
+    assert [one.name for one in tars.by_tarfile(tar)] == [b"README", *[b"a.txt", b"b.txt"][: len(rest)]]
+    assert tar[512:].startswith(b"changed")
+
+
+def test_changed_members_of_no_sample_are_not_among_changed_samples(tmp_path: Path) -> None:
+    here = Set(tmp_path, FIRST, view=View("files")).edit({"s0": {"README": b"changed", "n.txt": b"n"}})
+    assert here.plan(changed_only=True).left_out == [Remark(b"s0/README", NO_SAMPLE)]
+    assert keys(*here.commit(changed_only=True)) == [["n"]]
+
+
+def test_only_what_has_changed(tmp_path: Path) -> None:
+    here = Set(tmp_path, FIRST, SECOND).edit(EDITS).edit({"more": {"x": {"txt": b"x"}}, "s1": {"e": WHITEOUT}})
+    [tar] = here.commit(changed_only=True)
+    assert tars.by_webdataset(tar) == [
+        {"__key__": "d/a", "cls": b"1", "jpg": b"changed", "txt": b"added"},
+        {"__key__": "d/n", "txt": b"new"},
+        {"__key__": "x", "txt": b"x"},
+    ]
+    shutil.rmtree(tmp_path / "out")
+    assert keys(*here.commit(changed_only=True, maxcount=1, sort=True)) == [["d/a"], ["d/n"], ["x"]]
+
+
+def test_nothing_has_changed(tmp_path: Path) -> None:
+    here = Set(tmp_path, FIRST)
+    assert here.plan(changed_only=True).steps == []
+    assert here.plan(in_place=True).steps == []
+    assert here.commit() == [FIRST]
+
+
+# --- what is refused ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("upper", "view", "text"),
+    [
+        ({"s0": {"b": WHITEOUT}}, View(), "make one sample of two"),
+        (
+            {"s0": {"d": {"a": WHITEOUT, "z": {OPAQUE: True, "a.jpg": b"A", "a.cls": b"1"}}}},
+            View(names="full"),
+            r"conflict: s0/d/z/a.cls: .* is renamed together with its files",
+        ),
+    ],
+    ids=["one key", "without its files"],
+)
+def test_conflicts_are_never_left_out(upper: dict[Any, Any], view: View, text: str, tmp_path: Path) -> None:
+    shard = FIRST if view.names == "full" else tars.tar(tars.member(b"k.jpg"), tars.B, tars.member(b"k.cls"))
+    with pytest.raises(CommitError, match=text):
+        Set(tmp_path, shard, view=view).edit(upper).commit(leave_out=True)
+
+
+def test_what_cannot_be_packed(tmp_path: Path) -> None:
+    here = Set(tmp_path, FIRST).edit({"s0": {"d": {"a": {"l": "jpg", "JPG": b"x", "txt": b""}}}})
+    with pytest.raises(CommitError, match=r"s0/d/a/l: is a symbolic link\n--leave-out goes ahead"):
+        here.commit()
+    with pytest.raises(CommitError, match=r"cannot be packed:\n.*\n.*link$"):
+        here.commit(in_place=True, leave_out=True)
+    [tar] = here.commit(leave_out=True)
+    assert samples(tar)["d/a"] == {"cls": b"1", "jpg": b"A", "txt": b""}
+
+
+def test_names_that_are_taken(tmp_path: Path) -> None:
+    here = Set(tmp_path, FIRST, SECOND)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/o-001.tar").write_bytes(b"mine")
+    with pytest.raises(CommitError, match=r"o-001.tar exists already and is"):
+        here.commit()
+    assert os.listdir(tmp_path / "out") == ["o-001.tar"]
+    assert here.out() == [b"mine"]
+
+
+@pytest.mark.parametrize("output", ["s%d.tar", "./s{0..1}.tar", "s0.tar"])
+def test_the_output_is_not_one_of_the_shards(output: str, tmp_path: Path) -> None:
+    here = Set(tmp_path, FIRST, SECOND) if "0.tar" not in output else Set(tmp_path, FIRST)
+    with pytest.raises(CommitError, match="is one of the shards"):
+        here.commit(output=f"{tmp_path}/{output}")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (None, "--output is missing"),
+        ("o-%s-%d.tar", "like %06d"),
+        ("o-%.tar", "like %06d"),
+        ("o-{0..0}.tar", "names 1 shard,"),
+        ("o.tar", "names 1 shard,"),
+        ("100%%.tar", "like %06d"),
+        ("o-{a,b}%d.tar", "like %06d or in braces, not both"),
+        ("o-%s.tar", "like %06d"),
+        ("out{.tar", r"unbalanced braces in 'out\{.tar'"),
+        ("out}.tar", "unbalanced braces"),
+        ("o-{0..99999999999}.tar", "more than 10,000,000"),
+        ("o-{0..1" + "0" * 5000 + "}.tar", "too large"),
+    ],
+)
+def test_patterns_that_name_too_little(pattern: str | None, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        namer(pattern)(1)
+
+
+@pytest.mark.parametrize("pattern", ["new/", "new/{0..1}/", "new/%d/..", "."])
+def test_patterns_that_name_a_directory(pattern: str) -> None:
+    with pytest.raises(UsageError, match=r"is a directory: name the shards in it, for example \S*/train-%06d.tar"):
+        namer(pattern)(0)
+
+
+@pytest.mark.parametrize("output", ["o-%d.tar.gz", "o-{0..1}.tgz", "o-%d.tar.zst"])
+def test_names_of_compressed_tars(output: str, tmp_path: Path) -> None:
+    here = Set(tmp_path, FIRST, SECOND).edit(EDITS)
+    with pytest.raises(
+        UsageError, match=r"shards are written as plain tars.*name them \.tar and compress them afterwards"
+    ):
+        here.commit(output=f"{tmp_path}/out/{output}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_patterns() -> None:
+    assert namer("/o/%03d.tar")(7) == b"/o/007.tar"
+    assert namer("/o/{a,b}.tar")(1) == b"/o/b.tar"
+    assert namer(r"/o/\{a\}.tar")(0) == b"/o/{a}.tar"
+    assert namer("o.tar")(0) == os.fsencode(os.path.abspath("o.tar"))
+    assert list(itertools.islice(continued(b"/d1/t-008.tar"), 3)) == [
+        b"/d1/t-009.tar",
+        b"/d1/t-010.tar",
+        b"/d1/t-011.tar",
+    ]
+    with pytest.raises(UsageError, match="has no number"):
+        next(continued(b"/d1/train.tar"))
+
+
+def test_no_file_of_the_overlay_is_forgotten(tmp_path: Path) -> None:
+    """A plan that lacks a file is not carried out, for any reason."""
+    here = Set(tmp_path, FIRST).edit(EDITS).edit({"s0": {"d": {"a": {"cls": b"1"}}}, "more": {"x": {"txt": b""}}})
+    os.utime(tmp_path / "o/upper/s0/d/a/cls", (5, 5))  # as in the shard
+    with a_tree(tmp_path, [b""], View()) as tree:
+        options = CommitOptions(output=f"{tmp_path}/out/%d.tar")
+        found = find(tree, here.place.upper)
+        assert Planner(tree.lower, found, options).make().steps
+        found.shards[0].appended.clear()
+        del found.further[b"more"]
+        with pytest.raises(CommitError, match=r"nothing was written.*:\n  more/x/txt\n  s0/d/n/txt$"):
+            Planner(tree.lower, found, options).make()
+        found.covered.clear()
+        with pytest.raises(CommitError, match=r"\n  s0/d/a/cls\n"):
+            Planner(tree.lower, found, options).make()
+
+
+# --- stopping ----------------------------------------------------------------------------------------------
+
+
+def test_killed_at_every_step(tmp_path: Path) -> None:
+    """A shard that has its name is complete, and the next run adds the missing ones."""
+    here = Set(tmp_path, FIRST, SECOND).edit(EDITS)
+    whole = here.commit()
+    for _ in stops(lambda: shutil.rmtree(tmp_path / "out"), here.commit):
+        for path in (tmp_path / "out").glob("o-*.tar"):
+            assert path.read_bytes() == whole[int(path.stem[-3:])]
+        assert here.commit() == whole
+    assert here.out() == whole
+
+
+def test_no_space(tmp_path: Path) -> None:
+    """A real full disk: nothing half-written has a name, and nothing is left in the way."""
+    code = """
+import sys
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", sys.argv[1]], check=True)
+here = Set(Path(sys.argv[2]), FIRST, numbered(200))
+try:
+    here.commit(output=sys.argv[1] + "/%d.tar")
+except OSError as error:
+    print(error.errno == errno.ENOSPC, os.listdir(sys.argv[1]))
+"""
+    assert on_small_disks(code, tmp_path / "full", tmp_path / "set") == "True ['0.tar']\n"
+
+
+def test_a_shard_that_changes_between_planning_and_writing(tmp_path: Path) -> None:
+    here = Set(tmp_path, FIRST).edit(EDITS)
+    with a_tree(tmp_path, [b""], View()) as tree:
+        options = CommitOptions(output=f"{tmp_path}/out/%d.tar")
+        plan = Planner(tree.lower, find(tree, here.place.upper), options).make()
+        here.shards[0].write_bytes(FIRST + SECOND)
+        with pytest.raises(StaleShard):
+            Runner(plan, Files(os.fsencode(here.place.upper)), tree.lower).write()
+    assert here.out() == []
+
+
+def test_a_shard_that_changes_before_the_planning(tmp_path: Path) -> None:
+    """The changes are given as numbers that mean nothing in another shard."""
+    here = Set(tmp_path, FIRST).edit(EDITS)
+    with a_tree(tmp_path, [b""], View()) as tree:
+        changes = find(tree, here.place.upper)
+        here.shards[0].write_bytes(SECOND)
+        tree.lower.distrust()
+        with pytest.raises(StaleShard, match="start again"):
+            Planner(tree.lower, changes, CommitOptions(output="%d")).make()
+
+
+def test_what_lies_behind_the_end_mark_is_not_split_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert keys(*Set(tmp_path, SECOND + FIRST).commit(maxcount=1)) == [["e"], ["d/f"]]
+    assert "after its end mark" in caplog.text
+
+
+# --- uppers of our own mounts ------------------------------------------------------------------------------
+
+
+def test_an_upper_that_a_writable_tree_wrote(tmp_path: Path) -> None:
+    """The bytes and names are what the tree showed; a renamed sample stays where it was."""
+    here = Set(tmp_path, FIRST, SECOND)
+    with a_tree(tmp_path, [b"", b""], View()) as tree:
+        mount = writables.Mount(tree, tmp_path / "o")
+        mount.rename(b"s0/d/a", b"s0/d/z")
+        mount.put(b"s0/d/z/jpg", b"changed")
+        mount.rename(b"s0/d/b/jpg", b"s0/d/b/png")
+        mount.mkdir(b"s1/n")
+        mount.put(b"s1/n/txt", b"new")
+        mount.unlink(b"s1/e/txt")
+        mount.rmdir(b"s1/e")
+        mount.put(b"s1/d/f/txt", b"")
+        mount.unlink(b"s0/c/txt")
+        mount.put(b"s0/c/txt", b"written again")
+        mount.close()
+        told = [(one.kind, one.path) for one in find(tree, here.place.upper).samples]
+    first, second = here.commit()
+    assert told == [
+        *(("renamed", b"s0/d/z"), ("changed", b"s0/d/b"), ("changed", b"s0/c")),
+        *(("removed", b"s1/e"), ("changed", b"s1/d/f"), ("added", b"s1/n")),
+    ]
+    assert tars.by_webdataset(first) == [
+        {"__key__": "d/z", "cls": b"1", "jpg": b"changed"},
+        {"__key__": "d/b", "cls": b"2", "png": b"B"},
+        {"__key__": "c", "txt": b"written again"},
+    ]
+    assert tars.by_webdataset(second) == [{"__key__": "d/f", "txt": b""}, {"__key__": "n", "txt": b"new"}]
+
+
+# --- uppers of the kernel ----------------------------------------------------------------------------------
+
+
+def test_a_bare_upper(tmp_path: Path) -> None:
+    here = Set(tmp_path, FIRST, SECOND).edit(EDITS)
+    whole = here.commit()
+    bare(here, EDITS)
+    shutil.rmtree(tmp_path / "out")
+    assert here.commit() == whole
+    assert here.commit(in_place=True) == whole
+    assert sorted(os.listdir(tmp_path)) == ["index", "o", "out", "s0.tar", "s1.tar"]
+    assert os.listdir(tmp_path / "o") == []
+
+
+def test_a_bare_upper_killed_at_every_step(tmp_path: Path) -> None:
+    here = Set(tmp_path / "set", FIRST, SECOND)
+    bare(here, EDITS)
+    before = Everything(here)
+    whole = here.commit(in_place=True)
+    for _ in stops(before.put_back, lambda disk: here.commit(disk, in_place=True)):
+        if not unfinished(here.place):
+            assert (here.set() == whole) != (tmp_path / "set/o/s0").exists()
+            continue
+        late = tmp_path / "set/o/s1/late"
+        late.parent.mkdir()
+        late.write_bytes(b"the kernel knows nothing of commits")
+        assert here.commit(in_place=True) == whole
+        assert late.exists()
+
+
+def can_mount() -> bool:
+    script = """
+        mount -t tmpfs t /mnt && cd /mnt && mkdir l u w m &&
+        mount -t overlay -o lowerdir=l,upperdir=u,workdir=w o m
+    """
+    test = [*sets.in_own_mounts(), "sh", "-c", script]
+    return os.geteuid() == 0 and subprocess.run(test, check=False, capture_output=True).returncode == 0
+
+
+OVERLAY_SCRIPT = """
+set -e
+mount -t tmpfs t "$1/mnt"; cd "$1/mnt"; mkdir u w m
+mount -t overlay -o lowerdir="$1/lower",upperdir=u,workdir=w o m
+cd m/s0
+printf changed > d/a/jpg; printf added > d/a/txt
+rm -r d/b; mkdir d/n; printf new > d/n/txt
+mv c c2
+rm -r ../s1/e; mkdir ../s1/e; printf again > ../s1/e/cls
+chmod 600 ../s1/d/f/txt
+cd ../..; umount m
+cp -a u "$1/o"
+"""
+
+
+@pytest.mark.skipif(not can_mount(), reason="no overlayfs can be mounted here")
+def test_an_upper_that_the_kernel_wrote(tmp_path: Path) -> None:
+    """Over a plain directory that mirrors the mount."""
+    here = Set(tmp_path, FIRST, SECOND)
+    shutil.rmtree(tmp_path / "o")
+    with a_tree(tmp_path, [b"", b""], View()) as tree:
+        from wdsfs.tree import content
+
+        for path in (
+            b"s0/d/a/cls",
+            b"s0/d/a/jpg",
+            b"s0/d/b/cls",
+            b"s0/d/b/jpg",
+            b"s0/c/txt",
+            b"s1/e/txt",
+            b"s1/d/f/txt",
+        ):
+            node = tree.resolve(path)
+            file = tmp_path / "lower" / os.fsdecode(path)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content.read(tree.content(node.inode), 0, node.size))
+            os.utime(file, ns=(node.mtime_ns, node.mtime_ns))
+    (tmp_path / "mnt").mkdir()
+    script = [*sets.in_own_mounts(), "sh", "-c", OVERLAY_SCRIPT, "-", tmp_path]
+    subprocess.run(script, check=True)
+    first, second = here.commit()
+    assert tars.by_webdataset(first) == [
+        {"__key__": "d/a", "cls": b"1", "jpg": b"changed", "txt": b"added"},
+        {"__key__": "c2", "txt": b"c"},
+        {"__key__": "d/n", "txt": b"new"},
+    ]
+    assert tars.by_webdataset(second) == [
+        {"__key__": "e", "cls": b"again"},
+        {"__key__": "d/f", "txt": b"f"},
+    ]
+    assert second.endswith(tars.member(b"d/f.txt", b"f") + tars.END)
