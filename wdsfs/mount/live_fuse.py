@@ -48,6 +48,7 @@ class FuseMount(LiveMount):
     """A mount by FUSE; without a registration it is one of another user, or of another session."""
 
     engine = mount_registry.FUSE
+    has_hidden_directory = True
     _patience = FREEZE_SECONDS  # a page waits for a later answer, and for no first one
 
     @property

@@ -41,6 +41,7 @@ class KernelMount(LiveMount):
     """A mount of an image, and of the kernel's overlayfs above one; `guard` is the registration of its guard."""
 
     engine = mount_registry.KERNEL
+    has_hidden_directory = False
 
     def __init__(self, mount: MountPoint, guard: Guarded | None) -> None:
         super().__init__(os.fsdecode(mount.path), guard)

@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from wdsfs import host, mount_table
 from wdsfs.errors import MountError, several
+from wdsfs.host import in_directory
 from wdsfs.mount.mountpoint import DEAD_MOUNT_ERRNOS
 from wdsfs.mount_registry import Registration, forget
 
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
     from wdsfs.mount.guard import Guarded
     from wdsfs.mount.image_mount import ImageMount
     from wdsfs.spec.expand import Shard
+    from wdsfs.tree.opening_options import Opening
     from wdsfs.tree.options import TreeOptions
     from wdsfs.tree.shard_access import Access
+    from wdsfs.tree.shard_set import ShardSet
 
 # Makes the image of a mount that the kernel serves: of these shards, or of what its SHARDS stand for now.
 MakeImage = Callable[["Guarded", "Sequence[Shard] | None"], "ImageMount"]
@@ -78,6 +82,7 @@ class LiveMount(ABC):
     """
 
     engine: ClassVar[str]
+    has_hidden_directory: ClassVar[bool]  # `.wdsfs`
 
     def __init__(self, mountpoint: str, registration: Registration | None) -> None:
         self.mountpoint, self.registration = mountpoint, registration
@@ -116,6 +121,23 @@ class LiveMount(ABC):
     @abstractmethod
     def shown(self) -> ShownSet:
         """The set as it is shown now. Raises MountError, OverlayBusy, OSErrors."""
+
+    @contextmanager
+    def opened(self, shown: ShownSet, opening: Opening) -> Iterator[ShardSet]:
+        """The set that it shows, which has been judged: damage is no reason to refuse it. Raises WdsfsError."""
+        from wdsfs.tree.opening import opened_set  # late: it loads NumPy
+        from wdsfs.tree.view_set import is_view
+
+        composition = self.options.composition
+        tolerance = opening.tolerance._replace(is_option=False)
+        index_dir = Path(self.index) if opening.index_dir is None and self.index else opening.index_dir
+        opening = opening._replace(index_dir=index_dir, tolerance=tolerance)
+        with ExitStack() as stack:
+            # Relative paths of joined shards and label files are of the directory of the mount's command.
+            with in_directory(self.directory) if composition.names_files else nullcontext():
+                view = composition if is_view(shown.shards, composition) else None
+                below = stack.enter_context(opened_set(shown.shards, opening, view, access=shown.access))
+            yield below
 
     @abstractmethod
     def lower(self) -> ShownSet:

@@ -30,10 +30,11 @@ def find(path: str) -> LiveMount | None:
 
 
 def _mount_of(mounted: MountPoint) -> LiveMount | None:
-    """The mount of wdsfs that the kernel lists here; None if it is not one, or its daemon is registered."""
+    """The mount of wdsfs that the kernel lists here; None for any other mount."""
     mountpoint = os.fsdecode(mounted.path)
     if mounted.fstype == "fuse.wdsfs":
-        return FuseMount(mountpoint, None)
+        daemon = registration_of(mountpoint, Registration)
+        return FuseMount(mountpoint, daemon if daemon is not None and daemon.engine == FUSE else None)
     if mounted.fstype not in ("erofs", "overlay"):
         return None
     guard = registration_of(mountpoint, Guarded)
@@ -81,12 +82,16 @@ def named(path: str) -> LiveMount:
     raise MountError(f"{mountpoint}: no mount of wdsfs is there; see: wdsfs status")
 
 
+def around(path: str) -> LiveMount | None:
+    """The mount of wdsfs that a path lies in, its top among them; None if it lies in none."""
+    mounted = mount_table.mount_of(path)
+    return None if mounted is None else _mount_of(mounted)
+
+
 def above(path: str) -> str | None:
     """The mount point of the mount of wdsfs that a path lies in, below its top; None if it lies in none."""
-    mounted = mount_table.mount_of(path)
-    if mounted is None or os.fsdecode(mounted.path) == canonical(path):
-        return None
-    return None if _mount_of(mounted) is None else os.fsdecode(mounted.path)
+    mount = around(path)
+    return None if mount is None or mount.mountpoint == canonical(path) else mount.mountpoint
 
 
 def writable(path: str) -> LiveMount:
