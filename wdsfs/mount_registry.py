@@ -26,6 +26,7 @@ from wdsfs.errors import MALFORMED
 
 FUSE, KERNEL = "fuse", "kernel"  # engines
 RUNNING, SILENT, DEAD, UNSUPERVISED = "running", "not answering", "dead", "without supervisor"  # states of a mount
+FOREIGN = "mounted"  # the state of a mount of another user, whose daemon is not asked
 ANSWER_SECONDS = 5.0  # a process that takes longer counts as silent
 LINE_MAX = 1 << 26  # bytes; a request or an answer may have the paths of all shards
 ADDRESS_MAX = 107  # bytes of a path that fit into the address of a socket (unix(7))

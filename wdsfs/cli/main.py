@@ -184,6 +184,7 @@ GROUPS: dict[str, dict[str, str]] = {
 MODULES = {
     **dict.fromkeys(("info", "ls", "cat", "check"), "look_commands"),
     **dict.fromkeys(("diff", "restore"), "overlay_commands"),
+    **dict.fromkeys(("status", "where", "refresh", "umount"), "live_commands"),
     **dict.fromkeys(("doctor", "help", "man", "completion"), "help_commands"),
 }
 ALIASES = {"unmount": "umount"}  # what else commands are called

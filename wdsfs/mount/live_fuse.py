@@ -27,7 +27,7 @@ from wdsfs.mount.live_mount import (
     is_read_only,
     options_of,
 )
-from wdsfs.mount_registry import DEAD, RUNNING, SILENT, UNSUPERVISED, Registration, Talk
+from wdsfs.mount_registry import DEAD, FOREIGN, RUNNING, SILENT, UNSUPERVISED, Registration, Talk
 from wdsfs.names import Reading
 from wdsfs.overlay.overlay_directory import OverlayDirectory, held, is_half_done
 from wdsfs.overlay.upper_files import sync_filesystem
@@ -38,7 +38,6 @@ from wdsfs.trust import user_name
 
 log = logging.getLogger(__name__)
 
-FOREIGN = "mounted"  # the state of a mount of another user, whose daemon is not asked
 RENEW_SECONDS = 60.0  # how long a daemon may take to show new shards
 REFRESH_SECONDS = 24 * 3600.0  # indexing new shards may take long; a daemon that ends closes the connection
 _ANNOUNCE_SECONDS = 3.0  # of waiting for a daemon, after which it is said what it does
@@ -163,11 +162,13 @@ class FuseMount(LiveMount):
     def _report_of_others(self) -> dict[str, Any]:
         """What the kernel knows of a mount whose daemon is not asked: a question to it may wait for ever."""
         mounted = mount_table.mounted_at(self.mountpoint)
+        user = user_name(0 if mounted is None else mounted.user)
         return {
             "engine": self.engine,
             "mountpoint": self.mountpoint,
             "state": FOREIGN,
-            "user": user_name(0 if mounted is None else mounted.user),
+            "notices": [f"its daemon is not asked, because it belongs to {user}, whose `wdsfs status` says more"],
+            "user": user,
             "specs": [] if mounted is None else [os.fsdecode(mounted.source).removeprefix("wdsfs#")],
             "mode": "ro" if mounted is None or "ro" in mounted.options else "rw",
         }

@@ -197,6 +197,7 @@ class KernelMount(LiveMount):
             "state": SERVED,
             "user": user_name(0),
             "specs": [os.fsdecode(self._source)],
+            "image": os.fsdecode(self._source),
             "mode": "ro" if self.overlay is None or "ro" in options else "rw",
             "overlay": self.overlay,
             "unfinished_commit": half_done,

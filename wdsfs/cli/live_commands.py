@@ -1,0 +1,384 @@
+"""The commands about mounts that are there: `status`, `where`, `refresh`, `umount`.
+
+What a mount says, shows and does is decided in the room `mount`. Root sees the mounts of others, too, of which
+only what the kernel says is believed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wdsfs.cli import completion
+from wdsfs.cli.options import json_option
+from wdsfs.cli.output import complain, print_block, say, write_json
+from wdsfs.errors import UsageError, bytes_text, counted, several
+from wdsfs.mount_registry import DEAD, FOREIGN, RUNNING, UNSUPERVISED
+
+if TYPE_CHECKING:
+    from wdsfs.mount.where import NoOrigin, Origin
+
+log = logging.getLogger("wdsfs")
+
+_HALF_DONE = ("commit", "one in place was stopped half-way; finish it: repeat that commit")
+SPECS_MAX, PROBLEMS_MAX = 5, 3  # of a mount among others
+
+# For what the daemon of another version does not report: it may have been started before an upgrade.
+_DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(("shards", "indexed", "samples", "members", "bytes", "bytes_read"), 0),
+    **dict.fromkeys(("uptime_seconds", "memory_bytes", "restarts", "open_files", "failures"), 0),
+    "damaged_count": 0,
+    "index": "",
+    "composition": "",
+    "processes": [],
+    "damaged": [],
+    "notices": [],
+    "requests": {},
+}
+
+
+@click.command()
+@click.argument("mountpoints", metavar="MOUNTPOINT...", nargs=-1, shell_complete=completion.mount_points)
+@click.option(
+    "-a", "--all", "everything", is_flag=True, help="End every mount that `wdsfs status` shows as yours."
+)
+@click.option("-l", "--lazy", is_flag=True, help="Detach now, end when the last user is gone.")
+def umount(mountpoints: tuple[str, ...], everything: bool, lazy: bool) -> None:
+    """End the mount at MOUNTPOINT, dead ones included. Returns when its daemon is gone.
+
+    `wdsfs unmount` is the same.
+
+    \b
+    Examples:
+      wdsfs umount /mnt/train
+      wdsfs umount --all
+    """
+    from wdsfs.errors import MountError
+    from wdsfs.mount import search
+    from wdsfs.mount_registry import canonical
+
+    if everything == bool(mountpoints):
+        raise UsageError("name a MOUNTPOINT, or --all" if not everything else "--all takes no MOUNTPOINT")
+    if everything:
+        mountpoints = tuple(mount.mountpoint for mount in search.ending_order())
+        if not mountpoints:
+            say("no wdsfs mounts")
+    # This process does not keep the mount busy that it is typed in.
+    mountpoints = tuple(map(canonical, mountpoints))
+    os.chdir("/")
+    code = 0
+    for mountpoint in mountpoints:
+        try:
+            search.named(mountpoint).end(lazy)
+        except MountError as error:  # the others are ended all the same
+            log.error("%s", error)
+            code = error.exit_code
+        else:
+            if everything:
+                say(mountpoint)
+    sys.exit(code)
+
+
+@click.command()
+@click.argument("mountpoint", shell_complete=completion.mount_points)
+@json_option
+def refresh(mountpoint: str, as_json: bool) -> None:
+    """Look again at the SHARDS of the mount at MOUNTPOINT: show new ones, and hide those that are gone.
+
+    Returns when the mount shows what is there now. A mount with --follow looks by itself, too. One that the kernel
+    serves gets a new image in the place of the old one; open files keep what they were. With --overlay no file
+    may be open for writing then.
+
+    \b
+    Examples:
+      wdsfs refresh /mnt/train
+      wdsfs refresh --json /mnt/train
+    """
+    from wdsfs.cli.mount_command import image_maker
+    from wdsfs.mount import search
+
+    answer = search.named(mountpoint).refresh(image_maker())
+    if as_json:
+        write_json(answer)
+        return
+    for sign, key in (("+", "added"), ("-", "removed")):
+        for one in answer[key]:
+            say(f"{sign} {one['name']}  {one['shard']}")
+    for one in answer.get("replaced", ()):
+        say(f"~ {one}")
+    for one in answer["left_out"]:
+        say(f"not shown: {one['shard']}: {one['why']}", err=True)
+    if answer["kept"]:
+        say(f"kept: {answer['kept']}", err=True)
+    changes = f"{len(answer['added']):,} added, {len(answer['removed']):,} removed"
+    if answer.get("replaced"):
+        changes += f", {len(answer['replaced']):,} replaced"
+    say(f"{counted(answer['shards'], 'shard')}: {changes}")
+
+
+@click.command()
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, shell_complete=completion.paths)
+@json_option
+def where(paths: tuple[str, ...], as_json: bool) -> None:
+    """Say where PATHs in a mount come from: shard, member, key, byte; in the shards, or in an overlay.
+
+    For mounts of both engines, also of an image by mount(8). Directories have a shard, and the key if they are a
+    sample's.
+
+    \b
+    Examples:
+      wdsfs where /mnt/train/train-000017/images/image194/jpg
+      wdsfs where --json /mnt/train/train-000017/*
+    """
+    from wdsfs.mount.where import NoOrigin, origins
+
+    answers = origins(paths)
+    failures = [answer for answer in answers if isinstance(answer, NoOrigin)]
+    if as_json:
+        write_json([_where_json(answer) for answer in answers])
+    for answer in answers:
+        if isinstance(answer, NoOrigin):
+            complain(str(answer.error))
+        elif not as_json:
+            print_block(_where_head(answer), _where_rows(answer))
+    if failures:
+        sys.exit(failures[0].error.exit_code)
+
+
+def _where_json(answer: Origin | NoOrigin) -> dict[str, Any]:
+    row = asdict(answer)
+    return {**row, "error": str(row["error"])} if "error" in row else row
+
+
+def _where_head(origin: Origin) -> str:
+    what = {"sample": "a sample", "link": "a symbolic link"}.get(origin.kind, f"a {origin.kind}")
+    text = f"{origin.path}: {what}, served by {'FUSE' if origin.engine == 'fuse' else 'the kernel'}"
+    return text + {"upper": ", changed in the overlay", "lower": ", not changed"}.get(origin.layer or "", "")
+
+
+def _where_rows(origin: Origin) -> list[tuple[str, str]]:
+    rows = []
+    if origin.shard is not None:
+        rows.append(("shard", origin.shard + (" (compressed)" if origin.compressed else "")))
+    elif origin.path != origin.mountpoint:
+        rows.append(("shard", "not one alone"))
+    if origin.url is not None:
+        rows.append(("place", "elsewhere: the shard is at that URL"))
+    rows += [
+        (name, value) for name, value in (("member", origin.member), ("key", origin.key)) if value is not None
+    ]
+    if origin.offset is not None:
+        unpacked = ", of the unpacked tar" if origin.compressed else ""
+        rows.append(("offset", f"{origin.offset:,}{unpacked}"))
+    if origin.size is not None:
+        exact = f"{origin.size:,} B ({bytes_text(origin.size)})"
+        rows.append(("size", bytes_text(origin.size) if origin.size < 1024 else exact))
+    return rows + ([("upper", origin.upper)] if origin.upper is not None else [])
+
+
+# --- status ------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("mountpoint", required=False, shell_complete=completion.mount_points)
+@json_option
+def status(mountpoint: str | None, as_json: bool) -> None:
+    """Show every wdsfs mount of this user, or one of them in full.
+
+    Root also sees the mounts of others, as far as the kernel knows of them.
+
+    \b
+    Examples:
+      wdsfs status /mnt/train
+      wdsfs status --json
+    """
+    from wdsfs.mount import search
+
+    # Of one that is named nothing is asked of the others, which may take their time to answer.
+    mounts = search.live_mounts() if mountpoint is None else [search.named(mountpoint)]
+    reports = [mount.report() for mount in mounts]
+    if as_json:
+        write_json(reports)
+    elif not reports:
+        say("no wdsfs mounts")
+    for report in [] if as_json else reports:
+        full = {**_DEFAULTS, **report} if report["state"] == RUNNING else report
+        print_block(_head(full), _rows(full, mountpoint is not None))
+    if any(report["state"] == UNSUPERVISED for report in reports):
+        say("without its supervisor a mount ends with its workers: unmount and mount it soon", err=True)
+    if any(report["state"] == DEAD for report in reports):
+        say("a dead mount is cleared with: wdsfs umount MOUNTPOINT", err=True)
+
+
+def _head(report: dict[str, Any]) -> str:
+    words = [report["state"], {"ro": "read-only", "rw": "read-write"}[report["mode"]]]
+    if report["state"] == FOREIGN:
+        words.append(f"by {report['user']}")
+    if report.get("uptime_seconds"):
+        words.append(f"for {_duration(report['uptime_seconds'])}")
+    return f"{report['mountpoint']}: {', '.join(words)}"
+
+
+def _rows(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
+    """What is known of a mount. A report has what its process, or its image, says."""
+    rows = [("image", report["image"])] if "image" in report else [("shards", _shards(report, in_full))]
+    if report.get("layout"):
+        rows.append(("layout", _layout(report)))
+    rows += [
+        (label, report[key]) for label, key in (("view", "composition"), ("overlay", "overlay")) if report.get(key)
+    ]
+    if "set" in report:
+        is_fixed = report["overlay"] or "--shard-id" in report["selection"]
+        rows += [("set", "fixed")] if is_fixed else _set(report["set"], in_full)
+    if report.get("unfinished_commit"):
+        rows.append(_HALF_DONE)
+    if in_full and report.get("pid"):
+        rows += [("process", str(report["pid"])), ("log", report["log"] or "the terminal")]
+    rows += _content(report, in_full)
+    if "requests" in report:
+        rows += (_load_in_full(report) if in_full else _load(report)) + _offline(report) + _wrong(report, in_full)
+    if report.get("replaced"):
+        text = several(report["replaced"], SPECS_MAX)
+        rows.append(("replaced", f"{text}; the old content is shown until: wdsfs refresh {report['mountpoint']}"))
+    notices = report.get("notices", ()) if in_full or "requests" not in report else ()
+    return rows + [("notice", text) for text in notices]
+
+
+def _content(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
+    """How much a mount shows; nothing of one whose process or image says nothing."""
+    if not report.get("shards"):
+        return []
+    text = counted(report["shards"], "shard")
+    if "samples" in report:
+        text += f" ({report['indexed']:,} indexed), {report['samples']:,} samples"
+        text += f", {report['members']:,} members" if in_full else ""
+    if in_full or "samples" not in report:
+        text += f", {bytes_text(report['bytes'])}"
+    rows = [("content", text)]
+    if report.get("copies"):
+        rows.append(("copies", _copies(report)))
+    return rows + ([("shards", several(report["files"], SPECS_MAX))] if in_full and "files" in report else [])
+
+
+def _copies(report: dict[str, Any]) -> str:
+    """What the kernel reads in the place of shards that are no plain tars of this machine."""
+    taken = bytes_text(report["copies_bytes"])
+    return f"of {counted(report['copies'], 'shard')}, {taken}, which stay in the cache as long as it is mounted"
+
+
+def _set(state: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
+    """How the list of shards may change, and what was found when it was looked at last."""
+    text = "fixed: `wdsfs refresh` looks at the shards again"
+    if state["follow"] is not None:
+        text = f"looked at again after changes, and every {state['follow']:g} s"
+    if state["looked"] is not None:
+        text += f"; last at {_when(state['looked'])}, {state['added']:,} added, {state['removed']:,} removed"
+    rows = [("set", text)]
+    listed = state["left_out"] if in_full else state["left_out"][:PROBLEMS_MAX]
+    rows += [("not shown", f"{one['shard']}: {one['why']}") for one in listed]
+    if state["left_out_count"] > len(listed):
+        rows.append(("not shown", f"{state['left_out_count']:,} in all"))
+    return rows + ([("last look", state["error"])] if state["error"] else [])
+
+
+def _shards(report: dict[str, Any], in_full: bool) -> str:
+    """SHARDS as they were typed, and the directory that relative ones are of."""
+    specs: Sequence[str] = report["specs"]
+    text = " ".join([*report["selection"], *specs]) or "none: a new set"
+    if not in_full and len(specs) > SPECS_MAX:
+        text = " ".join([*report["selection"], several(specs, SPECS_MAX)])
+    relative = any(not part.lstrip("@").startswith(("/", "~", "$")) for one in specs for part in one.split("::"))
+    return f"{text} (in {report['directory']})" if relative and report.get("directory") else text
+
+
+def _load(report: dict[str, Any]) -> list[tuple[str, str]]:
+    requests = counted(sum(report["requests"].values()), "request")
+    return [("load", f"{bytes_text(report['memory_bytes'])} of memory, {requests}, {_read(report)}")]
+
+
+def _load_in_full(report: dict[str, Any]) -> list[tuple[str, str]]:
+    processes = f"{len(report['processes'])} processes, {report['restarts']} workers replaced"
+    requests = sorted(report["requests"].items(), key=lambda item: -item[1])
+    return [
+        ("index", report["index"]),
+        ("memory", f"{bytes_text(report['memory_bytes'])} of its own in {processes}"),
+        ("open", f"{counted(report['open_files'], 'shard')}, counted in each worker"),
+        ("requests", ", ".join(f"{count:,} {name}" for name, count in requests) or "none"),
+        ("bytes", _read(report)),
+        ("failures", counted(report["failures"], "request")),
+        *_remote(report),
+    ]
+
+
+def _remote(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """The traffic with each store, and the cache; nothing of a mount without remote shards."""
+    if "remote" not in report:
+        return []
+    remote = report["remote"]
+    cache = remote["cache"]
+    rows = [("store", f"{one['store']}: {_traffic(one)}") for one in remote["stores"]]
+    room = f"{bytes_text(cache['bytes'])} of {bytes_text(cache['limit'])}, shared by all mounts"
+    return [*rows, ("cache", f"{room}, in {cache['directory']}")]
+
+
+def _traffic(one: dict[str, Any]) -> str:
+    words = [
+        f"{counted(one['requests'], 'request')}, {bytes_text(one['fetched_bytes'])} fetched",
+        f"{bytes_text(one['used_bytes'])} used by {counted(one['reads'], 'read')} ({one['hits']:,} cache hits)",
+        f"{one['in_flight']:,} in flight, {one['queued']:,} queued",
+        f"{one['retries']:,} retries, {one['throttled']:,} throttled, {counted(one['failures'], 'failure')}",
+    ]
+    if (one["told_until"] or 0.0) > time.time():
+        words.append(f"told to wait until {_when(one['told_until'])}")
+    return "; ".join(words)
+
+
+def _offline(report: dict[str, Any]) -> list[tuple[str, str]]:
+    return [
+        (
+            "offline",
+            f"{one['store']} since {_when(one['offline_since'])}: only what is in the cache is served",
+        )
+        for one in report.get("remote", {}).get("stores", ())
+        if one["offline_since"] is not None
+    ]
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _read(report: dict[str, Any]) -> str:
+    return f"{bytes_text(report['bytes_read'])} read"
+
+
+def _wrong(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
+    listed = report["damaged"] if in_full else report["damaged"][:PROBLEMS_MAX]
+    rows = [("damaged", f"{one['shard']}: {one['problem']}") for one in listed]
+    if report["damaged_count"] > len(listed):
+        rows.append(("damaged", f"{report['damaged_count']:,} in all; see .wdsfs/problems.txt in the mount"))
+    return rows
+
+
+def _layout(report: dict[str, Any]) -> str:
+    more = {
+        ", full names": report["names"] == "full",
+        ", merged": report["merge"],
+        ", numbered": report["index_tree"],
+    }
+    layout: str = report["layout"]
+    return layout + "".join(text for text, so in more.items() if so)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{days}d {hours:02}:{minutes:02}:{rest:02}" if days else f"{hours}:{minutes:02}:{rest:02}"
