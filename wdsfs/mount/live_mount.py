@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from wdsfs.mount.guard import Guarded
     from wdsfs.mount.image_mount import ImageMount
     from wdsfs.spec.expand import Shard
-    from wdsfs.tree.opening_options import Opening
-    from wdsfs.tree.options import TreeOptions
+    from wdsfs.tree.options import Opening, TreeOptions
     from wdsfs.tree.shard_access import Access
     from wdsfs.tree.shard_set import ShardSet
 

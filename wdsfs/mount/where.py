@@ -23,7 +23,7 @@ from wdsfs.overlay.upper_format import ORIGIN
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.tar.compressed import kind_at
 from wdsfs.tree import numbered_tree
-from wdsfs.tree.opening_options import Opening
+from wdsfs.tree.options import Opening
 from wdsfs.tree.shard_set import indexed
 from wdsfs.tree.tree import XATTR, LowerTree
 
