@@ -3,7 +3,7 @@
 The process of a mount is a daemon (FUSE) or a guard (kernel). It writes `<id>.json`, its registration, when the
 mount is usable, and listens at `<id>.sock`. Both go when it ends; those of a killed process are recognised by its
 number and start. Client and process send JSON objects, a line each; which ones is said in
-`mount/control_socket.py` (FUSE) and `mount/guard.py` (kernel).
+`mount/control_socket.py` (FUSE) and `kernel/guard.py` (kernel).
 
 Nobody but this user can write there (`host.runtime_dir`). Waits and lines have limits: a process that is silent,
 or talks nonsense, costs the other side an error.

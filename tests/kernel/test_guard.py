@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from wdsfs.kernel.guard import MadeBy, guard_of
+from wdsfs.kernel.image_mount import ImageMount
 
 from tests import sets, tars
 from tests.conftest import PATIENCE, Program, wait_until
@@ -23,12 +25,10 @@ from tests.kernel.test_image import end_mount, need_erofs, told
 from tests.processes import Process
 from wdsfs import host, mount_registry, mount_table
 from wdsfs.errors import MountError
-from wdsfs.kernel import devices
+from wdsfs.kernel import devices, image_mount
+from wdsfs.kernel import guard as guard_module
 from wdsfs.kernel.devices import OpenDevice
-from wdsfs.mount import guard as guard_module
-from wdsfs.mount import image_mount, search
-from wdsfs.mount.guard import MadeBy, guard_of
-from wdsfs.mount.image_mount import ImageMount
+from wdsfs.mount import image_session, search
 
 OLD, NEW, SIZE = b"o", b"n", 3 << 20
 WRITE = """
@@ -77,7 +77,7 @@ def test_the_mount_of_an_image_loads_little(program: Program) -> None:
     end_mount(program.mountpoint)
     for arguments in ((program.home / "set.erofs",), of_set):
         loaded = modules_loaded(program, *arguments)
-        assert {"click", "wdsfs.mount.guard"} <= loaded
+        assert {"click", "wdsfs.kernel.guard"} <= loaded
         heavy = {"numpy", "lmdb", "trio", "pyfuse3", "rich", "yaml", "asyncio", "multiprocessing", "concurrent"}
         assert {one for one in loaded if one.partition(".")[0] in heavy} == set()
         rooms = {one.split(".")[1] for one in loaded if one.startswith("wdsfs.") and one.count(".") > 1}
@@ -373,7 +373,7 @@ def test_without_leases_times_are_looked_at(program: Program, monkeypatch: pytes
     monkeypatch.setattr(devices.fcntl, "fcntl", refuse)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(program.home / "run"))
     wanted = ImageMount(str(image), str(program.mountpoint), str(program.home))
-    serving = multiprocessing.get_context("fork").Process(target=image_mount.mount_in_front, args=(wanted,))
+    serving = multiprocessing.get_context("fork").Process(target=image_session.run, args=(wanted, True))
     try:
         serving.start()
         wait_until(lambda: guard_of(str(program.mountpoint)) is not None, "the mount")
@@ -469,7 +469,7 @@ def test_signals_are_handled_as_before_when_a_guard_has_given_up(tmp_path: Path)
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGIO)
     before = [signal.getsignal(number) for number in numbers]
     held = devices.HeldShards(OpenDevice(bytes(image), os.open(image, os.O_RDONLY)))
-    waiting = guard_module.Guard(held, str(tmp_path), None)
+    waiting = guard_module.Guard(held, str(tmp_path), lambda _: None, None)
     waiting.take()
     waiting.close()
     assert [signal.getsignal(number) for number in numbers] == before
@@ -493,7 +493,7 @@ def test_a_runtime_directory_that_is_full(room: int, program: Program, monkeypat
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(program.home / "run"))
     wanted = ImageMount(str(image), str(program.mountpoint), str(program.home))
     wanted.made = MadeBy([str(image), str(program.mountpoint)], str(program.home), {})
-    serving = multiprocessing.get_context("fork").Process(target=image_mount.mount_in_front, args=(wanted,))
+    serving = multiprocessing.get_context("fork").Process(target=image_session.run, args=(wanted, True))
     serving.start()
     try:
         if room:
@@ -558,10 +558,10 @@ def test_two_mounts_at_once(program: Program, monkeypatch: pytest.MonkeyPatch) -
     def overtaken(*_: object) -> None:
         program.run("mount", image, program.mountpoint)
 
-    monkeypatch.setattr(image_mount, "check_mountpoint", overtaken)
+    monkeypatch.setattr(image_mount, "_refuse_network", overtaken)
     try:
         wanted = ImageMount(str(image), str(program.mountpoint), str(program.home))
-        assert image_mount.mount_in_background(wanted) == MountError.exit_code
+        assert image_session.run(wanted, foreground=False) == MountError.exit_code
         there = [one for one in mount_table.mounts() if os.fsdecode(one.path) == str(program.mountpoint)]
         assert len(there) == 1
     finally:

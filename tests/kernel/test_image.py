@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import hashlib
 import itertools
 import logging
 import os
@@ -37,20 +38,18 @@ from tests.tree.test_shard_tree import SHARDS, content_of, tar, walk
 from wdsfs import mount_table
 from wdsfs.cli import main
 from wdsfs.errors import CorruptShard, ImageError
-from wdsfs.index.record import Record
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
 from wdsfs.kernel import erofs, erofs_mount, manifest, shard_table
 from wdsfs.kernel.devices import close_devices, open_devices
+from wdsfs.kernel.guard import guard_of
 from wdsfs.kernel.image import make_image
 from wdsfs.kernel.image_writer import ImageFile
 from wdsfs.kernel.layout import Table, places
 from wdsfs.kernel.manifest import ImageOptions
-from wdsfs.mount.guard import guard_of
 from wdsfs.mount_registry import forget
 from wdsfs.owner import Owner
 from wdsfs.spec.expand import expand
-from wdsfs.tree.merged_tree import MergedPlace, MergedTree
 from wdsfs.tree.numbered_tree import make_numbered
 from wdsfs.tree.options import Composition, columns_of, fields_of
 from wdsfs.tree.tree import LowerTree, Node, View
@@ -255,24 +254,6 @@ def test_rivals_in_a_merged_tree(view: View, tmp_path: Path) -> None:
     assert {b"/plumless~s1/x", b"/plumless~s1~s2/x", b"/d/e~s3/x"} <= set(found) or view.layout == "files"
 
 
-@pytest.mark.parametrize("view", [View(), View(names="full", index_tree=True), View("files")], ids=str)
-def test_names_are_not_asked_for_one_by_one(view: View, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even where all shards want the same ones."""
-    asked = list[int]()
-    name_of = MergedTree.name_of
-
-    def noted(self: MergedTree, place: MergedPlace, number: int, record: Record, where: int) -> bytes | None:
-        asked.append(where)
-        return name_of(self, place, number, record, where)
-
-    monkeypatch.setattr(MergedTree, "name_of", noted)
-    contents = [tar([(f"d{n % 3}/{n}.{column}", b"x") for n in range(100) for column in "xy"])] * 3
-    with a_tree(tmp_path, contents, view, merge=True) as tree:
-        image = image_of(tmp_path, tree)
-        assert len(asked) < 5
-        check(tree, image)
-
-
 @pytest.mark.parametrize("merge", [False, True])
 def test_directories_of_100_000_entries(merge: bool, tmp_path: Path) -> None:
     check_large(tmp_path, 100_000, merge)
@@ -397,14 +378,50 @@ def test_little_is_in_memory(view: View, merge: bool, tmp_path: Path, monkeypatc
     assert (sum(stored), max(stored)) == (40_000, 5000)
 
 
-def test_the_same_bytes_every_time(tmp_path: Path) -> None:
-    """Whoever makes an image, whenever: by another index, with other inode numbers of the shards."""
-    shards = [plain_tar(1, 20), tars.ODD["hard links"].tar()]
-    images = set()
-    for name in ("a", "b"):
+def all_kinds() -> list[bytes]:
+    """Shards of all kinds; the first file has one time in each, on which images for old kernels depend."""
+    many = [member(b"d/%05d.x" % number, b"x" * (number % 3)) for number in range(1100)]
+    links = [member(b"d/e/%d" % n, kind=tars.SYMLINK, link=to) for n, to in enumerate((b"short", b"long/" * 30))]
+    far = [tars.gnu_long(b"longer/" * 200, b"K"), member(b"far", kind=tars.SYMLINK, link=b"longer/")]
+    hard = member(b"again", kind=tars.HARD_LINK, link=b"d/00001.x")
+    kinds = [
+        plain_tar(1, 150),
+        tars.tar(*(member(b"%d.x" % (n * 7919 % 3000), b"") for n in range(3000))),
+        tars.tar(*many, *links, *far, hard),
+        tars.tar(tars.old_sparse(b"s.x", [(n * 2048, bytes([n]) * 1024) for n in range(9)], 20_000)),
+        tars.ODD["hard links"].tar(),
+        tars.ODD["cut in content"].tar(),
+        plain_tar(1, 150),
+        tars.ODD["no padding at the end"].tar(),
+    ]
+    return [member(b"aa/0.x", b"", mtime=1_700_000_000) + data for data in kinds]
+
+
+def test_the_number_of_the_layout(tmp_path: Path) -> None:
+    """Whoever changes the bytes for the same shards counts `erofs.LAYOUT` up, and puts the digest here.
+
+    Guards and overlays know an image by this number: the inode numbers of another layout are others.
+    """
+    with a_tree(tmp_path, all_kinds(), View(names="full", index_tree=True), at=1_700_000_000) as tree:
+        check(tree, image_of(tmp_path, tree, OLD, Owner()), Owner())
+    image = (tmp_path / "set.erofs").read_bytes()
+    blocks = image[erofs.metadata_block(8) * erofs.BLOCK : image.index(b'{"format":')]
+    assert (erofs.LAYOUT, hashlib.sha256(blocks).hexdigest()[:16]) == (4, "9c7f56921c708b7d")
+
+
+def test_the_same_bytes_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever makes an image, whenever: by another index, with other inode numbers of the shards; in the place of
+    another image; on a disk that takes some bytes at a time, as one does that is nearly full."""
+    images, pwrite = set(), os.pwrite
+    for name in ("a", "b", "c"):
         home = tmp_path / name
         home.mkdir()
-        with a_tree(home, shards, View(index_tree=True), at=7) as tree:
+        if name == "b":
+            with a_tree(home, [plain_tar(2, 200)], View()) as tree:
+                image_of(home, tree)
+        if name == "c":
+            monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, bytes(data)[:100], offset))
+        with a_tree(home, [plain_tar(1, 20), tars.ODD["hard links"].tar()], View(index_tree=True), at=7) as tree:
             image_of(home, tree)
         images.add((home / "set.erofs").read_bytes())
     assert len(images) == 1

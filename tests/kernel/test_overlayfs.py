@@ -20,11 +20,9 @@ from tests.conftest import PATIENCE, Program, fails, wait_until
 from tests.kernel.test_image import end_mount, need_erofs, told
 from tests.writables import shard, walk_directory
 from wdsfs import mount_registry, mount_table
-from wdsfs.cli import kernel_engine
 from wdsfs.errors import OverlayBusy
-from wdsfs.kernel import overlayfs
-from wdsfs.mount import remount
-from wdsfs.mount.guard import Guarded, guard_of
+from wdsfs.kernel import image, overlayfs, remount
+from wdsfs.kernel.guard import Guarded, guard_of
 from wdsfs.overlay import overlay_directory
 from wdsfs.overlay.overlay_directory import OverlayDirectory, held
 from wdsfs.packing.replacement import Replacement
@@ -633,7 +631,7 @@ def test_the_kernel_is_asked_who_uses_an_upper(tmp_path: Path) -> None:
 _KILLED = """
 import os, signal, sys
 from wdsfs.cli import main as cli
-from wdsfs.mount.guard import guard_of
+from wdsfs.kernel.guard import guard_of
 from wdsfs.storage.durable import Disk
 
 step, mountpoint, *names = sys.argv[1:4]
@@ -754,10 +752,10 @@ def test_the_image_is_made_before_the_overlay_is_emptied(
             raise OSError(errno.ENOSPC, "No space left on device", "images")
 
         with monkeypatch.context() as patched:
-            patched.setattr(kernel_engine, "write_image", full)
+            patched.setattr(image, "write_image", full)
             patched.setenv("XDG_RUNTIME_DIR", str(program.home / "run"))
             said = told(program.home, "commit", "--in-place", "-q", top, code=7)
-        assert "the kernel cannot serve them: [Errno 28] No space left on device: 'images'" in said
+        assert "the kernel cannot serve them: its image finds no room in the cache: the disk of" in said
         assert walk_directory(os.fsencode(top)) == shown
         assert "finish it with: wdsfs commit --in-place" in program.refused("diff", top, code=7)
         program.run("commit", "--in-place", top)

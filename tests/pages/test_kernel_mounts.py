@@ -20,7 +20,7 @@ from tests.pages.test_mounts import paths
 from tests.pages.viewing import viewing
 from tests.web_server import WebServer
 from wdsfs.kernel import manifest
-from wdsfs.mount.guard import guard_of
+from wdsfs.kernel.guard import guard_of
 
 ALL = ["t-0/a", "t-0/b", "t-1/a", "t-1/b"]
 

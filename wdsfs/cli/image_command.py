@@ -17,7 +17,7 @@ from wdsfs.cli.options import (
     set_options_without_base,
     shards_argument,
 )
-from wdsfs.cli.output import say, write_image, write_json
+from wdsfs.cli.output import say, write_json
 from wdsfs.errors import UsageError, bytes_text, counted
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def image(
       wdsfs mount train.erofs /mnt/train
     """
     from wdsfs.kernel import manifest
+    from wdsfs.kernel.image import make_image
     from wdsfs.kernel.manifest import ImageOptions
     from wdsfs.owner import Owner
     from wdsfs.tree.numbered_tree import check_name, make_numbered
@@ -117,7 +118,8 @@ def image(
     )
     with opened(shards, selection, opening, tree.composition, whole=True) as below:
         check_name(below.shards, view, tree.merge)
-        made = write_image(make_numbered(below, view, tree.merge), target, options, opening.quiet)
+        with opening.progress.shards("writing", len(below)) as on_shard:
+            made = make_image(make_numbered(below, view, tree.merge), target, options, on_shard)
     files = [one.shard(os.fsdecode(base)) for one in manifest.read(target).devices]
     if as_json:
         write_json({"image": output, **made._asdict(), "files": files})

@@ -31,9 +31,8 @@ from wdsfs.host import in_directory
 from wdsfs.names import MEDIA, SHARD_SUFFIXES
 
 if TYPE_CHECKING:
-    from wdsfs.mount.guard import Guarded, MadeBy
-    from wdsfs.mount.image_mount import ImageMount
-    from wdsfs.mount.live_mount import MakeImage
+    from wdsfs.kernel.guard import Guarded, MadeBy
+    from wdsfs.kernel.image_mount import ImageMount, MakeImage
     from wdsfs.mount.options import MountOptions
     from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection
@@ -178,7 +177,7 @@ _FOR_IMAGES = frozenset(
         "mountpoint",
         "base",
         "trust_shards",
-        "trust",
+        "wdsfs_trust",
         "options",
         "read_only",
         "quiet",
@@ -324,8 +323,8 @@ def _by_kernel(
 ) -> bool:
     """Have the kernel serve this mount; False if it is to be FUSE. Raises MountError, ImageError, ShardErrors."""
     from wdsfs import mount_table
-    from wdsfs.cli import kernel_engine
-    from wdsfs.mount.image_mount import CannotServe, end_if_damaged
+    from wdsfs.kernel.image_mount import end_if_wrong
+    from wdsfs.kernel.set_image import CannotServe
 
     given = {"--new": serving.new, "--lazy": serving.lazy, FOLLOW: serving.follow is not None}
     reason = next((f"{name} is for FUSE" for name, is_given in given.items() if is_given), None)
@@ -337,13 +336,13 @@ def _by_kernel(
             wanted = _image_mount(shards, selection, mountpoint, tree, serving, of_image, opening, advice)
         except CannotServe as error:
             reason = str(error)
-            end_if_damaged(mountpoint, path_of(serving.overlay))
+            end_if_wrong(mountpoint, path_of(serving.overlay))
         except ImageError as error:
             if of_image.engine == KERNEL:
                 raise
             reason = str(error)
     if reason is not None and of_image.engine == KERNEL:
-        raise kernel_engine.refused(reason)
+        raise MountError(f"--engine kernel: {reason}; --engine auto takes FUSE then")
     if of_image.engine == AUTO:
         log.info("%s", "engine: kernel" if reason is None else f"engine: FUSE, because {reason}")
     if wanted is None:
@@ -381,10 +380,9 @@ def _image_mount(
 
     Raises CannotServe, WdsfsError.
     """
-    from wdsfs import mount_registry
-    from wdsfs.cli import kernel_engine
     from wdsfs.kernel import engine_checks
-    from wdsfs.mount.image_mount import CannotServe
+    from wdsfs.kernel.set_image import CannotServe, ServedSet
+    from wdsfs.mount import image_session
     from wdsfs.spec.dependencies import noted
     from wdsfs.spec.expand import expand
 
@@ -402,16 +400,14 @@ def _image_mount(
         raise CannotServe(reason)
     options, overlay = [*serving.options, *["ro"] * serving.read_only], path_of(serving.overlay)
     if not is_repeated:
-        kernel_engine.check_place(mountpoint, options, overlay)
+        image_session.check_place(mountpoint, options, overlay)
     if overlay is not None:
         from wdsfs.mount.options import refuse_view
 
         refuse_view(found, tree.view(opening.tolerance.allow_missing), tree.composition)
-    place, trusting = mount_registry.canonical(mountpoint), of_image.trust_shards
     adviser = _adviser(tree, serving, opening._replace(quiet=opening.quiet or is_repeated))
-    return kernel_engine.image_mount(
-        found, place, tree, opening, options, trusting, overlay, lambda below: advice.extend(adviser(below))
-    )
+    served = ServedSet(found, tree, opening, lambda below: advice.extend(adviser(below)))
+    return image_session.prepare(served, mountpoint, options, of_image.trust_shards, overlay)
 
 
 def image_maker(opening: Opening | None = None) -> MakeImage:
@@ -432,13 +428,15 @@ def image_maker(opening: Opening | None = None) -> MakeImage:
 
 def _image_of_shards(guard: Guarded, shards: Sequence[Shard], opening: Opening) -> ImageMount:
     """Make the image for a mount with an overlay over new shards. Raises CannotServe, WdsfsError."""
-    from wdsfs.cli.kernel_engine import image_mount
+    from wdsfs.cli.output import bars
+    from wdsfs.kernel.set_image import ServedSet
+    from wdsfs.mount import image_session
     from wdsfs.tree.options import Composition, TreeOptions
 
     tree = TreeOptions(guard.layout, guard.names, guard.merge, index_tree=False, composition=Composition())
-    quiet = opening._replace(quiet=True, workers=None)
+    served = ServedSet(shards, tree, opening._replace(quiet=True, workers=None, progress=bars(True)))
     overlay = path_of(guard.overlay)
-    return image_mount(shards, guard.mountpoint, tree, quiet, guard.options, guard.trusting, overlay)
+    return image_session.prepare(served, guard.mountpoint, guard.options, guard.trusting, overlay)
 
 
 def prepared_again(made: MadeBy) -> ImageMount:
@@ -469,8 +467,8 @@ def _set_variable(name: str, value: str | None) -> None:
 
 def _mount_or_hand_out(wanted: ImageMount, foreground: bool) -> int:
     """Mount an image, or give what is to be mounted to `prepared_again`; returns an exit code."""
-    from wdsfs.mount.guard import MadeBy
-    from wdsfs.mount.image_mount import mount_in_background, mount_in_front
+    from wdsfs.kernel.guard import MadeBy
+    from wdsfs.mount import image_session
 
     context = click.get_current_context()
     if _PREPARED in context.meta:
@@ -482,7 +480,7 @@ def _mount_or_hand_out(wanted: ImageMount, foreground: bool) -> int:
         wanted.made = MadeBy(arguments, _current_directory(), variables)
     if "wdsfs.remote.shard_paths" in sys.modules:  # the guard asks no store, and is not to keep the fetcher
         sys.modules["wdsfs.remote.shard_paths"].close()
-    return mount_in_front(wanted) if foreground else mount_in_background(wanted)
+    return image_session.run(wanted, foreground)
 
 
 def _current_directory() -> str:
@@ -504,7 +502,7 @@ def _mount_image(image: str, mountpoint: str, serving: Serving, base: str | None
     """Have the kernel mount an image. Raises UsageError for options that are for shards."""
     from click.core import ParameterSource
 
-    from wdsfs.mount.image_mount import ImageMount
+    from wdsfs.kernel.image_mount import ImageMount
 
     context = click.get_current_context()
     for param in mount.params:
@@ -520,6 +518,8 @@ def _mount_image(image: str, mountpoint: str, serving: Serving, base: str | None
         raise UsageError(f"--base {base}: the shards of an image are files; name their directory")
     base = os.path.dirname(os.path.abspath(image)) if base is None else base
     options = [*serving.options, *["ro"] * serving.read_only]
+    if any(option.partition("=")[0] in ("uid", "gid", "umask") for option in ",".join(options).split(",")):
+        raise UsageError("-o uid, gid and umask are for FUSE; of an image they are options of: wdsfs image")
     wanted = ImageMount(os.path.abspath(image), mountpoint, os.path.abspath(base), options, of_image.trust_shards)
     code = _mount_or_hand_out(wanted, serving.foreground)
     if code:

@@ -109,7 +109,7 @@ def _is_mounted(arguments: Sequence[str]) -> bool:
     `mount -a` leaves out what the list of mounts has; there it finds the image, not the first field of a line.
     """
     from wdsfs import mount_registry
-    from wdsfs.mount.guard import guard_of
+    from wdsfs.kernel.guard import guard_of
 
     if not any(one.startswith("--engine=") for one in arguments):
         return False

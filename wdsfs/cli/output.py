@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     from rich.progress import ProgressColumn
     from rich.table import Table
 
-    from wdsfs.kernel.image import Built
-    from wdsfs.kernel.manifest import ImageOptions
     from wdsfs.tree.options import Progress
-    from wdsfs.tree.tree import LowerTree, Node
+    from wdsfs.tree.tree import Node
 
 
 log = logging.getLogger("wdsfs")
@@ -222,16 +220,13 @@ def bars(quiet: bool) -> Progress:
                 yield advance
 
         @contextlib.contextmanager
+        def shards(self, label: str, shards: int) -> Iterator[Callable[[], None]]:
+            with ended_in_order(), shards_bar(label, shards, quiet or not shards) as on_shard:
+                yield on_shard
+
+        @contextlib.contextmanager
         def composing(self, shards: int) -> Iterator[Callable[[int], None]]:
             with _bar("composing", shards, quiet, _percentage) as update:
                 yield lambda done: update(completed=done)
 
     return Bars()
-
-
-def write_image(shown: LowerTree, target: bytes, options: ImageOptions, quiet: bool) -> Built:
-    """Write the image of a tree, with a bar. Raises ImageError and ShardErrors."""
-    from wdsfs.kernel.image import make_image
-
-    with ended_in_order(), shards_bar("writing", len(shown.lower), quiet) as on_shard:
-        return make_image(shown, target, options, on_shard)

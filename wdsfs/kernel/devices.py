@@ -117,6 +117,18 @@ def _is_same(opened: OpenDevice, device: Device, trusting: bool) -> bool:
     return status.st_size == device.size and (trusting or status.st_mtime_ns == device.mtime_ns)
 
 
+def was_written(path: str, device: Device, trusting: bool) -> bool:
+    """True if the shard at this path, or the copy of it, is not as the image has it. One that is gone is whole in
+    the mount."""
+    if device.copy is not None:
+        return _is_damaged(device.copy)
+    try:
+        status = os.stat(path)
+    except OSError:
+        return False
+    return status.st_size != device.size or not (trusting or status.st_mtime_ns == device.mtime_ns)
+
+
 def _opened(device: Device, base: str) -> OpenDevice:
     path = device.shard(base)
     if device.copy is None:
@@ -197,7 +209,7 @@ def is_sound(fd: int, copy: HeldFile) -> bool:
     return is_certified(copy.path, fd)
 
 
-def is_damaged(copy: HeldFile) -> bool:
+def _is_damaged(copy: HeldFile) -> bool:
     """True if the copy is where it was, but somebody has written into it, or its bytes were found to be wrong."""
     try:
         fd = os.open(copy.path, _COPY_FLAGS)
@@ -328,12 +340,14 @@ class HeldShards:
         layers = dict[int, bool]()  # by the number of the file system
         for device in (*self.devices, self.image):
             status = os.fstat(device.fd)
+            # The times of an image in the cache say when it was used; nobody writes it.
+            is_watched = not device.copy and not (device is self.image and is_as_made(status))
             try:
                 fcntl.fcntl(device.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
                 self.leased.append(device)
                 if status.st_dev not in layers:
                     layers[status.st_dev] = mount_table.is_layer(mount_table.filesystem_type(device.path))
-                if layers[status.st_dev] and not device.copy:
+                if layers[status.st_dev] and is_watched:
                     self._on_layers.append(_Watched(device, status))
             except OSError as error:
                 if error.errno == errno.EAGAIN:
@@ -343,7 +357,8 @@ class HeldShards:
                         f"{device.copy}: its file system has no leases ({error.strerror}), so a writer could not "
                         "be noticed; mount by FUSE, or take another place for the cache (WDSFS_CACHE_DIR)"
                     ) from None
-                self._without_lease.append(_Watched(device, status))
+                if is_watched:
+                    self._without_lease.append(_Watched(device, status))
 
     @property
     def is_watching(self) -> bool:

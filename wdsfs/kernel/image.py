@@ -90,10 +90,10 @@ def write_image(tree: LowerTree, fd: int, options: ImageOptions, on_shard: OnSha
     manifest = Manifest(
         [_device(source, options.base) for source in sources],
         *(tree.view.layout, tree.view.names, options.merge, tree.view.index_tree),
-        *(options.composition, ".".join(map(str, options.since)), shown, options.key),
+        *(options.composition, ".".join(map(str, options.since)), shown),
     )
     tail = manifest.encoded()
-    text = repr((erofs.LAYOUT, options.owner))
+    text = repr((erofs.LAYOUT, options.owner, options.private, options.writable))
     head = erofs.super_block(
         root=root,
         inodes=image.inodes,
@@ -110,7 +110,7 @@ def write_image(tree: LowerTree, fd: int, options: ImageOptions, on_shard: OnSha
     return Built(len(sources), image.inodes, end + len(tail))
 
 
-def _device(source: _Source, base: bytes) -> Device:
+def _device(source: _Source, base: bytes | None) -> Device:
     size, mtime_ns, _ = source.fingerprint
     path = os.fsdecode(source.path) if is_remote(source.path) else stored_path(source.path, base)
     return Device(path, size, mtime_ns, source.copy)
@@ -118,7 +118,9 @@ def _device(source: _Source, base: bytes) -> Device:
 
 def _set(lower: ShardSet, options: ImageOptions) -> ImageSet:
     """The set in the manifest. Raises UnreadableShard for a label file."""
-    shards, base = lower.shards, options.base
+    shards, base, directory = lower.shards, options.base, options.directory
+    if directory is not None and base is not None:
+        directory = os.path.relpath(directory, base)
     return ImageSet(
         shards=[os.fsdecode(shard.name) for shard in shards],
         reading=shards[0].reading._asdict(),
@@ -126,7 +128,7 @@ def _set(lower: ShardSet, options: ImageOptions) -> ImageSet:
             os.fsdecode(shard.name): sorted(map(os.fsdecode, shard.without)) for shard in shards if shard.without
         },
         labels=[_device(_Source(path, _look_beside(path)), base) for path in lower.label_files],
-        directory="" if options.directory is None else os.fsdecode(os.path.relpath(options.directory, base)),
+        directory="" if directory is None else os.fsdecode(directory),
     )
 
 

@@ -23,7 +23,7 @@ from wdsfs.mount_table import MountPoint
 from wdsfs.owner import Owner
 from wdsfs.storage.held_files import HeldFile
 
-FORMAT = 2
+FORMAT = 3
 _FOOTER = struct.Struct("<QI4x8s")
 _MAGIC = b"wdsfs-i\n"
 _SIZE_MAX = 1 << 28  # bytes of JSON; a million shards take a hundred megabytes
@@ -31,19 +31,18 @@ _SHOWN_SINCE = (6, 12)  # kernels whose statfs shows the identity of an image
 
 
 class ImageOptions(NamedTuple):
-    """How an image is made: owner and umask of everything in it, the directory that paths of shards are relative
-    to, and the oldest kernel that it is for. `composition` is the text of the options of a view; relative paths in
-    it are of `directory`. Nobody but the owner can enter a `private` image. `key` is for the manifest. `writable`:
-    for an overlay above it, with modes that let the owner write. `copies`, by path, are what the kernel reads in
-    the place of shards."""
+    """How an image is made: owner and umask of everything in it, the directory below which paths of shards are
+    relative (None: all are absolute), and the oldest kernel that it is for. `composition` is the text of the
+    options of a view; relative paths in it are of `directory`. Nobody but the owner can enter a `private` image.
+    `writable`: for an overlay above it, with modes that let the owner write. `copies`, by path, are read in the
+    place of shards."""
 
     owner: Owner
-    base: bytes
+    base: bytes | None
     since: tuple[int, int]
     merge: bool
     composition: str
     private: bool = False
-    key: str = ""
     writable: bool = False
     copies: Mapping[bytes, HeldFile] = MappingProxyType({})
     directory: bytes | None = None
@@ -72,7 +71,7 @@ class ImageSet(NamedTuple):
     `shards` are the names of the shards at the top of the tree; they are the first devices, in this order.
     `without` are the keys of the samples that are left out, by these names. `reading` is how all are read, as
     options. `labels` are the files that the options name besides shards; one that was not there has no size.
-    Relative paths in the options are below `directory`, which is relative to the base.
+    Relative paths in the options are below `directory`, which may be relative to the base.
     """
 
     shards: list[str]
@@ -83,10 +82,7 @@ class ImageSet(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """The shards of an image, and how it shows them: the options as text, and the oldest kernel it is for.
-
-    `key` is what it is known by if it was made for a mount (`kept_images.py`).
-    """
+    """The shards of an image, and how it shows them: the options as text, and the oldest kernel it is for."""
 
     devices: list[Device]
     layout: str
@@ -96,19 +92,10 @@ class Manifest(NamedTuple):
     composition: str
     since: str
     set: ImageSet
-    key: str = ""
-
-    def base(self, image: str | bytes) -> str:
-        """The directory that paths are relative to, if shards are where they were beside the image at this path.
-
-        In an image that was made for a mount it is the root directory.
-        """
-        return "/" if self.key else os.fsdecode(os.path.dirname(image))
 
     def paths(self, image: str | bytes) -> list[str]:
         """The paths of all shards, if they are where they were beside the image at the path `image`."""
-        base = self.base(image)
-        return [device.shard(base) for device in self.devices]
+        return [device.shard(os.fsdecode(os.path.dirname(image))) for device in self.devices]
 
     def encoded(self) -> bytes:
         """The bytes behind the last block of an image."""
@@ -156,11 +143,10 @@ def _device(fields: dict[str, Any]) -> Device:
     return Device(**fields, copy=None if copy is None else HeldFile(*copy))
 
 
-def stored_path(path: bytes, base: bytes) -> str:
+def stored_path(path: bytes, base: bytes | None) -> str:
     """A path of a shard as the manifest has it."""
-    path, base = os.path.abspath(path), os.path.abspath(base)
-    below = base.rstrip(b"/") + b"/"
-    return os.fsdecode(path.removeprefix(below) if path.startswith(below) else path)
+    path = os.path.abspath(path)
+    return os.fsdecode(path if base is None else path.removeprefix(os.path.abspath(base).rstrip(b"/") + b"/"))
 
 
 # --- images and their mounts

@@ -17,12 +17,12 @@ from typing import Any
 
 from wdsfs import host, mount_registry, mount_table
 from wdsfs.errors import CommitError, MountError, OverlayBusy, OverlayUnusable, bytes_text, several
+from wdsfs.kernel.image_mount import MakeImage
 from wdsfs.mount.live_mount import (
     FREEZE_SECONDS,
     THAW_SECONDS,
     Frozen,
     LiveMount,
-    MakeImage,
     ShownSet,
     is_read_only,
     options_of,

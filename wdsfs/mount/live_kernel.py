@@ -10,19 +10,20 @@ import os
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from wdsfs import mount_registry
 from wdsfs.errors import MountError, OverlayBusy, ShardError, several
 from wdsfs.kernel import manifest, overlayfs
-from wdsfs.kernel.kept_images import put_back
+from wdsfs.kernel.guard import Guarded
+from wdsfs.kernel.image_mount import ImageMount, MakeImage, unguarded
 from wdsfs.kernel.manifest import Manifest, identity_of, image_of
-from wdsfs.mount.guard import Guarded
-from wdsfs.mount.image_mount import ImageMount, unguarded
-from wdsfs.mount.live_mount import Frozen, LiveMount, MakeImage, ShownSet, options_of
-from wdsfs.mount.remount import Remount, exchange, prepared
-from wdsfs.mount.shown_image import ShownAccess, ShownImage, shown_at
+from wdsfs.kernel.remount import Remount, exchange, prepared
+from wdsfs.kernel.shown_image import ShownAccess, ShownImage, shown_at
+from wdsfs.mount import image_session
+from wdsfs.mount.live_mount import Frozen, LiveMount, ShownSet, options_of
 from wdsfs.mount_registry import Registration
 from wdsfs.mount_table import MountPoint
 from wdsfs.names import Reading, without_suffix
@@ -130,7 +131,8 @@ class KernelMount(LiveMount):
         guard = self._guard_of_overlay()
         place = OverlayDirectory(Path(str(guard.overlay)))
         with contextlib.ExitStack() as stack:
-            remount = stack.enter_context(prepared(guard, make_image))
+            run = partial(image_session.run, foreground=False)
+            remount = stack.enter_context(prepared(guard, make_image, run))
             if not guard.alive:
                 stack.enter_context(self._held_without_guard(guard, place))
             stack.enter_context(overlayfs.frozen(self.mountpoint, place))
@@ -158,17 +160,16 @@ class KernelMount(LiveMount):
             raise MountError(
                 f"{self.mountpoint}: a commit in place was stopped half-way; finish it first: repeat that commit"
             )
-        with put_back(guard.image, guard.was_exchanged):
-            try:
-                wanted = make_image(guard, None)
-            except ShardError as error:  # it may name an option of `mount`
-                text = f"{error}; the mount shows what it has shown, and takes options when it is mounted"
-                raise type(error)(text) from None
-            if identity_of(wanted.image) == guard.identity:
-                _refuse_old_image(guard)
-            else:
-                self._exchange(guard, wanted)
-        return _changes(guard, wanted)
+        try:
+            image = make_image(guard, None)
+        except ShardError as error:  # it may name an option of `mount`
+            text = f"{error}; the mount shows what it has shown, and takes options when it is mounted"
+            raise type(error)(text) from None
+        if identity_of(image.image) == guard.identity:
+            _refuse_old_image(guard)
+        else:
+            self._exchange(guard, image)
+        return _changes(guard, image)
 
     def _exchange(self, guard: Guarded, wanted: ImageMount) -> None:
         """Have the guard mount another image. Raises OverlayUnusable, OverlayBusy, MountError."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,16 +21,12 @@ from wdsfs.mount.mountpoint import DEAD_MOUNT_ERRNOS
 from wdsfs.mount_registry import Registration, forget
 
 if TYPE_CHECKING:
+    from wdsfs.kernel.image_mount import MakeImage
     from wdsfs.kernel.manifest import Manifest
-    from wdsfs.mount.guard import Guarded
-    from wdsfs.mount.image_mount import ImageMount
     from wdsfs.spec.expand import Shard
     from wdsfs.tree.options import Opening, TreeOptions
     from wdsfs.tree.shard_access import Access
     from wdsfs.tree.shard_set import ShardSet
-
-# Makes the image of a mount that the kernel serves: of these shards, or of what its SHARDS stand for now.
-MakeImage = Callable[["Guarded", "Sequence[Shard] | None"], "ImageMount"]
 
 FREEZE_SECONDS = THAW_SECONDS = 60.0  # how long a mount may take to stand still, and to go on
 END_SECONDS = 30.0  # how long a process may outlive its mount

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wdsfs.errors import CommitError, MissingShard, MountError, NoSuchEntry, OverlayUnusable, UsageError, several
-from wdsfs.mount.live_mount import Frozen, LiveMount, MakeImage
+from wdsfs.kernel.image_mount import MakeImage
+from wdsfs.mount.live_mount import Frozen, LiveMount
 from wdsfs.names import shown
 from wdsfs.overlay.merged_view import NodeTable
 from wdsfs.overlay.overlay_directory import (

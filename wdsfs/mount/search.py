@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from wdsfs import mount_table
 from wdsfs.errors import MountError
+from wdsfs.kernel.guard import Guarded
 from wdsfs.kernel.manifest import image_of
-from wdsfs.mount.guard import Guarded
 from wdsfs.mount.live_fuse import FuseMount
 from wdsfs.mount.live_kernel import KernelMount
 from wdsfs.mount.live_mount import LiveMount

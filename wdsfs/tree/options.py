@@ -61,6 +61,11 @@ class Progress:
         yield lambda _: None
 
     @contextmanager
+    def shards(self, label: str, shards: int) -> Iterator[Callable[[], None]]:
+        """A block that does something with shards; it gets a function to be called after each of them."""
+        yield lambda: None
+
+    @contextmanager
     def composing(self, shards: int) -> Iterator[Callable[[int], None]]:
         """A block that makes the records of a view; it gets a function to be called with how many are done."""
         yield lambda _: None

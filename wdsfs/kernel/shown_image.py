@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from wdsfs import mount_table
 from wdsfs.errors import MountError, RefusedShard, ShardError
 from wdsfs.kernel import devices, manifest
+from wdsfs.kernel.guard import Guarded, guard_of
 from wdsfs.kernel.manifest import Device, ImageSet, Manifest, identity_of, image_of, is_mounted_at
-from wdsfs.mount.guard import Guarded, guard_of
 from wdsfs.mount_table import MountPoint
 from wdsfs.names import Reading
 from wdsfs.remote import shard_paths
@@ -67,7 +67,7 @@ def shown_at(mountpoint: str) -> ShownImage | None:
     identity, guard = identity_of(image), guard_of(mountpoint)
     if guard is not None and guard.identity != identity:
         guard = None
-    base = about.base(image) if guard is None or not guard.base else guard.base
+    base = os.fsdecode(os.path.dirname(image)) if guard is None else guard.base
     paths = [one.shard(base) for one in about.devices]
     return ShownImage(mountpoint, identity, about, about.set, base, paths, guard)
 

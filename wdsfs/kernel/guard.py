@@ -1,4 +1,4 @@
-"""The guard of a mounted image: nobody reads a mix of old and new bytes of a shard that is written in place.
+"""Guards a mounted image: nobody reads a mix of old and new bytes of a shard that is written in place.
 
 The kernel does not look at the times of shards. So the guard holds a read lease (fcntl(2), F_SETLEASE) on each,
 and on the image: an open for writing or a truncation by anybody waits until the guard has let go of it, or for the
@@ -9,14 +9,16 @@ A shard that is replaced by another file, or removed, is none of its business: t
 `wdsfs refresh` makes a new image then, and the guard has it mounted in the place of the old one, whose shards it
 holds until the last file of it is closed. A guard that was killed leaves the mount: the next one adopts it.
 
-In the place of a compressed shard the kernel reads a copy in the cache, and that is what is guarded: whatever
+In the place of a compressed or remote shard the kernel reads a copy in the cache, and that is guarded: whatever
 happens to the shard itself, the mount shows what it was. That the copy is not evicted takes no guard
 (`storage/held_files.py`).
 
 Above an image there may be an overlay of the kernel's. Then there is only that mount, which keeps the image in
 use, and the guard has the overlay's lock until the last file of it is closed.
 
-One thread, no memory of what was: signals only wake the loop, which looks at everything that may have happened.
+It is one thread without memory: signals only wake the loop, which looks at everything that may have happened. At
+its socket (`mount_registry.py`) it answers `{"do": "exchange", "image", "base", "trusting", "shards"}` by
+`{"done": true}` or `{"error": text}`.
 """
 
 from __future__ import annotations
@@ -29,18 +31,24 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from wdsfs import host, mount_table
 from wdsfs.errors import MountError, StaleShard, WdsfsError, several
-from wdsfs.kernel import devices, erofs_mount, manifest
-from wdsfs.kernel.devices import HeldShards, check_devices, check_image, open_image, raise_file_limit, superblocks
+from wdsfs.kernel import erofs_mount, manifest
+from wdsfs.kernel.devices import (
+    HeldShards,
+    check_devices,
+    check_image,
+    is_copy_of,
+    open_image,
+    raise_file_limit,
+    superblocks,
+)
 from wdsfs.kernel.manifest import identity_of
-from wdsfs.mount.mountpoint import check_mountpoint
 from wdsfs.mount_registry import (
     KERNEL,
     Registration,
@@ -88,9 +96,9 @@ class Guarded(Registration):
     """The registration of a guard: its process, and what it guards.
 
     `paths` are those of shards, `inodes` the numbers of the files that the kernel has open; `leased` have a lease.
-    `copies` are the paths of files that it reads in the place of shards, None for one that it reads itself.
+    `copies` are the paths of files that it reads in the place of shards, empty for a shard that it reads itself.
     `identity` is that of the image, `superblocks` are the kernel's names of the mount, `device` is its number;
-    `made` is how it was made. Relative paths in the image are below `base`; `trusting`: the times of shards may be
+    `made` is the command. Relative paths in the image are below `base`; `trusting`: the times of shards may be
     others than in the image. With an overlay: the `shards` below it (paths and names), how they are read, and the
     `options` of `-o`, which a new image takes.
     """
@@ -99,7 +107,7 @@ class Guarded(Registration):
     paths: list[str]
     inodes: list[int]
     leased: int
-    copies: list[str | None]
+    copies: list[str]
     identity: str
     superblocks: list[str]
     device: int
@@ -120,20 +128,15 @@ class Guarded(Registration):
         is_there = os.fsdecode(mount.path) == self.mountpoint and mount.fstype in ("erofs", "overlay")
         return is_there and (mount.device == self.device or mount.source == os.fsencode(self.image))
 
-    def was_exchanged(self) -> bool:
-        """True if the guard has mounted another image since this was read."""
-        now = guard_of(self.mountpoint)
-        return now is not None and now.identity != self.identity
-
     def replaced(self) -> list[str]:
         """The paths at which there is another file now, or none; also if a copy is read of what was there."""
-        devices = zip_longest(self.paths, self.inodes, self.copies)
-        return [path for path, inode, copy in devices if not _is_the_same(path, inode, copy)]
+        shards = zip(self.paths, self.inodes, self.copies, strict=True)
+        return [path for path, inode, copy in shards if not _is_the_same(path, inode, copy)]
 
 
-def _is_the_same(shard: str, inode: int, copy: str | None) -> bool:
+def _is_the_same(shard: str, inode: int, copy: str) -> bool:
     if copy:
-        return devices.is_copy_of(shard, copy)
+        return is_copy_of(shard, copy)
     try:
         return os.stat(shard).st_ino == inode
     except OSError:
@@ -145,33 +148,30 @@ def guard_of(mountpoint: str) -> Guarded | None:
     return registration_of(mountpoint, Guarded)
 
 
-def living_guards() -> list[Guarded]:
-    """The guards that are at work. Raises MountError."""
-    return [guard for guard in registrations(Guarded) if guard.alive]
-
-
 class Guard:
     """Guards the mount at `mountpoint` of an image over shards, all of which it keeps open.
 
-    `wanted` is the overlay that is to be above the image, if there is to be one.
+    `check` raises MountError for a mount point that cannot be used. `over` is what is to be the overlay above the
+    image.
     """
 
     def __init__(
         self,
         held: HeldShards,
         mountpoint: str,
+        check: Callable[[Sequence[bytes]], None],
         log_file: Path | None,
         made: MadeBy | None = None,
-        wanted: OverlayOver | None = None,
+        over: OverlayOver | None = None,
     ) -> None:
         self.mountpoint, self.log_file, self.made = mountpoint, log_file, made
         self._held, self._before = held, list[HeldShards]()
-        self._wanted = wanted
+        self._check, self._over = check, over
         self._overlay: MountedOverlay | None = None
         self._listener: socket.socket
         self._attributes = 0
         self._has_mounted = False
-        self._told_to_end = 0  # so many times
+        self._end_signals = 0
         self._started = time.time()
         self._receiver, self._sender = socket.socketpair()
         self._handlers: dict[int, Any] = {}  # of signals, as they were before
@@ -182,8 +182,8 @@ class Guard:
         `is_there`: the kernel has it mounted already, and nobody guards that. What a shard is has to be compared
         afterwards. Raises MountError for one that is being written, OverlayUnusable, OverlayBusy.
         """
-        if self._wanted is not None:
-            self._overlay = self._wanted.taken(self.mountpoint if is_there else None)
+        if self._over is not None:
+            self._overlay = self._over.taken(self.mountpoint if is_there else None)
         self._receiver.setblocking(False)
         self._sender.setblocking(False)
         signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
@@ -193,12 +193,12 @@ class Guard:
         self._held.take_leases()
 
     def _note_end(self, *_: object) -> None:
-        self._told_to_end += 1
+        self._end_signals += 1
 
     def mount(self, attributes: int, instead: bool = False) -> None:
         """Have the kernel mount the image, with `instead` in the place of what is there. Raises MountError."""
-        if self._wanted is not None:
-            self._wanted.set_who_enters()
+        if self._over is not None:
+            self._over.set_who_enters()
         self._mount(self._held, attributes, instead)
         self._has_mounted = True
         self._settle(attributes)
@@ -208,7 +208,7 @@ class Guard:
         moment). Raises MountError, StaleShard."""
         with _one_at_a_time():
             if not instead:  # another one may have been made there since it was looked
-                check_mountpoint(self.mountpoint, nonempty=True, busy=[])
+                self._check(())
             before = superblocks()
             self._ask_kernel(held, attributes, instead)
             held.superblocks = superblocks() - before
@@ -219,17 +219,17 @@ class Guard:
             raise
 
     def _ask_kernel(self, held: HeldShards, attributes: int, instead: bool) -> None:
-        image, fds = os.fsdecode(held.image.path), [one.fd for one in held.devices]
-        if self._wanted is not None:
-            self._wanted.mount(image, self.mountpoint, fds, attributes, instead)
+        image, fds = os.fsdecode(held.image.path), [device.fd for device in held.devices]
+        if self._over is not None:
+            self._over.mount(image, self.mountpoint, fds, attributes, instead)
         else:
             mount = erofs_mount.exchange_image if instead else erofs_mount.mount_image
             mount(image, self.mountpoint, fds, attributes)
 
     def adopt(self, attributes: int, known: Guarded | None) -> None:
         """Guard the mount of this image that is there already, whose guard is gone: `known`, if it left a sign."""
-        found = superblocks() & set(known.superblocks) if known is not None else self._unknown()
-        self._held.superblocks = found
+        current = superblocks()
+        self._held.superblocks = self._unknown() if known is None else current & set(known.superblocks)
         self._settle(attributes)
         log.warning(
             "%s: guarded again; for some time what was written into a shard was not noticed", self.mountpoint
@@ -237,33 +237,32 @@ class Guard:
 
     def _unknown(self) -> set[str]:
         """The superblock of a mount whose guard has left no sign, or that never had one."""
-        found, there = mount_table.mounted_at(self.mountpoint), superblocks()
-        device = b"" if found is None else os.path.basename(found.source)
-        if os.fsdecode(device) in there:  # by mount(8), on a loop device
-            return {os.fsdecode(device)}
+        mounted, current = mount_table.mounted_at(self.mountpoint), superblocks()
+        device = "" if mounted is None else os.fsdecode(os.path.basename(mounted.source))
+        if device in current:  # by mount(8), on a loop device
+            return {device}
         # The kernel does not say which is whose: without inotify those of others are waited for, too.
-        return there - {
-            name for one in registrations(Guarded) if one.mountpoint != self.mountpoint for name in one.superblocks
-        }
+        others = (guard for guard in registrations(Guarded) if guard.mountpoint != self.mountpoint)
+        return current - {name for guard in others for name in guard.superblocks}
 
     def _settle(self, attributes: int) -> None:
         self._attributes = attributes
         self._held.watch_mount(self.mountpoint)
-        for found, reason in (
+        for files, reason in (
             (self._held.without_lease(), "no lease can be had there"),
             (self._held.on_layers(), "the file system there shows files of another one, where no writer waits"),
         ):
-            if found:
+            if files:
                 log.warning(
                     "%s: %s; changes are looked for every second, and bytes that are read meanwhile may be old "
                     "and new ones",
-                    *(several(found), reason),
+                    *(several(files), reason),
                 )
 
     def exchange(self, image: str, base: str, trusting: bool) -> None:
         """Have the kernel mount this image in the place of the mount. Raises WdsfsError: nothing has changed."""
-        if self._wanted is not None:
-            self._wanted.refuse_writable(self.mountpoint)
+        if self._over is not None:
+            self._over.refuse_writable(self.mountpoint)
         held = HeldShards(open_image(image))
         try:
             about = manifest.read(image)
@@ -288,7 +287,8 @@ class Guard:
         with contextlib.ExitStack() as stack:
             try:
                 self._listener = stack.enter_context(listening(self.mountpoint))
-                register(self._registration())
+                registration = self._registration()
+                register(registration)
             except OSError as error:
                 if self._has_mounted:
                     self._held.end()
@@ -296,15 +296,15 @@ class Guard:
             try:
                 yield
             finally:
-                forget(self._registration())
+                forget(registration)
 
     def close(self) -> None:
         """Let go of all shards. This process guards nothing any more, and may mount by FUSE now."""
         signal.set_wakeup_fd(-1)
         self._receiver.close()
         self._sender.close()
-        for one in (self._held, *self._before):
-            one.close()
+        for held in (self._held, *self._before):
+            held.close()
         for number, handler in self._handlers.items():  # now that no lease sends any
             signal.signal(number, handler)
 
@@ -336,7 +336,7 @@ class Guard:
             trusting=held.trusting,
             made=self.made,
         )
-        return own if self._wanted is None else replace(own, **self._wanted.registered())
+        return own if self._over is None else replace(own, **self._over.registered())
 
     def run(self) -> None:
         """Return when the mount has ended, by others or because a shard is about to change."""
@@ -349,15 +349,15 @@ class Guard:
                 if changing:
                     self._give_way(changing)
                     break
-                if self._told_to_end:
+                if self._end_signals:
                     self._end()
                     break
                 self._let_go()
                 answer_one(self._listener, self._answer)
                 if not self._is_mounted() and not self._is_used():
                     break
-        if self._wanted is not None and not self._is_used():
-            self._wanted.clean_work()
+        if self._over is not None and not self._is_used():
+            self._over.clean_work()
 
     def _sleep(self, table: int) -> None:
         """Return when something may have happened; `table` is the open mount table."""
@@ -365,14 +365,14 @@ class Guard:
         poller.register(self._receiver, select.POLLIN)
         poller.register(self._listener, select.POLLIN)
         poller.register(table, select.POLLPRI | select.POLLERR)
-        for one in (self._held, *self._before):
-            if one.ending is not None:
-                poller.register(one.ending, select.POLLIN)
+        for held in (self._held, *self._before):
+            if held.ending is not None:
+                poller.register(held.ending, select.POLLIN)
         poller.poll(self._patience())
 
     def _patience(self) -> float | None:
         """How long the loop may sleep (ms) when nothing wakes it; None: for ever."""
-        if any(one.deadline is not None for one in self._before):
+        if any(held.deadline is not None for held in self._before):
             return _STEP_SECONDS * 1000
         has_to_look = self._held.is_watching or self._before or not self._is_mounted()
         return LOOK_SECONDS * 1000 if has_to_look else None
@@ -382,18 +382,18 @@ class Guard:
 
         A writer of such a shard waits for their readers; nothing else does.
         """
-        for one in list(self._before):
-            changing = one.changing()
-            if changing and one.deadline is None:
-                one.deadline = _deadline()
-                one.end()
-            is_used = one.is_used()
-            is_late = one.deadline is not None and time.monotonic() > one.deadline
+        for held in list(self._before):
+            changing = held.changing()
+            if changing and held.deadline is None:
+                held.deadline = _deadline()
+                held.end()
+            is_used = held.is_used()
+            is_late = held.deadline is not None and time.monotonic() > held.deadline
             if is_used and is_late:
                 self._report_mix(changing)
             if is_late or not is_used:
-                one.close()
-                self._before.remove(one)
+                held.close()
+                self._before.remove(held)
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Exchange the image, which is all that a guard is asked for."""
@@ -401,8 +401,8 @@ class Guard:
             if request["do"] != "exchange":
                 return {"error": f"a guard does not know: {request['do']}"}
             self.exchange(request["image"], request["base"], request["trusting"])
-            if self._wanted is not None:
-                self._wanted.show(request["shards"])
+            if self._over is not None:
+                self._over.show(request["shards"])
         except (WdsfsError, OSError) as error:
             return {"error": str(error)}
         except (ValueError, KeyError, TypeError):
@@ -423,7 +423,7 @@ class Guard:
         return self._held.mounted is not None and erofs_mount.at(self.mountpoint) == self._held.mounted
 
     def _is_used(self) -> bool:
-        return any(one.is_used() for one in (self._held, *self._before))
+        return any(held.is_used() for held in (self._held, *self._before))
 
     def _end(self) -> None:
         """End the mount, as a signal demands, but let nobody write below files of it that are open."""
@@ -458,7 +458,7 @@ class Guard:
         """Wait until nobody uses the mount; False if somebody does for longer than a writer can wait."""
         deadline = _deadline()
         while self._is_used():
-            if time.monotonic() > deadline or self._told_to_end > 1:
+            if time.monotonic() > deadline or self._end_signals > 1:
                 return False
             time.sleep(_STEP_SECONDS)
         return True

@@ -1,0 +1,424 @@
+"""The same set by FUSE and by the kernel, side by side: name for name, attribute for attribute, byte for byte;
+and the same edits.
+
+What is another is in the table of docs/semantics.md, "Images", and is left out here: inode numbers, the order of
+listings, sizes of directories, which error damage gives. The model of edits is in `tests/overlay/test_edits.py`.
+`WDSFS_THOROUGH=10` looks at ten times as many random examples.
+"""
+
+from __future__ import annotations
+
+import bz2
+import errno
+import gzip
+import json
+import lzma
+import os
+import random
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests import tars
+from tests.conftest import KERNEL, Program, fails
+from tests.kernel.test_image import LINKS, end_mount, need_erofs, plain_tar
+from tests.overlay.test_edits import (
+    FILES,
+    OPTIONS,
+    SHARDS,
+    Before,
+    KernelMount,
+    World,
+    check_diff,
+    listed,
+    model_of,
+    reported,
+)
+from tests.overlay.test_edits import VIEWS as EDITED
+from tests.tars import member
+from tests.thorough import THOROUGH
+from tests.writables import shard
+
+SIZE_MAX = 1 << 40  # of files whose bytes are compared: one of the odd tars claims more
+UNREADABLE = b"reading fails"
+WHEN = 1_700_000_000 * 10**9
+
+
+class Shown(NamedTuple):
+    """What a mount shows of a path; `same` are the first path of the same file, and what is in it."""
+
+    mode: str
+    links: int
+    owner: tuple[int, int]
+    mtime_ns: int
+    size: int
+    first: bytes
+    content: bytes
+
+
+def everything(mountpoint: Path) -> dict[bytes, Shown]:
+    """All that a mount shows but `.wdsfs`."""
+    top, firsts, found = os.fsencode(mountpoint), dict[int, bytes](), dict[bytes, Shown]()
+    for directory, folders, files in os.walk(top):
+        for name in sorted([b"", *folders, *files]):
+            path = os.path.join(directory, name)
+            about = os.lstat(path)
+            is_file = not stat.S_ISDIR(about.st_mode)
+            below = os.path.relpath(path, top)
+            found[below] = Shown(
+                stat.filemode(about.st_mode),
+                about.st_nlink,
+                (about.st_uid, about.st_gid),
+                about.st_mtime_ns,
+                about.st_size if is_file else 0,
+                firsts.setdefault(about.st_ino, below) if is_file else below,
+                content(path, about),
+            )
+    return found
+
+
+def content(path: bytes, about: os.stat_result) -> bytes:
+    if stat.S_ISLNK(about.st_mode):
+        return os.readlink(path)
+    if not stat.S_ISREG(about.st_mode) or about.st_size > SIZE_MAX:
+        return b""
+    try:
+        return Path(os.fsdecode(path)).read_bytes()
+    except OSError:
+        return UNREADABLE
+
+
+@contextmanager
+def both(program: Program, *words: str | Path) -> Iterator[tuple[Path, Path]]:
+    """Mounts by FUSE and by the kernel, both at the same time, so that no directory is of a moment of its own."""
+    need_erofs()
+    by_kernel = program.directory(KERNEL)
+    try:
+        program.run("mount", "-q", "-o", "allow_other", *words, program.mountpoint)
+        program.run("mount", "-q", "-o", "allow_other", "--engine", "kernel", *words, by_kernel)
+        yield program.mountpoint, by_kernel
+    finally:
+        end_mount(by_kernel)
+        program.run("umount", program.mountpoint, code=None)
+        by_kernel.rmdir()
+
+
+def compared(by_fuse: Path, by_kernel: Path) -> dict[bytes, Shown]:
+    """What both show, which has to be the same."""
+    one, other = everything(by_fuse), everything(by_kernel)
+    assert other.keys() == one.keys()
+    assert [path for path in one if one[path] != other[path]] == []
+    return one
+
+
+def compare(program: Program, *words: str | Path) -> dict[bytes, Shown]:
+    """Mount by both engines and compare; what they show."""
+    with both(program, *words) as mounts:
+        return compared(*mounts)
+
+
+WAYS = [
+    [],
+    ["--layout", "files"],
+    ["--names", "full", "--index-tree"],
+    ["--merge"],
+    ["--merge", "--layout", "files"],
+    ["-o", "uid=7,gid=8,umask=027"],
+    ["--ignore-zeros", "--group-by-key"],
+    ["--decode-members"],
+    ["--decode-members", "--merge", "--layout", "files"],
+]
+
+
+@pytest.mark.parametrize("options", WAYS, ids="-".join)
+def test_odd_tars(options: list[str], program: Program) -> None:
+    """All odd tars as one set, with links, and one in which nothing is odd."""
+    for number, (name, case) in enumerate(tars.ODD.items()):
+        case.write(program.home / f"set-{number}-{''.join(c if c.isalnum() else '-' for c in name)}.tar")
+    program.write("set-links.tar", LINKS)
+    program.write("set-plain.tar", plain_tar(3, 60))
+    found = compare(program, *options, program.home)
+    assert len(found) > 150
+    assert any(one.content == UNREADABLE for one in found.values())
+    has_links = any(one.links > 1 and one.mode.startswith("-") for one in found.values())
+    assert has_links == ("--decode-members" not in options)  # in a view each is a file of its own
+
+
+def test_a_link_by_number_that_would_be_too_long(program: Program) -> None:
+    """By both engines it says so, at the same length."""
+    folders = "/".join(["d" * 199] * 20)
+    names = [f"{folders}/{'k' * length}.jpg".encode() for length in (60, 83, 84, 85, 90)]
+    program.write("s.tar", tars.tar(*(tars.pax({b"path": name}) + tars.member(b"x", b"x") for name in names)))
+    with both(program, "--index-tree", "s.tar") as mounts:
+        one, other = ([os.readlink(top / f"by-index/000/000/{n:06}") for n in range(len(names))] for top in mounts)
+        assert one == other
+        assert [len(text) for text in one[:3]] == [4071, 4094, 4095]
+        assert one[3:] == ["the path of this sample is too long for a link"] * 2
+
+
+@pytest.mark.parametrize("left", [100, 5000, 300_000])
+def test_what_can_be_read_of_a_member_that_is_cut_off(left: int, program: Program) -> None:
+    """All but a page by FUSE, and but a folio by the kernel; never a wrong byte."""
+    content = random.Random(left).randbytes(1 << 20)
+    program.write("s.tar", tars.tar(member(b"a.bin", content))[: 512 + left])
+    with both(program, "s.tar") as mounts:
+        for top, least in zip(mounts, (left - (1 << 12), left - (128 << 10)), strict=True):
+            found = read_until_an_error(top / "s/a/bin")
+            assert found == content[: len(found)]
+            assert least < len(found) <= left
+
+
+def read_until_an_error(path: Path) -> bytes:
+    """In order, by pages."""
+    found = b""
+    with path.open("rb", buffering=0) as file, fails(errno.EIO, errno.ENODEV):
+        while data := file.read(4096):
+            found += data
+    return found
+
+
+def sample(number: int) -> list[bytes]:
+    about = {"caption": f"caption {number}", "n": {"deep": [number, 0.5]}}
+    return [
+        member(b"%02d.%s" % (number, column), data)
+        for column, data in (
+            (b"png" if number % 2 else b"jpg", b"image %d" % number * 300),
+            (b"json", json.dumps(about).encode()),
+            (b"txt.gz", gzip.compress(b"text %d" % number * 100, mtime=0)),
+            (b"cls", b"%d" % (number % 3)),
+        )
+    ]
+
+
+VIEWS = [
+    ["--columns", "jpg;png", "--columns", "cls"],
+    ["--columns", "img=jpg;png", "--field", "caption.txt=json:caption", "--field", "deep.json=json:n.deep"],
+    ["--decode-members"],
+    ["--join", "depth.tar"],
+    ["--associate", "labels.csv"],
+    ["--layout", "classes"],
+    ["--layout", "classes", "--class-names", "names.txt"],
+    ["--join", "depth.tar", "--associate", "labels.csv", "--decode-members", "--names", "full"],
+]
+
+
+@pytest.mark.parametrize("options", VIEWS, ids=" ".join)
+def test_views(options: list[str], program: Program) -> None:
+    """Columns chosen and renamed, fields of JSON, decoded members, joined shards, labels, classes."""
+    for first in (0, 6):
+        members = (one for n in range(6) for one in sample(first + n))
+        program.write(f"s{first // 6}.tar", tars.tar(*members))
+    depth = (member(b"%02d.depth" % n, b"depth %d" % n * 200) for n in range(12))
+    program.write("depth.tar", tars.tar(*depth))
+    program.write("labels.csv", "\n".join(["key,label", *(f"{n:02},{n * n}" for n in range(12)), ""]).encode())
+    program.write("names.txt", b"cat\ndog\nbird\n")
+    found = compare(program, *options, "s{0..1}.tar")
+    assert len(found) > 30
+    assert not any(one.content == UNREADABLE for one in found.values())
+
+
+PACKERS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+
+
+JOINED = ["--join", "depth.tar.gz"]
+
+
+@pytest.mark.parametrize("options", [[], ["--merge", "--layout", "files"], JOINED], ids=" ".join)
+def test_compressed_shards(options: list[str], program: Program) -> None:
+    """Whole ones, those that are cut off, damaged or have something after them, and links; beside a plain one."""
+    for number, (suffix, pack) in enumerate(PACKERS.items()):
+        content = tars.tar(*(one for n in range(6) for one in sample(6 * number + n)))
+        program.write(f"set/s{number}.tar.{suffix}", pack(content))
+    depth = (member(b"%02d.depth" % n, b"depth %d" % n * 200) for n in range(18))
+    program.write("depth.tar.gz", gzip.compress(tars.tar(*depth)))
+    if options != JOINED:
+        whole = gzip.compress(plain_tar(3, 60))
+        program.write("set/cut.tar.gz", whole[: len(whole) // 2])
+        program.write("set/more.tar.gz", whole + b"something else")
+        program.write("set/plain.tar", plain_tar(1, 20))
+        program.write("set/links.tar.gz", gzip.compress(LINKS))
+        program.write("set/odd.tar.gz", gzip.compress(plain_tar(2, 7)[:-1700]))
+    found = compare(program, *options, program.home / "set")
+    assert len(found) > 50
+
+
+# --- random reads --------------------------------------------------------------------------------------------
+
+
+def read(path: str, offset: int, size: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.pread(fd, size, offset)
+    finally:
+        os.close(fd)
+
+
+DEEDS: dict[str, Callable[..., Any]] = {
+    "stat": lambda path, *_: os.path.isdir(path) or os.stat(path).st_size,
+    "list": lambda path, *_: sorted(name for name in os.listdir(path) if name != ".wdsfs"),
+    "read": read,
+    "write": lambda path, *_: os.close(os.open(path, os.O_WRONLY)),
+    "readlink": lambda path, *_: os.readlink(path),
+    "mkdir": lambda path, *_: os.mkdir(path),
+    "unlink": lambda path, *_: os.unlink(path),
+}
+
+
+def answer(top: Path, deed: str, path: str, offset: int, size: int) -> Any:
+    """What a mount answers; a number is an error."""
+    try:
+        return [DEEDS[deed](os.path.join(top, path).rstrip("/"), offset, size)]
+    except OSError as error:
+        return error.errno
+
+
+@pytest.mark.parametrize("seed", range(3 * THOROUGH))
+def test_random_reads(seed: int, program: Program) -> None:
+    """Names, kinds, sizes, any bytes of any file in any order, and errors."""
+    chance = random.Random(seed)
+    for number in range(chance.randint(1, 3)):
+        program.write(f"s{number}.tar", plain_tar(chance.randint(0, 2), chance.randint(0, 30)))
+    words = [["--layout", "files"], ["--names", "full", "--merge"], []][seed % 3]
+    with both(program, *words, program.home) as mounts:
+        paths = [os.fsdecode(path) for path in sorted(compared(*mounts)) if path != b"."]
+        for _ in range(300):
+            path = chance.choice(["", *paths]) + chance.choice(["", "", "", "/x", "~2", "/x/y"])
+            path = path.lstrip("/")
+            deed = chance.choice(list(DEEDS) if path else ["stat", "list", "read"])
+            asked = deed, path, chance.randint(0, 6000), chance.choice([1, 512, 4096, 70_001])
+            assert len({repr(answer(top, *asked)) for top in mounts}) == 1, asked
+
+
+# --- edits -------------------------------------------------------------------------------------------------
+
+
+class SteadyMount(KernelMount):
+    """A mount in which what is made gets one time, and what only one engine can rename is copied.
+
+    Only FUSE renames samples, and sees that the files of one were moved to another (which are samples in the files
+    layout). So a file is renamed in the directory of its sample only.
+    """
+
+    def __init__(self, top: Path, renames: bool) -> None:
+        super().__init__(top)
+        self.renames = renames
+
+    def put(self, path: bytes, data: bytes) -> None:
+        super().put(path, data)
+        self.change_time(path, WHEN)
+
+    def rename(self, path: bytes, new: bytes) -> None:
+        if not os.path.lexists(self.at(path)):
+            raise FileNotFoundError(errno.ENOENT, "no such file")
+        if not self.renames or os.path.isdir(self.at(path)) or os.path.dirname(path) != os.path.dirname(new):
+            raise OSError(errno.EXDEV, "only copied")
+        if sum(one.is_file() for one in os.scandir(os.path.dirname(self.at(path)))) < 2:
+            raise OSError(errno.EXDEV, "only copied")
+        super().rename(path, new)
+
+
+class Outcome(NamedTuple):
+    """What came of edits: the steps that were done, what is shown, `diff --json`, and the new shards."""
+
+    steps: list[str]
+    shown: dict[bytes, bytes]
+    report: dict[str, Any]
+    written: dict[str, bytes]
+
+
+def outcome(program: Program, engine: str, name: str, seed: int, steps: int) -> Outcome:
+    """Edit a mount by random steps, and compare it with the model."""
+    view, merge = EDITED[name]
+    overlay, out = program.home / engine, program.home / f"{engine}-out"
+    words = (*OPTIONS[view], *["--merge"] * merge, *sorted(program.home.glob("*.tar")))
+    try:
+        program.run("mount", "-q", "--engine", engine, "--overlay", overlay, *words, program.mountpoint)
+        world = World(SteadyMount(program.mountpoint, view is not FILES), view, merge, random.Random(seed))
+        world.before, _ = world.look()
+        world.files, world.directories = world.look()
+        for _ in range(steps):
+            world.step()
+        settle(program, world)
+        shown, directories = world.look()
+        assert {path: one.content for path, one in shown.items()} == {
+            path: one.content for path, one in world.files.items()
+        }
+        assert directories == world.directories
+        before, after = Before(world, merge), model_of(world, world.files)
+        report = program.json("diff", program.mountpoint, code=1 if after.bad else 0)
+        found = reported(report)
+        assert {one.path for one in found.unpackable + found.conflicts} == after.bad
+        assert {one.path for one in found.leavings} == after.left
+        if not after.bad:
+            check_diff(found, before, after)
+        program.run("commit", "-q", "--leave-out", "-o", out / "%d.tar", program.mountpoint)
+        written = {path.name: path.read_bytes() for path in sorted(out.iterdir())}
+        if not after.bad and not merge and view is FILES:
+            assert {name for data in written.values() for name, _ in listed(data)} >= {
+                member for members in after.members.values() for member in members
+            }
+        program.run("umount", program.mountpoint)
+    except BaseException as error:
+        error.add_note(f"seed {seed}, {name}, {engine}:\n  " + "\n  ".join(world.steps))
+        raise
+    finally:
+        end_mount(program.mountpoint)
+    return Outcome(world.steps, {path: one.content for path, one in shown.items()}, report, written)
+
+
+def settle(program: Program, world: World) -> None:
+    """Remove what no commit takes, not even with --leave-out: where samples and files contradict each other."""
+    bad = model_of(world, world.files).bad
+    if reported(program.json("diff", program.mountpoint, code=1 if bad else 0)).conflicts:
+        for path in bad:
+            world.mount.unlink(path)
+            del world.files[path]
+
+
+@pytest.mark.parametrize("seed", range(THOROUGH))
+@pytest.mark.parametrize("name", sorted(EDITED) if THOROUGH > 1 else ["merged", "files"])
+def test_random_edits(name: str, seed: int, program: Program) -> None:
+    """The same steps have the same results, errors, changes and shards; all as the model says."""
+    need_erofs()
+    for number, members in enumerate(SHARDS):
+        program.write(f"s{number}.tar", shard(members))
+    one, other = (outcome(program, engine, name, seed, 20) for engine in ("fuse", "kernel"))
+    assert one.steps
+    assert other == one
+
+
+@pytest.mark.parametrize("seed", range(THOROUGH))
+@pytest.mark.parametrize("name", sorted(EDITED) if THOROUGH > 1 else ["samples", "full"])
+def test_random_edits_change_hands(name: str, seed: int, program: Program) -> None:
+    """An overlay is edited by FUSE, with all its renames, and by the kernel, in turn: each shows what the other
+    has shown, name for name."""
+    need_erofs()
+    view, merge = EDITED[name]
+    random_steps = random.Random(f"{name} {seed}")
+    for number, members in enumerate(SHARDS):
+        program.write(f"s{number}.tar", shard(members))
+    words = (*OPTIONS[view], *["--merge"] * merge, *sorted(program.home.glob("*.tar")))
+    world = World(KernelMount(program.mountpoint), view, merge, random_steps)
+    try:
+        for engine in ("fuse", "kernel", "fuse", "kernel"):
+            program.run("mount", "-q", "--engine", engine, "--overlay", "o", *words, program.mountpoint)
+            files, directories = world.look()
+            if world.steps:
+                assert {path: one.content for path, one in files.items()} == {
+                    path: one.content for path, one in world.files.items()
+                }
+                assert directories == world.directories
+            world.files, world.directories = files, directories
+            for _ in range(40):
+                world.step()
+            world.files, world.directories = world.look()
+            program.run("umount", program.mountpoint)
+    except BaseException as error:
+        error.add_note(f"seed {seed}, {name}:\n  " + "\n  ".join(world.steps))
+        raise
+    finally:
+        end_mount(program.mountpoint)
