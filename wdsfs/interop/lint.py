@@ -215,7 +215,7 @@ def _find_patterns(record: Record, samples: NDArray[np.int64], starts: NDArray[n
             findings.patterns[pattern] = findings.patterns.get(pattern, 0) + number
             examples = findings.examples.setdefault(pattern, [])
             for entry in alike[np.flatnonzero(which.reshape(-1) == kind)[: EXAMPLES - len(examples)]].tolist():
-                examples.append((record.member(int(starts[entry])).head, text_of(record.twinpath(entry))))
+                examples.append((record.member(int(starts[entry])).head, text_of(record.entry_path(entry))))
 
 
 def _side_indexes(path: bytes, fd: int, reading: Reading) -> Iterator[tuple[bytes, str]]:
