@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wdsfs.kernel.guard import MadeBy, guard_of
-from wdsfs.kernel.image_mount import ImageMount
 
 from tests import sets, tars
 from tests.conftest import PATIENCE, Program, wait_until
@@ -28,6 +26,8 @@ from wdsfs.errors import MountError
 from wdsfs.kernel import devices, image_mount
 from wdsfs.kernel import guard as guard_module
 from wdsfs.kernel.devices import OpenDevice
+from wdsfs.kernel.guard import MadeBy, guard_of
+from wdsfs.kernel.image_mount import ImageMount
 from wdsfs.mount import image_session, search
 
 OLD, NEW, SIZE = b"o", b"n", 3 << 20

@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 from wdsfs import mount_table, names
 from wdsfs.errors import MissingShard, NoSuchEntry, UnreadableShard, UsageError, WdsfsError
-from wdsfs.kernel.guard import guard_of
-from wdsfs.kernel.shown_image import check_is_of_mount
 from wdsfs.mount import search
 from wdsfs.mount.live_mount import LiveMount
 from wdsfs.overlay.overlay_directory import OverlayDirectory
