@@ -122,7 +122,7 @@ def _pad_numbers(draft: Draft, digits: int) -> None:
     if needed > digits:
         key, shown = text_of(draft.paths[draft.classes.index(longest)]), text_of(longest)
         raise LongNumber(
-            f"{text_of(draft.source.path)}: sample {key!r} has the class {shown}, and classes are shown with "
+            f"{text_of(draft.path)}: sample {key!r} has the class {shown}, and classes are shown with "
             f"{digits} digit{'s' * (digits > 1)}; mount again, or repeat the command, without --class-digits "
             f"or with --class-digits {needed}",
             needed,
@@ -143,8 +143,8 @@ def _class(draft: Draft, entry: int, data: bytes) -> bytes | None:
         if text is None:
             return None
         label = text.encode("utf-8", "surrogatepass")
-    if draft.around.class_names is not None:
-        named = draft.around.class_names.get(label.decode("utf-8", "surrogateescape"))
+    if draft.source.class_names is not None:
+        named = draft.source.class_names.get(label.decode("utf-8", "surrogateescape"))
         if named is None:
             if draft.options.missing == ERROR:
                 _bad_class(draft, entry, f"has the class {text_of(label)!r}, which --class-names does not name")
@@ -181,7 +181,7 @@ def into_classes(draft: Draft) -> None:
     # Semantics decision: the shard's name is in front. Keys repeat from shard to shard in many sets; a number
     # after a file's name (`a.jpg~2`) would hide it from loaders that go by the suffix, and one for each file
     # could pair the image of one sample with the text of another.
-    prefix = _flat(draft.source.name) + b"--"
+    prefix = _flat(draft.source.shard.name) + b"--"
     taken: set[bytes] = set()
     paths = []
     for path, label in zip(draft.paths, draft.classes, strict=True):

@@ -7,46 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs.errors import ViewError, and_others, several
 from wdsfs.index.record import LINK, STRAY, Record
+from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import streams
 from wdsfs.tar.problems import Problem
 from wdsfs.tree import json_fields
 from wdsfs.tree.label_files import OpenLabels
 from wdsfs.tree.options import ERROR, SKIP, Composition, text_of
-from wdsfs.tree.view_sources import DECODED, FIELD, SHARD, VALUES, JoinedFrom
+from wdsfs.tree.view_sources import DECODED, FIELD, SHARD, VALUES, JoinedSet
 
 SHIFT = 40  # bits of the number in an address while a record is made; a stored one has as few as possible
 COLUMNS_NAMED = 20  # columns that a message names
 MISSING_WAY_OUT = "--missing skip leaves such samples out, --missing empty shows them without"
 TWICE_WAY_OUT = "--duplicates skip leaves such samples out, --duplicates empty shows them without"
-
-
-class ContentSource(NamedTuple):
-    """A shard, as it is: its path, its name in the mount, its record, and keys of samples to leave out."""
-
-    path: bytes
-    name: bytes
-    record: Record
-    left_out: frozenset[bytes] = frozenset()
-
-
-class Surroundings(NamedTuple):
-    """All that a view of a shard is made of, except the shard.
-
-    `read` returns the bytes of a member, by the path of its shard and its number there; it raises ShardError.
-    """
-
-    joined: Sequence[JoinedFrom] = ()
-    labels: Sequence[OpenLabels] = ()
-    class_names: dict[str, str] | None = None
-    read: Callable[[bytes, int], bytes] = lambda path, member: b""
 
 
 @dataclass(slots=True)
@@ -95,8 +75,24 @@ class Values:
         return number
 
 
+@dataclass(frozen=True, slots=True)
+class Ingredients:
+    """All that the record of a shard in a view is made of: the shard with its number and record, and companions.
+
+    `read` returns the bytes of a member, by the path of its shard and its number there; it raises ShardError.
+    """
+
+    shard: Shard
+    number: int
+    record: Record
+    joined: Sequence[JoinedSet]
+    labels: Sequence[OpenLabels]
+    class_names: dict[str, str] | None
+    read: Callable[[bytes, int], bytes]
+
+
 class Draft:
-    """One shard, being made into a derived record.
+    """The record of a shard in the making.
 
     `paths`, `strays` and `classes` have an element for each entry, `rows` one for each member. Steps
     change them in place, and keep `places`, `values`, `decoded` (address, codec), `fields` (address of the
@@ -104,8 +100,8 @@ class Draft:
     record.
     """
 
-    def __init__(self, options: Composition, source: ContentSource, around: Surroundings) -> None:
-        self.options, self.source, self.around = options, source, around
+    def __init__(self, options: Composition, source: Ingredients) -> None:
+        self.options, self.source, self.path = options, source, source.shard.path
         record = self.record = source.record
         self.paths = record.paths()
         flags = np.array(record.entry_flags, np.uint8)
@@ -125,7 +121,7 @@ class Draft:
         )
         self.links: dict[int, bytes] = {}
         self._settle_links(flags)
-        self.places: list[dict[str, Any]] = [self.shard_place(source.path, record)]
+        self.places: list[dict[str, Any]] = [self.shard_place(self.path, record)]
         self.shard_places: dict[bytes, int] = {}
         self.values = Values()
         self.decoded: list[tuple[int, int]] = []
@@ -216,7 +212,7 @@ class Draft:
         is_kept = np.ones(len(self.paths), bool)
         if len(bad) and policy == ERROR:
             key = text_of(self.paths[bad[0]])
-            sample = f"{text_of(self.source.path)}: sample {key!r}"
+            sample = f"{text_of(self.path)}: sample {key!r}"
             raise ViewError(f"{sample} {what}{and_others(len(bad))}; {way_out}")
         if policy == SKIP:
             is_kept[bad] = False
@@ -243,4 +239,4 @@ class Draft:
         if place["kind"] == FIELD:
             document = json_fields.parse(self.read(self.fields[number]))
             return json_fields.content_at(document, place["field"]) or b""
-        return self.around.read(place["path"].encode("utf-8", "surrogateescape"), number)
+        return self.source.read(place["path"].encode("utf-8", "surrogateescape"), number)

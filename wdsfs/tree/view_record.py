@@ -41,25 +41,24 @@ from wdsfs.tree.draft import (
     MISSING_WAY_OUT,
     SHIFT,
     TWICE_WAY_OUT,
-    ContentSource,
     Draft,
+    Ingredients,
     Rows,
-    Surroundings,
     rows_of,
 )
 from wdsfs.tree.label_files import OpenLabels
 from wdsfs.tree.options import EMPTY, Column, Composition, Field, text_of
-from wdsfs.tree.view_sources import DECODED, FIELD, MISSING, NOTHING, OWN, TWICE, VALUES, JoinedFrom
+from wdsfs.tree.view_sources import DECODED, FIELD, MISSING, NOTHING, OWN, TWICE, VALUES, JoinedSet
 
 
-def compose(options: Composition, source: ContentSource, around: Surroundings, fingerprint: Fingerprint) -> bytes:
+def compose(options: Composition, source: Ingredients, fingerprint: Fingerprint) -> bytes:
     """Return the record of what a shard shows with these options.
 
     If the options refuse a sample (`--missing error`), the record is empty, and `refusal` returns why. Raises what
-    the surroundings raise.
+    the sources raise.
     """
     try:
-        return _compose(Draft(options, source, around), fingerprint)
+        return _compose(Draft(options, source), fingerprint)
     except LongNumber as error:
         return refuse(str(error), fingerprint, error.digits)
     except ViewError as error:
@@ -70,11 +69,11 @@ def _compose(draft: Draft, fingerprint: Fingerprint) -> bytes:
     """Run the steps in their order. Raises ViewError if the options refuse a sample."""
     options = draft.options
     _leave_out(draft)
-    for joined in draft.around.joined:
+    for joined in draft.source.joined:
         add_joined(draft, joined)
     if options.decode:
         decode(draft)
-    for labels in draft.around.labels:
+    for labels in draft.source.labels:
         add_labels(draft, labels)
     if options.fields:
         add_fields(draft)
@@ -92,7 +91,7 @@ def _compose(draft: Draft, fingerprint: Fingerprint) -> bytes:
 
 
 def _leave_out(draft: Draft) -> None:
-    left_out = {names.plain_key(key) for key in draft.source.left_out}
+    left_out = {names.plain_key(key) for key in draft.source.shard.without}
     pairs = zip(draft.paths, draft.strays.tolist(), strict=True)
     if left_out:
         draft.keep(np.fromiter((stray or path not in left_out for path, stray in pairs), bool, len(draft.paths)))
@@ -184,10 +183,10 @@ def digits_needed(record: Record) -> int:
 # --- join: members of the same samples from a parallel set of shards
 
 
-def add_joined(draft: Draft, joined: JoinedFrom) -> None:
+def add_joined(draft: Draft, joined: JoinedSet) -> None:
     """Add the members that this set has for the same keys. Raises ViewError, ShardErrors."""
     samples = draft.samples()
-    shards, entries = joined.find([draft.paths[number] for number in samples.tolist()])
+    shards, entries = joined.find(draft.source.number, [draft.paths[number] for number in samples.tolist()])
     missing, twice = samples[shards == MISSING], samples[shards == TWICE]
     is_there = draft.judged(draft.options.missing, missing, "is not in the set that is joined", MISSING_WAY_OUT)
     unique = draft.judged(
@@ -201,10 +200,10 @@ def add_joined(draft: Draft, joined: JoinedFrom) -> None:
 
 
 def _joined_rows(
-    draft: Draft, joined: JoinedFrom, number: int, samples: NDArray[np.int64], entries: NDArray[np.int64]
+    draft: Draft, joined: JoinedSet, number: int, samples: NDArray[np.int64], entries: NDArray[np.int64]
 ) -> Rows:
     """The members of these entries of a joined shard, as members of these samples."""
-    record, path = joined.record(number), joined.path(number)
+    record, path = joined.lower.record(number), joined.lower.shards[number].path
     place = draft.shard_places.get(path)
     if place is None:
         place = draft.shard_places[path] = len(draft.places)
@@ -444,7 +443,7 @@ def select(draft: Draft) -> None:
                 way_out = f"between columns to choose from is a semicolon: --columns 'jpg;png'; {way_out}"
         is_kept &= draft.judged(draft.options.missing, missing, text, way_out)
         if len(missing) and draft.options.missing == EMPTY:
-            empty = draft.place(NOTHING, draft.source.path, ()) if empty < 0 else empty
+            empty = draft.place(NOTHING, draft.path, ()) if empty < 0 else empty
             name, mtime = draft.number_of(_name_of(column)), draft.record.fingerprint.mtime_ns
             lines += [(entry, name, empty << SHIFT, 0, mtime) for entry in missing.tolist()]
     numbers, extensions = (np.concatenate(some) for some in zip(*chosen, strict=True))

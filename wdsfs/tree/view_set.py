@@ -23,98 +23,13 @@ from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar.problems import OF_VIEWS, Problem
 from wdsfs.tree import label_files
 from wdsfs.tree.content import Content, ContentColumns
-from wdsfs.tree.draft import ContentSource, Surroundings
+from wdsfs.tree.draft import Ingredients
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.options import Composition, Field, read_class_names
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.shard_set import NotIndexed, ShardSet
 from wdsfs.tree.view_record import compose, digits_needed, refusal, refuse
-from wdsfs.tree.view_sources import Companions, CompanionWatch, DerivedContent, JoinedSets, KeysMissing, SourceSets
-
-
-class RecordMaker:
-    """Makes the records of a view from its sources and companions."""
-
-    def __init__(
-        self,
-        sources: SourceSets,
-        joins: JoinedSets,
-        companions: Companions,
-        watch: CompanionWatch,
-        content: DerivedContent,
-        index: Index,
-        access: Access,
-    ) -> None:
-        self._sources, self._joins, self._companions, self._watch = sources, joins, companions, watch
-        self._content, self._index, self._access = content, index, access
-
-    def make(self, number: int, options: Composition, look: Callable[[], Fingerprint]) -> bytes:
-        """The derived record of a shard as everything is now; what it is made of is indexed first.
-
-        `look` returns the fingerprint of the shard and its companions. Raises ShardError, UnreadableShard when
-        anything is written to all the time.
-        """
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            self._sources.distrust()
-            before = look()
-            try:
-                data = self._make_or_refuse(number, options, before)
-            except NotIndexed as wanting:  # a shard of one of the sources
-                wanting.shards.index_now(wanting.number)
-                continue
-            except KeysMissing as wanting:
-                self._joins.load(wanting.which)
-                continue
-            except StaleShard:
-                if time.monotonic() > deadline:
-                    raise
-                continue
-            # If something has changed since, the record has the older fingerprint and so is not taken for right.
-            if look() == before:
-                return data
-            if time.monotonic() > deadline:
-                text = "it, or what it is shown with, is being written; try again when that is finished"
-                raise UnreadableShard(f"{self._sources.plain.path_text(number)}: {text}")
-
-    def _make_or_refuse(self, number: int, options: Composition, fingerprint: Fingerprint) -> bytes:
-        self._wait_for_writers()
-        source = self._sources.plain.shards[number]
-        try:
-            with ExitStack() as stack:
-                tables = [
-                    stack.enter_context(
-                        label_files.opened(file, self._watch.fingerprint_of(file), self._access.open)
-                    )
-                    for file in self._companions.labels
-                ]
-                record = self._sources.plain.record(number)
-                return compose(
-                    options,
-                    ContentSource(source.path, source.name, record, source.without),
-                    Surroundings(
-                        self._joins.around(number), tables, self._class_names(), self._content.read_member
-                    ),
-                    fingerprint,
-                )
-        except ViewError as error:  # a label file that cannot be used
-            return refuse(str(error), fingerprint)
-
-    def _wait_for_writers(self) -> None:
-        """Wait until a later write to a companion would show in its times."""
-        names = self._companions.class_names
-        for path in [file.path for file in self._companions.labels] + ([names] if names is not None else []):
-            with suppress(OSError):  # reported when it is read; a remote one never changes while it is open
-                wait_for_tick(os.stat(path))
-
-    def _class_names(self) -> dict[str, str] | None:
-        if self._companions.class_names is None:
-            return None
-        try:
-            return read_class_names(self._companions.class_names)
-        except UsageError as error:  # it was right when the mount began
-            raise ViewError(str(error)) from None
-
+from wdsfs.tree.view_sources import Companions, CompanionWatch, DerivedContent, JoinedSet, KeysMissing, SourceSets
 
 log = logging.getLogger(__name__)
 
@@ -172,13 +87,11 @@ class ViewSet(ShardSet):
             source.on_files = lambda _: self.on_files(self._sources.open_files)
             source.slowly = lambda: self.slowly()
         self._watch = CompanionWatch(companions, self.access, self._tags, lambda: self.slowly())
-        self._joins = JoinedSets(shards, self._sources.joined, self._watch.number)
+        self._joined = [JoinedSet(shards, lower, self._watch.number) for lower in self._sources.joined]
         self._content = DerivedContent(
             self._sources, companions.labels, self._watch, self.access, self._reconsider
         )
-        self._maker = RecordMaker(
-            self._sources, self._joins, companions, self._watch, self._content, index, self.access
-        )
+        self._companions = companions
         self._companions_digest = companions.digest
         self.label_files = companions.others
         self._keys = self._view_keys()
@@ -193,7 +106,8 @@ class ViewSet(ShardSet):
         return [shard.key if self._unchanged[at] else self._view_key(at) for at, shard in enumerate(self.shards)]
 
     def _view_key(self, number: int) -> bytes:
-        shard, common = self.shards[number], self._companions_digest + self._joins.beside(number)
+        shard, partners = self.shards[number], [joined.partner(number) for joined in self._joined]
+        common = self._companions_digest + repr(partners).encode()
         return shard.key + b"\0" + self.composition.digest(shard.without, shard.name, common)
 
     # --- what a shard is now
@@ -232,7 +146,57 @@ class ViewSet(ShardSet):
         """The derived record of a shard as everything is now; what it is made of is indexed first."""
         if self._unchanged[number]:
             return self.plain.build(number)
-        return self._maker.make(number, self.composition, lambda: self._stat(number))
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            self._sources.distrust()
+            before = self._stat(number)
+            try:
+                data = self._record_or_refusal(number, before)
+            except NotIndexed as missing:  # a shard of one of the sources
+                missing.shards.index_now(missing.number)
+                continue
+            except KeysMissing as missing:
+                missing.joined.load()
+                continue
+            except StaleShard:
+                if time.monotonic() > deadline:
+                    raise
+                continue
+            # If something has changed since, the record has the older fingerprint and so is not taken for right.
+            if self._stat(number) == before:
+                return data
+            if time.monotonic() > deadline:
+                text = "it, or what it is shown with, is being written; try again when that is finished"
+                raise UnreadableShard(f"{self.path_text(number)}: {text}")
+
+    def _record_or_refusal(self, number: int, fingerprint: Fingerprint) -> bytes:
+        """The record of a shard from what is indexed; of a label file that cannot be used, a refusal."""
+        labels, class_names = self._companions.labels, self._companions.class_names
+        self._wait_for_writers()
+        try:
+            with ExitStack() as stack:
+                tables = [
+                    label_files.opened(file, self._watch.fingerprint_of(file), self.access.open) for file in labels
+                ]
+                source = Ingredients(
+                    shard=self.shards[number],
+                    number=number,
+                    record=self.plain.record(number),
+                    joined=self._joined,
+                    labels=[stack.enter_context(table) for table in tables],
+                    class_names=None if class_names is None else read_class_names(class_names),
+                    read=self._content.read_member,
+                )
+                return compose(self.composition, source, fingerprint)
+        except (ViewError, UsageError) as error:  # names of classes were right when the mount began
+            return refuse(str(error), fingerprint)
+
+    def _wait_for_writers(self) -> None:
+        """Wait until a later write to a companion would show in its times."""
+        names = self._companions.class_names
+        for path in [file.path for file in self._companions.labels] + ([names] if names is not None else []):
+            with suppress(OSError):  # reported when it is read; a remote one never changes while it is open
+                wait_for_tick(os.stat(path))
 
     def settled(self, number: int) -> bool:
         try:

@@ -50,77 +50,54 @@ KEYS = b"k"  # the table of the keys of a set, in the index
 
 
 class KeysMissing(Exception):
-    """The keys of a whole joined set (by its number) are needed: to be loaded by `JoinedSets.load`."""
+    """The keys of a whole joined set are needed: to be loaded by `JoinedSet.load`."""
 
-    def __init__(self, which: int) -> None:
-        super().__init__(which)
-        self.which = which
+    def __init__(self, joined: JoinedSet) -> None:
+        super().__init__()
+        self.joined = joined
 
 
-class JoinedSets:
-    """The joined sets of a view of `shards`. `version` returns a number that changes with any shard of them."""
+class JoinedSet:
+    """The set `lower`, joined with a view of `shards`. `version` returns a number that changes with any companion."""
 
-    def __init__(self, shards: Sequence[Shard], joined: Sequence[ShardSet], version: Callable[[], int]) -> None:
-        self._shards, self._joined, self._version = shards, joined, version
-        self._tables: dict[int, tuple[int, bytes]] = {}  # version and key of the table of a joined set
+    def __init__(self, shards: Sequence[Shard], lower: ShardSet, version: Callable[[], int]) -> None:
+        self._shards, self.lower, self._version = shards, lower, version
+        self._loaded, self._table = -1, b""  # the version of which the table of keys is, and its key
 
-    def partner(self, which: int, number: int) -> int | None:
-        """The shard of a joined set that stands beside the one with this number, if both have as many shards."""
+    def partner(self, number: int) -> int | None:
+        """The shard that stands beside the one of the view with this number, if both sets have as many shards."""
         at, count = self._shards[number].place or (number, len(self._shards))
-        return at if len(self._joined[which]) == count else None
+        return at if len(self.lower) == count else None
 
-    def beside(self, number: int) -> bytes:
-        """Bytes that differ between sets in which other shards stand beside this one."""
-        return repr([self.partner(which, number) for which in range(len(self._joined))]).encode()
+    def load(self) -> None:
+        """Load the keys of the whole set, indexing what is not indexed. Raises ShardError."""
+        numbers, record = range(len(self.lower)), self.lower.record
+        for number in numbers:
+            indexed(record, number)
+        self._table = indexed(self.lower.keep_table, KEYS, lambda: KeyTable.build(map(record, numbers)))
+        self._loaded = self._version()
 
-    def around(self, number: int) -> list[JoinedFrom]:
-        """The joined sets as this shard of the view sees them."""
-        return [JoinedFrom(self, which, number, source) for which, source in enumerate(self._joined)]
-
-    def load(self, which: int) -> None:
-        """Load the keys of a whole joined set, indexing what is not indexed. Raises ShardError."""
-        source = self._joined[which]
-        for number in range(len(source)):
-            indexed(source.record, number)
-        numbers = range(len(source))
-        table = indexed(source.keep_table, KEYS, lambda: KeyTable.build(map(source.record, numbers)))
-        self._tables[which] = self._version(), table
-
-    def keys_of(self, which: int) -> KeyTable:
-        """The keys of a joined set as it is now. Raises KeysMissing."""
-        version, table = self._tables.get(which, (-1, b""))
-        if version != self._version():
-            raise KeysMissing(which)
-        return KeyTable.parse(self._joined[which].index.table(table))
-
-
-class JoinedFrom:
-    """A joined set as one shard of the view sees it."""
-
-    def __init__(self, owner: JoinedSets, which: int, number: int, source: ShardSet) -> None:
-        self._owner, self._which, self._number, self._source = owner, which, number, source
-
-    def path(self, number: int) -> bytes:
-        """The path of a shard of the joined set."""
-        return self._source.shards[number].path
-
-    def record(self, number: int) -> Record:
-        """The record of a shard of the joined set. Raises what `ShardSet.record` raises."""
-        return self._source.record(number)
+    def _keys(self) -> KeyTable:
+        """The keys of the set as it is now. Raises KeysMissing."""
+        if self._loaded != self._version():
+            raise KeysMissing(self)
+        return KeyTable.parse(self.lower.index.table(self._table))
 
     def _excluded(self, number: int) -> set[bytes]:
         """The keys that the split file of a joined data set leaves out of one of its shards."""
-        return {plain_key(key) for key in self._source.shards[number].without}
+        return {plain_key(key) for key in self.lower.shards[number].without}
 
-    def find(self, keys: list[bytes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """See"""
+    def find(self, number: int, keys: list[bytes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return for each key of a shard of the view the number of the shard here, MISSING or TWICE, and the
+        entry.
+        """
         shards = np.full(len(keys), MISSING, np.int64)
         entries = np.full(len(keys), MISSING, np.int64)
         # Sets that were made together pair shard by shard; a key that the shard beside this one lacks is searched
         # for in the whole set.
-        beside = self._owner.partner(self._which, self._number)
+        beside = self.partner(number)
         if beside is not None:
-            samples, twice = _samples_of(self.record(beside))
+            samples, twice = _samples_of(self.lower.record(beside))
             excluded = self._excluded(beside)
             for at, key in enumerate(keys):
                 entry = samples.get(key)
@@ -134,15 +111,15 @@ class JoinedFrom:
     def _find_anywhere(
         self, keys: list[bytes], left: list[int], shards: NDArray[np.int64], entries: NDArray[np.int64]
     ) -> None:
-        table = self._owner.keys_of(self._which)
-        excluded = [self._excluded(number) for number in range(len(self._source))]
+        table = self._keys()
+        excluded = [self._excluded(number) for number in range(len(self.lower))]
         for at in left:
             crc = zlib.crc32(keys[at])
             places = [
                 (number, entry)
                 for number in table.candidates(crc)
                 if keys[at] not in excluded[number]
-                for entry in self.record(number).find_samples(keys[at], crc)
+                for entry in self.lower.record(number).find_samples(keys[at], crc)
             ]
             if places:
                 shards[at], entries[at] = places[0] if len(places) == 1 else (TWICE, places[0][1])
