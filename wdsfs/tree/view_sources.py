@@ -58,7 +58,7 @@ class KeysMissing(Exception):
 
 
 class JoinedSet:
-    """The set `lower`, joined with a view of `shards`. `version` returns a number that changes with any companion."""
+    """The set `lower`, joined with a view of `shards`. `version` is a number that changes with any companion."""
 
     def __init__(self, shards: Sequence[Shard], lower: ShardSet, version: Callable[[], int]) -> None:
         self._shards, self.lower, self._version = shards, lower, version
