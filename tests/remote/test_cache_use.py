@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from wdsfs.remote import cached_object
 from wdsfs.remote.cached_object import BLOCK
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.storage import cache_room
-from wdsfs.storage.cache_directory import CacheDirectory, CacheEntry
 
 SIZE = 64 * BLOCK
 TABLE = 4 * BLOCK  # the most that the table of such an object takes on a disk
@@ -82,17 +80,6 @@ def test_the_longest_unused_objects_go_first(tmp_path: Path) -> None:
     assert taken(tmp_path) <= limit_for(4)
 
 
-@pytest.mark.parametrize("seconds", [10 * MINUTE, 5 * HOUR])
-@pytest.mark.parametrize("shuffled", [False, True])
-def test_an_epoch_larger_than_the_cache(tmp_path: Path, seconds: float, shuffled: bool) -> None:
-    """It does not wash the cache out: LRU alone would have no hit at all in a pass in order."""
-    cache, chance, names = ObjectCache(tmp_path, limit_for(6)), random.Random(1), urls(12)
-    found = []
-    for _ in range(4):
-        found = epoch(cache, tmp_path, chance.sample(names, len(names)) if shuffled else names, seconds)
-    assert found.count("hit") >= 4
-
-
 def test_another_set_has_the_cache_after_some_epochs(tmp_path: Path) -> None:
     cache, old, new = ObjectCache(tmp_path, limit_for(4)), urls(4, "old"), urls(4, "new")
     for _ in range(3):
@@ -104,33 +91,10 @@ def test_another_set_has_the_cache_after_some_epochs(tmp_path: Path) -> None:
     assert epoch(cache, tmp_path, new, 10 * MINUTE).count("hit") >= 3
 
 
-def test_what_a_day_old_goes_for_a_new_set_at_once(tmp_path: Path) -> None:
-    cache = ObjectCache(tmp_path, limit_for(4))
-    epoch(cache, tmp_path, urls(4, "old"), 10 * MINUTE)
-    pass_time(tmp_path, DAY)
-    assert set(epoch(cache, tmp_path, urls(3, "new"), 10 * MINUTE)) == {"kept"}
-
-
-def test_a_limit_that_was_lowered(tmp_path: Path) -> None:
-    """What is beyond it goes with the next write, however new it is."""
-    for url in urls(8):
-        fetch(ObjectCache(tmp_path, limit_for(8)), url)
-    fetch(ObjectCache(tmp_path, limit_for(3)), "s3://bucket/new.tar")
-    assert taken(tmp_path) <= limit_for(3) + TABLE
-
-
 def test_a_limit_smaller_than_one_object(tmp_path: Path) -> None:
     cache = ObjectCache(tmp_path, SIZE // 2)
     assert [fetch(cache, url) for url in urls(2)] == ["bypassed"] * 2
     assert ObjectCache(tmp_path, 0).open("s3://a/b", pin_of(0)).complete
-
-
-def test_without_a_limit_it_has_a_share_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_room, "disk_room", lambda _: 2 * limit_for(4) - taken(tmp_path))
-    cache = ObjectCache(tmp_path, None)
-    for url in urls(12):
-        fetch(cache, url)
-    assert limit_for(3) < taken(tmp_path) < limit_for(4) + 12 * TABLE
 
 
 def test_a_disk_that_others_fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,42 +104,6 @@ def test_a_disk_that_others_fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(cache_room, "disk_room", lambda _: BLOCK)
     assert fetch(cache, urls(2)[1]) == "bypassed"
     assert fetch(cache, urls(2)[0]) == "hit"
-
-
-@pytest.mark.parametrize("damage", [b"", b"x", b"\xff" * 24, bytes(24)])
-def test_the_sum_is_damaged(tmp_path: Path, damage: bytes) -> None:
-    cache = ObjectCache(tmp_path, limit_for(4))
-    for url in urls(4):
-        fetch(cache, url)
-    (tmp_path / "room").write_bytes(damage)
-    found = [fetch(cache, url) for url in urls(8)]
-    assert found == ["hit"] * 4 + ["bypassed"] * 4
-
-
-def test_room_that_was_asked_for_and_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process was killed between the two, again and again. What is on the disk counts in the end."""
-    cache = ObjectCache(tmp_path, limit_for(4))
-    assert cache.room.reserve(4 * SIZE, 0.0)
-    assert fetch(cache, urls(1)[0]) == "bypassed"
-    monkeypatch.setattr(cache_room, "RECOUNT_SECONDS", -1.0)
-    assert [fetch(cache, url) for url in urls(4)] == ["kept"] * 4
-
-
-def test_a_full_cache_is_not_read_for_each_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = ObjectCache(tmp_path, limit_for(4))
-    for url in urls(6):
-        fetch(cache, url)
-    scans = 0
-    objects = CacheDirectory.entries
-
-    def count(self: CacheDirectory) -> list[CacheEntry]:
-        nonlocal scans
-        scans += 1
-        return objects(self)
-
-    monkeypatch.setattr(CacheDirectory, "entries", count)
-    assert {fetch(cache, url) for url in urls(20, "new")} == {"bypassed"}
-    assert scans <= 1
 
 
 def test_what_is_removed_is_counted_when_it_is_wanted(tmp_path: Path) -> None:
@@ -189,15 +117,6 @@ def test_what_is_removed_is_counted_when_it_is_wanted(tmp_path: Path) -> None:
     for url in urls(4):
         fetch(cache, url)
     assert [fetch(cache, url) for url in urls(4)] == ["hit"] * 4
-
-
-def test_data_without_a_table_goes_first(tmp_path: Path) -> None:
-    cache = ObjectCache(tmp_path, limit_for(4))
-    fetch(cache, urls(1)[0])
-    (tmp_path / ("0" * 32 + ".data")).write_bytes(bytes(limit_for(3)))
-    (tmp_path / "room").unlink()
-    assert [fetch(cache, url) for url in urls(3)] == ["hit", "kept", "kept"]
-    assert not (tmp_path / ("0" * 32 + ".data")).exists()
 
 
 def test_use_is_noted_by_rounds(tmp_path: Path) -> None:

@@ -31,13 +31,13 @@ from tests import sets, tars
 from tests.bounded import bounded
 from tests.conftest import Program, wait_until
 from tests.processes import PATIENCE
-from wdsfs.errors import CorruptShard, NotATar, StaleShard, UnreadableShard, UsageError, bytes_text
+from wdsfs.errors import CorruptShard, NotATar, StaleShard, UnreadableShard, bytes_text
 from wdsfs.index import record_of_file
 from wdsfs.index.record import Record
 from wdsfs.index.store import open_index
 from wdsfs.interop.lint import lint
 from wdsfs.spec.expand import Shard
-from wdsfs.storage import cache_room, file_cache, seekable, source
+from wdsfs.storage import file_cache, seekable, source
 from wdsfs.storage.cache_directory import key_of
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import compressed, streams
@@ -603,15 +603,6 @@ def test_beside_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("WDSFS_CACHE_DIR")
     monkeypatch.setenv("WDSFS_INDEX_DIR", str(tmp_path / "ix"))
     assert file_cache.cache().directory == tmp_path / "ix" / "cache"
-
-
-def test_sizes() -> None:
-    assert [cache_room.parse_size(text) for text in ("0", "12", "3k", "2M", "1G", "5T")] == [
-        *(0, 12, 3 << 10, 2 << 20, 1 << 30, 5 << 40)
-    ]
-    for text in ("", "G", "1.5G", "-1", "1GB", "\u0661"):
-        with pytest.raises(UsageError, match="is no size"):
-            cache_room.parse_size(text)
 
 
 # --- libraries that are not there --------------------------------------------------------------------------
