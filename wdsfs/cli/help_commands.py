@@ -155,7 +155,7 @@ def _look_at_store(text: str) -> list[MachineFinding]:
     given = os.environ.get("WDSFS_STORE_OPTIONS", "")
     set_for_all("WDSFS_STORE_OPTIONS", f"total_time={TOTAL_SECONDS} {given}")
     url = parse(text)
-    return findings_of(url, remote().describe(url))
+    return list(findings_of(url, remote().describe(url)))
 
 
 def _show(findings: Sequence[MachineFinding], as_json: bool, code: int) -> None:

@@ -186,5 +186,6 @@ MODULES = {
     **dict.fromkeys(("diff", "restore"), "overlay_commands"),
     **dict.fromkeys(("status", "where", "refresh", "umount"), "live_commands"),
     **dict.fromkeys(("doctor", "help", "man", "completion"), "help_commands"),
+    **dict.fromkeys(("cache", "fetch"), "cache_commands"),
 }
 ALIASES = {"unmount": "umount"}  # what else commands are called

@@ -17,22 +17,18 @@ _SPELLING = "check how it is spelt; the keys of a bucket are case-sensitive"
 _ADDRESS = "check the address, the network and the proxy (https_proxy)"
 
 
-def findings_of(url: Url, said: dict[str, Any]) -> list[MachineFinding]:
-    """The findings about a URL of which `Stores.describe` says this."""
-    return list(_findings(url, said))
-
-
-def _findings(url: Url, said: dict[str, Any]) -> Iterator[MachineFinding]:
-    yield _reached(url, said)
-    if said["credentials"] is not None:
-        yield MachineFinding("credentials", "ok", said["credentials"])
-    if said["ranges"] is not None:
-        yield _ranges(said["ranges"])
-    if said["conditions"] is not None:
+def findings_of(url: Url, facts: dict[str, Any]) -> Iterator[MachineFinding]:
+    """Yield the findings about a URL of which `Stores.describe` gives these facts."""
+    yield _reached(url, facts)
+    if facts["credentials"] is not None:
+        yield MachineFinding("credentials", "ok", facts["credentials"])
+    if facts["ranges"] is not None:
+        yield _ranges(facts["ranges"])
+    if facts["conditions"] is not None:
         works = "work: what has been replaced is not sent"
         ignored = "ignored by its server; each answer is compared with what the object was"
-        yield MachineFinding("conditions", "ok", works if said["conditions"] else ignored)
-    if said.get("pinned") is False:
+        yield MachineFinding("conditions", "ok", works if facts["conditions"] else ignored)
+    if facts.get("pinned") is False:
         yield MachineFinding(
             "changes",
             "warn",
@@ -41,18 +37,18 @@ def _findings(url: Url, said: dict[str, Any]) -> Iterator[MachineFinding]:
         )
 
 
-def _reached(url: Url, said: dict[str, Any]) -> MachineFinding:
-    if said["error"] is not None:
-        what, _, remedy = said["error"].removeprefix(f"{url.shown}: ").partition(": ")
+def _reached(url: Url, facts: dict[str, Any]) -> MachineFinding:
+    if facts["error"] is not None:
+        what, _, remedy = facts["error"].removeprefix(f"{url.shown}: ").partition(": ")
         if not remedy:
             remedy = _SPELLING if "no such object" in what else _address(url)
-        found = "it is there, but " if said["reachable"] else ""
-        return MachineFinding(url.shown, "fail", found + what, remedy)
-    if "objects" not in said:
-        return MachineFinding(url.shown, "ok", f"can be reached, {bytes_text(said['size'])}")
-    if not said["objects"]:
+        prefix = "it is there, but " if facts["reachable"] else ""
+        return MachineFinding(url.shown, "fail", prefix + what, remedy)
+    if "objects" not in facts:
+        return MachineFinding(url.shown, "ok", f"can be reached, {bytes_text(facts['size'])}")
+    if not facts["objects"]:
         return MachineFinding(url.shown, "warn", "can be reached, but no object is below it", _SPELLING)
-    return MachineFinding(url.shown, "ok", f"can be reached, {counted(said['objects'], 'object')} below it")
+    return MachineFinding(url.shown, "ok", f"can be reached, {counted(facts['objects'], 'object')} below it")
 
 
 def _address(url: Url) -> str:

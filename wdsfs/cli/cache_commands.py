@@ -1,0 +1,396 @@
+"""The commands `cache` and `fetch`: show, clear and verify the cache, and bring whole remote shards into it.
+
+Fetching is the work of the fetcher (`remote/fetcher.py`): what is in the cache is not asked for, and a range that
+another process fetches at the moment is waited for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wdsfs.cli.options import (
+    Directory,
+    cache_size_option,
+    executor_option,
+    json_option,
+    remote_options,
+    set_for_all,
+    set_options,
+    shards_argument,
+    trust_option,
+    workers_of,
+)
+from wdsfs.cli.output import bytes_bar, print_table, say, table_of, write_json
+from wdsfs.cli.process import when_interrupted
+from wdsfs.errors import CacheFull, IndexUnusable, ShardError, UsageError, bytes_text, counted, several
+from wdsfs.names import shown
+from wdsfs.remote import shard_paths
+from wdsfs.remote.shard_paths import fetch_counted, is_remote, pin_of, remote
+
+if TYPE_CHECKING:
+    from queue import SimpleQueue
+
+    from wdsfs.cluster.engines import Workers
+    from wdsfs.remote.object_cache import CachedEntry, ObjectCache
+    from wdsfs.remote.urls import Pin
+    from wdsfs.spec.expand import Shard
+    from wdsfs.spec.selection import Selection
+    from wdsfs.storage.cache_directory import CacheEntry
+    from wdsfs.storage.file_cache import FileCache
+
+JOBS = 8  # shards that are fetched at a time: small ones are a request each
+_TO_LIMIT = "limit"  # the value of --trim without one
+_GROUPS = {"remote": "remote shards", "unpacked": "unpacked shards", "images": "images", "labels": "label tables"}
+_GROUP_OF = {"table": "remote", "data": "remote", "erofs": "images", "labels": "labels"}  # by kind
+
+
+log = logging.getLogger("wdsfs")
+
+
+@click.command()
+@click.argument("urls", metavar="[URL...]", nargs=-1)
+@click.option("-l", "--long", "each", is_flag=True, help="A line for each object, not for each directory.")
+@click.option(
+    "--trim",
+    metavar="[SIZE]",
+    is_flag=False,
+    flag_value=_TO_LIMIT,
+    help="Evict what was used the longest time ago; keep SIZE, or as much as the cache may have now.",
+)
+@click.option(
+    "--clear",
+    is_flag=True,
+    help="Remove everything, or the shards that the URLs select. What mounts have open stays.",
+)
+@click.option("--verify", is_flag=True, help="Read all cached bytes of remote shards; drop damaged ones.")
+@click.option(
+    "--index-dir",
+    type=Directory(),
+    envvar="WDSFS_INDEX_DIR",
+    help="The cache is beside this index.  [env WDSFS_INDEX_DIR; WDSFS_CACHE_DIR names another place]",
+)
+@json_option
+@trust_option
+def cache(
+    urls: tuple[str, ...],
+    each: bool,
+    trim: str | None,
+    clear: bool,
+    verify: bool,
+    index_dir: str | None,
+    as_json: bool,
+) -> None:
+    """Show which remote shards are in the cache, and how much unpacked ones, images of `mount --engine kernel` and
+    label tables take; or remove them.
+
+    A URL selects the shards whose URL begins with it. Mounts may go on: they fetch or make again what they need.
+
+    \b
+    Examples:
+      wdsfs cache s3://bucket/train/
+      wdsfs cache --trim
+      wdsfs cache --trim 100G
+      wdsfs cache --clear s3://bucket/old-
+    """
+    from wdsfs.remote import object_cache
+    from wdsfs.storage import file_cache
+    from wdsfs.storage.cache_room import parse_size
+
+    if (trim is not None) + clear + verify > 1:
+        raise UsageError("--trim, --clear and --verify exclude each other")
+    if trim is not None and urls:
+        raise UsageError("--trim takes no URL: it removes what was used the longest time ago")
+    set_for_all("WDSFS_INDEX_DIR", index_dir)
+    prefixes = [_prefix(url) for url in urls] or [""]
+    objects, files = object_cache.cache(), file_cache.cache()
+    try:
+        if trim is not None:
+            _report_freed(files.trim(None if trim == _TO_LIMIT else parse_size(trim)), as_json)
+        elif clear and not urls:
+            _report_freed(files.clear(), as_json)
+        elif clear:
+            freed = sum(entry.files.bytes for prefix in prefixes for entry in objects.clear(prefix))
+            _report_freed(freed, as_json)
+        elif verify:
+            _verify(objects, prefixes, as_json)
+        else:
+            shards = {entry.files.key: entry for prefix in prefixes for entry in objects.usage(prefix)}
+            report = _report(files, [*shards.values()], bool(urls))
+            if as_json:
+                write_json(report)
+            else:
+                _show(report, [*shards.values()], each)
+    except OSError as error:
+        if error.filename is None:  # of the output
+            raise
+        raise IndexUnusable(f"the cache cannot be used: {error.filename}: {error.strerror}") from None
+
+
+def _prefix(url: str) -> str:
+    """Return how the URLs that begin with this are shown: without what may be a secret. Raises UsageError."""
+    from wdsfs.remote.urls import is_url, parse
+
+    if not is_url(url):
+        raise UsageError(f"{url} is no URL: only remote shards can be selected")
+    return parse(url).shown
+
+
+def _report_freed(freed: int, as_json: bool) -> None:
+    if as_json:
+        write_json({"freed": freed})
+    else:
+        say(f"{bytes_text(freed)} freed")
+
+
+def _verify(objects: ObjectCache, prefixes: Sequence[str], as_json: bool) -> None:
+    damaged = {entry.shown: size for prefix in prefixes for entry, size in objects.verify(prefix) if size}
+    if as_json:
+        write_json({"damaged": damaged})
+        return
+    for url, size in damaged.items():
+        say(f"{url}: {bytes_text(size)} were damaged; they are fetched again when they are read")
+    if not damaged:
+        say("no damage")
+
+
+# --- showing -----------------------------------------------------------------------------------------------
+
+
+def _report(files: FileCache, shards: Sequence[CachedEntry], is_part: bool) -> dict[str, Any]:
+    groups: dict[str, list[CacheEntry]] = {name: [] for name in _GROUPS}
+    for entry in [shard.files for shard in shards] if is_part else files.entries():
+        groups[_GROUP_OF.get(entry.kind, "unpacked")].append(entry)
+    report: dict[str, Any] = {name: _content(files, entries) for name, entries in groups.items()}
+    report["remote"]["objects"] = [_object(shard) for shard in shards]
+    return {"directory": str(files.directory), "limit": files.limit, **report}
+
+
+def _content(files: FileCache, entries: Sequence[CacheEntry]) -> dict[str, Any]:
+    return {
+        "files": len(entries),
+        "bytes": sum(entry.bytes for entry in entries),
+        "held_bytes": sum(entry.bytes for entry in entries if files.is_held(entry)),
+        "last_used": max((entry.used for entry in entries), default=None),
+    }
+
+
+def _object(shard: CachedEntry) -> dict[str, Any]:
+    return {
+        "url": shard.shown,
+        **shard.pin._asdict(),
+        "bytes": shard.bytes,
+        "complete": shard.complete,
+        "disk_bytes": shard.files.bytes,
+        "last_used": shard.used,
+    }
+
+
+def _show(report: dict[str, Any], shards: Sequence[CachedEntry], each: bool) -> None:
+    if shards:
+        table = table_of("remote shards", *([] if each else ["shards"]), "complete", "bytes", "of", "last used")
+        for row in _rows(shards, each):
+            table.add_row(*row)
+        print_table(table)
+    contents = {words: report[name] for name, words in _GROUPS.items() if report[name]["files"]}
+    for words, content in contents.items():
+        holding = (
+            f"; the kernel's mounts hold {bytes_text(content['held_bytes'])}" if content["held_bytes"] else ""
+        )
+        say(f"{words}: {bytes_text(content['bytes'])}, last used {_when(content['last_used'])}{holding}")
+    size = sum(content["bytes"] for content in contents.values())
+    limit = "half of what is free" if report["limit"] is None else bytes_text(report["limit"])
+    say(f"in all: {bytes_text(size)} in {report['directory']} (limit: {limit})")
+
+
+def _rows(shards: Iterable[CachedEntry], each: bool) -> Iterator[list[str]]:
+    """Yield the rows of the table: one for each object, or for each directory."""
+    groups: dict[str, list[CachedEntry]] = {}
+    for shard in sorted(shards):
+        groups.setdefault(shard.shown if each else shard.shown.rpartition("/")[0] + "/", []).append(shard)
+    for name, group in groups.items():
+        complete = sum(shard.complete for shard in group)
+        counts = ["yes" if complete else "no"] if each else [f"{len(group):,}", f"{complete:,}"]
+        sizes = sum(shard.bytes for shard in group), sum(shard.pin.size for shard in group)
+        yield [shown(name), *counts, *map(bytes_text, sizes), _when(max(shard.used for shard in group))]
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+# --- fetching ----------------------------------------------------------------------------------------------
+
+
+@click.command()
+@shards_argument
+@set_options
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar, no hints.")
+@click.option(
+    "-j",
+    "--jobs",
+    type=click.IntRange(1),
+    help=f"Shards fetched at a time.  [default: {JOBS}]",
+)
+@executor_option
+@click.option(
+    "--index-dir",
+    type=Directory(),
+    envvar="WDSFS_INDEX_DIR",
+    help="The index beside which the cache is.  [env WDSFS_INDEX_DIR; WDSFS_CACHE_DIR names another place]",
+)
+@json_option
+@remote_options
+@cache_size_option
+@trust_option
+def fetch(
+    shards: tuple[str, ...],
+    selection: Selection,
+    quiet: bool,
+    jobs: int | None,
+    executor: str | None,
+    index_dir: str | None,
+    as_json: bool,
+) -> None:
+    """Bring SHARDS at URLs into the cache, each as a whole, so that reading them needs no network.
+
+    Can be interrupted and repeated: what is in the cache is not fetched again. With --executor each shard comes
+    into the cache of the worker that fetches it, which all may share (WDSFS_CACHE_DIR).
+
+    \b
+    Example:
+      wdsfs fetch --cache-size 500G 's3://bucket/train-{000000..000999}.tar'
+    """
+    from wdsfs.spec.expand import expand
+    from wdsfs.storage import cache_directory
+
+    set_for_all("WDSFS_INDEX_DIR", index_dir)
+    since = time.monotonic()
+    every = expand(shards, *selection)
+    remote_shards = [shard for shard in every if is_remote(shard.path)]
+    local = len(every) - len(remote_shards)
+    if local and not quiet:
+        log.info("%s on this machine: passed over", counted(local, "shard"))
+    workers = workers_of(executor, jobs)
+    if workers is None:
+        outcome = _Fetch([shard.path for shard in remote_shards]).run(jobs or JOBS, quiet)
+    else:
+        outcome = _fetch_elsewhere(remote_shards, workers, quiet)
+    report: dict[str, Any] = {
+        "shards": len(remote_shards),
+        "local": local,
+        **outcome,
+        "seconds": round(time.monotonic() - since, 3),
+        "cache": str(cache_directory.place()) if workers is None else None,
+    }
+    _say_failures(report["failed"])
+    report["failed"] = {os.fsdecode(path): str(error) for path, error in report["failed"].items()}
+    if as_json:
+        write_json(report)
+    else:
+        say(*_report_lines(report))
+    if report["failed"]:
+        sys.exit(3)
+
+
+def _report_lines(report: Mapping[str, Any]) -> tuple[str, str]:
+    part = f"{report['shards'] - len(report['failed']):,} of " if report["failed"] else ""
+    return (
+        f"{part}{counted(report['shards'], 'shard')} in the cache, {bytes_text(report['bytes'])}: "
+        f"{bytes_text(report['fetched'])} fetched, {bytes_text(report['there'])} were there before",
+        f"kept in {report['cache'] or 'the caches of the workers'}",
+    )
+
+
+def _say_failures(failed: Mapping[bytes, ShardError]) -> None:
+    too_much = [os.fsdecode(path) for path, error in failed.items() if isinstance(error, CacheFull)]
+    for error in failed.values():
+        if not isinstance(error, CacheFull):
+            log.error("%s", error)
+    if too_much:
+        log.error(
+            "the cache has no room for %s more (%s): give it more by --cache-size, or remove what is not "
+            "needed any more by `wdsfs cache`",
+            counted(len(too_much), "shard"),
+            several(too_much),
+        )
+
+
+def _fetch_elsewhere(shards: Sequence[Shard], workers: Workers, quiet: bool) -> dict[str, Any]:
+    """Have workers of a cluster fetch the shards; return the same as `_Fetch.run`."""
+    from wdsfs.index import process_pool
+
+    failed: dict[bytes, ShardError] = {}
+    size = there = 0
+    total = sum(pin_of(shard.path).size for shard in shards)
+    with when_interrupted("; what has come is kept"), bytes_bar("fetching", total, quiet) as advance:
+        for shard, outcome in process_pool.each(fetch_counted, shards, 1, workers):
+            if isinstance(outcome, ShardError):
+                failed[shard.path] = outcome
+            else:
+                size, there = size + outcome[0], there + outcome[1]
+                advance(outcome[0])
+    return {"bytes": size, "fetched": size - there, "there": there, "failed": failed}
+
+
+class _Fetch:
+    """Fetches shards by threads, which do not hold up the end of the program when it is interrupted."""
+
+    def __init__(self, paths: Sequence[bytes]) -> None:
+        import queue  # late, as all that `wdsfs --help` has no use for
+
+        self._paths = paths
+        self._waiting = deque(paths)
+        self._outcomes: SimpleQueue[tuple[bytes, Pin | Exception]] = queue.SimpleQueue()
+        self._there: dict[bytes, int] = {}  # bytes that were in the cache at the start
+        self._here: dict[bytes, int] = {}  # bytes that are in the cache
+
+    def run(self, jobs: int, quiet: bool) -> dict[str, Any]:
+        """Fetch all; return counts of bytes, and by path why shards could not be fetched. Raises WdsfsError."""
+        failed: dict[bytes, ShardError] = {}
+        size, before = 0, _fetched_bytes()
+        total = sum(pin_of(path).size for path in self._paths)
+        with when_interrupted("; what has come is kept"), bytes_bar("fetching", total, quiet) as advance:
+            for _ in range(min(jobs, len(self._paths))):
+                threading.Thread(target=self._work, args=(advance,), daemon=True).start()
+            for _ in self._paths:
+                path, outcome = self._outcomes.get()
+                if isinstance(outcome, ShardError):
+                    failed[path] = outcome
+                elif isinstance(outcome, Exception):
+                    raise outcome
+                else:
+                    size += outcome.size
+        # Of a fetcher that has died, nothing is known.
+        fetched = max(_fetched_bytes() - before, 0)
+        return {"bytes": size, "fetched": fetched, "there": sum(self._there.values()), "failed": failed}
+
+    def _work(self, advance: Callable[[int], None]) -> None:
+        while self._waiting:
+            try:
+                path = self._waiting.popleft()
+            except IndexError:  # another thread was faster
+                return
+
+            def progress(here: int, _: int, path: bytes = path) -> None:
+                self._there.setdefault(path, here)
+                advance(here - self._here.get(path, 0))
+                self._here[path] = here
+
+            try:
+                self._outcomes.put((path, shard_paths.fetch(path, progress)))
+            except Exception as error:  # raised by the main thread
+                self._outcomes.put((path, error))
+
+
+def _fetched_bytes() -> int:
+    """Return the bytes of content that stores have sent so far."""
+    return sum(traffic["bytes"] for traffic in remote().stats()["stores"].values())
