@@ -205,7 +205,7 @@ def write_index(
 
 def _send(writer: PortableWriter, target: bytes) -> int:
     """Write the index to a file without a name, and send that. Raises as `write_index`, and OSError."""
-    replaces = shard_paths.found([target]).get(target)
+    replaces = shard_paths.existing([target]).get(target)
     with tempfile.TemporaryFile(dir=shard_paths.staging(), buffering=0) as file:
         writer.write(file.fileno())
         try:

@@ -43,7 +43,7 @@ class ObjectOutputs:
 
     def look(self, targets: Sequence[bytes]) -> None:
         """Find out which of these objects are there. Raises ShardError."""
-        self._there = shard_paths.found(targets)
+        self._there = shard_paths.existing(targets)
 
     def exists(self, target: bytes) -> bool:
         return target in self._there

@@ -428,7 +428,7 @@ def _exists(target: bytes) -> bool:
         return os.path.lexists(target)
     from wdsfs.remote import shard_paths
 
-    return bool(shard_paths.found([target]))
+    return bool(shard_paths.existing([target]))
 
 
 def _listing(lines: Sequence[str]) -> list[str]:

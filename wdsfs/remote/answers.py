@@ -86,8 +86,8 @@ class Transfer:
 def failure(error: Exception, url: Url) -> ShardError | Transient:
     """Our error for an error of obstore about the object at this URL."""
     text = str(error)
-    found = _STATUS.search(text)
-    if isinstance(error, FileNotFoundError) and not (found and found[1] == "405"):  # the same to obstore
+    status = _STATUS.search(text)
+    if isinstance(error, FileNotFoundError) and not (status and status[1] == "405"):  # the same to obstore
         return MissingObject(f"{url}: there is no such object")
     if isinstance(error, exceptions.AlreadyExistsError):
         return ObjectExists(f"{url}: is there already")
@@ -102,7 +102,7 @@ def failure(error: Exception, url: Url) -> ShardError | Transient:
         )
     if isinstance(error, ValueError):
         return Unreachable(f"{url}: this name of an object, or an option of its store, cannot be used")
-    return of_status(int(found[1]), text, url) if found else _of_connection(text, url)
+    return of_status(int(status[1]), text, url) if status else _of_connection(text, url)
 
 
 def of_status(status: int, text: str, url: Url) -> ShardError | Transient:
@@ -188,14 +188,14 @@ def pin_of(meta: Mapping[str, Any]) -> Pin:
     return Pin(meta["size"], int(meta["last_modified"].timestamp()) * 10**9, etag_of(meta), "")
 
 
-def etag_of(found: Mapping[str, Any]) -> str:
-    """The ETag with its quotes, which LIST leaves out in some stores."""
-    etag = found["e_tag"] or ""
+def etag_of(meta: Mapping[str, Any]) -> str:
+    """Return the ETag with its quotes, which LIST leaves out in some stores."""
+    etag = meta["e_tag"] or ""
     return etag if not etag or etag.startswith(('"', 'W/"')) else f'"{etag}"'
 
 
 def seconds_of(said: str, now: float) -> float | None:
-    """The seconds that a Retry-After asks for, a number or a date; `now` in seconds of the Unix era.
+    """Return the seconds that a Retry-After asks for, a number or a date; `now` in seconds of the Unix era.
 
     No more than `LONGEST_WAIT`, so that the time at which it ends can be written as a date.
     """

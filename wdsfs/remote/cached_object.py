@@ -92,7 +92,7 @@ class BlockTable:
 
     @classmethod
     def load(cls, fd: int) -> BlockTable | None:
-        """The table in a file; None if there is none that is whole. Raises OSError."""
+        """Return the table in a file; None if there is none that is whole. Raises OSError."""
         first = os.pread(fd, _PAGE, 0)
         if first[:_IDLE_AT] != _MAGIC or len(first) < _HEAD_AT + _HEAD.size:
             return None
@@ -109,7 +109,7 @@ class BlockTable:
 
     @classmethod
     def create(cls, fd: int, shown: str, pin: Pin) -> BlockTable:
-        """A table without blocks in an empty file. Raises OSError."""
+        """Return a table without blocks in an empty file. Raises OSError."""
         text = json.dumps([shown, *pin]).encode()
         seed = int.from_bytes(os.urandom(4), "little")
         head = _HEAD.pack(len(text), seed) + text
@@ -123,13 +123,13 @@ class BlockTable:
     # --- blocks
 
     def absent(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """The ranges of blocks among these that are not here. Raises OSError."""
+        """Yield the ranges of blocks among these that are not here. Raises OSError."""
         first, last = max(first, 0), min(last, self.blocks)
         for run in _ABSENT.finditer(self._presence(first, last)):
             yield first + run.start(), first + run.end()
 
     def count(self) -> int:
-        """The blocks that are here. Raises OSError."""
+        """Count the blocks that are here. Raises OSError."""
         return self._presence(0, self.blocks).count(_HERE)
 
     def put(self, first: int, data: memoryview) -> None:
@@ -139,11 +139,11 @@ class BlockTable:
         write_at(self.fd, _HERE * len(sums), self._here_at + first)
 
     def wrong(self, first: int, data: memoryview) -> list[int]:
-        """The blocks whose content is not what it was when they were put. Raises OSError."""
+        """Return the blocks whose content is not what it was when they were put. Raises OSError."""
         sums = self._sums(first, data)
         length = len(sums) * _SUM
-        kept = os.pread(self.fd, length, self._sums_at + first * _SUM).ljust(length, b"\0")
-        expected = struct.unpack(f"<{len(sums)}Q", kept)
+        packed = os.pread(self.fd, length, self._sums_at + first * _SUM).ljust(length, b"\0")
+        expected = struct.unpack(f"<{len(sums)}Q", packed)
         if tuple(sums) == expected:
             return []
         return [first + number for number, (a, b) in enumerate(zip(sums, expected, strict=True)) if a != b]
@@ -158,7 +158,7 @@ class BlockTable:
         return os.pread(self.fd, count, self._here_at + first).ljust(count, b"\0")
 
     def _sums(self, first: int, data: memoryview) -> list[int]:
-        """The checksums of blocks; never 0, which is what a table has where nothing was put."""
+        """Return the checksums of blocks; never 0, which is what a table has where nothing was put."""
         number = self._seed + first
         starts = range(0, len(data), BLOCK)
         of = xxhash.xxh3_64_intdigest
@@ -171,9 +171,9 @@ class BlockTable:
         write_at(self.fd, _WHOLE.pack(changed, self._check_of(changed)), _WHOLE_AT)
 
     def is_whole(self, changed: int) -> bool:
-        """True if that was noted since this machine was started. Raises OSError."""
-        found = os.pread(self.fd, _WHOLE.size, _WHOLE_AT)
-        return found == _WHOLE.pack(changed, self._check_of(changed))
+        """Return True if that was noted since this machine was started. Raises OSError."""
+        note = os.pread(self.fd, _WHOLE.size, _WHOLE_AT)
+        return note == _WHOLE.pack(changed, self._check_of(changed))
 
     def _check_of(self, changed: int) -> bytes:
         return xxhash.xxh3_64_digest(f"{changed} {_boot()}".encode(), self._seed)
@@ -181,7 +181,7 @@ class BlockTable:
     # --- use
 
     def used(self) -> float:
-        """The time of the last use in seconds since the epoch. Raises OSError."""
+        """Return the time of the last use in seconds since the epoch. Raises OSError."""
         return os.fstat(self.fd).st_mtime
 
     def idle(self) -> float:
@@ -244,7 +244,7 @@ class CachedObject:
     # --- reading
 
     def read(self, size: int, offset: int) -> bytes | None:
-        """The bytes of a range, fewer only at the end of the object; None if not all of them are here."""
+        """Return the bytes of a range, fewer only at the end of the object; None if not all of them are here."""
         end = offset + size
         if end > self.size:
             size, end = self.size - offset, self.size
@@ -261,8 +261,8 @@ class CachedObject:
             except OSError as error:
                 self._lost(offset, end, error)
                 return None
-        found = self._read_checked(size, offset)
-        return None if found is None else bytes(found)
+        checked = self._read_checked(size, offset)
+        return None if checked is None else bytes(checked)
 
     def fill(self, buffer: bytearray | memoryview, offset: int, flags: int = 0) -> bool:
         """Fill a buffer from a range; False if not all of it is here, or it goes beyond the end of the object.
@@ -285,14 +285,14 @@ class CachedObject:
             except OSError as error:
                 self._lost(offset, end, error)
                 return False
-        found = self._read_checked(size, offset, flags)
-        if found is None:
+        data = self._read_checked(size, offset, flags)
+        if data is None:
             return False
-        buffer[:] = found
+        buffer[:] = data
         return True
 
     def _read_checked(self, size: int, offset: int, flags: int = 0) -> memoryview | None:
-        """Bytes that have just been compared with their checksums."""
+        """Return bytes that have just been compared with their checksums."""
         first, last = offset // BLOCK, -(-(offset + size) // BLOCK)
         self.use()
         try:
@@ -310,7 +310,7 @@ class CachedObject:
             self._drop(range(begin // BLOCK, -(-end // BLOCK)))
 
     def _check(self, first: int, last: int, flags: int) -> memoryview | None:
-        """The content of blocks; None if not all are here. Drops those that are damaged. Raises OSError."""
+        """Return the content of blocks; None if not all are here. Drops those that are damaged. Raises OSError."""
         changed = os.fstat(self.fd).st_ctime_ns
         with self._lock:
             if changed != self._as_of:
@@ -357,7 +357,7 @@ class CachedObject:
         return cache_directory.hold(self.fd)
 
     def certify(self) -> bool:
-        """True if all is here and is right, for everybody, until the file changes. Raises OSError.
+        """Return True if all is here and is right, for everybody, until the file changes. Raises OSError.
 
         Compares all of it, unless that was noted since the last change.
         """
@@ -394,7 +394,7 @@ class CachedObject:
     # --- filling
 
     def missing(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """The ranges of bytes that have to be fetched for a range: whole blocks, and the end of the object."""
+        """Return the bytes that have to be fetched for a range: whole blocks, and the end of the object."""
         first, last = begin // BLOCK, -(-min(end, self.size) // BLOCK)
         try:
             absent = list(self._table.absent(first, last))
@@ -403,7 +403,7 @@ class CachedObject:
         return [(low * BLOCK, min(high * BLOCK, self.size)) for low, high in absent]
 
     def has_room(self, size: int) -> bool:
-        """True if the cache will take so many bytes more of the object."""
+        """Return True if the cache will take so many bytes more of the object."""
         try:
             return self._room.has_room(size, self._table.age())
         except OSError:
@@ -474,7 +474,7 @@ class CachedObject:
 
 
 def _is_settled(changed: int) -> bool:
-    """True if a change from now on has another ctime than this one."""
+    """Return True if a change from now on has another ctime than this one."""
     tick = SETTLED_NS if changed % _SECOND else 2 * _SECOND  # of a file system whose times have no fractions
     return time.time_ns() - changed > tick
 

@@ -78,31 +78,30 @@ class Remote:
     # --- stores
 
     def stat(self, urls: Sequence[Url]) -> list[Pin | Exception]:
-        """The pin of the object at each URL, or the ShardError that it gives. Raises ShardError."""
-        return [messages.outcome_of(one) for one in self._result(messages.HEAD, list(urls))]
+        """Return the pin of the object at each URL, or the ShardError that it gives. Raises ShardError."""
+        return [messages.outcome_of(outcome) for outcome in self._result(messages.HEAD, list(urls))]
 
     def list(self, prefix: Url) -> list[tuple[Url, Pin]]:
-        """All objects below a prefix. Raises ShardError, SpecError."""
-        found = self._result(messages.LIST, prefix)
-        return [(messages.url_of(url), messages.pin_of(pin)) for url, pin in found]
+        """Return all objects below a prefix. Raises ShardError, SpecError."""
+        return [(Url(*url), Pin(*pin)) for url, pin in self._result(messages.LIST, prefix)]
 
     def describe(self, url: Url) -> dict[str, Any]:
-        """A report about a store, for people. Raises ShardError."""
-        found: dict[str, Any] = self._result(messages.DESCRIBE, url)
-        return found
+        """Return a report about a store, for people. Raises ShardError."""
+        report: dict[str, Any] = self._result(messages.DESCRIBE, url)
+        return report
 
     def stats(self) -> dict[str, Any]:
-        """The counters and the present state of the fetcher."""
-        found: dict[str, Any] = self._result(messages.STATS, None)
-        return found
+        """Return the counters and the present state of the fetcher."""
+        stats: dict[str, Any] = self._result(messages.STATS, None)
+        return stats
 
     def fetch(self, url: Url, pin: Pin, progress: Callable[[int], None] = lambda size: None) -> None:
         """Bring an object into the cache; `progress` gets the count of bytes that are there. Raises ShardError."""
 
         def request(connection: FetcherConnection, number: int) -> bytes:
-            return messages.number(messages.FETCH, connection.number_of(url, pin), number)
+            return messages.text(messages.FETCH, number, connection.number_of(url, pin))
 
-        self._ask(request, lambda frame: progress(messages.value_of(frame.body)))
+        self._ask(request, lambda frame: progress(frame.value))
 
     def upload(self, url: Url, file: str, replaces: Pin | None, goes_on: Callable[[], None]) -> Pin:
         """Put a file into a store, in the place of the pinned object or of none; returns the new pin.
@@ -126,10 +125,10 @@ class Remote:
         except BaseException:
             self._disconnect()  # which stops the fetcher
             raise
-        return messages.pin_of(messages.value_of(frame.body))
+        return Pin(*frame.value)
 
     def open(self, url: Url, pin: Pin) -> RemoteTar:
-        """An object to read. Nothing is asked of its store yet."""
+        """Return an object to read. Nothing is asked of its store yet."""
         cached = None
         if self._cache is not None:
             try:
@@ -139,16 +138,20 @@ class Remote:
         return RemoteTar(self, url, pin, cached)
 
     def _result(self, kind: int, value: Any) -> Any:
-        return messages.value_of(self._ask(lambda _, number: messages.text(kind, number, value)).body)
+        return self._ask(lambda _, number: messages.text(kind, number, value)).value
 
     # --- reading, for RemoteTar
 
     def read(self, url: Url, pin: Pin, begin: int, end: int, cached: bool) -> bytes | None:
-        """A range of an object; None if it is in the cache now, and `cached` allows that. Raises ShardError."""
+        """Return a range of an object; None if it is in the cache now, and `cached` allows that.
+
+        Raises ShardError.
+        """
 
         def request(connection: FetcherConnection, number: int) -> bytes:
-            wanted = messages.Read(connection.number_of(url, pin), begin, end, cached)
-            return messages.read(messages.READ, number, wanted)
+            return messages.read(
+                messages.READ, number, messages.Read(connection.number_of(url, pin), begin, end, cached)
+            )
 
         frame = self._ask(request)
         return frame.body if frame.kind == messages.DATA else None
@@ -167,7 +170,7 @@ class Remote:
 
     def interrupt(self, unique: int) -> None:
         """The client of a request that was perhaps handed over does not wait any more."""
-        self.tell(lambda _: messages.number(messages.INTERRUPT, unique))
+        self.tell(lambda _: messages.text(messages.INTERRUPT, 0, unique))
 
     def closed(self, url: Url, pin: Pin) -> None:
         """This thread does not need the object any more."""
@@ -175,35 +178,35 @@ class Remote:
         number = None if connection is None else connection.objects.pop((url, pin), None)
         if connection is not None and number is not None:
             try:
-                connection.send(messages.number(messages.CLOSE, number))
+                connection.send(messages.text(messages.CLOSE, 0, number))
             except OSError:  # the fetcher has died: another one does not know this number
                 self._disconnect()
 
     # --- connections
 
     def _connected(self) -> FetcherConnection | None:
-        """The connection of this thread; none of the parent's after a fork."""
-        found: FetcherConnection | None = getattr(self._local, "connection", None)
-        if found is not None and found.process != os.getpid():
+        """Return the connection of this thread; none of the parent's after a fork."""
+        connection: FetcherConnection | None = getattr(self._local, "connection", None)
+        if connection is not None and connection.process != os.getpid():
             self._disconnect()
             return None
-        return found
+        return connection
 
     def _connection(self) -> FetcherConnection:
-        found = self._connected()
-        if found is None:
+        connection = self._connected()
+        if connection is None:
             try:
                 self._launcher.ensure()
             except (PermissionError, FileNotFoundError) as error:  # of the interpreter: it stays so
                 text = f"cannot be started: {sys.executable}: {error.strerror}"
                 raise Unreachable(f"the process that fetches remote shards {text}") from None
-            found = self._local.connection = FetcherConnection(self._launcher)
-        return found
+            connection = self._local.connection = FetcherConnection(self._launcher)
+        return connection
 
     def _disconnect(self) -> None:
-        found: FetcherConnection | None = getattr(self._local, "connection", None)
-        if found is not None:
-            found.close()
+        connection: FetcherConnection | None = getattr(self._local, "connection", None)
+        if connection is not None:
+            connection.close()
         self._local.connection = None
 
     def _ask(
@@ -211,7 +214,10 @@ class Remote:
         request: Callable[[FetcherConnection, int], bytes],
         progress: Callable[[Frame], None] = lambda frame: None,
     ) -> Frame:
-        """The answer to a request, repeated when the fetcher dies. Raises that which it answers, Interrupted."""
+        """Return the answer to a request, repeated when the fetcher dies.
+
+        Raises that which it answers, Interrupted.
+        """
         for pause in PAUSES:
             _pause(pause)
             try:
@@ -223,7 +229,7 @@ class Remote:
                 self._disconnect()  # which stops the fetcher
                 raise
             if frame.kind == messages.FAILURE:
-                raise messages.error_of(messages.value_of(frame.body))
+                raise messages.error_of(frame.value)
             return frame
         raise Unreachable(f"the process that fetches remote shards has died {len(PAUSES)} times at one request")
 
@@ -249,20 +255,20 @@ class FetcherConnection:
     __del__ = close  # of a thread that has ended
 
     def number_of(self, url: Url, pin: Pin) -> int:
-        """The number of an object in this connection, for which it is opened."""
-        found = self.objects.get((url, pin))
-        if found is None:
+        """Return the number of an object in this connection, for which it is opened."""
+        number = self.objects.get((url, pin))
+        if number is None:
             self._number += 1
-            found = self._number
-            self.send(messages.text(messages.OPEN, 0, [found, url, pin]))
-            self.objects[url, pin] = found
-        return found
+            number = self._number
+            self.send(messages.text(messages.OPEN, 0, [number, url, pin]))
+            self.objects[url, pin] = number
+        return number
 
     def send(self, message: bytes) -> None:
         self._socket.sendall(message)
 
     def ask(self, request: Callable[[FetcherConnection, int], bytes], progress: Callable[[Frame], None]) -> Frame:
-        """The answer to a request; `progress` gets what comes before it."""
+        """Return the answer to a request; `progress` gets what comes before it."""
         self._number += 1
         number = self._number
         self.send(request(self, number))
@@ -312,30 +318,30 @@ class RemoteTar:
         return f"its command ended with {self.pin.version}" if self.url.is_program and self.pin.version else ""
 
     def pread(self, size: int, offset: int, /) -> bytes:
-        """Up to `size` bytes at byte `offset`; none only at the end. Raises ShardError."""
+        """Return up to `size` bytes at byte `offset`; none only at the end. Raises ShardError."""
         end = min(offset + size, self.size)
         if end - offset <= READ_MAX:
             return self._read(offset, end) if offset < end else b""
         return b"".join(self._read(at, min(at + READ_MAX, end)) for at in range(offset, end, READ_MAX))
 
     def _read(self, begin: int, end: int) -> bytes:
-        found = self._from_cache(begin, end)
-        if found is None:
-            found = self._remote.read(self.url, self.pin, begin, end, cached=self._cached is not None)
-            if found is None and self._cached is not None:
-                found = self._cached.read(end - begin, begin)
-            if found is None:  # evicted, or damaged on the disk, within this moment
-                found = self._remote.read(self.url, self.pin, begin, end, cached=False)
-                assert found is not None
-        return found
+        data = self._from_cache(begin, end)
+        if data is None:
+            data = self._remote.read(self.url, self.pin, begin, end, cached=self._cached is not None)
+            if data is None and self._cached is not None:
+                data = self._cached.read(end - begin, begin)
+            if data is None:  # evicted, or damaged on the disk, within this moment
+                data = self._remote.read(self.url, self.pin, begin, end, cached=False)
+                assert data is not None
+        return data
 
     def _from_cache(self, begin: int, end: int) -> bytes | None:
         if self._cached is None:
             return None
-        found = self._cached.read(end - begin, begin)
-        if found is not None and not self._complete:
+        data = self._cached.read(end - begin, begin)
+        if data is not None and not self._complete:
             self._note(begin, end)
-        return found
+        return data
 
     def read_cached(self, buffer: memoryview, offset: int) -> bool:
         """Fill a buffer from the cache; False if that has not all of it, or a disk would have to be waited for."""
@@ -346,7 +352,7 @@ class RemoteTar:
         return True
 
     def is_cached(self, begin: int, end: int) -> bool:
-        """True if a range is in the cache, from where `pread` brings it without the network."""
+        """Return True if a range is in the cache, from where `pread` brings it without the network."""
         return self._cached is not None and not self._cached.missing(begin, end)
 
     def _note(self, begin: int, end: int) -> None:
@@ -366,7 +372,7 @@ class RemoteTar:
         return self.pin.fingerprint(self.url.shown)
 
     def whole(self) -> int:
-        """A descriptor of a file with all bytes of the object, open until `close`. Raises ShardError, OSError.
+        """Return a file with all bytes of the object, open until `close`. Raises ShardError, OSError.
 
         The file is that of the cache, and is compared with its checksums here.
         """
@@ -413,7 +419,7 @@ class RemoteTar:
 
 
 def _timeval(seconds: float) -> bytes:
-    """The struct timeval for a time."""
+    """Return the struct timeval for a time."""
     return _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
 
 

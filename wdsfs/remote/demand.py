@@ -64,7 +64,7 @@ class Demand:
         return self._running
 
     async def read(self, item: RemoteObject, begin: int, end: int, spans: Sequence[Span] = ()) -> list[memoryview]:
-        """The bytes of a range; `spans` are what the same reader wants as well, or will want next.
+        """Return the bytes of a range; `spans` are what the same reader wants as well, or will want next.
 
         Raises what `Stores.fetch` raises.
         """
@@ -72,20 +72,20 @@ class Demand:
             if tried == TRIES:  # the cache loses what it is given: go on without
                 item.cached = None
             held = item.held_of(begin, end)  # from here on: others may need the memory
-            parts, is_here = self._wanted(item, begin, end, spans), False
+            parts, is_here = self._parts_of(item, begin, end, spans), False
             try:
                 for part in parts:
                     await part.reached(end)
                 is_here = True
                 arrived = [piece for part in parts for piece in part.pieces]
-                found = item.assemble(begin, end, held + arrived)
+                pieces = item.assemble(begin, end, held + arrived)
             finally:
                 for part in parts:
                     self._leave(part, is_here)
-            if found is not None:
+            if pieces is not None:
                 self._used_now(item, begin, end)
                 self._count(item, end - begin, is_hit=not tried and not parts)
-                return found
+                return pieces
         raise AssertionError("without a cache, bytes cannot vanish")
 
     async def stored(self, item: RemoteObject, begin: int, end: int) -> None:
@@ -117,8 +117,8 @@ class Demand:
         for begin, _, data in list(item.held):
             self._release(item, begin, len(data))
 
-    def _wanted(self, item: RemoteObject, begin: int, end: int, spans: Sequence[Span]) -> list[Part]:
-        """The parts that bring a range, and are in use from now on; parts for `spans` are made, too."""
+    def _parts_of(self, item: RemoteObject, begin: int, end: int, spans: Sequence[Span]) -> list[Part]:
+        """Return the parts that bring a range, and are in use from now on; parts for `spans` are made, too."""
         ours = item.rounded(begin, end)
         lacking = _close_by(item, item.lacking(joined([ours, *(item.rounded(*span) for span in spans)])))
         for start, stop in split(lacking, PART):
@@ -313,14 +313,14 @@ async def _verify(item: RemoteObject, cached: CachedObject) -> None:
 
 
 def _close_by(item: RemoteObject, spans: list[Span]) -> list[Span]:
-    """The spans, those joined that are close together with nothing in flight between them."""
-    found: list[Span] = []
+    """Return the spans, those joined that are close together with nothing in flight between them."""
+    joins: list[Span] = []
     for begin, end in spans:
-        if found and begin - found[-1][1] <= GAP and not item.parts.overlapping(found[-1][1], begin):
-            found[-1] = found[-1][0], end
+        if joins and begin - joins[-1][1] <= GAP and not item.parts.overlapping(joins[-1][1], begin):
+            joins[-1] = joins[-1][0], end
         else:
-            found.append((begin, end))
-    return found
+            joins.append((begin, end))
+    return joins
 
 
 async def _claim(cached: CachedObject, begin: int, end: int) -> bool:

@@ -33,7 +33,7 @@ from wdsfs.remote.messages import Frame
 from wdsfs.remote.open_objects import BEAT, OpenObjects
 from wdsfs.remote.parts import RemoteObject, Span
 from wdsfs.remote.retries import Counters
-from wdsfs.remote.urls import Pin
+from wdsfs.remote.urls import Pin, Url
 
 if TYPE_CHECKING:
     from wdsfs.remote.object_cache import ObjectCache
@@ -79,7 +79,7 @@ class KernelReplies:
 
 
 def _first_unique(unique: int) -> int:
-    """The number under which a request was handed out for the first time."""
+    """Return the number under which a request was handed out for the first time."""
     return unique & ~_IS_RESENT
 
 
@@ -239,9 +239,9 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        found = peer_user(transport.get_extra_info("socket"))
-        if found != self._user:
-            self._fetcher.say(f"user {found} has connected to the fetcher, and is not served")
+        user = peer_user(transport.get_extra_info("socket"))
+        if user != self._user:
+            self._fetcher.say(f"user {user} has connected to the fetcher, and is not served")
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -266,10 +266,10 @@ class ClientConnection(asyncio.Protocol):
         fetcher = self._fetcher
         match frame.kind:
             case messages.HAND_OVER:
-                wanted = messages.hand_over_of(frame.body)
-                fetcher.hand_over(wanted.unique, self._objects[wanted.object], *wanted[2:])
+                request = messages.hand_over_of(frame.body)
+                fetcher.hand_over(request.unique, self._objects[request.object], *request[2:])
             case messages.INTERRUPT:
-                fetcher.interrupt(messages.number_of(frame.body))
+                fetcher.interrupt(frame.value)
             case messages.NOTE:
                 noted = messages.read_of(frame.body)
                 fetcher.note(self._objects[noted.object], noted.begin, noted.end, noted.extra)
@@ -277,10 +277,10 @@ class ClientConnection(asyncio.Protocol):
                 needed = messages.read_of(frame.body)
                 fetcher.will_need(self._objects[needed.object], needed.begin, needed.end, bool(needed.extra))
             case messages.OPEN:
-                number, url, pin = messages.value_of(frame.body)
-                self._objects[number] = fetcher.open(messages.url_of(url), messages.pin_of(pin), self)
+                number, url, pin = frame.value
+                self._objects[number] = fetcher.open(Url(*url), Pin(*pin), self)
             case messages.CLOSE:
-                fetcher.close(self._objects.pop(messages.number_of(frame.body)), self)
+                fetcher.close(self._objects.pop(frame.value), self)
             case _:
                 self._start(frame, self._work(frame))
 
@@ -314,10 +314,10 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write(messages.text(messages.FAILURE, frame.number, messages.failure(error)))
 
     async def _read(self, frame: Frame) -> None:
-        wanted = messages.read_of(frame.body)
-        with self._fetcher.using(self._objects[wanted.object]) as item:
-            pieces = await self._fetcher.read(item, wanted.begin, wanted.end)
-            if wanted.extra and item.is_stored(wanted.begin, wanted.end):
+        request = messages.read_of(frame.body)
+        with self._fetcher.using(self._objects[request.object]) as item:
+            pieces = await self._fetcher.read(item, request.begin, request.end)
+            if request.extra and item.is_stored(request.begin, request.end):
                 self.transport.write(messages.frame(messages.CACHED, frame.number))
                 return
         self.transport.write(messages.head(messages.DATA, frame.number, sum(map(len, pieces))))
@@ -327,23 +327,22 @@ class ClientConnection(asyncio.Protocol):
         def progress(size: int) -> None:
             self.transport.write(messages.text(messages.PROGRESS, frame.number, size))
 
-        with self._fetcher.using(self._objects[messages.number_of(frame.body)]) as item:
+        with self._fetcher.using(self._objects[frame.value]) as item:
             await self._fetcher.fetch(item, progress)
         self.transport.write(messages.text(messages.RESULT, frame.number, item.pin.size))
 
     async def _upload(self, frame: Frame) -> None:
         from wdsfs.remote import uploads  # here: only a commit needs it
 
-        url, file, replaces = messages.value_of(frame.body)
-        pinned = None if replaces is None else messages.pin_of(replaces)
-        await self._made(frame, uploads.upload(self._fetcher.stores, messages.url_of(url), file, pinned))
+        url, file, replaces = frame.value
+        pinned = None if replaces is None else Pin(*replaces)
+        await self._made(frame, uploads.upload(self._fetcher.stores, Url(*url), file, pinned))
 
     async def _copy(self, frame: Frame) -> None:
         from wdsfs.remote import uploads  # here: only a commit needs it
 
-        url, pin, target = messages.value_of(frame.body)
-        source, place = messages.url_of(url), messages.url_of(target)
-        await self._made(frame, uploads.copy(self._fetcher.stores, source, messages.pin_of(pin), place))
+        url, pin, target = frame.value
+        await self._made(frame, uploads.copy(self._fetcher.stores, Url(*url), Pin(*pin), Url(*target)))
 
     async def _made(self, frame: Frame, work: Coroutine[Any, Any, Pin]) -> None:
         """Answer with the pin of the object that the work makes."""
@@ -361,17 +360,18 @@ class ClientConnection(asyncio.Protocol):
             await asyncio.sleep(BEAT)
 
     async def _tell(self, frame: Frame) -> None:
-        value, stores = messages.value_of(frame.body), self._fetcher.stores
+        value, stores = frame.value, self._fetcher.stores
         result: Any
         match frame.kind:
             case messages.HEAD:
-                urls = [messages.url_of(url) for url in value]
-                found = await asyncio.gather(*map(stores.head, urls), return_exceptions=True)
-                result = [messages.outcome(one) for one in found]
+                urls = [Url(*url) for url in value]
+                result = list(
+                    map(messages.outcome, await asyncio.gather(*map(stores.head, urls), return_exceptions=True))
+                )
             case messages.LIST:
-                result = await stores.list(messages.url_of(value))
+                result = await stores.list(Url(*value))
             case messages.DESCRIBE:
-                result = await stores.describe(messages.url_of(value))
+                result = await stores.describe(Url(*value))
             case messages.STATS:
                 result = self._fetcher.stats()
             case _:

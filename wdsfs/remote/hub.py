@@ -51,20 +51,23 @@ class Hub:
         self._places: dict[tuple[str, str], str] = {}
 
     async def head(self, url: Url, options: dict[str, str]) -> Pin:
-        """The pin of a file. Raises ShardError, Transient."""
+        """Return the pin of a file. Raises ShardError, Transient."""
         tree = await self._tree(url, os.path.dirname(url.key), False, options, FRESH)
         if url.key not in tree.pins:
             raise MissingObject(f"{url}: there is no such file in this revision")
         return tree.pins[url.key]
 
     async def list(self, prefix: Url, options: dict[str, str]) -> list[tuple[Url, Pin]]:
-        """All files whose key starts with that of `prefix`. Raises ShardError, Transient."""
+        """Return all files whose key starts with that of `prefix`. Raises ShardError, Transient."""
         tree = await self._tree(prefix, os.path.dirname(prefix.key), True, options, FRESH)
-        found = sorted(item for item in tree.pins.items() if item[0].startswith(prefix.key))
-        return [(prefix._replace(key=key), pin) for key, pin in found]
+        files = sorted(item for item in tree.pins.items() if item[0].startswith(prefix.key))
+        return [(prefix._replace(key=key), pin) for key, pin in files]
 
     async def location(self, url: Url, pin: Pin, options: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """Where the pinned file can be downloaded now, and with which headers. Raises ShardError, Transient."""
+        """Return where the pinned file can be downloaded now, and with which headers.
+
+        Raises ShardError, Transient.
+        """
         place = self._places.get((url.shown, pin.etag))
         headers = self._headers(options)
         endpoint = self._endpoint(options)
@@ -83,7 +86,7 @@ class Hub:
         return place, headers if place.startswith(endpoint + "/") else {}
 
     def knows(self, url: Url, pin: Pin) -> bool:
-        """True if `location` answers without asking the hub."""
+        """Return True if `location` answers without asking the hub."""
         return (url.shown, pin.etag) in self._places
 
     def forget(self, url: Url, pin: Pin) -> None:
@@ -91,7 +94,7 @@ class Hub:
         self._places.pop((url.shown, pin.etag), None)
 
     async def _commit_with(self, url: Url, pin: Pin, options: dict[str, str]) -> str:
-        """A commit in which the file is as pinned: that of the last listing, or of one made now."""
+        """Return a commit in which the file is as pinned: that of the last listing, or of one made now."""
         for age in (float("inf"), FRESH):
             tree = await self._tree(url, os.path.dirname(url.key), False, options, age)
             if tree.pins.get(url.key) == pin:
@@ -118,16 +121,16 @@ class Hub:
                 url, options, lambda: interface.repo_info(repository, revision=revision, repo_type="dataset")
             )
             commit = about.sha
-        found = interface.list_repo_tree(
+        entries = interface.list_repo_tree(
             repository, directory or None, recursive=deep, revision=commit, repo_type="dataset"
         )
         pins: dict[str, Pin] = {}
-        while some := await self._ask(url, options, lambda: list(itertools.islice(found, PAGE))):
-            pins.update((one.path, _pin(one)) for one in some if hasattr(one, "blob_id"))
+        while some := await self._ask(url, options, lambda: list(itertools.islice(entries, PAGE))):
+            pins.update((entry.path, _pin(entry)) for entry in some if hasattr(entry, "blob_id"))
         return RepositoryFiles(commit, pins, read)
 
     async def _ask(self, url: Url, options: dict[str, str], question: Callable[[], Result]) -> Result:
-        """The result of a call of huggingface_hub. Raises ShardError, Transient."""
+        """Return the result of a call of huggingface_hub. Raises ShardError, Transient."""
         errors = importlib.import_module("huggingface_hub.errors")
         try:
             return await blocking(question, pace(options).total)

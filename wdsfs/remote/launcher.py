@@ -79,7 +79,7 @@ class Configuration:
 
 
 def configuration_in(fd: int) -> Configuration:
-    """The configuration that a Launcher has written to this file.
+    """Return the configuration that a Launcher has written to this file.
 
     Each fetcher, once it is the one, adds a line feed: JSON allows that, and the next one sees it.
     """
@@ -98,9 +98,9 @@ def hold(fd: int) -> bool:
 
 
 def peer_user(connection: socket.socket) -> int:
-    """The user of the process at the other end of a Unix socket."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    user: int = _CREDENTIALS.unpack(found)[1]
+    """Return the user of the process at the other end of a Unix socket."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    user: int = _CREDENTIALS.unpack(credentials)[1]
     return user
 
 
@@ -139,12 +139,12 @@ class Launcher:
     @property
     def pid(self) -> int:
         """The process number of the fetcher, 0 without one."""
-        found = fcntl.fcntl(self._file, fcntl.F_GETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
-        kind, _, _, _, pid = _LOCK.unpack(found)
+        lock = fcntl.fcntl(self._file, fcntl.F_GETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+        kind, _, _, _, pid = _LOCK.unpack(lock)
         return 0 if kind == fcntl.F_UNLCK else pid
 
     def connect(self) -> socket.socket:
-        """A connection to the fetcher that there is, or to the next one. Raises OSError."""
+        """Return a connection to the fetcher that there is, or to the next one. Raises OSError."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(self._listener.getsockname())
@@ -168,7 +168,7 @@ class Launcher:
             return True
 
     def _is_starting(self) -> bool:
-        """True if a fetcher that this process has started is alive, and perhaps has not got the lock yet."""
+        """Return True if a fetcher of this process is alive, and perhaps has not got the lock yet."""
         ours = self._started.get(os.getpid())
         if ours is None:
             return False

@@ -12,20 +12,9 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from wdsfs.errors import (
-    CacheFull,
-    DeniedObject,
-    MissingObject,
-    NoRanges,
-    ObjectChanged,
-    ObjectExists,
-    ShardError,
-    SpecError,
-    Unreachable,
-    UnreadableShard,
-    WdsfsError,
-)
-from wdsfs.remote.urls import Pin, Url
+from wdsfs import errors
+from wdsfs.errors import ShardError, SpecError, UnreadableShard, WdsfsError
+from wdsfs.remote.urls import Pin
 
 # Requests. OPEN, CLOSE, HAND_OVER, INTERRUPT, NOTE and WILL_NEED get no answer on the socket.
 OPEN, CLOSE, READ, HAND_OVER, INTERRUPT, NOTE, WILL_NEED = 1, 2, 3, 4, 5, 6, 7
@@ -38,27 +27,11 @@ _HEAD = struct.Struct("<IBxxxI")
 _RANGE = struct.Struct("<IQQQ")  # object, begin, end; and a number that depends on the kind
 _HAND_OVER = struct.Struct("<QIQQI")
 _SPAN = struct.Struct("<QQ")
-_NUMBER = struct.Struct("<Q")
 
 HEAD_SIZE = _HEAD.size
 BODY_MAX = 64 << 20  # bytes; a longer frame is no frame of ours
 
 Span = tuple[int, int]  # begin and end (bytes)
-
-_ERRORS: dict[str, type[WdsfsError]] = {
-    kind.__name__: kind
-    for kind in (
-        MissingObject,
-        ObjectChanged,
-        ObjectExists,
-        DeniedObject,
-        CacheFull,
-        NoRanges,
-        Unreachable,
-        UnreadableShard,
-        SpecError,
-    )
-}
 
 
 class Frame(NamedTuple):
@@ -66,9 +39,14 @@ class Frame(NamedTuple):
     number: int
     body: bytes
 
+    @property
+    def value(self) -> Any:
+        """The body, of JSON."""
+        return json.loads(self.body)
+
 
 class Read(NamedTuple):
-    """A range of an object that is wanted; with `extra` what the kind of the request says."""
+    """A range of an object; with `extra` what the kind of the request says."""
 
     object: int
     begin: int
@@ -94,19 +72,24 @@ def frame(kind: int, number: int = 0, body: bytes = b"") -> bytes:
     return _HEAD.pack(len(body), kind, number) + body
 
 
+def text(kind: int, number: int, value: Any) -> bytes:
+    """Return a frame whose body is JSON."""
+    return frame(kind, number, json.dumps(value).encode())
+
+
 def head(kind: int, number: int, length: int) -> bytes:
-    """The head of a frame whose body, of `length` bytes, is sent after it."""
+    """Return the head of a frame whose body, of `length` bytes, is sent after it."""
     return _HEAD.pack(length, kind, number)
 
 
 def head_of(data: bytes) -> tuple[int, int, int]:
-    """Length of the body, kind and number of the frame that starts so."""
+    """Return length of the body, kind and number of the frame that starts so."""
     length, kind, number = _HEAD.unpack(data)
     return length, kind, number
 
 
 def frames_of(received: bytearray) -> Iterator[Frame]:
-    """The whole frames in what was received, taken out of it. Raises ValueError for what is no frame."""
+    """Take the whole frames out of what was received. Raises ValueError for what is no frame."""
     at = 0
     try:
         while len(received) - at >= HEAD_SIZE:
@@ -123,12 +106,9 @@ def frames_of(received: bytearray) -> Iterator[Frame]:
         del received[:at]
 
 
-# --- bodies that are structs
-
-
-def read(kind: int, number: int, wanted: Read) -> bytes:
-    """READ, NOTE or WILL_NEED."""
-    return frame(kind, number, _RANGE.pack(*wanted))
+def read(kind: int, number: int, request: Read) -> bytes:
+    """Return the frame of a READ, NOTE or WILL_NEED."""
+    return frame(kind, number, _RANGE.pack(*request))
 
 
 def read_of(body: bytes) -> Read:
@@ -146,48 +126,20 @@ def hand_over_of(body: bytes) -> HandOver:
     return HandOver(unique, object_, begin, end, spans, client)
 
 
-def number(kind: int, value: int, request: int = 0) -> bytes:
-    """INTERRUPT of a request of the kernel; CLOSE or FETCH of an object."""
-    return frame(kind, request, _NUMBER.pack(value))
-
-
-def number_of(body: bytes) -> int:
-    value: int = _NUMBER.unpack(body)[0]
-    return value
-
-
-# --- bodies that are JSON
-
-
-def text(kind: int, number: int, value: Any) -> bytes:
-    return frame(kind, number, json.dumps(value).encode())
-
-
-def value_of(body: bytes) -> Any:
-    return json.loads(body)
-
-
-def url_of(value: Sequence[str]) -> Url:
-    return Url(*value)
-
-
-def pin_of(value: Sequence[Any]) -> Pin:
-    return Pin(*value)
-
-
 def failure(error: Exception) -> dict[str, str]:
-    """An error as JSON. Of one that no client knows only the text is kept."""
-    name = type(error).__name__
-    return {"error": name if name in _ERRORS else UnreadableShard.__name__, "text": str(error)}
+    """Return an error as JSON. Of one that no client knows only the text stays."""
+    kind = type(error) if isinstance(error, ShardError | SpecError) else UnreadableShard
+    return {"error": kind.__name__, "text": str(error)}
 
 
 def error_of(value: dict[str, str]) -> WdsfsError:
-    """The error that the fetcher met."""
-    return _ERRORS[value["error"]](value["text"])
+    """Return the error that the fetcher met."""
+    error: WdsfsError = getattr(errors, value["error"])(value["text"])
+    return error
 
 
 def outcome(value: Any) -> list[Any] | dict[str, str]:
-    """A pin or an error as JSON, in a list of several."""
+    """Return a pin or an error as JSON, in a list of several."""
     return failure(value) if isinstance(value, Exception) else list(value)
 
 
@@ -195,4 +147,4 @@ def outcome_of(value: Any) -> Pin | ShardError:
     if isinstance(value, dict):
         error = error_of(value)
         return error if isinstance(error, ShardError) else UnreadableShard(str(error))
-    return pin_of(value)
+    return Pin(*value)

@@ -157,7 +157,7 @@ class ObjectCache:
         return None
 
     def has_all(self, shown: str, pin: Pin) -> bool:
-        """True if all of an object is here. Raises OSError."""
+        """Return True if all of an object is here. Raises OSError."""
         files = self._load(key_of(shown, pin))
         if files is None:
             return False

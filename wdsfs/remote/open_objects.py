@@ -72,12 +72,12 @@ class OpenObjects:
     # --- objects
 
     def open(self, url: Url, pin: Pin, user: object) -> RemoteObject:
-        """The object, in use by `user` until `close` is called with the same."""
-        found = self._objects.get((url, pin))
-        if found is None:
-            found = self._objects[url, pin] = RemoteObject(url, pin, self._cached(url, pin), self._window), []
-        found[1].append(user)
-        return found[0]
+        """Return the object, in use by `user` until `close` is called with the same."""
+        opened = self._objects.get((url, pin))
+        if opened is None:
+            opened = self._objects[url, pin] = RemoteObject(url, pin, self._cached(url, pin), self._window), []
+        opened[1].append(user)
+        return opened[0]
 
     def close(self, item: RemoteObject, user: object) -> None:
         _, users = self._objects[item.url, item.pin]
@@ -91,7 +91,7 @@ class OpenObjects:
 
     @contextlib.contextmanager
     def using(self, item: RemoteObject) -> Iterator[RemoteObject]:
-        """The object, open for the block."""
+        """Yield the object, open for the block."""
         mark = object()
         self.open(item.url, item.pin, mark)
         try:
@@ -131,7 +131,7 @@ class OpenObjects:
     # --- reading
 
     async def read(self, item: RemoteObject, begin: int, end: int, spans: Sequence[Span] = ()) -> list[memoryview]:
-        """The bytes of a range, and prefetch for the pass that it may belong to. Raises ShardError."""
+        """Return the bytes of a range, and prefetch for the pass that it may belong to. Raises ShardError."""
         if item.cached is not None and item.cached.evicted and not item.tasks:
             item.cached.close()
             item.cached, item.verified = self._cached(item.url, item.pin), False
@@ -199,7 +199,7 @@ class OpenObjects:
     # --- what it says
 
     def errno_of(self, error: Exception) -> int:
-        """The errno of an error, which is logged."""
+        """Return the errno of an error, which is logged."""
         if isinstance(error, WdsfsError):
             self.say(f"{error}")
             return error.errno
@@ -228,12 +228,12 @@ class OpenObjects:
         }
 
     def _waiting_by_store(self) -> defaultdict[str, dict[str, int]]:
-        """How many requests of each store are queued and in flight."""
-        found: defaultdict[str, dict[str, int]] = defaultdict(lambda: {"queued": 0, "in_flight": 0})
+        """Return how many requests of each store are queued and in flight."""
+        counts: defaultdict[str, dict[str, int]] = defaultdict(lambda: {"queued": 0, "in_flight": 0})
         for item, _ in self._objects.values():
             for _, _, part in item.parts:
-                found[item.url.counted_as]["queued" if part.task is None else "in_flight"] += 1
-        return found
+                counts[item.url.counted_as]["queued" if part.task is None else "in_flight"] += 1
+        return counts
 
 
 def _no_room(item: RemoteObject) -> CacheFull:

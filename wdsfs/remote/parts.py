@@ -45,7 +45,7 @@ class Intervals(Generic[Thing]):
         del self._begins[at], self._rows[at]
 
     def overlapping(self, begin: int, end: int) -> list[tuple[int, int, Thing]]:
-        """The rows that have bytes of this range, in order."""
+        """Return the rows that have bytes of this range, in order."""
         at = max(bisect_right(self._begins, begin) - 1, 0)
         rows = []
         for row in self._rows[at : bisect_left(self._begins, end)]:
@@ -54,30 +54,30 @@ class Intervals(Generic[Thing]):
         return rows
 
     def gaps(self, begin: int, end: int) -> list[Span]:
-        """The parts of this range that are in no row."""
-        found = []
+        """Return the parts of this range that are in no row."""
+        gaps = []
         for start, stop, _ in self.overlapping(begin, end):
             if start > begin:
-                found.append((begin, start))
+                gaps.append((begin, start))
             begin = max(begin, stop)
         if begin < end:
-            found.append((begin, end))
-        return found
+            gaps.append((begin, end))
+        return gaps
 
 
 def joined(spans: Iterable[Span], gap: int = 0) -> list[Span]:
-    """The spans in order, those that overlap or are at most `gap` bytes apart as one."""
-    found: list[Span] = []
+    """Return the spans in order, those that overlap or are at most `gap` bytes apart as one."""
+    joins: list[Span] = []
     for begin, end in sorted(spans):
-        if found and begin <= found[-1][1] + gap:
-            found[-1] = found[-1][0], max(found[-1][1], end)
+        if joins and begin <= joins[-1][1] + gap:
+            joins[-1] = joins[-1][0], max(joins[-1][1], end)
         elif begin < end:
-            found.append((begin, end))
-    return found
+            joins.append((begin, end))
+    return joins
 
 
 def split(spans: Iterable[Span], most: int) -> list[Span]:
-    """The spans in pieces of at most `most` bytes."""
+    """Return the spans in pieces of at most `most` bytes."""
     return [(start, min(start + most, end)) for begin, end in spans for start in range(begin, end, most)]
 
 
@@ -188,7 +188,7 @@ class Part:
         for end, waiter in self._waiters:
             if self._has(end) and not waiter.done():
                 waiter.set_result(None)
-        self._waiters = [one for one in self._waiters if not one[1].done()]
+        self._waiters = [waiter for waiter in self._waiters if not waiter[1].done()]
 
 
 class RemoteObject:
@@ -207,13 +207,13 @@ class RemoteObject:
         return begin // BLOCK * BLOCK, min(-(-end // BLOCK) * BLOCK, self.pin.size)
 
     def lacking(self, spans: Iterable[Span]) -> list[Span]:
-        """The parts of these ranges that are neither here nor on their way."""
-        found = []
+        """Return the parts of these ranges that are neither here nor on their way."""
+        gaps = []
         for begin, end in spans:
             for start, stop in [(begin, end)] if self.cached is None else self.cached.missing(begin, end):
                 for left, right in self.held.gaps(start, stop):
-                    found += self.parts.gaps(left, right)
-        return found
+                    gaps += self.parts.gaps(left, right)
+        return gaps
 
     @property
     def arrived(self) -> int:
@@ -221,7 +221,7 @@ class RemoteObject:
         return sum(part.fetched for _, _, part in self.parts)
 
     def is_stored(self, begin: int, end: int) -> bool:
-        """True if a range that is here is in the cache, too."""
+        """Return True if a range that is here is in the cache, too."""
         in_memory = self.held.overlapping(begin, end) or self.parts.overlapping(begin, end)
         return self.cached is not None and not in_memory
 
@@ -242,12 +242,15 @@ class RemoteObject:
             self.cached.close()
 
     def held_of(self, begin: int, end: int) -> list[Piece]:
-        """The pieces of a range that are held in memory."""
+        """Return the pieces of a range that are held in memory."""
         return [(start, data) for start, _, data in self.held.overlapping(begin, end)]
 
     def assemble(self, begin: int, end: int, pieces: Sequence[Piece]) -> list[memoryview] | None:
-        """The bytes of a range, from these pieces and else from the cache; None when some are in neither."""
-        found, at = [], begin
+        """Return the bytes of a range, from these pieces and else from the cache.
+
+        None when some are in neither.
+        """
+        collected, at = [], begin
         while at < end:
             data, stop = None, end
             for start, piece in pieces:
@@ -260,9 +263,9 @@ class RemoteObject:
                 data = self._from_cache(at, stop)
             if data is None:
                 return None
-            found.append(data)
+            collected.append(data)
             at += len(data)
-        return found
+        return collected
 
     def _from_cache(self, begin: int, end: int) -> memoryview | None:
         data = None if self.cached is None else self.cached.read(end - begin, begin)
@@ -270,7 +273,10 @@ class RemoteObject:
 
 
 async def in_thread(work: Callable[[], Result]) -> Result:
-    """What a thread returns that uses the cache; a task that is cancelled meanwhile goes on to the end of that."""
+    """Return what a thread returns that uses the cache.
+
+    A task that is cancelled meanwhile goes on to the end of that.
+    """
     running = asyncio.ensure_future(asyncio.to_thread(work))
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
@@ -326,4 +332,4 @@ class Whole:
         for end, waiter in self._waiting:
             if (end <= self._at or self._error is not None) and not waiter.done():
                 waiter.set_result(None)
-        self._waiting = [one for one in self._waiting if not one[1].done()]
+        self._waiting = [waiter for waiter in self._waiting if not waiter[1].done()]

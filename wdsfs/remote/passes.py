@@ -37,8 +37,8 @@ class _Pass:
 
     @property
     def recognized(self) -> bool:
-        wanted = ADVANCES_AT_HEAD if self.start < HEAD else ADVANCES
-        return self.announced or self.advances >= wanted
+        advances = ADVANCES_AT_HEAD if self.start < HEAD else ADVANCES
+        return self.announced or self.advances >= advances
 
     def takes(self, begin: int, end: int) -> bool:
         gap = max(GAP, end - begin)
@@ -56,7 +56,7 @@ class Passes:
         self._made = 0
 
     def seen(self, begin: int, end: int, used: int, is_miss: bool = True) -> tuple[int, int] | None:
-        """A read of this range, `used` bytes of it; returns the range that should be fetched ahead now, if any.
+        """Note a read of this range, `used` bytes of it; return the range to fetch ahead now, if any.
 
         `is_miss` says that its bytes were not there.
         """
@@ -65,49 +65,49 @@ class Passes:
         if number is None:
             self._follow(_Pass(begin, end, used))
             return None
-        found = self._found[number]
-        found.used += used
-        if end > found.front:
-            found.front = end
-            found.advances += 1
+        pass_ = self._found[number]
+        pass_.used += used
+        if end > pass_.front:
+            pass_.front = end
+            pass_.advances += 1
         if end >= self._size:  # a second pass over it is another one
             del self._found[number]
             return None
         self._found.move_to_end(number)
-        return self._extend(found) if found.recognized else None
+        return self._extend(pass_) if pass_.recognized else None
 
     def announced(self, begin: int) -> tuple[int, int] | None:
-        """A reader says that it will read everything from here on; returns as `seen`."""
-        found = _Pass(begin, begin, 0, announced=True)
-        self._follow(found)
-        return self._extend(found)
+        """Note that a reader will read everything from here on; return as `seen`."""
+        pass_ = _Pass(begin, begin, 0, announced=True)
+        self._follow(pass_)
+        return self._extend(pass_)
 
     def _taking(self, begin: int, end: int, is_miss: bool) -> int | None:
-        """The number of the pass that a read belongs to."""
-        for number, found in reversed(self._found.items()):
-            if found.takes(begin, end):
-                if is_miss and begin < HEAD and end < found.front and not found.announced:
+        """Return the number of the pass that a read belongs to."""
+        for number, pass_ in reversed(self._found.items()):
+            if pass_.takes(begin, end):
+                if is_miss and begin < HEAD and end < pass_.front and not pass_.announced:
                     # What it has read there is gone: this is another pass, which starts over.
                     del self._found[number]
                     return None
                 return number
         return None
 
-    def _follow(self, found: _Pass) -> None:
+    def _follow(self, pass_: _Pass) -> None:
         self._made += 1
-        self._found[self._made] = found
+        self._found[self._made] = pass_
         if len(self._found) > FOLLOWED:
             self._found.popitem(last=False)
 
-    def _extend(self, found: _Pass) -> tuple[int, int] | None:
-        passed = found.front - found.start
-        if found.used * GAPS < passed:
+    def _extend(self, pass_: _Pass) -> tuple[int, int] | None:
+        passed = pass_.front - pass_.start
+        if pass_.used * GAPS < passed:
             return None
-        window = self._window if found.announced else min(max(FACTOR * passed, WINDOW_MIN), self._window)
-        begin = max(found.ahead, found.front)
-        end = min(found.front + window, self._size)
+        window = self._window if pass_.announced else min(max(FACTOR * passed, WINDOW_MIN), self._window)
+        begin = max(pass_.ahead, pass_.front)
+        end = min(pass_.front + window, self._size)
         # In large steps, but for the last one.
         if begin >= end or (end - begin < window // 2 and end < self._size):
             return None
-        found.ahead = end
+        pass_.ahead = end
         return begin, end

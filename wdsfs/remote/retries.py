@@ -97,7 +97,7 @@ class Patience(NamedTuple):
     refused: int | None = None  # attempts, if connections are refused
 
     def wait(self, attempts: int, chance: float) -> float:
-        """Seconds before the next attempt, at random: clients that failed together shall not return together."""
+        """Return seconds before the next attempt, at random: who failed together shall not return together."""
         return min(self.longest, self.first * 2.0 ** (attempts - 1)) * chance
 
 
@@ -185,7 +185,7 @@ class Limit:
 async def again(
     attempt: Callable[[], Awaitable[Result]], limit: Limit, patience: Patience, clock: Clock, traffic: Traffic
 ) -> Result:
-    """The result of the first attempt that succeeds. Raises the last Transient when time is up."""
+    """Return the result of the first attempt that succeeds. Raises the last Transient when time is up."""
     attempts, begun = 0, None
     while True:
         left = patience.total if begun is None else max(begun + patience.total - clock.now(), 0.0)
@@ -222,7 +222,10 @@ async def again(
 
 
 async def blocking(work: Callable[[], Result], seconds: float) -> Result:
-    """The result of a call that waits for a server. Raises Transient when it takes longer; its thread goes on."""
+    """Make a call that waits for a server in a thread; return its result.
+
+    Raises Transient when it takes longer; its thread goes on.
+    """
     try:
         # Not by `wait_for`: before Python 3.12 it loses a cancellation that comes when the result does.
         async with asyncio.timeout(seconds):

@@ -81,12 +81,14 @@ class Settings(NamedTuple):
     sections: list[tuple[str, dict[str, str]]]
 
     def options(self, url: Url) -> dict[str, str]:
-        """The options for a URL."""
-        found: dict[str, str] = {}
+        """Return the options for a URL."""
+        merged: dict[str, str] = {}
         for prefix, options in self.sections:
             if _covers(prefix, url.shown):
-                found.update({name: one for name, one in options.items() if url.scheme in OPTIONS[name].schemes})
-        return found
+                merged.update(
+                    {name: value for name, value in options.items() if url.scheme in OPTIONS[name].schemes}
+                )
+        return merged
 
     def __repr__(self) -> str:
         return f"Settings({[prefix for prefix, _ in self.sections]})"
@@ -100,18 +102,21 @@ class Pace(NamedTuple):
     total: float  # seconds that a reader waits for a store
 
     def seconds(self, size: int) -> float:
-        """The seconds that an answer may take, from the request to the end of a body of `size` bytes."""
+        """Return the seconds that an answer may take, from the request to the end of a body of `size` bytes."""
         return min(self.silence + (HEAD + size) / self.rate, self.total)
 
 
 def pace(options: Mapping[str, str], rate: float = LOWEST_RATE) -> Pace:
-    """The pace that the options say; `rate` unless they say another."""
+    """Return the pace that the options say; `rate` unless they say another."""
     total = float(options.get("total_time", TOTAL_TIME))
     return Pace(min(float(options.get("timeout", SILENCE)), total), float(options.get("lowest_rate", rate)), total)
 
 
 def load(arguments: Iterable[str] = (), file: Path | None = None) -> Settings:
-    """The settings of a configuration file (default: the user's) and of `--store-option`. Raises UsageError."""
+    """Return the settings of a configuration file (default: the user's) and of `--store-option`.
+
+    Raises UsageError.
+    """
     return Settings(_sorted(_from_file(file or default_file())) + parse_arguments(arguments))
 
 
@@ -121,7 +126,7 @@ def parse_arguments(arguments: Iterable[str]) -> list[tuple[str, dict[str, str]]
 
 
 def default_file() -> Path:
-    """Where the configuration of this user lies, by the XDG specification."""
+    """Return where the configuration of this user lies, by the XDG specification."""
     chosen = os.environ.get("XDG_CONFIG_HOME", "")
     home = Path(chosen) if os.path.isabs(chosen) else Path(os.path.expanduser("~")) / ".config"
     return home / "wdsfs" / "config.toml"
@@ -132,18 +137,18 @@ def _sorted(sections: Iterable[tuple[str, dict[str, str]]]) -> list[tuple[str, d
 
 
 def _covers(prefix: str, shown: str) -> bool:
-    """True if a URL lies in the place that a prefix names: `s3://b` covers `s3://b/x`, but not `s3://bc/x`."""
+    """Return True if a URL lies in the place that a prefix names: `s3://b` covers `s3://b/x`, but not `s3://bc/x`."""
     return shown.startswith(prefix) and (
         prefix.endswith("/") or not prefix or shown[len(prefix) : len(prefix) + 1] in ("", "/", "@")
     )
 
 
 def _parse_argument(argument: str) -> tuple[str, dict[str, str]]:
-    found = _ARGUMENT.fullmatch(argument)
-    if not found:
+    match = _ARGUMENT.fullmatch(argument)
+    if not match:
         # Not shown: what cannot be read may be a secret.
         raise UsageError("--store-option: write [PREFIX:]NAME=VALUE, such as s3://bucket:region=eu-west-1")
-    prefix, name, value = found["prefix"] or "", found["name"], found["value"]
+    prefix, name, value = match["prefix"] or "", match["name"], match["value"]
     where = f"--store-option {name}"
     section = prefix, _checked({name: value}, prefix, where)
     if OPTIONS[name].kind == "secret":
@@ -179,7 +184,7 @@ def _from_file(path: Path) -> list[tuple[str, dict[str, str]]]:
 
 
 def _read(path: Path) -> tuple[str, int]:
-    """The text and the mode of the file. Raises OSError, also where somebody else could have written it."""
+    """Return the text and the mode of the file. Raises OSError, also where somebody else could have written it."""
     place = os.path.realpath(path)  # people keep such files elsewhere and link to them
     mode = os.stat(place).st_mode
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -190,7 +195,7 @@ def _read(path: Path) -> tuple[str, int]:
 
 
 def _checked(options: Mapping[str, Any], prefix: str, where: str) -> dict[str, str]:
-    """Options as texts. Raises UsageError, with no value in it."""
+    """Return options as texts. Raises UsageError, with no value in it."""
     if prefix and not _PREFIX.fullmatch(prefix):
         raise UsageError(
             f"{where}: a prefix is the start of a URL, such as s3:// or https://host/, without secrets"
@@ -198,7 +203,7 @@ def _checked(options: Mapping[str, Any], prefix: str, where: str) -> dict[str, s
     scheme = prefix.partition("://")[0]
     checked = {}
     for name, value in options.items():
-        known = [one for one, option in OPTIONS.items() if not scheme or scheme in option.schemes]
+        known = [option_name for option_name, option in OPTIONS.items() if not scheme or scheme in option.schemes]
         if name not in known:
             raise UsageError(f"{where}: there is no option {name}; there are {', '.join(known)}")
         checked[name] = _text(OPTIONS[name].kind, value, f"{where}: {name}")

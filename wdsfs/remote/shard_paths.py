@@ -103,12 +103,12 @@ def state() -> dict[str, Any]:
     Without what cannot be had at the moment.
     """
     cache, connection = _cache(), remote()
-    found: dict[str, Any] = {"stores": {}, "fetcher": connection.fetcher, "cache": str(cache.directory)}
+    report: dict[str, Any] = {"stores": {}, "fetcher": connection.fetcher, "cache": str(cache.directory)}
     with contextlib.suppress(OSError):
-        found["cache_bytes"], found["cache_limit"] = cache.room.state()
+        report["cache_bytes"], report["cache_limit"] = cache.room.state()
     with contextlib.suppress(Unreachable):
-        found |= connection.stats()
-    return found
+        report |= connection.stats()
+    return report
 
 
 def close() -> None:
@@ -121,8 +121,8 @@ def close() -> None:
         _held.pop().close()
     for known in (_cache, standard_input):
         known.cache_clear()
-    for kept in (_urls, _pins, _refused, _said):
-        kept.clear()
+    for memory in (_urls, _pins, _refused, _said):
+        memory.clear()
 
 
 def path_of(url: Url) -> bytes:
@@ -138,10 +138,10 @@ def url_of(path: bytes) -> Url:
 
     Raises SpecError; UnreadableShard for a command that only another process knows.
     """
-    found = _urls.get(path)
-    if found is None and is_output(path):
+    url = _urls.get(path)
+    if url is None and is_output(path):
         raise _unknown(path)
-    return found or parse(os.fsdecode(path))
+    return url or parse(os.fsdecode(path))
 
 
 @lru_cache(maxsize=1)
@@ -167,7 +167,7 @@ def standard_input() -> bytes:
 
 
 def _made(path: bytes) -> Pin | ShardError:
-    """The output of a command that has been run, or is not known: it is not run to see if it has changed."""
+    """Return the pin of the output of a command that has been run, or why there is none."""
     if path in _pins:
         return _known(path) or _pins[path]
     return _unknown(path)
@@ -182,13 +182,13 @@ def stat(paths: Sequence[bytes]) -> list[Pin | ShardError]:
 
     Of a store that cannot be reached, what was known last counts: what the cache has is served offline, too.
     """
-    asked = [path for path in paths if not is_output(path) or (path in _urls and path not in _pins)]
-    answers = dict(zip(asked, _stat(asked), strict=True)) if asked else {}
+    to_ask = [path for path in paths if not is_output(path) or (path in _urls and path not in _pins)]
+    answers = dict(zip(to_ask, _stat(to_ask), strict=True)) if to_ask else {}
     return [answers[path] if path in answers else _made(path) for path in paths]
 
 
 def _stat(paths: Sequence[bytes]) -> list[Pin | ShardError]:
-    found: list[Pin | ShardError] = []
+    outcomes: list[Pin | ShardError] = []
     for path, answer in zip(paths, remote().stat([url_of(path) for path in paths]), strict=True):
         if isinstance(answer, Unreachable) and (known := _known(path)) is not None:
             store, reason = url_of(path).store, str(answer).removeprefix(f"{os.fsdecode(path)}: ")
@@ -202,18 +202,18 @@ def _stat(paths: Sequence[bytes]) -> list[Pin | ShardError]:
                 _forget(path)
         else:
             raise answer
-        found.append(answer)
-    return found
+        outcomes.append(answer)
+    return outcomes
 
 
 def listed(prefix: Url) -> list[bytes]:
     """Return the paths of all objects whose key starts with that of `prefix`, by key. Raises ShardError."""
-    found = []
+    paths = []
     for url, pin in remote().list(prefix):
         path = path_of(url)
         _keep(path, pin)
-        found.append(path)
-    return found
+        paths.append(path)
+    return paths
 
 
 def presume(path: bytes, pin: Pin) -> None:
@@ -227,7 +227,7 @@ def known() -> list[bytes]:
 
 
 def is_remote(path: bytes) -> bool:
-    """True for the path of a remote shard; paths of files are absolute."""
+    """Return True for the path of a remote shard; paths of files are absolute."""
     return not path.startswith(b"/")
 
 
@@ -246,14 +246,14 @@ def pin_of(path: bytes) -> Pin:
     until, error = _refused.get(path, (0.0, None))
     if error is not None and time.monotonic() < until:
         raise type(error)(f"{error}")
-    return _asked(path)
+    return _pin_now(path)
 
 
 def look_again(path: bytes) -> Fingerprint:
     """As `look`, but the store of a remote shard is asked now. Raises ShardError."""
     if not is_remote(path):
         return Fingerprint.at(path)
-    return _asked(path).fingerprint(os.fsdecode(path))
+    return _pin_now(path).fingerprint(os.fsdecode(path))
 
 
 def open_shard(path: bytes) -> OpenShard:
@@ -279,17 +279,17 @@ def failure_of(shard: OpenShard) -> str:
 
 
 def is_output(path: bytes) -> bool:
-    """True for the output of a command, or the standard input."""
+    """Return True for the output of a command, or the standard input."""
     return path.startswith(PIPE.encode())
 
 
 def known_pin(path: bytes) -> Pin | None:
-    """The pin of a remote shard as far as anything is known; its store is not asked."""
+    """Return the pin of a remote shard as far as anything is known; its store is not asked."""
     return _known(path)
 
 
 def is_here(path: bytes) -> bool:
-    """True if all of a remote shard, as far as it is known, is in the cache; its store is not asked."""
+    """Return True if all of a remote shard, as far as it is known, is in the cache; its store is not asked."""
     pin = _known(path)
     with contextlib.suppress(OSError):
         return pin is not None and _cache().has_all(os.fsdecode(path), pin)
@@ -297,16 +297,16 @@ def is_here(path: bytes) -> bool:
 
 
 def whole_in_cache(path: bytes) -> CachedObject:
-    """The object of a remote shard, all of which has to be in the cache. Raises ShardError."""
+    """Return the object of a remote shard, all of which has to be in the cache. Raises ShardError."""
     shown = os.fsdecode(path)
     try:
-        found = _cache().open(shown, pin_of(path))
+        cached = _cache().open(shown, pin_of(path))
     except OSError as error:
         raise UnreadableShard(f"{shown}: its cache cannot be used: {error.strerror}") from None
-    if not found.complete:
-        found.close()
+    if not cached.complete:
+        cached.close()
         raise UnreadableShard(f"{shown} is not complete in the cache; `wdsfs fetch` brings it there")
-    return found
+    return cached
 
 
 def fetch(path: bytes, progress: Callable[[int, int], None] = lambda here, size: None) -> Pin:
@@ -333,14 +333,14 @@ def _fetched(path: bytes, progress: Callable[[int, int], None]) -> Pin:
     try:
         remote().fetch(url, pin, lambda here: progress(here, pin.size))
     except ObjectChanged:
-        _asked(path)
+        _pin_now(path)
         raise
     finally:
         remote().closed(url, pin)
     return pin
 
 
-def found(paths: Sequence[bytes]) -> dict[bytes, Pin]:
+def existing(paths: Sequence[bytes]) -> dict[bytes, Pin]:
     """Ask the stores which of these objects are there. Raises ShardError, also if a store cannot be reached."""
     pins = {}
     for path, answer in zip(paths, remote().stat([url_of(path) for path in paths]), strict=True):
@@ -390,7 +390,7 @@ def staging() -> Path:
     return directory
 
 
-def _asked(path: bytes) -> Pin:
+def _pin_now(path: bytes) -> Pin:
     answer = stat([path])[0]
     if isinstance(answer, Pin):
         return answer
@@ -399,9 +399,9 @@ def _asked(path: bytes) -> Pin:
 
 def _known(path: bytes) -> Pin | None:
     shown = os.fsdecode(path)
-    found = _cache().pin_of(shown)
-    if found is not None:
-        return found[0]
+    note = _cache().pin_of(shown)
+    if note is not None:
+        return note[0]
     return None if _cache().is_gone(shown) else _pins.get(path)
 
 

@@ -172,7 +172,7 @@ class SpooledObjects:
         for attempt in range(1, ATTEMPTS + 1):
             body = _Body(bodies(marks), asyncio.get_running_loop())
             try:
-                return await self._in_thread(lambda body=body: _kept(cache, url, body))  # type: ignore[misc]
+                return await self._in_thread(lambda body=body: _spooled_answer(cache, url, body))  # type: ignore[misc]
             except Unreachable:
                 if attempt == ATTEMPTS:
                     raise
@@ -228,7 +228,7 @@ class SpooledObjects:
             self._running.remove(process)
 
 
-def _kept(cache: ObjectCache, url: Url, body: BufferedIOBase) -> Pin:
+def _spooled_answer(cache: ObjectCache, url: Url, body: BufferedIOBase) -> Pin:
     spooled = spool(cache, url.shown, body)
     with spooled.file:
         pin = Pin(spooled.size, 0, f'{SPOOLED}{spooled.digest}"', "")

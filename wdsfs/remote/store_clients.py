@@ -49,12 +49,12 @@ class StoreAccess(NamedTuple):
 
 
 def access(url: Url, options: Options) -> StoreAccess:
-    """The credentials for the store of a URL. Raises Unreachable when something for that is missing."""
+    """Return the credentials for the store of a URL. Raises Unreachable when something for that is missing."""
     return _ACCESS.get(url.scheme, _web)(url, options)
 
 
 def place(url: Url) -> tuple[str, str]:
-    """The place that needs a client of its own, and the path of the object in it.
+    """Return the place that needs a client of its own, and the path of the object in it.
 
     In the web a query belongs to the place: HTTPStore would take its "?" for a letter.
     """
@@ -66,7 +66,7 @@ def place(url: Url) -> tuple[str, str]:
 
 
 def make(url: Url, options: Options) -> ObjectStore:
-    """A client for the place of a URL."""
+    """Return a client for the place of a URL."""
     entered = access(url, options)
     if url.scheme not in BUCKETS:
         return web_store(place(url)[0], options, entered.headers)
@@ -83,12 +83,12 @@ def make(url: Url, options: Options) -> ObjectStore:
 
 
 def _conditional_copy(url: Url) -> dict[str, str]:
-    """How S3 copies only to where nothing is: by a multipart upload, whose end can be conditional."""
+    """Return how S3 copies only to where nothing is: by a multipart upload, whose end can be conditional."""
     return {"copy_if_not_exists": "multipart"} if url.scheme in ("s3", "ais") else {}
 
 
 def web_store(location: str, options: Options, headers: dict[str, str]) -> HTTPStore:
-    """A client for a place in the web. Redirects from https to http are not followed."""
+    """Return a client for a place in the web. Redirects from https to http are not followed."""
     client_options = _client_options(options, headers)
     if location.startswith("http:"):
         client_options["allow_http"] = True
@@ -96,17 +96,17 @@ def web_store(location: str, options: Options, headers: dict[str, str]) -> HTTPS
 
 
 def _client_options(options: Options, headers: dict[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    client_options: dict[str, Any] = {
         "connect_timeout": _CONNECT,
         "read_timeout": f"{int(pace(options).silence * 1000)}ms",
         "timeout": _WHOLE,
         "user_agent": USER_AGENT,
     }
     if headers:
-        found["default_headers"] = headers
+        client_options["default_headers"] = headers
     if "certificates" in options:
-        found["root_certificate"] = Path(options["certificates"]).read_bytes()
-    return found
+        client_options["root_certificate"] = Path(options["certificates"]).read_bytes()
+    return client_options
 
 
 # --- how each kind of store is entered -----------------------------------------------------------------------
@@ -127,13 +127,13 @@ def _s3(url: Url, options: Options) -> StoreAccess:
     if os.environ.get("AWS_ACCESS_KEY_ID") and not chosen:
         return StoreAccess(config, "access key of the environment")
     profile = chosen or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
-    found = _profile(profile or "default")
-    config["region"] = config["region"] or (None if os.environ.get("AWS_REGION") else found.get("region"))
+    keys = _profile(profile or "default")
+    config["region"] = config["region"] or (None if os.environ.get("AWS_REGION") else keys.get("region"))
     config["endpoint"] = config["endpoint"] or (
-        None if os.environ.get("AWS_ENDPOINT_URL") else found.get("endpoint")
+        None if os.environ.get("AWS_ENDPOINT_URL") else keys.get("endpoint")
     )
-    if "secret_access_key" in found:
-        return StoreAccess({**config, **_keys(found)}, f"access key of the profile {profile or 'default'}")
+    if "secret_access_key" in keys:
+        return StoreAccess({**config, **_keys(keys)}, f"access key of the profile {profile or 'default'}")
     if profile:
         return StoreAccess(config, f"profile {profile}, by boto3", provider=_boto3(url, profile))
     for variable, kind in (
@@ -151,7 +151,7 @@ def _profile(profile: str) -> dict[str, str]:
 
     The rest (SSO, roles, processes) is for boto3.
     """
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for variable, default, section in (
         ("AWS_CONFIG_FILE", "~/.aws/config", profile if profile == "default" else f"profile {profile}"),
         ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", profile),
@@ -162,14 +162,16 @@ def _profile(profile: str) -> dict[str, str]:
         except (configparser.Error, UnicodeDecodeError):
             continue  # the AWS tools say what is wrong with it
         if parser.has_section(section):
-            found.update(
+            options.update(
                 {_PROFILE_NAMES[name]: value for name, value in parser.items(section) if name in _PROFILE_NAMES}
             )
-    return found
+    return options
 
 
-def _keys(found: Options) -> Options:
-    return {name: found[name] for name in ("access_key_id", "secret_access_key", "session_token") if name in found}
+def _keys(options: Options) -> Options:
+    return {
+        name: options[name] for name in ("access_key_id", "secret_access_key", "session_token") if name in options
+    }
 
 
 def _boto3(url: Url, profile: str) -> Any:
@@ -252,9 +254,9 @@ def _given(start: str) -> list[str]:
 
 
 def _connection_string() -> dict[str, str]:
-    """The fields of AZURE_STORAGE_CONNECTION_STRING."""
+    """Return the fields of AZURE_STORAGE_CONNECTION_STRING."""
     parts = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "").split(";")
-    return {name: value for name, found, value in (part.partition("=") for part in parts) if found}
+    return {name: value for name, equals, value in (part.partition("=") for part in parts) if equals}
 
 
 def _web(url: Url, options: Options) -> StoreAccess:
@@ -278,8 +280,8 @@ def _hf(url: Url, options: Options) -> StoreAccess:
     if os.environ.get("HF_TOKEN"):
         return StoreAccess({}, "token of the environment")
     home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
-    found = os.path.exists(os.environ.get("HF_TOKEN_PATH") or os.path.join(home, "token"))
-    return StoreAccess({}, "token of `hf auth login`" if found else "none")
+    has_token = os.path.exists(os.environ.get("HF_TOKEN_PATH") or os.path.join(home, "token"))
+    return StoreAccess({}, "token of `hf auth login`" if has_token else "none")
 
 
 def _yes(options: Options, name: str) -> bool:

@@ -132,7 +132,7 @@ class Stores:
 
     async def _head(self, url: Url) -> Pin:
         client, path = await self._client(url)
-        return answers.pin_of(await self._asked(url, obstore.head_async(client, path)))
+        return answers.pin_of(await self._answer_of(url, obstore.head_async(client, path)))
 
     async def _head_of_web(self, url: Url) -> Pin:
         """By HEAD, or if that is refused, by the head of an answer to GET: a signature is for one method."""
@@ -143,24 +143,24 @@ class Stores:
                 pass
         client, path = await self._client(url)
         try:
-            found = await self._asked(url, obstore.get_async(client, path, options={"range": (0, 1)}))
+            answer = await self._answer_of(url, obstore.get_async(client, path, options={"range": (0, 1)}))
         except (NoRanges, ObjectChanged):  # whole objects only, or not even one byte
-            found = await self._asked(url, obstore.get_async(client, path))
+            answer = await self._answer_of(url, obstore.get_async(client, path))
         except OtherAnswer:
             return await self._fallback.head(url, self._options(url))
-        return answers.pin_of(found.meta)
+        return answers.pin_of(answer.meta)
 
     async def _list(self, prefix: Url) -> list[tuple[Url, Pin]]:
         client, _ = await self._client(prefix)
         directory = prefix.key.rpartition("/")[0]  # obstore takes whole names only
-        found = []
+        objects = []
         listing = obstore.list(client, directory or None, chunk_size=1000)
-        while (some := await self._asked(prefix, _next(listing), LISTED)) is not None:
-            found += [one for one in some if one["path"].startswith(prefix.key)]
-        return sorted((prefix._replace(key=one["path"]), answers.pin_of(one)) for one in found)
+        while (some := await self._answer_of(prefix, _next(listing), LISTED)) is not None:
+            objects += [meta for meta in some if meta["path"].startswith(prefix.key)]
+        return sorted((prefix._replace(key=meta["path"]), answers.pin_of(meta)) for meta in objects)
 
     async def list(self, prefix: Url) -> list[tuple[Url, Pin]]:
-        """All objects whose key starts with that of `prefix`, by key. Raises ShardError."""
+        """Return all objects whose key starts with that of `prefix`, by key. Raises ShardError."""
         if prefix.scheme in WEB:
             raise Unreachable(f"{prefix}: a web server does not list: write out the names, with braces")
         if prefix.scheme == "hf":
@@ -181,7 +181,7 @@ class Stores:
             await self._again(url, lambda: self._rest_of(transfer))
 
     async def get(self, url: Url, pin: Pin, begin: int, end: int) -> bytes:
-        """The same bytes. Raises ShardError."""
+        """Return the same bytes. Raises ShardError."""
         pieces: list[Buffer] = []
         await self.fetch(url, pin, begin, end, lambda _, data: pieces.append(data))
         return b"".join(pieces)
@@ -190,7 +190,7 @@ class Stores:
         """One request for what is still to come of a range."""
         url, before = transfer.url, transfer.at
         try:
-            if self._fallback.is_asked(url):
+            if self._fallback.is_due(url):
                 await self._fallback.fetch(transfer, self._options(url))
             else:
                 await self._by_obstore(transfer)
@@ -209,14 +209,14 @@ class Stores:
         url, size = transfer.url, transfer.end - transfer.at
         answer = await self._opened(url, transfer.pin, {"range": (transfer.at, transfer.end)})
         if size <= STREAMED:
-            transfer.add(await self._asked(url, answer.bytes_async(), size))
+            transfer.add(await self._answer_of(url, answer.bytes_async(), size))
             return
         pieces = answer.stream(min_chunk_size=PIECE)
-        while (piece := await self._asked(url, _next(pieces), PIECE)) is not None:
+        while (piece := await self._answer_of(url, _next(pieces), PIECE)) is not None:
             transfer.add(piece)
 
     async def get_all(self, url: Url, pin: Pin) -> AsyncIterator[memoryview]:
-        """The pinned object from its first byte to its last, for servers that ignore Range. Raises ShardError.
+        """Yield the pinned object from its first byte on, for servers that ignore Range. Raises ShardError.
 
         What is cut is asked for anew, from the start, for there is no other way: as long as that brings it on.
         """
@@ -225,10 +225,10 @@ class Stores:
             if fruitless > _FRUITLESS:
                 raise Unreachable(f"{url}: {broken}, again and again before byte {done + 1:,} of {pin.size:,}")
             start, at = done, 0
-            found = await self._again(url, lambda: self._opened(url, pin, {}))
-            pieces = found.stream(min_chunk_size=PIECE)
+            answer = await self._again(url, lambda: self._opened(url, pin, {}))
+            pieces = answer.stream(min_chunk_size=PIECE)
             try:
-                while (piece := await self._asked(url, _next(pieces), PIECE)) is not None:
+                while (piece := await self._answer_of(url, _next(pieces), PIECE)) is not None:
                     new = memoryview(piece)[max(done - at, 0) :]
                     at += len(piece)
                     done += len(new)
@@ -246,7 +246,7 @@ class Stores:
             fruitless = fruitless + 1 if done - start < _PROGRESS else 0
 
     async def _opened(self, url: Url, pin: Pin, options: GetOptions) -> GetResult:
-        """The answer to a conditional request, its head checked. Raises ShardError, Transient."""
+        """Return the answer to a conditional request, its head checked. Raises ShardError, Transient."""
         if url.scheme == "hf":
             return await self._opened_at_hub(url, pin, options)
         client, path = await self._client(url)
@@ -255,23 +255,23 @@ class Stores:
         elif pin.mtime_ns:
             options["if_unmodified_since"] = datetime.fromtimestamp(pin.mtime_ns // 10**9, UTC)
         try:
-            found = await self._asked(url, obstore.get_async(client, path, options=options))
+            answer = await self._answer_of(url, obstore.get_async(client, path, options=options))
         except MissingObject:
             raise ObjectChanged(f"{url}: it is gone") from None
-        changed = pin.difference(answers.pin_of(found.meta))
+        changed = pin.difference(answers.pin_of(answer.meta))
         if changed:
             raise answers.replaced(url, changed)
-        return found
+        return answer
 
     async def _opened_at_hub(self, url: Url, pin: Pin, options: GetOptions) -> GetResult:
-        """A file of a commit never changes, so only its size is compared: the ETag is that of another server."""
+        """Open a file of a commit, which never changes: only its size is compared, for another server sends it."""
         known = self._hub.knows(url, pin)
         place, headers = await self._hub.location(url, pin, self._options(url))
-        client = await self._kept(
+        client = await self._client_at(
             url, (place,), lambda: store_clients.web_store(place, self._options(url), headers)
         )
         try:
-            return _of_size(url, pin, await self._asked(url, obstore.get_async(client, "", options=options)))
+            return _of_size(url, pin, await self._answer_of(url, obstore.get_async(client, "", options=options)))
         except (DeniedObject, MissingObject):
             self._hub.forget(url, pin)
             if not known:
@@ -294,15 +294,15 @@ class Stores:
         client, path = await self._patient_client(url, seconds)
         mode: PutMode = "create"
         if replaces is not None:
-            found = await self._asked(url, obstore.head_async(client, path))
-            changed = replaces.difference(answers.pin_of(found))
+            meta = await self._answer_of(url, obstore.head_async(client, path))
+            changed = replaces.difference(answers.pin_of(meta))
             if changed:
                 raise answers.replaced(url, changed)
-            mode = {"e_tag": found["e_tag"]}
-            if found["version"]:  # by which Google's store knows it
-                mode["version"] = found["version"]
+            mode = {"e_tag": meta["e_tag"]}
+            if meta["version"]:  # by which Google's store knows it
+                mode["version"] = meta["version"]
         sent = obstore.put_async(client, path, content, mode=mode, use_multipart=False)
-        return answers.etag_of(await self._asked(url, sent, seconds=seconds))
+        return answers.etag_of(await self._answer_of(url, sent, seconds=seconds))
 
     async def copy(self, url: Url, size: int, target: Url) -> None:
         """Have the store copy an object of this size to a place in the same bucket where there is none.
@@ -315,12 +315,12 @@ class Stores:
         async def attempt() -> None:
             client, _ = await self._patient_client(target, seconds)
             copied = obstore.copy_async(client, url.key, target.key, overwrite=False)
-            await self._asked(target, copied, seconds=seconds)
+            await self._answer_of(target, copied, seconds=seconds)
 
         await self._again(target, attempt, seconds)
 
     def _sending(self, url: Url, size: int) -> float:
-        """The seconds that a request may take whose answer comes after `size` bytes are sent or copied."""
+        """Return the seconds that a request may take whose answer comes after `size` bytes are sent or copied."""
         pace = settings.pace(self._options(url), settings.LOWEST_RATE_OF_UPLOADS)
         # Few timeouts, as each needs a client of its own.
         return pace.silence + 2.0 ** math.ceil(math.log2(1 + size / pace.rate))
@@ -329,7 +329,7 @@ class Stores:
         """As `_client`, for a request that may take so long."""
         options = {**self._options(url), "timeout": str(seconds), "total_time": str(seconds)}
         route = self._route(url)
-        client = await self._kept(url, (seconds, *route.place), lambda: store_clients.make(url, options))
+        client = await self._client_at(url, (seconds, *route.place), lambda: store_clients.make(url, options))
         return client, route.path
 
     def end(self) -> None:
@@ -339,24 +339,27 @@ class Stores:
     # --- for `doctor`
 
     async def describe(self, url: Url) -> dict[str, Any]:
-        """A report about a URL: reachable, credentials (their kind), ranges, conditions; None: not known."""
-        found: dict[str, Any] = dict.fromkeys(("reachable", "credentials", "ranges", "conditions", "error"))
+        """Return a report about a URL: reachable, credentials (their kind), ranges, conditions.
+
+        None: not known.
+        """
+        report: dict[str, Any] = dict.fromkeys(("reachable", "credentials", "ranges", "conditions", "error"))
         if url.is_program:
             return {"error": f"{url}: is a program"}
         try:
-            found["credentials"] = store_clients.access(url, self._options(url)).kind
+            report["credentials"] = store_clients.access(url, self._options(url)).kind
             if not url.key or url.key.endswith("/"):
-                found["objects"] = len(await self.list(url))
+                report["objects"] = len(await self.list(url))
             else:
                 pin = await self.head(url)
-                found.update(size=pin.size, pinned=not pin.is_weak, reachable=True)
-                found["ranges"] = await self._has_ranges(url, pin)
-                found["conditions"] = await self._has_conditions(url)
-            found["reachable"] = True
+                report.update(size=pin.size, pinned=not pin.is_weak, reachable=True)
+                report["ranges"] = await self._has_ranges(url, pin)
+                report["conditions"] = await self._has_conditions(url)
+            report["reachable"] = True
         except ShardError as error:
-            found["error"] = str(error)
-            found["reachable"] = bool(found["reachable"])
-        return found
+            report["error"] = str(error)
+            report["reachable"] = bool(report["reachable"])
+        return report
 
     async def _has_ranges(self, url: Url, pin: Pin) -> bool:
         try:
@@ -366,13 +369,17 @@ class Stores:
         return True
 
     async def _has_conditions(self, url: Url) -> bool | None:
-        """True if a condition that cannot hold is refused; None for the hub, where commits make them needless."""
+        """Return True if a condition that cannot hold is refused.
+
+        None for the hub, where commits make them needless.
+        """
         if url.scheme == "hf":
             return None
         client, path = await self._client(url)
         try:
             await self._again(
-                url, lambda: self._asked(url, obstore.get_async(client, path, options={"if_match": '"no-such"'}))
+                url,
+                lambda: self._answer_of(url, obstore.get_async(client, path, options={"if_match": '"no-such"'})),
             )
         except ObjectChanged:
             return True
@@ -394,22 +401,22 @@ class Stores:
         return self._route(url).options
 
     async def _client(self, url: Url) -> tuple[ObjectStore, str]:
-        """A client for this URL, and the path of the object in it. Raises Unreachable."""
+        """Return a client for this URL, and the path of the object in it. Raises Unreachable."""
         route = self._route(url)
-        client = await self._kept(url, route.place, lambda: store_clients.make(url, route.options))
+        client = await self._client_at(url, route.place, lambda: store_clients.make(url, route.options))
         return client, route.path
 
-    async def _kept(self, url: Url, key: tuple[object, ...], make: Callable[[], ObjectStore]) -> ObjectStore:
-        kept = self._clients.get(key)
-        if kept is None:
+    async def _client_at(self, url: Url, key: tuple[object, ...], make: Callable[[], ObjectStore]) -> ObjectStore:
+        client = self._clients.get(key)
+        if client is None:
             async with self._making:  # of many requests for a new place, one makes the client
-                kept = self._clients.get(key) or (await self._made(url, make), self._clock.now())
-                self._clients[key] = kept
+                client = self._clients.get(key) or (await self._made(url, make), self._clock.now())
+                self._clients[key] = client
             while len(self._clients) > CLIENTS:
                 self._clients.popitem(last=False)
         else:
             self._clients.move_to_end(key)
-        return kept[0]
+        return client[0]
 
     async def _made(self, url: Url, make: Callable[[], ObjectStore]) -> ObjectStore:
         try:
@@ -421,7 +428,7 @@ class Stores:
         raise Unreachable(f"{url}: the options of this store, or its variables in the environment, cannot be used")
 
     def _outdated(self, url: Url) -> bool:
-        """True if a client was dropped that was made a while ago: there may be other credentials by now."""
+        """Return True if a client was dropped that was made a while ago: there may be other credentials by now."""
         place = self._route(url).place
         _, made = self._clients.get(place, (None, self._clock.now()))
         outdated = self._clock.now() - made > _RENEW
@@ -451,7 +458,7 @@ class Stores:
         seconds: float = 0,
         refused: int | None = None,
     ) -> Result:
-        """The result of the first attempt that succeeds. Raises ShardError.
+        """Return the result of the first attempt that succeeds. Raises ShardError.
 
         Each may take `seconds`; there are no more than `refused` if connections are refused.
         """
@@ -493,16 +500,16 @@ class Stores:
         self._route(url).traffic.told_until = until
         return Unreachable(f"{url}: {reason}")
 
-    async def _asked(
-        self, url: Url, asked: Awaitable[Result], size: int = 0, seconds: float | None = None
+    async def _answer_of(
+        self, url: Url, answer: Awaitable[Result], size: int = 0, seconds: float | None = None
     ) -> Result:
-        """The answer of obstore; its errors, which have secrets, end here. Raises ShardError, Transient.
+        """Return the answer of obstore; its errors, which have secrets, end here. Raises ShardError, Transient.
 
         It is waited for as long as the pace of the store allows for so many bytes, or these `seconds`.
         """
         try:
             async with asyncio.timeout(self._route(url).pace.seconds(size) if seconds is None else seconds):
-                return await asked
+                return await answer
         except TimeoutError:
             raise Transient("its server does not answer, or too slowly", silent=True) from None
         except _OBSTORE_ERRORS as error:
@@ -516,23 +523,23 @@ class Stores:
             failed.wait = await self._fallback.how_long(url, self._options(url))
 
 
-def _of_size(url: Url, pin: Pin, found: GetResult) -> GetResult:
-    """The answer, if it is of the pinned size. Raises ObjectChanged."""
-    size = found.meta["size"]
+def _of_size(url: Url, pin: Pin, answer: GetResult) -> GetResult:
+    """Return the answer, if it is of the pinned size. Raises ObjectChanged."""
+    size = answer.meta["size"]
     if size != pin.size:
         raise ObjectChanged(f"{url}: it has {size:,} bytes instead of {pin.size:,}")
-    return found
+    return answer
 
 
 async def _next(pieces: Any) -> Any:
-    """The next of an asynchronous iterator of obstore; None at its end."""
+    """Return the next of an asynchronous iterator of obstore; None at its end."""
     async for piece in pieces:
         return piece
     return None
 
 
 def _expired(url: Url) -> DeniedObject | None:
-    """The error for a URL whose signature has expired; None for any other."""
+    """Return the error for a URL whose signature has expired; None for any other."""
     end = urls.expiry(url)
     if end is None or end > time.time():
         return None

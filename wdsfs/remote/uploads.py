@@ -67,13 +67,13 @@ async def copy(stores: Stores, url: Url, pin: Pin, target: Url) -> Pin:
     await stores.copy(url, pin.size, target)
     try:
         await _require(stores, url, pin)
-        found = await stores.head(target)
-        if found.size != pin.size:
-            raise ObjectChanged(f"{target}: it has {found.size:,} bytes instead of {pin.size:,}")
+        copied = await stores.head(target)
+        if copied.size != pin.size:
+            raise ObjectChanged(f"{target}: it has {copied.size:,} bytes instead of {pin.size:,}")
     except (ObjectChanged, MissingObject) as error:
         text = f"{target} may be a copy of something else ({error}): remove it, and repeat the command"
         raise UnreadableShard(text) from None
-    return found
+    return copied
 
 
 async def _require(stores: Stores, url: Url, pin: Pin) -> None:
@@ -84,7 +84,7 @@ async def _require(stores: Stores, url: Url, pin: Pin) -> None:
 
 
 async def _is_same(stores: Stores, url: Url, pin: Pin, content: mmap.mmap, digest: str) -> bool:
-    """True if an object has this content, whose MD5 is `digest`."""
+    """Return True if an object has this content, whose MD5 is `digest`."""
     if pin.size != len(content):
         return False
     if pin.etag == f'"{digest}"':
@@ -99,13 +99,13 @@ async def _is_same(stores: Stores, url: Url, pin: Pin, content: mmap.mmap, diges
 
 async def _is_same_piece(stores: Stores, url: Url, pin: Pin, content: mmap.mmap, start: int) -> bool:
     end = min(start + PIECE, pin.size)
-    with memoryview(content) as view, view[start:end] as wanted:
-        return await stores.get(url, pin, start, end) == wanted
+    with memoryview(content) as view, view[start:end] as piece:
+        return await stores.get(url, pin, start, end) == piece
 
 
 @contextlib.contextmanager
 def _mapped(file: str) -> Iterator[mmap.mmap]:
-    """The content of a file, without reading it into memory. Raises OSError."""
+    """Yield the content of a file, without reading it into memory. Raises OSError."""
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         content = mmap.mmap(fd, 0, prot=mmap.PROT_READ)

@@ -143,7 +143,7 @@ class Pin(NamedTuple):
         return {"If-Unmodified-Since": format_datetime(when, usegmt=True)} if self.mtime_ns else {}
 
     def fingerprint(self, shown: str) -> Fingerprint:
-        """The fingerprint of the object at this URL (as it is shown)."""
+        """Return the fingerprint of the object at this URL (as it is shown)."""
         text = "\0".join((shown, self.etag, self.version)).encode(errors="surrogateescape")
         identity = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
         return Fingerprint(self.size, self.mtime_ns, identity)
@@ -173,15 +173,15 @@ class Pin(NamedTuple):
 
 
 def is_url(text: str) -> bool:
-    """True for text that starts with one of SCHEMES or with `pipe:`; `file:` is no URL here."""
+    """Return True for text that starts with one of SCHEMES or with `pipe:`; `file:` is no URL here."""
     if ":" not in text:  # nearly every path: asked several times for each shard
         return False
-    found = _SCHEME.match(text)
-    return text.startswith(PIPE) or (found is not None and found[1].lower() in SCHEMES)
+    scheme = _SCHEME.match(text)
+    return text.startswith(PIPE) or (scheme is not None and scheme[1].lower() in SCHEMES)
 
 
 def program(command: str, directory: str) -> Url:
-    """The output of a command of /bin/sh that is run in this directory.
+    """Return the output of a command of /bin/sh that is run in this directory.
 
     Semantics decision: it is called after the last word of the command that looks like the name of a shard. Shown
     are the first word of the command, if it has no quotes and assigns nothing, and a sum: the rest may be secret.
@@ -194,21 +194,21 @@ def program(command: str, directory: str) -> Url:
 
 
 def first_word(command: str) -> str:
-    """The program of a command; "" if it cannot be told from what may be secret."""
+    """Return the program of a command; "" if it cannot be told from what may be secret."""
     word = command.split()[0] if command.strip() else ""
     return word.rpartition("/")[2] if _COMMAND_WORD.fullmatch(word) else ""
 
 
 def _shard_name(word: str) -> str:
-    """The name of a shard at the end of a word of a command; "" if there is none."""
+    """Return the name of a shard at the end of a word of a command; "" if there is none."""
     name = re.split(r"[?#]", word.strip(_QUOTES))[0].rpartition("/")[2]
     return name if name.endswith(_SUFFIXES) and _FILE_NAME.fullmatch(name) else ""
 
 
 def parse(text: str) -> Url:
-    """The URL that a user typed. Raises SpecError, whose message holds no secret."""
-    found = _SCHEME.match(text)
-    scheme = found[1].lower() if found else ""
+    """Return the URL that a user typed. Raises SpecError, whose message holds no secret."""
+    match = _SCHEME.match(text)
+    scheme = match[1].lower() if match else ""
     if scheme not in SCHEMES:
         raise SpecError(f"{scheme or 'no scheme'}: shards are read from {', '.join(sorted(SCHEMES))} URLs")
     rest = text[len(scheme) + 3 :]
@@ -225,17 +225,20 @@ def store_of(shown: str) -> str:
 
 
 def readable(shown: bytes) -> bytes:
-    """A URL as it is shown, for names of shards: of http(s) with the characters that its escapes stand for.
+    """Return a URL as it is shown, for names of shards: of http(s) with the characters that its escapes stand for.
 
     But for slashes, percent signs and control characters.
     """
     if not shown.startswith((b"http://", b"https://")):
         return shown
-    return _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()), shown)
+    return _ESCAPE.sub(lambda escape: bytes.fromhex(escape[1].decode()), shown)
 
 
 def join(prefix: Url, name: str) -> Url:
-    """The object `name` (decoded, may contain slashes) below a prefix; a signature for the prefix goes with it."""
+    """Return the object `name` (decoded, may contain slashes) below a prefix.
+
+    A signature for the prefix goes with it.
+    """
     joined = "/".join(part for part in (prefix.key.rstrip("/"), name) if part)
     return prefix._replace(key=_checked(joined, f"{prefix.store}/{joined}"))
 
@@ -249,10 +252,10 @@ def _parse_bucket(scheme: str, rest: str) -> Url:
 
 
 def _parse_hub(rest: str) -> Url:
-    found = _HUB.fullmatch(rest)
-    if not found:
+    match = _HUB.fullmatch(rest)
+    if not match:
         raise SpecError(f"hf://{rest}: write hf://datasets/OWNER/NAME[@REVISION]/PATH")
-    repository, revision, path = found[1], found[2], found[3] or ""
+    repository, revision, path = match[1], match[2], match[3] or ""
     store = f"hf://datasets/{repository}" + (f"@{revision}" if revision else "")
     return Url(store, _checked(path, f"hf://{rest}"))
 
@@ -275,7 +278,7 @@ def _parse_web(scheme: str, rest: str) -> Url:
 
 
 def _checked(key: str, shown: str) -> str:
-    """The key. Raises SpecError for one that clients and servers along the way would take for another."""
+    """Return the key. Raises SpecError for one that clients and servers along the way would take for another."""
     if len(key) > KEY_MAX:
         raise SpecError(f"{shown[:100]}...: a path of {len(key):,} characters: no store has such a name")
     segments = key.removesuffix("/").split("/")
@@ -285,7 +288,7 @@ def _checked(key: str, shown: str) -> str:
 
 
 def _decoded(path: str) -> str:
-    """A path of http(s) without escapes, but for %2F, which is no separator, and %25, which keeps that apart."""
+    """Return a path of http(s) without escapes but %2F, which is no separator, and %25, which keeps that apart."""
     pieces = _KEPT_ESCAPE.split(path)
     return "".join(
         piece.upper() if at % 2 else unquote(piece, errors="surrogateescape") for at, piece in enumerate(pieces)
@@ -293,7 +296,7 @@ def _decoded(path: str) -> str:
 
 
 def _encoded(key: str) -> str:
-    """The reverse of `_decoded`."""
+    """Return the reverse of `_decoded`."""
     pieces = _KEPT_ESCAPE.split(key)
     return "".join(
         piece if at % 2 else quote(piece, safe=_PLAIN, errors="surrogateescape") for at, piece in enumerate(pieces)
@@ -305,14 +308,14 @@ def _is_signing(name: str, signed: bool) -> bool:
 
 
 def is_signed(url: Url) -> bool:
-    """True if the query has a signature, so that the URL itself is the credential."""
+    """Return True if the query has a signature, so that the URL itself is the credential."""
     return any(
         name.lower().endswith(("signature", "sig")) or name.lower() == "token" for name, _ in parse_qsl(url.query)
     )
 
 
 def expiry(url: Url) -> float | None:
-    """When its signature ends (seconds of the Unix era); None for a URL that does not say so."""
+    """Return when its signature ends (seconds of the Unix era); None for a URL that does not say so."""
     fields = {name.lower(): value for name, value in parse_qsl(url.query)}
     try:
         for date, seconds in (("x-amz-date", "x-amz-expires"), ("x-goog-date", "x-goog-expires")):

@@ -56,7 +56,7 @@ class WebFallback:
         self._until: dict[str, float] = {}
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    def is_asked(self, url: Url) -> bool:
+    def is_due(self, url: Url) -> bool:
         """Return True if a server has lately given answers that obstore refuses."""
         return bool(self._until) and self._until.get(url.store, 0.0) > self._clock.now()
 

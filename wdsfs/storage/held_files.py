@@ -47,7 +47,10 @@ def mark(fd: int) -> None:
 
 
 def is_written(fd: int) -> bool:
-    """True if a program has a file open for writing, which is open to read here. Raises OSError without leases."""
+    """Return True if a program has a file open for writing, which is open to read here.
+
+    Raises OSError without leases.
+    """
     _ignore_breaks(fd)
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
@@ -60,7 +63,10 @@ def is_written(fd: int) -> bool:
 
 
 def is_held(fd: int) -> bool:
-    """True if a file is held by others than this descriptor, which has been opened to read. Raises OSError."""
+    """Return True if a file is held by others than this descriptor, which has been opened to read.
+
+    Raises OSError.
+    """
     if not os.fstat(fd).st_mode & _MARK:
         return False
     _ignore_breaks(fd)
