@@ -14,7 +14,7 @@ from tests.overlay.test_model import SETS
 from tests.overlay.test_writable_tree import Seam, Stopped
 from tests.writables import Mount, a_set, mounted
 from wdsfs.errors import EntryError, NoSuchEntry
-from wdsfs.overlay.merged_view import NodeTable
+from wdsfs.overlay.overlaid_tree import NodeTable
 from wdsfs.overlay.restore import Restoration, RestoredChange
 from wdsfs.overlay.upper_directory import load_upper
 from wdsfs.overlay.upper_files import EXCHANGE, SystemCalls

@@ -17,7 +17,7 @@ from wdsfs.errors import CommitError, MissingShard, MountError, NoSuchEntry, Ove
 from wdsfs.kernel.image_mount import MakeImage
 from wdsfs.mount.live_mount import Frozen, LiveMount
 from wdsfs.names import shown
-from wdsfs.overlay.merged_view import NodeTable
+from wdsfs.overlay.overlaid_tree import NodeTable
 from wdsfs.overlay.overlay_directory import (
     OverlayDirectory,
     OverlaySettings,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from wdsfs.errors import InvalidRequest, NameTooLong, NoSuchEntry, NotADirectory
 from wdsfs.names import NAME_MAX
-from wdsfs.overlay.merged_view import Child, MergedView
+from wdsfs.overlay.overlaid_tree import Child, OverlaidTree
 from wdsfs.overlay.upper_files import Attributes
 from wdsfs.overlay.upper_format import DIRECTORY, UpperNode
 from wdsfs.tree import content as content_module
@@ -26,7 +26,7 @@ class CopyUp:
     `owner` (uid, gid) is whom the files of the lower belong to.
     """
 
-    def __init__(self, view: MergedView, owner: tuple[int, int] | None) -> None:
+    def __init__(self, view: OverlaidTree, owner: tuple[int, int] | None) -> None:
         self.view = view
         self.tree = view.tree
         self.upper = view.upper

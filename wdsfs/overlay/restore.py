@@ -16,7 +16,7 @@ from typing import NamedTuple
 from wdsfs import inodes
 from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError, StaleShard
 from wdsfs.inodes import ROOT, UP, kind_of
-from wdsfs.overlay.merged_view import MergedView, NodeTable, number_of
+from wdsfs.overlay.overlaid_tree import NodeTable, OverlaidTree, number_of
 from wdsfs.overlay.upper_format import DIRECTORY, THE_WHITEOUT, Place, UpperNode
 from wdsfs.tree.tree import text_of
 
@@ -230,7 +230,7 @@ class Undo:
     again, or with an inode whose content and attributes have changed and an empty name.
     """
 
-    def __init__(self, view: MergedView, notify: Callable[[int, bytes], None]) -> None:
+    def __init__(self, view: OverlaidTree, notify: Callable[[int, bytes], None]) -> None:
         self.view = view
         self.upper = view.upper
         self.nodes = view.nodes

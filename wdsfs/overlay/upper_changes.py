@@ -56,6 +56,7 @@ class UpperChanges:
         """A new, empty file."""
         if name in parent.children or not self.files.is_plain(attributes):
             return self._make_file(parent, name, attributes, lambda node, fd: 0)
+        # At once in its place, since that is what writing many small files costs.
         directory = self.files.directory(parent)
         fd = self.calls.create(name, os.O_RDWR, attributes.mode, directory)
         try:
@@ -64,8 +65,7 @@ class UpperChanges:
                 self.calls.chmod(name, attributes.mode, directory)
         except BaseException:
             os.close(fd)
-            with contextlib.suppress(OSError):
-                self.calls.unlink(name, directory)
+            self.work.throw_away(name, directory)
             raise
         node = _new_node(FILE, parent, name, status)
         parent.enter(name, node)
@@ -225,25 +225,15 @@ class UpperChanges:
 
         A node that loses its last name while the kernel knows it becomes an orphan.
         """
-        directory = self.files.directory(parent)
-        if not node.more and node.known != 0:
-            self._move_away((parent, name), hide, orphan_name(node), self.orphans.fd)
-            self._drop_name((parent, name), node, hide)
+        is_known = not node.more and node.known != 0
+        with self.work.prepared() as temporary:
+            new, where = (orphan_name(node), self.orphans.fd) if is_known else (temporary, self.work.fd)
+            self._move_away((parent, name), hide, new, where)
+        self._drop_name((parent, name), node, hide)
+        if is_known:
             self.orphans.adopt(node)
             return
-        if node.kind == DIRECTORY and (hide or node.children):
-            with self.work.prepared() as temporary:
-                self._move_away((parent, name), hide, temporary, self.work.fd)
-            self.work.throw_away(temporary)
-        elif hide:
-            with self.work.prepared() as temporary:
-                self.whiteouts.make(temporary, self.work.fd, parent)
-                self.calls.rename(temporary, self.work.fd, name, directory)
-        elif node.kind == DIRECTORY:
-            self.calls.rmdir(name, directory)
-        else:
-            self.calls.unlink(name, directory)
-        self._drop_name((parent, name), node, hide)
+        self.work.throw_away(temporary)
         if node.parent is None:
             self.files.drop(node)
 

@@ -17,7 +17,7 @@ import errno
 import os
 import stat
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wdsfs.inodes import ROOT
 from wdsfs.overlay.upper_format import (
@@ -131,8 +131,7 @@ class UpperFiles:
         self.as_root = os.geteuid() == 0
         self._most = max(most, _LEAST)
         self._directories: OrderedDict[UpperNode, int] = OrderedDict()
-        self._files: OrderedDict[UpperNode, int] = OrderedDict()
-        self._unwritable: set[UpperNode] = set()  # those of _files that could only be opened for reading
+        self._files: OrderedDict[tuple[UpperNode, bool], int] = OrderedDict()  # True: to be written
         self._pinned: dict[UpperNode, int] = {}
 
     # --- descriptors
@@ -193,34 +192,24 @@ class UpperFiles:
 
     def file(self, node: UpperNode, write: bool = False) -> int:
         """A descriptor of a file, for the next few calls; with `write` one for writing."""
-        fd = self._files.get(node)
-        if fd is not None and not (write and node in self._unwritable):
-            self._files.move_to_end(node)
-            return fd
-        self.drop(node)
-        directory = self.where(node)
-        try:
-            fd = os.open(node.name, os.O_RDWR | FILE_FLAGS, dir_fd=directory)
-        except OSError as error:
-            if write or error.errno not in (errno.EROFS, errno.EACCES, errno.ETXTBSY, errno.EPERM):
-                raise
-            fd = os.open(node.name, os.O_RDONLY | FILE_FLAGS, dir_fd=directory)
-            self._unwritable.add(node)
-        self.keep(node, fd)
+        fd = self._files.get((node, write))
+        if fd is None:
+            flags = FILE_FLAGS | (os.O_RDWR if write else os.O_RDONLY)
+            fd = os.open(node.name, flags, dir_fd=self.where(node))
+            self.keep(node, fd, write)
+        else:
+            self._files.move_to_end((node, write))
         return fd
 
-    def keep(self, node: UpperNode, fd: int) -> None:
-        """Take over an open descriptor of a file, which can be written."""
-        self._files[node] = fd
+    def keep(self, node: UpperNode, fd: int, write: bool = True) -> None:
+        """Take over an open descriptor of a file."""
+        self._files[node, write] = fd
         _shrink(self._files, self._most)
-        if len(self._unwritable) > len(self._files):
-            self._unwritable &= self._files.keys()
 
     def drop(self, node: UpperNode) -> None:
         """Close the descriptors of a node, if there are any."""
-        self._unwritable.discard(node)
-        for table in (self._files, self._directories):
-            fd = table.pop(node, None)
+        files = self._files.pop((node, False), None), self._files.pop((node, True), None)
+        for fd in (*files, self._directories.pop(node, None)):
             if fd is not None:
                 os.close(fd)
 
@@ -394,7 +383,7 @@ class UpperFiles:
                 directory.dirty = False
 
 
-def _shrink(table: OrderedDict[UpperNode, int], most: int) -> None:
+def _shrink(table: OrderedDict[Any, int], most: int) -> None:
     """Close the descriptor that has not been used for longest, if there are too many."""
     if len(table) > most:
         _, fd = table.popitem(last=False)

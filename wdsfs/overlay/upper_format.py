@@ -67,8 +67,8 @@ class Origin(NamedTuple):
 class UpperNode:
     """A node of the upper: a file, a directory, a symbolic link, a whiteout, or another kind (fifo ...).
 
-    A file with several names in the upper is one node. `inode` is the number that the mount shows: as loaded it
-    is the node's `own`, UP | st_ino; `merged_view.NodeTable` sets that of the origin. `lower` is the number of the
+    A file with several names in the upper is one node. `inode` is the number that the mount shows: as loaded it is
+    the node's `own`, UP | st_ino; `overlaid_tree.NodeTable` sets that of the origin. `lower` is the number of the
     lower's directory that shows through (0: none); `NodeTable` sets it, too.
     """
 

@@ -1,4 +1,4 @@
-"""The tree of a writable mount: `overlay/merged_view.py` and every request that changes it.
+"""The tree of a writable mount: `overlay/overlaid_tree.py` and every request that changes it.
 
 The meaning of a request is decided here: its checks, what is copied up (`overlay/copy_up.py`) or hidden by a
 whiteout, the outcome of a request in which a worker has died; then follows one change of the upper
@@ -34,7 +34,7 @@ from wdsfs.errors import (
 )
 from wdsfs.inodes import ROOT, SAMPLE, kind_of
 from wdsfs.overlay.copy_up import CopyUp, is_directory
-from wdsfs.overlay.merged_view import Child, MergedView, is_users
+from wdsfs.overlay.overlaid_tree import Child, OverlaidTree, is_users
 from wdsfs.overlay.request_journal import Key, RequestJournal
 from wdsfs.overlay.restore import Undo
 from wdsfs.overlay.upper_directory import UpperDirectory
@@ -54,7 +54,7 @@ class AttributeChange(NamedTuple):
     mtime_ns: int | None = None
 
 
-class WritableTree(MergedView):
+class WritableTree(OverlaidTree):
     """`tree` with the changes in `upper` over it, which requests can change.
 
     `owner` (uid, gid) owns the files of the lower; `umask` is applied to their modes. `journal` has the note of

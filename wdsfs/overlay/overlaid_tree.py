@@ -308,7 +308,7 @@ def _hash(name: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 4
 
 
-class MergedView:
+class OverlaidTree:
     """`tree` with the changes in `upper` over it. `inherited` as for `NodeTable`."""
 
     def __init__(self, tree: LowerTree, upper: UpperDirectory, inherited: bool = False) -> None:
@@ -458,7 +458,7 @@ class MergedView:
         """The children of a directory after the cursor `after`: those of the lower in its order, then new names.
 
         A cursor of the lower is its own; that of a new name is UP and a hash of the name
-        (`overlay/merged_view.py`). The iterator must be used up or dropped before any other call.
+        (`overlay/overlaid_tree.py`). The iterator must be used up or dropped before any other call.
         """
         self._follow()
         node = self._nodes.get(inode)
