@@ -19,6 +19,7 @@ from wdsfs.cli.options import (
     AtLeastOne,
     composition_options,
     dry_run_option,
+    flag,
     handing_over,
     json_option,
     leave_out_option,
@@ -114,35 +115,23 @@ packing_options = handing_over(
             metavar="BYTES",
             help="The same for bytes of content, for example 3e9.",
         ),
-        "changed_only": click.option(
-            "--changed-only", is_flag=True, help="Only new and changed samples, whole, into shards of their own."
+        "changed_only": flag("--changed-only", "Only new and changed samples, whole, into shards of their own."),
+        "in_place": flag(
+            "--in-place", "Replace the shards that change, and empty the overlay, but for what is left out."
         ),
-        "in_place": click.option(
-            "--in-place",
-            is_flag=True,
-            help="Replace the shards that change, and empty the overlay, but for what is left out.",
-        ),
-        "abandon": click.option(
+        "abandon": flag(
             "--abandon",
-            is_flag=True,
-            help="End a commit in place that was stopped half-way as it is: what is not replaced stays in the "
-            "overlay.",
+            "End a commit in place that was stopped half-way as it is: what is not replaced stays in the overlay.",
         ),
-        "link": click.option(
-            "--link", is_flag=True, help="Hard-link shards without changes. (That changes their ctime.)"
-        ),
-        "copy": click.option("--copy", is_flag=True, help="Copy shards without changes.  [default]"),
-        "sort": click.option("--sort", is_flag=True, help="Sort the samples of each shard by key."),
+        "link": flag("--link", "Hard-link shards without changes. (That changes their ctime.)"),
+        "copy": flag("--copy", "Copy shards without changes.  [default]"),
+        "sort": flag("--sort", "Sort the samples of each shard by key."),
         "leave_out": leave_out_option,
-        "with_leavings": click.option(
-            "--with-leavings",
-            is_flag=True,
-            help="Also pack what programs have left behind (`.cls.swp`, `cls~`, `.DS_Store`).",
+        "with_leavings": flag(
+            "--with-leavings", "Also pack what programs have left behind (`.cls.swp`, `cls~`, `.DS_Store`)."
         ),
-        "ignore_times": click.option(
-            "--ignore-times",
-            is_flag=True,
-            help="Files of which only the time has changed stay as they are in the shards.",
+        "ignore_times": flag(
+            "--ignore-times", "Files of which only the time has changed stay as they are in the shards."
         ),
         "exports": export_command.export_option,
         "space_check": space_check_option(

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsfs.cli.options import Decorator, Directory, json_option, opening_options_with, set_options, shards_argument
+from wdsfs.cli.options import (
+    Decorator,
+    Directory,
+    flag,
+    json_option,
+    opening_options_with,
+    set_options,
+    shards_argument,
+)
 from wdsfs.cli.output import say, shards_bar, write_json
 from wdsfs.cli.process import ended_in_order
 from wdsfs.errors import ExportError, counted, several
@@ -89,7 +97,7 @@ def after_commit(shards: Sequence[Shard], kinds: Sequence[str], in_place: bool, 
     required=True,
     help="Where it goes; for energon the root of the data set, which has the shards.",
 )
-@click.option("--md5", is_flag=True, help="For wids: the MD5 of each shard, which takes reading all of it.")
+@flag("--md5", "For wids: the MD5 of each shard, which takes reading all of it.")
 @json_option
 @opening_options_with("Processes that read shards.", executor=True)
 def export(

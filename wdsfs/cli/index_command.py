@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsfs.cli import completion
-from wdsfs.cli.options import json_option, opening_options_with, set_options
+from wdsfs.cli.options import flag, json_option, opening_options_with, set_options
 from wdsfs.cli.output import contents_text, say, shards_bar, write_json
 from wdsfs.cli.process import ended_in_order, when_interrupted
 from wdsfs.errors import UsageError, bytes_text
@@ -46,10 +46,8 @@ log = logging.getLogger("wdsfs")
     shell_complete=completion.paths,
     help="Renew FILE.wdsidx: its shards as they are now, and SHARDS at the end.",
 )
-@click.option(
-    "--allow-missing", is_flag=True, help="Leave shards out of FILE.wdsidx that are missing or cannot be read."
-)
-@click.option("--prune", is_flag=True, help="Also drop what is kept of shards that are gone.")
+@flag("--allow-missing", "Leave shards out of FILE.wdsidx that are missing or cannot be read.")
+@flag("--prune", "Also drop what is kept of shards that are gone.")
 @json_option
 def index(
     shards: tuple[str, ...],

@@ -19,6 +19,7 @@ from wdsfs.cli.options import (
     compressed_options,
     executor_opening_options,
     executor_option,
+    flag,
     handing_over,
     jobs_of,
     json_option,
@@ -71,9 +72,9 @@ listing_options = handing_over(
     "listing",
     Listing,
     {
-        "long": click.option("-l", "--long", is_flag=True, help="Also type, size and time."),
-        "recursive": click.option("-R", "--recursive", is_flag=True, help="Everything below, as paths."),
-        "null": click.option("-0", "--null", is_flag=True, help="End each name with a NUL byte."),
+        "long": flag("-l", "--long", "Also type, size and time."),
+        "recursive": flag("-R", "--recursive", "Everything below, as paths."),
+        "null": flag("-0", "--null", "End each name with a NUL byte."),
         "as_json": json_option,
     },
 )
@@ -361,7 +362,7 @@ def _show_counts(report: dict[str, Any]) -> None:
 @set_options
 @click.option("-j", "--jobs", type=click.IntRange(1), help="Processes that read shards.  [default: one per core]")
 @executor_option
-@click.option("--notes", is_flag=True, help="Also what is harmless: directories, __meta__ members.")
+@flag("--notes", "Also what is harmless: directories, __meta__ members.")
 @compressed_options
 @remote_options
 @trust_option

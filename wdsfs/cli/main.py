@@ -18,6 +18,7 @@ import click
 
 from wdsfs import __version__
 from wdsfs.cli import completion  # noqa: F401  its classes register with click
+from wdsfs.cli.options import flag
 from wdsfs.cli.output import complain, say
 from wdsfs.cli.process import INTERRUPTED, hide_secrets, interruptible, prepare_streams
 from wdsfs.errors import WdsfsError
@@ -122,7 +123,7 @@ class _Group(click.Group):
 
 @click.group(cls=_Group, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", prog_name="wdsfs")
-@click.option("-v", "--verbose", is_flag=True, help="Say more of what is done.")
+@flag("-v", "--verbose", "Say more of what is done.")
 def main(verbose: bool) -> None:
     """Mount WebDataset shards as directories: every sample a directory, every column a file.
 

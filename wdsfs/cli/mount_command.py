@@ -19,6 +19,7 @@ from wdsfs.cli import completion
 from wdsfs.cli.options import (
     AtLeastOne,
     Directory,
+    flag,
     handing_over,
     numbered_tree_options,
     opening_options,
@@ -82,12 +83,8 @@ serving_options = handing_over(
     "serving",
     Serving,
     {
-        "foreground": click.option(
-            "-f", "--foreground", is_flag=True, help="Stay in front and log to the terminal."
-        ),
-        "read_only": click.option(
-            "-r", "--read-only", is_flag=True, help="The same as -o ro: an overlay is shown, not changed."
-        ),
+        "foreground": flag("-f", "--foreground", "Stay in front and log to the terminal."),
+        "read_only": flag("-r", "--read-only", "The same as -o ro: an overlay is shown, not changed."),
         "options": click.option(
             "-o",
             "options",
@@ -123,14 +120,10 @@ serving_options = handing_over(
             metavar="DIR",
             help="Make the tree writable; all changes go to DIR. See also `wdsfs diff` and `wdsfs commit`.",
         ),
-        "new": click.option(
-            "--new",
-            is_flag=True,
-            help="With --overlay and without SHARDS: a set that begins empty. `wdsfs commit` makes its shards.",
+        "new": flag(
+            "--new", "With --overlay and without SHARDS: a set that begins empty. `wdsfs commit` makes its shards."
         ),
-        "lazy": click.option(
-            "--lazy", is_flag=True, help="Mount at once; index each shard when it is first used."
-        ),
+        "lazy": flag("--lazy", "Mount at once; index each shard when it is first used."),
         "follow": click.option(
             FOLLOW,
             type=AtLeastOne(),
@@ -161,10 +154,9 @@ image_options = handing_over(
             help="Who serves: a daemon by FUSE, or the kernel (root; shards of this machine); auto: the kernel "
             "where it can.",
         ),
-        "trust_shards": click.option(
+        "trust_shards": flag(
             "--trust-shards",
-            is_flag=True,
-            help="Served by the kernel: accept shards with other times than when it was made, such as copies, and "
+            "Served by the kernel: accept shards with other times than when it was made, such as copies, and "
             "shards on network file systems.",
         ),
     },

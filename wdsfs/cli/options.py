@@ -74,16 +74,17 @@ def handing_over(name: str, make: Callable[..., object], group: Mapping[str, Dec
     return decorate
 
 
+def flag(*names: str) -> Decorator[Any]:
+    """Return an option without a value; the last of `names` is its help."""
+    return click.option(*names[:-1], is_flag=True, help=names[-1])
+
+
 shards_argument = click.argument("shards", nargs=-1, required=True, shell_complete=completion.paths)
-json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+json_option = flag("--json", "as_json", "Machine-readable output.")
 
 # Of the commands that write shards.
-leave_out_option: Decorator[Any] = click.option(
-    "--leave-out", is_flag=True, help="Go ahead without the files that cannot be packed."
-)
-dry_run_option: Decorator[Any] = click.option(
-    "-n", "--dry-run", is_flag=True, help="Only show which shards would be written."
-)
+leave_out_option: Decorator[Any] = flag("--leave-out", "Go ahead without the files that cannot be packed.")
+dry_run_option: Decorator[Any] = flag("-n", "--dry-run", "Only show which shards would be written.")
 
 
 def space_check_option(text: str) -> Decorator[Any]:
@@ -133,15 +134,11 @@ _PART: dict[str, Decorator[Any]] = {
     "num_shards": click.option(
         "--num-shards", type=click.IntRange(1), metavar="M", help="How many parts --shard-id counts."
     ),
-    "ignore_zeros": click.option(
-        "--ignore-zeros",
-        is_flag=True,
-        help="Read on after the end mark of a tar: several tars joined by cat are one shard.",
+    "ignore_zeros": flag(
+        "--ignore-zeros", "Read on after the end mark of a tar: several tars joined by cat are one shard."
     ),
-    "group_by_key": click.option(
-        "--group-by-key",
-        is_flag=True,
-        help="One sample for each key, also where its members lie apart in the shard.",
+    "group_by_key": flag(
+        "--group-by-key", "One sample for each key, also where its members lie apart in the shard."
     ),
 }
 _BASE: dict[str, Decorator[Any]] = {
@@ -372,15 +369,13 @@ executor_option: Decorator[Any] = click.option(
 )
 # The damage of a set that a command tolerates.
 _TOLERANCE: dict[str, Decorator[Any]] = {
-    "allow_missing": click.option(
+    "allow_missing": flag(
         "--allow-missing",
-        is_flag=True,
-        help="Go on without shards that are missing or cannot be read, where that makes the set smaller.",
+        "Go on without shards that are missing or cannot be read, where that makes the set smaller.",
     ),
-    "strict": click.option(
+    "strict": flag(
         "--strict",
-        is_flag=True,
-        help="Refuse a set with any damage, unreadable shard, split sample or missing column, and list them.",
+        "Refuse a set with any damage, unreadable shard, split sample or missing column, and list them.",
     ),
 }
 
@@ -400,7 +395,7 @@ def opening_options_with(
     group: dict[str, Decorator[Any]] = {
         **(_TOLERANCE if tolerance else {}),
         **({"executor": executor_option} if executor else {}),
-        "quiet": click.option("-q", "--quiet", is_flag=True, help="No progress bar, no hints."),
+        "quiet": flag("-q", "--quiet", "No progress bar, no hints."),
         "jobs": click.option("-j", "--jobs", type=click.IntRange(1), help=f"{jobs}  [default: one per core]"),
         "index_dir": click.option(
             "--index-dir",
@@ -464,11 +459,7 @@ def _view_group(*layouts: str) -> dict[str, Decorator[Any]]:
             show_default=True,
             help="Name the files of a sample `left.jpg` (ext) or `image194.left.jpg` (full).",
         ),
-        "merge": click.option(
-            "--merge",
-            is_flag=True,
-            help="One tree over all shards. A second file of a name is shown as NAME~SHARD.",
-        ),
+        "merge": flag("--merge", "One tree over all shards. A second file of a name is shown as NAME~SHARD."),
     }
 
 
@@ -506,7 +497,7 @@ _COMPOSITION: dict[str, Decorator[Any]] = {
         metavar="NAME=EXT:FIELD",
         help="Make a file of a field of a JSON column, such as caption.txt=json:caption; FIELD may be a.b[0].",
     ),
-    "ignore_case": click.option("--ignore-case", is_flag=True, help="Let --columns match in any letter case."),
+    "ignore_case": flag("--ignore-case", "Let --columns match in any letter case."),
     "missing": click.option(
         "--missing",
         type=_POLICY,
@@ -535,17 +526,13 @@ _COMPOSITION: dict[str, Decorator[Any]] = {
         shell_complete=completion.paths,
         help="Add columns from FILE (.sqlite[:TABLE], .csv, .tsv, .jsonl) by key, over those in the shards.",
     ),
-    "decode_members": click.option(
-        "--decode-members",
-        is_flag=True,
-        help="Show members such as x.json.gz also decoded, as x.json (gz, bz2, xz, zst).",
+    "decode_members": flag(
+        "--decode-members", "Show members such as x.json.gz also decoded, as x.json (gz, bz2, xz, zst)."
     ),
 }
 
-_INDEX_TREE = click.option(
-    "--index-tree",
-    is_flag=True,
-    help="Also by-index/000/000/000123: a link to each sample by its number in the set, from 0.",
+_INDEX_TREE = flag(
+    "--index-tree", "Also by-index/000/000/000123: a link to each sample by its number in the set, from 0."
 )
 
 

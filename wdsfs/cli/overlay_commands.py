@@ -21,6 +21,7 @@ from click.core import ParameterSource
 from wdsfs.cli import completion
 from wdsfs.cli.options import (
     ViewOptions,
+    flag,
     handing_over,
     index_options,
     json_option,
@@ -230,8 +231,8 @@ def _reasons(remarks: Sequence[Remark]) -> list[dict[str, str]]:
     type=click.Path(exists=True, file_okay=False),
     help="The directory with the changes, if it is not mounted.",
 )
-@click.option("-a", "--all", "everything", is_flag=True, help="Undo every change.")
-@click.option("-n", "--dry-run", is_flag=True, help="Only show what would be undone.")
+@flag("-a", "--all", "everything", "Undo every change.")
+@flag("-n", "--dry-run", "Only show what would be undone.")
 @json_option
 @index_options
 def restore(

@@ -16,6 +16,7 @@ from wdsfs.cli.options import (
     AtLeastOne,
     Directory,
     dry_run_option,
+    flag,
     handing_over,
     json_option,
     leave_out_option,
@@ -136,14 +137,10 @@ packed_options = handing_over(
             help="Give all members this time, so that copies of a tree give the same bytes.  [default: that of "
             "each file]",
         ),
-        "follow_links": click.option(
-            "--follow-links", is_flag=True, help="Pack what symbolic links lead to, wherever it is."
-        ),
+        "follow_links": flag("--follow-links", "Pack what symbolic links lead to, wherever it is."),
         "leave_out": leave_out_option,
-        "with_leavings": click.option(
-            "--with-leavings",
-            is_flag=True,
-            help="Also pack what programs have left behind (`1.cls~`, `Thumbs.db`).",
+        "with_leavings": flag(
+            "--with-leavings", "Also pack what programs have left behind (`1.cls~`, `Thumbs.db`)."
         ),
         "exports": export_command.export_option,
         "space_check": space_check_option("Go ahead where the file system seems too full."),
