@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import Program
-from tests.kernel.test_image import a_tree, check, image_of
 from tests.thorough import examples
 from tests.tree.test_view_record import Sample, a_view, as_lines, one_shard, settled, write
 from wdsfs.errors import CorruptShard, UsageError, ViewError
@@ -65,15 +64,6 @@ def test_one_member_under_several_names(tmp_path: Path) -> None:
     assert found[1] == (b"b", [(b"img", b"PP"), (b"thumb", b"PP"), (b"png", b"PP"), (b"label.txt", b"1")])
 
 
-def test_a_named_column_that_is_missing(tmp_path: Path) -> None:
-    columns = columns_of(["img=jpg", "cls"])
-    with pytest.raises(ViewError, match="sample 'b' has no column 'jpg'"):
-        one_shard(tmp_path, MIXED, columns=columns)
-    assert [key for key, _ in one_shard(tmp_path, MIXED, columns=columns, missing=SKIP)] == [b"a"]
-    found = one_shard(tmp_path, MIXED, columns=columns, missing=EMPTY)
-    assert found[1] == (b"b", [(b"cls", b"1"), (b"img", b"")])
-
-
 def test_names_for_joined_columns_in_every_layout(tmp_path: Path) -> None:
     shards = [write(tmp_path / f"s{number}.tar", MIXED) for number in range(2)]
     for number in range(2):
@@ -93,12 +83,6 @@ def test_names_for_joined_columns_in_every_layout(tmp_path: Path) -> None:
     with a_view(tmp_path, shards, replace(wanted, classes=True)) as below:
         tree = make_tree(below, View("classes"), merge=True)
         assert [tree.resolve(b"0/s1--a." + name).size for name in (b"img.jpg", b"depth", b"class")] == [1, 2, 1]
-
-
-def test_a_named_column_in_any_letter_case(tmp_path: Path) -> None:
-    samples: list[Sample] = [(b"a", [(b"PNG", b"P"), (b"Jpg", b"J")])]
-    columns = columns_of(["Img=jpg;png"])
-    assert one_shard(tmp_path, samples, columns=columns, ignore_case=True) == [(b"a", [(b"Img", b"J")])]
 
 
 def test_what_is_typed_is_read_and_written_alike() -> None:
@@ -473,28 +457,9 @@ def test_a_mount_shows_names_and_fields(program: Program) -> None:
         assert "d/2.json: is no JSON" in (mounted.path / ".wdsfs" / "problems.txt").read_text()
 
 
-def test_every_layout_and_command_takes_them(program: Program) -> None:
-    captions(program.home / "s.tar")
-    assert program.run("cat", "s.tar", *OPTIONS, "s/d/0/caption.txt").stdout == b"a cat"
-    listed = program.run("ls", "-R", "-q", "s.tar", *OPTIONS, "--layout", "files", "--merge").stdout
-    assert sorted(listed.decode().split()) == [
-        *("d/", "d/0.caption.txt", "d/0.img", "d/1.img", "d/2.caption.txt", "d/2.img")
-    ]
-    refused = program.refused("mount", "--overlay", "edits", "s.tar", *OPTIONS, program.mountpoint, code=2)
-    assert "--overlay" in refused
-
-
 def test_a_field_that_no_sample_has_is_mentioned(program: Program) -> None:
     write(program.home / "s.tar", [(b"k", [(b"jpg", b"J"), (b"json", document(caption="C"))])])
     options = ("--field", "t.txt=json:capton")
     assert b"--field t.txt=json:capton: no sample" in program.run("ls", "s.tar", *options).stderr
     assert b"--field" not in program.run("ls", "-q", "s.tar", *options).stderr
     assert b"no sample" not in program.run("ls", "s.tar", *OPTIONS).stderr
-
-
-def test_an_image_holds_fields(tmp_path: Path) -> None:
-    captions(tmp_path / "captions.tar")
-    wanted = Composition(columns=columns_of(["img=jpg;png"]), fields=fields_of(["caption.txt=json:caption"]))
-    with a_tree(tmp_path, [(tmp_path / "captions.tar").read_bytes()], View(), wanted=wanted) as tree:
-        found = check(tree, image_of(tmp_path, tree))
-    assert found[b"/s0/d/0/caption.txt"].size == len("a cat")

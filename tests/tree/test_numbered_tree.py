@@ -206,13 +206,6 @@ def test_the_directory_in_the_top() -> None:
         assert tree.run(tree.parent(sample.inode), sample.inode & 0xFFFFFFFF, 10) is not None
 
 
-def test_a_set_without_samples() -> None:
-    with a_tree([tars.tar(), tars.tar(tars.member(b"README"))]) as tree:
-        assert [entry.name for entry in tree.listing(tree.resolve(b"by-index").inode, AT_PARENT)] == []
-        with pytest.raises(NoSuchEntry):
-            tree.resolve(b"by-index/000")
-
-
 def test_a_hundred_million_samples() -> None:
     """Nothing grows with them but the sums; the names get more digits."""
     with a_tree([plain(1)]) as tree:
@@ -249,16 +242,6 @@ def test_a_view_has_the_order_of_the_tar(monkeypatch: pytest.MonkeyPatch) -> Non
             b"../../../s0/b/y",
             b"../../../s0/c/z",
         ]
-
-
-def test_few_orders_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbered_tree, "ORDERS_MAX", 2)
-    with a_tree([ODD, plain(2), ODD, ODD]) as tree:
-        links(tree)
-        assert list(tree._orders) == [2, 3]
-        tree.resolve(b"by-index/000/000/000008")
-        assert list(tree._orders) == [3, 1]
-        assert isinstance(tree._orders[1], range), "in order already: nothing is kept"
 
 
 # --- changes under a live mount ----------------------------------------------------------------------------
@@ -304,18 +287,6 @@ def test_links_follow_a_change(tmp_path: Path) -> None:
     one.lower.distrust()
     assert one.readlink(settled(one, b"by-index/000/000/000006").inode) == b"../../../s1/00001"
     one.close(clean=True)
-
-
-def test_without_a_word_of_a_change_shards_are_looked_at_from_time_to_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with a_tree([plain(3), plain(3)]) as tree:
-        path = tree.lower.path_text(0)
-        assert tree.readlink(tree.resolve(b"by-index/000/000/000003").inode) == b"../../../s1/00000"
-        Path(path).write_bytes(plain(4))
-        monkeypatch.setattr(numbered_tree, "LOOK_SECONDS", -1.0)
-        monkeypatch.setattr("wdsfs.tree.freshness.FRESH_SECONDS", -1.0)
-        assert tree.readlink(settled(tree, b"by-index/000/000/000003").inode) == b"../../../s0/00003"
 
 
 @given(st.integers(8, 15), st.integers(0, (1 << 56) - 1))

@@ -180,16 +180,6 @@ def test_who_is_guarded(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert isinstance(shard_access.access_of([path], shared), shard_access.GuardedAccess) == guarded
 
 
-def test_an_unchanged_shard_costs_a_look(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No open, no readlink: as many system calls as without."""
-    path = os.fsencode(place / "theirs/s.tar")
-    one = shard_access.access_of([path], shared=True)
-    monkeypatch.setattr(os, "open", None)
-    monkeypatch.setattr(os, "readlink", None)
-    for _ in range(3):
-        one.look(path)
-
-
 # --- mounts -------------------------------------------------------------------------------------------------
 
 
@@ -332,17 +322,6 @@ def test_a_mount_of_an_ordinary_user_follows_his_links(place: Path) -> None:
     _link(place)
     path = os.fsencode(place / "theirs/s.tar")
     os.close(shard_access.access_of([path], shared=False).open(path))
-
-
-def test_looking_at_many_shards_takes_no_open_of_each(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = [os.fsencode(place / f"{number}.tar") for number in range(50)]
-    for path in paths:
-        Path(os.fsdecode(path)).write_bytes(OLD)
-    opened: list[object] = []
-    real_open = os.open
-    monkeypatch.setattr(os, "open", lambda *given, **named: opened.append(given) or real_open(*given, **named))
-    shard_access.access_of(paths, shared=True)
-    assert len(opened) == 1
 
 
 def test_who_is_trusted_may_change_the_link(program: Program, place: Path) -> None:

@@ -11,8 +11,8 @@ import os
 import random
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -22,10 +22,7 @@ from tests.conftest import descriptors, drop_pages
 from wdsfs import mount_table
 from wdsfs.errors import CorruptShard, MissingShard, NotATar, StaleShard, UnreadableShard
 from wdsfs.index import record_builder
-from wdsfs.index.record import Record
-from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import open_index
-from wdsfs.inodes import TAG_MAX
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import GONE, Fingerprint
 from wdsfs.tree import content as content_module
@@ -34,7 +31,7 @@ from wdsfs.tree.content import Content
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.path_table import KeyTable
-from wdsfs.tree.shard_set import NotIndexed, ShardSet
+from wdsfs.tree.shard_set import ATTEMPTS_MAX, NotIndexed, ShardSet, indexed
 from wdsfs.tree.tree import View
 
 INDEX = """
@@ -332,19 +329,6 @@ def test_a_changed_shard_is_indexed_again_or_an_error(
             assert read_all(below, 1) == right(shards[1])
     assert read_all(below, 0) == right(shards[0])
     assert [link for link in open_descriptors() if "deleted" in link] == []
-
-
-def test_a_look_at_a_shard_is_believed_for_a_moment(
-    below: ShardSet, shards: list[Shard], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = below.fingerprint(0)
-    os.utime(shards[0].path, (5, 5))
-    monkeypatch.setattr(freshness, "FRESH_SECONDS", 1e9)
-    assert below.fingerprint(0) == before
-    # ... but not when somebody else has seen a change already.
-    with pytest.raises(NotIndexed):
-        below.record(0, below.tag(0) + 1 & TAG_MAX)
-    assert below.fingerprint(0) == Fingerprint.at(shards[0].path)
 
 
 def test_processes_of_a_mount_agree_on_the_tags(tmp_path: Path, shards: list[Shard]) -> None:
@@ -650,16 +634,6 @@ def test_records_go_when_somebody_else_renews_the_index(below: ShardSet, shards:
     other.release()
 
 
-def test_an_old_snapshot_is_let_go(below: ShardSet, shards: list[Shard], monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, clock = below.record(0), time.monotonic()
-    below.tidy()
-    assert below.record(0) is kept
-    monkeypatch.setattr(shard_set.time, "monotonic", lambda: clock + open_shards.RENEW_SECONDS + 1)
-    below.tidy()
-    assert below.record(0) is not kept
-    assert read_all(below, 0) == right(shards[0])
-
-
 def test_damaged_shards_are_listed_with_their_first_problem(tmp_path: Path, shards: list[Shard]) -> None:
     sets.path_of(shards[0]).write_bytes(sets.content(0)[:1300])
     sets.path_of(shards[1]).write_bytes(
@@ -709,49 +683,6 @@ def test_few_descriptors_are_open_at_a_time(tmp_path: Path) -> None:
     assert open_descriptors() == []
 
 
-def test_few_records_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_shards, "RECORDS_MAX", 3)
-    monkeypatch.setattr(open_shards, "RESTING_MAX", 2)
-    shards = sets.make(tmp_path / "shards", 8)
-    with a_lower(tmp_path, shards) as below:
-        for number in [*range(8), 7, 6]:
-            assert sets.listing(below.record(number)) == sets.listing(Record(build_file(shards[number].path)))
-            assert len(below._records.in_use) <= 3
-            assert len(below._records.resting) <= 2
-        kept = below.record(6)
-        for number in (0, 6, 1, 6, 2, 6):
-            below.record(number)
-        assert below.record(6) is kept
-        sets.listing(kept)
-        for number in range(4):
-            below.record(number)
-        assert kept in below._records.resting.values()
-        assert not kept._made
-        assert below.record(6) is kept
-        assert sets.listing(kept) == sets.listing(Record(build_file(shards[6].path)))
-
-
-def test_a_record_is_verified_once_in_each_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_shards, "RECORDS_MAX", 3)
-    monkeypatch.setattr(open_shards, "RESTING_MAX", 2)
-    shards = sets.make(tmp_path / "shards", 8)
-    with a_lower(tmp_path, shards) as below:
-        verified = []
-        read = below.index.record
-
-        def watched(path: bytes, fingerprint: Fingerprint, verify: bool = True) -> Record | None:
-            verified.extend([path] * verify)
-            return read(path, fingerprint, verify)
-
-        monkeypatch.setattr(below.index, "record", watched)
-        for _ in range(2):
-            for number in [*range(8), *range(8)]:
-                below.record(number)
-            assert verified == [one.path for one in shards]
-            below.renew()
-            verified.clear()
-
-
 def test_nothing_is_left_open(tmp_path: Path, shards: list[Shard]) -> None:
     before = descriptors()
     for _ in range(3):
@@ -762,3 +693,48 @@ def test_nothing_is_left_open(tmp_path: Path, shards: list[Shard]) -> None:
             with contextlib.suppress(StaleShard, NotIndexed):
                 read_all(below, 1)
         assert descriptors() - before == set()
+
+
+# --- index it, then ask again ---
+
+
+@dataclass(eq=False)
+class Shards:
+    """A set whose shards were indexed in this order."""
+
+    name: str
+    attempts: list[int] = field(default_factory=list)
+
+    def path_text(self, number: int) -> str:
+        return f"{self.name}-{number}.tar"
+
+    def index_now(self, number: int) -> None:
+        raise AssertionError("a question may be about other shards only")
+
+    def try_index(self, number: int) -> None:
+        self.attempts.append(number)
+
+
+def test_each_shard_of_each_set_may_change_some_times() -> None:
+    """A view asks two sets, whose shards have the same numbers."""
+    one, other = Shards("one"), Shards("other")
+    wanted = [NotIndexed(shards, number) for shards in (one, other) for number in (0, 1)] * ATTEMPTS_MAX
+
+    def question(answer: str) -> str:
+        if wanted:
+            raise wanted.pop()
+        return answer
+
+    assert indexed(question, "found") == "found"
+    assert sorted(one.attempts) == sorted(other.attempts) == [0] * ATTEMPTS_MAX + [1] * ATTEMPTS_MAX
+
+
+def test_a_question_ends_whose_shard_changes_each_time_it_is_indexed() -> None:
+    shards = Shards("train")
+
+    def question() -> None:
+        raise NotIndexed(shards, 7)
+
+    with pytest.raises(UnreadableShard, match=r"^train-7\.tar: changes each time it is indexed; try again"):
+        indexed(question)
+    assert shards.attempts == [7] * ATTEMPTS_MAX

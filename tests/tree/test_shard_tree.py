@@ -7,7 +7,6 @@ import os
 import re
 import sys
 import tarfile
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -363,25 +362,6 @@ def test_a_folder_keeps_the_name_that_a_sample_would_get() -> None:
         place = next(path for path, content in files.items() if content == b"3")
         assert re.fullmatch(rb"/a%[0-9a-f]{8}~s1/x", place)
         assert files == {b"/a/x": b"1", b"/a~s1/b/x": b"2", place: b"3"}
-
-
-def test_merged_paths_with_one_checksum_are_told_apart() -> None:
-    one, other = b"plumless", b"buckeroo"
-    assert zlib.crc32(one) == zlib.crc32(other)
-    keys = [[one], [other, one], [other], [one, other]]
-    shards = [tar([(key.decode() + ".x", b"%d" % n + key) for key in own]) for n, own in enumerate(keys)]
-    with a_tree(shards, View(), merge=True) as tree:
-        assert check_consistency(tree) == {
-            b"/plumless/x": b"0plumless",
-            b"/plumless~s1/x": b"1plumless",
-            b"/plumless~s3/x": b"3plumless",
-            b"/buckeroo/x": b"1buckeroo",
-            b"/buckeroo~s2/x": b"2buckeroo",
-            b"/buckeroo~s3/x": b"3buckeroo",
-        }
-        for missing in (b"buckeroo~s0", b"plumless~s2", b"plumless~s4", b"plumless~2"):
-            with pytest.raises(NoSuchEntry):
-                tree.lookup(ROOT, missing)
 
 
 @pytest.mark.parametrize("length", [242, 243, 244, 251, 252, 253, 254, 255])

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from wdsfs.index.store import open_index
 from wdsfs.spec.expand import Shard
 from wdsfs.tree import shard_set, statistics
 from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.statistics import UNREADABLE, distribution_of
 
 
 @contextlib.contextmanager
@@ -137,21 +137,52 @@ def test_a_shard_that_is_written_all_the_time_counts_as_damaged(
     assert (report["damaged"], report["samples"]) == (1, 3)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
-def test_quantiles_of_many_sizes_are_taken_from_every_nth_of_all(
-    monkeypatch: pytest.MonkeyPatch, chunk: int
+# --- the counts that plots are drawn from ---
+
+
+def test_counts_equal_a_count_by_hand(tmp_path: Path) -> None:
+    choose = random.Random(7)
+    sizes: Counter[tuple[bytes, int]] = Counter()
+    classes: Counter[bytes] = Counter()
+    contents, samples, in_no_class = [], [], 0
+    for _ in range(3):
+        members, count = [tars.member(b"a/stray", b"12345")], choose.randrange(1, 30)
+        for sample in range(count):
+            folder = choose.choice([b"", b"dog/", b"cat/", b"cat/black/"])
+            classes[folder[:-1]] += bool(folder)
+            in_no_class += not folder
+            for extension in choose.sample([b"jpg", b"cls", b"seg.png"], choose.randrange(1, 4)):
+                size = choose.choice([0, 1, 2, 511, 512, choose.randrange(5000)])
+                sizes[extension, size.bit_length()] += 1
+                members.append(tars.member(b"%s%d.%s" % (folder, sample, extension), bytes(size)))
+        samples.append(count)
+        contents.append(tars.tar(*members))
+    with lower_of(tmp_path, write(tmp_path, *contents)) as below:
+        found = distribution_of(below)
+    counted = {
+        (name, bit): n for name, counts in found.sizes.items() for bit, n in enumerate(counts.tolist()) if n
+    }
+    assert counted == sizes
+    assert found.samples.tolist() == samples
+    assert found.classes == +classes
+    assert (found.in_no_class, found.samples_left, found.columns_left) == (in_no_class, 0, 0)
+
+
+def test_empty_and_unreadable_shards_have_their_place(tmp_path: Path) -> None:
+    shards = write(tmp_path, tars.END, tars.tar(tars.member(b"a.txt", b"1")), tars.END)
+    with lower_of(tmp_path, shards) as below:
+        (tmp_path / "s0.tar").unlink()
+        found = distribution_of(below)
+    assert found.samples.tolist() == [UNREADABLE, 1, 0]
+
+
+def test_columns_and_classes_beyond_the_limits_are_counted_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """... however they are spread over shards: bounded memory, and no shard weighs more than another."""
-    monkeypatch.setattr(statistics, "SAMPLED_SIZES", 100)
-    sizes = statistics._Sizes()
-    values = np.random.default_rng(3).integers(0, 1 << 40, 5000, dtype=np.uint64)
-    for start in range(0, len(values), chunk):
-        sizes.add(values[start : start + chunk])
-        assert sum(map(len, sizes.kept)) <= 100
-    kept = np.concatenate(sizes.kept)
-    assert len(kept) >= 50
-    assert kept.tolist() == values[:: sizes.step].tolist()
-    report: dict[str, Any] = sizes.report(b"x")
-    assert report["count"] == 5000
-    assert report["bytes"] == int(values.sum())
-    assert (report["min"], report["max"]) == (values.min(), values.max())
+    monkeypatch.setattr(statistics, "CLASSES_MAX", 3)
+    monkeypatch.setattr(statistics, "COLUMNS_MAX", 4)
+    members = [tars.member(b"c%d/%d.e%d" % (n, n, n), b"1") for n in range(10)]
+    with lower_of(tmp_path, write(tmp_path, tars.tar(*members))) as below:
+        found = distribution_of(below)
+    assert (len(found.classes), found.samples_left) == (3, 7)
+    assert (len(found.sizes), found.columns_left) == (4, 6)

@@ -26,8 +26,6 @@ import pytest
 from tests import sets, tars
 from tests.conftest import BOTH_ENGINES, Program, wait_until
 from wdsfs.errors import (
-    CorruptShard,
-    MissingShard,
     NoSuchAttribute,
     ShardError,
     StaleShard,
@@ -46,11 +44,11 @@ from wdsfs.tree import label_files, shard_set, view_set, view_sources
 from wdsfs.tree import options as tree_options
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.numbered_tree import make_numbered, samples_of
-from wdsfs.tree.options import EMPTY, ERROR, SKIP, Column, Composition, class_source, columns_of, read_class_names
+from wdsfs.tree.options import EMPTY, ERROR, SKIP, Composition, class_source, columns_of, read_class_names
 from wdsfs.tree.shard_set import NotIndexed, ShardSet, indexed
 from wdsfs.tree.tree import View
 from wdsfs.tree.view_set import ViewSet, is_view, open_set
-from wdsfs.tree.view_sources import Companions, CompanionWatch
+from wdsfs.tree.view_sources import Companions
 
 Sample = tuple[bytes, list[tuple[bytes, bytes]]]  # key, and (extension, content) in the order of the tar
 
@@ -329,15 +327,6 @@ def test_a_shard_pairs_by_its_number_in_the_whole_set(tmp_path: Path) -> None:
         pairs("t{0..3}.tar", Composition(join=(f"{tmp_path}/j{{0..1}}.tar",)), Slice(1, 2))
 
 
-def test_a_shard_joined_with_itself_and_a_shard_that_cannot_be_read(tmp_path: Path) -> None:
-    shard = write(tmp_path / "s.tar", AB)
-    with (
-        pytest.raises(ViewError, match="has the column"),
-        a_view(tmp_path, [shard], Composition(join=(str(tmp_path / "s.tar"),))),
-    ):
-        raise AssertionError("it was not refused")
-
-
 # --- label files ------------------------------------------------------------------------------------------
 
 ROWS: list[dict[str, Any]] = [
@@ -546,41 +535,6 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
 }
 
 
-def test_what_is_gone_is_looked_for_once_for_all_shards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    shards = [write(tmp_path / f"s{number}.tar", AB) for number in range(5)]
-    file = as_csv(tmp_path / "l.csv")
-    with a_view(tmp_path, shards, Composition(associate=(str(file),), missing=SKIP, duplicates=SKIP)) as below:
-        looks: list[object] = []
-        look = CompanionWatch.fingerprint_of
-        monkeypatch.setattr(
-            CompanionWatch, "fingerprint_of", lambda at, one: (looks.append(one), look(at, one))[1]
-        )
-        file.rename(tmp_path / "kept")
-        below.distrust()
-        below.look_at_all()
-        for number in range(5):
-            with pytest.raises(MissingShard, match=r"l\.csv: the file is gone"):
-                below.fingerprint(number)
-        assert len(looks) <= 2
-        (tmp_path / "kept").rename(file)
-        below.distrust()
-        below.look_at_all()
-        assert len(shown(below, 4)) == len(shown(below, 0)) > 0
-        os.utime(file)
-        below.distrust()
-        below.look_at_all()
-        told = [record.getMessage().partition(";")[0] for record in caplog.records if "ESTALE" in record.message]
-        assert told == [f"{file}: the file is gone", *["what the shards are shown with has changed"] * 2]
-        caplog.clear()
-        sets.path_of(shards[2]).write_bytes(sets.path_of(shards[2]).read_bytes())
-        below.distrust()
-        below.look_at_all()
-        [message] = [record.getMessage() for record in caplog.records]
-        assert message.startswith(f"{tmp_path}/s2.tar has changed")
-
-
 def test_a_line_of_labels_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it is in memory at once."""
     monkeypatch.setattr(label_files, "LINE_MAX", 100)
@@ -654,14 +608,6 @@ def test_members_that_cannot_be_decoded_are_shown_as_they_are(
         assert [problem.text.split(":")[0] for problem in problems] == ["k.a.gz", "k.b.gz", "k.c.xz", "k.d.zst"]
         assert [problem.offset for problem in problems] == [0, 2 * tars.BLOCK, 4 * tars.BLOCK, 6 * tars.BLOCK]
         assert below.summary(0).problems == 4
-
-
-def test_zstd_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams.importlib, "import_module", _refuse_import)
-    with pytest.raises(UsageError, match=r"pip install .*\[compressed\]'"):
-        streams.decode(streams.SUFFIXES.index(b".zst"), b"")
-    with pytest.raises(CorruptShard):
-        streams.decode(0, b"no gzip")
 
 
 def _refuse_import(name: str) -> None:
@@ -755,16 +701,6 @@ def test_samples_without_a_class(tmp_path: Path, policy: str) -> None:
     assert sorted(classes(tmp_path, [shard], **options)) == [*rest, "3/s--k0.json", "x/s--k1.json"]
 
 
-def test_a_set_without_the_column_of_the_class_is_told_which_there_are(tmp_path: Path) -> None:
-    text = (b"txt", b"hello")
-    none = write(tmp_path / "s.tar", [(b"a", [(b"wav", b"."), text]), (b"b", [text])])
-    with pytest.raises(ViewError, match=r"no cls .* has the columns 'wav', 'txt'; --class-from names the one"):
-        classes(tmp_path, [none])
-    some = write(tmp_path / "t.tar", [(b"a", [text]), (b"b", [(b"cls", b"1"), text])])
-    with pytest.raises(ViewError, match=r"no cls; --missing skip"):
-        classes(tmp_path, [some])
-
-
 def test_names_of_classes(tmp_path: Path) -> None:
     file = tmp_path / "names"
     for text, expected in (
@@ -849,21 +785,6 @@ def test_numbers_from_a_field_and_from_a_file_of_names_have_one_width(tmp_path: 
     names.write_text('{"cat": "3", "dog": "12"}')
     shard = numbered(tmp_path / "n.tar", b"cat", b"dog")
     assert folders(tmp_path, [shard], class_names=str(names)) == ["03", "12"]
-
-
-def test_the_digits_of_classes_are_found_again_without_deriving(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shards = [numbered(tmp_path / f"{n}.tar", b"%d" % 10**n) for n in range(4)]
-    expected = ["0001", "0010", "0100", "1000"]
-    assert folders(tmp_path, shards) == expected
-    monkeypatch.setattr(view_set, "compose", _refuse_import)
-    assert folders(tmp_path, shards) == expected
-    monkeypatch.undo()
-    # A set without the longest has fewer: what was found before does not count.
-    assert folders(tmp_path, shards[:2]) == ["01", "10"]
-    numbered(tmp_path / "3.tar", b"3")
-    assert folders(tmp_path, shards) == ["001", "003", "010", "100"]
 
 
 # --- against a model --------------------------------------------------------------------------------------
@@ -1395,25 +1316,3 @@ def test_what_commands_refuse(program: Program) -> None:
         program.run("cat", "s.tar", "s/c/jpg", "--columns", "jpg", "--ignore-case", "--missing", "empty").stdout
         == b"C"
     )
-
-
-@pytest.mark.parametrize(
-    ("column", "hint"),
-    [
-        (b"jpg,cls", "for several columns write --columns jpg --columns cls"),
-        (b".jpg", "write --columns jpg"),
-        (b"*.cls", "write --columns cls"),
-        (b"JPG", "--ignore-case matches any letter case"),
-        (b"png", "the shard has the columns 'jpg', 'cls'"),
-    ],
-)
-def test_a_column_that_no_sample_has_is_answered_with_those_that_there_are(
-    tmp_path: Path, column: bytes, hint: str
-) -> None:
-    shard = write(tmp_path / "s.tar", [(b"k", [(b"jpg", b"J"), (b"cls", b"1")])])
-    wanted = Composition(columns=(Column((column,)),))
-    with a_view(tmp_path, [shard], wanted, indexed=False) as below, pytest.raises(ViewError) as refused:
-        settled(below, 0)
-    assert f"has no column '{column.decode()}'" in str(refused.value)
-    assert "the shard has the columns 'jpg', 'cls'" in str(refused.value)
-    assert f"{hint}; --missing skip leaves" in str(refused.value)
