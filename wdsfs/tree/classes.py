@@ -25,6 +25,10 @@ from wdsfs.tree.options import ERROR, text_of
 if TYPE_CHECKING:
     from wdsfs.tree.shard_set import ShardSet
 
+CLASS_DIGITS_MAX = 18  # of a class that counts as a number
+_STEM_MAX = 200  # bytes of a file's name before its extension, in the classes layout
+_NUMBER = re.compile(rb"([+-]?)([0-9]{1,%d})" % CLASS_DIGITS_MAX)
+
 _MOST = 1_000_000  # classes; more are no classes but something like names of samples
 
 
@@ -66,11 +70,6 @@ def misnumbered(folders: Iterable[bytes], named: Mapping[bytes, int] | None = No
             which = shown if named is None else f"{numbers[folder]}, {shown},"
             return f"class {which} as {label}: {why}"
     return None
-
-
-CLASS_DIGITS_MAX = 18  # of a class that counts as a number
-_STEM_MAX = 200  # bytes of a file's name before its extension, in the classes layout
-_NUMBER = re.compile(rb"([+-]?)([0-9]{1,%d})" % CLASS_DIGITS_MAX)
 
 
 class LongNumber(ViewError):

@@ -21,6 +21,11 @@ from wdsfs.tree.texts import Ints
 if TYPE_CHECKING:
     from wdsfs.remote.client import RemoteTar
 
+NO_DATA = np.zeros(0, np.uint8)
+READ_MAX = 1 << 20  # bytes; the most that the kernel asks for at once
+SAMPLE_MAX = 8 << 20  # bytes of a sample that is fetched with the first of its columns
+_scratch = memoryview(bytearray(READ_MAX))
+
 IN_DATA, APART, HELD = -1, -2, -3
 
 
@@ -37,19 +42,12 @@ class ContentColumns(NamedTuple):
     data: NDArray[np.uint8]
 
 
-NO_DATA = np.zeros(0, np.uint8)
-
-
 def content_in_shard(record: Record, path: bytes) -> ContentColumns:
     """Of the record of a shard as it is; `path` is that of the shard."""
     file = np.zeros(record.members, np.int64)
     file[record.sparse_members()] = APART
     start = (record.array("member.head").astype(np.int64) + record.array("member.body")) * BLOCK
     return ContentColumns([path], file, start, NO_DATA)
-
-
-READ_MAX = 1 << 20  # bytes; the most that the kernel asks for at once
-SAMPLE_MAX = 8 << 20  # bytes of a sample that is fetched with the first of its columns
 
 
 class Held:
@@ -84,9 +82,6 @@ class RemoteRange(NamedTuple):
     begin: int
     end: int
     sample: Sequence[tuple[int, int]]
-
-
-_scratch = memoryview(bytearray(READ_MAX))
 
 
 def read(content: Content, offset: int, length: int) -> bytes:

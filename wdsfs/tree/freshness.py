@@ -18,6 +18,10 @@ from wdsfs.errors import MissingShard, RefusedShard, ShardError
 from wdsfs.inodes import TAG_MAX
 from wdsfs.storage.identity import GONE, Fingerprint
 
+log = logging.getLogger(__name__)
+
+FRESH_SECONDS = 1.0  # how long a look at a shard's path is believed
+
 
 class Generations:
     """The generation of each shard of a set under this mount, which its inode numbers carry.
@@ -91,11 +95,6 @@ class Generations:
         """Count up: the shard has other content under the same fingerprint."""
         word = self._words[number]
         self._words[number] = word & ~0xFFFFFFFF | word + 1 & 0xFFFFFFFF
-
-
-log = logging.getLogger(__name__)
-
-FRESH_SECONDS = 1.0  # how long a look at a shard's path is believed
 
 
 @dataclass(slots=True)

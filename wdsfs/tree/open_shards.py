@@ -28,6 +28,14 @@ from wdsfs.tree.shard_access import Access
 if TYPE_CHECKING:
     from wdsfs.remote.client import RemoteTar
 
+# Readahead over a shard: bytes that a read may be away from the last one to be of the same pass, reads that make a
+# pass, and how much is read ahead of it (bytes), in steps of the least that a disk's readahead is set to.
+NEAR, PASS, AHEAD, STEP = 4 << 20, 8, 8 << 20, 128 << 10
+# How many bytes may be skipped for each byte that is read, and how many bytes a read counts for at least. A reader
+# of one class also goes through the set in order, but reads a hundredth of it.
+GAPS, LEAST = 4, 4096
+COPIES_MAX, READERS_MAX = 32, 4  # compressed shards open at a time: a copy takes disk, a reader up to 100 MB
+
 RECORDS_MAX, RESTING_MAX = 64, 960  # opened records in use, some 6 KiB each, and others without their views, 2 KiB
 RENEW_SECONDS = 60.0  # how long one LMDB snapshot is held; an old one keeps freed pages from being used again
 
@@ -86,15 +94,6 @@ class OpenRecords:
         """The index has a new snapshot: drop all records of the old one."""
         self.clear()
         self.old_at = time.monotonic() + RENEW_SECONDS
-
-
-# Readahead over a shard: bytes that a read may be away from the last one to be of the same pass, reads that make a
-# pass, and how much is read ahead of it (bytes), in steps of the least that a disk's readahead is set to.
-NEAR, PASS, AHEAD, STEP = 4 << 20, 8, 8 << 20, 128 << 10
-# How many bytes may be skipped for each byte that is read, and how many bytes a read counts for at least. A reader
-# of one class also goes through the set in order, but reads a hundredth of it.
-GAPS, LEAST = 4, 4096
-COPIES_MAX, READERS_MAX = 32, 4  # compressed shards open at a time: a copy takes disk, a reader up to 100 MB
 
 
 @dataclass(slots=True)

@@ -28,6 +28,14 @@ if TYPE_CHECKING:
     from wdsfs.tree.shard_set import ShardSet
     from wdsfs.tree.tree import View
 
+OF_CLASSES = ("class_from", "class_names", "class_digits")
+_MANY = ("columns", "field", "join", "associate")
+_FLAGS = ("ignore_case", "decode_members")
+_POLICIES = ("missing", "duplicates")
+FORMAT = 4  # of derived records: goes up when the same options give another result
+ERROR, SKIP, EMPTY = "error", "skip", "empty"
+NAME_MAX = 200  # bytes of the name of a column
+
 
 # Returns all that is wrong in a set, but for the shards that cannot be read.
 Findings = Callable[["ShardSet", "Mapping[bytes, ShardError]"], Iterable[str]]
@@ -84,12 +92,6 @@ class Opening(NamedTuple):
     tolerance: Tolerance = Tolerance()
     workers: Workers | None = None
     progress: Progress = Progress()
-
-
-OF_CLASSES = ("class_from", "class_names", "class_digits")
-_MANY = ("columns", "field", "join", "associate")
-_FLAGS = ("ignore_case", "decode_members")
-_POLICIES = ("missing", "duplicates")
 
 
 class TreeOptions(NamedTuple):
@@ -169,11 +171,6 @@ def parse_composition(layout: str, text: str) -> Composition:
         else:
             typed[name] = name in _FLAGS or (int(value) if name == "class_digits" else value)
     return composition_of(layout, **typed)
-
-
-FORMAT = 4  # of derived records: goes up when the same options give another result
-ERROR, SKIP, EMPTY = "error", "skip", "empty"
-NAME_MAX = 200  # bytes of the name of a column
 
 
 class Column(NamedTuple):

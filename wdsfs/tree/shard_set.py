@@ -34,6 +34,10 @@ from wdsfs.tree.freshness import Freshness, Generations
 from wdsfs.tree.open_shards import OpenFiles, OpenRecords, ShardFile
 from wdsfs.tree.shard_access import Access
 
+log = logging.getLogger(__name__)
+
+MANY = 1000  # files that are not looked at in passing: on a slow disk others serve meanwhile
+
 # How long a shard that cannot be indexed is not tried again: the first number of seconds, doubled each time up to
 # the second, but at least the duration of the attempt times the third. In a merged tree each request would try.
 FAILED_SECONDS, FAILED_SECONDS_MAX, FAILED_SHARE = 5.0, 60.0, 50
@@ -138,11 +142,6 @@ class Failures:
         failure = self.failed.get(number)
         if failure is not None and failure.fingerprint == fingerprint and time.monotonic() < failure.until:
             raise UnreadableShard(failure.text)
-
-
-log = logging.getLogger(__name__)
-
-MANY = 1000  # files that are not looked at in passing: on a slow disk others serve meanwhile
 
 
 class _Hot(NamedTuple):

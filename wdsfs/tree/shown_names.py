@@ -19,6 +19,8 @@ from wdsfs.inodes import FOLDER, INDEX_MAX, MEMBER, SAMPLE, index_of, kind_of, p
 from wdsfs.tree.texts import Ints, Texts
 from wdsfs.tree.tree import SAMPLES_LAYOUT, Node, View, text_of
 
+_DOT = np.frombuffer(b".", np.uint8)
+
 
 class ShownNames:
     """The names that records show in one view."""
@@ -192,9 +194,6 @@ def _crc_below(record: Record, where: int, name: bytes) -> int:
     if kind_of(where) == FOLDER:
         return record.crc_below(index_of(where), name)
     return zlib.crc32(name, zlib.crc32(record.entry_path(index_of(where)) + b"/"))
-
-
-_DOT = np.frombuffer(b".", np.uint8)
 
 
 class NameColumns(NamedTuple):

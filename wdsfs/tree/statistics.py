@@ -18,6 +18,9 @@ from wdsfs.index.record import STRAY, Record
 from wdsfs.tree.shard_set import NotIndexed, ShardSet, indexed
 from wdsfs.tree.tree import Totals
 
+EXTENSIONS_MAX = 1000  # extensions of which sizes are reported
+SAMPLED_SIZES = 1_000_000  # sizes per extension that quantiles are taken from; more are thinned out evenly
+
 UNREADABLE = -1  # instead of the samples of a shard
 BINS = 65  # sizes by the number of their bits: 0, 1, 2 to 3, 4 to 7 ... bytes
 COLUMNS_MAX = 1000  # extensions that are counted apart
@@ -177,10 +180,6 @@ class SetTotals:
             size += summary.member_bytes
             damaged += bool(summary.problems)
         return Totals(self.lower.count, indexed, samples, members, size, damaged), complete
-
-
-EXTENSIONS_MAX = 1000  # extensions of which sizes are reported
-SAMPLED_SIZES = 1_000_000  # sizes per extension that quantiles are taken from; more are thinned out evenly
 
 
 class _Sizes:

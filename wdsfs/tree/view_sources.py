@@ -40,13 +40,20 @@ from wdsfs.tree.path_table import KeyTable
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.shard_set import ShardSet, indexed
 
-# --- samples of joined sets by key: first in the shard beside, then in the whole set
-
+log = logging.getLogger(__name__)
 
 SHARD, VALUES, DECODED, FIELD, NOTHING = "shard", "values", "decoded", "field", "empty"  # kinds of a place
 MISSING, TWICE = -1, -2  # instead of a shard's number: no shard has the key, or it occurs more than once
 OWN = 0  # the place of the shard itself
 KEYS = b"k"  # the table of the keys of a set, in the index
+LOOK_SHARE = 50  # a look at all companions is believed for so many times its duration, and for a second at least
+DECODED_BYTES = streams.DECODED_MAX  # of decoded members and fields that a process keeps
+# Kinds of places whose members are made of others, and the section that says of which.
+_MADE_OF = {DECODED: "decoded.from", FIELD: "field.from"}
+_Key = tuple[int, int, int, int]  # shard, tag, place, row
+
+
+# --- samples of joined sets by key: first in the shard beside, then in the whole set
 
 
 class KeysMissing(Exception):
@@ -186,11 +193,6 @@ def content_of(source: ShardSet, number: int, member: int) -> Content:
     return source.content(number, source.tag(number), member)
 
 
-log = logging.getLogger(__name__)
-
-LOOK_SHARE = 50  # a look at all companions is believed for so many times its duration, and for a second at least
-
-
 class Companions:
     """The companions by the options of a view: joined sets of shards, label files, names of classes.
 
@@ -322,14 +324,6 @@ class CompanionWatch:
 def _digest(packed: bytes) -> int:
     """64 bits that stand for these bytes."""
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
-
-
-DECODED_BYTES = streams.DECODED_MAX  # of decoded members and fields that a process keeps
-
-# Kinds of places whose members are made of others, and the section that says of which.
-_MADE_OF = {DECODED: "decoded.from", FIELD: "field.from"}
-
-_Key = tuple[int, int, int, int]  # shard, tag, place, row
 
 
 class DerivedContent:
