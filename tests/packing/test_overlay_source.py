@@ -30,9 +30,8 @@ from tests.packing.overlays import (
 from tests.uppers import OPAQUE, WHITEOUT, a_tree, find
 from wdsfs.errors import CommitError, StaleShard, UsageError
 from wdsfs.overlay.overlay_directory import unfinished
-from wdsfs.packing.output_names import continued, namer
 from wdsfs.packing.overlay_source import NO_SAMPLE, CommitOptions, Planner
-from wdsfs.packing.plan import Remark
+from wdsfs.packing.plan import Remark, continued, namer
 from wdsfs.packing.runner import Runner
 from wdsfs.packing.shard_writer import Files
 from wdsfs.tree.tree import View

@@ -23,9 +23,8 @@ from wdsfs.cluster.far_side import SeenShard, agree, here
 from wdsfs.cluster.shard_units import seen_here
 from wdsfs.cluster.spread import Job, spread
 from wdsfs.errors import CommitError, ShardError, StaleShard
-from wdsfs.packing.object_outputs import ObjectOutputs
 from wdsfs.packing.plan import Output, SourceShard, Step
-from wdsfs.packing.shard_writer import Contents, ShardWriter
+from wdsfs.packing.shard_writer import Contents, ObjectOutputs, ShardWriter
 from wdsfs.remote.shard_paths import is_remote, look, look_again
 from wdsfs.storage.durable import Disk, named, temporary_of, write_whole
 from wdsfs.storage.identity import Fingerprint

@@ -31,7 +31,6 @@ from wdsfs.packing.file_samples import (
     split_of,
 )
 from wdsfs.packing.file_table import LeftOut, WalkRules, walk
-from wdsfs.packing.output_names import Targets, namer, refuse_below, refuse_compressed_name
 from wdsfs.packing.plan import (
     MAXSIZE,
     NEW,
@@ -39,11 +38,15 @@ from wdsfs.packing.plan import (
     Numbers,
     Output,
     Piece,
+    PlainBytes,
     Plan,
     ShardFill,
-    SmallFile,
     Step,
+    Targets,
     Zeros,
+    namer,
+    refuse_below,
+    refuse_compressed_name,
 )
 from wdsfs.packing.runner import Runner
 from wdsfs.packing.shard_writer import Files
@@ -316,7 +319,7 @@ def _labels(samples: Samples, options: PackOptions) -> list[bytes]:
     return samples.classes if options.class_as == NAME else [numbers[name] for name in samples.classes]
 
 
-def _classes_file(plan: FilePlan) -> SmallFile | None:
+def _classes_file(plan: FilePlan) -> Step | None:
     options = plan.options
     if not plan.labels or options.class_as != NUMBER or options.class_names is not None:
         return None
@@ -328,7 +331,8 @@ def _classes_file(plan: FilePlan) -> SmallFile | None:
     # Not `commonpath`: that takes `s3://` for a path.
     parts = zip(*(os.path.dirname(step.target).split(b"/") for step in plan.steps), strict=False)
     common = [some[0] for some in itertools.takewhile(lambda some: len(set(some)) == 1, parts)]
-    return SmallFile(b"/".join([*common, CLASSES_NAME + suffix]), content)
+    output = Output(b"/".join([*common, CLASSES_NAME + suffix]), [PlainBytes(content)])
+    return Step(output, NEW, None, 0)
 
 
 # --- samples to shards -----------------------------------------------------------------------------------------

@@ -16,9 +16,8 @@ from wdsfs.errors import CommitError
 from wdsfs.overlay.overlay_directory import OverlayDirectory, unfinished
 from wdsfs.overlay.overlay_shards import Written, add_outputs, sample_of
 from wdsfs.packing.diff import Changes
-from wdsfs.packing.output_names import canonical, refuse_below
 from wdsfs.packing.overlay_source import CommitOptions, Planner
-from wdsfs.packing.plan import Step
+from wdsfs.packing.plan import Step, canonical, refuse_below
 from wdsfs.packing.replacement import Replacement, read_plan
 from wdsfs.packing.runner import Runner
 from wdsfs.packing.shard_writer import Files

@@ -25,14 +25,6 @@ from wdsfs.errors import CommitError, MissingShard, ShardError, StaleShard, Usag
 from wdsfs.index.record import STRAY, Record
 from wdsfs.names import split
 from wdsfs.packing.diff import Changes, NewSample, ShardChanges
-from wdsfs.packing.output_names import (
-    Targets,
-    canonical,
-    continued,
-    namer,
-    refuse_compressed_name,
-    refuse_foreign_link,
-)
 from wdsfs.packing.plan import (
     COPY,
     LINK,
@@ -47,8 +39,14 @@ from wdsfs.packing.plan import (
     ShardFill,
     SourceShard,
     Step,
+    Targets,
     Zeros,
+    canonical,
+    continued,
     joined,
+    namer,
+    refuse_compressed_name,
+    refuse_foreign_link,
     split_trailing,
 )
 from wdsfs.packing.source_layout import Cut, SourceLayout, layout, unpacked_size

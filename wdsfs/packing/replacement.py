@@ -46,7 +46,6 @@ from wdsfs.overlay.overlay_directory import (
 )
 from wdsfs.overlay.upper_format import OPAQUE, OPAQUE_OF_ROOT
 from wdsfs.packing.cluster_units import ObjectNote, Publication
-from wdsfs.packing.output_names import refuse_foreign_link
 from wdsfs.packing.plan import (
     NEW,
     REWRITE,
@@ -59,6 +58,7 @@ from wdsfs.packing.plan import (
     SourceShard,
     Step,
     Zeros,
+    refuse_foreign_link,
 )
 from wdsfs.packing.runner import Runner, refuse_without_space
 from wdsfs.remote.shard_paths import is_remote, look
@@ -125,6 +125,7 @@ def _piece_to_json(piece: Piece) -> list[Any]:
         return ["run", *piece]
     if isinstance(piece, Zeros):
         return ["zeros", *piece]
+    assert isinstance(piece, NewMember)
     common = [key.decode() for key in piece.common]
     return ["new", os.fsdecode(piece.name), os.fsdecode(piece.path), piece.size, piece.mtime_ns, common]
 

@@ -21,12 +21,11 @@ from wdsfs.errors import CommitError, ShardError, StaleShard, bytes_text, severa
 from wdsfs.index import process_pool
 from wdsfs.index.record import Record
 from wdsfs.packing.cluster_units import ClusterRun, remove_attempts
-from wdsfs.packing.object_outputs import ObjectOutputs
-from wdsfs.packing.plan import COPY, LINK, Output, Plan, SmallFile, SourceShard, Step
-from wdsfs.packing.shard_writer import Contents, ShardWriter
+from wdsfs.packing.plan import COPY, LINK, Output, Plan, SourceShard, Step
+from wdsfs.packing.shard_writer import Contents, ObjectOutputs, ShardWriter
 from wdsfs.packing.source_layout import layout
 from wdsfs.remote.shard_paths import is_remote, look
-from wdsfs.storage.durable import Disk, make_directories, remove_leftover, temporary_of, write_whole
+from wdsfs.storage.durable import Disk, make_directories, remove_leftover, temporary_of
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tree.shard_set import NotIndexed, ShardSet
 
@@ -109,22 +108,19 @@ class Runner:
         """
         there = self._names_taken()
         self._refuse_taken(there)
+        beside = [step for step in self.plan.beside if step.target not in there]
         left = [step for step in self.plan.steps if step.target not in there]
         if self.space_check:
             refuse_without_space(left, self.together)
         self.refuse_without_staging(left)
-        for directory in sorted({os.path.dirname(step.target) for step in left if not step.is_remote}):
+        for directory in sorted({os.path.dirname(step.target) for step in (*beside, *left) if not step.is_remote}):
             make_directories(self.disk, directory)
-        for file in self.plan.beside:
-            if file.target not in there:
-                self._put(file.target, file.content)
-        self._write_all(left)
+        self._write_all([*beside, *left])
         return left
 
     def _names_taken(self) -> set[bytes]:
         """Return which of the names something has."""
-        targets = [step.target for step in self.plan.steps]
-        targets += [*self.plan.beyond, *(file.target for file in self.plan.beside)]
+        targets = [*(step.target for step in (*self.plan.steps, *self.plan.beside)), *self.plan.beyond]
         remote = [target for target in targets if is_remote(target)]
         if remote:
             self.objects.look(remote)
@@ -142,9 +138,8 @@ class Runner:
                 f"{os.fsdecode(beyond[0])} exists, and this set ends before it: it would be taken for a part of "
                 "it. Remove it with those after it, or choose another --output"
             )
-        taken = [file.target for file in self.plan.beside if file.target in there and not self._has(file)]
-        steps = [step for step in self.plan.steps if step.target in there]
-        taken += [step.target for step in steps if self._has_other_size(step)]
+        steps = [step for step in (*self.plan.beside, *self.plan.steps) if step.target in there]
+        taken = [step.target for step in steps if self._has_other_size(step)]
         taken = taken or [step.target for step, same in self._compared(steps) if not same]
         if taken:
             verbs = ("exists", "is") if len(taken) == 1 else ("exist", "are")
@@ -153,12 +148,6 @@ class Runner:
                 f"{names} {verbs[0]} already and {verbs[1]} something else: remove it, or choose another --output"
             )
             raise CommitError(text)
-
-    def _has(self, file: SmallFile) -> bool:
-        if is_remote(file.target):
-            return self.objects.read(file.target, len(file.content) + 1) == file.content
-        with open(file.target, "rb") as stream:
-            return stream.read(len(file.content) + 1) == file.content
 
     def _has_other_size(self, step: Step) -> bool:
         return not step.is_remote and step.action != LINK and os.lstat(step.target).st_size != step.output.length
@@ -180,12 +169,6 @@ class Runner:
         remote = [step.output for step in steps if step.is_remote]
         if remote:
             self.objects.refuse_without_space(remote, 0 if self._workers else self.jobs)
-
-    def _put(self, target: bytes, content: bytes) -> None:
-        if is_remote(target):
-            self.objects.put(target, content)
-        else:
-            write_whole(target, content)
 
     # --- one shard
 

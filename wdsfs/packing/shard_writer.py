@@ -1,35 +1,46 @@
-"""Writes, verifies and publishes a new shard, whole or not at all.
+"""Writes, verifies and publishes a new shard, whole or not at all: as a file, or as an object in a store.
 
-A shard is written under a temporary name, synced, read back, and only then renamed. The kernel copies the ranges
-of source shards, so untouched members keep their bytes and a commit runs at disk speed. Every write goes through
-`Disk`, whose steps the tests record, stop and let fail. Threads may share a writer, each for another shard.
+A file is written under a temporary name, synced, read back, and only then renamed. An object is written to a file
+without a name, of which nothing is left after a kill, read back, and sent by a conditional request. The kernel
+copies the ranges of source shards, so untouched members keep their bytes and a commit runs at disk speed. Every
+write goes through `Disk`, whose steps the tests record, stop and let fail. Threads may share a writer, each for
+another shard.
 
-Most of the time of small members goes into system calls, so these are few: open, read, fstat, close for each file.
+What an earlier command has finished is known by its content alone, so nothing is noted for that.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import xxhash
 
-from wdsfs.errors import CommitError
+from wdsfs.errors import CommitError, ObjectChanged, ObjectExists
 from wdsfs.overlay.upper_format import OPEN_DIRECTORY
 from wdsfs.packing.plan import CopiedRange, NewMember, Numbers, Output, SourceShard
 from wdsfs.packing.source_layout import check_unchanged
+from wdsfs.remote import shard_paths
 from wdsfs.storage.durable import CHUNK, COPY_MAX, Disk, named, new_file
+from wdsfs.storage.identity import Fingerprint
 from wdsfs.storage.source import TarBytes, pread
 from wdsfs.tar import headers, scan
 from wdsfs.tar.compressed import opened_shard
 from wdsfs.tar.problems import HARMLESS, Problems
 
+if TYPE_CHECKING:
+    from wdsfs.remote.urls import Pin
+
 DENSE = 8192  # bytes per member; with less, comparing all bytes is quicker than reading the headers
+OBJECT_MAX = 5_000 << 20  # bytes that Azure's store takes in one request; S3 takes 5 GiB
 OPEN_DIRECTORIES = 64  # at a time: a shuffled set goes to and fro between directories
 
 _OPEN_FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -245,7 +256,7 @@ class ShardWriter:
                         pending.clear()
                     yield piece
                 else:
-                    pending += bytes(piece.length)
+                    pending += piece.content
         if pending:
             yield pending
 
@@ -415,3 +426,126 @@ def _end_of_members(output: Output) -> int:
 
 def _wrong(output: Output, text: str) -> CommitError:
     return CommitError(f"{os.fsdecode(output.target)}: what was written cannot be read back: {text}")
+
+
+# --- objects in stores ---------------------------------------------------------------------------------------
+
+
+class ObjectOutputs:
+    """Sends the shards that `writer` writes.
+
+    `count` is called with the bytes of each that is sent, and with 0 twice a second meanwhile; it may raise to
+    stop all.
+    """
+
+    def __init__(self, writer: ShardWriter, count: Callable[[int], None]) -> None:
+        self._writer, self._count = writer, count
+        self._there: dict[bytes, Pin] = {}
+
+    def look(self, targets: Sequence[bytes]) -> None:
+        """Find out which of these objects are there. Raises ShardError."""
+        self._there = shard_paths.existing(targets)
+
+    def exists(self, target: bytes) -> bool:
+        return target in self._there
+
+    def is_written(self, target: bytes, size: int, digest: str) -> bool:
+        """True if the object has this size and MD5. Raises ShardError."""
+        pin = self._there[target]
+        if pin.size != size:
+            return False
+        if pin.etag == f'"{digest}"':
+            return True
+        with contextlib.closing(shard_paths.open_object(target)) as tar:
+            return _md5(tar.pread(CHUNK, at) for at in range(0, size, CHUNK)) == digest
+
+    def is_done(self, output: Output) -> bool:
+        """True if the object has exactly these bytes already."""
+        pin = self._there[output.target]
+        if pin.size != output.length:
+            return False
+        if pin.etag == f'"{_md5(data for _, data in self._writer.content(output))}"':
+            return True
+        with contextlib.closing(shard_paths.open_object(output.target)) as tar:
+            return all(tar.pread(len(data), at) == data for at, data in self._writer.content(output))
+
+    def refuse_without_space(self, outputs: Sequence[Output], jobs: int) -> None:
+        """Raise CommitError if the shards that are written at a time have no room, or one is too large to send.
+
+        `jobs` is how many are written at a time on this machine: none if a cluster writes them.
+        """
+        for output in outputs:
+            if output.length > OBJECT_MAX:
+                text = (
+                    f"{output.length:,} bytes are more than stores take at once: make smaller shards (--maxsize)"
+                )
+                raise CommitError(f"{os.fsdecode(output.target)}: {text}")
+        needed = sum(sorted((output.length for output in outputs), reverse=True)[:jobs])
+        with _staging() as directory:
+            space = os.statvfs(directory)
+        free = space.f_bavail * space.f_frsize
+        if needed > free:
+            raise CommitError(
+                f"{directory}: {needed:,} bytes are needed there for shards before they are sent, and {free:,} "
+                "are free: make room, write fewer at a time (--jobs), or name another place (WDSFS_CACHE_DIR)"
+            )
+
+    def publish(self, output: Output) -> None:
+        """Write a shard and send it, as a new object.
+
+        Raises CommitError if there is another one. Raises ShardErrors, OSError.
+        """
+        self._send(output, None, None)
+
+    def copied(self, output: Output, source: bytes) -> bool:
+        """Have the store copy a shard that stays as it is; False if it cannot. Raises as `publish`."""
+        try:
+            done = shard_paths.copy(source, output.target, lambda: self._count(0))
+        except ObjectChanged as error:
+            raise CommitError(f"{error}: start again") from None
+        if done:
+            self._count(2 * output.length)  # not written here, and not sent
+        return done
+
+    def replace(self, output: Output, source: Fingerprint | None, before: Callable[[int, str], None]) -> None:
+        """Write a shard and send it, in the place of the object with this fingerprint, or of none.
+
+        `before` is called with size and MD5 of the shard before it is sent. Raises as `publish`.
+        """
+        changed = CommitError(f"{os.fsdecode(output.target)} was changed by somebody else meanwhile")
+        pin = None
+        if source is not None:
+            pin = shard_paths.pin_of(output.target)
+            if pin.fingerprint(os.fsdecode(output.target)) != source:
+                raise changed
+        try:
+            self._send(output, pin, before)
+        except ObjectChanged:
+            raise changed from None
+
+    def _send(self, output: Output, replaces: Pin | None, before: Callable[[int, str], None] | None) -> None:
+        with _staging() as directory, tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+            fd = file.fileno()
+            self._writer.fill(fd, output)
+            if before is not None:
+                before(output.length, _md5(os.pread(fd, CHUNK, at) for at in range(0, output.length, CHUNK)))
+            try:
+                shard_paths.upload(output.target, fd, replaces, lambda: self._count(0))
+            except ObjectExists:
+                text = "is there already: somebody else has written it meanwhile, and it stays as it is"
+                raise CommitError(f"{os.fsdecode(output.target)} {text}") from None
+        self._count(output.length)
+
+
+def _md5(pieces: Iterable[bytes | bytearray]) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _staging() -> Iterator[Path]:
+    directory = shard_paths.staging()
+    with named(os.fsencode(directory)):
+        yield directory

@@ -16,9 +16,8 @@ from wdsfs import names
 from wdsfs.errors import CommitError
 from wdsfs.index.record import Record
 from wdsfs.packing import reasons
-from wdsfs.packing.output_names import Targets, namer
 from wdsfs.packing.overlay_source import CommitOptions
-from wdsfs.packing.plan import NEW, NewMember, Output, Plan, ShardFill, Step, Zeros, member_names
+from wdsfs.packing.plan import NEW, NewMember, Output, Plan, ShardFill, Step, Targets, Zeros, member_names, namer
 from wdsfs.packing.runner import Runner
 from wdsfs.storage.durable import CHUNK
 from wdsfs.tar import headers
