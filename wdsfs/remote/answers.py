@@ -134,6 +134,19 @@ def replaced(url: Url, change: str = "") -> ObjectChanged:
     return ObjectChanged(f"{url}: it has been replaced" + (f": {change}" if change else ""))
 
 
+def require_same(url: Url, pin: Pin, now: Pin) -> None:
+    """Raise ObjectChanged if an answer, `now`, is of another object than the pinned one."""
+    change = pin.difference(now)
+    if change:
+        raise replaced(url, change)
+
+
+def require_size(url: Url, size: int, now: int) -> None:
+    """Raise ObjectChanged if an object does not have the size (bytes) that it had."""
+    if size != now:
+        raise ObjectChanged(f"{url}: it has {now:,} bytes instead of {size:,}")
+
+
 def whole_only(url: Url) -> NoRanges:
     return NoRanges(f"{url}: its server sends whole objects only")
 

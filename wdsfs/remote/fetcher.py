@@ -332,17 +332,13 @@ class ClientConnection(asyncio.Protocol):
         self.transport.write(messages.text(messages.RESULT, frame.number, item.pin.size))
 
     async def _upload(self, frame: Frame) -> None:
-        from wdsfs.remote import uploads  # here: only a commit needs it
-
         url, file, replaces = frame.value
         pinned = None if replaces is None else Pin(*replaces)
-        await self._made(frame, uploads.upload(self._fetcher.stores, Url(*url), file, pinned))
+        await self._made(frame, self._fetcher.stores.upload(Url(*url), file, pinned))
 
     async def _copy(self, frame: Frame) -> None:
-        from wdsfs.remote import uploads  # here: only a commit needs it
-
         url, pin, target = frame.value
-        await self._made(frame, uploads.copy(self._fetcher.stores, Url(*url), Pin(*pin), Url(*target)))
+        await self._made(frame, self._fetcher.stores.copy(Url(*url), Pin(*pin), Url(*target)))
 
     async def _made(self, frame: Frame, work: Coroutine[Any, Any, Pin]) -> None:
         """Answer with the pin of the object that the work makes."""

@@ -222,35 +222,32 @@ def _gs(url: Url, options: Options) -> StoreAccess:
 
 
 def _az(url: Url, options: Options) -> StoreAccess:
-    said = _connection_string()
+    fields = _connection_string()
     account = (
-        options.get("account_name") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME") or said.get("AccountName")
+        options.get("account_name")
+        or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+        or fields.get("AccountName")
+        or os.environ.get("AZURE_STORAGE_ACCOUNT")
     )
-    account = account or os.environ.get("AZURE_STORAGE_ACCOUNT")
     if not account:
         raise Unreachable(f"{url}: set AZURE_STORAGE_ACCOUNT_NAME, or --store-option {url.store}:account_name=...")
-    config = {"account_name": account, "endpoint": options.get("endpoint") or said.get("BlobEndpoint")}
+    config = {"account_name": account, "endpoint": options.get("endpoint") or fields.get("BlobEndpoint")}
     if _yes(options, "anonymous"):
         return StoreAccess({**config, "skip_signature": "true"}, "none (anonymous)")
-    for name, key in (("account_key", "account_key"), ("sas_token", "sas_key"), ("token", "token")):
-        if name in options:
-            kind = f"{name.replace('_', ' ')} of the configuration file"
-            return StoreAccess({**config, key: options[name].removeprefix("?")}, kind)
     for key, value, kind in (
-        ("account_key", said.get("AccountKey"), "account key of the connection string"),
-        ("sas_key", said.get("SharedAccessSignature"), "signature of the connection string"),
+        ("account_key", options.get("account_key"), "account key of the configuration file"),
+        ("sas_key", options.get("sas_token"), "sas token of the configuration file"),
+        ("token", options.get("token"), "token of the configuration file"),
+        ("account_key", fields.get("AccountKey"), "account key of the connection string"),
+        ("sas_key", fields.get("SharedAccessSignature"), "signature of the connection string"),
         ("account_key", os.environ.get("AZURE_STORAGE_KEY"), "account key of the environment"),
     ):
         if value:
             return StoreAccess({**config, key: value.removeprefix("?")}, kind)
-    if any(name.startswith(("AZURE_STORAGE_", "AZURE_CLIENT_", "AZURE_FEDERATED_")) for name in _given("AZURE_")):
-        return StoreAccess(config, "of the environment")
-    return StoreAccess(config, "role of the instance")
-
-
-def _given(start: str) -> list[str]:
-    """Variables of the environment that say more than which account it is."""
-    return [name for name in os.environ if name.startswith(start) and "ACCOUNT_NAME" not in name]
+    # Other variables than those that only say which account it is.
+    starts = ("AZURE_STORAGE_", "AZURE_CLIENT_", "AZURE_FEDERATED_")
+    is_given = any(name.startswith(starts) and "ACCOUNT_NAME" not in name for name in os.environ)
+    return StoreAccess(config, "of the environment" if is_given else "role of the instance")
 
 
 def _connection_string() -> dict[str, str]:

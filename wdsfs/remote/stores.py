@@ -36,8 +36,11 @@ other answers                          Unreachable at once
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import math
 import mmap
+import os
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -49,9 +52,18 @@ import obstore
 from obstore import exceptions
 from obstore.store import ObjectStore
 
-from wdsfs.errors import DeniedObject, MissingObject, NoRanges, ObjectChanged, ShardError, Unreachable
+from wdsfs.errors import (
+    DeniedObject,
+    MissingObject,
+    NoRanges,
+    ObjectChanged,
+    ObjectExists,
+    ShardError,
+    Unreachable,
+    UnreadableShard,
+)
 from wdsfs.remote import answers, settings, store_clients, urls
-from wdsfs.remote.answers import OtherAnswer, OtherServer, Transfer
+from wdsfs.remote.answers import OtherAnswer, OtherServer, Transfer, require_same, require_size
 from wdsfs.remote.hub import Hub
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.remote.parts import Buffer, Take
@@ -77,6 +89,7 @@ REFUSED = 2  # attempts to learn what is there, if connections are refused
 DOWN_SECONDS = 5.0  # how long a store is believed to be down
 _RENEW = 60.0  # seconds until a client that is refused is made anew
 _FRUITLESS = 3  # times in a row that it may not
+READ_BACK, READ_BACK_AT_ONCE = 8 << 20, 4  # bytes of what was sent that are read back at a time; pieces at once
 LISTED = 512 << 10  # bytes of a page of a listing, at most
 _OBSTORE_ERRORS = (exceptions.BaseError, OSError, ValueError)
 
@@ -258,9 +271,7 @@ class Stores:
             answer = await self._answer_of(url, obstore.get_async(client, path, options=options))
         except MissingObject:
             raise ObjectChanged(f"{url}: it is gone") from None
-        changed = pin.difference(answers.pin_of(answer.meta))
-        if changed:
-            raise answers.replaced(url, changed)
+        require_same(url, pin, answers.pin_of(answer.meta))
         return answer
 
     async def _opened_at_hub(self, url: Url, pin: Pin, options: GetOptions) -> GetResult:
@@ -271,66 +282,109 @@ class Stores:
             url, (place,), lambda: store_clients.web_store(place, self._options(url), headers)
         )
         try:
-            return _of_size(url, pin, await self._answer_of(url, obstore.get_async(client, "", options=options)))
+            answer = await self._answer_of(url, obstore.get_async(client, "", options=options))
         except (DeniedObject, MissingObject):
             self._hub.forget(url, pin)
             if not known:
                 raise
-        raise Transient("the hub has withdrawn a place for downloads")  # it was signed for a while only
+            # It was signed for a while only.
+            raise Transient("the hub has withdrawn a place for downloads") from None
+        require_size(url, pin.size, answer.meta["size"])
+        return answer
 
     # --- into it
+    #
+    # Each object is sent by one conditional PUT, from a mapping of its file, so that it takes no memory: multipart
+    # uploads have no condition in obstore (0.12), and without one somebody else's object could be overwritten.
+    # Several objects at a time use the line as well as several parts of one. An upload that breaks leaves nothing.
+    #
+    # S3 compares what arrives with the SHA-256 in the signature of the request. Afterwards the ETag is compared
+    # with the MD5 of the file (0.4 GB/s), which it is in S3 (but for SSE-KMS and SSE-C) and in Google's store.
+    # Where it differs, as always in Azure, the object is read back, which is the only proof there.
 
-    async def put(self, url: Url, content: mmap.mmap, replaces: Pin | None) -> str:
-        """Write an object whole, in the place of the pinned one or of none; returns its ETag.
+    async def upload(self, url: Url, file: str, replaces: Pin | None) -> Pin:
+        """Put a file into a store, in the place of the pinned object or of none; return the pin of the new one.
 
-        Raises ShardError: ObjectExists, ObjectChanged if there is another one. Both may also mean that an attempt
-        was carried out whose answer was lost.
+        An object with the same content counts as this one: an answer may have been lost. Raises ShardError, of
+        which ObjectExists and ObjectChanged say that another object is there; OSError of the file.
         """
-        seconds = self._sending(url, len(content))
-        return await self._again(url, lambda: self._put(url, content, replaces), seconds)
+        content = _mapped(file)
+        digest = await asyncio.to_thread(lambda: hashlib.md5(content, usedforsecurity=False).hexdigest())
+        seconds, etag = self._sending(url, len(content)), ""
+        try:
+            etag = await self._again(url, lambda: self._put(url, content, replaces, seconds), seconds)
+        except (ObjectExists, ObjectChanged) as error:
+            refusal = error
+        try:
+            pin = await self.head(url)
+        except MissingObject:
+            if not etag:
+                raise refusal from None
+            raise ObjectChanged(f"{url}: somebody else has removed it right after it was written") from None
+        if etag and pin.etag != etag:
+            raise ObjectChanged(f"{url}: somebody else has replaced it right after it was written")
+        if pin.size == len(content) and (pin.etag == f'"{digest}"' or await self._has(url, pin, content)):
+            return pin
+        if not etag:
+            raise refusal
+        raise UnreadableShard(f"{url}: what the store has is not what was sent; remove it, and repeat the command")
 
-    async def _put(self, url: Url, content: mmap.mmap, replaces: Pin | None) -> str:
-        seconds = self._sending(url, len(content))
-        client, path = await self._patient_client(url, seconds)
+    async def _put(self, url: Url, content: mmap.mmap, replaces: Pin | None, seconds: float) -> str:
+        """Make one attempt at that; return the ETag. Its answer may be lost."""
+        client, path = await self._client(url, seconds)
         mode: PutMode = "create"
         if replaces is not None:
             meta = await self._answer_of(url, obstore.head_async(client, path))
-            changed = replaces.difference(answers.pin_of(meta))
-            if changed:
-                raise answers.replaced(url, changed)
+            require_same(url, replaces, answers.pin_of(meta))
             mode = {"e_tag": meta["e_tag"]}
             if meta["version"]:  # by which Google's store knows it
                 mode["version"] = meta["version"]
         sent = obstore.put_async(client, path, content, mode=mode, use_multipart=False)
         return answers.etag_of(await self._answer_of(url, sent, seconds=seconds))
 
-    async def copy(self, url: Url, size: int, target: Url) -> None:
-        """Have the store copy an object of this size to a place in the same bucket where there is none.
+    async def _has(self, url: Url, pin: Pin, content: mmap.mmap) -> bool:
+        """Read an object back; return True if it has this content."""
 
-        Raises ShardError: ObjectExists; NoRanges if the store does not do that.
+        async def has_piece(start: int) -> bool:
+            end = min(start + READ_BACK, pin.size)
+            with memoryview(content) as view, view[start:end] as piece:
+                return await self.get(url, pin, start, end) == piece
+
+        for begin in range(0, pin.size, READ_BACK * READ_BACK_AT_ONCE):
+            starts = range(begin, min(begin + READ_BACK * READ_BACK_AT_ONCE, pin.size), READ_BACK)
+            if not all(await asyncio.gather(*map(has_piece, starts))):
+                return False
+        return True
+
+    async def copy(self, url: Url, pin: Pin, target: Url) -> Pin:
+        """Have a store copy the pinned object to a place in its bucket where there is none; return the pin there.
+
+        The copy has no condition on its source, so that is compared before and after. Raises ShardError:
+        ObjectExists; NoRanges if the store does not do that.
         """
-
-        seconds = self._sending(target, size)
+        require_same(url, pin, await self.head(url))
+        seconds = self._sending(target, pin.size)
 
         async def attempt() -> None:
-            client, _ = await self._patient_client(target, seconds)
+            client, _ = await self._client(target, seconds)
             copied = obstore.copy_async(client, url.key, target.key, overwrite=False)
             await self._answer_of(target, copied, seconds=seconds)
 
         await self._again(target, attempt, seconds)
+        try:
+            require_same(url, pin, await self.head(url))
+            copied = await self.head(target)
+            require_size(target, pin.size, copied.size)
+        except (ObjectChanged, MissingObject) as error:
+            text = f"{target} may be a copy of something else ({error}): remove it, and repeat the command"
+            raise UnreadableShard(text) from None
+        return copied
 
     def _sending(self, url: Url, size: int) -> float:
         """Return the seconds that a request may take whose answer comes after `size` bytes are sent or copied."""
         pace = settings.pace(self._options(url), settings.LOWEST_RATE_OF_UPLOADS)
         # Few timeouts, as each needs a client of its own.
         return pace.silence + 2.0 ** math.ceil(math.log2(1 + size / pace.rate))
-
-    async def _patient_client(self, url: Url, seconds: float) -> tuple[ObjectStore, str]:
-        """As `_client`, for a request that may take so long."""
-        options = {**self._options(url), "timeout": str(seconds), "total_time": str(seconds)}
-        route = self._route(url)
-        client = await self._client_at(url, (seconds, *route.place), lambda: store_clients.make(url, options))
-        return client, route.path
 
     def end(self) -> None:
         """End the commands that still run."""
@@ -362,28 +416,21 @@ class Stores:
         return report
 
     async def _has_ranges(self, url: Url, pin: Pin) -> bool:
-        try:
+        with contextlib.suppress(NoRanges):
             await self.get(url, pin, 0, min(pin.size, 1))
-        except NoRanges:
-            return False
-        return True
+            return True
+        return False
 
     async def _has_conditions(self, url: Url) -> bool | None:
-        """Return True if a condition that cannot hold is refused.
-
-        None for the hub, where commits make them needless.
-        """
+        """Return True if a condition that cannot hold is refused; None for the hub, where commits do that."""
         if url.scheme == "hf":
             return None
         client, path = await self._client(url)
-        try:
-            await self._again(
-                url,
-                lambda: self._answer_of(url, obstore.get_async(client, path, options={"if_match": '"no-such"'})),
-            )
-        except ObjectChanged:
-            return True
-        return False
+        options: GetOptions = {"if_match": '"no-such"'}
+        with contextlib.suppress(ObjectChanged):
+            await self._again(url, lambda: self._answer_of(url, obstore.get_async(client, path, options=options)))
+            return False
+        return True
 
     # --- asking
 
@@ -400,11 +447,17 @@ class Stores:
     def _options(self, url: Url) -> dict[str, str]:
         return self._route(url).options
 
-    async def _client(self, url: Url) -> tuple[ObjectStore, str]:
-        """Return a client for this URL, and the path of the object in it. Raises Unreachable."""
+    async def _client(self, url: Url, seconds: float = 0) -> tuple[ObjectStore, str]:
+        """Return a client for this URL, and the path of the object in it. Raises Unreachable.
+
+        With `seconds`, one for requests that may take so long.
+        """
         route = self._route(url)
-        client = await self._client_at(url, route.place, lambda: store_clients.make(url, route.options))
-        return client, route.path
+        options, key = route.options, route.place
+        if seconds:
+            options = {**options, "timeout": str(seconds), "total_time": str(seconds)}
+            key = seconds, *key
+        return await self._client_at(url, key, lambda: store_clients.make(url, options)), route.path
 
     async def _client_at(self, url: Url, key: tuple[object, ...], make: Callable[[], ObjectStore]) -> ObjectStore:
         client = self._clients.get(key)
@@ -514,21 +567,21 @@ class Stores:
             raise Transient("its server does not answer, or too slowly", silent=True) from None
         except _OBSTORE_ERRORS as error:
             failed = answers.failure(error, url)
-        await self._ask_how_long(url, failed)
-        raise failed
-
-    async def _ask_how_long(self, url: Url, failed: ShardError | Transient) -> None:
-        """Note in an error of a web server that is throttling how long to wait, if the server says so."""
         if isinstance(failed, Transient) and failed.throttled and url.scheme in WEB:
             failed.wait = await self._fallback.how_long(url, self._options(url))
+        raise failed
 
 
-def _of_size(url: Url, pin: Pin, answer: GetResult) -> GetResult:
-    """Return the answer, if it is of the pinned size. Raises ObjectChanged."""
-    size = answer.meta["size"]
-    if size != pin.size:
-        raise ObjectChanged(f"{url}: it has {size:,} bytes instead of {pin.size:,}")
-    return answer
+def _mapped(file: str) -> mmap.mmap:
+    """Return the content of a file, without reading it into memory. Raises OSError.
+
+    Not to be closed: a request that is cancelled may still hold it; it ends with its last user.
+    """
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
 
 
 async def _next(pieces: Any) -> Any:

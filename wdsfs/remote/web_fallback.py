@@ -29,6 +29,7 @@ from wdsfs.remote.answers import (
     no_length,
     of_status,
     replaced,
+    require_same,
     seconds_of,
     untrusted,
     whole_only,
@@ -178,9 +179,7 @@ def _range_of(url: Url, pin: Pin, answer: _Answer) -> tuple[int, int]:
         content = _RANGE.fullmatch(headers.get("content-range", ""))
         if content is None:
             raise wrong_range()
-        changed = pin.difference(_pin_of(headers, int(content[3])))
-        if changed:
-            raise replaced(url, changed)
+        require_same(url, pin, _pin_of(headers, int(content[3])))
         return int(content[1]), int(content[2]) + 1
     if status == 200:
         raise whole_only(url)
