@@ -21,7 +21,8 @@ from tests.kernel.test_image import end_mount, need_erofs, told
 from tests.writables import shard, walk_directory
 from wdsfs import mount_registry, mount_table
 from wdsfs.errors import OverlayBusy
-from wdsfs.kernel import image, overlayfs, remount
+from wdsfs.kernel import image as image_module
+from wdsfs.kernel import overlayfs, remount
 from wdsfs.kernel.guard import Guarded, guard_of
 from wdsfs.overlay import overlay_directory
 from wdsfs.overlay.overlay_directory import OverlayDirectory, held
@@ -752,7 +753,7 @@ def test_the_image_is_made_before_the_overlay_is_emptied(
             raise OSError(errno.ENOSPC, "No space left on device", "images")
 
         with monkeypatch.context() as patched:
-            patched.setattr(image, "write_image", full)
+            patched.setattr(image_module, "write_image", full)
             patched.setenv("XDG_RUNTIME_DIR", str(program.home / "run"))
             said = told(program.home, "commit", "--in-place", "-q", top, code=7)
         assert "the kernel cannot serve them: its image finds no room in the cache: the disk of" in said

@@ -223,14 +223,6 @@ def _is_damaged(copy: HeldFile) -> bool:
         os.close(fd)
 
 
-def has_copy(copy: HeldFile) -> bool:
-    """True if the copy is where it was."""
-    try:
-        return os.stat(copy.path).st_ino == copy.inode
-    except OSError:
-        return False
-
-
 def is_copy_of(shard: str, copy: str) -> bool:
     """True if what is at the path of a shard now is what this copy (a path) was made of.
 

@@ -31,7 +31,7 @@ NO_BLOCK = (1 << 32) - 1  # as the address of a chunk: a hole
 CHUNK_BITS_MAX = 31
 
 # Counted up with every change of what is written for the same records: inode numbers are known by it.
-LAYOUT = 4
+LAYOUT = 5
 COMPACT_SIZE, EXTENDED_SIZE, CHUNK_SIZE, DIRENT_SIZE = 32, 64, 8, 12
 PLAIN, INLINE, CHUNKS = 0, 2, 4  # where the content of an inode is
 REGULAR, DIRECTORY, SYMLINK = 1, 2, 7  # types of directory entries

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from wdsfs import host, mount_table
+from wdsfs import host
 from wdsfs.errors import MALFORMED, MountError
 from wdsfs.kernel import erofs
 from wdsfs.mount_table import MountPoint
@@ -186,19 +186,6 @@ def is_mounted_at(identity: str, mountpoint: str) -> bool | None:
     raw = bytes.fromhex(identity)
     number = int.from_bytes(raw[:8], "little") ^ int.from_bytes(raw[8:], "little")
     return os.statvfs(mountpoint).f_fsid == number
-
-
-class MountedImage(NamedTuple):
-    """A mount of an image: where it is, and the path of the image."""
-
-    mount: MountPoint
-    image: bytes
-
-
-def mounted_images() -> list[MountedImage]:
-    """All mounts of images of wdsfs, oldest first; of root's images those that this user may read."""
-    candidates = ((mount, image_of(mount)) for mount in mount_table.mounts())
-    return [MountedImage(mount, image) for mount, image in candidates if image is not None]
 
 
 def image_of(mount: MountPoint) -> bytes | None:
