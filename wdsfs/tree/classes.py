@@ -81,7 +81,7 @@ class LongNumber(ViewError):
 
 
 def find_classes(draft: Draft) -> None:
-    """The class of each entry, before columns are chosen."""
+    """Return the class of each entry, before columns are chosen."""
     at = np.flatnonzero(_class_members(draft))
     entries, first = np.unique(draft.rows.entry[at], return_index=True)
     classes = draft.classes
@@ -108,7 +108,7 @@ def _class_members(draft: Draft) -> NDArray[np.bool_]:
 
 
 def _pad_numbers(draft: Draft, digits: int) -> None:
-    """Show classes that are whole numbers with so many digits. Raises LongNumber for one that does not fit."""
+    """Show classes that are whole numbers with this number of digits. Raises LongNumber for a longer one."""
     # Semantics decision: loaders number the sorted names of the folders, and 10 sorts before 2. So all numbers
     # of a set have one width. `7`, `07` and `+7` are one class, as for readers that decode `cls`.
     numbers = {
@@ -135,7 +135,7 @@ def _padded(sign: bytes, digits: bytes, width: int) -> bytes:
 
 
 def _class(draft: Draft, entry: int, data: bytes) -> bytes | None:
-    """The folder of a sample; None when it has no class."""
+    """Return the folder of a sample; None when it has no class."""
     label = data.strip()
     if draft.options.class_field:
         text = _class_in_json(draft, entry, data)
@@ -198,5 +198,5 @@ def into_classes(draft: Draft) -> None:
 
 
 def _flat(path: bytes) -> bytes:
-    """A path as one component without a dot, because the dot is where a file's extension begins."""
+    """Return a path as one component without a dot, because the dot is where a file's extension begins."""
     return path.replace(b"/", b"--").replace(b".", b"_")

@@ -43,7 +43,7 @@ class ContentColumns(NamedTuple):
 
 
 def content_in_shard(record: Record, path: bytes) -> ContentColumns:
-    """Of the record of a shard as it is; `path` is that of the shard."""
+    """Return the columns of the record of a plain shard at this path."""
     file = np.zeros(record.members, np.int64)
     file[record.sparse_members()] = APART
     start = (record.array("member.head").astype(np.int64) + record.array("member.body")) * BLOCK
@@ -130,7 +130,7 @@ def read_cached(content: Content, offset: int, length: int) -> memoryview | None
 
 
 def remote_range(content: Content, offset: int, length: int) -> RemoteRange | None:
-    """Where the bytes of a read lie in a remote shard; None if they lie elsewhere, or not in one piece."""
+    """Return the place of the bytes of a read in a remote shard; None if they are elsewhere, or in pieces."""
     tar, end = content.file.remote, min(offset + length, content.size)
     if tar is None or content.extents is not None or offset >= end:
         return None

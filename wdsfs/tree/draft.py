@@ -40,11 +40,11 @@ class Rows:
     mtime: NDArray[np.int64]
 
     def take(self, which: NDArray[Any]) -> Rows:
-        """The rows that a mask or numbers choose."""
+        """Return the rows that a mask or numbers choose."""
         return Rows(*(column[which] for column in self.columns()))
 
     def columns(self) -> tuple[NDArray[np.int64], ...]:
-        """The columns in the order of the fields."""
+        """Return the columns in the order of the fields."""
         return self.entry, self.extension, self.address, self.size, self.mtime
 
     def plus(self, other: Rows) -> Rows:
@@ -54,7 +54,7 @@ class Rows:
 
 
 def rows_of(lines: Sequence[tuple[int, int, int, int, int]]) -> Rows:
-    """Members, given as rows in the order of the fields, as columns."""
+    """Return members, given as rows in the order of the fields, as columns."""
     table = np.array(lines, dtype=np.int64).reshape(-1, 5)
     return Rows(*(np.ascontiguousarray(table[:, column]) for column in range(5)))
 
@@ -67,7 +67,7 @@ class Values:
     numbers: dict[bytes, int] = field(default_factory=dict)
 
     def number(self, text: bytes) -> int:
-        """The number of a value, which is added if it is new."""
+        """Return the number of a value, which is added if it is new."""
         number = self.numbers.get(text)
         if number is None:
             number = self.numbers[text] = len(self.texts)
@@ -148,7 +148,7 @@ class Draft:
         self.rows = self.rows.take(~np.isin(self.rows.address, dangling))
 
     def same(self) -> NDArray[np.int64]:
-        """For each extension the number of the first equal one: with --ignore-case in any letter case."""
+        """Return for each extension the number of the first equal one: with --ignore-case in any letter case."""
         first: dict[bytes, int] = {}
         fold = bytes.lower if self.options.ignore_case else bytes
         return np.array(
@@ -156,11 +156,11 @@ class Draft:
         )
 
     def codes(self, rows: Rows) -> NDArray[np.int64]:
-        """For each member a number that stands for its entry and extension."""
+        """Return for each member a number that stands for its entry and extension."""
         return rows.entry << 32 | self.same()[rows.extension]
 
     def samples(self) -> NDArray[np.int64]:
-        """The entries that are samples, not strays."""
+        """Return the entries that are samples, not strays."""
         return np.flatnonzero(~self.strays)
 
     def number_of(self, extension: bytes) -> int:
@@ -172,17 +172,17 @@ class Draft:
         return number
 
     def columns(self) -> list[bytes]:
-        """The extensions that members have now."""
+        """Return the extensions that members have now."""
         return [text for number in np.unique(self.rows.extension).tolist() if (text := self.extensions[number])]
 
     def columns_there(self) -> str:
-        """Which columns the shard has, for a message about one that it has not."""
+        """Name the columns of the shard, for a message about one that it lacks."""
         there = self.columns()
         names = several([repr(text_of(extension)) for extension in there], COLUMNS_NAMED)
         return f"the shard has the columns {names}" if there else "the shard has no columns"
 
     def matching(self, extension: bytes) -> list[int]:
-        """The numbers of the extensions that this one stands for: with --ignore-case in any letter case."""
+        """Return the numbers of the extensions that this one stands for: with --ignore-case in any letter case."""
         folded = extension.lower()
         return [
             number
@@ -225,11 +225,11 @@ class Draft:
 
     @staticmethod
     def shard_place(path: bytes, record: Record) -> dict[str, Any]:
-        """The place of a shard, for a derived record."""
+        """Return the place of a shard, for a derived record."""
         return {"kind": SHARD, "path": text_of(path), "fingerprint": record.fingerprint}
 
     def read(self, address: int) -> bytes:
-        """The bytes of the member at `address`. Raises ShardErrors."""
+        """Return the bytes of the member at `address`. Raises ShardErrors."""
         place, number = self.places[address >> SHIFT], address & (1 << SHIFT) - 1
         if place["kind"] == VALUES:
             return self.values.texts[number]

@@ -57,14 +57,15 @@ class Generations:
         self._words[self._shards + notified] += 1
 
     def extended(self, shards: int) -> Generations:
-        """The generations of this set with further shards at its end."""
+        """Return the generations of this set with further shards at its end."""
         longer = Generations(shards)
         longer._words[: self._shards] = self._words[: self._shards]
         longer._fetcher = self._fetcher
         return longer
 
     def grown(self, shards: int, out: Iterable[int], now_ns: int) -> Generations:
-        """The generations of this set after shards have come or gone; those with the numbers `out` are not in it.
+        """Return the generations of this set after shards have come or gone; those with the numbers `out` are not
+        in it.
 
         Tags of new shards start from 0, and those `out` keep the last one, so that the sum over the set stays as
         it is: a listing goes on.
@@ -81,7 +82,7 @@ class Generations:
         return sum(self._out.values())
 
     def of(self, number: int, fingerprint: Fingerprint) -> int:
-        """The tag of a shard that has this fingerprint now."""
+        """Return the tag of a shard that has this fingerprint now."""
         sum_ = fingerprint.sum
         word = self._words[number]
         seen, generation = word >> 32, word & 0xFFFFFFFF
@@ -129,7 +130,7 @@ class Freshness:
         self._said = ""  # the last error that was logged
 
     def fingerprint(self, number: int) -> Fingerprint:
-        """The fingerprint of a shard, at most a second old. Raises MissingShard, UnreadableShard."""
+        """Return the fingerprint of a shard, at most a second old. Raises MissingShard, UnreadableShard."""
         state, now, alarms = self.states.get(number), time.monotonic(), self.tags.alarms
         if alarms != self.heard:
             self.heard, self._believed = alarms, now
@@ -138,7 +139,7 @@ class Freshness:
         return state.fingerprint if state.fingerprint != GONE else self._look_again(number, state, now)
 
     def look_again(self, number: int) -> Fingerprint:
-        """The fingerprint of a shard as it is now. Raises MissingShard, UnreadableShard."""
+        """Return the fingerprint of a shard now. Raises MissingShard, UnreadableShard."""
         return self._look_again(number, self.states.get(number), time.monotonic())
 
     def _look_again(self, number: int, state: State | None, now: float) -> Fingerprint:
@@ -168,7 +169,7 @@ class Freshness:
         return fingerprint
 
     def tag(self, number: int) -> int:
-        """The tag of the shard's inode numbers. Raises MissingShard, UnreadableShard."""
+        """Return the tag of the shard's inode numbers. Raises MissingShard, UnreadableShard."""
         state = self.states.get(number)
         if state is None or state.fingerprint == GONE:
             self.fingerprint(number)
@@ -176,11 +177,11 @@ class Freshness:
         return state.tag
 
     def believed_until(self, number: int) -> float:
-        """The moment (monotonic seconds) up to which the last look at a shard is believed."""
+        """Return the moment (monotonic seconds) up to which the last look at a shard is believed."""
         return self.states[number].checked + FRESH_SECONDS
 
     def version(self) -> int:
-        """A number that differs after each change of a shard that was noticed, also after many of them.
+        """Return a number that differs after each change of a shard that was noticed, also after many of them.
 
         It is about what this process knows; the same in all that know the same, and after a remount. Shards that
         come or go change nothing: what was listed before stays where it is.
@@ -190,6 +191,6 @@ class Freshness:
         return 2 * (sum(state.tag for state in states) + self.tags.sum_out) + missing
 
     def reconsider(self, number: int) -> None:
-        """A shard has other content under the fingerprint that it had: give it a new tag, and look again."""
+        """Give a shard a new tag: it has other content under the fingerprint that it had."""
         self.tags.renew(number)
         self.states.pop(number, None)

@@ -22,7 +22,7 @@ _STEP = re.compile(r"""(?:^|\.)([^.\[\]"]+)|\[(-?\d{1,9})\]|\[("(?:[^"\\]|\\.)*"
 
 @lru_cache(maxsize=64)
 def parse_path(text: str) -> tuple[str | int, ...]:
-    """The steps of a path such as `a.b[0]` or `["a.b"].c`: keys and indexes. Raises UsageError."""
+    """Return the steps of a path such as `a.b[0]` or `["a.b"].c`: keys and indexes. Raises UsageError."""
     steps: list[str | int] = []
     at = 0
     while at < len(text) and len(steps) < STEPS_MAX:
@@ -41,7 +41,7 @@ def parse_path(text: str) -> tuple[str | int, ...]:
 
 
 def parse(data: bytes) -> Any:
-    """The document in a file. Raises CorruptShard if it is no JSON, or larger than JSON_MAX."""
+    """Return the document in a file. Raises CorruptShard if it is no JSON, or larger than JSON_MAX."""
     refuse_size(len(data))
     try:
         return json.loads(data)
@@ -50,13 +50,13 @@ def parse(data: bytes) -> Any:
 
 
 def refuse_size(size: int) -> None:
-    """Raise CorruptShard for a document with so many bytes that it is not parsed."""
+    """Raise CorruptShard for a document with too many bytes to be parsed."""
     if size > JSON_MAX:
         raise CorruptShard(f"has {size:,} bytes, and JSON is parsed up to {JSON_MAX >> 20} MiB")
 
 
 def find(document: Any, steps: tuple[str | int, ...]) -> Any:
-    """The value at a path; ABSENT if there is none."""
+    """Return the value at a path; ABSENT if there is none."""
     for step in steps:
         if isinstance(step, str):
             document = document.get(step, ABSENT) if isinstance(document, dict) else ABSENT
@@ -70,7 +70,7 @@ def find(document: Any, steps: tuple[str | int, ...]) -> Any:
 
 
 def content_of(value: Any) -> bytes | None:
-    """What a file of this value holds; None for no file. Raises CorruptShard for what is no text.
+    """Return the content of a file of this value; None for no file. Raises CorruptShard for what is no text.
 
     Semantics decision: the same for fields of members and of label files. Texts are written without quotes and
     line end, numbers as Python writes them, lists, objects, `true` and `false` as JSON; `null` is no file.
@@ -94,7 +94,7 @@ def content_of(value: Any) -> bytes | None:
 
 
 def content_at(document: Any, path: str) -> bytes | None:
-    """The content of the file of the field at a path; None for no file. Raises CorruptShard."""
+    """Return the content of the file of the field at a path; None for no file. Raises CorruptShard."""
     try:
         return content_of(find(document, parse_path(path)))
     except CorruptShard as error:

@@ -63,7 +63,7 @@ Row = tuple[bytes, int, dict[str, bytes]]  # key, line, values by column
 
 
 class LabelFile(NamedTuple):
-    """A label file of the options: an absolute path, or a URL as it is shown, and for SQLite a table."""
+    """A label file of the options: an absolute path, or a URL without secrets, and for SQLite a table."""
 
     path: bytes
     kind: str
@@ -77,12 +77,12 @@ class LabelFile(NamedTuple):
 
 
 def settled_label(text: str) -> str:
-    """A label file of the options that means the same later, as `spec.expand.settled` has it."""
+    """Return a label file of the options that means the same later, as `spec.expand.settled` has it."""
     return os.path.abspath(text) if objects.is_url(text) and os.path.exists(text) else text
 
 
 def label_file(text: str) -> LabelFile:
-    """The label file of `--associate FILE` or `FILE.sqlite:TABLE`. Raises UsageError."""
+    """Return the label file of `--associate FILE` or `FILE.sqlite:TABLE`. Raises UsageError."""
     path, table = text, None
     if os.path.exists(text):  # whatever it looks like, as for SHARDS
         path = text = os.path.abspath(text)
@@ -233,7 +233,7 @@ def _is_shown(column: str) -> bool:
 
 
 def _value(file: LabelFile, line: int, column: str, value: Any) -> bytes | None:
-    """The content of the file for a value; None for no file."""
+    """Return the content of the file for a value; None for no file."""
     try:
         return json_fields.content_of(value)
     except CorruptShard as error:
@@ -242,7 +242,7 @@ def _value(file: LabelFile, line: int, column: str, value: Any) -> bytes | None:
 
 @contextlib.contextmanager
 def _content(path: bytes, open_file: Callable[[bytes], OpenShard]) -> Iterator[BinaryIO]:
-    """A label file to read; a remote one is brought into the cache. Raises ShardError, OSError."""
+    """Open a label file to read; a remote one is brought into the cache. Raises ShardError, OSError."""
     shard = open_file(path)
     if isinstance(shard, int):
         with os.fdopen(shard, "rb") as stream:
@@ -253,7 +253,7 @@ def _content(path: bytes, open_file: Callable[[bytes], OpenShard]) -> Iterator[B
 
 
 def _rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[Row]:
-    """The rows of a label file. Raises ViewError, which names file, line and field, and OSError."""
+    """Yield the rows of a label file. Raises ViewError, which names file, line and field, and OSError."""
     if file.kind == _SQLITE:
         yield from _sqlite_rows(file, open_file)
     elif file.kind == _LINES:
@@ -325,12 +325,12 @@ def _checked_columns(file: LabelFile, columns: list[str]) -> int:
 
 
 def _short(value: object) -> str:
-    """A value for a message: it may be as long as a line."""
+    """Return a value for a message: it may be as long as a line."""
     return reprlib.repr(value)
 
 
 def _listed(columns: Iterable[str]) -> str:
-    """Names of columns for a message, the first ones of many."""
+    """Return names of columns for a message, the first ones of many."""
     first = list(itertools.islice(columns, _NAMED + 1))
     return (", ".join(map(_short, first[:_NAMED])) or "none") + (", ..." if len(first) > _NAMED else "")
 
@@ -364,7 +364,8 @@ def _json_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iter
 
 @contextlib.contextmanager
 def _database(path: bytes, open_file: Callable[[bytes], OpenShard]) -> Iterator[tuple[str, int]]:
-    """The URI of a database to read, and its size in bytes: no file appears beside it. Raises ShardError, OSError.
+    """Provide the URI of a database to read, and its size in bytes; no file appears beside it. Raises ShardError,
+    OSError.
 
     A file in WAL mode would get two files beside it. So it is read alone; with what its log has, from a copy. Of a
     remote one its file alone is read.
@@ -389,7 +390,7 @@ def _size_of(path: bytes) -> int:
 
 @contextlib.contextmanager
 def _copied(path: bytes) -> Iterator[Path]:
-    """A copy of a database with its log. Raises StaleShard if both change all the time, OSError."""
+    """Copy a database with its log for the block. Raises StaleShard if both change all the time, OSError."""
     with tempfile.TemporaryDirectory(prefix="wdsfs-labels-") as directory:
         copy = Path(directory, "copy")
         parts = {path: copy, path + b"-wal": copy.with_name("copy-wal")}
@@ -411,7 +412,7 @@ class _Bounds:
         self.steps = self.bytes = WORK * size + WORK_LEAST
 
     def is_spent(self) -> bool:
-        """True if SQLite has to stop. It calls this every _STEPS, which also lets an interrupt through."""
+        """Return True if SQLite has to stop. It calls this every _STEPS, which also lets an interrupt through."""
         self.steps -= _STEPS
         return self.steps < 0
 
@@ -429,7 +430,7 @@ def _may(action: int, name: str | None, _: str | None, __: str | None, by: str |
 
 @contextlib.contextmanager
 def _guarded(uri: str, bounds: _Bounds) -> Iterator[sqlite3.Connection]:
-    """A database of somebody else's, opened to read. Raises sqlite3.Error, also of the block."""
+    """Open a database of somebody else's to read. Raises sqlite3.Error, also of the block."""
     with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, VALUE_MAX)
         db.set_authorizer(_may)
@@ -477,7 +478,7 @@ def _table_rows(file: LabelFile, db: sqlite3.Connection, bounds: _Bounds) -> Ite
 
 
 def _stored_columns(file: LabelFile, db: sqlite3.Connection, table: str) -> tuple[list[str], list[str]]:
-    """The columns of a table that are shown, and those of its primary key. Raises ViewError, sqlite3.Error."""
+    """Return the shown columns of a table, and those of its primary key. Raises ViewError, sqlite3.Error."""
     about = db.execute(f"PRAGMA table_xinfo({_quoted(table)})").fetchall()
     shown = [(name, hidden) for _, name, *_, hidden in about if _is_shown(name) or name in KEYS]
     computed = next((name for name, hidden in shown if hidden == _VIRTUAL), None)

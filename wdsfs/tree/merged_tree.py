@@ -70,7 +70,7 @@ class MergedPlace(NamedTuple):
     key: int
 
     def below(self, name: bytes) -> MergedPlace:
-        """The place of a child."""
+        """Return the place of a child."""
         path = self.path + b"/" + name if self.path else name
         return MergedPlace(path, key_below(name, self.key))
 
@@ -102,7 +102,7 @@ class MergedTree(ShardTree):
         self._load()
 
     def _load(self) -> None:
-        """Make or find the table of the set as it is now. Raises NotIndexed while a shard is not indexed.
+        """Make or find the table of the present set. Raises NotIndexed while a shard is not indexed.
 
         Every public method calls this first: it may invalidate the records in use.
         """
@@ -116,7 +116,7 @@ class MergedTree(ShardTree):
         self._tag = (self.lower.version() & _TAG_MAX) << _TAG_SHIFT
 
     def _is_lost(self, number: int) -> bool:
-        """True if a shard cannot be read."""
+        """Return True if a shard cannot be read."""
         try:
             self.lower.record(number)
         except MissingShard:  # of a set that is followed it is about to be taken out: its names are gone
@@ -187,7 +187,7 @@ class MergedTree(ShardTree):
     # --- names
 
     def name_of(self, place: MergedPlace, number: int, record: Record, where: int) -> bytes | None:
-        """The name in a directory of what its folder in this shard has at a position.
+        """Return the name in a directory of what its folder in this shard has at a position.
 
         None if it is elsewhere: a sample that shares the directory of a folder, or a file of one that does not.
         """
@@ -205,7 +205,8 @@ class MergedTree(ShardTree):
         return _suffixed(shown, _suffix(self.lower.shards[number].name), where, self._is_taken(place.key))
 
     def _with_suffix(self, name: bytes) -> tuple[int, bytes] | None:
-        """The number of the shard that a name ends with, and the name without it; None if it ends otherwise.
+        """Return the number of the shard that a name ends with, and the name without it; None if it ends
+        otherwise.
 
         Semantics decision: a plain name that ends like this gets the name of its own shard, too. So each name with
         a suffix is that of one shard, and no name has two meanings.
@@ -215,12 +216,12 @@ class MergedTree(ShardTree):
         return None if number is None else (number, stem)
 
     def _is_taken(self, directory: int) -> Callable[[bytes], bool]:
-        """A function that returns True for the name of a folder in this directory."""
+        """Return a function that returns True for the name of a folder in this directory."""
         table = self.table
         return lambda name: table.has_folder(key_below(name, directory))
 
     def _find(self, place: MergedPlace, name: bytes) -> MergedChild | None:
-        """The child of a directory that is shown under this name."""
+        """Return the child of a directory that is shown under this name."""
         below = place.below(name)
         folder = self._first_folder(below)
         if folder is not None:
@@ -236,7 +237,7 @@ class MergedTree(ShardTree):
         return None
 
     def _candidates(self, record: Record, folder: int, stem: bytes) -> Iterator[int]:
-        """The positions in a folder of a shard that may be shown under this name, with or without a suffix."""
+        """Yield the positions in a folder of a shard that may have this name, with or without a suffix."""
         where = self.names.find(record, position(FOLDER, folder), stem)
         if where is not None:
             yield where
@@ -253,7 +254,7 @@ class MergedTree(ShardTree):
     # --- folders
 
     def _folder_at(self, record: Record, path: bytes) -> int | None:
-        """The folder of a shard that is shown at this path."""
+        """Return the folder of a shard that is shown at this path."""
         folder: int | None = 0
         if path and record.aliases[self.domain] is None:
             folder = record.find_path(path)
@@ -266,7 +267,7 @@ class MergedTree(ShardTree):
         return folder if folder is None or not path or self.names.is_shown(record, folder) else None
 
     def _folders_at(self, place: MergedPlace, first: int = 0) -> Iterator[tuple[int, Record, int]]:
-        """The folders that make up a directory, in the order of their shards, from the shard `first` on."""
+        """Yield the folders that make up a directory, in the order of their shards, from the shard `first` on."""
         shards = self.table.with_folder(place.key) if place.path else self.lower.numbers
         for number in shards:
             record = None if number < first else self._record_or_none(number)
@@ -275,20 +276,20 @@ class MergedTree(ShardTree):
                 yield number, record, folder
 
     def _first_folder(self, place: MergedPlace) -> MergedChild | None:
-        """The folder of the first shard that has one at this place."""
+        """Return the folder of the first shard that has one at this place."""
         for number, _, folder in self._folders_at(place):
             return MergedChild(number, position(FOLDER, folder))
         return None
 
     def _place_of(self, record: Record, folder: int) -> MergedPlace:
-        """The place of a folder of a shard."""
+        """Return the place of a folder of a shard."""
         place = MergedPlace(b"", self.table.top)
         for name in reversed([*_names_up(record, folder, self.names)]):
             place = place.below(name)
         return place
 
     def _place(self, inode: int) -> MergedPlace:
-        """The place of a directory. Those that were asked for last are cached."""
+        """Return the place of a directory. Those that were asked for last are cached."""
         if inode == ROOT:
             return MergedPlace(b"", self.table.top)
         _, record, where = self._open(inode)
@@ -300,7 +301,7 @@ class MergedTree(ShardTree):
         return place
 
     def _inode_at(self, place: MergedPlace) -> int:
-        """The inode of the directory at a place."""
+        """Return the inode of the directory at a place."""
         first = self._first_folder(place) if place.path else None
         return ROOT if first is None else self._node_of(first).inode
 
@@ -401,7 +402,7 @@ class MergedTree(ShardTree):
                 yield Entry(name, self._node_of(MergedChild(number, where)), base | where)
 
     def _is_of_this_set(self, cursor: int) -> bool:
-        """True if a listing may continue at this cursor."""
+        """Return True if a listing may continue at this cursor."""
         if cursor >> _TAG_SHIFT == self._tag >> _TAG_SHIFT:
             return True
         # The process that began the listing may have noticed a change that this one has not.
@@ -432,7 +433,7 @@ class MergedTree(ShardTree):
         return self._with_suffixes(number, named, folders)._replace(shared=_shared(named, table, folders))
 
     def _with_suffixes(self, number: int, named: NameColumns, folders: Keys) -> NameColumns:
-        """The columns of a shard with the names that have a suffix in the merged tree."""
+        """Return the columns of a shard with the names that have a suffix in the merged tree."""
         table, suffix = self.table, _suffix(self.lower.shards[number].name)
         rows, holder = named.rows_in_folders()
         texts, directories = named.names.take(rows).to_list(), folders[holder]
@@ -452,7 +453,7 @@ class MergedTree(ShardTree):
 
 
 def _suffix(shard: bytes) -> bytes:
-    """The end of names of this shard that an earlier shard has, too; no two shards of a set have the same.
+    """Return the end of names of this shard that an earlier shard has, too; no two shards of a set have the same.
 
     Semantics decision: a tilde in the name of a shard is written as `%7E` there, and a percent sign as `%25`.
     """
@@ -460,7 +461,7 @@ def _suffix(shard: bytes) -> bytes:
 
 
 def _suffixed(name: bytes, suffix: bytes, where: int, is_taken: Callable[[bytes], bool]) -> bytes:
-    """A name with a suffix.
+    """Return a name with a suffix.
 
     Semantics decision: where the result would be longer than a file system allows, or is the name of a folder, the
     name is cut if need be, and the position in the record follows it (`%` and 8 hexadecimal digits). A name that
@@ -477,14 +478,14 @@ def _suffixed(name: bytes, suffix: bytes, where: int, is_taken: Callable[[bytes]
 
 
 def _names_up(record: Record, folder: int, shown: ShownNames) -> Iterator[bytes]:
-    """The shown names of a folder and of those that it is in, the top left out."""
+    """Yield the shown names of a folder and of those that it is in, the top left out."""
     while folder:
         yield shown.shown(record, position(FOLDER, folder))
         folder = record.folder_parent[folder]
 
 
 def _keys_of_folders(folders: Sequence[int], named: NameColumns, top: int) -> Keys:
-    """The keys of the paths of folders, that of the top first."""
+    """Return the keys of the paths of folders, that of the top first."""
     keys = [top]
     for holder, name in zip(named.folder_holder[1:].tolist(), named.folder_names(), strict=True):
         keys.append(key_below(name, keys[holder]))
@@ -492,7 +493,7 @@ def _keys_of_folders(folders: Sequence[int], named: NameColumns, top: int) -> Ke
 
 
 def _paths_of(record: Record, shown: ShownNames, top: int) -> ShownPaths:
-    """The keys of the paths that a shard shows; a sample in the directory of a folder has the path of that."""
+    """Return the keys of the paths that a shard shows; samples in the directories of folders have theirs."""
     named = names_of(record, shown)
     folders = _keys_of_folders(named.folders, named, top)
     rows, holder = named.rows_in_folders()
@@ -504,7 +505,7 @@ def _paths_of(record: Record, shown: ShownNames, top: int) -> ShownPaths:
 
 
 def _shared(named: NameColumns, table: PathTable, keys: Keys) -> list[bytes | None]:
-    """The paths of the folders whose directories may have names of other shards."""
+    """Return the paths of the folders whose directories may have names of other shards."""
     shared = table.count_folders(keys) > 1
     shared[0] = True
     paths = [b""]
@@ -517,11 +518,12 @@ def _shared(named: NameColumns, table: PathTable, keys: Keys) -> list[bytes | No
 
 
 def make_tree(lower: ShardSet, view: View, merge: bool) -> LowerTree:
-    """The tree that a mount with these options shows."""
+    """Return the tree that a mount with these options shows."""
     return MergedTree(lower, view) if is_merged(view, merge) else ShardTree(lower, view)
 
 
 def is_merged(view: View, merge: bool) -> bool:
-    """True if these options show one tree over all shards, as the class layout does: any shard may have samples
-    of a class."""
+    """Return True if these options show one tree over all shards, as the class layout does: any shard may have
+    samples of a class.
+    """
     return merge or view.layout == CLASSES_LAYOUT

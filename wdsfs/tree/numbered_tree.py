@@ -74,7 +74,7 @@ _TOO_LONG = b"the path of this sample is too long for a link"  # leads nowhere
 
 
 def _to(path: bytes) -> bytes:
-    """The target of the link to a sample at this path.
+    """Return the target of the link to a sample at this path.
 
     Semantics decision: a target that is longer than the kernel reads is replaced by a text. By FUSE it would be an
     error, and cut off in an image.
@@ -109,7 +109,7 @@ class Links(NamedTuple):
 
 
 def make_numbered(lower: ShardSet, view: View, merge: bool) -> LowerTree:
-    """The tree that a mount with these options shows, with links by number if the view has them."""
+    """Return the tree that a mount with these options shows, with links by number if the view has them."""
     tree = make_tree(lower, view, merge)
     return NumberedTree(tree) if view.index_tree else tree
 
@@ -125,7 +125,7 @@ def check_name(shards: Sequence[Shard], view: View, merge: bool) -> None:
 
 
 def sample_order(record: Record) -> Sequence[int] | NDArray[np.uint32]:
-    """The entries of a record that are samples, in the order of the tar; a range if all are, in this order."""
+    """Return the entries that are samples, in the order of the tar; a range if all are, in this order."""
     entries = record.samples_in_order()
     if len(entries) == record.entries and bool(np.all(entries[1:] > entries[:-1])):
         return range(len(entries))
@@ -135,7 +135,7 @@ def sample_order(record: Record) -> Sequence[int] | NDArray[np.uint32]:
 def view_order(
     record: Record, plain: Record, own: Callable[[int], int | None] = lambda _: None
 ) -> NDArray[np.uint32]:
-    """The samples of a derived record, in the order of the tar; `plain` is the record that it is made of.
+    """Return the samples of a derived record, in the order of the tar; `plain` is the record that it is made of.
 
     A derived record has no offsets, but the same keys. Samples of one key are distinguished by their members:
     `own` returns the number that a member has in `plain`. A sample without such a member takes the first place
@@ -177,7 +177,7 @@ def class_order(record: Record, plain: Record, own: Callable[[int], int | None])
 def samples_of(
     lower: ShardSet, shard: int, tag: int | None = None, in_classes: bool = False
 ) -> Sequence[int] | NDArray[np.uint32]:
-    """The entries of a shard that are samples, in the order of the tar.
+    """Return the entries of a shard that are samples, in the order of the tar.
 
     `tag` is that of the content which is asked for. `in_classes`: the samples are in the folders of their classes.
     Raises what `ShardSet.record` raises; StaleShard if the shard changes meanwhile.
@@ -192,7 +192,7 @@ def samples_of(
 
 
 def _own_member(lower: ShardSet, shard: int, tag: int, member: int) -> int | None:
-    """The number that a member of a view has in the shard itself, if it is from there."""
+    """Return the number that a member of a view has in the shard itself, if it is from there."""
     origin = lower.origin(shard, member, tag)
     return origin[2] if origin is not None and origin[:2] == (lower.plain, shard) else None
 
@@ -228,7 +228,7 @@ class NumberedTree:
     # --- the samples of the set
 
     def _load(self) -> None:
-        """Count anew if a shard has changed. Called first by whatever is about the links."""
+        """Count again if a shard has changed. Each call about links begins with this one."""
         now = time.monotonic()
         if self.lower.generations.alarms != self._heard or now - self._looked > LOOK_SECONDS:
             self._heard = self.lower.generations.alarms
@@ -245,14 +245,14 @@ class NumberedTree:
         self._generation = self.lower.generation
 
     def _count_in(self, number: int) -> int:
-        """How many numbers a shard takes."""
+        """Count the numbers that a shard takes."""
         samples = self.lower.samples_of(number)
         if self._is_shown(number) and self.lower.summary(number).problems:
             self.lower.record(number)  # a view that was refused has no samples that anybody could count
         return samples
 
     def _is_shown(self, shard: int) -> bool:
-        """True if a shard is in the set, and not about to be taken out of it."""
+        """Return True if a shard is in the set, and not about to be taken out of it."""
         if shard in self.lower.out:
             return False
         if self.lower.generations.followed:
@@ -263,7 +263,9 @@ class NumberedTree:
         return True
 
     def _sample(self, number: int) -> tuple[int, int]:
-        """The shard that has the sample with this number, and its inode. Raises NoSuchEntry for an unused one."""
+        """Return the shard that has the sample with this number, and its inode. Raises NoSuchEntry for an unused
+        one.
+        """
         shard = int(np.searchsorted(self._ends, number, "right"))
         if self.lower.may_shrink and not self._is_shown(shard):
             raise NoSuchEntry(f"sample {number} is gone: its shard is not in the set any more")
@@ -280,7 +282,7 @@ class NumberedTree:
         return shard, inodes.pack(self.lower.tag(shard), shard, position(SAMPLE, entry))
 
     def _target(self, number: int) -> tuple[int, bytes]:
-        """The shard of a sample, and where its link leads."""
+        """Return the shard of a sample, and where its link leads."""
         shard, inode = self._sample(number)
         parent, name = self.tree.places(inode)[0]
         if self._folder[0] != parent:
@@ -288,7 +290,7 @@ class NumberedTree:
         return shard, _to(self._folder[1] + name)
 
     def _path(self, inode: int) -> bytes:
-        """The path of a directory with a slash at its end; empty for the top."""
+        """Return the path of a directory with a slash at its end; empty for the top."""
         path = b""
         while inode != ROOT:
             inode, name = self.tree.places(inode)[0]
@@ -298,12 +300,12 @@ class NumberedTree:
     # --- all of them at once
 
     def links_top(self) -> Node | None:
-        """The directory of links; None if the tree has that name itself. Raises ShardErrors, NotIndexed."""
+        """Return the directory of links; None if the tree has that name itself. Raises ShardErrors, NotIndexed."""
         self._load()
         return self._top() if self._has_top() else None
 
     def links_in(self, shard: int, shown: ShownColumns) -> Links:
-        """The links to the samples of a shard; `shown` is what the tree shows of it.
+        """Return the links to the samples of a shard; `shown` is what the tree shows of it.
 
         Raises what `readlink` raises.
         """
@@ -320,7 +322,7 @@ class NumberedTree:
         return Links(numbers, self.lower.fingerprint(shard).mtime_ns, Texts.of(targets))
 
     def _paths_of(self, shard: int, shown: ShownColumns) -> list[bytes]:
-        """The paths of the samples that have directories of their own."""
+        """Return the paths of the samples that have directories of their own."""
         count = len(shown.folders) - 1
         names = shown.names.take(np.arange(count + len(shown.samples))).to_list()
         above = [b"" if self.merged else self.lower.shards[shard].name + b"/"]
@@ -331,7 +333,7 @@ class NumberedTree:
     # --- the directories of links
 
     def _count_of(self, samples: int) -> int:
-        """How many directories of so many samples each there are."""
+        """Count the directories of this number of samples each."""
         total = int(self._ends[-1]) if len(self._ends) else 0
         return -(-total // samples)
 
@@ -339,13 +341,13 @@ class NumberedTree:
         return pack_extra(what, self._tag << _TAG_SHIFT | number)
 
     def _below(self, what: int, number: int) -> range:
-        """The numbers of the children of a directory."""
+        """Return the numbers of the children of a directory."""
         level = _LEVELS[what]
         first = number * level.children
         return range(first, min(first + level.children, self._count_of(level.samples)))
 
     def _own(self, inode: int) -> tuple[int, int]:
-        """The kind of an inode among the links, and its number; kind 0 for an inode of the tree. Raises
+        """Return the kind of an inode among the links, and its number; kind 0 for an inode of the tree. Raises
         StaleEntry."""
         what, number = inodes.unpack_extra(inode)
         if not BY_INDEX <= what <= NUMBERED:
@@ -361,7 +363,7 @@ class NumberedTree:
         return what, number
 
     def _is_stale(self, tag: int) -> bool:
-        """True for the tag of a set with other numbers. Shards that have come or gone change no number."""
+        """Return True for the tag of a set with other numbers. Shards that have come or gone change no number."""
         return self._tag - tag & TAG_MAX > self.lower.generations.edition
 
     def _node_of(self, what: int, number: int) -> Node:
@@ -375,7 +377,7 @@ class NumberedTree:
         return Node(inode, DIRECTORY_MODE, links, 0, self.tree.getattr(ROOT).mtime_ns)
 
     def _top(self) -> Node:
-        """The directory of links. It exists even while it cannot be listed."""
+        """Return the directory of links. It exists even while it cannot be listed."""
         links = 1
         with contextlib.suppress(ShardError):
             self._load()
@@ -383,7 +385,7 @@ class NumberedTree:
         return Node(self._inode(BY_INDEX), DIRECTORY_MODE, links, 0, self.tree.getattr(ROOT).mtime_ns)
 
     def _has_top(self) -> bool:
-        """True if the top shows the links: the tree has no such name itself."""
+        """Return True if the top shows the links: the tree has no such name itself."""
         try:
             self.tree.lookup(ROOT, NAME)
         except NoSuchEntry:

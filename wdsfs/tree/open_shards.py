@@ -53,8 +53,9 @@ class OpenRecords:
         self.old_at = time.monotonic() + RENEW_SECONDS  # when (monotonic seconds) the snapshot should be renewed
 
     def fetch(self, number: int, key: bytes, fingerprint: Fingerprint) -> Record | None:
-        """A record that is not in use: one that rests, or the one that the index has under `key` for a shard with
-        this fingerprint, if it has one. It is in use then."""
+        """Return a record that is not in use: one that rests, or the one that the index has under `key` for a
+        shard with this fingerprint, if it has one. It is in use then.
+        """
         record = self.resting.pop(number, None)
         if record is None:
             record = self._read(key, fingerprint)
@@ -91,7 +92,7 @@ class OpenRecords:
         self.snapshot = self.index.snapshot
 
     def renewed(self) -> None:
-        """The index has a new snapshot: drop all records of the old one."""
+        """Return the index has a new snapshot: drop all records of the old one."""
         self.clear()
         self.old_at = time.monotonic() + RENEW_SECONDS
 
@@ -143,7 +144,7 @@ class ShardFile:
 
     @property
     def remote(self) -> RemoteTar | None:
-        """The shard if its bytes come from a store as they are."""
+        """The shard if its bytes come from a store without unpacking."""
         return None if isinstance(self.shard, int) or self.source is not self.shard else self.shard
 
     def hold(self) -> None:
@@ -186,7 +187,7 @@ class OpenFiles:
         return len(self.files)
 
     def get(self, number: int, fingerprint: Fingerprint) -> ShardFile | None:
-        """The open shard, if it was opened when it had this fingerprint."""
+        """Return the open shard, if it was opened when it had this fingerprint."""
         file = self.files.get(number)
         if file is None or file.fingerprint != fingerprint:
             return None
@@ -224,7 +225,7 @@ class OpenFiles:
         return file
 
     def _source(self, shard: OpenShard, path: bytes, compression: str | None) -> TarBytes:
-        """Where the bytes of a shard come from. Raises StaleShard, UnreadableShard."""
+        """Return the source of the bytes of a shard. Raises StaleShard, UnreadableShard."""
         kind = compression
         if isinstance(
             shard, int

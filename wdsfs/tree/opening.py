@@ -51,7 +51,7 @@ def opened(
     composition: Composition | None = None,
     whole: bool = False,
 ) -> Iterator[ShardSet]:
-    """The set that these words name, indexed and shown as `composition` says; without one all shards as they are.
+    """Open the set that these words name, indexed and shown as `composition` says; without one unchanged.
 
     Logs warnings about damaged shards. `whole`: shards that cannot be read would be missing in what is shown; if
     that is tolerated, they are left out. Raises what `judge` raises, and ViewError when the view is refused.
@@ -70,7 +70,7 @@ def opened_set(
     access: Access | None = None,
     shared: bool = False,
 ) -> Iterator[ShardSet]:
-    """As `opened`, of shards that are known, reached as `access` says.
+    """Open a set of known shards, reached as `access` says; else as `opened`.
 
     `shared`: others than this user will see them, so what no mount shows to others is refused (RefusedShard).
     """
@@ -102,7 +102,7 @@ def opened_set(
 
 
 def readable(shards: Sequence[Shard], unreadable: Mapping[bytes, ShardError]) -> list[Shard]:
-    """The shards without those that cannot be read. Raises UnreadableShard if none is left."""
+    """Return the shards without those that cannot be read. Raises UnreadableShard if none is left."""
     left = [shard for shard in shards if shard.path not in unreadable]
     if not left:
         raise UnreadableShard(f"no shard of the set can be read: {several([*map(str, unreadable.values())])}")
@@ -204,7 +204,7 @@ def _first_of(texts: Sequence[str], what: str) -> list[str]:
 
 
 def resolved(tree: LowerTree, path: bytes) -> Node:
-    """The node at a path of a tree. Raises EntryError; for an unknown first name it has names that exist."""
+    """Return the node at a path of a tree. Raises EntryError, with names that exist for an unknown first one."""
     try:
         return indexed(tree.resolve, path)
     except NoSuchEntry as error:

@@ -65,22 +65,26 @@ class Progress:
 
     @contextmanager
     def indexing(self, shards: int) -> Iterator[Callable[[int], None]]:
-        """A block that indexes shards; it gets a function to be called with the members of each that is done."""
+        """Provide a block that indexes shards; it gets a function to be called with the members of each that is
+        done.
+        """
         yield lambda _: None
 
     @contextmanager
     def shards(self, label: str, shards: int) -> Iterator[Callable[[], None]]:
-        """A block that does something with shards; it gets a function to be called after each of them."""
+        """Provide a block that works on shards; it gets a function to be called after each of them."""
         yield lambda: None
 
     @contextmanager
     def composing(self, shards: int) -> Iterator[Callable[[int], None]]:
-        """A block that makes the records of a view; it gets a function to be called with how many are done."""
+        """Provide a block that makes the records of a view; it gets a function to be called with how many are
+        done.
+        """
         yield lambda _: None
 
 
 class Opening(NamedTuple):
-    """How a set is opened: the place of the index, the processes that build it, the damage tolerated, the
+    """The way to open a set: the place of the index, the processes that build it, the damage tolerated, the
     progress.
 
     `workers` are those of a cluster. With `quiet` no hints are logged.
@@ -104,12 +108,12 @@ class TreeOptions(NamedTuple):
     composition: Composition
 
     def view(self, partial: bool = False) -> View:
-        """The layout as trees take it; `partial`: some shards may be missing. Raises UsageError."""
+        """Return the layout as trees take it; `partial`: some shards may be missing. Raises UsageError."""
         return view_of(self.layout, self.names, self.index_tree, partial)
 
 
 def view_of(layout: str, names: str, index_tree: bool = False, partial: bool = False) -> View:
-    """The layout as trees take it. Raises UsageError for options that do not go together."""
+    """Return the layout as trees take it. Raises UsageError for options that do not go together."""
     from wdsfs.tree.tree import View
 
     if layout != "samples" and index_tree:
@@ -120,7 +124,7 @@ def view_of(layout: str, names: str, index_tree: bool = False, partial: bool = F
 
 
 def composition_of(layout: str, **typed: Any) -> Composition:
-    """The options of a view, by their names, checked. Raises UsageError."""
+    """Return the options of a view, by their names, checked. Raises UsageError."""
     # Late, as all imports here: commands that need none of it start without NumPy.
 
     class_options = [f"--{name.replace('_', '-')}" for name in OF_CLASSES if typed[name] is not None]
@@ -155,7 +159,7 @@ def _settled(join: Sequence[str], associate: Sequence[str]) -> tuple[tuple[str, 
 
 
 def parse_composition(layout: str, text: str) -> Composition:
-    """The options of a view from their text (`Composition.text`). Raises UsageError."""
+    """Return the options of a view from their text (`Composition.text`). Raises UsageError."""
     typed: dict[str, Any] = dict.fromkeys(OF_CLASSES) | dict.fromkeys(_FLAGS, False)
     typed |= dict.fromkeys(_POLICIES, "error") | {name: [] for name in _MANY}
     names = [name.replace("_", "-") for name in typed]
@@ -225,7 +229,7 @@ class Composition:
 
     @property
     def is_plain(self) -> bool:
-        """True if a shard is shown as it is, unless samples are left out of it."""
+        """True if shards are shown unchanged, but for samples that are left out."""
         changes = self.columns or self.fields or self.ignore_case or self.join or self.associate
         return not (changes or self.decode or self.classes)
 
@@ -266,7 +270,7 @@ class Composition:
         return streams.codec_of(extension.lower() if self.ignore_case else extension)
 
     def wants(self, extension: bytes) -> bool:
-        """True if any option uses members with this extension."""
+        """Return True if any option uses members with this extension."""
         if not self.columns:
             return True
         decoded = self.codec_of(extension) if self.decode else None
@@ -278,7 +282,7 @@ class Composition:
         return self._is_among(extension, named)
 
     def shows(self, extension: bytes) -> bool:
-        """True if members with this extension may be shown under their own name or that of a column."""
+        """Return True if members with this extension may be shown under their own name or that of a column."""
         return not self.columns or self._is_among(extension, self._alternatives)
 
     @property
@@ -289,7 +293,7 @@ class Composition:
         return extension in named or (self.ignore_case and extension.lower() in {name.lower() for name in named})
 
     def digest(self, left_out: frozenset[bytes], name: bytes, companions: bytes) -> bytes:
-        """16 bytes that differ for options that show a shard in another way.
+        """Return 16 bytes that differ for options that show a shard in another way.
 
         `left_out` are keys, `name` is the name of the shard in the mount: both are part of what is shown.
         `companions` stands for the files that the options name.
@@ -299,8 +303,9 @@ class Composition:
 
 
 def columns_of(texts: Sequence[str]) -> tuple[Column, ...]:
-    """The outputs that `--columns` names: alternatives divided by `;`, as in DALI and webdataset, and before `=` a
-    name for them. Raises UsageError."""
+    """Return the outputs that `--columns` names: alternatives divided by `;`, as in DALI and webdataset, and
+    before `=` a name for them. Raises UsageError.
+    """
     columns = []
     for text in texts:
         name, equals, alternatives = text.partition("=")
@@ -316,7 +321,7 @@ def columns_of(texts: Sequence[str]) -> tuple[Column, ...]:
 
 
 def fields_of(texts: Sequence[str]) -> tuple[Field, ...]:
-    """The files that `--field` names: `NAME=COLUMN:PATH`. Raises UsageError."""
+    """Return the files that `--field` names: `NAME=COLUMN:PATH`. Raises UsageError."""
     fields = []
     for text in texts:
         name, _, source = text.partition("=")
@@ -368,7 +373,7 @@ def _refuse_name(option: str, name: str, example: str) -> None:
 
 
 def class_source(text: str) -> tuple[bytes, str]:
-    """The extension and the field of `--class-from EXT[:FIELD]`. Raises UsageError."""
+    """Return the extension and the field of `--class-from EXT[:FIELD]`. Raises UsageError."""
     extension, colon, path = text.partition(":")
     try:
         if not extension or (colon and not json_fields.parse_path(path)):
@@ -417,5 +422,5 @@ def _refuse_twice(path: str, named: dict[str, str]) -> None:
 
 
 def text_of(name: bytes) -> str:
-    """A name as text that can be turned back into the same bytes."""
+    """Return a name as text that can be turned back into the same bytes."""
     return name.decode("utf-8", "surrogateescape")

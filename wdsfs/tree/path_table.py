@@ -76,27 +76,27 @@ class PathTable(NamedTuple):
         )
 
     def with_folder(self, key: int) -> memoryview:
-        """The shards with this folder, in ascending order."""
+        """Return the shards with this folder, in ascending order."""
         rows = equal_range(self.folders, key)
         return self.folder_shards[rows.start : rows.stop]
 
     def first(self, key: int) -> int | None:
-        """The first shard that has a sample or file with this path."""
+        """Return the first shard that has a sample or file with this path."""
         at = bisect_left(self.others, key)
         return self.other_shards[at] if at < len(self.others) and self.others[at] == key else None
 
     def has_folder(self, key: int) -> bool:
-        """True if a shard has this folder."""
+        """Return True if a shard has this folder."""
         at = bisect_left(self.folders, key)
         return at < len(self.folders) and self.folders[at] == key
 
     def leads(self, shard: int) -> bool:
-        """True if a shard has a folder that no shard before it has."""
+        """Return True if a shard has a folder that no shard before it has."""
         at = bisect_left(self.leader_shards, shard)
         return at < len(self.leader_shards) and self.leader_shards[at] == shard
 
     def count_folders(self, keys: Keys) -> NDArray[np.int64]:
-        """How many shards have each of these folders."""
+        """Return the number of shards with each of these folders."""
         column = np.asarray(self.folders, np.uint64)
         return np.asarray(np.searchsorted(column, keys, "right") - np.searchsorted(column, keys))
 
@@ -139,13 +139,13 @@ class KeyTable(NamedTuple):
         return cls(columns.next(4), columns.next(4))
 
     def candidates(self, crc: int) -> list[int]:
-        """The shards that may have the key with this sum, in ascending order."""
+        """Return the shards that may have the key with this sum, in ascending order."""
         rows = equal_range(self.sums, crc)
         return self.shards[rows.start : rows.stop].tolist()
 
 
 def _rows(parts: Sequence[tuple[int, NDArray[Any]]]) -> tuple[Keys, NDArray[np.uint32]]:
-    """The keys of all shards, one shard after the other, and the number of its shard for each."""
+    """Return the keys of all shards, one shard after the other, and the number of its shard for each."""
     keys = np.concatenate([np.zeros(0, np.uint64), *(keys for _, keys in parts)]).astype(np.uint64)
     counts = np.array([len(keys) for _, keys in parts], np.int64)
     return keys, np.repeat(np.array([number for number, _ in parts], np.uint32), counts)
@@ -162,7 +162,7 @@ class _Reader:
         self._data, self._at = data, at
 
     def next(self, size: int) -> memoryview:
-        """The next column, of numbers of 4 or 8 bytes."""
+        """Return the next column, of numbers of 4 or 8 bytes."""
         begin = self._at + 8
         self._at = begin + size * int.from_bytes(self._data[self._at : begin], "little")
         return self._data[begin : self._at].cast("Q" if size == 8 else "I")

@@ -34,26 +34,28 @@ _NOBODY = -1  # the owner of a directory that was not there
 
 
 class Access:
-    """Files and remote shards by their paths, as they are."""
+    """The files and remote shards at paths, unchecked."""
 
     def look(self, path: bytes) -> Fingerprint:
-        """The fingerprint of the file at `path` now. Raises MissingShard, UnreadableShard, RefusedShard."""
+        """Return the fingerprint of the file at `path` now. Raises MissingShard, UnreadableShard, RefusedShard."""
         return shard_paths.look(path)
 
     def open(self, path: bytes) -> OpenShard:
-        """The file at `path`, open. Raises MissingShard, UnreadableShard, RefusedShard."""
+        """Return the file at `path`, open. Raises MissingShard, UnreadableShard, RefusedShard."""
         return shard_paths.open_shard(path)
 
     def renewed(self, published: Iterable[bytes], further: Iterable[bytes]) -> Access:
-        """The same after a commit that has replaced the files `published` and added the files `further`."""
+        """Return the same after a commit that has replaced the files `published` and added the files `further`."""
         return self
 
     def grown(self, further: Iterable[bytes]) -> Access:
-        """The same with files that came after the mount."""
+        """Return the same with files that came after the mount."""
         return self
 
     def to_json(self) -> list[list[Any]] | None:
-        """The state with which another process of this user refuses the same files; None if nothing is refused."""
+        """Return the state with which another process of this user refuses the same files; None if nothing is
+        refused.
+        """
         return None
 
 
@@ -115,7 +117,7 @@ class GuardedAccess(Access):
 
     @property
     def refused(self) -> list[str]:
-        """Why files are refused, for each of them."""
+        """The reasons why files are refused."""
         return list(self._told.values())
 
     def look(self, path: bytes) -> Fingerprint:
@@ -145,7 +147,7 @@ class GuardedAccess(Access):
         return fd
 
     def renewed(self, published: Iterable[bytes], further: Iterable[bytes]) -> Access:
-        # Only what the commit has written is seen anew: what was refused before stays refused.
+        # Only what the commit has written is looked at again: what was refused before stays refused.
         new = GuardedAccess(further)
         new._seen = {**new._seen, **self._seen}
         new._known = {**new._known, **self._known}
@@ -174,7 +176,7 @@ class GuardedAccess(Access):
         ]
 
     def _require(self, path: bytes, fd: int) -> Fingerprint:
-        """The fingerprint of an opened file. Raises RefusedShard for one that the mount must not show."""
+        """Return the fingerprint of an opened file. Raises RefusedShard for one that the mount must not show."""
         state = os.fstat(fd)
         fingerprint, seen = Fingerprint.of(state), self._seen.get(path)
         if seen is None or self._known.get(path) == fingerprint:
@@ -195,12 +197,12 @@ def _directory(path: bytes) -> bytes:
 
 
 def _place_of(fd: int) -> bytes:
-    """The path of an open file, without links."""
+    """Return the path of an open file, without links."""
     return os.readlink(b"/proc/self/fd/%d" % fd)
 
 
 def _refusal(path: bytes, fd: int, state: os.stat_result, seen: _SeenFile) -> str | None:
-    """Why an open file must not be shown; None if it may be. Raises UnreadableShard."""
+    """Return the reason why an open file must not be shown; None if it may be. Raises UnreadableShard."""
     try:
         why = _objection(state, _place_of(fd), seen)
         if why is None or trust.holds(path):
@@ -214,7 +216,7 @@ def _refusal(path: bytes, fd: int, state: os.stat_result, seen: _SeenFile) -> st
 
 
 def _to_come(place: bytes) -> _SeenFile:
-    """What is accepted where nothing was at the mount.
+    """Return the file that is accepted where none was at the mount.
 
     Semantics decision: the owner of the directory may put a file there.
     """
@@ -222,7 +224,7 @@ def _to_come(place: bytes) -> _SeenFile:
 
 
 def _objection(state: os.stat_result, place: bytes, seen: _SeenFile) -> str | None:
-    """Why a file that is not the one that was mounted may not be shown in its place."""
+    """Return the reason why another file than the one that was mounted may not be shown; None if it may be."""
     since = "since the mount " if seen.inode else ""
     if place.removesuffix(b" (deleted)") != seen.place:
         return f"{since}a link leads from there to {os.fsdecode(place)}"
@@ -239,12 +241,12 @@ def _objection(state: os.stat_result, place: bytes, seen: _SeenFile) -> str | No
 
 
 def _is_plain(state: os.stat_result) -> bool:
-    """True if a file can be one that a commit wrote: no link, and with one name only."""
+    """Return True if a file can be one that a commit wrote: no link, and with one name only."""
     return stat.S_ISREG(state.st_mode) and state.st_nlink == 1
 
 
 def access_from_json(rows: Iterable[Sequence[Any]] | None) -> Access:
-    """The same refusals as in the process that made `rows` (`Access.to_json`)."""
+    """Return the same refusals as in the process that made `rows` (`Access.to_json`)."""
     if rows is None:
         return Access()
     access = GuardedAccess(())

@@ -60,7 +60,7 @@ class NotIndexed(Exception):
 
 
 class Attempts:
-    """How often one question has had each shard indexed: not more than ATTEMPTS_MAX times."""
+    """The attempts of one question to have each shard indexed, at most ATTEMPTS_MAX."""
 
     def __init__(self) -> None:
         self._made: Counter[tuple[ShardSet, int]] = Counter()
@@ -80,7 +80,7 @@ class Attempts:
 
 
 def indexed(question: Callable[P, Answer], *args: P.args, **kwargs: P.kwargs) -> Answer:
-    """The answer to a question; shards that are not indexed are indexed for it.
+    """Return the answer to a question; shards that are not indexed are indexed for it.
 
     A shard that cannot be indexed answers with its error then, so the question decides what it means. Raises what
     the question raises, and ShardErrors.
@@ -121,7 +121,7 @@ class Failures:
                     self.failed[number] = Failure(now, FAILED_SECONDS, until, index.failures[key])
 
     def add(self, number: int, fingerprint: Fingerprint, took: float, text: str) -> bool:
-        """Note that a shard with this fingerprint could not be indexed; the attempt `took` so many seconds.
+        """Note that a shard with this fingerprint could not be indexed; the attempt `took` these seconds.
 
         Returns True if it is the first failure of this content.
         """
@@ -133,7 +133,7 @@ class Failures:
         return wait == FAILED_SECONDS
 
     def text_of(self, number: int, fingerprint: Fingerprint) -> str | None:
-        """Why a shard with this fingerprint could not be indexed, if it could not."""
+        """Return the reason why a shard with this fingerprint could not be indexed; None if there is none."""
         failure = self.failed.get(number)
         return failure.text if failure is not None and failure.fingerprint == fingerprint else None
 
@@ -167,7 +167,7 @@ class ShardSet:
         self.shards = shards
         self.access = access or Access()
         self.index = index
-        self.plain: ShardSet = self  # the lower of the shards as they are
+        self.plain: ShardSet = self  # the set without a view
         self.label_files: Sequence[bytes] = ()  # the paths of other files that decide what is shown
         self._keys = [shard.key for shard in shards]  # under which the index has their records
         self.generation = 0  # counts changes of the set under the mount
@@ -196,7 +196,7 @@ class ShardSet:
 
     @property
     def count(self) -> int:
-        """How many shards are in the set."""
+        """The number of shards in the set."""
         return len(self.shards) - len(self.out)
 
     @property
@@ -206,17 +206,17 @@ class ShardSet:
 
     @property
     def generations(self) -> Generations:
-        """What the processes of a mount share about the changes of this set."""
+        """The state that the processes of a mount share about changes of this set."""
         return self._tags
 
     @property
     def sources(self) -> list[ShardSet]:
-        """The lowers of all shards that this is made of, as they are."""
+        """The plain sets of all shards that this is made of."""
         return [self]
 
     @property
     def open_files(self) -> int:
-        """How many shards are open."""
+        """The number of open shards."""
         return len(self._files)
 
     # --- what a shard is now
@@ -257,14 +257,14 @@ class ShardSet:
         self._hot.pop(number, None)
 
     def version(self) -> int:
-        """A number that differs after each change of a shard that this process has noticed.
+        """Return a number that differs after each change of a shard that this process has noticed.
 
         It is the same in all processes that have noticed the same changes, and after a remount.
         """
         return self._freshness.version()
 
     def summary(self, number: int) -> Summary:
-        """The summary of a shard. Raises NotIndexed, MissingShard, UnreadableShard, NotATar."""
+        """Return the summary of a shard. Raises NotIndexed, MissingShard, UnreadableShard, NotATar."""
         fingerprint = self.fingerprint(number)
         summary = self.index.summary(self._keys[number], fingerprint)
         if summary is None:
@@ -274,7 +274,7 @@ class ShardSet:
         return summary
 
     def samples_of(self, number: int) -> int:
-        """How many samples a shard has; had, for one that is not in the set any more, or about to be taken out.
+        """Count the samples of a shard; of one that has left the set, or is about to, those that it had.
 
         Raises what `summary` raises.
         """
@@ -289,12 +289,12 @@ class ShardSet:
             return self.last_samples(number)
 
     def last_samples(self, number: int) -> int:
-        """How many samples a shard had when it was indexed last; 0 if it never was."""
+        """Count the samples that a shard had when it was indexed last; 0 if it never was."""
         summary = self.index.summary(self._keys[number])
         return 0 if summary is None else summary.samples
 
     def record(self, number: int, tag: int | None = None) -> Record:
-        """The record of a shard, valid until `tidy` or `settled` is called.
+        """Return the record of a shard, valid until `tidy` or `settled` is called.
 
         `tag` is that of an inode number: raises StaleShard when the number is of an earlier content. Raises
         NotIndexed, MissingShard, UnreadableShard, NotATar.
@@ -346,7 +346,7 @@ class ShardSet:
         self._records.clear()
 
     def settled(self, number: int) -> bool:
-        """True if a shard that was NotIndexed is indexed now, by another process."""
+        """Return True if a shard that was NotIndexed is indexed now, by another process."""
         self.renew()
         try:
             self.summary(number)
@@ -359,7 +359,7 @@ class ShardSet:
         return True
 
     def build(self, number: int) -> bytes:
-        """The record of a shard as it is now. Safe in a thread. Raises MissingShard, UnreadableShard."""
+        """Return the record of a shard now. Safe in a thread. Raises MissingShard, UnreadableShard."""
         shard = self.shards[number]
         record = self.index.copied(shard.key, self.access.look(shard.path))
         if record is not None:
@@ -413,7 +413,7 @@ class ShardSet:
         return False
 
     def keep_table(self, kind: bytes, build: Callable[[], tuple[Sequence[Fingerprint], bytes]]) -> bytes:
-        """Make a table over the set as it is now (`Index.keep_table`). Invalidates all records in use."""
+        """Make a table over the present set (`Index.keep_table`). Invalidates all records in use."""
         try:
             return self.index.keep_table(kind, self._keys, self._indexed_fingerprints(), build)
         finally:
@@ -424,7 +424,7 @@ class ShardSet:
         self.index.drop_tables(kinds, self._keys)
 
     def _indexed_fingerprints(self) -> list[Fingerprint]:
-        """The fingerprints of all shards; GONE for one that cannot be read, or is not in the set."""
+        """Return the fingerprints of all shards; GONE for one that cannot be read, or is not in the set."""
         fingerprints = [GONE] * len(self.shards)
         for number in self.numbers:
             with suppress(ShardError):
@@ -435,7 +435,7 @@ class ShardSet:
         return self.summary(number).fingerprint
 
     def damaged(self) -> Iterator[tuple[str, str]]:
-        """The shards that are not whole: path and what is wrong, as far as they are indexed."""
+        """Yield the shards that are not whole: path and fault, as far as they are indexed."""
         for number in self.numbers:
             try:
                 if self.summary(number).problems and (record := self.record(number)).problem_count:
@@ -449,7 +449,7 @@ class ShardSet:
                 yield path, str(error).removeprefix(f"{path}: ")  # callers print the path themselves
 
     def known_damage(self) -> Iterator[tuple[str, Problem, int]]:
-        """The shards that are indexed already and not whole: path, first problem, how many there are.
+        """Yield the shards that are indexed already and not whole: path, first problem, how many there are.
 
         No other file is looked at.
         """
@@ -469,19 +469,21 @@ class ShardSet:
     # --- content
 
     def record_and_plain(self, number: int, tag: int | None = None) -> tuple[Record, Record]:
-        """The record of a shard, and that of the plain shard, which it is made of. Raises what `record` raises."""
+        """Return the record of a shard, and that of the plain shard, which it is made of. Raises what `record`
+        raises.
+        """
         record = self.record(number, tag)
         return record, record
 
     def origin(self, number: int, member: int, tag: int | None = None) -> tuple[ShardSet, int, int] | None:
-        """The real place of a member: the set of plain shards, and the numbers of shard and member there.
+        """Return the real place of a member: the set of plain shards, and the numbers of shard and member there.
 
         None for a file that is no member of any shard. `tag` is as in `record`.
         """
         return self, number, member
 
     def content(self, number: int, tag: int, member: int) -> Content:
-        """Where to read a member. Raises what `record` raises."""
+        """Return the place of the bytes of a member. Raises what `record` raises."""
         hot = self._hot.get(number)
         if (
             hot is None
@@ -521,7 +523,7 @@ class ShardSet:
         return file
 
     def is_compressed(self, number: int) -> bool:
-        """True if a shard is compressed; it is indexed for that. Raises ShardErrors."""
+        """Return True if a shard is compressed; it is indexed for that. Raises ShardErrors."""
         return indexed(self.plain.record, number).compression is not None
 
     def _verify(self, number: int, record: Record, file: ShardFile) -> int:
@@ -593,7 +595,7 @@ def readable_numbers(lower: ShardSet, allow_missing: bool) -> Iterator[int]:
 
 
 def _places(record: Record, member: int) -> list[tuple[int, int]]:
-    """Where the members of the sample of this one lie, as begin and end (bytes)."""
+    """Return the places of the members of the same sample, as begin and end (bytes)."""
     places = [record.extent(at) for at in record.entry_members(record.entry_of(member))]
     return [(data, data + size) for data, size in places]
 

@@ -86,7 +86,7 @@ class ShardTree:
     # --- looking things up
 
     def lookup(self, parent: int, name: bytes) -> Node:
-        """The child `name` of a directory. Raises NoSuchEntry, NotADirectory."""
+        """Return the child `name` of a directory. Raises NoSuchEntry, NotADirectory."""
         if parent == ROOT:
             number = self._numbers.get(name)
             if number is None:
@@ -99,11 +99,11 @@ class ShardTree:
         return self._node(number, record, child)
 
     def resolve(self, path: bytes) -> Node:
-        """The node at a path below the top, for callers without a kernel."""
+        """Return the node at a path below the top, for callers without a kernel."""
         return resolve(self, path)
 
     def _open(self, inode: int) -> tuple[int, Record, int]:
-        """The number of an inode's shard, the shard's record, and the position there. Raises NoSuchEntry."""
+        """Return the number and the record of an inode's shard, and the position there. Raises NoSuchEntry."""
         tag, number, where = inodes.unpack(inode)
         if number >= len(self.lower) or where < _SHARD_TOP:
             raise NoSuchEntry(f"no inode {inode}")
@@ -120,7 +120,7 @@ class ShardTree:
         return self._node(number, record, where)
 
     def _shard_node_of(self, inode: int) -> Node:
-        """The directory of a shard by its inode. Raises StaleShard, NoSuchEntry."""
+        """Return the directory of a shard by its inode. Raises StaleShard, NoSuchEntry."""
         _, number, _ = inodes.unpack(inode)
         if number >= len(self.lower):
             raise NoSuchEntry(f"no inode {inode}")
@@ -130,7 +130,7 @@ class ShardTree:
         return node
 
     def _node(self, number: int, record: Record, where: int) -> Node:
-        """The node at a position; for a hard link that of its target."""
+        """Return the node at a position; for a hard link that of its target."""
         kind, index = kind_of(where), index_of(where)
         if kind == MEMBER:
             if record.has_links:
@@ -156,7 +156,7 @@ class ShardTree:
         return len(record.child_folders(folder)) if self.files_layout else record.count_directories(folder)
 
     def _shard_node(self, number: int) -> Node:
-        """The directory of a shard, without its record: a set may have many shards, some of them broken."""
+        """Return the directory of a shard, without its record: a set may have many shards, some of them broken."""
         where = _SHARD_TOP
         try:
             summary = self.lower.summary(number)
@@ -187,7 +187,7 @@ class ShardTree:
                 raise NotADirectory(f"inode {inode} is a file")
 
     def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
-        """The children of a directory after the cursor `after`, in the order of the tar.
+        """Yield the children of a directory after the cursor `after`, in the order of the tar.
 
         Exhaust or drop the iterator before any other call.
         """
@@ -209,7 +209,7 @@ class ShardTree:
             yield Entry(self.names.shown(record, child), self._node(number, record, child), child)
 
     def run(self, inode: int, after: int, most: int) -> ListingRun | None:
-        """Up to `most` lines of `listing` in columns, where they are all alike; else None.
+        """Return up to `most` lines of `listing` in columns, where they are all alike; else None.
 
         For directories with up to a million children: columns take no Python code for each child.
         """
@@ -236,7 +236,7 @@ class ShardTree:
         return None
 
     def _list_plain(self, number: int, record: Record, children: Iterator[int]) -> Iterator[Entry]:
-        """The lines of a record without links and aliases, in half the time of the general loop."""
+        """Yield the lines of a record without links and aliases, in half the time of the general loop."""
         base = inodes.pack(self.lower.tag(number), number, 0)
         stem, stray, stop = b"", False, -1
         for child in children:
@@ -254,7 +254,7 @@ class ShardTree:
             yield Entry(name, Node(base | child, self.file_mode, 1, size, mtime_ns), child)
 
     def _list_top(self, after: int) -> Iterator[Entry]:
-        """The directories of all shards."""
+        """Yield the directories of all shards."""
         if after < AT_SELF:
             yield Entry(b".", self.getattr(ROOT), AT_SELF)
         if after < AT_PARENT:
@@ -264,25 +264,25 @@ class ShardTree:
             yield Entry(self.lower.shards[number].name, self._shard_node(number), number + _FIRST_SHARD)
 
     def _shown_from(self, first: int) -> Iterator[int]:
-        """The numbers of the shards that are in the set, from this one on."""
+        """Return the numbers of the shards that are in the set, from this one on."""
         return (number for number in range(first, len(self.lower)) if number not in self.lower.out)
 
     def numbers(self) -> Iterable[int]:
-        """The shards that have names in the tree. Raises as a listing does."""
+        """Return the shards that have names in the tree. Raises as a listing does."""
         return self.lower.numbers
 
     def columns(self, number: int) -> ShownColumns:
-        """All that is shown of a shard. Raises what `listing` raises."""
+        """Return all that is shown of a shard. Raises what `listing` raises."""
         named, tag = self.name_columns(number), self.lower.tag(number)
         nodes = [self.getattr(inodes.pack(tag, number, position(FOLDER, n))) for n in named.folders]
         return columns_of(self.lower.record(number), named, nodes)
 
     def name_columns(self, number: int) -> NameColumns:
-        """All names that a shard shows. Raises what `listing` raises."""
+        """Return all names that a shard shows. Raises what `listing` raises."""
         return names_of(self.lower.record(number), self.names)
 
     def parent(self, inode: int) -> int:
-        """The inode of the directory that holds this directory."""
+        """Return the inode of the directory that holds this directory."""
         if inode == ROOT:
             return ROOT
         number, record, where = self._open(inode)
@@ -290,14 +290,14 @@ class ShardTree:
         return ROOT if folder is None else inodes.pack(self.lower.tag(number), number, position(FOLDER, folder))
 
     def _parent_node(self, number: int, record: Record, where: int) -> Node:
-        """The directory that holds the directory at a position."""
+        """Return the directory that holds the directory at a position."""
         folder = parent_folder(record, where)
         if folder is None:
             return self.getattr(ROOT)
         return self._node(number, record, position(FOLDER, folder)) if folder else self._shard_node(number)
 
     def places(self, inode: int) -> list[tuple[int, bytes]]:
-        """Every name of an inode except the top: the inode of the directory, and the name in it.
+        """Return every name of an inode except the top: the inode of the directory, and the name in it.
 
         With hard links within a shard a file has several names.
         """
@@ -313,14 +313,14 @@ class ShardTree:
     # --- content and provenance
 
     def content(self, inode: int) -> Content:
-        """Where the bytes of a file are. Raises IsADirectory."""
+        """Return the place of the bytes of a file. Raises IsADirectory."""
         tag, number, where = inodes.unpack(inode)
         if inode == ROOT or kind_of(where) != MEMBER:
             raise IsADirectory(f"inode {inode} is a directory")
         return self.lower.content(number, tag, index_of(where))
 
     def xattrs(self, inode: int) -> list[bytes]:
-        """The names of the extended attributes of an inode: exactly those that it has, or `rsync -X` fails."""
+        """Return the names of the attributes of an inode: exactly those that it has, or `rsync -X` fails."""
         if inode == ROOT:
             return []
         kind = kind_of(inode)
@@ -337,7 +337,7 @@ class ShardTree:
         return [b"shard", *([] if stray else [b"key"]), b"member", *([] if made_up else [b"offset"])]
 
     def getxattr(self, inode: int, name: bytes) -> bytes:
-        """The value of an extended attribute. Raises NoSuchAttribute.
+        """Return the value of an extended attribute. Raises NoSuchAttribute.
 
         `shard` is the absolute path of the tar; `key` the key of the sample and `member` the whole name of the
         file, both as in the tar, without escapes; `offset` the byte in the shard at which the content starts. For
@@ -372,7 +372,7 @@ class ShardTree:
         return key
 
     def _made_up_attribute(self, inode: int, what: bytes) -> bytes:
-        """The value of an attribute of a file that is no member of a shard. Raises NoSuchAttribute."""
+        """Return the value of an attribute of a file that is no member of a shard. Raises NoSuchAttribute."""
         _, record, where = self._open(inode)
         if what == b"shard":
             tag, number, where = inodes.unpack(inode)
@@ -384,7 +384,7 @@ class ShardTree:
         return key if what == b"key" else key + b"." + record.extension(index_of(where))
 
     def totals(self) -> Totals:
-        """Sums over the set, for `df` and `status`. Invalidates all records in use."""
+        """Return sums over the set, for `df` and `status`. Invalidates all records in use."""
         return self._totals.get()
 
 

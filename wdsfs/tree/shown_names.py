@@ -32,7 +32,7 @@ class ShownNames:
     # --- from a name to a position
 
     def find(self, record: Record, where: int, name: bytes) -> int | None:
-        """The position of the child with this shown name of the directory at `where`."""
+        """Return the position of the child with this shown name of the directory at `where`."""
         kind = kind_of(where)
         if kind == MEMBER:
             raise NotADirectory(f"{text_of(name)!r}: its parent is a file")
@@ -47,7 +47,7 @@ class ShownNames:
         return None
 
     def _find_plain(self, record: Record, where: int, name: bytes) -> Iterator[int]:
-        """The children with this plain name; one with an alias is shown under another name."""
+        """Yield the children with this plain name; one with an alias is shown under another name."""
         if kind_of(where) == SAMPLE:
             yield from self._find_in_sample(record, index_of(where), name)
             return
@@ -67,7 +67,9 @@ class ShownNames:
             yield from self._find_in_sample(record, twin, name)
 
     def is_shown(self, record: Record, folder: int) -> bool:
-        """True if a folder has a directory: with directories of samples, one without samples below it has none."""
+        """Return True if a folder has a directory: with directories of samples, one without samples below it has
+        none.
+        """
         return self.files_layout or bool(record.folder_flags[folder] & HAS_SAMPLES)
 
     def _find_in_sample(self, record: Record, entry: int, name: bytes) -> Iterator[int]:
@@ -80,7 +82,7 @@ class ShownNames:
             yield position(MEMBER, member)
 
     def find_file(self, record: Record, folder: int, name: bytes, crc: int) -> Iterator[int]:
-        """The files that are shown under this name in a folder of the files layout."""
+        """Yield the files that are shown under this name in a folder of the files layout."""
         stem, dot, extension = name.partition(b".")
         if dot and stem:
             for member in record.find_files(folder, stem, extension):
@@ -94,8 +96,8 @@ class ShownNames:
     # --- from a position to names
 
     def children(self, record: Record, where: int, after: int, twins: bool = False) -> Iterator[int]:
-        """Positions of the children of a directory after the cursor: files of its sample, folders, samples or
-        files.
+        """Yield positions of the children of a directory after the cursor: files of its sample, folders, samples
+        or files.
 
         With `twins` also samples that share their directory with a folder.
         """
@@ -128,7 +130,7 @@ class ShownNames:
                 yield child
 
     def shown(self, record: Record, child: int) -> bytes:
-        """The name under which a child is listed."""
+        """Return the name under which a child is listed."""
         aliases = record.aliases[self.domain]
         if aliases is not None:
             name = aliases.of(child)
@@ -149,15 +151,16 @@ class ShownNames:
         return record.entry_name[entry] + b"." + record.extension(index)
 
     def positions_of(self, record: Record, where: int) -> list[int]:
-        """The positions under which this one is shown: its own, and in the files layout those of hard links to
-        it."""
+        """Return the positions under which this one is shown: its own, and in the files layout those of hard links
+        to it.
+        """
         if kind_of(where) != MEMBER or not self.files_layout or record.link_count(index_of(where)) < 2:
             return [where]
         links = record.array("link.member")[record.array("link.target") == index_of(where)]
         return [where, *(position(MEMBER, link) for link in links.tolist() if link != index_of(where))]
 
     def holder(self, record: Record, where: int) -> int:
-        """The position of the directory in which a position is shown."""
+        """Return the position of the directory in which a position is shown."""
         kind, index = kind_of(where), index_of(where)
         if kind == FOLDER:
             return position(FOLDER, record.folder_parent[index])
@@ -170,20 +173,20 @@ class ShownNames:
 
 
 def _after(kind: int, indexes: range, after: int) -> Iterator[int]:
-    """Positions of these indexes after the cursor `after`."""
+    """Return positions of these indexes after the cursor `after`."""
     first = max(indexes.start, index_of(after) + 1) if kind_of(after) == kind else indexes.start
     base = kind << 30
     return (base | index for index in range(first, indexes.stop))
 
 
 def home_of(record: Record, where: int) -> int:
-    """The directory of a sample's files: its own, or that of the folder with the same path."""
+    """Return the directory of a sample's files: its own, or that of the folder with the same path."""
     twin = record.twin_folder(index_of(where)) if kind_of(where) == SAMPLE else None
     return where if twin is None else position(FOLDER, twin)
 
 
 def parent_folder(record: Record, where: int) -> int | None:
-    """The folder that holds the directory at a position; None for the directory of the shard."""
+    """Return the folder that holds the directory at a position; None for the directory of the shard."""
     kind, index = kind_of(where), index_of(where)
     if kind != FOLDER:
         return record.folder_of(index)
@@ -220,18 +223,18 @@ class NameColumns(NamedTuple):
         return len(self.folders) - 1
 
     def position_of(self, row: int) -> int:
-        """The position in the record of the sample or file with the name in this row."""
+        """Return the position in the record of the sample or file with the name in this row."""
         at = row - self.first
         if at < len(self.samples):
             return position(SAMPLE, int(self.samples[at]))
         return position(MEMBER, int(self.members[at - len(self.samples)]))
 
     def folder_names(self) -> list[bytes]:
-        """The names of the folders, without the top."""
+        """Return the names of the folders, without the top."""
         return self.names.take(slice(self.first)).to_list()
 
     def rows_in_folders(self) -> tuple[Ints, Ints]:
-        """The rows of samples and files in folders, and the folder that each is in."""
+        """Return the rows of samples and files in folders, and the folder that each is in."""
         holder = np.concatenate([self.sample_holder, self.member_holder])
         chosen = np.flatnonzero(holder < len(self.folders))
         return self.first + chosen, holder[chosen]
@@ -264,7 +267,7 @@ class ShownColumns(NamedTuple):
 
 
 def columns_of(record: Record, named: NameColumns, folders: list[Node]) -> ShownColumns:
-    """All columns of a record with these names; `folders` are the nodes of its folders."""
+    """Return all columns of a record with these names; `folders` are the nodes of its folders."""
     members, name_file = _without_hard_links(record, named.members)
     targets, sizes = _symbolic_links(record, members)
     return ShownColumns(
@@ -287,7 +290,9 @@ def columns_of(record: Record, named: NameColumns, folders: list[Node]) -> Shown
 
 
 def names_of(record: Record, shown: ShownNames, apart: Sequence[int] = ()) -> NameColumns:
-    """The names of a record. `apart` are samples with directories of their own beside a folder of their path."""
+    """Return the names of a record. `apart` are samples with directories of their own beside a folder of their
+    path.
+    """
     folders = [n for n in range(record.folders) if not n or shown.is_shown(record, n)]
     at = np.full(record.folders, -1, np.int64)  # the directory of each folder
     at[folders] = np.arange(len(folders))
@@ -327,7 +332,7 @@ def names_of(record: Record, shown: ShownNames, apart: Sequence[int] = ()) -> Na
 
 
 def _directories_of_samples(record: Record, at: Ints, apart: Sequence[int]) -> tuple[Ints, Ints]:
-    """The samples with directories of their own, and for each entry the directory of its files (-1: none).
+    """Return the samples with directories of their own, and for each entry the directory of its files (-1: none).
 
     `at` are the directories of folders.
     """
@@ -352,7 +357,7 @@ def _packed(record: Record, section: str) -> Texts:
 
 
 def _file_names(record: Record, members: Ints) -> Texts:
-    """The plain names of members, with their extensions."""
+    """Return the plain names of members, with their extensions."""
     entry = np.repeat(np.arange(record.entries), _steps(record.array("entry.member").astype(np.int64)))[members]
     samples = (record.array("entry.flags")[entry] & STRAY) == 0  # others have no extension
     extension = np.where(samples, record.array("member.ext")[members], 0)
@@ -367,7 +372,7 @@ def _file_names(record: Record, members: Ints) -> Texts:
 
 
 def _members_with_names(record: Record) -> Ints:
-    """The members that the files layout shows: all but hard links that lead nowhere."""
+    """Return the members that the files layout shows: all but hard links that lead nowhere."""
     leads_nowhere = np.repeat(
         (record.array("entry.flags") & LINK) != 0, _steps(record.array("entry.member").astype(np.int64))
     )
@@ -377,7 +382,7 @@ def _members_with_names(record: Record) -> Ints:
 
 
 def _without_hard_links(record: Record, listed: Ints) -> tuple[Ints, Ints]:
-    """The members that are files, and for each listed name its file among these."""
+    """Return the members that are files, and for each listed name its file among these."""
     if "link.member" not in record.column:
         return listed, np.arange(len(listed))
     targets = np.arange(record.members)
@@ -394,7 +399,7 @@ def _link_counts(record: Record) -> Ints:
 
 
 def _symbolic_links(record: Record, members: Ints) -> tuple[dict[int, bytes], Ints]:
-    """Where those among these members lead, and the sizes (bytes) of all."""
+    """Return the targets of the symbolic links among these members, and the sizes (bytes) of all."""
     sizes = record.array("member.size")[members].astype(np.int64)
     if "symlink.member" not in record.column:
         return {}, sizes
@@ -405,7 +410,9 @@ def _symbolic_links(record: Record, members: Ints) -> tuple[dict[int, bytes], In
 
 
 def _with_aliases(record: Record, domain: int, names: Texts, named: tuple[Ints, Ints, Ints]) -> Texts:
-    """Names, with those instead that differ from the plain ones; `named` are the folders, samples and members."""
+    """Return names, with those instead that differ from the plain ones; `named` are the folders, samples and
+    members.
+    """
     aliases = record.aliases[domain]
     if aliases is None:
         return names

@@ -73,7 +73,7 @@ class Distribution:
 
 
 def distribution_of(below: ShardSet) -> Distribution:
-    """The distribution of all shards of a set; classes are the folders of keys."""
+    """Return the distribution of all shards of a set; classes are the folders of keys."""
     distribution = Distribution()
     for number in range(len(below)):
         try:
@@ -106,7 +106,7 @@ def count_classes(distribution: Distribution, classes: ShardSet, name: str) -> N
 
 
 def sizes_by_extension(record: Record) -> Iterator[tuple[bytes, NDArray[Any]]]:
-    """The sizes (bytes) of the members of samples, by extension."""
+    """Yield the sizes (bytes) of the members of samples, by extension."""
     if not record.members:
         return
     in_sample = members_in_samples(record)
@@ -119,7 +119,7 @@ def sizes_by_extension(record: Record) -> Iterator[tuple[bytes, NDArray[Any]]]:
 
 
 def members_in_samples(record: Record) -> NDArray[np.bool_]:
-    """For each member, True if it is in a sample."""
+    """Return for each member, True if it is in a sample."""
     stray = (record.array("entry.flags") & STRAY).astype(bool)
     firsts = record.array("entry.member").astype(np.int64)
     return ~np.repeat(stray, firsts[1:] - firsts[:-1])
@@ -132,7 +132,7 @@ def _by_bits(sizes: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _samples_of_folders(record: Record) -> Iterator[tuple[int, int]]:
-    """The folders of a record that hold samples themselves, and how many."""
+    """Yield the folders of a record that hold samples themselves, and how many."""
     is_sample = (record.array("entry.flags") & STRAY) == 0
     before = np.concatenate([[0], np.cumsum(is_sample)])
     bounds = record.array("folder.entry").astype(np.int64)
@@ -152,7 +152,7 @@ class SetTotals:
         self._totals: tuple[int, Totals] | None = None
 
     def get(self) -> Totals:
-        """The sums. Invalidates all records in use."""
+        """Return the sums. Invalidates all records in use."""
         if self._totals is None or self._totals[0] != self.lower.generation:
             self.lower.renew()  # other processes may have indexed shards since
             totals, complete = self._sum()
@@ -162,7 +162,7 @@ class SetTotals:
         return self._totals[1]
 
     def _sum(self) -> tuple[Totals, bool]:
-        """The sums, and True if every shard is indexed."""
+        """Return the sums, and True if every shard is indexed."""
         indexed = samples = members = size = damaged = 0
         complete = True
         for number in self.lower.numbers:

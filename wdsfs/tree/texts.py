@@ -29,13 +29,13 @@ class Texts(NamedTuple):
 
     @staticmethod
     def packed(text: NDArray[np.uint8], bounds: NDArray[Any]) -> Texts:
-        """Those that lie side by side, between `bounds`."""
+        """Return those that lie side by side, between `bounds`."""
         starts = bounds.astype(np.int64)
         return Texts(text, starts[:-1], starts[1:] - starts[:-1])
 
     @staticmethod
     def joined(parts: Sequence[Texts]) -> Texts:
-        """All of these, in their order."""
+        """Return all of these, in their order."""
         parts = [part for part in parts if len(part.starts)] or parts[:1]
         if len(parts) == 1:
             return parts[0]
@@ -61,7 +61,7 @@ class Texts(NamedTuple):
 
     @staticmethod
     def chained(parts: Sequence[Texts]) -> Texts:
-        """The first of all parts as one text, then the second of all, and so on."""
+        """Return the first of all parts as one text, then the second of all, and so on."""
         lengths = np.asarray(np.sum([part.lengths for part in parts], axis=0), np.int64)
         starts = np.cumsum(lengths) - lengths
         text, place = np.empty(int(lengths.sum()), np.uint8), starts

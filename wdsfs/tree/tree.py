@@ -40,7 +40,7 @@ XATTR = b"user.wdsfs."
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How a set is shown.
+    """The way in which a set is shown.
 
     `layout` is samples, files or classes; `names`, of the files in a sample, is ext or full; with `index_tree`
     there is a link to each sample by its number. The class layout shows files of records whose folders are the
@@ -119,31 +119,31 @@ class Tree(Protocol):
     lower: ShardSet  # the shards that this is a tree of
 
     def lookup(self, parent: int, name: bytes) -> Node:
-        """The child `name` of a directory. Raises NoSuchEntry, NotADirectory."""
+        """Return the child `name` of a directory. Raises NoSuchEntry, NotADirectory."""
 
     def getattr(self, inode: int) -> Node:
-        """The attributes of an inode."""
+        """Return the attributes of an inode."""
 
     def readlink(self, inode: int) -> bytes:
-        """The target of a symbolic link. Raises NoSuchEntry or InvalidRequest for anything else."""
+        """Return the target of a symbolic link. Raises NoSuchEntry or InvalidRequest for anything else."""
 
     def parent(self, inode: int) -> int:
-        """The inode of the directory that holds this directory; the top holds itself."""
+        """Return the inode of the directory that holds this directory; the top holds itself."""
 
     def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
-        """The children of a directory after the cursor `after`, `.` and `..` first. Raises NotADirectory.
+        """Return the children of a directory after the cursor `after`, `.` and `..` first. Raises NotADirectory.
 
         Exhaust or drop the iterator before any other call.
         """
 
     def xattrs(self, inode: int) -> list[bytes]:
-        """The names of the extended attributes of an inode."""
+        """Return the names of the extended attributes of an inode."""
 
     def getxattr(self, inode: int, name: bytes) -> bytes:
-        """The value of an extended attribute. Raises NoSuchAttribute."""
+        """Return the value of an extended attribute. Raises NoSuchAttribute."""
 
     def totals(self) -> Totals:
-        """Sums over the set, for `df` and `status`. Invalidates all records in use."""
+        """Return sums over the set, for `df` and `status`. Invalidates all records in use."""
 
 
 class MountedTree(Tree, Protocol):
@@ -169,23 +169,23 @@ class LowerTree(MountedTree, Protocol):
         """Show modes with which the owner may write; `umask` is applied, so that it also holds for copies."""
 
     def resolve(self, path: bytes) -> Node:
-        """The node at a path below the top, for callers without a kernel."""
+        """Return the node at a path below the top, for callers without a kernel."""
 
     def open_directory(self, inode: int) -> None:
         """Raise NotADirectory, or what a listing would raise."""
 
     def run(self, inode: int, after: int, most: int) -> ListingRun | None:
-        """Up to `most` lines of `listing` in columns, where they are all alike; else None."""
+        """Return up to `most` lines of `listing` in columns, where they are all alike; else None."""
 
     def content(self, inode: int) -> Content:
-        """Where the bytes of a file are. Raises IsADirectory."""
+        """Return the place of the bytes of a file. Raises IsADirectory."""
 
     def places(self, inode: int) -> list[tuple[int, bytes]]:
-        """Every name of an inode except the top: the inode of the directory, and the name in it."""
+        """Return every name of an inode except the top: the inode of the directory, and the name in it."""
 
 
 def resolve(tree: Tree, path: bytes) -> Node:
-    """The node at a path below the top of a tree."""
+    """Return the node at a path below the top of a tree."""
     node = tree.getattr(ROOT)
     for name in path.split(b"/"):
         if name not in (b"", b"."):
@@ -194,5 +194,5 @@ def resolve(tree: Tree, path: bytes) -> Node:
 
 
 def text_of(name: bytes) -> str:
-    """A name for a message."""
+    """Return a name for a message."""
     return os.fsdecode(name)

@@ -150,7 +150,7 @@ def _packed(draft: Draft, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _further_columns(draft: Draft) -> dict[str, list[int]]:
-    """The sections of what is made of other members: of which, and how."""
+    """Return the sections of what is made of other members: of which, and how."""
     problems: dict[str, list[int]] = {}
     if draft.decoded:
         raw = np.array([address for address, _ in draft.decoded], np.int64)
@@ -162,7 +162,7 @@ def _further_columns(draft: Draft) -> dict[str, list[int]]:
 
 
 def refuse(text: str, fingerprint: Fingerprint, digits: int = 0) -> bytes:
-    """Return the record of a shard that is refused for this reason; with so many `digits` it would not be."""
+    """Return the record of a shard that is refused for this reason, but not with this number of `digits`."""
     nothing, problems = np.zeros(0, np.int64), [Problem(0, "refused", text)]
     empty = DerivedMembers(
         [], nothing.astype(bool), nothing, nothing, [], nothing, nothing, nothing, problems=problems
@@ -202,7 +202,7 @@ def add_joined(draft: Draft, joined: JoinedSet) -> None:
 def _joined_rows(
     draft: Draft, joined: JoinedSet, number: int, samples: NDArray[np.int64], entries: NDArray[np.int64]
 ) -> Rows:
-    """The members of these entries of a joined shard, as members of these samples."""
+    """Return the members of these entries of a joined shard, as members of these samples."""
     record, path = joined.lower.record(number), joined.lower.shards[number].path
     place = draft.shard_places.get(path)
     if place is None:
@@ -370,7 +370,9 @@ def add_fields(draft: Draft) -> None:
 
 
 def _members(draft: Draft, column: bytes) -> list[int]:
-    """For each sample the first row with this column, in the order of the shard, so that the disk is read once."""
+    """Return for each sample the first row with this column, in the order of the shard, so that the disk is read
+    once.
+    """
     rows = draft.rows
     at = np.flatnonzero(np.isin(rows.extension, draft.matching(column)) & ~draft.strays[rows.entry])
     first = at[np.unique(rows.entry[at], return_index=True)[1]]
@@ -379,7 +381,7 @@ def _members(draft: Draft, column: bytes) -> list[int]:
 
 
 def _files(draft: Draft, at: int, fields: list[Field]) -> list[_File | None]:
-    """The files of these fields of the member in this row; None for no file.
+    """Return the files of these fields of the member in this row; None for no file.
 
     Semantics decision: what cannot be read may have the field, so there is a file, and reading it fails. It has
     the size of the JSON, because a file without bytes would be read without an error.
@@ -401,7 +403,7 @@ def _files(draft: Draft, at: int, fields: list[Field]) -> list[_File | None]:
 
 
 def _problem(draft: Draft, at: int, error: CorruptShard) -> Problem:
-    """The problem of a member, by its row, of which fields cannot be read."""
+    """Return the problem of a member, by its row, of which fields cannot be read."""
     address = int(draft.rows.address[at])
     name = text_of(draft.paths[int(draft.rows.entry[at])] + b"." + draft.extensions[draft.rows.extension[at]])
     head = draft.record.member(address).head if address >> SHIFT == OWN else 0
@@ -455,7 +457,7 @@ def select(draft: Draft) -> None:
 
 
 def _free_fields(draft: Draft) -> NDArray[np.bool_]:
-    """Which rows are files of fields that no output names."""
+    """Return a mask of the rows that are files of fields which no output names."""
     free = [number for number, place in enumerate(draft.places) if place["kind"] == FIELD]
     rows = draft.rows
     named = [number for number, extension in enumerate(draft.extensions) if draft.options.shows(extension)]
@@ -467,7 +469,9 @@ def _name_of(column: Column) -> bytes:
 
 
 def _matches(draft: Draft, column: Column) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For each row the rank of the alternative that it matches, or -1; for each extension the one to be shown."""
+    """Return for each row the rank of the alternative that it matches, or -1; for each extension the one to be
+    shown.
+    """
     typed = _typed(draft, column.alternatives)
     if column.name:
         name = draft.number_of(column.name)
@@ -495,7 +499,7 @@ def _columns_hint(draft: Draft, alternatives: tuple[bytes, ...]) -> str:
 
 
 def _typed(draft: Draft, alternatives: tuple[bytes, ...]) -> dict[int, tuple[int, int]]:
-    """The extensions that match one of these, with the rank of that one, and the number of what is shown."""
+    """Return the extensions that match one of these, with its rank and the number of the shown one."""
     ranks = {extension: rank for rank, extension in reversed([*enumerate(alternatives)])}
     if not draft.options.ignore_case:
         there = [

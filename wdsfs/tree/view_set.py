@@ -37,7 +37,7 @@ Found = TypeVar("Found", tuple[str, str], tuple[str, Problem, int])
 
 
 def is_view(shards: Sequence[Shard], composition: Composition) -> bool:
-    """True if these shards, shown with these options, need derived records."""
+    """Return True if these shards, shown with these options, need derived records."""
     return not composition.is_plain or any(shard.without for shard in shards)
 
 
@@ -51,14 +51,14 @@ def open_set(
     tags: Generations | None = None,
     access: Access | None = None,
 ) -> ShardSet:
-    """The set of these shards, shown with these options; the last three are those of `ShardSet`."""
+    """Return the set of these shards, shown with these options; the last three are those of `ShardSet`."""
     if not is_view(shards, composition):
         return ShardSet(shards, index, descriptors, tags, access)
     return ViewSet(shards, index, composition, companions, descriptors=descriptors, tags=tags, access=access)
 
 
 class ViewSet(ShardSet):
-    """As `ShardSet`, of a view. `plain` is the set of the shards as they are.
+    """A set of shards seen through a view. `plain` is the set without it.
 
     A subclass, because what differs lies in the middle: `ShardSet` asks it for the fingerprint and the record of a
     shard, and trees ask `ShardSet` for everything else.
@@ -102,7 +102,7 @@ class ViewSet(ShardSet):
         return self._sources.all
 
     def _view_keys(self) -> list[bytes]:
-        """The keys under which the index has the records of this view."""
+        """Return the keys under which the index has the records of this view."""
         return [shard.key if self._unchanged[at] else self._view_key(at) for at, shard in enumerate(self.shards)]
 
     def _view_key(self, number: int) -> bytes:
@@ -143,7 +143,7 @@ class ViewSet(ShardSet):
     # --- making records
 
     def build(self, number: int) -> bytes:
-        """The derived record of a shard as everything is now; what it is made of is indexed first."""
+        """Return the derived record of a shard as everything is now; what it is made of is indexed first."""
         if self._unchanged[number]:
             return self.plain.build(number)
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -170,7 +170,7 @@ class ViewSet(ShardSet):
                 raise UnreadableShard(f"{self.path_text(number)}: {text}")
 
     def _record_or_refusal(self, number: int, fingerprint: Fingerprint) -> bytes:
-        """The record of a shard from what is indexed; of a label file that cannot be used, a refusal."""
+        """Return the record of a shard from what is indexed; of a label file that cannot be used, a refusal."""
         labels, class_names = self._companions.labels, self._companions.class_names
         self._wait_for_writers()
         try:
@@ -266,7 +266,7 @@ class ViewSet(ShardSet):
         return refused
 
     def fields_not_found(self, shards: int) -> list[Field]:
-        """The options `--field` that make no file in the first so many shards: they may be misspelt."""
+        """Return the options `--field` that make no file in the first `shards`: they may be misspelt."""
         options = self.composition
         fields = [field for field in options.fields if not (options.columns and options.shows(field.name))]
         samples = 0
@@ -293,7 +293,7 @@ class ViewSet(ShardSet):
         yield from self._with_joined(super().known_damage(), ShardSet.known_damage)
 
     def _with_joined(self, own: Iterator[Found], ask: Callable[[ShardSet], Iterator[Found]]) -> Iterator[Found]:
-        """The findings of the set, and those of the joined shards that it does not have itself."""
+        """Yield the findings of the set, and those of the joined shards that it does not have itself."""
         seen = {self.path_text(number) for number in self.numbers}
         yield from own
         for below in self._sources.joined:

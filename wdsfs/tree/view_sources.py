@@ -72,7 +72,9 @@ class JoinedSet:
         self._loaded, self._table = -1, b""  # the version of which the table of keys is, and its key
 
     def partner(self, number: int) -> int | None:
-        """The shard that stands beside the one of the view with this number, if both sets have as many shards."""
+        """Return the shard that stands beside the one of the view with this number, if both sets have as many
+        shards.
+        """
         at, count = self._shards[number].place or (number, len(self._shards))
         return at if len(self.lower) == count else None
 
@@ -85,13 +87,13 @@ class JoinedSet:
         self._loaded = self._version()
 
     def _keys(self) -> KeyTable:
-        """The keys of the set as it is now. Raises KeysMissing."""
+        """Return the keys of the present set. Raises KeysMissing."""
         if self._loaded != self._version():
             raise KeysMissing(self)
         return KeyTable.parse(self.lower.index.table(self._table))
 
     def _excluded(self, number: int) -> set[bytes]:
-        """The keys that the split file of a joined data set leaves out of one of its shards."""
+        """Return the keys that the split file of a joined data set leaves out of one of its shards."""
         return {plain_key(key) for key in self.lower.shards[number].without}
 
     def find(self, number: int, keys: list[bytes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -133,7 +135,7 @@ class JoinedSet:
 
 
 def _samples_of(record: Record) -> tuple[dict[bytes, int], set[bytes]]:
-    """The samples of a shard by key, and the keys that it has more than once."""
+    """Return the samples of a shard by key, and the keys that it has more than once."""
     samples: dict[bytes, int] = {}
     twice: set[bytes] = set()
     for entry, (path, flags) in enumerate(zip(record.paths(), record.entry_flags, strict=True)):
@@ -169,12 +171,12 @@ class SourceSets:
         }
 
     def find(self, path: bytes) -> tuple[ShardSet, int]:
-        """The first set that has the shard at this path, and the shard's number there."""
+        """Return the first set that has the shard at this path, and the shard's number there."""
         return self._places[path]
 
     @property
     def open_files(self) -> int:
-        """How many shards are open."""
+        """The number of open shards."""
         return sum(source.open_files for source in self.all)
 
     def distrust(self) -> None:
@@ -189,7 +191,7 @@ class SourceSets:
 
 
 def content_of(source: ShardSet, number: int, member: int) -> Content:
-    """As `ShardSet.content`, of the shard as it is now."""
+    """As `ShardSet.content`, of the present shard."""
     return source.content(number, source.tag(number), member)
 
 
@@ -254,7 +256,7 @@ class CompanionWatch:
         self._logged: int | ShardError = 0  # the result of which a change was logged
 
     def number(self) -> int:
-        """64 bits that change with any companion. Raises MissingShard, UnreadableShard."""
+        """Return 64 bits that change with any companion. Raises MissingShard, UnreadableShard."""
         now = time.monotonic()
         if now > self._seen_until or self._seen_alarms != self._tags.alarms:
             self._seen_alarms = self._tags.alarms
@@ -279,7 +281,7 @@ class CompanionWatch:
             self._last = self._seen
 
     def explains(self, before: Fingerprint, now: Fingerprint) -> bool:
-        """True if the change of a shard's fingerprint is only that of the companions."""
+        """Return True if the change of a shard's fingerprint is only that of the companions."""
         change = now.size - before.size, now.mtime_ns - before.mtime_ns, now.identity ^ before.identity
         return change == (0, 0, self._change) or (before == GONE and self._back)
 
@@ -303,7 +305,7 @@ class CompanionWatch:
             raise MissingShard(f"{os.fsdecode(path)}: the file is gone") from None
 
     def fingerprint_of(self, file: LabelFile) -> Fingerprint:
-        """The fingerprint of a label file now, mixed with those of the files that SQLite keeps beside it.
+        """Return the fingerprint of a label file now, mixed with those of the files that SQLite keeps beside it.
 
         Raises MissingShard, UnreadableShard.
         """
@@ -322,7 +324,7 @@ class CompanionWatch:
 
 
 def _digest(packed: bytes) -> int:
-    """64 bits that stand for these bytes."""
+    """Return 64 bits that stand for these bytes."""
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
 
 
@@ -347,7 +349,7 @@ class DerivedContent:
         self._made_bytes = 0
 
     def of(self, record: Record, number: int, tag: int, member: int) -> Content:
-        """The content of a member of a shard of the view.
+        """Return the content of a member of a shard of the view.
 
         Raises what `ShardSet.content` raises.
         """
@@ -388,7 +390,7 @@ class DerivedContent:
         return source.content_columns(base)
 
     def origin(self, record: Record, number: int, member: int) -> tuple[ShardSet, int, int] | None:
-        """The set, shard and member that a member of the view comes from; None if it is in no shard.
+        """Return the set, shard and member that a member of the view comes from; None if it is in no shard.
 
         That shard is indexed. Raises StaleShard, and what `ShardSet.record` raises.
         """
@@ -403,7 +405,7 @@ class DerivedContent:
         return source, base, row
 
     def plain_of(self, record: Record, number: int) -> Record:
-        """The record of the shard that a record is made of. Raises what `origin` raises."""
+        """Return the record of the shard that a record is made of. Raises what `origin` raises."""
         return self._source_record(record, number, OWN)[2]
 
     def _source_record(self, record: Record, number: int, place: int) -> tuple[ShardSet, int, Record]:
@@ -413,7 +415,7 @@ class DerivedContent:
         return source, base, source.record(base, before)
 
     def read_member(self, path: bytes, member: int) -> bytes:
-        """The whole content of a member of the shard at `path`. Raises NotIndexed, ShardError."""
+        """Return the whole content of a member of the shard at `path`. Raises NotIndexed, ShardError."""
         source, number = self._sources.find(path)
         content = content_of(source, number, member)
         return content_module.read(content, 0, content.size)
@@ -440,7 +442,8 @@ class DerivedContent:
     def _loader(
         self, record: Record, number: int, place: int, row: int, limited: bool = False
     ) -> tuple[ShardFile, Callable[[], bytes]]:
-        """The file that the bytes at an address come from, and what returns all of them. Raises what `of` raises.
+        """Return the file that the bytes at an address come from, and what returns all of them. Raises what `of`
+        raises.
 
         The function raises CorruptShard for what cannot be decoded, is no JSON, or, if `limited`, is too long.
         """
@@ -459,7 +462,9 @@ class DerivedContent:
         return file, partial(_field, about["field"], below)
 
     def _source(self, record: Record, number: int, place: int) -> tuple[ShardSet, int]:
-        """The plain set and the number there of the shard that is a place of this record. Raises StaleShard."""
+        """Return the plain set and the number there of the shard that is a place of this record. Raises
+        StaleShard.
+        """
         source, base = self._sources.plain, number
         made_of: tuple[int, ...] = record.fingerprint
         if record.view is not None:
@@ -485,7 +490,7 @@ class DerivedContent:
             raise
 
     def _label_file(self, about: dict[str, Any]) -> ShardFile:
-        """The label file that a value comes from, if it is as it was then. Raises ShardError."""
+        """Return the label file that a value comes from, if it is as it was then. Raises ShardError."""
         path, made_of = _path_of(about), tuple(about["fingerprint"])
         file = self._label_files.get(path)
         if file is not None and file.fingerprint == made_of:
@@ -536,7 +541,7 @@ def _path_of(about: dict[str, Any]) -> bytes:
 
 
 def _packed_address(record: Record, section: str, row: int) -> tuple[int, int]:
-    """The address of the member that a member in this section is made of."""
+    """Return the address of the member that a member in this section is made of."""
     assert record.view is not None
     shift, address = record.view["shift"], record.column[section][row]
     return address >> shift, address & (1 << shift) - 1
