@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests import sets, tars
 from tests.conftest import Program
 from tests.interop.test_lint import findings, write
-from tests.packing.test_plan import Set
+from tests.packing.overlays import Set
 from tests.tars import BLOCK, END, member, tar
 from tests.uppers import WHITEOUT
 from wdsfs.cli.mount_helper import translate
