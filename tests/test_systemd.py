@@ -11,7 +11,7 @@ import pytest
 
 from tests import sets
 from tests.conftest import Program, wait_until
-from tests.kernel.test_image import end_mount, need_erofs
+from tests.kernel.mounts import end_mount, need_erofs
 from tests.processes import Process
 from tests.servers import need_server
 

@@ -20,7 +20,7 @@ import webdataset
 
 from tests import tars
 from tests.conftest import FUSE, KERNEL, Mounted, Program
-from tests.kernel.test_image import need_erofs
+from tests.kernel.mounts import need_erofs
 
 SAMPLES = [
     {

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from tests import tars
 from tests.cli.test_main import program  # noqa: F401  # a fixture
 from tests.conftest import PATIENCE, Program
-from tests.kernel.test_image import told
+from tests.kernel.mounts import told
 from tests.packing.overlays import EDITS, FIRST, SECOND, Killed, Set, bare, half_way, keys
 from tests.processes import Process
 from tests.uppers import OPAQUE, WHITEOUT, write_upper

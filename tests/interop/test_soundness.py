@@ -13,7 +13,7 @@ import pytest
 
 from tests import sets, tars
 from tests.conftest import Program, fails, wait_until
-from tests.kernel.test_image import end_mount, need_erofs
+from tests.kernel.mounts import end_mount, need_erofs
 from wdsfs.errors import UsageError
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file

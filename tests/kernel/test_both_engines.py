@@ -25,7 +25,8 @@ import pytest
 
 from tests import tars
 from tests.conftest import KERNEL, Program, fails
-from tests.kernel.test_image import LINKS, end_mount, need_erofs, plain_tar
+from tests.kernel.mounts import end_mount, need_erofs
+from tests.kernel.test_image import LINKS, plain_tar
 from tests.overlay.test_edits import (
     FILES,
     OPTIONS,

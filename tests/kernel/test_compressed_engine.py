@@ -7,7 +7,6 @@ import errno
 import fcntl
 import gzip
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,18 +16,17 @@ import pytest
 
 from tests import tars
 from tests.conftest import PATIENCE, Program, descriptors, wait_until
-from tests.kernel.test_image import end_mount, need_erofs, told
+from tests.kernel.mounts import KERNEL, end_mount, engine_of, kill, mount, need_erofs, told, wait_for_the_end
 from tests.processes import Process
 from wdsfs import mount_table
 from wdsfs.errors import MountError, bytes_text
 from wdsfs.kernel import devices
 from wdsfs.kernel.devices import OpenDevice
-from wdsfs.kernel.guard import Guarded, guard_of
+from wdsfs.kernel.guard import Guarded
 from wdsfs.storage import held_files
 from wdsfs.storage.cache_room import SLACK
 
 SIZE = 300_000
-KERNEL = ("mount", "--engine", "kernel", "-q")
 
 
 def packed(letter: bytes) -> bytes:
@@ -48,17 +46,8 @@ def mounts(program: Program) -> Iterator[Program]:
         end_mount(program.mountpoint)
 
 
-def mount(program: Program, *options: str) -> Guarded:
-    program.run(*KERNEL, *options, "set", program.mountpoint)
-    found = guard_of(str(program.mountpoint))
-    assert found is not None
-    assert found.alive
-    return found
-
-
-def kill(found: Guarded) -> None:
-    os.kill(found.pid, signal.SIGKILL)
-    wait_until(lambda: not found.alive, "the guard to die")
+def mount_set(program: Program) -> Guarded:
+    return mount(program, "set")
 
 
 def shard(program: Program) -> Path:
@@ -94,7 +83,7 @@ def require_guarded(program: Program) -> None:
         member(program).open("rb", buffering=0) as opened,
         Process([sys.executable, "-c", code, copy]) as writer,
     ):
-        wait_until(lambda: mount_table.mounted_at(program.mountpoint) is None, "the mount to end")
+        wait_for_the_end(program)
         assert opened.read(10) == b"o" * 10
         assert writer.poll() is None
         opened.close()
@@ -106,7 +95,7 @@ def require_guarded(program: Program) -> None:
 
 def test_a_copy_stays_as_long_as_it_is_mounted(mounts: Program) -> None:
     """Whoever clears the cache, or wants its room; also without a guard; and not after the unmount."""
-    guard = mount(mounts)
+    guard = mount_set(mounts)
     [copy] = copies(mounts)
     about = mounts.json("cache")["unpacked"]
     assert about["held_bytes"] == about["bytes"] >= copy.stat().st_size
@@ -130,7 +119,7 @@ def test_a_copy_stays_as_long_as_it_is_mounted(mounts: Program) -> None:
 
 
 def test_it_stays_as_long_as_a_program_reads_it(mounts: Program) -> None:
-    mount(mounts)
+    mount_set(mounts)
     with member(mounts).open("rb") as opened:
         mounts.run("umount", "--lazy", mounts.mountpoint)
         mounts.run("cache", "--clear")
@@ -143,7 +132,7 @@ def test_it_stays_as_long_as_a_program_reads_it(mounts: Program) -> None:
 
 def test_what_is_pruned(mounts: Program) -> None:
     """`wdsfs index --prune` removes what belongs to shards that are gone, but not under a mount."""
-    mount(mounts)
+    mount_set(mounts)
     shard(mounts).unlink()
     mounts.run("index", "--prune", "set")
     assert len(copies(mounts)) == 1
@@ -155,7 +144,7 @@ def test_what_is_pruned(mounts: Program) -> None:
 
 def test_where_a_file_comes_from(mounts: Program) -> None:
     """The shard and the member are told, unless there is another shard now."""
-    mount(mounts)
+    mount_set(mounts)
     found = {"shard": str(shard(mounts)), "compressed": True, "member": "a.x", "key": "a", "offset": 512}
     [one] = mounts.json("where", member(mounts))
     assert one.items() >= found.items()
@@ -169,7 +158,7 @@ def test_where_a_file_comes_from(mounts: Program) -> None:
 @pytest.mark.parametrize("how", ["replaced", "in place", "removed"])
 def test_the_shard_changes(how: str, mounts: Program) -> None:
     """The mount shows what it was, whole; nobody waits; `refresh` takes what is there now."""
-    guard = mount(mounts)
+    guard = mount_set(mounts)
     with member(mounts).open("rb") as opened:
         if how == "replaced":
             mounts.write("new", packed(b"n")).rename(shard(mounts))
@@ -193,43 +182,43 @@ def test_the_shard_changes(how: str, mounts: Program) -> None:
 
 def test_the_copy_is_written(mounts: Program) -> None:
     """The mount ends first, and the next one shows the shard, not what was written."""
-    mount(mounts)
+    mount_set(mounts)
     require_guarded(mounts)
-    mount(mounts)
+    mount_set(mounts)
     assert shown(mounts) == b"o"
     require_guarded(mounts)
 
 
 def test_the_copy_is_written_without_a_guard(mounts: Program) -> None:
     """The next guard does not take that over: a new copy takes its place."""
-    kill(mount(mounts))
+    kill(mount_set(mounts))
     [copy] = copies(mounts)
     with copy.open("r+b") as file:
         file.write(b"?" * 4096)
-    mount(mounts)
+    mount_set(mounts)
     assert shown(mounts) == b"o"
     require_guarded(mounts)
 
 
 def test_the_copy_is_removed(mounts: Program) -> None:
     """The mount goes on; the same command again unpacks the shard, and what is mounted then is guarded."""
-    guard = mount(mounts)
+    guard = mount_set(mounts)
     for one in copies(mounts):
         one.unlink()
     assert shown(mounts) == b"o"
     assert "replaced" not in mounts.run("status", mounts.mountpoint).stdout.decode()
     kill(guard)
-    mount(mounts)
+    mount_set(mounts)
     assert shown(mounts) == b"o"
     require_guarded(mounts)
 
 
 def test_a_guard_that_was_killed(mounts: Program) -> None:
     """The next one guards what is mounted."""
-    first = mount(mounts)
+    first = mount_set(mounts)
     before = mount_table.mounted_at(mounts.mountpoint)
     kill(first)
-    second = mount(mounts)
+    second = mount_set(mounts)
     assert (second.superblocks, second.inodes, second.copies) == (first.superblocks, first.inodes, first.copies)
     assert mount_table.mounted_at(mounts.mountpoint) == before
     require_guarded(mounts)
@@ -251,9 +240,7 @@ def test_what_the_cache_has_no_room_for(mounts: Program) -> None:
     message = mounts.refused(*KERNEL, "--unpack", "never", "set", mounts.mountpoint, code=5)
     assert "is not to be unpacked" in message
     with mounts.mounted("--engine", "auto", "--cache-size", str(SIZE // 2), "set") as found:
-        mounted = mount_table.mounted_at(found.path)
-        assert mounted is not None
-        assert mounted.fstype == "fuse.wdsfs"
+        assert engine_of(found.path) == "fuse.wdsfs"
         assert sorted(os.listdir(found.path / "s0")) == ["a", "b"]
     assert mounts.json("cache")["unpacked"]["held_bytes"] == 0
 

@@ -15,11 +15,10 @@ import pytest
 
 from tests import sets, tars
 from tests.conftest import ROOT, Program
-from tests.kernel.test_image import end_mount, need_erofs, told
+from tests.kernel.mounts import end_mount, engine_of, need_erofs, the_guard, told
 from wdsfs import host, mount_table
 from wdsfs.cli import mount_helper
 from wdsfs.kernel import engine_checks, erofs_mount
-from wdsfs.kernel.guard import guard_of
 from wdsfs.mount import session
 from wdsfs.mount.options import MountOptions
 
@@ -47,8 +46,7 @@ def test_the_kernel_in_one_step(program: Program) -> None:
             assert (found.st_uid, oct(found.st_mode), oct(top.st_mode)) == (
                 (7, "0o100440", "0o40550") if options else (0, "0o100444", "0o40500")
             )
-            guard = guard_of(str(program.mountpoint))
-            assert guard is not None
+            guard = the_guard(program)
             inodes.append(Path(guard.image).stat().st_ino)
             program.run("umount", program.mountpoint)
         shard.write_bytes(sets.content(5))
@@ -134,9 +132,7 @@ def test_options_of_the_mount(program: Program) -> None:
 def test_auto_takes_fuse_where_the_kernel_cannot_serve(program: Program) -> None:
     packed = program.write("s0.tar.gz", gzip.compress(sets.content(0)))
     with program.mounted("--engine", "auto", "--unpack", "never", packed) as mounted:
-        found = mount_table.mounted_at(mounted.path)
-        assert found is not None
-        assert found.fstype == "fuse.wdsfs"
+        assert engine_of(mounted.path) == "fuse.wdsfs"
     words = ("mount", "--engine", "kernel", "--unpack", "never", packed, program.mountpoint)
     message = told(program.home, *words, code=5)
     reason = f"{packed} is gzip-compressed, and is not" if os.geteuid() == 0 else "only root"
@@ -155,9 +151,7 @@ def test_auto_takes_fuse_for_what_no_image_can_hold(program: Program) -> None:
     except OSError as error:
         pytest.skip(f"no file of 2 TiB here: {error.strerror}")
     with program.mounted("--engine", "auto", shard) as mounted:
-        found = mount_table.mounted_at(mounted.path)
-        assert found is not None
-        assert found.fstype == "fuse.wdsfs"
+        assert engine_of(mounted.path) == "fuse.wdsfs"
         assert "engine: FUSE, because" in mounted.output
         assert "EROFS takes devices of up to 2 TiB" in mounted.output
 
@@ -166,9 +160,7 @@ def test_auto_takes_fuse_while_a_shard_is_written(program: Program) -> None:
     need_erofs()
     shard = program.write("s0.tar", sets.content(0))
     with shard.open("r+b"), program.mounted("--engine", "auto", shard) as mounted:
-        found = mount_table.mounted_at(mounted.path)
-        assert found is not None
-        assert found.fstype == "fuse.wdsfs"
+        assert engine_of(mounted.path) == "fuse.wdsfs"
         assert f"engine: FUSE, because {shard}: a program has it open for writing" in mounted.output
 
 

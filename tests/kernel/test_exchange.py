@@ -15,7 +15,7 @@ import pytest
 
 from tests import tars
 from tests.conftest import Program, wait_until
-from tests.kernel.test_image import end_mount, need_erofs
+from tests.kernel.mounts import end_mount, is_mounted, kill, mount, need_erofs, the_guard, wait_for_the_end
 from tests.processes import PATIENCE, Process
 from wdsfs import mount_table
 from wdsfs.cli.process import may_have_secrets
@@ -42,17 +42,9 @@ def mounts(program: Program) -> Iterator[Program]:
         end_mount(program.mountpoint)
 
 
-def mount(program: Program, *options: str) -> Guarded:
+def mount_set(program: Program, *options: str) -> Guarded:
     """Mount the directory, by a relative path; the guard of it."""
-    program.run("mount", "--engine", "kernel", "-q", *options, "set", program.mountpoint)
-    return guard(program)
-
-
-def guard(program: Program) -> Guarded:
-    found = guard_of(str(program.mountpoint))
-    assert found is not None
-    assert found.alive
-    return found
+    return mount(program, *options, "set")
 
 
 def replace(program: Program, name: str, letter: bytes) -> None:
@@ -63,11 +55,6 @@ def leases(found: Guarded) -> int:
     """How many files a guard holds."""
     locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     return sum((lock[1], lock[4]) == ("LEASE", str(found.pid)) for lock in locks)
-
-
-def kill(found: Guarded) -> None:
-    os.kill(found.pid, 9)
-    wait_until(lambda: not found.alive, "the guard to die")
 
 
 READ = """
@@ -92,7 +79,7 @@ def reader(file: Path) -> Iterator[subprocess.Popen[str]]:
 
 def test_readers_find_the_old_or_the_new_content(mounts: Program) -> None:
     """At no moment is there nothing; what is open keeps the old content; then the old mount is let go."""
-    first = mount(mounts)
+    first = mount_set(mounts)
     file = mounts.mountpoint / "s0" / "a" / "x"
     with reader(file) as reading, file.open("rb", buffering=0) as opened:
         assert opened.read(10) == b"o" * 10
@@ -107,7 +94,7 @@ def test_readers_find_the_old_or_the_new_content(mounts: Program) -> None:
         assert opened.read() == b"o" * (SIZE - 10)
         assert leases(first) == 6  # of the image and two shards for each mount
     wait_until(lambda: leases(first) == 3, "the old mount to be let go")
-    assert guard(mounts).pid == first.pid
+    assert the_guard(mounts).pid == first.pid
     assert "replaced" not in mounts.run("status", mounts.mountpoint).stdout.decode()
     mounts.run("umount", mounts.mountpoint)
     wait_until(lambda: not first.alive, "the guard to end")
@@ -115,7 +102,7 @@ def test_readers_find_the_old_or_the_new_content(mounts: Program) -> None:
 
 
 def test_shards_that_come_and_go(mounts: Program) -> None:
-    mount(mounts)
+    mount_set(mounts)
     assert mounts.run("refresh", mounts.mountpoint).stdout == b"2 shards: 0 added, 0 removed\n"
     mounts.write("set/s2.tar", shard(b"q"))
     (mounts.home / "set" / "s0.tar").unlink()
@@ -130,13 +117,13 @@ def test_shards_that_come_and_go(mounts: Program) -> None:
 
 def test_after_a_refresh_writers_wait_all_the_same(mounts: Program) -> None:
     """For readers of the old mount, too."""
-    mount(mounts)
+    mount_set(mounts)
     replace(mounts, "s0.tar", b"n")
     with (mounts.mountpoint / "s1" / "a" / "x").open("rb", buffering=0) as opened:
         mounts.run("refresh", mounts.mountpoint)
         code = "import os, sys; os.pwrite(os.open(sys.argv[1], os.O_WRONLY), b'z' * 3000, 512)"
         with Process([sys.executable, "-c", code, mounts.home / "set" / "s1.tar"]) as writer:
-            wait_until(lambda: mount_table.mounted_at(mounts.mountpoint) is None, "the mount to end")
+            wait_for_the_end(mounts)
             assert opened.read() == b"p" * SIZE
             assert writer.poll() is None
             opened.close()
@@ -145,7 +132,7 @@ def test_after_a_refresh_writers_wait_all_the_same(mounts: Program) -> None:
 
 def test_who_writes_an_old_shard_waits_for_its_readers(mounts: Program) -> None:
     """By another name of it; the mount, which shows the new shard, goes on."""
-    first, old = mount(mounts), mounts.home / "old"
+    first, old = mount_set(mounts), mounts.home / "old"
     os.link(mounts.home / "set" / "s0.tar", old)
     with (mounts.mountpoint / "s0" / "a" / "x").open("rb", buffering=0) as opened:
         replace(mounts, "s0.tar", b"n")
@@ -156,13 +143,13 @@ def test_who_writes_an_old_shard_waits_for_its_readers(mounts: Program) -> None:
             opened.close()
             assert writer.wait(PATIENCE) == 0
     assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"n" * SIZE
-    assert guard(mounts).pid == first.pid
+    assert the_guard(mounts).pid == first.pid
 
 
 def test_shards_are_named_by_their_whole_paths(mounts: Program) -> None:
     """Also when nothing is left of the guard that had them open."""
     paths = [str(mounts.home / "set" / name) for name in ("s0.tar", "s1.tar")]
-    found = mount(mounts)
+    found = mount_set(mounts)
 
     def check() -> None:
         assert mounts.json("status", mounts.mountpoint)[0]["files"] == paths
@@ -194,22 +181,22 @@ def test_what_cannot_be_refreshed(mounts: Program) -> None:
     mounts.run("refresh", mounts.mountpoint)
     assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"n" * SIZE
     assert of_the_user.read_bytes() == b"mine"
-    kill(guard(mounts))
+    kill(the_guard(mounts))
     assert "has no guard, which would do it" in mounts.refused("refresh", mounts.mountpoint, code=5)
 
 
 def test_a_refresh_that_fails_leaves_the_image(mounts: Program) -> None:
     """It is the one that is mounted: commands read it. A refresh to another set never touches it."""
-    image = Path(mount(mounts).image)
+    image = Path(mount_set(mounts).image)
     before, inode = image.read_bytes(), image.stat().st_ino
     replace(mounts, "s1.tar", b"n")
     with (mounts.home / "set" / "s1.tar").open("r+b"):
         assert "has it open for writing" in mounts.refused("refresh", mounts.mountpoint, code=5)
     assert (image.read_bytes(), image.stat().st_ino) == (before, inode)
     mounts.run("refresh", mounts.mountpoint)
-    assert guard(mounts).image != str(image)
+    assert the_guard(mounts).image != str(image)
     mounts.run("cache", "--clear")
-    assert list(image.parent.glob("*.erofs")) == [Path(guard(mounts).image)]  # held while it is mounted
+    assert list(image.parent.glob("*.erofs")) == [Path(the_guard(mounts).image)]  # held while it is mounted
 
 
 @pytest.mark.parametrize(
@@ -229,7 +216,7 @@ def test_secrets_are_not_kept(arguments: list[str], secret: bool) -> None:
 
 def test_a_mount_whose_guard_was_killed_is_guarded_again(mounts: Program) -> None:
     """By the same command, while it is read; then writers wait again."""
-    first = mount(mounts)
+    first = mount_set(mounts)
     before = mount_table.mounted_at(mounts.mountpoint)
     assert "is mounted there already" in mounts.refused("mount", "set", mounts.mountpoint, code=5)
     finding = mounts.json("doctor", mounts.mountpoint)[-1]
@@ -238,13 +225,13 @@ def test_a_mount_whose_guard_was_killed_is_guarded_again(mounts: Program) -> Non
     assert mounts.json("doctor", mounts.mountpoint)[-1]["level"] == "warn"
     assert b"type its mount command again" in mounts.run("status", mounts.mountpoint).stdout
     with (mounts.mountpoint / "s0" / "a" / "x").open("rb", buffering=0) as opened:
-        second = mount(mounts)
+        second = mount_set(mounts)
         assert second.pid != first.pid
         assert second.leased == 2
         assert mount_table.mounted_at(mounts.mountpoint) == before
         code = "import os, sys; os.truncate(sys.argv[1], 512)"
         with Process([sys.executable, "-c", code, mounts.home / "set" / "s0.tar"]) as writer:
-            wait_until(lambda: mount_table.mounted_at(mounts.mountpoint) is None, "the mount to end")
+            wait_for_the_end(mounts)
             assert opened.read() == b"o" * SIZE
             opened.close()
             assert writer.wait(PATIENCE) == 0
@@ -253,12 +240,12 @@ def test_a_mount_whose_guard_was_killed_is_guarded_again(mounts: Program) -> Non
 @pytest.mark.parametrize("in_place", [True, False], ids=["in place", "replaced"])
 def test_shards_that_changed_meanwhile(in_place: bool, mounts: Program) -> None:
     """The set as it is now takes the place of what was mounted, without a moment of nothing."""
-    kill(mount(mounts))
+    kill(mount_set(mounts))
     if in_place:
         (mounts.home / "set" / "s0.tar").write_bytes(shard(b"n"))
     else:
         replace(mounts, "s0.tar", b"n")
-    mount(mounts)
+    mount_set(mounts)
     assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"n" * SIZE
     assert sum(one.path == os.fsencode(mounts.mountpoint) for one in mount_table.mounts()) == 1
 
@@ -268,14 +255,14 @@ def test_an_image_over_shards_that_changed_meanwhile(mounts: Program) -> None:
     image = mounts.home / "set.erofs"
     mounts.run("image", "set", "-o", image)
     mounts.run("mount", image, mounts.mountpoint)
-    kill(guard(mounts))
+    kill(the_guard(mounts))
     replace(mounts, "s0.tar", b"n")
     assert "make the image anew" in mounts.refused("mount", image, mounts.mountpoint, code=3)
     assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"o" * SIZE
     (mounts.home / "set" / "s1.tar").write_bytes(shard(b"z"))
     done = mounts.run("mount", image, mounts.mountpoint, code=3)
     assert "is ended, because what it reads was written while it had no guard" in done.stderr.decode()
-    assert mount_table.mounted_at(mounts.mountpoint) is None
+    assert not is_mounted(mounts)
 
 
 def test_a_mount_by_mount_8_gets_a_guard(mounts: Program) -> None:
@@ -291,7 +278,7 @@ def test_a_mount_by_mount_8_gets_a_guard(mounts: Program) -> None:
         options = f"loop,ro,device={loop}"
         subprocess.run(["mount", "-t", "erofs", "-o", options, image, mounts.mountpoint], check=True)
         mounts.run("mount", image, mounts.mountpoint)
-        assert guard(mounts).leased == 1
+        assert the_guard(mounts).leased == 1
         mounts.run("umount", mounts.mountpoint)
         end_mount(mounts.mountpoint)  # which waits for the guard
         assert mount_table.mounted_at(other) is not None
@@ -307,7 +294,7 @@ def test_in_the_foreground_as_a_unit_has_it(mounts: Program) -> None:
     for _ in range(2):
         with mounts.start(*words, stderr=subprocess.DEVNULL) as process:
             wait_until(lambda: (found := guard_of(str(mounts.mountpoint))) and found.alive, "the guard")
-            kill(guard(mounts))
+            kill(the_guard(mounts))
             process.wait(PATIENCE)
     assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"o" * SIZE
     shutil.rmtree(mounts.home / "set")

@@ -19,7 +19,7 @@ import pytest
 
 from tests import sets, tars
 from tests.conftest import PATIENCE, Program, wait_until
-from tests.kernel.test_image import end_mount, need_erofs, told
+from tests.kernel.mounts import end_mount, is_mounted, kill, need_erofs, the_guard, told, wait_for_the_end
 from tests.processes import Process
 from wdsfs import host, mount_registry, mount_table
 from wdsfs.errors import MountError
@@ -113,7 +113,7 @@ def test_a_writer_waits_for_readers(code: str, program: Program) -> None:
     with mounted(program) as (shard, file), file.open("rb", buffering=0) as reader:
         assert reader.read(SIZE // 2) == OLD * (SIZE // 2)
         with Process([sys.executable, "-c", code, shard]) as writer:
-            wait_until(lambda: mount_table.mounted_at(program.mountpoint) is None, "the mount to end")
+            wait_for_the_end(program)
             assert not file.exists()
             os.posix_fadvise(reader.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             assert reader.read() == OLD * (SIZE - SIZE // 2)
@@ -159,11 +159,9 @@ def test_a_shard_that_is_replaced_is_shown_as_such(program: Program) -> None:
         assert set(file.read_bytes()) == set(OLD)
         shown = told(program.home, "status", program.mountpoint, code=0)
         assert f"replaced  {shard}; the old content is shown until: wdsfs refresh {program.mountpoint}" in shown
-        guard = guard_of(str(program.mountpoint))
-        assert guard is not None
+        guard = the_guard(program)
         assert (guard.leased, guard.paths) == (1, [str(shard)])
-        os.kill(guard.pid, 9)
-        wait_until(lambda: not guard.alive, "the guard to die")
+        kill(guard)
         assert "it has no guard" in told(program.home, "status", program.mountpoint, code=0)
         told(program.home, "umount", program.mountpoint, code=0)
         assert guard_of(str(program.mountpoint)) is None
@@ -221,8 +219,7 @@ def test_a_writer_ends_all_mounts(program: Program) -> None:
 def test_an_unmount_names_what_keeps_the_shards(program: Program) -> None:
     other = program.directory("other")
     with mounted(program) as (shard, _):
-        guard = guard_of(str(program.mountpoint))
-        assert guard is not None
+        guard = the_guard(program)
         subprocess.run(["mount", "--bind", program.mountpoint, other], check=True)
         try:
             with pytest.raises(MountError, match=f"{guard.pid} still guards the shards.*grep -l .*set.erofs"):
@@ -248,10 +245,9 @@ def test_how_long_a_writer_waits(
 def test_a_signal_waits_for_readers(program: Program) -> None:
     """The mount ends, and what is open of it is guarded until a second signal."""
     with mounted(program) as (shard, file), file.open("rb", buffering=0) as reader:
-        guard = guard_of(str(program.mountpoint))
-        assert guard is not None
+        guard = the_guard(program)
         os.kill(guard.pid, 15)
-        wait_until(lambda: mount_table.mounted_at(program.mountpoint) is None, "the mount to end")
+        wait_for_the_end(program)
         with Process([sys.executable, "-c", WRITE, shard]) as writer:
             assert reader.read() == OLD * SIZE
             assert writer.poll() is None
@@ -339,8 +335,7 @@ def test_links_of_others_lead_to_their_own_files_only(program: Program) -> None:
 
 def test_a_signal_ends_the_mount(program: Program) -> None:
     with mounted(program) as (_, file):
-        guard = guard_of(str(program.mountpoint))
-        assert guard is not None
+        guard = the_guard(program)
         os.kill(guard.pid, 15)
         wait_until(lambda: not guard.alive, "the guard to end")
         assert not file.exists()
@@ -379,7 +374,7 @@ def test_without_leases_times_are_looked_at(program: Program, monkeypatch: pytes
         wait_until(lambda: guard_of(str(program.mountpoint)) is not None, "the mount")
         with shard.open("r+b") as file:
             file.write(b"b")
-        wait_until(lambda: mount_table.mounted_at(program.mountpoint) is None, "the mount to end")
+        wait_for_the_end(program)
     finally:
         serving.join(PATIENCE)
         end_mount(program.mountpoint)
@@ -419,7 +414,7 @@ def test_what_is_written_below_a_layer(program: Program) -> None:
             with (below / "s.tar").open("r+b") as file:
                 file.seek(512)
                 file.write(NEW * 5000)
-            wait_until(lambda: mount_table.mounted_at(program.mountpoint) is None, "the mount to end")
+            wait_for_the_end(program)
         finally:
             end_mount(program.mountpoint)
 
@@ -504,7 +499,7 @@ def test_a_runtime_directory_that_is_full(room: int, program: Program, monkeypat
             assert os.listdir(program.mountpoint / "s") == ["b"]
             shard.open("r+b").close()
         serving.join(PATIENCE)
-        assert mount_table.mounted_at(program.mountpoint) is None
+        assert not is_mounted(program)
     finally:
         serving.join(PATIENCE)
         end_mount(program.mountpoint)
@@ -531,8 +526,7 @@ def test_an_image_that_was_removed(program: Program) -> None:
     shard = program.write("s.tar", tars.tar(tars.member(b"a.x", b"one")))
     try:
         program.run("mount", "--engine", "kernel", shard, program.mountpoint)
-        guard = guard_of(str(program.mountpoint))
-        assert guard is not None
+        guard = the_guard(program)
         Path(guard.image).unlink()
         assert (program.mountpoint / "s" / "a" / "x").read_bytes() == b"one"
         for place in ([], [program.mountpoint]):

@@ -10,7 +10,6 @@ import errno
 import gzip
 import hashlib
 import itertools
-import logging
 import os
 import random
 import shutil
@@ -25,28 +24,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import sets, tars
 from tests.conftest import Program, wait_until
 from tests.erofs import ErofsImage, Inode, Unreadable
+from tests.kernel.mounts import end_mount, need_erofs, told
 from tests.servers import need_server
 from tests.tars import member
 from tests.tree.test_shard_tree import SHARDS, content_of, tar, walk
 from wdsfs import mount_table
-from wdsfs.cli import main
 from wdsfs.errors import CorruptShard, ImageError
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
 from wdsfs.kernel import erofs, erofs_mount, manifest, shard_table
 from wdsfs.kernel.devices import close_devices, open_devices
-from wdsfs.kernel.guard import guard_of
 from wdsfs.kernel.image import ImageFile, make_image
 from wdsfs.kernel.layout import Table, places
 from wdsfs.kernel.manifest import ImageOptions
-from wdsfs.mount_registry import forget
 from wdsfs.owner import Owner
 from wdsfs.spec.expand import expand
 from wdsfs.tree.numbered_tree import make_numbered
@@ -437,24 +433,6 @@ def test_limits_are_refused() -> None:
 # --- mounted -----------------------------------------------------------------------------------------------
 
 
-def need_erofs() -> None:
-    """Skip a test that mounts images where that cannot be done."""
-    if os.geteuid() != 0:
-        pytest.skip("only root mounts images")
-    if b"\terofs\n" not in Path("/proc/filesystems").read_bytes():
-        pytest.skip("this kernel has no EROFS")
-
-
-def end_mount(path: Path) -> None:
-    """End what is mounted there, if anything is."""
-    while mount_table.mounted_at(path) is not None:
-        subprocess.run(["umount", "--lazy", path], check=True)
-    guard = guard_of(str(path))
-    wait_until(lambda: guard is None or not guard.alive, "the guard to end")
-    if guard is not None:
-        forget(guard)  # one that was killed
-
-
 _MOUNTED = ["hard links", "sparse GNU", "sparse 1.0", "no padding at the end", "cut in content"]
 LINKS = tars.tar(
     member(b"d/l", kind=tars.SYMLINK, link=b"../a"),
@@ -605,17 +583,6 @@ def test_image_and_mount_by_the_program(program: Program) -> None:
         assert not list(program.mountpoint.iterdir())
     finally:
         end_mount(program.mountpoint)
-
-
-def told(home: Path, *words: str | Path, code: int) -> str:
-    """What the program says in this process, with this exit code."""
-    environment, root = {"WDSFS_INDEX_DIR": str(home / "index")}, logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    done = CliRunner().invoke(main.main, [*map(str, words)], env=environment, prog_name="wdsfs")
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    assert done.exit_code == code, done.output
-    return done.output
 
 
 def test_what_has_changed_is_not_mounted(program: Program) -> None:

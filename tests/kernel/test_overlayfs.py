@@ -17,19 +17,18 @@ from typing import Any
 import pytest
 
 from tests.conftest import PATIENCE, Program, fails, wait_until
-from tests.kernel.test_image import end_mount, need_erofs, told
+from tests.kernel.mounts import KERNEL, end_mount, kill, need_erofs, the_guard, told
 from tests.writables import shard, walk_directory
 from wdsfs import mount_registry, mount_table
 from wdsfs.errors import OverlayBusy
 from wdsfs.kernel import image as image_module
 from wdsfs.kernel import overlayfs, remount
-from wdsfs.kernel.guard import Guarded, guard_of
+from wdsfs.kernel.guard import guard_of
 from wdsfs.overlay import overlay_directory
 from wdsfs.overlay.overlay_directory import OverlayDirectory, held
 from wdsfs.packing.replacement import Replacement
 
 BUSY = 8  # exit code: the overlay is in use, or cannot be used
-KERNEL = ("--engine", "kernel", "-q")
 WHEN = (1_700_000_000, 1_700_000_000)
 
 
@@ -45,7 +44,7 @@ def mounted(program: Program, *words: str | Path, overlay: str = "edits") -> Ite
     """A mount by the kernel with an overlay, which is ended afterwards."""
     need_erofs()
     try:
-        program.run("mount", *KERNEL, "--overlay", program.home / overlay, *words, program.mountpoint)
+        program.run(*KERNEL, "--overlay", program.home / overlay, *words, program.mountpoint)
         yield program.mountpoint
         program.run("umount", program.mountpoint)
         assert guard_of(str(program.mountpoint)) is None
@@ -64,12 +63,6 @@ def wait_until_free(overlay: Path) -> None:
             return False
 
     wait_until(is_free, "the lock of the overlay")
-
-
-def the_guard(program: Program) -> Guarded:
-    found = guard_of(str(program.mountpoint))
-    assert found is not None
-    return found
 
 
 def put(path: Path, data: bytes) -> None:
@@ -292,7 +285,7 @@ def test_status_lock_and_refusals(program: Program) -> None:
         assert f"overlay  {overlay}" in shown
         message = program.refused("diff", "--overlay", overlay, *sources, code=BUSY)
         assert f"is in use by process {the_guard(program).pid}" in message
-        message = program.refused("mount", *KERNEL, "--overlay", program.home / "other", *sources, top, code=5)
+        message = program.refused(*KERNEL, "--overlay", program.home / "other", *sources, top, code=5)
         assert f"{top}: wdsfs is mounted there already" in message
         message = program.refused("restore", "--all", top, code=5)
         assert f"wdsfs restore --overlay {overlay} PATH..." in message
@@ -300,9 +293,7 @@ def test_status_lock_and_refusals(program: Program) -> None:
     program.run("restore", "--overlay", overlay, "s0/d/0")
     with mounted(program, *sources) as top:
         assert (top / "s0/d/0/txt").read_bytes() == b"0txt" * 300
-    message = program.refused(
-        *("mount", *KERNEL, "--overlay", program.home / "o", "--new", program.mountpoint), code=5
-    )
+    message = program.refused(*(*KERNEL, "--overlay", program.home / "o", "--new", program.mountpoint), code=5)
     assert "--new is for FUSE" in message
 
 
@@ -383,8 +374,7 @@ def test_everything_is_killed(program: Program) -> None:
     with mounted(program, *sources) as top:
         put(top / "s0/d/0/txt", b"before")
         guard = the_guard(program)
-        os.kill(guard.pid, signal.SIGKILL)
-        wait_until(lambda: not guard.alive, "the guard to die")
+        kill(guard)
         put(top / "s0/d/1/txt", b"after")
         assert "it has no guard" in program.run("status", top).stdout.decode()
         assert "has no guard, which would do it" in program.refused("refresh", top, code=5)
@@ -397,17 +387,12 @@ def test_everything_is_killed(program: Program) -> None:
             assert "programs still have files open of a mount of it that has been ended" in message
             writer.write(b"late")
         program.run("commit", "--in-place", "--overlay", overlay, *sources)
-        program.run("mount", *KERNEL, "--overlay", overlay, *sources, top)
+        program.run(*KERNEL, "--overlay", overlay, *sources, top)
         found = [(top / f"s0/d/{n}/txt").read_bytes()[:6] for n in range(3)]
         assert found == [b"before", b"after", b"late2t"]
 
 
 # --- a guard that was killed, and shards that are other ones ------------------------------------------------
-
-
-def kill(guard: Guarded) -> None:
-    os.kill(guard.pid, signal.SIGKILL)
-    wait_until(lambda: not guard.alive, "the guard to die")
 
 
 def replace(shard: Path, text: bytes) -> None:
@@ -427,7 +412,7 @@ def test_a_mount_whose_guard_was_killed_is_guarded_again(program: Program) -> No
         kill(first)
         assert "type its mount command again" in program.run("status", top).stdout.decode()
         with (top / "s0/d/1/txt").open("r+b") as writer, (top / "s0/d/2/txt").open("rb") as reader:
-            program.run("mount", *KERNEL, "--overlay", "edits", *sources, top)
+            program.run(*KERNEL, "--overlay", "edits", *sources, top)
             writer.write(b"late")
             assert reader.read() == b"2txt" * 300
         guard = the_guard(program)
@@ -447,7 +432,7 @@ def test_a_mount_whose_guard_was_killed_is_guarded_again(program: Program) -> No
 def test_in_the_foreground_as_a_unit_has_it(program: Program) -> None:
     """What systemd restarts after a kill adopts the mount."""
     need_erofs()
-    words = ("mount", "--foreground", *KERNEL, "--overlay", "edits", *make_set(program), program.mountpoint)
+    words = (*KERNEL, "--foreground", "--overlay", "edits", *make_set(program), program.mountpoint)
     try:
         for number in range(2):
             with program.start(*words, stderr=subprocess.DEVNULL) as process:
@@ -468,9 +453,9 @@ def test_what_is_not_adopted(program: Program) -> None:
         guard = the_guard(program)
         kill(guard)
         there = f"{top}: wdsfs is mounted there already"
-        assert there in program.refused("mount", *KERNEL, "--overlay", "other", *sources, top, code=5)
-        assert there in program.refused("mount", *KERNEL, *sources, top, code=5)
-        again = ("mount", *KERNEL, "--overlay", "edits")
+        assert there in program.refused(*KERNEL, "--overlay", "other", *sources, top, code=5)
+        assert there in program.refused(*KERNEL, *sources, top, code=5)
+        again = (*KERNEL, "--overlay", "edits")
         assert "was made with --layout samples" in program.refused(
             *again, "--layout", "files", *sources, top, code=BUSY
         )
@@ -492,7 +477,7 @@ def test_shards_that_were_replaced(how: str, program: Program) -> None:
         replace(sources[0], b"next")
         if how == "mount":
             kill(the_guard(program))
-        again = ("refresh", top) if how == "refresh" else ("mount", *KERNEL, "--overlay", "edits", *sources, top)
+        again = ("refresh", top) if how == "refresh" else (*KERNEL, "--overlay", "edits", *sources, top)
         with (top / "s0/d/2/txt").open("r+b") as writer:
             done = program.run(*again, code=BUSY).stderr.decode()
             assert "programs have files of it open for writing" in done
@@ -544,7 +529,7 @@ def test_a_shard_that_is_written_ends_both(program: Program) -> None:
 def mounted_until_written(program: Program, overlay: Path, sources: list[Path]) -> Iterator[Path]:
     need_erofs()
     try:
-        program.run("mount", *KERNEL, "--overlay", overlay, *sources, program.mountpoint)
+        program.run(*KERNEL, "--overlay", overlay, *sources, program.mountpoint)
         guard = the_guard(program)
         yield program.mountpoint
         wait_until(lambda: not guard.alive, "the guard to end")
@@ -707,7 +692,7 @@ def test_what_is_advised_when_guard_and_commit_were_killed(step: str, program: P
             put(top / "s0/d/0/txt", b"lost")
         advice = f"wdsfs commit --in-place {top} (or end it as it is"
         assert f"finish it with: {advice}" in program.refused("diff", top, code=7)
-        said = program.refused("mount", *KERNEL, "--overlay", "edits", *sources, top, code=BUSY)
+        said = program.refused(*KERNEL, "--overlay", "edits", *sources, top, code=BUSY)
         assert f"finish it first: {advice}" in said
         program.run("commit", "--in-place", top)
         check_committed(program)
@@ -768,7 +753,7 @@ def test_a_mount_that_cannot_be_exchanged_ends(program: Program, monkeypatch: py
     sources = make_set(program)
     need_erofs()
     try:
-        program.run("mount", *KERNEL, "--overlay", "edits", *sources, program.mountpoint)
+        program.run(*KERNEL, "--overlay", "edits", *sources, program.mountpoint)
         edit_some(program.mountpoint)
         guard = the_guard(program)
         with monkeypatch.context() as patched:
@@ -779,7 +764,7 @@ def test_a_mount_that_cannot_be_exchanged_ends(program: Program, monkeypatch: py
         assert "could not be mounted anew: a program writes it. It has ended; mount it again" in said
         assert not program.mountpoint.is_mount()
         wait_until(lambda: not guard.alive, "the guard to end")
-        program.run("mount", *KERNEL, "--overlay", "edits", *sources, program.mountpoint)
+        program.run(*KERNEL, "--overlay", "edits", *sources, program.mountpoint)
         check_committed(program)
     finally:
         end_mount(program.mountpoint)

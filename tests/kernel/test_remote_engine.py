@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,14 +11,13 @@ import pytest
 
 from tests import tars
 from tests.conftest import Program, wait_until
-from tests.kernel.test_image import end_mount, need_erofs
+from tests.kernel.mounts import KERNEL, end_mount, engine_of, is_mounted, kill, mount, need_erofs
 from tests.remote.cached import flip
 from tests.web_server import WebServer
 from wdsfs import mount_table
 from wdsfs.kernel.guard import Guarded, guard_of
 
 SIZE = 300_000
-KERNEL = ("mount", "--engine", "kernel", "-q")
 
 
 def content(letter: bytes) -> bytes:
@@ -47,14 +45,6 @@ def urls(web: WebServer) -> str:
     return web.url + "/x-{0..1}.tar"
 
 
-def mount(program: Program, *specs: str | Path) -> Guarded:
-    program.run(*KERNEL, *specs, program.mountpoint)
-    found = guard_of(str(program.mountpoint))
-    assert found is not None
-    assert found.alive
-    return found
-
-
 def fetch_and_mount(program: Program, web: WebServer) -> Guarded:
     program.run("fetch", urls(web))
     return mount(program, urls(web))
@@ -75,15 +65,6 @@ def data_of(program: Program, letter: bytes) -> Path:
     found = [one for one in (program.home / "cache").glob("*.data") if content(letter) == one.read_bytes()]
     assert len(found) == 1
     return found[0]
-
-
-def is_mounted(program: Program) -> bool:
-    return mount_table.mounted_at(program.mountpoint) is not None
-
-
-def kill(found: Guarded) -> None:
-    os.kill(found.pid, signal.SIGKILL)
-    wait_until(lambda: not found.alive, "the guard to die")
 
 
 # --- complete, or not --------------------------------------------------------------------------------------
@@ -121,9 +102,7 @@ def test_what_has_holes_is_not_served(mounts: Program, web: WebServer) -> None:
     message = mounts.refused(*KERNEL, urls(web), mounts.mountpoint, code=5)
     assert f"{web.url}/x-1.tar is not complete" in message
     with mounts.mounted("--engine", "auto", urls(web)) as found:
-        mounted = mount_table.mounted_at(found.path)
-        assert mounted is not None
-        assert mounted.fstype == "fuse.wdsfs"
+        assert engine_of(found.path) == "fuse.wdsfs"
     mount(mounts, web.url + "/x-0.tar")
     assert shown(mounts) == b"o"
 

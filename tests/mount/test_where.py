@@ -15,7 +15,7 @@ import pytest
 
 from tests import sets, tars
 from tests.conftest import Program
-from tests.kernel.test_image import end_mount, need_erofs
+from tests.kernel.mounts import end_mount, need_erofs
 from tests.tars import member
 from tests.web_server import WebServer
 

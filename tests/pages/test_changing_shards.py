@@ -15,7 +15,7 @@ import pytest
 
 from tests import tars
 from tests.conftest import Program, open_the_way
-from tests.kernel.test_image import need_erofs
+from tests.kernel.mounts import need_erofs
 from tests.pages.viewing import Viewer, picture, viewing
 from tests.thorough import THOROUGH
 from tests.tree.test_shard_tree import a_tree

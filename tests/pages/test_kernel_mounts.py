@@ -15,7 +15,7 @@ import pytest
 
 from tests import tars
 from tests.conftest import Program, User, open_the_way, program_of, wait_until
-from tests.kernel.test_image import end_mount, need_erofs
+from tests.kernel.mounts import end_mount, need_erofs
 from tests.pages.test_mounts import paths
 from tests.pages.viewing import viewing
 from tests.web_server import WebServer
