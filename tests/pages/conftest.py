@@ -33,6 +33,8 @@ class Bytes:
         self.reads += 1
         length = max(min(length, self.size - offset), 0)
         self.bytes_read += length
+        if self.size <= len(self._data):
+            return self._data[offset : offset + length]
         start = offset % len(self._data)
         return (self._data * (length // len(self._data) + 2))[start : start + length]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import tars
-from tests.conftest import Program, open_the_way
+from tests.conftest import PATIENCE, Program, open_the_way
 from tests.kernel.mounts import need_erofs
 from tests.pages.viewing import Viewer, picture, viewing
 from tests.thorough import THOROUGH
@@ -26,7 +26,8 @@ from wdsfs.tree.tree import LowerTree, View
 
 NAMES = ("t-0", "t-1", "t-2", "t-3")
 COUNTS = (0, 1, 5, 40, 90)  # samples of a shard
-REQUESTS, CLIENTS = 150 * THOROUGH, 4  # for each client
+REQUESTS, CLIENTS = 100 * THOROUGH, 4  # for each client
+REQUESTS_OF_A_ROUND = 3  # that are answered before the writer changes another shard
 PAGES = (
     "/?at={n}",
     "/?q=s0{m}",
@@ -35,7 +36,6 @@ PAGES = (
     "/random?seed={n}&has=txt",
     "/go?number={n}",
     "/next?number={n}&has=txt",
-    "/plots",
     "/problems",
 )
 
@@ -153,8 +153,9 @@ def test_a_value_search_goes_on_beside_a_writer(tree: LowerTree) -> None:
 class _Client(threading.Thread):
     """Asks for pages, and for what they lead to. `statuses` counts the answers, `failed` are those of 500."""
 
-    def __init__(self, viewer: Viewer, seed: int) -> None:
+    def __init__(self, viewer: Viewer, seed: int, answered: threading.Semaphore) -> None:
         super().__init__()
+        self._answered = answered
         self._viewer, self._random, self._links = viewer, random.Random(seed), ["/"]
         self.statuses: Counter[int] = Counter()
         self.failed: list[str] = []
@@ -166,31 +167,39 @@ class _Client(threading.Thread):
                 answer = self._viewer.ask(path)
             except http.client.IncompleteRead:  # a download that was cut off, so that nobody takes it for whole
                 continue
+            finally:
+                self._answered.release()
             self.statuses[answer.status] += 1
             self.failed += [path] if answer.status == 500 else []
             if answer.headers.get("content-type", "").startswith("text/html"):
                 links = re.findall(rb'(?:href|src|data-snippet|data-preview)="(/[^"]*)"', answer.body)
-                self._links = (self._links + [link.decode().replace("&amp;", "&") for link in links])[-100:]
+                further = [link.decode().replace("&amp;", "&") for link in links if link != b"/plots"]
+                self._links = (self._links + further)[-100:]
 
     def _path(self) -> str:
+        if self._random.random() < 0.01:
+            return "/plots"  # a second or more to draw for each state of the set
         if self._random.random() < 0.4:
             return self._random.choice(self._links)
         n, m = self._random.randrange(300), self._random.randrange(9)
         return self._random.choice(PAGES).format(n=n, m=m, name=self._random.choice(NAMES))
 
 
-def write_until(ended: threading.Event, program: Program, refresh: list[Path]) -> None:
-    """Replace shards, and remove some."""
-    chance, rounds = random.Random(7), 0
+def write_until(
+    ended: threading.Event, program: Program, refresh: list[Path], answered: threading.Semaphore
+) -> None:
+    """Replace shards, and remove some: one while a few requests are answered."""
+    chance = random.Random(7)
     while not ended.is_set():
         path = program.home / f"set/{chance.choice(NAMES)}.tar"
         if chance.random() < 0.15:
             path.unlink(missing_ok=True)
         else:
             program.write("new", a_shard(chance.choice(COUNTS), chance.randrange(9))).rename(path)
-        rounds += 1
         for mountpoint in refresh:
             program.run("refresh", mountpoint, code=None)  # a set without any shard is refused
+        for _ in range(REQUESTS_OF_A_ROUND):
+            answered.acquire(timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("kind", ["shards", "fuse", "fuse with columns", "kernel"])
@@ -210,14 +219,15 @@ def test_no_page_fails_beside_a_writer(program: Program, kind: str) -> None:
             stack.callback(program.run, "umount", source)
             refresh = [source]
         viewer = stack.enter_context(viewing(program, source))
-        ended = threading.Event()
-        writer = threading.Thread(target=write_until, args=(ended, program, refresh))
-        clients = [_Client(viewer, seed) for seed in range(CLIENTS)]
+        ended, answered = threading.Event(), threading.Semaphore(0)
+        writer = threading.Thread(target=write_until, args=(ended, program, refresh, answered))
+        clients = [_Client(viewer, seed, answered) for seed in range(CLIENTS)]
         for thread in (writer, *clients):
             thread.start()
         for client in clients:
             client.join()
         ended.set()
+        answered.release(REQUESTS_OF_A_ROUND)
         writer.join()
         assert [path for client in clients for path in client.failed] == []
         statuses: Counter[int] = sum((client.statuses for client in clients), Counter())

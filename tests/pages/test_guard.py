@@ -64,14 +64,11 @@ def test_who_may_ask(looking: Viewer, headers: dict[str, str], status: int) -> N
         assert looking.ask(path, **headers).status == status, path
 
 
-@pytest.mark.parametrize("token", ["A" * 43, "", "%FF"])
-def test_a_wrong_token_gets_nothing(looking: Viewer, token: str) -> None:
-    answer = looking.ask(f"/?token={token}", cookie=False)
-    assert answer.status == 403
-    assert "set-cookie" not in answer.headers
-
-
-def test_the_cookie_is_out_of_reach(looking: Viewer) -> None:
+def test_only_the_token_gets_the_cookie_which_is_out_of_reach(looking: Viewer) -> None:
+    for token in ("A" * 43, "", "%FF"):
+        answer = looking.ask(f"/?token={token}", cookie=False)
+        assert answer.status == 403
+        assert "set-cookie" not in answer.headers
     entry = looking.ask("/?" + urlsplit(looking.address).query, cookie=False)
     attributes = entry.headers["set-cookie"].lower()
     assert "httponly" in attributes
@@ -112,7 +109,7 @@ def test_a_cookie_is_of_no_use_to_another_user(program: Program) -> None:
 
 @pytest.mark.parametrize("origin", ["", "http://evil.example", "null"])
 def test_a_form_of_another_site_changes_nothing(looking: Viewer, origin: str) -> None:
-    assert looking.ask("/check", {}, Origin=origin).status == 403
+    assert looking.ask("/check", method="POST", Origin=origin).status == 403
 
 
 def test_a_page_runs_no_script_but_its_own(looking: Viewer) -> None:
@@ -177,26 +174,28 @@ def test_no_path_leads_out_of_the_set(looking: Viewer, path: str) -> None:
     assert b"import" not in answer.body
 
 
-@pytest.mark.parametrize("number", ["-1", "x", "9" * 30, "%F0%9F%92%A9"])
-def test_odd_numbers_get_a_message(looking: Viewer, number: str) -> None:
-    for path in (f"/?at={number}", f"/random?seed={number}", f"/go?number={number}"):
-        assert looking.ask(path).status == 400
+def test_odd_queries_get_a_message(looking: Viewer) -> None:
+    for number in ("-1", "x", "9" * 30, "%F0%9F%92%A9"):
+        for path in (f"/?at={number}", f"/random?seed={number}", f"/go?number={number}"):
+            assert looking.ask(path).status == 400
+    query = "&".join(f"a{number}=1" for number in range(100))
+    assert "too many" in looking.ask(f"/?{query}").text
 
 
 def test_a_part_of_a_file_for_a_player(program: Program) -> None:
-    program.write("a.tar", tars.tar(tars.member(b"x.wav", bytes(range(200)))))
+    content = bytes(range(200))
+    program.write("a.tar", tars.tar(tars.member(b"x.wav", content)))
     with viewing(program, "a.tar") as viewer:
-        answer = viewer.ask("/media/a/x/wav", Range="bytes=10-19")
-        assert (answer.status, answer.body) == (206, bytes(range(10, 20)))
-        assert answer.headers["content-range"] == "bytes 10-19/200"
-        assert answer.headers["content-type"] == "audio/wav"
-        assert viewer.ask("/media/a/x/wav", Range="bytes=-5").body == bytes(range(195, 200))
-        assert viewer.ask("/media/a/x/wav", Range="bytes=500-").status == 416
-        assert viewer.ask("/media/a/x/wav", Range="bytes=x-y").status == 416
-        assert viewer.ask("/media/a/x/wav", Range=f"bytes=190-{'9' * 30}").body == bytes(range(190, 200))
-        for several in ("bytes=0-1,5-6", "words=1-2"):  # a server may answer with all
-            answer = viewer.ask("/media/a/x/wav", Range=several)
-            assert (answer.status, answer.body) == (200, bytes(range(200)))
+        for text, begin, end in (("10-19", 10, 20), ("-5", 195, 200), (f"190-{'9' * 30}", 190, 200)):
+            answer = viewer.ask("/media/a/x/wav", Range=f"bytes={text}")
+            assert (answer.status, answer.body) == (206, content[begin:end])
+            assert answer.headers["content-range"] == f"bytes {begin}-{end - 1}/200"
+            assert answer.headers["content-type"] == "audio/wav"
+        for text in ("bytes=0-1,5-6", "words=1-2"):  # a server may answer with all
+            answer = viewer.ask("/media/a/x/wav", Range=text)
+            assert (answer.status, answer.body) == (200, content)
+        for text in ("500-", "x-y"):
+            assert viewer.ask("/media/a/x/wav", Range=f"bytes={text}").status == 416
 
 
 def a_large_shard(path: Path, size: int) -> None:
@@ -261,8 +260,3 @@ def test_names_that_are_not_utf_8_are_found_by_their_links(program: Program) -> 
             assert f'href="{link}"' in page
             assert viewer.ask(link).text.count('class="key"') == 1
         assert viewer.ask("/?q=k%FE").text.count('class="key"') == 1
-
-
-def test_too_many_fields_get_a_message(looking: Viewer) -> None:
-    query = "&".join(f"a{number}=1" for number in range(100))
-    assert "too many" in looking.ask(f"/?{query}").text

@@ -16,7 +16,6 @@ import pytest
 from tests import tars
 from tests.conftest import Program, User, open_the_way, program_of, wait_until
 from tests.kernel.mounts import end_mount, need_erofs
-from tests.pages.test_mounts import paths
 from tests.pages.viewing import viewing
 from tests.web_server import WebServer
 from wdsfs.kernel import manifest
@@ -63,7 +62,7 @@ def test_a_shard_that_was_replaced_is_not_shown_in_the_place_of_the_old_one(moun
         if begun == "before":
             assert viewer.ask("/file/t-0/a/txt").body == b"ooo"
             put(mounts, "set/t-0.tar", shard(b"n"))
-        wait_until(lambda: paths(viewer) == ALL[2:], "the shard to be left out")
+        wait_until(lambda: viewer.paths() == ALL[2:], "the shard to be left out")
         assert (mounts.mountpoint / "t-0/a/txt").read_bytes() == b"ooo"
         answer = viewer.ask("/file/t-0/a/txt")
         assert (answer.status, b"nnn" in answer.body) == (502, False)
@@ -71,7 +70,7 @@ def test_a_shard_that_was_replaced_is_not_shown_in_the_place_of_the_old_one(moun
         wait_until(lambda: f"wdsfs refresh {mounts.mountpoint}" in viewer.ask("/plots").text, "the word")
         assert f"{mounts.home}/set/t-0.tar" in viewer.ask("/problems").text
         mounts.run("refresh", mounts.mountpoint)
-        wait_until(lambda: paths(viewer) == ALL, "the new shard")
+        wait_until(lambda: viewer.paths() == ALL, "the new shard")
         assert viewer.ask("/file/t-0/a/txt").body == b"nnn"
         assert "wdsfs refresh" not in viewer.ask("/").text
 
@@ -80,7 +79,7 @@ def test_a_removed_shard_is_one_that_the_page_cannot_show(mounts: Program) -> No
     mount(mounts, "set")
     (mounts.home / "set/t-1.tar").unlink()
     with viewing(mounts, mounts.mountpoint) as viewer:
-        assert paths(viewer) == ALL[:2]
+        assert viewer.paths() == ALL[:2]
         assert f"since they were mounted: {mounts.home}/set/t-1.tar" in viewer.ask("/").text
 
 
@@ -90,14 +89,14 @@ def test_labels_are_those_of_the_mount(mounts: Program) -> None:
     mount(mounts, "--associate", "labels.csv", "set")
     elsewhere = mounts.directory("elsewhere")
     with viewing(mounts, mounts.mountpoint, cwd=elsewhere) as viewer:
-        assert paths(viewer, "?column=mood&value=bad") == ["t-0/b", "t-1/b"]
+        assert viewer.paths("?column=mood&value=bad") == ["t-0/b", "t-1/b"]
         put(mounts, "labels.csv", b"key,mood\na,sad!\nb,bad\n")
         wait_until(lambda: "wdsfs refresh" in viewer.ask("/").text, "the word")
         assert b"sad!" not in viewer.ask("/file/t-0/a/mood").body
         refused = mounts.refused("view", mounts.mountpoint, code=3)
         assert f"{mounts.home}/labels.csv: is another file" in refused
         mounts.run("refresh", mounts.mountpoint)
-        wait_until(lambda: paths(viewer, "?column=mood&value=sad!") == ["t-0/a", "t-1/a"], "the new labels")
+        wait_until(lambda: viewer.paths("?column=mood&value=sad!") == ["t-0/a", "t-1/a"], "the new labels")
         assert viewer.ask("/file/t-0/a/mood").body == b"sad!"
         assert (mounts.mountpoint / "t-0/a/mood").read_bytes() == b"sad!"
 
@@ -106,10 +105,10 @@ def test_a_compressed_shard_that_was_replaced(mounts: Program) -> None:
     put(mounts, "set/t-2.tar.gz", gzip.compress(shard(b"o")))
     mount(mounts, "set")
     with viewing(mounts, mounts.mountpoint) as viewer:
-        assert paths(viewer) == [*ALL, "t-2/a", "t-2/b"]
+        assert viewer.paths() == [*ALL, "t-2/a", "t-2/b"]
         assert viewer.ask("/file/t-2/a/txt").body == b"ooo"
         mounts.write("set/t-2.tar.gz", gzip.compress(shard(b"n")))  # in place: the kernel reads its copy
-        wait_until(lambda: paths(viewer) == ALL, "the shard to be left out")
+        wait_until(lambda: viewer.paths() == ALL, "the shard to be left out")
         assert (mounts.mountpoint / "t-2/a/txt").read_bytes() == b"ooo"
 
 
@@ -126,9 +125,9 @@ def test_a_remote_shard_that_was_replaced_in_its_store(web_program: Program) -> 
                 assert viewer.ask("/file/t-0/a/txt").body == b"ooo"
                 web.put("/t-0.tar", shard(b"n"), etag='"1"')
                 web_program.run("fetch", url)
-                wait_until(lambda: not paths(viewer), "the shard to be left out")
+                wait_until(lambda: not viewer.paths(), "the shard to be left out")
                 web_program.run("refresh", web_program.mountpoint)
-                wait_until(lambda: paths(viewer) == ALL[:2], "the new shard")
+                wait_until(lambda: viewer.paths() == ALL[:2], "the new shard")
                 assert viewer.ask("/file/t-0/a/txt").body == b"nnn"
         finally:
             end_mount(web_program.mountpoint)
@@ -148,7 +147,7 @@ def test_an_image_that_was_carried_elsewhere(mounts: Program) -> None:
     shutil.rmtree(there / "index")
     mounts.run("mount", "-q", there / "set.erofs", mounts.mountpoint)
     with viewing(mounts, mounts.mountpoint) as viewer:
-        assert paths(viewer) == ALL
+        assert viewer.paths() == ALL
         for name in ("txt", "more", "mood"):
             expected = (mounts.mountpoint / f"t-1/b/b.{name}").read_bytes()
             assert viewer.ask(f"/file/t-1/b/b.{name}").body == expected
@@ -160,7 +159,7 @@ def test_copies_with_other_times(mounts: Program) -> None:
         os.utime(mounts.home / f"set/t-{number}.tar", (1, 1))
     mounts.run("mount", "-q", "--trust-shards", "set/set.erofs", mounts.mountpoint)
     with viewing(mounts, mounts.mountpoint) as viewer:
-        assert paths(viewer) == ALL
+        assert viewer.paths() == ALL
     guard = guard_of(str(mounts.mountpoint))
     assert guard is not None
     os.kill(guard.pid, 9)
@@ -186,7 +185,7 @@ def test_another_mount_at_the_same_place_is_not_shown(mounts: Program) -> None:
         wait_until(lambda: "the mount has ended" in viewer.ask("/").text, "the word")
         mount(mounts, "--layout", "files", "set")
         wait_until(lambda: "another mount is there by now" in viewer.ask("/").text, "the word")
-        assert paths(viewer) == ALL
+        assert viewer.paths() == ALL
 
 
 def test_another_user_sees_what_this_user_may_read(mounts: Program) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 
 import pytest
 
@@ -31,11 +30,6 @@ def shards(program: Program) -> Program:
     return program
 
 
-def paths(viewer: Viewer, query: str = "") -> list[str]:
-    """The samples of a page, by their paths."""
-    return [re.split('[?"]', part)[0] for part in viewer.ask(f"/{query}").text.split('href="/sample/')[1:]]
-
-
 @BOTH_ENGINES
 def test_columns_and_fields_of_the_mount(shards: Program) -> None:
     shards.write("labels.csv", b"key,mood\ns00,good\ns01,bad\ns10,good\ns11,bad\n")
@@ -44,8 +38,8 @@ def test_columns_and_fields_of_the_mount(shards: Program) -> None:
     with shards.mounted(*options, "--associate", "labels.csv", "set") as mounted:
         elsewhere = shards.directory("elsewhere")
         with viewing(shards, mounted.path, cwd=elsewhere) as viewer:
-            assert paths(viewer) == ["t-0/s00", "t-0/s01", "t-1/s10", "t-1/s11"]
-            assert paths(viewer, "?column=mood&value=bad") == ["t-0/s01", "t-1/s11"]
+            assert viewer.paths() == ["t-0/s00", "t-0/s01", "t-1/s10", "t-1/s11"]
+            assert viewer.paths("?column=mood&value=bad") == ["t-0/s01", "t-1/s11"]
             shown = viewer.ask("/sample/t-0/s00").text
             assert [one in shown for one in (">about", ">mood", ">json", ">cls")] == [True, True, False, False]
             assert viewer.ask("/file/t-0/s00/about").body == (mounted.path / "t-0/s00/about").read_bytes()
@@ -59,8 +53,8 @@ def test_classes_of_the_mount_are_classes_here(shards: Program) -> None:
         viewing(shards, mounted.path) as viewer,
     ):
         # In the order of the tars, in which a dog comes first.
-        assert paths(viewer) == ["t-0/dog/t-0--s00", "t-0/cat/t-0--s01", "t-1/dog/t-1--s10", "t-1/cat/t-1--s11"]
-        assert paths(viewer, "?class=cat") == ["t-0/cat/t-0--s01", "t-1/cat/t-1--s11"]
+        assert viewer.paths() == ["t-0/dog/t-0--s00", "t-0/cat/t-0--s01", "t-1/dog/t-1--s10", "t-1/cat/t-1--s11"]
+        assert viewer.paths("?class=cat") == ["t-0/cat/t-0--s01", "t-1/cat/t-1--s11"]
         assert viewer.ask("/go?number=3").headers["location"] == "/sample/t-1/cat/t-1--s11"
         assert "Sample 3 of the set" in viewer.ask("/sample/t-1/cat/t-1--s11").text
         content = viewer.ask("/file/t-1/cat/t-1--s11/txt").body
@@ -79,7 +73,7 @@ def test_a_mount_with_a_file_that_is_no_tar(shards: Program, begins_so: bool) ->
         if not begins_so:
             shards.write("new", page).rename(shards.home / "set/t-1.tar")
         with viewing(shards, mounted.path) as viewer:
-            assert paths(viewer) == ["t-0/s00", "t-0/s01"]
+            assert viewer.paths() == ["t-0/s00", "t-0/s01"]
 
 
 def test_what_a_split_leaves_out_is_left_out(program: Program) -> None:
@@ -89,26 +83,26 @@ def test_what_a_split_leaves_out_is_left_out(program: Program) -> None:
     with program.mounted("-q", "--split", "train", "set") as mounted:
         assert os.listdir(mounted.path / "t-0") == ["s01"]
         with viewing(program, mounted.path) as viewer:
-            assert paths(viewer) == ["t-0/s01"]
+            assert viewer.paths() == ["t-0/s01"]
 
 
 @BOTH_ENGINES
 @pytest.mark.parametrize("options", [(), ("--field", "caption.txt=json:caption")])
 def test_shards_that_come_and_go_do_so_on_the_page(shards: Program, options: tuple[str, ...]) -> None:
     def shows(viewer: Viewer, expected: list[str]) -> bool:
-        return paths(viewer) == expected
+        return viewer.paths() == expected
 
     typed = shards.directory("typed")
     with shards.mounted(*options, "set") as mounted, viewing(shards, mounted.path, cwd=typed) as viewer:
         typed.rmdir()
-        assert paths(viewer) == ["t-0/s00", "t-0/s01", "t-1/s10", "t-1/s11"]
-        assert paths(viewer, "?q=s20") == []
+        assert viewer.paths() == ["t-0/s00", "t-0/s01", "t-1/s10", "t-1/s11"]
+        assert viewer.paths("?q=s20") == []
         shards.write("set/t-2.tar", a_shard(2))
         shards.run("refresh", mounted.path)
         expected = ["t-0/s00", "t-0/s01", "t-1/s10", "t-1/s11", "t-2/s20", "t-2/s21"]
         wait_until(lambda: shows(viewer, expected), "the new shard")
         assert "1 shard came since this view began." in viewer.ask("/random").text
-        assert paths(viewer, "?q=s20") == ["t-2/s20"]
+        assert viewer.paths("?q=s20") == ["t-2/s20"]
         assert viewer.ask("/file/t-2/s20/txt").body == b"text of s20"
         (shards.home / "set/t-0.tar").unlink()
         shards.run("refresh", mounted.path)
@@ -123,14 +117,14 @@ def test_a_mount_that_ends_leaves_the_pages(shards: Program) -> None:
     with shards.mounted("set", ends_itself=True) as mounted, viewing(shards, mounted.path) as viewer:
         shards.run("umount", mounted.path)
         wait_until(lambda: "the mount has ended" in viewer.ask("/").text, "the word on the page")
-        assert len(paths(viewer)) == 4
+        assert len(viewer.paths()) == 4
 
 
 @BOTH_ENGINES
 def test_a_merged_mount_says_how_the_pages_differ(shards: Program) -> None:
     with shards.mounted("--merge", "set") as mounted, viewing(shards, mounted.path) as viewer:
         assert "one tree over all shards" in viewer.ask("/").text
-        assert len(paths(viewer)) == 4
+        assert len(viewer.paths()) == 4
 
 
 def test_an_empty_directory_is_no_mount(program: Program) -> None:

@@ -178,12 +178,12 @@ def test_json_lines(previewer: Previewer) -> None:
     broken = previewer.preview("jsonl", Bytes(b'{"a": 1}\n{"b"\n'))
     assert (broken.kind, broken.text) == ("text", '{"a": 1}\n{"b"\n')
     assert "line 2" in broken.problem
-
-
-def test_what_is_no_json_is_shown_as_text(previewer: Previewer) -> None:
-    found = previewer.preview("json", Bytes(b"{'a': 1}"))
-    assert (found.kind, found.text) == ("text", "{'a': 1}")
-    assert "not shown as JSON" in found.problem
+    broken = previewer.preview("json", Bytes(b"{'a': 1}"))
+    assert (broken.kind, broken.text) == ("text", "{'a': 1}")
+    assert "not shown as JSON" in broken.problem
+    # They do not end at the other characters that end lines for Python, which texts may hold.
+    found = previewer.preview("jsonl", Bytes('{"a": "x\u2028y\x85z"}\r\n{"b": 1}\n'.encode()))
+    assert (found.kind, found.summary, found.problem) == ("json", "2 lines", "")
 
 
 def test_texts(previewer: Previewer) -> None:
@@ -212,15 +212,12 @@ def test_a_long_text_is_cut_between_characters(previewer: Previewer) -> None:
     assert source.bytes_read < 10_000
 
 
-@pytest.mark.parametrize("extension", ["svg", "html", "xml", "js"])
-def test_active_content_is_text(previewer: Previewer, extension: str) -> None:
+def test_active_content_is_text_and_a_pdf_is_not_opened(previewer: Previewer) -> None:
     data = b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'><script>alert(2)</script></svg>"
-    found = previewer.preview(extension, Bytes(data))
-    assert (found.kind, found.text) == ("text", data.decode())
-    assert "nothing in it is run" in found.summary
-
-
-def test_a_pdf_is_not_opened(previewer: Previewer) -> None:
+    for extension in ("svg", "html", "xml", "js"):
+        found = previewer.preview(extension, Bytes(data))
+        assert (found.kind, found.text) == ("text", data.decode())
+        assert "nothing in it is run" in found.summary
     found = previewer.preview("pdf", Bytes(b"%PDF-1.7\n1 0 obj"))
     assert (found.kind, found.pictures) == ("document", ())
     assert "extract the member" in found.problem
@@ -313,6 +310,8 @@ def test_csv_and_tsv(previewer: Previewer) -> None:
     )
     assert previewer.preview("csv", Bytes(b"a;b\n1;x\n")).rows[1] == ("1", "x")
     assert previewer.preview("csv", Bytes(b"only")).rows == (("only",),)
+    wide = previewer.preview("csv", Bytes("a,b\n1,ü\n".encode("utf-16")))
+    assert (wide.summary, wide.rows[1]) == ("1 row of 2 columns", ("1", "ü"))
 
 
 def test_parquet(previewer: Previewer) -> None:
@@ -368,17 +367,6 @@ def test_a_parquet_file_with_values_that_python_has_not(previewer: Previewer) ->
     assert cells["map"] == "[{'key': 'a', 'value': 1}]"
     assert cells["struct"] == "{'a': ['1 byte'], 'b': ''}"
     assert cells["word"] == "x"
-
-
-def test_json_lines_end_at_line_ends_only(previewer: Previewer) -> None:
-    """Not at the other characters that end lines for Python, which texts may hold."""
-    found = previewer.preview("jsonl", Bytes('{"a": "x\u2028y\x85z"}\r\n{"b": 1}\n'.encode()))
-    assert (found.kind, found.summary, found.problem) == ("json", "2 lines", "")
-
-
-def test_the_rows_of_a_csv_file_in_utf_16(previewer: Previewer) -> None:
-    found = previewer.preview("csv", Bytes("a,b\n1,ü\n".encode("utf-16")))
-    assert (found.summary, found.rows[1]) == ("1 row of 2 columns", ("1", "ü"))
 
 
 def test_the_pictures_of_many_arrays_are_small(previewer: Previewer) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import io
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlsplit
 
 import numpy as np
 from PIL import Image
@@ -26,7 +27,6 @@ from tests.conftest import PATIENCE, Program, wait_until
 from tests.servers import need_server
 
 _LOADED = "document.readyState === 'complete'"
-FORM = "application/x-www-form-urlencoded"
 
 
 class Answer(NamedTuple):
@@ -50,33 +50,27 @@ class Viewer:
         entry = self.ask("/?" + urlsplit(address).query, cookie=False)
         self.cookie = entry.headers["set-cookie"].partition(";")[0]
 
-    def ask(
-        self,
-        path: str,
-        form: dict[str, str] | None = None,
-        *,
-        cookie: bool = True,
-        method: str = "",
-        **headers: str,
-    ) -> Answer:
+    def ask(self, path: str, *, cookie: bool = True, method: str = "GET", **headers: str) -> Answer:
         """The answer to a request; `headers` in Python's spelling. A form has the page's origin, unless given."""
         connection = http.client.HTTPConnection(self.netloc, timeout=PATIENCE)
+        if method == "POST":
+            headers = {"Origin": f"http://{self.netloc}"} | headers
         sent = {name.replace("_", "-"): value for name, value in headers.items() if value}
         if cookie:
             sent.setdefault("Cookie", self.cookie)
-        body = None
-        if form is not None:
-            body = urlencode(form)
-            sent["Content-Type"] = FORM
-            if "Origin" not in headers:
-                sent["Origin"] = f"http://{self.netloc}"
         try:
-            connection.request(method or ("GET" if form is None else "POST"), path, body, sent)
+            connection.request(method, path, headers=sent)
             answer = connection.getresponse()
-            found = {name.lower(): value for name, value in answer.getheaders()}
-            return Answer(answer.status, found, answer.read())
+            return Answer(
+                answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+            )
         finally:
             connection.close()
+
+    def paths(self, query: str = "", page: str = "/") -> list[str]:
+        """The samples of a grid, by their paths."""
+        links = self.ask(f"{page}{query}").text.split('href="/sample/')[1:]
+        return [re.split('[?"]', link)[0] for link in links]
 
     @property
     def memory(self) -> int:
@@ -202,12 +196,6 @@ class Browser:
             field.send_keys(value)
         self.follow(".filter button")
 
-    def unfold(self, selector: str) -> WebElement:
-        """Open what hides an element."""
-        found = self.one(selector)
-        self.run("arguments[0].closest('details').open = true", found)
-        return found
-
     def wait_for_what_is_seen(self) -> None:
         script = """return [...document.querySelectorAll('.grid img, .pictures img')].every(
                 one => one.complete || one.getBoundingClientRect().top > innerHeight)
@@ -223,10 +211,6 @@ class Browser:
             return len(self.all("[data-preview][data-filled=yes]")) == count
 
         wait_until(are_there, f"{count} previews")
-
-    def set_colours(self, scheme: str) -> None:
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def set_width(self, width: int, height: int = 800) -> None:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
