@@ -7,13 +7,12 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from wdsfs.cli import completion
-from wdsfs.cli.options import composition_options, handing_over, opening_options, set_for_all, set_options
+from wdsfs.cli.options import composition_options, handing_over, opening_options, set_options
 from wdsfs.cli.output import say
 from wdsfs.cli.process import ended_in_order
 from wdsfs.errors import UsageError, several
@@ -97,9 +96,6 @@ def view(
     elif selection.arguments or not composition.is_plain:
         raise UsageError("options of the set are for SHARDS; a mount knows what it shows")
     else:
-        if opening.index_dir is None and mount.index:
-            set_for_all("WDSFS_INDEX_DIR", mount.index)  # workers index for it, too
-            opening = opening._replace(index_dir=Path(mount.index))
         opened = opened_mount(mount, opening)
     with (
         ended_in_order(),

@@ -18,7 +18,7 @@ from wdsfs.pages.writable_mount import WritableMount
 from wdsfs.spec.selection import Selection
 from wdsfs.tree import view_set
 from wdsfs.tree.merged_tree import make_tree
-from wdsfs.tree.opening import make_view, opened, opened_set
+from wdsfs.tree.opening import make_view, opened
 from wdsfs.tree.options import Composition, Opening, view_of
 from wdsfs.tree.shard_set import ShardSet, indexed
 from wdsfs.tree.tree import LowerTree
@@ -64,7 +64,7 @@ def opened_shards(
 
 @contextlib.contextmanager
 def opened_mount(mount: LiveMount, opening: Opening) -> Iterator[Subject]:
-    """The set of a mount, with the changes of its overlay. Raises MountError, and as `tree.opening.opened_set`.
+    """The set of a mount, with the changes of its overlay. Raises MountError, and what `LiveMount.opened` raises.
 
     A mount is shown by the same options as it shows its set.
     """
@@ -119,11 +119,7 @@ class Renewal:
     def opened(cls, mount: LiveMount, opening: Opening) -> Iterator[Renewal]:
         """The set of a mount. It was judged when it was mounted, so what can be read is shown."""
         self = cls(mount)
-        opening = opening._replace(tolerance=opening.tolerance._replace(is_option=False))
-        with contextlib.ExitStack() as stack:
-            with self._in_directory():
-                opened = opened_set(self._shown.shards, opening, self._view, access=self._shown.access)
-                shards = stack.enter_context(opened)
+        with mount.opened(self._shown, opening) as shards:
             self.library = Library(_samples_of(shards, self._names), self._in_classes)
             yield self
 
