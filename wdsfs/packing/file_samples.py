@@ -35,8 +35,6 @@ from wdsfs.packing.plan import Numbers
 
 AUTO, FILES, SAMPLES, CLASSES = "auto", "files", "samples", "classes"
 
-_WAY_OUT = "say which with --layout files, samples or classes"
-
 
 class Layout(NamedTuple):
     """A layout; `full`: in `samples`, the names of files begin with that of their sample."""
@@ -60,10 +58,12 @@ _TEXTS = {
 class _Looks(NamedTuple):
     """What the files of a directory look like. Hidden files do not count.
 
-    `bare` names have no dot, as columns in the directory of a sample; `dotted` ones have one. `full`: all begin
-    with the name of the directory. `alone`: each is an image, sound or film that is the only file of its key.
+    `bare` is the first name without a dot, as columns have in the directory of a sample, `dotted` the first one
+    with a dot. `full`: all begin with the name of the directory. `alone`: each is an image, sound or film that is
+    the only file of its key.
     """
 
+    path: bytes
     bare: bytes | None
     dotted: bytes | None
     full: bool
@@ -71,7 +71,7 @@ class _Looks(NamedTuple):
 
 
 def layout_of(table: FileTable, name: str) -> Layout:
-    """Return the layout that is wanted, or for AUTO the one that the files have.
+    """Return the layout of this name, or for AUTO the one that the files have.
 
     Raises CommitError where they could mean several things, or there are none.
     """
@@ -79,69 +79,50 @@ def layout_of(table: FileTable, name: str) -> Layout:
         raise CommitError(f"there is no file to pack in {' or '.join(map(os.fsdecode, table.roots))}")
     if name in (FILES, CLASSES):
         return Layout(name)
-    looks = [_looks(directory, table.names_in(directory)) for directory in table.directories]
-    deep = [look for look, where in zip(looks, table.directories, strict=True) if where.path]
+    looks = [_looks(table, directory) for directory in table.directories]
+    deep = [look for look in looks if look.path]
     full = bool(deep) and all(look.full for look in deep)
-    if name == SAMPLES:
-        return Layout(SAMPLES, full)
-    return _detected(table, looks, full)
+    return Layout(SAMPLES, full) if name == SAMPLES else _detected(looks, deep, full)
 
 
-def _detected(table: FileTable, looks: list[_Looks], full: bool) -> Layout:
-    bare = _first(table, [look.bare if where.path else None for look, where in _pairs(table, looks)])
-    dotted = _first(table, [look.dotted for look in looks])
-    at_top = any(look.dotted and not where.path for look, where in _pairs(table, looks))
+def _detected(looks: list[_Looks], deep: list[_Looks], full: bool) -> Layout:
+    bare = next((os.fsdecode(look.bare) for look in deep if look.bare is not None), None)
+    dotted = next((os.fsdecode(look.dotted) for look in looks if look.dotted is not None), "")
+    at_top = any(look.dotted and not look.path for look in looks)
     if bare is None:
         if full and not at_top:
             return Layout(SAMPLES, True)
-        if _like_classes(table, looks):
+        if all(look.path and b"/" not in look.path and look.alone for look in looks):
             raise CommitError(
-                f"{os.fsdecode(dotted or b'')}: its directory can be a class (--layout classes, which adds the "
-                "column cls), or only a part of the key (--layout files): say which"
+                f"{dotted}: its directory can be a class (--layout classes, which adds the column cls), or only a "
+                "part of the key (--layout files): say which"
             )
         return Layout(FILES)
-    if at_top or not all(look.bare for look, where in _pairs(table, looks) if where.path):
+    if at_top or not all(look.bare for look in deep):
         raise CommitError(
-            f"{os.fsdecode(bare)} looks like a column in the directory of a sample, "
-            f"{os.fsdecode(dotted or b'')} like a file of the sample that its name begins with: {_WAY_OUT}"
+            f"{bare} looks like a column in the directory of a sample, {dotted} like a file of the sample that "
+            "its name begins with: say which with --layout files, samples or classes"
         )
     return Layout(SAMPLES, False)
 
 
-def _pairs(table: FileTable, looks: list[_Looks]) -> list[tuple[_Looks, FoundDirectory]]:
-    return list(zip(looks, table.directories, strict=True))
-
-
-def _first(table: FileTable, names: list[bytes | None]) -> bytes | None:
-    """The path of the first of these names, one of each directory."""
-    for name, where in zip(names, table.directories, strict=True):
-        if name is not None:
-            return table.path_of(where) + b"/" + name
-    return None
-
-
-def _like_classes(table: FileTable, looks: list[_Looks]) -> bool:
-    below_top = all(where.path and b"/" not in where.path for where in table.directories)
-    return below_top and all(look.alone for look in looks)
-
-
-def _looks(directory: FoundDirectory, files: list[bytes]) -> _Looks:
-    start = directory.path.rpartition(b"/")[2] + b"."
+def _looks(table: FileTable, directory: FoundDirectory) -> _Looks:
+    above, start = table.path_of(directory) + b"/", directory.path.rpartition(b"/")[2] + b"."
     bare = dotted = None
     full = alone = True
     last = b""
-    for name in files:
+    for name in table.names_in(directory):
         stem, dot, extension = name.partition(b".")
         if not stem:
             continue
         if not dot:
-            bare = bare or name
+            bare = bare or above + name
         else:
-            dotted = dotted or name
+            dotted = dotted or above + name
         full = full and name.startswith(start)
         alone = alone and stem != last and extension.lower() in names.MEDIA
         last = stem
-    return _Looks(bare, dotted, full and dotted is not None, alone and dotted is not None)
+    return _Looks(directory.path, bare, dotted, full and dotted is not None, alone and dotted is not None)
 
 
 OUTSIDE = "is outside of a sample: in --layout samples its files are in a directory of its own"
@@ -158,15 +139,10 @@ class Samples:
     `starts` has its first place in `rows`, which has the rows of all files.
     """
 
-    def __init__(self, table: FileTable, layout: Layout) -> None:
-        self.table, self.layout = table, layout
-        self.classes: list[bytes] = []
+    def __init__(self, table: FileTable, layout: Layout, classes: list[bytes]) -> None:
+        self.table, self.layout, self.classes = table, layout, classes
         self._rows, self._starts = array("q"), array("q")
         self._directories, self._classes = array("i"), array("i")
-        self.class_of = self.directory_of = np.zeros(0, np.int32)
-        self.sizes = np.zeros(0, np.int64)
-        self.starts = np.zeros(1, np.int64)
-        self.rows = np.zeros(0, np.int64)
 
     def __len__(self) -> int:
         return len(self._directories)
@@ -183,31 +159,28 @@ class Samples:
 
     def finish(self) -> None:
         """All samples are there: make columns of them, without a copy."""
-        if not len(self):
-            return
         self._starts.append(len(self._rows))
         self.rows, self.starts = np.frombuffer(self._rows, np.int64), np.frombuffer(self._starts, np.int64)
         self.class_of = np.frombuffer(self._classes, np.int32)
         self.directory_of = np.frombuffer(self._directories, np.int32)
-        self.sizes = np.add.reduceat(np.frombuffer(self.table.sizes, np.int64)[self.rows], self.starts[:-1])
+        self.sizes = np.zeros(0, np.int64)
+        if len(self):
+            self.sizes = np.add.reduceat(np.frombuffer(self.table.sizes, np.int64)[self.rows], self.starts[:-1])
 
-    def directory_number(self, sample: int) -> int:
-        """The number of the directory that has the files of a sample."""
-        return self._directories[sample]
-
-    def _directory(self, sample: int) -> FoundDirectory:
+    def directory(self, sample: int) -> FoundDirectory:
+        """Return the directory of the files of a sample."""
         return self.table.directories[self._directories[sample]]
 
     def key(self, sample: int) -> bytes:
-        """The key of a sample in the tar."""
-        directory = self._directory(sample)
+        """Return the key of a sample in the tar."""
+        directory = self.directory(sample)
         if self.layout.name == SAMPLES:
             return directory.path
         name = self.table.name(self._rows[self._starts[sample]])
         return directory.prefix + name.partition(b".")[0]
 
     def prefix(self, directory: int) -> bytes:
-        """What stands in front of the name of a file in this directory, in its name in the tar."""
+        """Return what is in front of the name of a file of this directory, in its name in the tar."""
         place = self.table.directories[directory]
         if self.layout.name != SAMPLES:
             return place.prefix
@@ -235,24 +208,18 @@ def group(table: FileTable, layout: Layout, left_out: LeftOut, class_column: byt
 class _Grouping:
     def __init__(self, table: FileTable, layout: Layout, left_out: LeftOut, class_column: bytes | None) -> None:
         self.table, self.layout, self.left_out, self.class_column = table, layout, left_out, class_column
-        self.samples = Samples(table, layout)
+        classes = {_class_of(directory) for directory in table.directories if directory.path}
+        self.samples = Samples(table, layout, sorted(classes) if layout.name == CLASSES else [])
 
     def run(self) -> Samples:
-        self.samples.classes = self._class_names()
         labels = {name: number for number, name in enumerate(self.samples.classes)}
         for number, directory in enumerate(self.table.directories):
             if self.layout.name == SAMPLES:
                 self._sample_directory(number, directory)
             else:
-                label = labels.get(_class_of(directory), NO_CLASS)
-                self._files(number, directory, label)
+                self._files(number, directory, labels.get(_class_of(directory), NO_CLASS))
         self.samples.finish()
         return self.samples
-
-    def _class_names(self) -> list[bytes]:
-        if self.layout.name != CLASSES:
-            return []
-        return sorted({_class_of(directory) for directory in self.table.directories if directory.path})
 
     def _refuse(self, directory: FoundDirectory, name: bytes, reason: str) -> None:
         self.left_out.refuse(self.table.path_of(directory) + b"/" + name, reason)
@@ -339,9 +306,8 @@ def _refuse_equal_keys(samples: Samples) -> None:
     for at in again.tolist():
         first, second = int(order[at]), int(order[at + 1])
         if samples.key(first) == samples.key(second):
-            table = samples.table
-            places = [table.directories[samples.directory_number(number)] for number in (first, second)]
-            where = " and ".join(os.fsdecode(table.path_of(place)) for place in places)
+            places = [samples.table.path_of(samples.directory(number)) for number in (first, second)]
+            where = " and ".join(map(os.fsdecode, places))
             raise CommitError(
                 f"the key {os.fsdecode(samples.key(first))!r} comes twice, in {where}: pack the directory above "
                 "them, so that the names of both are parts of the keys"
