@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.test_main import program  # noqa: F401  # a fixture
 from tests.conftest import Program
-from tests.packing.overlays import EDITS, FIRST, SECOND, Faulty, Killed, Set, every_step
+from tests.packing.overlays import EDITS, FIRST, SECOND, Faulty, Killed, Set, every_step, stops
 from tests.sets import at
 from tests.tars import A, B, member, tar
 from wdsfs.cli import export_command
@@ -268,12 +268,11 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path, error: BaseExceptio
     made = [name for name in whole if not name.endswith(".tar")]
     assert len(made) == 10
 
-    def run(disk: Faulty) -> None:
+    def clear() -> None:
         for name in made:
             (tmp_path / "s" / name).unlink(missing_ok=True)
-        write_all(tmp_path, disk)
 
-    for _ in every_step(run, error):
+    for _ in stops(clear, lambda disk: write_all(tmp_path, disk), lambda step: Faulty(step, error), least=4):
         for name in files(tmp_path / "s"):
             if ".wdsfs-" in name:
                 assert isinstance(error, Killed)  # what fails is cleared away

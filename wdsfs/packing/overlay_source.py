@@ -144,7 +144,7 @@ class Planner:
         else:
             outputs = self._delta() if self.options.changed_only else self._resplit()
             if not self.options.changed_only and not self.options.resplits:
-                outputs = self._one_to_one()
+                outputs = self._shard_by_shard()
             name = namer(self.options.output)
             for step, number in zip(outputs, itertools.count(), strict=False):
                 step.output.target = name(number)
@@ -216,7 +216,7 @@ class Planner:
 
     # --- one shard for each
 
-    def _one_to_one(self) -> Iterator[Step]:
+    def _shard_by_shard(self) -> Iterator[Step]:
         for number in readable_numbers(self.lower, self.options.allow_missing):
             as_it_is = number not in self.changes.shards and not self.options.sort and not self._mends(number)
             yield self._whole(number) if as_it_is else self._rewritten(number)

@@ -38,13 +38,13 @@ from wdsfs.tar.problems import HARMLESS
 class Cut(NamedTuple):
     """A change of a shard: the bytes `start` to `end` are replaced by new members, or by later ones of the shard.
 
-    `kept` are global PAX headers between the headers of a removed member: the members after it depend on them.
+    `common` are global PAX headers between the headers of a removed member: the members after it depend on them.
     """
 
     start: int
     end: int
     new: tuple[Piece, ...] = ()
-    kept: tuple[tuple[int, int], ...] = ()
+    common: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -113,10 +113,10 @@ class SourceLayout:
                 pieces = after.setdefault(anchor, [])
                 for member in some:
                     start, end = self.member(member)
-                    kept = tuple(member_reader.global_headers(tar.source, start, end))
-                    pieces += members.get(member, self._without(start, end, kept))
+                    common = tuple(member_reader.global_headers(tar.source, start, end))
+                    pieces += members.get(member, self._without(start, end, common))
                     pieces += following.get(member, ())
-                    cuts.append(Cut(start, end, (), kept))
+                    cuts.append(Cut(start, end, (), common))
             for member, new in members.items():
                 if member not in moved:
                     start, end = self.member(member)
@@ -143,7 +143,7 @@ class SourceLayout:
         """Return the pieces of a range before the tail, with the cuts in it."""
         for cut in cuts:
             yield from self._run(start, cut.start)
-            for header in cut.kept:
+            for header in cut.common:
                 yield GlobalHeader(self.number, *header)
             yield from cut.new
             start = cut.end

@@ -345,12 +345,12 @@ class Walk:
             self.gone.setdefault(number, set()).update(self.record(number).entry_members(entry))
             return
         for name, child, cursor in self._listed(inode):
-            self._hide_one(child, cursor, path + b"/" + name if path else name)
+            self._hide_entry(child, cursor, path + b"/" + name if path else name)
 
     def _listed(self, inode: int) -> list[tuple[bytes, int, int]]:
         return [(e.name, e.node.inode, e.cursor) for e in self.tree.listing(inode, AT_PARENT)]
 
-    def _hide_one(self, inode: int, cursor: int, path: bytes) -> None:
+    def _hide_entry(self, inode: int, cursor: int, path: bytes) -> None:
         # The first shards at the mount's top have low cursors; their numbers suffice there.
         if kind_of(inode) != MEMBER:
             self.hide(inode, path)
