@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.test_main import program  # noqa: F401  # a fixture
 from tests.conftest import Program
-from tests.packing.overlays import EDITS, FIRST, SECOND, Faulty, Killed, Set, every_step, stops
+from tests.packing.overlays import EDITS, FIRST, SECOND, Faulty, Killed, Set, stops
 from tests.sets import at
 from tests.tars import A, B, member, tar
 from wdsfs.cli import export_command
