@@ -1,4 +1,4 @@
-"""The options of a mount.
+"""The options of a mount as plain values: which set, how it is shown and opened, how it is served. Light to import.
 
 Options that cannot go together are refused before anything is done. The content of shards is not looked at here.
 """
@@ -8,52 +8,97 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from wdsfs import mount_registry
 from wdsfs.errors import UsageError
-from wdsfs.fuse.worker import SPIN_SECONDS
+from wdsfs.host import default_jobs
+from wdsfs.mount_registry import FUSE, KERNEL, canonical
 from wdsfs.spec import objects
-from wdsfs.spec.expand import Shard, refuse_left_out
 from wdsfs.spec.selection import Selection
-from wdsfs.tree.merged_tree import is_merged
-from wdsfs.tree.options import Composition, Tolerance
-from wdsfs.tree.tree import View
-from wdsfs.tree.view_set import is_view
+from wdsfs.tree.options import Composition, Opening, TreeOptions
+
+if TYPE_CHECKING:
+    from wdsfs.spec.expand import Shard
+    from wdsfs.tree.tree import View
+
+AUTO = "auto"  # the engine that can serve the set, the kernel before FUSE
+ENGINES = (FUSE, KERNEL, AUTO)
 
 
-@dataclass(slots=True)
-class MountOptions:
-    """The options of a mount."""
+class Serving(NamedTuple):
+    """How a mount is made and served.
 
-    specs: list[str]
-    mountpoint: str
-    view: View = field(default_factory=View)
-    merge: bool = False
-    selection: Selection = field(default_factory=Selection)
-    composition: Composition = field(default_factory=Composition)
-    tolerance: Tolerance = field(default_factory=Tolerance)
-    index_dir: Path | None = None
-    lazy: bool = False
-    overlay: Path | None = None
-    new: bool = False  # a set that begins empty, without `specs`
-    follow: float | None = None  # how often SHARDS are looked at again (s); None: the set is fixed
-    workers: int = 2
-    spin: float = SPIN_SECONDS  # seconds
-    readahead: int = 256 << 10  # bytes
-    options: list[str] = field(default_factory=list)
+    `options` are those of `-o`. `overlay` is a directory; with `new` the set begins empty. With `lazy` shards are
+    indexed when they are first used; `follow` is how often SHARDS are looked at again (s), None for a fixed set.
+    `workers` are the processes of FUSE, None for as many as fit the machine, `spin` (microseconds) is how long one
+    looks for the next request, `readahead` (KiB) is the kernel's. Of a mount by the kernel `trust_shards` accepts
+    shards with other times, and on network file systems.
+    """
+
+    engine: str = FUSE
+    trust_shards: bool = False
     foreground: bool = False
-    log: Path | None = None  # of a mount in the background; chosen by `run`
+    read_only: bool = False
+    options: Sequence[str] = ()
+    workers: int | None = None
+    spin: int = 50
+    readahead: int = 256
+    overlay: str | None = None
+    new: bool = False
+    lazy: bool = False
+    follow: float | None = None
+
+
+def _plain_tree() -> TreeOptions:
+    return TreeOptions("samples", "ext", merge=False, index_tree=False, composition=Composition())
+
+
+@dataclass(frozen=True, slots=True)
+class MountOptions:
+    """The options of a mount: SHARDS and the mount point, and all that is said of them."""
+
+    specs: Sequence[str]
+    mountpoint: str
+    tree: TreeOptions = field(default_factory=_plain_tree)
+    selection: Selection = field(default_factory=Selection)
+    opening: Opening = field(default_factory=Opening)
+    serving: Serving = field(default_factory=Serving)
 
     def __post_init__(self) -> None:
-        self.mountpoint = mount_registry.canonical(self.mountpoint)
-        self.merge = is_merged(self.view, self.merge)
-        if self.follow is not None and self.fixed_because is not None:
+        object.__setattr__(self, "mountpoint", canonical(self.mountpoint))
+        if self.serving.follow is not None and self.fixed_because is not None:
             raise UsageError(f"--follow: {self.fixed_because}")
+
+    @property
+    def view(self) -> View:
+        """The layout as trees take it. Raises UsageError for options that do not go together."""
+        return self.tree.view(self.opening.tolerance.allow_missing)
+
+    @property
+    def merge(self) -> bool:
+        """True if one tree is shown over all shards."""
+        from wdsfs.tree.merged_tree import is_merged  # late: it loads NumPy
+
+        return is_merged(self.view, self.tree.merge)
+
+    @property
+    def overlay(self) -> Path | None:
+        return Path(self.serving.overlay) if self.serving.overlay else None
+
+    @property
+    def mount_options(self) -> list[str]:
+        """The options of `-o`, with those that have a name of their own."""
+        return [*self.serving.options, *["ro"] * self.serving.read_only]
+
+    @property
+    def workers(self) -> int:
+        """The number of processes that serve by FUSE."""
+        return self.serving.workers or max(2, min(default_jobs(), 8))
 
     @property
     def fixed_because(self) -> str | None:
         """Why the set of this mount cannot be looked at again; None if it can."""
-        if self.overlay is not None:
+        if self.serving.overlay is not None:
             return (
                 "a mount with --overlay has a fixed set, because its changes belong to the names of the shards: "
                 "unmount it, and mount it again"
@@ -68,15 +113,18 @@ class MountOptions:
         return None
 
 
-def refuse_view(shards: Sequence[Shard], view: View, composition: Composition) -> None:
+def refuse_view(shards: Sequence[Shard], tree: TreeOptions) -> None:
     """Raise UsageError for options that cannot go with an overlay."""
+    from wdsfs.spec.expand import refuse_left_out
+    from wdsfs.tree.view_set import is_view
+
     refuse_left_out(shards, "--overlay is for whole shards")
-    if is_view(shards, composition):
+    if is_view(shards, tree.composition):
         raise UsageError(
             "--overlay takes shards as they are: what a view leaves out or adds could not be committed. Mount "
             "without --overlay, or without the options of the view; `wdsfs commit` with them writes new shards"
         )
-    if view.index_tree:
+    if tree.index_tree:
         raise UsageError(
             "--index-tree is for read-only mounts, because changes would give samples other numbers; leave out "
             "--index-tree, or --overlay"
