@@ -20,7 +20,7 @@ from tests.processes import PATIENCE
 from tests.servers import BUCKET, Server
 from tests.web_server import WebServer
 from wdsfs.errors import UsageError
-from wdsfs.mount.options import MountOptions
+from wdsfs.mount.options import MountOptions, Serving
 from wdsfs.spec.selection import Selection, Slice
 
 ROUNDS = int(os.environ.get("WDSFS_EDITS", "4"))
@@ -267,12 +267,12 @@ def test_a_set_that_cannot_be_looked_at_again(program: Program) -> None:
     sets.make(program.home / "shards", 2)
     part = Selection(slice=Slice(0, 2))
     for why, options in (
-        ("--overlay", {"overlay": Path("o")}),
+        ("--overlay", {"serving": Serving(overlay="o", follow=1.0)}),
         ("--shard-id", {"selection": part}),
         ("standard input", {"specs": ["a.tar::@-"]}),
     ):
         with pytest.raises(UsageError, match=why):
-            MountOptions(**{"specs": ["x"], "mountpoint": "m", "follow": 1.0, **options})
+            MountOptions(**{"specs": ["x"], "mountpoint": "m", "serving": Serving(follow=1.0), **options})
     assert "--follow" in program.refused(
         "mount", "--follow", "--overlay", "o", "shards", program.mountpoint, code=2
     )

@@ -22,14 +22,12 @@ from wdsfs.interop.lint import findings_of_set
 from wdsfs.mount import look_again, session
 from wdsfs.mount.look_again import Earlier, LeftOut, change_of
 from wdsfs.mount.mounted_set import MountedSet
-from wdsfs.mount.options import MountOptions
 from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import Shard, expand
 from wdsfs.spec.growth import Change
-from wdsfs.spec.selection import Selection
 from wdsfs.tree import content, shard_access
 from wdsfs.tree.freshness import Generations
-from wdsfs.tree.options import Composition, Tolerance, columns_of
+from wdsfs.tree.options import Composition, Opening, Tolerance, TreeOptions, columns_of
 from wdsfs.tree.shard_access import access_of
 from wdsfs.tree.shard_set import indexed
 from wdsfs.tree.tree import LowerTree, View
@@ -47,12 +45,28 @@ def _log_level() -> Iterator[None]:
     logger.setLevel(logging.NOTSET)
 
 
+def mount_options(
+    specs: list[str],
+    mountpoint: str,
+    follow: float | None = None,
+    view: View | None = None,
+    tolerance: Tolerance | None = None,
+    **rest: Any,
+) -> MountOptions:
+    """The options of a mount, of which only some are said."""
+    view = view or View()
+    composition = rest.pop("composition", Composition())
+    tree = TreeOptions(view.layout, view.names, rest.pop("merge", False), view.index_tree, composition)
+    opening = Opening(tolerance=tolerance or Tolerance())
+    return MountOptions(specs, mountpoint, tree, opening=opening, serving=Serving(follow=follow), **rest)
+
+
 class Followed:
     """A set that a mount would show, as its processes share it."""
 
     def __init__(self, home: Path, specs: list[str], shared: bool = False, **options: Any) -> None:
-        self.options = MountOptions(specs, str(home / "mnt"), follow=60.0, **options)
-        wanted, shards = self.options.composition, expand(specs)
+        self.options = mount_options(specs, str(home / "mnt"), follow=60.0, **options)
+        wanted, shards = self.options.tree.composition, expand(specs)
         companions, index = Companions(wanted), open_index(home / "index")
         index.refresh([*shards, *companions.shards])
         below = open_set(shards, index, wanted, companions)
@@ -485,12 +499,12 @@ def test_what_is_missing_at_the_mount_may_come(tmp_path: Path) -> None:
 
     def names(**options: Any) -> tuple[list[bytes], list[str]]:
         with noted() as used:
-            shards = session._shards(MountOptions([f"{tmp_path}/{{a,b}}.tar"], "mnt", **options))
+            shards = session._shards(mount_options([f"{tmp_path}/{{a,b}}.tar"], "mnt", **options))
         return [shard.name for shard in shards], used.absolute()
 
-    tolerant = Selection(allow_missing=True)
-    assert names(follow=1.0, selection=tolerant) == ([b"a"], [str(tmp_path)])
-    assert names(selection=tolerant)[0] == [b"a", b"b"]
+    tolerant = Tolerance(allow_missing=True)
+    assert names(follow=1.0, tolerance=tolerant) == ([b"a"], [str(tmp_path)])
+    assert names(tolerance=tolerant)[0] == [b"a", b"b"]
     with pytest.raises(MissingShard):
         names(follow=1.0)
 

@@ -268,7 +268,7 @@ class Growth:
     def __init__(self, served: MountedSet, directory: str, directories: Sequence[str], state: SetState) -> None:
         self.served, self.state = served, state
         self._directory, self._directories = directory, list(directories)
-        self._follow = served.mount.follow
+        self._follow = served.mount.serving.follow
         self._hints = None if self._follow is None else Hints()
         self._looking = trio.Lock()
         self._earlier = Earlier({})
@@ -359,7 +359,7 @@ class Growth:
             notes += [protocol.forget_all()] * self.supervisor.epochs
         else:
             notes += [protocol.forget_entry(ROOT, name) for name in dict.fromkeys(names)]
-        if self.served.mount.view.index_tree:
+        if self.served.mount.tree.index_tree:
             notes.append(protocol.forget_entry(ROOT, BY_INDEX))
         # In a child: the kernel may wait for a directory that a request has locked.
         await in_child(lambda: self._notify(notes), None)

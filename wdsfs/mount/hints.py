@@ -7,6 +7,48 @@ from collections.abc import Sequence
 
 from wdsfs.errors import ShardError
 from wdsfs.names import MEDIA
-from wdsfs.tree.classes import folders_of, misnumbered, numbers_of, read_class_names
-from wdsfs.tree.options import TreeOptions
+from wdsfs.tree.classes import folders_of, misnumbered, numbers_of
+from wdsfs.tree.options import TreeOptions, read_class_names
 from wdsfs.tree.shard_set import NotIndexed, ShardSet
+
+_SHARDS_READ = 3
+
+
+def hints(below: ShardSet, tree: TreeOptions, writable: bool) -> Sequence[str]:
+    """Hints for a set that is mounted like this; none if loaders find what they look for, or nothing is known."""
+    of_classes = tree.layout == "classes"
+    hint = _class_hint(below, tree.composition.class_names) if of_classes else _suffix_hint(below, tree, writable)
+    return () if hint is None else (hint, "which layout for which loader: wdsfs help layouts")
+
+
+def _suffix_hint(below: ShardSet, tree: TreeOptions, writable: bool) -> str | None:
+    """A hint for a set of images or sound whose files are called `jpg`, so that loaders do not find them.
+
+    None if there is no such file in the first shards, or they are not indexed.
+    """
+    if tree.layout != "samples" or tree.names == "full":
+        return None
+    for number in range(min(len(below), _SHARDS_READ)):
+        with contextlib.suppress(ShardError, NotIndexed):
+            record = below.record(number)
+            extensions = record.extension_name.of(range(len(record.extension_name)))
+            for extension in extensions:
+                suffix = extension.lower().rpartition(b".")[2]
+                if suffix in MEDIA:
+                    # Layouts of classes are read-only, and refuse a set whose samples have none.
+                    other = "--layout files" if writable or b"cls" not in extensions else "--layout classes"
+                    return f"loaders that look for *.{suffix.decode()} need --names full or {other}"
+    return None
+
+
+def _class_hint(below: ShardSet, class_names: str | None) -> str | None:
+    """A hint for classes that have numbers, if loaders that count directories give them others.
+
+    None also while not all shards are indexed.
+    """
+    try:
+        named = None if class_names is None else numbers_of(read_class_names(class_names))
+        labels = misnumbered(folders_of(below), named)
+    except (NotIndexed, ShardError):
+        return None
+    return f"loaders that count directories label {labels}" if labels else None

@@ -223,7 +223,7 @@ class _Look:
                 self._leave(one, "it is a remote shard, and this mount began without any: mount again")
             return self.fetches
         mount = self.served.mount
-        if mount.view.index_tree and not mount.merge and one.name == BY_INDEX:
+        if mount.tree.index_tree and not mount.merge and one.name == BY_INDEX:
             self._leave(one, "its name is that of the directory of --index-tree: rename it")
             return False
         try:
@@ -246,7 +246,9 @@ class _Look:
         if wait is not None:
             return BEING_WRITTEN, wait
         path = os.fsdecode(one.path)
-        findings = lint.Judge().add(path, lint.lint_record(record)) if self.served.mount.tolerance.strict else ()
+        findings = (
+            lint.Judge().add(path, lint.lint_record(record)) if self.served.mount.opening.tolerance.strict else ()
+        )
         return next(((f"--strict: {found.line(path)}", None) for found in findings), None)
 
     def _leave(self, one: Shard, why: str, wait: float | None = None, keep: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The options of a mount as plain values: which set, how it is shown and opened, how it is served. Light to import.
+"""The options of a mount as plain values: which set, how it is shown, opened and served. Light to import.
 
 Options that cannot go together are refused before anything is done. The content of shards is not looked at here.
 """
@@ -66,6 +66,8 @@ class MountOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mountpoint", canonical(self.mountpoint))
+        selection = self.selection._replace(allow_missing=self.opening.tolerance.allow_missing)
+        object.__setattr__(self, "selection", selection)
         if self.serving.follow is not None and self.fixed_because is not None:
             raise UsageError(f"--follow: {self.fixed_because}")
 
@@ -86,7 +88,7 @@ class MountOptions:
         return Path(self.serving.overlay) if self.serving.overlay else None
 
     @property
-    def mount_options(self) -> list[str]:
+    def dash_o(self) -> list[str]:
         """The options of `-o`, with those that have a name of their own."""
         return [*self.serving.options, *["ro"] * self.serving.read_only]
 

@@ -17,8 +17,7 @@ import shlex
 import signal
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,8 +35,10 @@ from wdsfs.index.store import Index, open_index
 from wdsfs.mount import daemon
 from wdsfs.mount.control_socket import ControlSocket
 from wdsfs.mount.daemon import log_path, open_log
+from wdsfs.mount.doctor import preventing
 from wdsfs.mount.growth import Growth
 from wdsfs.mount.hidden_directory import HiddenDirectory, HiddenDirectoryOperations, TextRing
+from wdsfs.mount.hints import hints
 from wdsfs.mount.look_again import settles_in
 from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.mount.mountpoint import FuseOptions, check_mountpoint, parse_options
@@ -54,7 +55,7 @@ from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import Shard, expand, expand_again
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.numbered_tree import check_name
-from wdsfs.tree.opening import judge
+from wdsfs.tree.opening import judge, make_view, refresh_index
 from wdsfs.tree.options import Composition
 from wdsfs.tree.shard_access import access_of, refuse_foreign_lists
 from wdsfs.tree.shard_set import ShardSet
@@ -65,22 +66,6 @@ log = logging.getLogger(__name__)
 
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SYNC_SECONDS = 10.0  # how long the end of a mount by a signal waits for what is in the kernel's memory
-
-
-@dataclass(frozen=True, slots=True)
-class Front:
-    """The work of a front end while the set is prepared, with its progress display.
-
-    `indexer` indexes shards (the last argument is `ready` of `Index.stale`), `composer` derives the records of a
-    view. Both return the shards that cannot be read, by path, with the reason. `adviser` returns hints about a
-    set that can be mounted, `doctor` what is wrong with this machine where libfuse cannot mount at a path with
-    these options, and what to type.
-    """
-
-    indexer: Callable[[Index, Sequence[Shard], bool], dict[bytes, ShardError]]
-    composer: Callable[[ShardSet], dict[bytes, ShardError]]
-    adviser: Callable[[ShardSet], Sequence[str]] = lambda _: ()
-    doctor: Callable[[str, Collection[str]], Sequence[str]] = lambda *_: ()
 
 
 def raise_file_limit() -> int:
@@ -97,62 +82,62 @@ def raise_file_limit() -> int:
 # --- running -----------------------------------------------------------------------------------------------
 
 
-def run_in_background(mount: MountOptions, front: Front) -> int:
-    """Fork a daemon that runs this mount; returns 0 when its tree is usable, else the daemon's exit code."""
-    return daemon.fork(mount.mountpoint, lambda leave, ready: run(mount, front, lambda: leave(mount.log), ready))
+def start(mount: MountOptions) -> int:
+    """Mount, in the foreground or in a daemon.
+
+    Returns an exit code when the tree is usable, in the foreground when the mount has ended.
+    """
+    if mount.serving.foreground:
+        return daemon.guarded(lambda: run(mount, lambda _: None, lambda: daemon.notify_systemd("READY=1")))
+    return daemon.fork(mount.mountpoint, lambda leave, ready: run(mount, leave, ready))
 
 
-def run_in_front(mount: MountOptions, front: Front) -> int:
-    """Run this mount; returns an exit code when it has ended."""
-    return daemon.guarded(lambda: run(mount, front, lambda: None, lambda: daemon.notify_systemd("READY=1")))
-
-
-def run(mount: MountOptions, front: Front, leave: Callable[[], None], ready: Callable[[], None]) -> None:
+def run(mount: MountOptions, leave: daemon.Leave, ready: Callable[[], None]) -> None:
     """Mount and serve until the mount ends.
 
     `leave` is called when all checks have passed whose errors the user should see at once, before the workers are
     forked; `ready` when the tree is usable. Raises WdsfsError when it cannot be mounted.
     """
-    parsed = parse_options(mount.options, mount.overlay is not None)
+    serving, tree, view = mount.serving, mount.tree, mount.view
+    parsed = parse_options(mount.dash_o, mount.overlay is not None)
     with noted() as used:
         shards = _shards(mount)
-        directories = [] if mount.follow is None else used.absolute()
-        companions = Companions(mount.composition, mount.selection.reading)
+        directories = [] if serving.follow is None else used.absolute()
+        companions = Companions(tree.composition, mount.selection.reading)
     # Before anything is read: files that come later are compared with what is here now.
     shared = os.geteuid() == 0 or "allow_other" in parsed.fuse
     refuse_foreign_lists(used.files, shared)
-    files = [*(one.path for one in shards), *companions.files]
-    access = access_of(files, shared, mount.tolerance.allow_missing)
+    files = [*(shard.path for shard in shards), *companions.files]
+    access = access_of(files, shared, mount.opening.tolerance.allow_missing)
     if mount.overlay is not None:
-        refuse_view(shards, mount.view, mount.composition)
-    check_name(shards, mount.view, mount.merge)
-    index = open_index(mount.index_dir)
+        refuse_view(shards, tree)
+    check_name(shards, view, mount.merge)
+    index = open_index(mount.opening.index_dir)
     try:
         index.log_notices()
         index.portables = attached([*shards, *companions.shards])
         busy = [path for path in files if not is_remote(path)]
         check_mountpoint(mount.mountpoint, parsed.nonempty, [*busy, *_own_paths(mount, index)])
-        below = open_set(shards, index, mount.composition, companions, access=access)
-        composition, remarks, advice = _make_ready(mount, front, below, companions)
-        if not mount.foreground:
-            mount.log = open_log(mount.mountpoint)
+        below = open_set(shards, index, tree.composition, companions, access=access)
+        composition, remarks, advice = _make_ready(mount, below, companions)
+        log_file = None if serving.foreground else open_log(mount.mountpoint)
         index.suspend()
         descriptors, overlay = raise_file_limit(), None
         if mount.overlay is not None:
             owner = parsed.owner.uid, parsed.owner.gid
-            overlay = MountedOverlay(mount.overlay, shards, mount.view, mount.merge, owner, parsed.owner.umask)
-        tags = Generations(len(shards), followed=mount.follow is not None)
+            overlay = MountedOverlay(mount.overlay, shards, view, mount.merge, owner, parsed.owner.umask)
+        tags = Generations(len(shards), followed=serving.follow is not None)
         served = MountedSet(mount, shards, composition, companions, access, index, descriptors, tags, overlay)
-        growth = Growth(served, _working_directory(), directories, SetState(mount.follow))
+        growth = Growth(served, _working_directory(), directories, SetState(serving.follow))
 
         def leave_and_log() -> None:
             for line in advice:
                 log.info("%s", line)
-            leave()
-            if not mount.foreground:  # what was said on the terminal, now in the log
+            leave(log_file)
+            if not serving.foreground:  # what was said on the terminal, now in the log
                 _say(remarks)
 
-        _serve(parsed, growth, front.doctor, leave_and_log, ready)
+        _serve(parsed, growth, log_file, leave_and_log, ready)
     finally:
         index.discard()
 
@@ -160,9 +145,9 @@ def run(mount: MountOptions, front: Front, leave: Callable[[], None], ready: Cal
 def _shards(mount: MountOptions) -> list[Shard]:
     """The shards of a mount. Raises what `expand` does."""
     selection = mount.selection
-    if mount.new:
+    if mount.serving.new:
         return []
-    if mount.follow is not None and selection.allow_missing:  # what is missing may come
+    if mount.serving.follow is not None and selection.allow_missing:  # what is missing may come
         return expand_again(mount.specs, selection.split, selection.reading, selection.base)
     return expand(mount.specs, *selection)
 
@@ -185,25 +170,27 @@ class _Ready(NamedTuple):
     advice: Sequence[str]
 
 
-def _make_ready(mount: MountOptions, front: Front, below: ShardSet, companions: Companions) -> _Ready:
+def _make_ready(mount: MountOptions, below: ShardSet, companions: Companions) -> _Ready:
     """Index the set, unless that can wait, and judge it; releases `below`. Raises what `opening.judge` does."""
-    composition, index = mount.composition, below.index
+    tree, opening, index = mount.tree, mount.opening, below.index
+    composition, strict, merge = tree.composition, opening.tolerance.strict, mount.merge
     try:
         unreadable: dict[bytes, ShardError] = {}
         # One tree over all shards, numbers over all of them, and a look at all of them, need all of them.
-        if not mount.lazy or mount.merge or mount.view.index_tree or mount.tolerance.strict:
+        if not mount.serving.lazy or merge or tree.index_tree or strict:
             # Else a record that has to be fetched or copied is, when its shard is first used.
-            whole = mount.merge or mount.tolerance.strict is not None or mount.overlay is not None
+            whole = merge or strict is not None or mount.overlay is not None
             ready = whole or isinstance(below, ViewSet)
-            unreadable |= front.indexer(index, [*below.shards, *companions.shards], ready)
-            unreadable = front.composer(below) | unreadable  # which says more
+            unreadable = refresh_index(index, [*below.shards, *companions.shards], opening, ready).unreadable
+            unreadable = make_view(below, opening) | unreadable  # which says more
             if isinstance(below, ViewSet):
                 composition = below.composition  # with what was found out on the way
-        if mount.follow is not None:
+        if mount.serving.follow is not None:
             unreadable = dict(map(_unfinished, unreadable.items()))
-        remarks = [*judge(below, unreadable, mount.tolerance, mount.merge), *index.miscounted(below.shards)]
+        remarks = [*judge(below, unreadable, opening.tolerance, merge), *index.miscounted(below.shards)]
         _say(remarks)
-        return _Ready(composition, remarks, front.adviser(below))
+        advice = () if opening.quiet else hints(below, tree, mount.overlay is not None)
+        return _Ready(composition, remarks, advice)
     finally:
         below.release()
 
@@ -224,7 +211,7 @@ def _say(remarks: Sequence[str]) -> None:
 def _serve(
     parsed: FuseOptions,
     growth: Growth,
-    doctor: Callable[[str, Collection[str]], Sequence[str]],
+    log_file: Path | None,
     leave: Callable[[], None],
     ready: Callable[[], None],
 ) -> None:
@@ -236,18 +223,18 @@ def _serve(
         if overlay is None
         else WritableOperations(parsed.owner, board, lambda: overlay.frozen, overlay.note, overlay.token)
     )
-    daemon = _registration(served)
+    daemon = _registration(served, log_file)
     hidden = HiddenDirectory(daemon, board, TextRing(), growth.state, lambda: is_half_done(daemon.overlay))
     operations.hidden = HiddenDirectoryOperations(parsed.owner, board, hidden)
     with KeptSignals() as signals:
-        _mount(mount, parsed, doctor)
+        _mount(mount, parsed)
         running, clean, supervisor = None, False, None
         try:
             follow = growth.follower()
             workers = 1 if operations.alone else mount.workers
-            supervisor = Supervisor(operations, board, served.tree, workers, mount.spin, follow)
+            supervisor = Supervisor(operations, board, served.tree, workers, mount.serving.spin / 1e6, follow)
             if any(map(is_remote, served.files)):
-                supervisor.fetcher = shard_paths.attach(supervisor.device, mount.log)
+                supervisor.fetcher = shard_paths.attach(supervisor.device, log_file)
                 served.tags.heed(supervisor.fetcher.alarm.words)
             supervisor.answer_init()
             if mount.merge and follow is not None and supervisor.epochs:
@@ -271,9 +258,7 @@ def _serve(
             pyfuse3.close(unmount=clean or running is None or not running.usable)
 
 
-def _mount(
-    mount: MountOptions, parsed: FuseOptions, doctor: Callable[[str, Collection[str]], Sequence[str]]
-) -> None:
+def _mount(mount: MountOptions, parsed: FuseOptions) -> None:
     """Have libfuse mount; serving is ours. Raises MountError."""
     options = {"default_permissions", *parsed.fuse} | ({"ro"} if mount.overlay is None else set())
     for name, value in (("subtype", "wdsfs"), ("fsname", _fsname(mount.specs or ["new"]))):
@@ -284,7 +269,8 @@ def _mount(
             pyfuse3.init(pyfuse3.Operations(), mount.mountpoint, options)
     except (RuntimeError, UnicodeEncodeError) as error:
         nothing = f"libfuse has said more above; `wdsfs doctor {shlex.quote(mount.mountpoint)}` finds nothing"
-        why = "; ".join(doctor(mount.mountpoint, parsed.fuse)) or nothing
+        findings = preventing(mount.mountpoint, parsed.fuse)
+        why = "; ".join(f"{one.name}: {one.detail} -> {one.remedy}" for one in findings) or nothing
         raise MountError(f"{mount.mountpoint}: libfuse could not mount ({error}): {why}") from None
 
 
@@ -315,7 +301,7 @@ def _sockets() -> set[int]:
     return numbers
 
 
-def _registration(served: MountedSet) -> Registration:
+def _registration(served: MountedSet, log_file: Path | None) -> Registration:
     """Return the registration of this process."""
     mount = served.mount
     return Registration(
@@ -324,17 +310,17 @@ def _registration(served: MountedSet) -> Registration:
         start_ticks=start_ticks(os.getpid()) or 0,
         mountpoint=mount.mountpoint,
         specs=[objects.without_secrets(spec) for spec in mount.specs],
-        layout=mount.view.layout,
-        names=mount.view.names,
+        layout=mount.tree.layout,
+        names=mount.tree.names,
         merge=mount.merge,
         started=time.time(),
-        log=_place_of_stderr() if mount.log is None else str(mount.log),
+        log=_place_of_stderr() if log_file is None else str(log_file),
         overlay=None if served.overlay is None else str(served.overlay.place.path),
         index=str(served.index.directory.absolute()),
         selection=mount.selection.arguments,
-        composition=mount.composition.public_text,
-        index_tree=mount.view.index_tree,
-        follow=mount.follow,
+        composition=mount.tree.composition.public_text,
+        index_tree=mount.tree.index_tree,
+        follow=mount.serving.follow,
         directory=_working_directory(),
     )
 
@@ -362,7 +348,7 @@ def _set_readahead(mount: MountOptions) -> None:
     mounted = mount_table.mounted_at(mount.mountpoint)
     try:
         if mounted is not None:
-            host.set_readahead(mounted.device, mount.readahead)
+            host.set_readahead(mounted.device, mount.serving.readahead << 10)
     except OSError as error:
         log.debug("the kernel's readahead stays as it is: %s", error)
 
