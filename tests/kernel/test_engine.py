@@ -171,14 +171,14 @@ def test_auto_takes_fuse_after_the_kernel_has_refused(program: Program, monkeypa
     def refuse(*_: object) -> None:
         raise OSError(errno.EINVAL, "for some reason")
 
-    def by_fuse(wanted: MountOptions, _: object) -> int:
+    def by_fuse(wanted: MountOptions) -> int:
         taken.append(wanted.mountpoint)
         return 0
 
     taken: list[str] = []
     shard = program.write("s0.tar", sets.content(0))
     monkeypatch.setattr(erofs_mount, "_mount", refuse)
-    monkeypatch.setattr(session, "run_in_background", by_fuse)
+    monkeypatch.setattr(session, "start", by_fuse)
     monkeypatch.setenv("XDG_STATE_HOME", str(program.home / "state"))
     said = told(program.home, "mount", "--engine", "auto", shard, program.mountpoint, code=0)
     assert said.splitlines()[-1] == "wdsfs: engine: FUSE, because the kernel has not mounted it"

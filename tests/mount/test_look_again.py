@@ -22,6 +22,7 @@ from wdsfs.interop.lint import findings_of_set
 from wdsfs.mount import look_again, session
 from wdsfs.mount.look_again import Earlier, LeftOut, change_of
 from wdsfs.mount.mounted_set import MountedSet
+from wdsfs.mount.options import MountOptions, Serving
 from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import Shard, expand
 from wdsfs.spec.growth import Change
