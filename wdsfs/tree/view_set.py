@@ -29,7 +29,7 @@ from wdsfs.tree.options import Composition, Field, read_class_names
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.shard_set import NotIndexed, ShardSet
 from wdsfs.tree.view_record import compose, digits_needed, refusal, refuse
-from wdsfs.tree.view_sources import Companions, CompanionWatch, DerivedContent, JoinedSet, KeysMissing, SourceSets
+from wdsfs.tree.view_sources import Companions, CompanionWatch, DerivedContent, JoinedSet, KeysMissing
 
 log = logging.getLogger(__name__)
 
@@ -81,13 +81,14 @@ class ViewSet(ShardSet):
         self.composition = replace(composition, class_digits=1) if self._finds_digits else composition
         # Shards that the options do not change keep their plain record, under its plain key.
         self._unchanged = [composition.is_plain and not shard.without for shard in shards]
-        self._sources = SourceSets(shards, companions.joined, index, descriptors, self.access)
-        self.plain = self._sources.plain
-        for source in self._sources.all:
-            source.on_files = lambda _: self.on_files(self._sources.open_files)
+        each = max(1, descriptors // (1 + len(companions.joined)))
+        self._sources = [ShardSet(some, index, each, access=self.access) for some in (shards, *companions.joined)]
+        self.plain, *joined = self._sources
+        for source in self._sources:
+            source.on_files = lambda _: self.on_files(sum(lower.open_files for lower in self._sources))
             source.slowly = lambda: self.slowly()
         self._watch = CompanionWatch(companions, self.access, self._tags, lambda: self.slowly())
-        self._joined = [JoinedSet(shards, lower, self._watch.number) for lower in self._sources.joined]
+        self._joined = [JoinedSet(shards, lower, self._watch.number) for lower in joined]
         self._content = DerivedContent(
             self._sources, companions.labels, self._watch, self.access, self._reconsider
         )
@@ -99,7 +100,7 @@ class ViewSet(ShardSet):
 
     @property
     def sources(self) -> list[ShardSet]:
-        return self._sources.all
+        return self._sources
 
     def _view_keys(self) -> list[bytes]:
         """Return the keys under which the index has the records of this view."""
@@ -125,7 +126,11 @@ class ViewSet(ShardSet):
 
     def distrust(self) -> None:
         super().distrust()
-        self._sources.distrust()
+        self._distrust_sources()
+
+    def _distrust_sources(self) -> None:
+        for source in self._sources:
+            source.distrust()
 
     def record(self, number: int, tag: int | None = None) -> Record:
         """As `ShardSet.record`. Raises also ViewError, when the options refuse what the shard holds."""
@@ -148,7 +153,7 @@ class ViewSet(ShardSet):
             return self.plain.build(number)
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
-            self._sources.distrust()
+            self._distrust_sources()
             before = self._stat(number)
             try:
                 data = self._record_or_refusal(number, before)
@@ -296,7 +301,7 @@ class ViewSet(ShardSet):
         """Yield the findings of the set, and those of the joined shards that it does not have itself."""
         seen = {self.path_text(number) for number in self.numbers}
         yield from own
-        for below in self._sources.joined:
+        for below in self._sources[1:]:
             for answer in ask(below):
                 if answer[0] not in seen:
                     seen.add(answer[0])
@@ -321,5 +326,6 @@ class ViewSet(ShardSet):
 
     def release(self) -> None:
         self._content.release()
-        self._sources.release()
+        for source in self._sources:
+            source.release()
         super().release()

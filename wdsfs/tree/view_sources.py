@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from wdsfs.errors import CorruptShard, MissingShard, ShardError, StaleShard
 from wdsfs.index.record import STRAY, Record
-from wdsfs.index.store import Index
 from wdsfs.names import PLAIN, Reading, plain_key
 from wdsfs.spec.expand import Shard, expand
 from wdsfs.storage.identity import GONE, Fingerprint
@@ -144,50 +143,6 @@ def _samples_of(record: Record) -> tuple[dict[bytes, int], set[bytes]]:
                 twice.add(path)
             samples[path] = entry
     return samples, twice
-
-
-# --- the plain sets of shards that a view is made of
-
-
-class SourceSets:
-    """`plain`, the set without the view, and the `joined` sets. `descriptors` are shared evenly between them."""
-
-    def __init__(
-        self,
-        shards: Sequence[Shard],
-        joined: Sequence[Sequence[Shard]],
-        index: Index,
-        descriptors: int,
-        access: Access,
-    ) -> None:
-        each = max(1, descriptors // (1 + len(joined)))
-        self.plain = ShardSet(shards, index, each, access=access)
-        self.joined = [ShardSet(shards_, index, each, access=access) for shards_ in joined]
-        self.all = [self.plain, *self.joined]
-        self._places = {
-            shard.path: (source, number)
-            for source in reversed(self.all)
-            for number, shard in enumerate(source.shards)
-        }
-
-    def find(self, path: bytes) -> tuple[ShardSet, int]:
-        """Return the first set that has the shard at this path, and the shard's number there."""
-        return self._places[path]
-
-    @property
-    def open_files(self) -> int:
-        """The number of open shards."""
-        return sum(source.open_files for source in self.all)
-
-    def distrust(self) -> None:
-        """Look at every shard again before it is used."""
-        for source in self.all:
-            source.distrust()
-
-    def release(self) -> None:
-        """Close the shards, and let go of all records."""
-        for source in self.all:
-            source.release()
 
 
 def content_of(source: ShardSet, number: int, member: int) -> Content:
@@ -331,18 +286,24 @@ def _digest(packed: bytes) -> int:
 class DerivedContent:
     """Finds what members of derived records consist of; keeps label files open, and an LRU of decoded content.
 
+    `sources` are the sets that the view is made of, the plain one first; a shard of several is that of the first.
     `reconsider` is called with the number of a shard whose record may be wrong although its fingerprint is right.
     """
 
     def __init__(
         self,
-        sources: SourceSets,
+        sources: Sequence[ShardSet],
         labels: list[LabelFile],
         watch: CompanionWatch,
         access: Access,
         reconsider: Callable[[int], None],
     ) -> None:
-        self._sources, self._watch, self._access, self._reconsider = sources, watch, access, reconsider
+        self._plain, self._watch, self._access, self._reconsider = sources[0], watch, access, reconsider
+        self._places = {
+            shard.path: (source, number)
+            for source in reversed(sources)
+            for number, shard in enumerate(source.shards)
+        }
         self._labels = {file.path: file for file in labels}
         self._label_files: dict[bytes, ShardFile] = {}
         self._made: OrderedDict[_Key, bytes] = OrderedDict()
@@ -395,7 +356,7 @@ class DerivedContent:
         That shard is indexed. Raises StaleShard, and what `ShardSet.record` raises.
         """
         if record.view is None:
-            return self._sources.plain, number, member
+            return self._plain, number, member
         place, row = record.address(member)
         while (section := _MADE_OF.get(record.view["places"][place]["kind"])) is not None:
             place, row = _packed_address(record, section, row)
@@ -416,7 +377,7 @@ class DerivedContent:
 
     def read_member(self, path: bytes, member: int) -> bytes:
         """Return the whole content of a member of the shard at `path`. Raises NotIndexed, ShardError."""
-        source, number = self._sources.find(path)
+        source, number = self._places[path]
         content = content_of(source, number, member)
         return content_module.read(content, 0, content.size)
 
@@ -435,7 +396,7 @@ class DerivedContent:
             held = Held(partial(self._make, key, file, load, record, member), data)
             return Content(file, 0, size, NO_EXTENTS, held)
         if about["kind"] == NOTHING:
-            file = content_of(self._sources.plain, number, 0).file
+            file = content_of(self._plain, number, 0).file
             return Content(file, 0, 0, NO_EXTENTS, Held(bytes, b""))
         return Content(self._label_file(about), 0, size, NO_EXTENTS, Held(bytes, record.names_in("values")[row]))
 
@@ -465,13 +426,13 @@ class DerivedContent:
         """Return the plain set and the number there of the shard that is a place of this record. Raises
         StaleShard.
         """
-        source, base = self._sources.plain, number
+        source, base = self._plain, number
         made_of: tuple[int, ...] = record.fingerprint
         if record.view is not None:
             about = record.view["places"][place]
             made_of = tuple(about["fingerprint"])
             if place != OWN:
-                source, base = self._sources.find(_path_of(about))
+                source, base = self._places[_path_of(about)]
         # The address of a member counts in the record that this one was derived from, and in no other. The source
         # set may not have looked since this record was made, perhaps by another process.
         if source.fingerprint(base) != made_of:
