@@ -101,7 +101,7 @@ class Mount:
 
     def start(self, calls: SystemCalls | None = None, inherited: bool = False) -> None:
         self.upper = UpperDirectory(OverlayDirectory(self.home), None, inherited, calls, self.descriptors)
-        self.tree = WritableTree(self.below, self.upper, None, RequestJournal(self.memory), inherited)
+        self.tree = WritableTree(self.below, self.upper, None, RequestJournal(self.memory))
         self.tree.prepare()
 
     def replace_worker(self, calls: SystemCalls | None = None) -> None:

@@ -82,7 +82,7 @@ class MountedOverlay:
         inherited = bool(self._memory[_BEGUN])
         upper = UpperDirectory(self.place, self.owner, inherited)
         self._memory[_BEGUN] = 1
-        return WritableTree(below, upper, self.owner, RequestJournal(self._memory), inherited, self.umask)
+        return WritableTree(below, upper, self.owner, RequestJournal(self._memory), self.umask)
 
     def note(self, note: bytes) -> None:
         """Keep a notification for the kernel, in memory that outlives this process, until it can be sent."""

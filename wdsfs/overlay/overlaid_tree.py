@@ -56,7 +56,6 @@ class NodeTable:
         self.top = top
         self.lower = tree.lower
         self.orphans = orphans
-        self.inherited = inherited
         self.by_inode: dict[int, UpperNode] = {}
         self.generation = -1
         self.gone: set[int] = set()  # files and directories of the lower that have no name any more
@@ -309,15 +308,15 @@ def _hash(name: bytes) -> int:
 
 
 class OverlaidTree:
-    """`tree` with the changes in `upper` over it. `inherited` as for `NodeTable`."""
+    """`tree` with the changes in `upper` over it."""
 
-    def __init__(self, tree: LowerTree, upper: UpperDirectory, inherited: bool = False) -> None:
+    def __init__(self, tree: LowerTree, upper: UpperDirectory) -> None:
         self.tree = tree
         self.upper = upper
         self.lower = tree.lower
         self.view = tree.view
         self.merged = tree.merged
-        self.nodes = NodeTable(tree, upper.top, upper.orphans, inherited)
+        self.nodes = NodeTable(tree, upper.top, upper.orphans, upper.inherited)
         self.order = NameOrder(self.nodes)
         # Attributes, not methods: `remember` is called for every reply to lookup.
         self.remember, self.forget = self.nodes.remember, self.nodes.forget
@@ -379,9 +378,9 @@ class OverlaidTree:
         if node is not None:
             return self.status(node)
         original = self.tree.getattr(inode)
-        if inode in self.nodes.gone or (self.nodes.inherited and not self._has_a_name(inode)):
+        if inode in self.nodes.gone or (self.upper.inherited and not self._has_a_name(inode)):
             return original._replace(links=0)
-        return self.with_links(original)
+        return self._with_links(original)
 
     def _has_a_name(self, inode: int) -> bool:
         """True if a node of the lower has a visible name; a worker that has taken over does not remember it."""
@@ -395,9 +394,9 @@ class OverlaidTree:
     def _over(self, original: Node) -> Node:
         """A node of the lower, or its copy, if another name of it was copied up."""
         node = self._nodes.get(original.inode)
-        return self.with_links(original) if node is None else self.status(node)
+        return self._with_links(original) if node is None else self.status(node)
 
-    def with_links(self, original: Node) -> Node:
+    def _with_links(self, original: Node) -> Node:
         """A file of the lower with several names may have lost some."""
         if original.links == 1 or stat.S_ISDIR(original.mode) or not self._is_touched(original.inode):
             return original
@@ -441,7 +440,7 @@ class OverlaidTree:
 
     def note_hidden(self, node: Node) -> None:
         """Note that a name of a node of the lower is hidden now."""
-        if stat.S_ISDIR(node.mode) or not self.with_links(node).links or node.links == 1:
+        if stat.S_ISDIR(node.mode) or not self._with_links(node).links or node.links == 1:
             self.nodes.gone.add(node.inode)
 
     def note_removed(self, node: UpperNode) -> None:

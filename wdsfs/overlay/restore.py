@@ -10,7 +10,7 @@ The lower of such a directory is not shown, so a file of it would have no place.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from wdsfs import inodes
@@ -88,7 +88,7 @@ class Restoration:
         if what:
             raise NoSuchEntry(f"{text_of(path)} {what} as a whole: restore that")
 
-    def targets(self, paths: Iterable[bytes]) -> list[Target]:
+    def targets(self, paths: Sequence[bytes]) -> list[Target]:
         """All targets at these paths, with the other names of renames. A directory is one target.
 
         Raises StaleShard when a name that the shards have might stay hidden, ShardErrors of what cannot be read.
@@ -237,7 +237,7 @@ class Undo:
         self.order = view.order
         self._notify = notify
 
-    def restore(self, paths: Iterable[bytes]) -> None:
+    def restore(self, paths: Sequence[bytes]) -> None:
         """Undo what was changed at these paths (below the top, without a slash in front) and below them. Can be
         repeated from any point.
 

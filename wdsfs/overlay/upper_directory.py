@@ -46,6 +46,7 @@ class UpperDirectory:
         descriptors: int = DESCRIPTORS,
     ) -> None:
         self.place = place
+        self.inherited = inherited
         self.read_only = self._make_directories(owner)
         self.files = UpperFiles(SystemCalls() if calls is None else calls, descriptors)
         self.top = load_upper(place)

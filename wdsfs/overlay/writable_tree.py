@@ -2,8 +2,7 @@
 
 The meaning of a request is decided here: its checks, what is copied up (`overlay/copy_up.py`) or hidden by a
 whiteout, the outcome of a request in which a worker has died; then follows one change of the upper
-(`overlay/upper_changes.py`). A removed file that the kernel still knows stays readable (`work_directory.Orphans`,
-`NodeTable.gone`).
+(`overlay/upper_changes.py`). A removed file that the kernel still knows stays readable (`work_directory.Orphans`).
 
 Semantics decisions:
 
@@ -17,7 +16,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from wdsfs.errors import (
@@ -67,11 +66,10 @@ class WritableTree(OverlaidTree):
         upper: UpperDirectory,
         owner: tuple[int, int] | None = None,
         journal: RequestJournal | None = None,
-        inherited: bool = False,
         umask: int = 0,
     ) -> None:
         tree.make_writable(umask)
-        super().__init__(tree, upper, inherited)
+        super().__init__(tree, upper)
         self.journal = RequestJournal() if journal is None else journal
         self.copies = CopyUp(self, owner)
         self._renames = Renames(self)
@@ -249,7 +247,7 @@ class WritableTree(OverlaidTree):
         self._follow()
         self._renames.rename(parent, name, new_parent, new_name, flags)
 
-    def restore(self, paths: Iterable[bytes], notify: Callable[[int, bytes], None]) -> None:
+    def restore(self, paths: Sequence[bytes], notify: Callable[[int, bytes], None]) -> None:
         """Undo what was changed at these paths (below the top, without a leading slash) and below them.
 
         `notify` as in `Undo`. Can be repeated from any point. Raises NoSuchEntry for a path in what was
