@@ -445,15 +445,15 @@ class CachedObject:
         finally:
             os.close(fd)
 
-    def claim(self, begin: int, end: int, wait: bool = False) -> bool:
-        """Take a range for this process to fetch; False if another one has some of it.
+    def claim(self, begin: int, end: int) -> bool:
+        """Take a range for this process to fetch; return False if another one has some of it.
 
-        With `wait` that one's `release`, or its end, is waited for. Ranges of one `CachedObject`, in whatever
-        thread, do not exclude each other. A process that has a claim must not fork: its child would share it.
+        Ranges of one `CachedObject`, in whatever thread, do not exclude each other. They are given back by
+        `release`, or by the end of the process. One that has a claim must not fork: its child would share it.
         """
-        command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
+        lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, begin, end - begin, 0)
         try:
-            fcntl.fcntl(self._table.fd, command, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, begin, end - begin, 0))
+            fcntl.fcntl(self._table.fd, fcntl.F_OFD_SETLK, lock)
         except OSError as error:
             if error.errno in _TAKEN:
                 return False

@@ -17,11 +17,12 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from wdsfs.errors import NoRanges
-from wdsfs.remote.cached_object import CachedObject
-from wdsfs.remote.parts import Part, RemoteObject, Span, Whole, in_thread, joined, split
+from wdsfs.remote.cached_object import BLOCK, CachedObject
+from wdsfs.remote.parts import Part, RemoteObject, Span, in_thread, joined, split
 from wdsfs.remote.retries import Counters
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ PART, PART_MIN = 8 << 20, 1 << 20  # bytes of a request: at most, and of prefetc
 PARALLEL = 8  # requests that a stretch of prefetch is cut into, if it is long enough
 REQUESTS, REQUESTS_AHEAD = 256, 16  # in flight: in all, and of prefetch
 TRIES = 3  # how often bytes may vanish from the cache between their arrival and their use
+WRITE = 1 << 20  # bytes that are written to the cache at a time when an object comes as a whole
 VERIFY_SECONDS = 0.5  # after the last bytes of an object: a file that has just been changed cannot be verified
 CLAIM_SECONDS, CLAIM_LOOK_SECONDS = 60.0, 0.005  # for what another process fetches
 
@@ -264,12 +266,24 @@ class Demand:
                 if item.cached is None:
                     raise
                 if item.whole is None:
-                    item.whole = Whole(item, item.cached, self._stores.get_all(item.url, item.pin))
+                    item.whole = item.start(self._bring_whole(item, item.cached))
         try:
-            await item.whole.reached(part.end)
+            await asyncio.shield(item.whole)
         except Exception:
             item.whole = None  # the next reader tries again
             raise
+
+    async def _bring_whole(self, item: RemoteObject, cached: CachedObject) -> None:
+        """Bring an object into the cache from its first byte to its last."""
+        rest, at = bytearray(), 0
+        async for data in self._stores.get_all(item.url, item.pin):
+            rest += data
+            if len(rest) >= WRITE:
+                size = len(rest) // BLOCK * BLOCK
+                await in_thread(partial(cached.put, at, bytes(rest[:size])))
+                at += size
+                del rest[:size]
+        await in_thread(partial(cached.put, at, bytes(rest)))
 
     async def _fetch_range(self, part: Part) -> None:
         item, cached = part.item, part.item.cached

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from wdsfs.errors import NoRanges
 from wdsfs.remote.cached_object import BLOCK, CachedObject
 from wdsfs.remote.passes import WINDOW_MAX, Passes
 from wdsfs.remote.urls import Pin, Url
@@ -82,7 +81,6 @@ def split(spans: Iterable[Span], most: int) -> list[Span]:
 
 
 INLINE = 256 << 10  # bytes of a part that is written to the cache without a thread: that takes longer
-WRITE = 1 << 20  # bytes that are written to the cache at a time when an object comes as a whole
 
 Result = TypeVar("Result")
 Buffer = bytes | memoryview
@@ -199,7 +197,7 @@ class RemoteObject:
         self.parts: Intervals[Part] = Intervals()  # queued or in flight
         self.held: Intervals[memoryview] = Intervals()
         self.passes = Passes(pin.size, window)
-        self.whole: Whole | None = None  # its server sends nothing but whole objects
+        self.whole: asyncio.Task[None] | None = None  # brings all of it: its server sends no parts
         self.tasks: set[asyncio.Task[None]] = set()  # that use the cache, also those that were cancelled
         self.verified = False  # or will be soon
 
@@ -287,49 +285,3 @@ async def in_thread(work: Callable[[], Result]) -> Result:
     if cancelled is not None:
         raise cancelled
     return running.result()
-
-
-class Whole:
-    """An object that is fetched from its first byte to its last, since its server does not send parts."""
-
-    def __init__(self, item: RemoteObject, cached: CachedObject, body: AsyncIterator[Buffer]) -> None:
-        self._cached, self._body = cached, body
-        self._at = 0  # bytes that are in the cache
-        self._error: Exception | None = None
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-        item.start(self._run())
-
-    async def reached(self, end: int) -> None:
-        """Return when everything up to `end` is in the cache. Raises what fetching has raised."""
-        if self._at < end and self._error is None:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiting.append((end, waiter))
-            await waiter
-        if self._at < end and self._error is not None:
-            raise self._error
-
-    async def _run(self) -> None:
-        rest = bytearray()
-        try:
-            async for data in self._body:
-                rest += data
-                if len(rest) >= WRITE:
-                    await self._put(rest, len(rest) // BLOCK * BLOCK)
-            await self._put(rest, len(rest))
-            self._error = NoRanges("the body of an object has ended too early")
-        except Exception as error:
-            self._error = error
-        self._wake()
-
-    async def _put(self, rest: bytearray, size: int) -> None:
-        data = bytes(rest[:size])
-        await in_thread(lambda: self._cached.put(self._at, data))
-        del rest[:size]
-        self._at += size
-        self._wake()
-
-    def _wake(self) -> None:
-        for end, waiter in self._waiting:
-            if (end <= self._at or self._error is not None) and not waiter.done():
-                waiter.set_result(None)
-        self._waiting = [waiter for waiter in self._waiting if not waiter[1].done()]

@@ -169,7 +169,7 @@ def standard_input() -> bytes:
 def _made(path: bytes) -> Pin | ShardError:
     """Return the pin of the output of a command that has been run, or why there is none."""
     if path in _pins:
-        return _known(path) or _pins[path]
+        return known_pin(path) or _pins[path]
     return _unknown(path)
 
 
@@ -190,7 +190,7 @@ def stat(paths: Sequence[bytes]) -> list[Pin | ShardError]:
 def _stat(paths: Sequence[bytes]) -> list[Pin | ShardError]:
     outcomes: list[Pin | ShardError] = []
     for path, answer in zip(paths, remote().stat([url_of(path) for path in paths]), strict=True):
-        if isinstance(answer, Unreachable) and (known := _known(path)) is not None:
+        if isinstance(answer, Unreachable) and (known := known_pin(path)) is not None:
             store, reason = url_of(path).store, str(answer).removeprefix(f"{os.fsdecode(path)}: ")
             _say(f"{store}: {reason}; what the cache has of its shards is used")
             answer = known
@@ -240,7 +240,7 @@ def look(path: bytes) -> Fingerprint:
 
 def pin_of(path: bytes) -> Pin:
     """Return the pin of a remote shard as it was when its store was asked last. Raises ShardError."""
-    known = _known(path)
+    known = known_pin(path)
     if known is not None:
         return known
     until, error = _refused.get(path, (0.0, None))
@@ -283,14 +283,9 @@ def is_output(path: bytes) -> bool:
     return path.startswith(PIPE.encode())
 
 
-def known_pin(path: bytes) -> Pin | None:
-    """Return the pin of a remote shard as far as anything is known; its store is not asked."""
-    return _known(path)
-
-
 def is_here(path: bytes) -> bool:
     """Return True if all of a remote shard, as far as it is known, is in the cache; its store is not asked."""
-    pin = _known(path)
+    pin = known_pin(path)
     with contextlib.suppress(OSError):
         return pin is not None and _cache().has_all(os.fsdecode(path), pin)
     return False
@@ -397,7 +392,8 @@ def _pin_now(path: bytes) -> Pin:
     raise answer
 
 
-def _known(path: bytes) -> Pin | None:
+def known_pin(path: bytes) -> Pin | None:
+    """Return the pin of a remote shard as far as anything is known; its store is not asked."""
     shown = os.fsdecode(path)
     note = _cache().pin_of(shown)
     if note is not None:
