@@ -367,8 +367,9 @@ class HeldShards:
 
     def changing(self) -> list[str]:
         """The files that somebody is about to write, or has written."""
-        changing = [one for one in self.leased if fcntl.fcntl(one.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK]
-        changing += [one.device for one in (*self._without_lease, *self._on_layers) if one.is_written()]
+        watched = (*self._without_lease, *self._on_layers)
+        changing = [file for file in self.leased if fcntl.fcntl(file.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK]
+        changing += [file.device for file in watched if file.is_written()]
         return [os.fsdecode(device.file) for device in changing]
 
     def watch_mount(self, mountpoint: str) -> None:

@@ -1,4 +1,4 @@
-"""The kernel's overlayfs above an image: how it is mounted, and kept still for a commit.
+"""Mounts the kernel's overlayfs above an image, and keeps it still for a commit.
 
 The image is mounted for a moment at a place of our own, the overlay is made over it and keeps it in use, and the
 image is unmounted again. So there is one mount, and when it ends, both do.
@@ -45,7 +45,7 @@ _WHITEOUTS_BY_ATTRIBUTE = (6, 8)  # the first kernel that understands them
 
 @dataclass(slots=True)
 class OverlayOver:
-    """An overlay that is wanted: its directory, and the set below it as it is shown.
+    """An overlay to be mounted: its directory, and the set below it with its options.
 
     `owner` (uid, gid) owns the files of the shards. Nobody but the owner can enter a `private` mount.
     `options` of `-o` and `index` (a directory) are for commands that make a new image.
@@ -65,11 +65,11 @@ class OverlayOver:
 
         `served_at` is the mount of it that is there already, without a guard.
         """
-        found = MountedOverlay(
+        overlay = MountedOverlay(
             *(self.directory, self.shards, self.view, self.merge, self.owner), served_at=served_at
         )
-        _refuse_whiteouts(found.place)
-        return found
+        _refuse_whiteouts(overlay.place)
+        return overlay
 
     def set_who_enters(self) -> None:
         """Let nobody but the owner, or also others, enter the mount, whose top is the upper's."""
@@ -83,7 +83,7 @@ class OverlayOver:
     def mount(
         self, image: str, mountpoint: str, devices: Sequence[int], attributes: int, instead: bool = False
     ) -> None:
-        """Mount the overlay above an image; the arguments are as in `kernel_mount.mount_image`.
+        """Mount the overlay above an image; the arguments are as in `erofs_mount.mount_image`.
 
         `instead`: in the place of the mount that is there; before Linux 6.5 there is none for a moment. REQUIRES:
         this process has the overlay, and nobody can write to that mount. Raises MountError.
@@ -106,8 +106,8 @@ class OverlayOver:
 
     def refuse_writable(self, mountpoint: str) -> None:
         """Raise MountError unless nobody can write to the mount: two mounts must not write into one upper."""
-        found = mount_table.mounted_at(mountpoint)
-        if found is None or "ro" not in found.super_options:
+        mounted = mount_table.mounted_at(mountpoint)
+        if mounted is None or "ro" not in mounted.super_options:
             raise MountError(f"{mountpoint}: has an overlay that can be written; unmount it, and mount it again")
 
     def clean_work(self) -> None:
@@ -128,7 +128,7 @@ class OverlayOver:
         shards = self.shards
         return {
             "overlay": str(self.directory),
-            "shards": [[os.fsdecode(one.path), os.fsdecode(one.name)] for one in shards],
+            "shards": [[os.fsdecode(shard.path), os.fsdecode(shard.name)] for shard in shards],
             "reading": shards[0].reading._asdict(),
             "index": self.index,
             "options": self.options,
@@ -225,8 +225,8 @@ def frozen(mountpoint: str, place: OverlayDirectory) -> Iterator[None]:
 
 
 def _device(mountpoint: str) -> int | None:
-    found = mount_table.mounted_at(mountpoint)
-    return None if found is None else found.device
+    mounted = mount_table.mounted_at(mountpoint)
+    return None if mounted is None else mounted.device
 
 
 def _set_read_only(mountpoint: str, read_only: bool) -> None:

@@ -206,14 +206,15 @@ class ShardFiles:
         in_image = (self._device == IN_DATA) | (self._device == HELD)
         self.stored_sizes = np.where(in_image, shown.sizes, 0)  # bytes of each that are in the image itself
 
-    def places(self, files: Ints, objects: Ints) -> FilePlacement:
-        """The places of these files, which are these objects of a table.
+    def places(self, files: Ints, objects: Ints) -> tuple[Ints, Ints, dict[int, Chunks], Stored]:
+        """The places of these files, which are these objects of a table: device and block of each, chunks and
+        stored content of some.
 
         Raises ImageError, and ShardErrors when what is stored cannot be read.
         """
         device, block = self._device[files], self._block[files]
         if not (device < 0).any():
-            return FilePlacement(device, block, {}, NOTHING_STORED)
+            return device, block, {}, NOTHING_STORED
         chunks, stored, contents = dict[int, Chunks](), list[int](), list[bytes]()
         for row in np.flatnonzero((device == APART) | (device == HELD)).tolist():
             place = self._place(int(files[row]))
@@ -229,20 +230,11 @@ class ShardFiles:
         sizes = self._shown.sizes[files[in_data]]
         texts = Texts.joined([Texts(self._content.data, start, sizes), Texts.of(contents)])
         rows = np.concatenate([in_data, np.array(stored, np.int64)])
-        return FilePlacement(np.maximum(device, 0), block, chunks, Stored(objects[rows], texts))
+        return np.maximum(device, 0), block, chunks, Stored(objects[rows], texts)
 
     def _place(self, file: int) -> Place | Chunks | bytes:
         target = self._shown.targets.get(file)
         return self._places.of(self._content_of(int(self._shown.members[file]))) if target is None else target
-
-
-class FilePlacement(NamedTuple):
-    """The columns of a table that say where files are, as in `Table`: the first two are of the files alone."""
-
-    device: Ints
-    block: Ints
-    chunks: dict[int, Chunks]
-    stored: Stored
 
 
 class ShardTables:
@@ -329,7 +321,7 @@ class ShardTables:
         modes: Ints | int = file_mode
         if shown.targets:
             modes = np.where(np.isin(files, [*shown.targets]), _SYMLINK_MODE, file_mode)
-        placement = self._files.places(files, np.flatnonzero(is_file))
+        device, block, chunks, stored = self._files.places(files, np.flatnonzero(is_file))
         return Table(
             mode=column([node.mode for node in shown.folders], directory_mode, modes),
             links=column([node.links for node in shown.folders], 2, shown.links[files]),
@@ -337,15 +329,15 @@ class ShardTables:
             mtime_ns=column(
                 [node.mtime_ns for node in shown.folders], shown.sample_mtime_ns, shown.mtimes_ns[files]
             ),
-            device=column([0] * folders, 0, placement.device),
-            block=column([0] * folders, 0, placement.block),
+            device=column([0] * folders, 0, device),
+            block=column([0] * folders, 0, block),
             parent=np.where(above >= 0, placed(above), self._object[holder] - begin),
             holder=self._object[self._holder[names]] - begin,
             child=self._object[self._thing[names]] - begin,
             kind=self._kind[names],
             names=shown.names.take(names),
-            chunks=placement.chunks,
-            stored=placement.stored,
+            chunks=chunks,
+            stored=stored,
         )
 
 

@@ -1,7 +1,7 @@
-"""The set that a mounted image shows: its shards, and whether what is at their paths is what the kernel reads.
+"""The set that a mounted image shows: its shards, and if what is at their paths now is what the kernel reads.
 
-The kernel goes on with the old file of a shard that was replaced, and labels are in the image. Who opens the set
-by its paths is refused whatever is another file by now, so that nobody takes one for the other.
+The kernel goes on with the old file of a shard that was replaced, and labels are in the image. Whoever opens the
+set by its paths is refused each file that is another one by now, so that nobody takes one for the other.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from wdsfs import mount_table
 from wdsfs.errors import MountError, RefusedShard, ShardError
-from wdsfs.kernel import devices, manifest
+from wdsfs.kernel import manifest
+from wdsfs.kernel.devices import is_copy_of
 from wdsfs.kernel.guard import Guarded, guard_of
-from wdsfs.kernel.manifest import Device, ImageSet, Manifest, identity_of, image_of, is_mounted_at
-from wdsfs.mount_table import MountPoint
+from wdsfs.kernel.manifest import Device, Manifest, identity_of, image_of, is_mounted_at
 from wdsfs.names import Reading
 from wdsfs.remote import shard_paths
 from wdsfs.spec.expand import Shard
@@ -26,7 +27,7 @@ from wdsfs.tree.shard_access import Access
 
 @dataclass(frozen=True, slots=True)
 class ShownImage:
-    """An image that is mounted: what it says, and the registration of its guard, alive or not, if there is one.
+    """An image that is mounted: its manifest, and the registration of its guard, alive or not, if there is one.
 
     `paths` are those of all shards, as far as is known the ones that were opened for this mount; relative ones are
     below `base`.
@@ -35,7 +36,6 @@ class ShownImage:
     mountpoint: str
     identity: str
     about: Manifest
-    set: ImageSet
     base: str
     paths: list[str]
     guard: Guarded | None
@@ -43,14 +43,14 @@ class ShownImage:
     @property
     def shards(self) -> list[Shard]:
         """The shards of the set, in its order."""
-        without, reading = self.set.without, Reading(**self.set.reading)
-        named = zip(self.paths, self.set.shards, strict=False)  # further ones are joined
-        return [Shard.of_texts(path, name, reading, without.get(name, ())) for path, name in named]
+        about = self.about.set
+        reading, named = Reading(**about.reading), zip(self.paths, about.shards, strict=False)  # others are joined
+        return [Shard.of_texts(path, name, reading, about.without.get(name, ())) for path, name in named]
 
     @property
     def directory(self) -> str:
         """The directory that relative paths in the options of the view are of."""
-        return os.path.normpath(os.path.join(self.base, self.set.directory))
+        return os.path.normpath(os.path.join(self.base, self.about.set.directory))
 
 
 def shown_at(mountpoint: str) -> ShownImage | None:
@@ -62,41 +62,27 @@ def shown_at(mountpoint: str) -> ShownImage | None:
     image = None if mount is None else image_of(mount)
     if mount is None or image is None:
         return None
-    about = manifest.read(image)
-    check_is_of_mount(image, mount)
-    identity, guard = identity_of(image), guard_of(mountpoint)
-    if guard is not None and guard.identity != identity:
-        guard = None
-    base = os.fsdecode(os.path.dirname(image)) if guard is None else guard.base
-    paths = [one.shard(base) for one in about.devices]
-    return ShownImage(mountpoint, identity, about, about.set, base, paths, guard)
-
-
-def check_is_of_mount(image: bytes, mount: MountPoint) -> None:
-    """Raise MountError if another image has taken the place of the one that is mounted, as far as can be known."""
-    if not _is_of_mount(image, mount):
-        mountpoint = os.fsdecode(mount.path)
+    about, identity, guard = manifest.read(image), identity_of(image), guard_of(mountpoint)
+    # An overlay, and an older kernel, do not show which image it is.
+    is_shown = is_mounted_at(identity, mountpoint) if mount.fstype == "erofs" else None
+    if is_shown is None:
+        is_shown = guard is None or guard.identity == identity
+    if not is_shown:
         raise MountError(
             f"{mountpoint}: its image, {os.fsdecode(image)}, has been replaced by another one; see: "
             f"wdsfs refresh {shlex.quote(mountpoint)}"
         )
+    if guard is not None and guard.identity != identity:
+        guard = None
+    base = os.fsdecode(os.path.dirname(image)) if guard is None else guard.base
+    paths = [device.shard(base) for device in about.devices]
+    return ShownImage(mountpoint, identity, about, base, paths, guard)
 
 
-def _is_of_mount(image: bytes, mount: MountPoint) -> bool:
-    identity, mountpoint = identity_of(image), os.fsdecode(mount.path)
-    # An overlay, and an older kernel, do not show which image it is.
-    shown = is_mounted_at(identity, mountpoint) if mount.fstype == "erofs" else None
-    if shown is not None:
-        return shown
-    guard = guard_of(mountpoint)
-    return guard is None or guard.identity == identity
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Then(NamedTuple):
     """A file as it was when the image was made, and the inode number of the one that its guard has opened."""
 
-    about: Device
+    device: Device
     inode: int | None = None
 
 
@@ -109,36 +95,35 @@ class ShownAccess(Access):
         inodes: list[int | None] = [None] * len(shown.paths)
         if shown.guard is not None and shown.guard.paths == shown.paths:
             inodes = [*shown.guard.inodes]
-        seen = zip(shown.paths, map(_Seen, shown.about.devices, inodes), strict=True)
-        labels = ((one.shard(shown.base), _Seen(one)) for one in shown.set.labels)
-        self._seen = {os.fsencode(path): one for path, one in (*seen, *labels)}
+        labels = {os.fsencode(label.shard(shown.base)): _Then(label) for label in shown.about.set.labels}
+        shards = zip(map(os.fsencode, shown.paths), map(_Then, shown.about.devices, inodes), strict=True)
+        self._files = {**dict(shards), **labels}
 
     def look(self, path: bytes) -> Fingerprint:
-        found = super().look(path)
+        fingerprint = super().look(path)
         if not self._is_shown(path) or not self._is_shown(path + b"-wal", True):
-            what = "is another file than the one that is" if path in self._seen else "is there since it was"
+            what = "is another file than the one that is" if path in self._files else "is there since it was"
             raise RefusedShard(
                 f"{os.fsdecode(path)}: {what} mounted; to show what is there now: "
                 f"wdsfs refresh {shlex.quote(self._mountpoint)}"
             )
-        return found
+        return fingerprint
 
     def others(self) -> Iterator[str]:
         """The paths at which there is something else now than the mount shows, or nothing."""
-        return (os.fsdecode(path) for path in self._seen if not self._is_shown(path))
+        return (os.fsdecode(path) for path in self._files if not self._is_shown(path))
 
     def _is_shown(self, path: bytes, unless_known: bool = False) -> bool:
-        seen = self._seen.get(path)
-        if seen is None:
+        if path not in self._files:
             return unless_known
-        about = seen.about
-        if about.copy is not None:
-            return devices.is_copy_of(os.fsdecode(path), about.copy.path)
+        device, inode = self._files[path]
+        if device.copy is not None:
+            return is_copy_of(os.fsdecode(path), device.copy.path)
         try:
-            if seen.inode is not None and os.stat(path).st_ino != seen.inode:
+            if inode is not None and os.stat(path).st_ino != inode:
                 return False
-            found = shard_paths.look(path)
+            now = shard_paths.look(path)
         except (ShardError, OSError):
-            found = GONE
-        is_same_time = self._trusting or found.mtime_ns == about.mtime_ns
-        return found.size == about.size and (is_same_time or not found.size)
+            now = GONE
+        is_same_time = self._trusting or now.mtime_ns == device.mtime_ns
+        return now.size == device.size and (is_same_time or not now.size)
