@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from wdsfs import inodes
 from wdsfs import names as naming
 from wdsfs.errors import NoSuchEntry, ShardError, StaleShard, UnreadableShard, WdsfsError
-from wdsfs.index.record import STRAY, Member, Record
+from wdsfs.index.record import Member, Record
 from wdsfs.inodes import MEMBER, ROOT, position
 from wdsfs.tar.member_reader import read_name
 from wdsfs.tree import content as content_module
@@ -381,19 +381,6 @@ class Snapshot:
         order = self.order(shard)
         at = np.flatnonzero(np.asarray(order) == entry) if not isinstance(order, range) else [entry]
         return self.first_of(shard) + int(at[0]) if len(at) else None
-
-    @_locked
-    def sample_at_offset(self, shard: int, offset: int) -> bytes | None:
-        """The path of the sample of a member, by the offset of the member's first header in its shard."""
-        record = self._record(shard)
-        if record.view is not None or not record.members:
-            return None
-        at = np.flatnonzero(record.array("member.head") == offset // 512)
-        if not len(at):
-            return None
-        member = int(at[0])
-        stray = record.entry_flags[record.entry_of(member)] & STRAY
-        return None if stray else self._path(shard, member)
 
     @_locked
     def record(self, shard: int, question: Callable[[Record], Answer]) -> Answer:

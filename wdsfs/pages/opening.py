@@ -131,27 +131,25 @@ class Renewal:
         """Relative paths of joined shards and label files are of the directory of the mount's command."""
         return in_directory(self._mount.directory) if self._composition.names_files else contextlib.nullcontext()
 
-    def renew(self) -> bool:
-        """Ask the mount again, unless that was done a moment ago; True if the library shows another set now."""
+    def renew(self) -> None:
+        """Ask the mount again, unless that was done a moment ago."""
         with self._renewing:
             began = time.monotonic()
             if began < self._next:
-                return False
+                return
             try:
-                is_other = self._renewed()
+                self._renew()
                 self._error = ""
-                return is_other
             except (WdsfsError, OSError) as error:
                 self._error = str(error)
-                return False
             finally:
                 now = time.monotonic()
                 self._next = now + max(RENEWAL_SECONDS, (now - began) * REST_SHARE)
 
-    def _renewed(self) -> bool:
+    def _renew(self) -> None:
         before, self._shown = self._shown, self._mount.shown()
         if self._shown == before:
-            return False
+            return
         try:
             with self.library.lock, self._in_directory():
                 shards = self._opened_again(self.library.tree.lower)
@@ -159,7 +157,6 @@ class Renewal:
         except BaseException:
             self._shown = before  # to be tried again
             raise
-        return True
 
     def _opened_again(self, before: ShardSet) -> ShardSet:
         """The set as it is now, over the same index; new shards are indexed when they are needed."""

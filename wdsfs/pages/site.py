@@ -22,7 +22,7 @@ import anyio.to_thread
 import jinja2
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -36,7 +36,6 @@ from wdsfs.pages.opening import Subject
 from wdsfs.pages.plots import Plot, drawn, plots_of
 from wdsfs.pages.preview import PLAYERS, Picture, Source, content_of, decoded, readable
 from wdsfs.pages.previewer import Previewer
-from wdsfs.pages.problems import Check
 from wdsfs.pages.search import Filter, Search
 from wdsfs.tree.statistics import Distribution
 
@@ -68,7 +67,6 @@ class Site:
     def __init__(self, subject: Subject, title: str) -> None:
         self._subject, self._mount, self._place = subject, subject.mount, subject.place
         self.library = subject.library
-        self._check = Check(self.library)
         self._previewer = Previewer()
         self._quick, self._slow = anyio.CapacityLimiter(QUICK), anyio.CapacityLimiter(SLOW)
         self._plots: tuple[tuple[int, int], list[tuple[Plot, str]]] = (-1, -1), []
@@ -86,8 +84,7 @@ class Site:
         self.app = Starlette(routes=[*self._routes()])
 
     def close(self) -> None:
-        """End the threads and processes."""
-        self._check.stop()
+        """End the processes that decode."""
         self._previewer.close()
 
     def _routes(self) -> list[Route | Mount]:
@@ -110,7 +107,6 @@ class Site:
         return [
             *(Route(path, self._answering(answer, self._quick)) for path, answer in quick.items()),
             *(Route(path, self._answering(answer, self._slow)) for path, answer in slow.items()),
-            Route("/check", self.begin_check, methods=["POST"]),
             Route("/file/{path:path}", functools.partial(self._downloads.answer, as_media=False)),
             Route("/media/{path:path}", functools.partial(self._downloads.answer, as_media=True)),
             Mount("/static", StaticFiles(directory=_HERE / "static")),
@@ -132,9 +128,8 @@ class Site:
     def _answered(self, answer: Answer, request: Request) -> Response:
         """The answer of one snapshot of the set, or a page that says what is wrong."""
         renewal = self._subject.renewal
-        if not request.url.path.startswith(BYTES) and renewal is not None and renewal.renew():
-            self._check.stop()
-            self._check = Check(self.library)
+        if not request.url.path.startswith(BYTES) and renewal is not None:
+            renewal.renew()
         try:
             return self.library.answer(lambda now: answer(now, request))
         except (WdsfsError, OSError) as error:
@@ -292,15 +287,8 @@ class Site:
         return self._page("plots.html", plots=plots)
 
     def problems(self, now: Snapshot, request: Request) -> Response:
-        """Problems that the index knows, and those that a check has found so far."""
-        check, known = self._check, now.damaged()
-        problems, total = check.problems[:], len(now.shards)
-        return self._page("problems.html", known=known, check=check, problems=problems, total=total)
-
-    async def begin_check(self, request: Request) -> Response:
-        """Look for problems in all shards."""
-        self._check.begin()
-        return RedirectResponse("/problems", 303)
+        """The shards that cannot be read or are damaged, as far as the index knows."""
+        return self._page("problems.html", known=now.damaged())
 
     def changes(self, now: Snapshot, request: Request) -> Response:
         """The changes of the overlay, as `wdsfs diff` shows them."""

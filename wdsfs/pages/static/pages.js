@@ -89,10 +89,6 @@ function takeOver(page, summary) {
 
 for (const place of document.querySelectorAll("[data-on]")) searchOn(place);
 
-for (const place of document.querySelectorAll("[data-again]")) {
-  setTimeout(() => location.reload(), Number(place.dataset.again));
-}
-
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target.closest("input, textarea, select, audio, video, .scroll, pre")) return;
