@@ -120,7 +120,7 @@ def image(
         check_name(below.shards, view, tree.merge)
         with opening.progress.shards("writing", len(below)) as on_shard:
             made = make_image(make_numbered(below, view, tree.merge), target, options, on_shard)
-    files = [one.shard(os.fsdecode(base)) for one in manifest.read(target).devices]
+    files = [device.shard(os.fsdecode(base)) for device in manifest.read(target).devices]
     if as_json:
         write_json({"image": output, **made._asdict(), "files": files})
     else:

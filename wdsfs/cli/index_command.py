@@ -75,25 +75,25 @@ def index(
     if output is not None and update is not None:
         raise UsageError("-o and --update: one writes an index, the other renews it; leave one out")
     target = None if (file := update or output) is None else checked_target(file)
-    found = _shards(shards, update, selection._replace(allow_missing=allow_missing))
-    index = _opened(opening, found)
-    done = refresh_index(index, found, opening, exact=target is not None)
-    _warn(index, found, done)
+    expanded = _shards(shards, update, selection._replace(allow_missing=allow_missing))
+    index = _opened(opening, expanded)
+    done = refresh_index(index, expanded, opening, exact=target is not None)
+    _warn(index, expanded, done)
     pruned = index.prune() if prune else 0
     written = None
     if target is not None:
-        written = _write(index, found, target, done.unreadable, allow_missing, opening.quiet)
+        written = _write(index, expanded, target, done.unreadable, allow_missing, opening.quiet)
     report = {
-        **_counts(index, found, done),
+        **_counts(index, expanded, done),
         "pruned": pruned,
         "seconds": round(time.monotonic() - since, 3),
         "index": str(index.directory),
     }
     if written is not None:
         report |= {"written": output or update, "bytes": written}
-    kept = not index.temporary
+    is_lasting = not index.temporary
     index.close()
-    if not kept and target is None:
+    if not is_lasting and target is None:
         raise IndexUnusable("nothing is kept: the index was a temporary one; see above, or set --index-dir")
     if as_json:
         write_json(report)
@@ -123,9 +123,9 @@ def _shards(specs: Sequence[str], update: str | None, selection: Selection) -> l
     if selection.slice is not None:
         raise UsageError("--shard-id: an index is renewed as a whole; leave it out with --update")
     listed = expand([update], *selection)
-    known = {one.path for one in listed}
+    known = {shard.path for shard in listed}
     further = expand(specs, *selection._replace(base=None)) if specs else []
-    return listed + [one for one in further if one.path not in known]
+    return listed + [shard for shard in further if shard.path not in known]
 
 
 def _write(
@@ -175,22 +175,22 @@ def _report_lines(report: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _counts(index: Index, shards: Sequence[Shard], done: Refreshed) -> dict[str, Any]:
-    summaries = [one for one in (index.summary(*known) for known in _looked_at(shards)) if one]
+    summaries = [summary for summary in (index.summary(*known) for known in _known(shards)) if summary]
     return {
         "shards": len(shards),
         "rebuilt": done.indexed,
         "unreadable": len(done.unreadable),
-        "damaged": sum(bool(one.problems) for one in summaries) - len(index.no_tars(shards)),
-        "samples": sum(one.samples for one in summaries),
-        "members": sum(one.members for one in summaries),
+        "damaged": sum(bool(summary.problems) for summary in summaries) - len(index.no_tars(shards)),
+        "samples": sum(summary.samples for summary in summaries),
+        "members": sum(summary.members for summary in summaries),
     }
 
 
-def _looked_at(shards: Sequence[Shard]) -> Iterator[tuple[bytes, Fingerprint]]:
+def _known(shards: Sequence[Shard]) -> Iterator[tuple[bytes, Fingerprint]]:
     """The keys of the shards that can be read, with their fingerprints."""
     from wdsfs.errors import ShardError
     from wdsfs.remote import shard_paths
 
-    for one in shards:
+    for shard in shards:
         with contextlib.suppress(ShardError):
-            yield one.key, shard_paths.look(one.path)
+            yield shard.key, shard_paths.look(shard.path)

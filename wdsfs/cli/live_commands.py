@@ -109,12 +109,12 @@ def refresh(mountpoint: str, as_json: bool) -> None:
         write_json(answer)
         return
     for sign, key in (("+", "added"), ("-", "removed")):
-        for one in answer[key]:
-            say(f"{sign} {one['name']}  {one['shard']}")
-    for one in answer.get("replaced", ()):
-        say(f"~ {one}")
-    for one in answer["left_out"]:
-        say(f"not shown: {one['shard']}: {one['why']}", err=True)
+        for shard in answer[key]:
+            say(f"{sign} {shard['name']}  {shard['shard']}")
+    for shard in answer.get("replaced", ()):
+        say(f"~ {shard}")
+    for shard in answer["left_out"]:
+        say(f"not shown: {shard['shard']}: {shard['why']}", err=True)
     if answer["kept"]:
         say(f"kept: {answer['kept']}", err=True)
     changes = f"{len(answer['added']):,} added, {len(answer['removed']):,} removed"
@@ -282,7 +282,7 @@ def _set(state: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
         text += f"; last at {_when(state['looked'])}, {state['added']:,} added, {state['removed']:,} removed"
     rows = [("set", text)]
     listed = state["left_out"] if in_full else state["left_out"][:PROBLEMS_MAX]
-    rows += [("not shown", f"{one['shard']}: {one['why']}") for one in listed]
+    rows += [("not shown", f"{shard['shard']}: {shard['why']}") for shard in listed]
     if state["left_out_count"] > len(listed):
         rows.append(("not shown", f"{state['left_out_count']:,} in all"))
     return rows + ([("last look", state["error"])] if state["error"] else [])
@@ -294,7 +294,7 @@ def _shards(report: dict[str, Any], in_full: bool) -> str:
     text = " ".join([*report["selection"], *specs]) or "none: a new set"
     if not in_full and len(specs) > SPECS_MAX:
         text = " ".join([*report["selection"], several(specs, SPECS_MAX)])
-    relative = any(not part.lstrip("@").startswith(("/", "~", "$")) for one in specs for part in one.split("::"))
+    relative = any(not part.lstrip("@").startswith(("/", "~", "$")) for spec in specs for part in spec.split("::"))
     return f"{text} (in {report['directory']})" if relative and report.get("directory") else text
 
 
@@ -323,20 +323,21 @@ def _remote(report: dict[str, Any]) -> list[tuple[str, str]]:
         return []
     remote = report["remote"]
     cache = remote["cache"]
-    rows = [("store", f"{one['store']}: {_traffic(one)}") for one in remote["stores"]]
+    rows = [("store", f"{store['store']}: {_traffic(store)}") for store in remote["stores"]]
     room = f"{bytes_text(cache['bytes'])} of {bytes_text(cache['limit'])}, shared by all mounts"
     return [*rows, ("cache", f"{room}, in {cache['directory']}")]
 
 
-def _traffic(one: dict[str, Any]) -> str:
+def _traffic(store: dict[str, Any]) -> str:
     words = [
-        f"{counted(one['requests'], 'request')}, {bytes_text(one['fetched_bytes'])} fetched",
-        f"{bytes_text(one['used_bytes'])} used by {counted(one['reads'], 'read')} ({one['hits']:,} cache hits)",
-        f"{one['in_flight']:,} in flight, {one['queued']:,} queued",
-        f"{one['retries']:,} retries, {one['throttled']:,} throttled, {counted(one['failures'], 'failure')}",
+        f"{counted(store['requests'], 'request')}, {bytes_text(store['fetched_bytes'])} fetched",
+        f"{bytes_text(store['used_bytes'])} used by {counted(store['reads'], 'read')}"
+        f" ({store['hits']:,} cache hits)",
+        f"{store['in_flight']:,} in flight, {store['queued']:,} queued",
+        f"{store['retries']:,} retries, {store['throttled']:,} throttled, {counted(store['failures'], 'failure')}",
     ]
-    if (one["told_until"] or 0.0) > time.time():
-        words.append(f"told to wait until {_when(one['told_until'])}")
+    if (store["told_until"] or 0.0) > time.time():
+        words.append(f"told to wait until {_when(store['told_until'])}")
     return "; ".join(words)
 
 
@@ -344,10 +345,10 @@ def _offline(report: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         (
             "offline",
-            f"{one['store']} since {_when(one['offline_since'])}: only what is in the cache is served",
+            f"{store['store']} since {_when(store['offline_since'])}: only what is in the cache is served",
         )
-        for one in report.get("remote", {}).get("stores", ())
-        if one["offline_since"] is not None
+        for store in report.get("remote", {}).get("stores", ())
+        if store["offline_since"] is not None
     ]
 
 
@@ -361,7 +362,7 @@ def _read(report: dict[str, Any]) -> str:
 
 def _wrong(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
     listed = report["damaged"] if in_full else report["damaged"][:PROBLEMS_MAX]
-    rows = [("damaged", f"{one['shard']}: {one['problem']}") for one in listed]
+    rows = [("damaged", f"{shard['shard']}: {shard['problem']}") for shard in listed]
     if report["damaged_count"] > len(listed):
         rows.append(("damaged", f"{report['damaged_count']:,} in all; see .wdsfs/problems.txt in the mount"))
     return rows

@@ -54,7 +54,7 @@ class MountCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
         ctx.meta[_ARGUMENTS] = list(args)
-        given = [f"{FOLLOW}={FOLLOW_SECONDS:g}" if one == FOLLOW else one for one in args[:end]]
+        given = [f"{FOLLOW}={FOLLOW_SECONDS:g}" if word == FOLLOW else word for word in args[:end]]
         return super().parse_args(ctx, given + args[end:])
 
 

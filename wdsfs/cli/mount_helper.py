@@ -111,7 +111,7 @@ def _is_mounted(arguments: Sequence[str]) -> bool:
     from wdsfs import mount_registry
     from wdsfs.kernel.guard import guard_of
 
-    if not any(one.startswith("--engine=") for one in arguments):
+    if not any(argument.startswith("--engine=") for argument in arguments):
         return False
     guard = guard_of(mount_registry.canonical(arguments[-1]))
     made = None if guard is None or not guard.alive else guard.made
@@ -146,7 +146,7 @@ def _refuse_misspelt(option: str) -> None:
     """Raise UsageError for an unknown option that is nearly one of our own."""
     from wdsfs.mount.mountpoint import known_options
 
-    known, name = {one.rstrip("=") for one in known_options()} | _NOT_FOR_US, option.partition("=")[0]
+    known, name = {name.rstrip("=") for name in known_options()} | _NOT_FOR_US, option.partition("=")[0]
     meant = "" if name in known else names.meant(_name(option), sorted(_OWN | known))
     if meant:
         raise UsageError(f"-o {option}: no such option{meant}")

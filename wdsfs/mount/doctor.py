@@ -137,9 +137,9 @@ def check_fusermount(program: str | None = None) -> MachineFinding:
     if program is None:
         detail = "not found" if needed else "not found; root does not need it"
         return MachineFinding(name, "fail" if needed else "ok", detail, "sudo apt install fuse3" if needed else "")
-    found = os.stat(program)
+    status = os.stat(program)
     shown = f"{program}, version {host.version_text(fusermount_version(program))}"
-    if needed and not (found.st_mode & stat.S_ISUID and found.st_uid == 0):
+    if needed and not (status.st_mode & stat.S_ISUID and status.st_uid == 0):
         quoted = shlex.quote(program)
         return MachineFinding(name, "fail", f"{shown}, is not setuid root", f"sudo chmod u+s {quoted}")
     if needed and os.statvfs(program).f_flag & os.ST_NOSUID:
@@ -315,14 +315,14 @@ def check_mountpoint(path: str, version: tuple[int, ...] | None = None) -> Machi
     name = f"mount point {path}"
     place = canonical(path)
     try:
-        found = mountpoint.obstacle(place)
+        obstacle = mountpoint.obstacle(place)
     except MountError as error:  # without a runtime directory, which has a finding of its own
         return MachineFinding(name, "warn", "cannot be looked at without a runtime directory", str(error))
-    if found is not None and found.mounted:
+    if obstacle is not None and obstacle.mounted:
         return _check_mounted(name, place)
-    if found is not None:
-        remedy = found.remedy or f"choose another directory; see: ls -ld {shlex.quote(path)}"
-        return MachineFinding(name, "fail", found.text, remedy)
+    if obstacle is not None:
+        remedy = obstacle.remedy or f"choose another directory; see: ls -ld {shlex.quote(path)}"
+        return MachineFinding(name, "fail", obstacle.text, remedy)
     if os.geteuid() != 0:
         problem = _user_problem(path, os.stat(path), version)
         if problem:
@@ -349,10 +349,10 @@ def _check_mounted(name: str, place: str) -> MachineFinding:
     return MachineFinding(name, "warn", f"{here}, but its process is gone or silent", mount.remedy)
 
 
-def _user_problem(path: str, found: os.stat_result, version: tuple[int, ...] | None) -> tuple[str, str] | None:
+def _user_problem(path: str, status: os.stat_result, version: tuple[int, ...] | None) -> tuple[str, str] | None:
     """Return why fusermount3 would refuse this directory to an ordinary user, and the remedy; None if not."""
     quoted = shlex.quote(path)
-    if found.st_mode & stat.S_ISVTX and found.st_uid != os.geteuid():
+    if status.st_mode & stat.S_ISVTX and status.st_uid != os.geteuid():
         return "shared by many users (sticky) and not yours", f"mkdir {quoted}/mine, and mount there"
     if not os.access(path, os.W_OK):
         return "not writable for you, so fusermount3 refuses it", f"sudo chown $USER {quoted}"
