@@ -1,15 +1,16 @@
-"""Shards that are elsewhere: in object stores, on web servers, on the Hugging Face hub.
+"""Shards that are elsewhere: in object stores, on web servers, on the Hugging Face hub, in the output of
+commands.
 
-A remote shard is an *object*: a URL (`urls.py`) and its *pin* (`pin.py`), by which every answer of a store is
-checked to be of one and the same content. Other rooms ask `any_shard.py` and `shards.py`. These ask `client.py`,
-which reads from the cache (`object_cache.py`, `cached_object.py`, `cache_room.py`) and asks the
-fetcher for the rest.
+A remote shard is an *object*: a URL and its *pin* (`urls.py`), by which every answer of a store is checked to be
+of one and the same content. Other rooms ask `shard_paths.py`, which answers for files, too. That asks
+`client.py`, which reads from the cache (`object_cache.py`, `cached_object.py`) and asks the fetcher for the
+rest.
 
-`fetcher.py` is the one process that speaks to the network. `launch.py` starts it, `messages.py` has its messages.
-`demand.py` decides which range is fetched when (with `parts.py` and `passes.py`), and `stores.py` asks the stores:
-through `store_clients.py`, with the credentials of `settings.py` and the environment, by the rules of
-`retries.py`.
-`answers.py` reads the answers, `hub.py` knows the Hugging Face hub, `uploads.py` writes new objects.
+`fetcher.py` is the one process that speaks to the network. `launcher.py` starts it, `messages.py` has its
+messages. `open_objects.py` reads, `demand.py` decides which range is fetched when (with `parts.py` and
+`passes.py`), and `stores.py` asks the stores: through `store_clients.py`, with the credentials of `settings.py`
+and the environment, by the rules of `retries.py`. `answers.py` reads the answers, `web_fallback.py` asks where
+these are refused, `hub.py` knows the Hugging Face hub, `spooled.py` keeps what comes only once.
 
-What to mount and when to read is for the rooms above. Start with `urls.py`, then `shards.py`.
+What to mount and when to read is for the rooms above. Start with `urls.py`, then `shard_paths.py`.
 """

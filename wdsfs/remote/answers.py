@@ -1,4 +1,4 @@
-"""Reads the answers of stores: obstore's results become pins, its errors become ours.
+"""Errors and pins for the answers of stores: obstore's results become pins, its errors become ours.
 
 obstore's messages hold whole URLs, signatures included, and bodies of answers. Nothing of them gets into ours but
 a status, and an error code of letters and digits.

@@ -1,4 +1,4 @@
-"""Decides what is fetched and when: one request for each range, however many readers want it.
+"""Requests for ranges of objects: which is made when, one for each range, however many readers want it.
 
 A range that is wanted becomes *parts*, each one request to the store: what is in the cache, in memory or in flight
 already is left out, ranges of one reader that are close together are joined, long ones split. Parts wait in two

@@ -1,4 +1,4 @@
-"""The part of the cache that is for remote objects: what is here of each, and what is known of URLs.
+"""Remote objects in the cache: opens and lists them, and notes which object is at a URL.
 
 Per object a sparse file and a table of its blocks (`cached_object.py`), and a note of the pin at each URL. Filling
 it is for others: a cache without an object, or that cannot be used, is only slow. Where the files lie, and what
@@ -25,18 +25,7 @@ import xxhash
 from wdsfs.remote.cached_object import BLOCK, BlockTable, CachedObject
 from wdsfs.remote.urls import Pin
 from wdsfs.storage import cache_directory
-from wdsfs.storage.cache_directory import (
-    DATA,
-    NOTE,
-    READING,
-    TABLE,
-    WRITING,
-    CacheDirectory,
-    CacheEntry,
-    flocked,
-    is_at,
-    unlink,
-)
+from wdsfs.storage.cache_directory import DATA, TABLE, CacheDirectory, CacheEntry, flocked, is_at, unlink
 from wdsfs.storage.cache_room import CacheRoom, chosen_limit
 
 _NOTE_MAX = 1 << 16
@@ -121,7 +110,7 @@ class ObjectCache:
         if table.count() == 0:
             self._start(path, table.pin.size)
         with contextlib.suppress(FileNotFoundError):  # lost, unlike its table
-            fd = os.open(path, READING)
+            fd = os.open(path, cache_directory.READING)
             if os.fstat(fd).st_size == table.pin.size:
                 return fd
             os.close(fd)
@@ -147,11 +136,11 @@ class ObjectCache:
     def _load(self, key: str) -> tuple[int, BlockTable] | None:
         """Return the data file and the table of an object that is here, to look at. Raises OSError."""
         with contextlib.ExitStack() as opened, contextlib.suppress(FileNotFoundError):
-            fd = os.open(self._directory.file(key, TABLE), WRITING)
+            fd = os.open(self._directory.file(key, TABLE), cache_directory.WRITING)
             opened.callback(os.close, fd)
             table = BlockTable.load(fd)
             if table is not None:
-                data = os.open(self._directory.file(key, DATA), READING)
+                data = os.open(self._directory.file(key, DATA), cache_directory.READING)
                 opened.pop_all()
                 return data, table
         return None
@@ -212,7 +201,7 @@ class ObjectCache:
 
     def _note_file(self, shown: str) -> str:
         digest = hashlib.blake2b(shown.encode(errors="surrogateescape"), digest_size=16)
-        return self._directory.file(digest.hexdigest(), NOTE)
+        return self._directory.file(digest.hexdigest(), cache_directory.NOTE)
 
     # --- for `wdsfs cache`
 
@@ -255,7 +244,7 @@ class ObjectCache:
 
 
 def _without_links(path: str, flags: int) -> int:
-    return os.open(path, flags | READING)
+    return os.open(path, flags | cache_directory.READING)
 
 
 def _check_of(text: bytes) -> bytes:

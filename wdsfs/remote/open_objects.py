@@ -1,4 +1,4 @@
-"""The objects that a fetcher has open, and reading them: from the cache, or as `demand.py` fetches them.
+"""Objects that the fetcher has open: reads them from the cache or by `demand.py`, and fetches them whole.
 
 Who reads is for others: `fetcher.py` answers clients and the kernel.
 """

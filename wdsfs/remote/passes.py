@@ -1,4 +1,4 @@
-"""Recognizes passes over an object, and says what to fetch ahead of them.
+"""Passes of readers over an object: recognizes who reads on in order, and says what to fetch ahead.
 
 The reads of all readers of an object come here. A read that begins shortly after the place where another one has
 ended continues it; several reads that do so are a pass. The processes of a data loader are some samples apart, and

@@ -1,4 +1,4 @@
-"""How to get at stores: a configuration file and `--store-option`, checked.
+"""Options of stores: the configuration file and `--store-option`, checked.
 
 ::
 

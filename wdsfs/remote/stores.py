@@ -1,4 +1,4 @@
-"""Objects in stores: what they are and what is in them, each answer checked against the pin. asyncio.
+"""Requests to stores: heads, lists, ranges, uploads and copies, each answer checked against the pin. asyncio.
 
 Only the fetcher may import this. A child of a process that has used obstore hangs at its first call, and one
 process in ten that has used its asyncio aborts when the interpreter ends (0.12.1), so it ends by `os._exit`.

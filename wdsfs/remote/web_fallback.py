@@ -22,19 +22,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from wdsfs.errors import MissingObject, ObjectChanged
-from wdsfs.remote.answers import (
-    THROTTLING,
-    Transfer,
-    etag_of,
-    no_length,
-    of_status,
-    replaced,
-    require_same,
-    seconds_of,
-    untrusted,
-    whole_only,
-    wrong_range,
-)
+from wdsfs.remote import answers
 from wdsfs.remote.retries import Clock, Transient, blocking
 from wdsfs.remote.settings import pace
 from wdsfs.remote.store_clients import USER_AGENT, Options, access
@@ -69,7 +57,7 @@ class WebFallback:
         """Return the pin of the object that is at a URL now. Raises ShardError, Transient."""
         return _head_of(url, await self._ask(url, options, 0, 1, {}, WIDER))
 
-    async def fetch(self, transfer: Transfer, options: Options) -> None:
+    async def fetch(self, transfer: answers.Transfer, options: Options) -> None:
         """Fetch what is still to come of a range. Raises ShardError, Transient.
 
         As many answers as it takes, but no slower than the pace of the store: one byte with each is too slow.
@@ -83,7 +71,7 @@ class WebFallback:
             except TimeoutError:
                 raise Transient("its server answers with too little at a time", silent=True) from None
 
-    async def _fetch_some(self, transfer: Transfer, end: int, options: Options) -> None:
+    async def _fetch_some(self, transfer: answers.Transfer, end: int, options: Options) -> None:
         url, pin, at = transfer.url, transfer.pin, transfer.at
         most = end - at + WIDER
         answer = await self._ask(url, options, at, end, pin.condition, most)
@@ -91,7 +79,7 @@ class WebFallback:
         _, headers, body = answer
         length = headers.get("content-length", f"{stop - begin}")
         if not begin <= at < stop or at - begin > WIDER or length != f"{stop - begin}":
-            raise wrong_range()
+            raise answers.wrong_range()
         if len(body) < min(stop - begin, most):
             raise Transient("its server sends less than it says")
         if (begin, stop) != (at, end) or "content-length" not in headers:
@@ -139,7 +127,7 @@ def _read(url: Url, options: Options, headers: dict[str, str], most: int, second
         raise Transient("its server does not answer", silent=True) from None
     except _NO_ANSWER as error:
         if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
-            raise untrusted(url) from None
+            raise answers.untrusted(url) from None
         raise Transient("the connection to its server broke") from None
     named = {} if answer.status >= 300 else answer.headers
     return answer.status, {name.lower(): value for name, value in named.items()}, bytes(body)
@@ -149,10 +137,10 @@ def _retry_after(url: Url, options: Options) -> float | None:
     """Return the Retry-After of the answer to a question for one byte; None when there is none (any more)."""
     try:
         with _opened(url, options, {"Range": "bytes=0-0"}, HOW_LONG_SECONDS) as answer:
-            text = answer.headers.get("Retry-After", "") if answer.status in THROTTLING else ""
+            text = answer.headers.get("Retry-After", "") if answer.status in answers.THROTTLING else ""
     except _NO_ANSWER:
         return None
-    return seconds_of(text, time.time())
+    return answers.seconds_of(text, time.time())
 
 
 def _opened(url: Url, options: Options, headers: dict[str, str], timeout: float) -> Any:
@@ -178,16 +166,16 @@ def _range_of(url: Url, pin: Pin, answer: _Answer) -> tuple[int, int]:
     if status == 206:
         content = _RANGE.fullmatch(headers.get("content-range", ""))
         if content is None:
-            raise wrong_range()
-        require_same(url, pin, _pin_of(headers, int(content[3])))
+            raise answers.wrong_range()
+        answers.require_same(url, pin, _pin_of(headers, int(content[3])))
         return int(content[1]), int(content[2]) + 1
     if status == 200:
-        raise whole_only(url)
+        raise answers.whole_only(url)
     if status == 412:
-        raise replaced(url)
+        raise answers.replaced(url)
     if status in (404, 410):
         raise ObjectChanged(f"{url}: it is gone")
-    raise of_status(status, body.decode("latin-1"), url)
+    raise answers.of_status(status, body.decode("latin-1"), url)
 
 
 def _head_of(url: Url, answer: _Answer) -> Pin:
@@ -196,16 +184,18 @@ def _head_of(url: Url, answer: _Answer) -> Pin:
     if status in (404, 410):
         raise MissingObject(f"{url}: there is no such object")
     if status not in (200, 206):
-        raise of_status(status, body.decode("latin-1"), url)
+        raise answers.of_status(status, body.decode("latin-1"), url)
     content = _RANGE.fullmatch(headers.get("content-range", ""))
     size = content[3] if content is not None else headers.get("content-length", "") if status == 200 else ""
     if not size.isdecimal():
-        raise no_length(url)
+        raise answers.no_length(url)
     return _pin_of(headers, int(size))
 
 
 def _pin_of(headers: Mapping[str, str], size: int) -> Pin:
-    return Pin(size, _time_ns(headers.get("last-modified", "")), etag_of({"e_tag": headers.get("etag")}), "")
+    return Pin(
+        size, _time_ns(headers.get("last-modified", "")), answers.etag_of({"e_tag": headers.get("etag")}), ""
+    )
 
 
 @lru_cache(4096)
