@@ -81,7 +81,7 @@ class LongNumber(ViewError):
 
 
 def find_classes(draft: Draft) -> None:
-    """Return the class of each entry, before columns are chosen."""
+    """Find the class of each entry, before columns are chosen."""
     at = np.flatnonzero(_class_members(draft))
     entries, first = np.unique(draft.rows.entry[at], return_index=True)
     classes = draft.classes

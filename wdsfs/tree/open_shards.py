@@ -92,7 +92,7 @@ class OpenRecords:
         self.snapshot = self.index.snapshot
 
     def renewed(self) -> None:
-        """Return the index has a new snapshot: drop all records of the old one."""
+        """Drop all records: the index has a new snapshot."""
         self.clear()
         self.old_at = time.monotonic() + RENEW_SECONDS
 
