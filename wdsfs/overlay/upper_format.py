@@ -215,7 +215,7 @@ class _Loader:
 
     def _scan(self, parent: UpperNode, fd: int) -> list[UpperNode]:
         """Read the names of a directory; returns the directories among them."""
-        found = []
+        directories = []
         prefix = b"/proc/self/fd/%d/" % fd
         with os.scandir(fd) as entries:
             for entry in entries:
@@ -223,8 +223,8 @@ class _Loader:
                 node = self._node(parent, name, entry.stat(follow_symlinks=False), prefix + name)
                 parent.children[name] = node
                 if node.kind == DIRECTORY:
-                    found.append(node)
-        return found
+                    directories.append(node)
+        return directories
 
     def _node(self, parent: UpperNode, name: bytes, status: os.stat_result, path: bytes) -> UpperNode:
         if status.st_dev != self.device:
