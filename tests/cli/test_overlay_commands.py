@@ -135,7 +135,7 @@ def test_commit_as_json(program: Program, here: Set) -> None:  # noqa: F811
     assert report["shards"][0]["shard"] == f"{program.home}/d.tar"
 
 
-def test_a_delta_tells_what_it_does_not_tell(program: Program, here: Set) -> None:  # noqa: F811
+def test_a_delta_counts_what_it_does_not_show(program: Program, here: Set) -> None:  # noqa: F811
     command = ("commit", "--overlay", "o", "-o", "d.tar", "--changed-only", SHARDS)
     said = b"these shards do not show which samples were removed or renamed: 1 removed\n"
     assert program.run(*command, "--dry-run").stdout.endswith(said)
@@ -290,7 +290,7 @@ def test_an_overlay_is_not_used_over_what_was_written_from_it(program: Program, 
 
 
 @pytest.mark.parametrize("move", [["mv"], ["cp"]])
-def test_nor_when_they_were_put_in_the_place_of_the_old_ones(
+def test_an_overlay_is_not_used_over_outputs_in_the_place_of_the_sources(
     move: list[str],
     program: Program,  # noqa: F811
     here: Set,

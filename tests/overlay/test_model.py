@@ -372,11 +372,11 @@ def check(tree: LowerTree, calls: type[SystemCalls] = SystemCalls, examples: int
     case().runTest()
 
 
-def test_it_is_as_a_plain_directory(tree: LowerTree) -> None:
+def test_the_tree_behaves_as_a_plain_directory(tree: LowerTree) -> None:
     check(tree)
 
 
 @pytest.mark.parametrize("calls", [Refusing, WithoutDevices])
-def test_it_is_so_on_poorer_file_systems(calls: type[SystemCalls]) -> None:
+def test_the_tree_behaves_so_on_poorer_file_systems(calls: type[SystemCalls]) -> None:
     with a_set(*SETS["samples"]) as tree:
         check(tree, calls, 15)

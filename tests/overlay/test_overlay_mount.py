@@ -553,7 +553,7 @@ DONE = {
 
 
 @pytest.mark.parametrize("name", DONE)
-def test_as_in_a_plain_directory(pair: Pair, name: str) -> None:
+def test_a_mount_behaves_as_a_plain_directory(pair: Pair, name: str) -> None:
     there, plain = pair.places(name)
     expected = DONE[name](plain)
     assert DONE[name](there) == expected
@@ -572,7 +572,7 @@ def small(program: Program) -> Program:
     return program
 
 
-def test_what_stat_says_of_a_copied_file(small: Program) -> None:
+def test_stat_of_a_copied_file(small: Program) -> None:
     with small.mounted(*OVERLAY) as mounted:
         path = mounted.path / "s/a/txt"
         before, folder = path.stat(), path.parent.stat()
@@ -610,7 +610,7 @@ def test_readers_see_what_is_written_behind_them(small: Program) -> None:
         assert path.read_bytes() == b"another file"
 
 
-def test_statfs_tells_what_is_free(small: Program) -> None:
+def test_statfs_counts_free_space(small: Program) -> None:
     with small.mounted(*OVERLAY) as mounted:
         there, upper = os.statvfs(mounted.path), os.statvfs(small.home)
         assert not there.f_flag & os.ST_RDONLY
@@ -876,7 +876,7 @@ def test_an_unfinished_commit_is_refused(small: Program) -> None:
     assert "wdsfs commit --in-place --overlay" in text
 
 
-def test_a_set_that_has_changed_is_told(small: Program) -> None:
+def test_a_warning_about_a_set_that_has_changed(small: Program) -> None:
     small.write("t.tar", SMALL)
     with small.mounted("--overlay", "o", "{s,t}.tar") as mounted:
         put(mounted.path / "s/a/txt", b"changed")

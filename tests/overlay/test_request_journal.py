@@ -29,14 +29,14 @@ def test_the_same_request_is_recognised_once() -> None:
     assert one.repeats("mkdir", KEY) is None
 
 
-def test_another_request_is_not() -> None:
+def test_another_request_is_not_recognised() -> None:
     assert journal(begun()).repeats("rmdir", KEY) is None
     assert journal(begun()).repeats("mkdir", (2, b"name")) is None
     assert journal(begun(), requester=8).repeats("mkdir", KEY) is None
     assert journal(begun(), resent=False).repeats("mkdir", KEY) is None
 
 
-def test_what_was_answered_is_forgotten() -> None:
+def test_a_note_goes_with_the_answer() -> None:
     memory = begun()
     one = journal(memory)
     one.repeats("mkdir", KEY)
@@ -44,20 +44,20 @@ def test_what_was_answered_is_forgotten() -> None:
     assert journal(memory).repeats("mkdir", KEY) is None
 
 
-def test_a_worker_that_is_killed_before_it_is_asked_leaves_it_to_the_next() -> None:
+def test_a_worker_killed_before_its_first_request_leaves_the_note() -> None:
     memory = begun()
     journal(memory).clear()
     assert journal(memory).repeats("mkdir", KEY) == (5,)
 
 
-def test_when_nothing_was_in_flight_it_is_settled_for_all_that_come_later() -> None:
+def test_a_note_is_settled_when_nothing_was_in_flight() -> None:
     """Else a later mkdir of the same thread, killed twice, would be taken for this one."""
     memory = begun()
     journal(memory, resent=False)
     assert journal(memory).repeats("mkdir", KEY) is None
 
 
-def test_what_does_not_fit_is_not_kept() -> None:
+def test_a_note_that_does_not_fit_is_dropped() -> None:
     memory = begun()
     journal(memory, resent=False).begin("mkdir", (1, b"x" * SIZE))
     assert journal(memory).repeats("mkdir", KEY) is None

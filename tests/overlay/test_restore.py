@@ -148,7 +148,7 @@ def below(walk: Walk, path: bytes) -> dict[bytes, Any]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_worker_that_dies_at_it(samples: LowerTree, seed: int) -> None:
+def test_a_worker_that_dies_while_it_restores(samples: LowerTree, seed: int) -> None:
     """At any system call: the next one gets the same request, and does the rest."""
     at, last = 1, False
     while not last:
@@ -172,7 +172,7 @@ def test_a_worker_that_dies_at_it(samples: LowerTree, seed: int) -> None:
 # --- one change each ---------------------------------------------------------------------------------------
 
 
-def test_a_file_that_was_changed(mount: Mount) -> None:
+def test_restoring_a_changed_file(mount: Mount) -> None:
     mount.write(b"s0/a/x", b"!")
     mount.write(b"s0/a/y", b"!")
     number, folder = mount.look(b"s0/a/x").inode, mount.look(b"s0/a").inode
@@ -182,7 +182,7 @@ def test_a_file_that_was_changed(mount: Mount) -> None:
     assert mount.look(b"s0/a/x").inode == number
 
 
-def test_what_was_removed(mount: Mount) -> None:
+def test_restoring_what_was_removed(mount: Mount) -> None:
     mount.unlink(b"s0/a/x")
     mount.unlink(b"s0/a/y")
     assert plan(mount, b"s0/a/x") == [RestoredChange("removed", b"s0/a/x")]
@@ -192,7 +192,7 @@ def test_what_was_removed(mount: Mount) -> None:
     assert b"y" not in mount.names(b"s0/a")
 
 
-def test_what_is_new_goes_and_can_be_read_by_whoever_has_it_open(mount: Mount) -> None:
+def test_a_new_file_goes_and_stays_readable_while_open(mount: Mount) -> None:
     mount.mkdir(b"s0/n")
     inode = mount.create(b"s0/n/x")
     mount.write(b"s0/n/x", b"new")
@@ -207,7 +207,7 @@ def test_what_is_new_goes_and_can_be_read_by_whoever_has_it_open(mount: Mount) -
 
 
 @pytest.mark.parametrize("name", [b"s1/b", b"s1/new"])
-def test_a_renamed_sample_by_either_name(mount: Mount, name: bytes) -> None:
+def test_restoring_a_renamed_sample_by_either_name(mount: Mount, name: bytes) -> None:
     before = with_numbers(mount)
     mount.rename(b"s1/b", b"s1/new")
     mount.write(b"s1/new/y", b"!")
@@ -216,7 +216,7 @@ def test_a_renamed_sample_by_either_name(mount: Mount, name: bytes) -> None:
     assert with_numbers(mount) == before
 
 
-def test_renamed_one_after_the_other(mount: Mount) -> None:
+def test_restoring_files_renamed_one_after_the_other(mount: Mount) -> None:
     before = with_numbers(mount)
     mount.rename(b"s1/d/c", b"s1/x")
     mount.rename(b"s1/b", b"s1/d/c")
@@ -225,7 +225,7 @@ def test_renamed_one_after_the_other(mount: Mount) -> None:
     assert with_numbers(mount) == before
 
 
-def test_exchanged_files(mount: Mount) -> None:
+def test_restoring_exchanged_files(mount: Mount) -> None:
     before = with_numbers(mount)
     mount.rename(b"s0/a/x", b"s0/a/y", EXCHANGE)
     assert plan(mount, b"s0/a/x") == [
@@ -261,7 +261,7 @@ def test_a_whiteout_that_was_removed_by_hand(mount: Mount) -> None:
 
 
 @pytest.mark.parametrize("change", ["removed", "renamed", "replaced"])
-def test_below_what_went_as_a_whole(mount: Mount, change: str) -> None:
+def test_nothing_is_restored_below_what_went_as_a_whole(mount: Mount, change: str) -> None:
     path = b"s1/b/y"
     if change == "renamed":
         mount.rename(b"s1/b", b"s1/n")
@@ -278,7 +278,7 @@ def test_below_what_went_as_a_whole(mount: Mount, change: str) -> None:
     assert mount.read(b"s1/b/y") == b"by"
 
 
-def test_what_is_not_changed(mount: Mount) -> None:
+def test_restoring_what_is_not_changed(mount: Mount) -> None:
     mount.write(b"s0/a/x", b"!")
     assert plan(mount, b"s1/b", b"nothing") == []
     assert restore(mount, b"s1/b", b"nothing") == []

@@ -105,7 +105,7 @@ def test_what_changes_the_meaning_of_a_path_is_refused(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize("value", [b"", b"12", b"x:ff", b"12:xyz"])
-def test_a_spoilt_origin_is_none(tmp_path: Path, value: bytes) -> None:
+def test_an_origin_that_cannot_be_read_is_none(tmp_path: Path, value: bytes) -> None:
     (tmp_path / "f").touch()
     os.setxattr(tmp_path / "f", "user.wdsfs.origin", value)
     assert loaded(tmp_path).children[b"f"].origin is None
@@ -193,7 +193,7 @@ def _lock_as_nobody(path: Path) -> subprocess.Popen[bytes]:
 
 @as_root
 @pytest.mark.parametrize("mode", [None, 0o644])
-def test_nobody_else_can_lock_an_overlay(open_to_all: Path, mode: int | None) -> None:
+def test_no_other_user_can_lock_an_overlay(open_to_all: Path, mode: int | None) -> None:
     """Neither a new one, nor one of an earlier version, whose lock all could read."""
     place = OverlayDirectory(open_to_all)
     if mode is not None:
@@ -227,7 +227,7 @@ def test_a_process_of_another_user_that_has_locked_it_is_named(open_to_all: Path
     os.close(hold(place))
 
 
-def test_what_others_wrote_is_told_from_our_own(tmp_path: Path) -> None:
+def test_uppers_of_the_kernel_are_told_from_overlays(tmp_path: Path) -> None:
     assert not OverlayDirectory(tmp_path).is_bare
     UpperDirectory(OverlayDirectory(tmp_path)).close()
     assert not OverlayDirectory(tmp_path).is_bare
@@ -315,7 +315,7 @@ with a_set([[("a.x", b"ax"), ("a.y", b"ay"), ("d/b.x", b"dbx"), ("e/f.x", b"efx"
 
 
 @as_root
-def test_the_kernel_sees_the_same_and_what_it_writes_is_seen_here(tmp_path: Path) -> None:
+def test_the_kernel_and_wdsfs_see_the_same_upper(tmp_path: Path) -> None:
     """Then the file system is made read-only: everything can be read, and writers get EROFS."""
     probe = subprocess.run([*sets.in_own_mounts(), "grep", "-w", "overlay", "/proc/filesystems"], check=False)
     if probe.returncode:

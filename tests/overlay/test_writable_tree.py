@@ -39,7 +39,7 @@ def in_the_upper(mount: Mount, path: bytes) -> Path:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_places_are_where_things_are(name: str) -> None:
+def test_places_of_an_inode_are_all_its_names(name: str) -> None:
     """From an inode number back to every name, which a copy-up needs."""
     with a_set(*SETS[name]) as tree:
         found: dict[int, set[tuple[int, bytes]]] = {}
@@ -146,7 +146,7 @@ def test_a_renamed_sample_keeps_its_numbers(mount: Mount) -> None:
     assert mount.look(b"s0/d/b").inode & UP
 
 
-def test_a_listed_directory_that_becomes_its_own(mount: Mount) -> None:
+def test_a_listed_directory_that_is_renamed_shows_its_names(mount: Mount) -> None:
     """Found by the model: the names that it showed of the lower were left out of its new names for ever."""
     mount.change(b"s0/d/b", mtime_ns=1)
     assert mount.names(b"s0/d/b") == [b"x"]
@@ -186,7 +186,7 @@ def test_a_whiteout_cannot_be_made_by_a_user(mount: Mount) -> None:
         mount.tree.mknod(ROOT, b"w", stat.S_IFCHR, 0)
 
 
-def test_the_last_names_of_a_listing_come_in_the_same_order_whatever_happens(mount: Mount) -> None:
+def test_new_names_of_a_listing_keep_their_order(mount: Mount) -> None:
     for number in range(40):
         mount.create(b"s0/n%d" % number)
     inode = mount.look(b"s0").inode
@@ -204,7 +204,7 @@ def test_the_last_names_of_a_listing_come_in_the_same_order_whatever_happens(mou
     assert {b"n%d" % number for number in range(40)} <= set(names)
 
 
-def test_names_that_few_expect(mount: Mount) -> None:
+def test_unusual_names(mount: Mount) -> None:
     for name in (b"\xff\xfe", b"n" * 255, b" ", b"a\nb", b"#1-1", b"whiteout", "ä".encode() * 127):
         mount.put(b"s0/a/" + name, name)
         assert mount.read(b"s0/a/" + name) == name
@@ -417,7 +417,7 @@ def test_stopped_at_any_call_it_is_done_or_not(tree: LowerTree, name: str) -> No
 
 
 @pytest.mark.parametrize("name", ONLY_SAMPLES)
-def test_so_are_samples(samples: LowerTree, name: str) -> None:
+def test_a_sample_stopped_at_any_call_is_changed_or_not(samples: LowerTree, name: str) -> None:
     do_at_every_call(samples, name, look_and_repeat)
 
 
