@@ -101,6 +101,15 @@ def test_readers_find_the_old_or_the_new_content(mounts: Program) -> None:
     assert not mounts.mountpoint.joinpath("s0").exists()
 
 
+def test_another_file_of_the_same_size_and_time(mounts: Program) -> None:
+    mount_set(mounts)
+    times = (mounts.home / "set" / "s0.tar").stat()
+    replace(mounts, "s0.tar", b"n")
+    os.utime(mounts.home / "set" / "s0.tar", ns=(times.st_atime_ns, times.st_mtime_ns))  # as `cp -p`
+    mounts.run("refresh", mounts.mountpoint)
+    assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"n" * SIZE
+
+
 def test_shards_that_come_and_go(mounts: Program) -> None:
     mount_set(mounts)
     assert mounts.run("refresh", mounts.mountpoint).stdout == b"2 shards: 0 added, 0 removed\n"

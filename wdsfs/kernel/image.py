@@ -110,7 +110,7 @@ def write_image(tree: LowerTree, fd: int, options: ImageOptions, on_shard: OnSha
         *(options.composition, ".".join(map(str, options.since)), shown),
     )
     tail = manifest.encoded()
-    text = repr((erofs.LAYOUT, options.owner, options.private, options.writable))
+    text = repr((erofs.LAYOUT, options.owner, options.key))
     head = erofs.super_block(
         root=root,
         inodes=image.inodes,

@@ -35,7 +35,8 @@ class ImageOptions(NamedTuple):
     relative (None: all are absolute), and the oldest kernel that it is for. `composition` is the text of the
     options of a view; relative paths in it are of `directory`. Nobody but the owner can enter a `private` image.
     `writable`: for an overlay above it, with modes that let the owner write. `copies`, by path, are read in the
-    place of shards."""
+    place of shards. `key` is that of an image in the cache, and makes its identity another one for other files of
+    the same size and time."""
 
     owner: Owner
     base: bytes | None
@@ -46,6 +47,7 @@ class ImageOptions(NamedTuple):
     writable: bool = False
     copies: Mapping[bytes, HeldFile] = MappingProxyType({})
     directory: bytes | None = None
+    key: str = ""
 
 
 class Device(NamedTuple):

@@ -113,16 +113,17 @@ def _made(served: ServedSet, options: ImageOptions, stack: ExitStack) -> CachedF
     with opened_set(served.shards, served.opening, composition, whole=True, shared=True) as lower:
         check_name(lower.shards, view, served.tree.merge)
         tree = make_numbered(lower, view, served.tree.merge)
-        complete = options._replace(copies=_copies_of(lower, progress, stack))
+        options = options._replace(copies=_copies_of(lower, progress, stack))
+        key = key_of(tree, options)
 
         def fill(new: NewFile) -> tuple[str, int]:
             with progress.shards("writing", len(lower)) as on_shard:
-                size = write_image(tree, new.fd, complete, on_shard).size
+                size = write_image(tree, new.fd, options._replace(key=key), on_shard).size
             served.on_made(lower)
             return KINDS[0], size
 
         try:
-            return file_cache.cache().make(key_of(tree, complete), KINDS, fill)
+            return file_cache.cache().make(key, KINDS, fill)
         except NoRoom as error:
             raise CannotServe(f"its image finds no room in the cache: {error}") from None
 
