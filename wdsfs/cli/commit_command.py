@@ -292,7 +292,6 @@ def _abandon(session: OverlaySession, as_json: bool) -> None:
 def _commit_view(overlay: NamedOverlay, packing: Packing, composition: Composition, opening: Opening) -> Committed:
     """Write what SHARDS show with these options. Raises UsageError, CommitError, ViewError, ShardErrors."""
     from wdsfs.packing.view_source import ViewCommit
-    from wdsfs.tar.problems import UNDECODED
     from wdsfs.tree.opening import opened
 
     _refuse_options()
@@ -305,8 +304,7 @@ def _commit_view(overlay: NamedOverlay, packing: Packing, composition: Compositi
         disk_errors(),
         when_interrupted(shard_report.STOPPED),
     ):
-        # What cannot be decoded is packed as it is.
-        made = ViewCommit(below, packing.options, frozenset((UNDECODED,)), on_shard)
+        made = ViewCommit(below, packing.options, on_shard)
         made.run(write=not packing.dry_run)
     uneven = uneven_text(made.plan.steps[0].target, made.first)
     return Committed(made.plan, made.done, uneven, strays=made.left_out)

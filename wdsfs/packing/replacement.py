@@ -420,7 +420,7 @@ class Replacement:
     def _take_out(self, upper: Path, step: Step) -> None:
         """Remove from an upper the files that a step has written to a shard."""
         if step.number is not None:
-            self._remove_below(os.fsencode(upper), self.runner.lower.shards[step.number].name)
+            self._remove_planned(os.fsencode(upper), b"", only=self.runner.lower.shards[step.number].name)
             return
         for piece in step.output.pieces:
             if isinstance(piece, NewMember):
@@ -430,9 +430,6 @@ class Replacement:
                 with contextlib.suppress(OSError):  # not empty, or the upper itself
                     while (path := os.path.dirname(path)) != os.fsencode(upper):
                         os.rmdir(path)
-
-    def _remove_below(self, upper: bytes, name: bytes) -> None:
-        self._remove_planned(upper, b"", only=name)
 
     # --- the overlay
 

@@ -21,7 +21,7 @@ from wdsfs.packing.plan import NEW, NewMember, Output, Plan, ShardFill, Step, Ta
 from wdsfs.packing.runner import Runner
 from wdsfs.storage.durable import CHUNK
 from wdsfs.tar import headers
-from wdsfs.tar.problems import HARMLESS
+from wdsfs.tar.problems import HARMLESS, UNDECODED
 from wdsfs.tree import content as content_module
 from wdsfs.tree.numbered_tree import samples_of
 from wdsfs.tree.shard_set import ShardSet, indexed, readable_numbers
@@ -57,26 +57,22 @@ FIRST_MEMBERS = 1000  # of the first shard, that a commit reports
 
 
 class ViewCommit:
-    """A commit of what `lower` shows. `options` are those of the output, `harmless` kinds of problems of a record.
+    """A commit of what `lower` shows. `options` are those of the output.
 
-    `on_shard` is called after each shard of the set, `on_bytes` with each number of bytes written.
+    `on_shard` is called after each shard of the set. Members that cannot be decoded are packed as they are stored.
     """
 
     def __init__(
         self,
         lower: ShardSet,
         options: CommitOptions,
-        harmless: frozenset[str] = frozenset(),
         on_shard: Callable[[], None] = lambda: None,
-        on_bytes: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.lower, self.options, self._on_shard = lower, options, on_shard
-        self._harmless = HARMLESS | harmless
-        self._on_bytes = on_bytes
         self.plan = Plan()  # of the shards so far, without their pieces
         self.done: list[Step] = []  # those of them that were written now
         self.left_out = 0  # members of the set that are in no sample
-        # Members at the start of the first shard, as `steps.member_names` has them.
+        # Members at the start of the first shard, as `member_names` has them.
         self.first: list[tuple[bytes, bytes]] = []
 
     def run(self, write: bool) -> None:
@@ -92,7 +88,7 @@ class ViewCommit:
             # Only the length is kept, or memory would grow with the set.
             short = step._replace(output=Output(step.target, (), length=step.output.length))
             # One thread: a set is read by one.
-            if write and Runner(Plan([step]), ViewContents(self.lower), on_bytes=self._on_bytes).write_missing():
+            if write and Runner(Plan([step]), ViewContents(self.lower)).write_missing():
                 self.done.append(short)
             self.plan.steps.append(short)
         if not self.plan.steps:
@@ -104,7 +100,7 @@ class ViewCommit:
             if not indexed(self.lower.summary, number).problems:
                 continue
             for problem in indexed(self.lower.record, number).problems:
-                if problem.kind not in self._harmless:
+                if problem.kind not in HARMLESS | {UNDECODED}:
                     text = "leave out the shard, the option, or the samples"
                     raise CommitError(f"{self.lower.path_text(number)} is damaged ({problem.text}): {text}")
 
