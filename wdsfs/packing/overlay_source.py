@@ -142,11 +142,9 @@ class Planner:
         if self.options.in_place:
             self._plan_in_place()
         else:
-            outputs = self._delta() if self.options.changed_only else self._resplit()
-            if not self.options.changed_only and not self.options.resplits:
-                outputs = self._shard_by_shard()
+            in_a_row = self.options.changed_only or self.options.resplits
             name = namer(self.options.output)
-            for step, number in zip(outputs, itertools.count(), strict=False):
+            for number, step in enumerate(self._in_a_row() if in_a_row else self._shard_by_shard()):
                 step.output.target = name(number)
                 self.plan.steps.append(step)
         self._refuse_clashes()
@@ -274,10 +272,14 @@ class Planner:
 
     # --- samples in a row
 
-    def _resplit(self) -> Iterator[Step]:
-        numbers = readable_numbers(self.lower, self.options.allow_missing)
-        units = itertools.chain.from_iterable(map(self._units_of, numbers))
-        yield from self._rolled(itertools.chain(units, self._further_units()))
+    def _in_a_row(self) -> Iterator[Step]:
+        """Yield shards of the samples of the set, or of those that change, then of new shard directories."""
+        if self.options.changed_only:
+            old = map(self._delta_units, sorted(self.changes.shards))
+        else:
+            old = map(self._units_of, readable_numbers(self.lower, self.options.allow_missing))
+        new = (map(_unit_of, self.changes.further[top]) for top in sorted(self.changes.further))
+        yield from self._rolled(itertools.chain.from_iterable(itertools.chain(old, new)))
 
     def _units_of(self, number: int) -> Iterator[Unit]:
         record, source = self._layout(number)
@@ -285,18 +287,10 @@ class Planner:
             log.warning("%s: the data after its end mark is not in the new shards", self.lower.path_text(number))
         yield from self._units(number, record, source, self.changes.shards.get(number, ShardChanges()))
 
-    def _delta(self) -> Iterator[Step]:
-        units = (self._delta_units(number) for number in sorted(self.changes.shards))
-        yield from self._rolled(itertools.chain(itertools.chain.from_iterable(units), self._further_units()))
-
     def _further(self) -> Iterator[Step]:
         """Yield the samples of new shard directories: at least a shard for each."""
         for top in sorted(self.changes.further):
             yield from self._rolled(map(_unit_of, self.changes.further[top]))
-
-    def _further_units(self) -> Iterator[Unit]:
-        for top in sorted(self.changes.further):
-            yield from map(_unit_of, self.changes.further[top])
 
     def _rolled(self, units: Iterator[Unit]) -> Iterator[Step]:
         """Yield shards of these units."""
