@@ -18,7 +18,7 @@ from tests.conftest import Program
 from tests.packing.overlays import EDITS, FIRST, SECOND, Faulty, Killed, Set, stops
 from tests.sets import at
 from tests.tars import A, B, member, tar
-from wdsfs.cli import export_command
+from wdsfs.cli import index_commands
 from wdsfs.errors import ExportError
 from wdsfs.index.store import open_index
 from wdsfs.interop.export import DALI, ENERGON, FORMATS, WIDS, Export, below, energon_root
@@ -353,4 +353,4 @@ def test_a_commit_whose_export_fails_says_so_and_is_done(program: Program) -> No
 
 
 def test_the_command_names_the_formats_without_loading_them() -> None:
-    assert tuple(export_command.FORMATS.choices) == FORMATS
+    assert tuple(index_commands.FORMATS.choices) == FORMATS

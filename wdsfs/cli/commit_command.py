@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from click.core import ParameterSource
 
-from wdsfs.cli import completion, export_command, shard_report
+from wdsfs.cli import completion, index_commands, shard_report
 from wdsfs.cli.options import (
     AtLeastOne,
     composition_options,
@@ -133,7 +133,7 @@ packing_options = handing_over(
         "ignore_times": flag(
             "--ignore-times", "Files of which only the time has changed stay as they are in the shards."
         ),
-        "exports": export_command.export_option,
+        "exports": index_commands.export_option,
         "space_check": space_check_option(
             "Go ahead in place where the file system seems too full: it may have reflinks or compression."
         ),
@@ -388,10 +388,10 @@ def _export(plan: Plan, before: Sequence[Shard], packing: Packing, opening: Open
 
     targets, in_place = [step.target for step in plan.steps], packing.options.in_place
     if in_place:
-        export_command.warn_of_older([path for path in targets if not is_remote(path)], packing.exports)
+        index_commands.warn_of_older([path for path in targets if not is_remote(path)], packing.exports)
     if not packing.exports or not (targets or in_place):
         return False
     # Also when nothing was written now: the commit that this one finishes may have been stopped before its export.
     new = [step.target for step in plan.steps if step.action == "new"]
     shards = extended(before, new) if in_place else expand(targets)
-    return export_command.after_commit(shards, packing.exports, in_place, opening._replace(tolerance=Tolerance()))
+    return index_commands.after_commit(shards, packing.exports, in_place, opening._replace(tolerance=Tolerance()))

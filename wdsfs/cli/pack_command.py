@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wdsfs.cli import completion, export_command, shard_report
+from wdsfs.cli import completion, index_commands, shard_report
 from wdsfs.cli.options import (
     AtLeastOne,
     Directory,
@@ -142,7 +142,7 @@ packed_options = handing_over(
         "with_leavings": flag(
             "--with-leavings", "Also pack what programs have left behind (`1.cls~`, `Thumbs.db`)."
         ),
-        "exports": export_command.export_option,
+        "exports": index_commands.export_option,
         "space_check": space_check_option("Go ahead where the file system seems too full."),
         "dry_run": dry_run_option,
         "as_json": json_option,
@@ -191,7 +191,7 @@ def pack(directories: tuple[str, ...], packed: Packed, opening: Opening) -> None
     note_uneven(uneven_text(first.target, member_names(first)), opening.quiet)
     if packed.exports and not packed.dry_run:
         shards = expand([step.target for step in plan.steps])
-        if export_command.after_commit(shards, packed.exports, False, opening):
+        if index_commands.after_commit(shards, packed.exports, False, opening):
             sys.exit(ExportError.exit_code)
 
 
