@@ -262,7 +262,7 @@ def test_without_resend_a_killed_worker_fails_its_own_request_only(patched: Patc
 # A read of the file 0007 waits until the file "go" is there, having made the file "waits".
 SLOW = """
 import os, time
-from wdsfs.dataset import content
+from wdsfs.tree import content
 original_read, original_cached = content.read, content.read_cached
 def slow_read(wanted, offset, length):
     data = original_read(wanted, offset, length)
@@ -534,7 +534,7 @@ import os, time
 from pathlib import Path
 from wdsfs.fuse import supervisor as engine
 from wdsfs.tree.shard_tree import ShardTree
-from wdsfs.status import counters
+from wdsfs.fuse import counters
 engine.LOOK_SECONDS = 0.1
 content_before, busy, hung = ShardTree.content, counters.Slot.busy_seconds.fget, Path("hung").absolute()
 def content(self, inode):

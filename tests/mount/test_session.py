@@ -1063,7 +1063,8 @@ def test_umount_of_a_mount_in_use(program: Program) -> None:
     with program.mounted("a.tar", ends_itself=True) as mounted:
         with (mounted.path / "a/a/bin").open("rb") as file:
             message = program.refused("umount", mounted.path, code=5)
-            assert f"is in use by python ({os.getpid()}" in message
+            command = Path("/proc/self/comm").read_text().strip()
+            assert f"is in use by {command} ({os.getpid()}" in message
             assert "--lazy" in message
             assert file.read(10) == BIG[:10]
             program.run("umount", "--lazy", mounted.path)

@@ -380,10 +380,10 @@ def kernel_of(body: memoryview) -> Kernel:
     return Kernel(minor, flags, readahead)
 
 
-def start(kernel: Kernel, wanted: int, background: int, max_write: int = PAGE) -> bytes:
+def start(kernel: Kernel, flags: int, background: int, max_write: int = PAGE) -> bytes:
     """Reply to INIT: those of the wanted flags that the kernel knows, the number of readahead requests at a time,
     and the size of the largest WRITE (bytes)."""
-    flags = wanted & kernel.flags
+    flags = flags & kernel.flags
     return _INIT_OUT.pack(
         *(MAJOR, min(kernel.minor, MINOR), kernel.readahead, flags & 0xFFFFFFFF),
         *(background, background * 3 // 4, max_write, 1, MAX_READ_PAGES, 0, flags >> 32),
@@ -411,12 +411,12 @@ def forget_entry(parent: int, name: bytes) -> bytes:
 
 def notes_of(data: bytes) -> list[bytes]:
     """Split notifications that were joined."""
-    found, at = [], 0
+    forgets, at = [], 0
     while at < len(data):
         length = int.from_bytes(data[at : at + 4], "little")
-        found.append(data[at : at + length])
+        forgets.append(data[at : at + length])
         at += length
-    return found
+    return forgets
 
 
 def forget_attributes(inode: int) -> bytes:

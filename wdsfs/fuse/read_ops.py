@@ -320,9 +320,9 @@ class Operations(ABC, Generic[TreeKind]):
         lines: list[bytes] = []
         tried = False
         try:
-            found = rest(inode, after, room)
-            if found is not None:
-                return found
+            run = rest(inode, after, room)
+            if run is not None:
+                return run
             for entry in self.tree.listing(inode, after):
                 line = pack(entry)
                 room -= len(line)
@@ -332,9 +332,9 @@ class Operations(ABC, Generic[TreeKind]):
                 if looked_up is not None and entry.name not in (b".", b".."):
                     looked_up(entry.node.inode)
                 if not tried and kind_of(entry.cursor) > FOLDER:  # samples and files may be alike; try it once
-                    tried, found = True, rest(inode, entry.cursor, room)
-                    if found is not None:
-                        lines.append(found)
+                    tried, run = True, rest(inode, entry.cursor, room)
+                    if run is not None:
+                        lines.append(run)
                         break
         except Exception:
             # Send the lines that there are. The kernel asks again from their end, and that request, which has no
@@ -353,11 +353,11 @@ class Operations(ABC, Generic[TreeKind]):
         is_hit = data is not None
         if data is None:
             may_be_far = self.fetcher is not None or self.counts_hits
-            wanted = content_module.remote_range(content, offset, size) if may_be_far else None
-            is_hit = wanted is not None and wanted.tar.is_cached(wanted.begin, wanted.end)
-            if wanted is not None and not is_hit and self.fetcher is not None:
-                wanted.tar.hand_over(request.unique, wanted.begin, wanted.end, wanted.sample)
-                self.slot.read(wanted.end - wanted.begin)
+            far = content_module.remote_range(content, offset, size) if may_be_far else None
+            is_hit = far is not None and far.tar.is_cached(far.begin, far.end)
+            if far is not None and not is_hit and self.fetcher is not None:
+                far.tar.hand_over(request.unique, far.begin, far.end, far.sample)
+                self.slot.read(far.end - far.begin)
                 return None
             with self.slowly():
                 data = content_module.read(content, offset, size)

@@ -35,10 +35,11 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from wdsfs.errors import MountError
-from wdsfs.fuse import protocol, worker
+from wdsfs.fuse import protocol
 from wdsfs.fuse.counters import DEADLY, DEADLY_NS, SLOTS, Board
 from wdsfs.fuse.protocol import Request
 from wdsfs.fuse.read_ops import BACKGROUND, BACKGROUND_REMOTE, Operations
+from wdsfs.fuse.worker import serve
 from wdsfs.tree.tree import MountedTree
 
 if TYPE_CHECKING:
@@ -187,36 +188,36 @@ class Supervisor:
         """
         self.make_tree, self.follow = make_tree, follow
         old = list(self.workers.values())
-        for one in old:
-            one.retired = True
-            self.board.slot(one.slot).retire()
+        for worker in old:
+            worker.retired = True
+            self.board.slot(worker.slot).retire()
         self.restart_follower()
         until = time.monotonic() + RETIRE_SECONDS
-        while sum(not self._has_left(one, time.monotonic() > until) for one in old):  # noqa: ASYNC110  # of all
+        while sum(not self._has_left(worker, time.monotonic() > until) for worker in old):  # noqa: ASYNC110  # of all
             await trio.sleep(0.001)
         # Requests in flight are sent again at each change, so there are more and more workers at one long work.
         # The first ones do it, and the others wait for them.
-        for late in [one for one in self.workers.values() if one.retired][LATE_MAX:]:
+        for late in [worker for worker in self.workers.values() if worker.retired][LATE_MAX:]:
             self._dismiss(late)
-        return all(one.pid not in self.workers for one in old)
+        return all(worker.pid not in self.workers for worker in old)
 
     def restart_follower(self) -> None:
         """Have the process that follows changes begin anew."""
         self._restarting = True
         self._kill(self._follower)
 
-    def _has_left(self, one: _Worker, late: bool) -> bool:
+    def _has_left(self, worker: _Worker, late: bool) -> bool:
         """True if a retired worker is gone, or waits for a disk; an idle one is killed."""
-        slot, there = self.board.slot(one.slot), one.pid in self.workers
-        if there and not slot.waiting and (late or slot.request is None) and one.pid not in self._dismissed:
+        slot, there = self.board.slot(worker.slot), worker.pid in self.workers
+        if there and not slot.waiting and (late or slot.request is None) and worker.pid not in self._dismissed:
             # It sleeps in the receive. A request that it receives just now is sent again; where the kernel cannot
             # do that, it fails with ECONNABORTED.
-            self._dismiss(one)
+            self._dismiss(worker)
         return not there or slot.waiting
 
-    def _dismiss(self, one: _Worker) -> None:
-        self._dismissed.add(one.pid)
-        self._kill(one.pid)
+    def _dismiss(self, worker: _Worker) -> None:
+        self._dismissed.add(worker.pid)
+        self._kill(worker.pid)
 
     def _kill(self, pid: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -273,16 +274,16 @@ class Supervisor:
             if self._restarting and not self._ended and self.follow is not None:
                 self._restarting = False
                 self._fork_follower()
-        for one in list(self.workers.values()):
-            pid, status = os.waitpid(one.pid, os.WNOHANG)
+        for worker in list(self.workers.values()):
+            pid, status = os.waitpid(worker.pid, os.WNOHANG)
             if pid:
                 del self.workers[pid]
-                planned += one.retired or pid in self._dismissed
-                if self._judge(one, os.waitstatus_to_exitcode(status)):
-                    dead.append(one)
-                self.board.slot(one.slot).reset()
-                if one.device is not None:
-                    os.close(one.device)  # the kernel now fails the request that the worker had in flight
+                planned += worker.retired or pid in self._dismissed
+                if self._judge(worker, os.waitstatus_to_exitcode(status)):
+                    dead.append(worker)
+                self.board.slot(worker.slot).reset()
+                if worker.device is not None:
+                    os.close(worker.device)  # the kernel now fails the request that the worker had in flight
         if planned and not dead:  # else `_replace` does so
             if self.resends:
                 self._notify(protocol.resend())
@@ -304,16 +305,16 @@ class Supervisor:
         if self._ended:
             return
         # While requests are refused, one worker is enough.
-        wanted = 1 if time.monotonic() < self._quarantine_until else self.wanted
-        for _ in range(wanted - sum(not one.retired for one in self.workers.values())):
+        number = 1 if time.monotonic() < self._quarantine_until else self.wanted
+        for _ in range(number - sum(not worker.retired for worker in self.workers.values())):
             self._fork()
         if self.follow is not None and not self._follower:
             self._fork_follower()
 
-    def _judge(self, one: _Worker, code: int) -> bool:
+    def _judge(self, worker: _Worker, code: int) -> bool:
         """True if a worker that has ended has to be replaced."""
-        if one.pid in self._dismissed:
-            self._dismissed.remove(one.pid)
+        if worker.pid in self._dismissed:
+            self._dismissed.remove(worker.pid)
             return False
         if code == 0:  # the session is over
             self._ended = True
@@ -321,8 +322,8 @@ class Supervisor:
             return True
         elif code != _SURPLUS and not self._ended:
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            log.warning("worker %s ended (%s); it is replaced", one.pid, how)
-            self._blame(self.board.slot(one.slot).request, one.started)
+            log.warning("worker %s ended (%s); it is replaced", worker.pid, how)
+            self._blame(self.board.slot(worker.slot).request, worker.started)
             return True
         return False
 
@@ -335,7 +336,7 @@ class Supervisor:
         done = self.board.done
         if done != self._done_before:
             self._crashes, self._done_before, self._crashed = 0, done, time.monotonic_ns()
-        elif any(one.started > self._crashed for one in dead):
+        elif any(worker.started > self._crashed for worker in dead):
             self._crashes, self._crashed = self._crashes + 1, time.monotonic_ns()
         if self._crashes >= CRASHES_MAX:
             log.error("workers die before they answer anything; requests get EIO for %g s", QUARANTINE_SECONDS)
@@ -357,11 +358,11 @@ class Supervisor:
             await trio.sleep(LOOK_SECONDS)
             self._keep_fetcher()
             self._top_up()
-            for one in self.workers.values():
-                seconds = self.board.slot(one.slot).busy_seconds
+            for worker in self.workers.values():
+                seconds = self.board.slot(worker.slot).busy_seconds
                 if seconds > HANG_SECONDS:
-                    log.error("worker %s has been at one request for %.0f s; it is replaced", one.pid, seconds)
-                    os.kill(one.pid, signal.SIGKILL)
+                    log.error("worker %s has been at one request for %.0f s; it is replaced", worker.pid, seconds)
+                    os.kill(worker.pid, signal.SIGKILL)
 
     async def _hear_calls(self) -> None:
         """Fork further workers when all that there are wait for disks."""
@@ -373,7 +374,9 @@ class Supervisor:
 
     def _serving(self) -> int:
         """How many workers of the set that is shown do not wait for disks."""
-        return sum(not (one.retired or self.board.slot(one.slot).waiting) for one in self.workers.values())
+        return sum(
+            not (worker.retired or self.board.slot(worker.slot).waiting) for worker in self.workers.values()
+        )
 
     # --- a worker
 
@@ -386,9 +389,7 @@ class Supervisor:
         until = self._quarantine_until
         if time.monotonic() < until:
             self.operations.refuse(self.board.slot(slot))
-            over = worker.serve(
-                self.device, self.operations.answer, stop=lambda: time.monotonic() > until, wait=0.1
-            )
+            over = serve(self.device, self.operations.answer, stop=lambda: time.monotonic() > until, wait=0.1)
             return _AGAIN if over else 0
         tree, clean = self.make_tree(), False
         try:
@@ -398,7 +399,7 @@ class Supervisor:
             if self.resends:
                 self.operations.fetcher = self.fetcher
             tree.lower.on_files, retired = own.files, own.retirement
-            is_surplus = worker.serve(
+            is_surplus = serve(
                 *(self.device, self.operations.answer),
                 stop=(lambda: retired[0] or not self.board.waiting) if extra else lambda: retired[0],
                 after_reply=self.operations.after_reply,

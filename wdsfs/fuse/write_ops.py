@@ -128,8 +128,8 @@ class WritableOperations(Operations[WritableTree]):
         self.tree.forget(request.node, protocol.forget_of(request.body))
 
     def batch_forget(self, request: Request) -> None:
-        for one, count in protocol.forgets_of(request.body):
-            self.tree.forget(one, count)
+        for inode, count in protocol.forgets_of(request.body):
+            self.tree.forget(inode, count)
 
     # --- attributes
 
@@ -145,20 +145,20 @@ class WritableOperations(Operations[WritableTree]):
         )
 
     def setattr(self, request: Request) -> Reply:
-        inode, wanted = request.node, protocol.change_of(request.body)
-        mode = wanted.mode
-        if wanted.drop_privileges and mode is None:
+        inode, change = request.node, protocol.change_of(request.body)
+        mode = change.mode
+        if change.drop_privileges and mode is None:
             mode = self._dropped(inode)
         now = time.time_ns()
         node = self.tree.setattr(
             inode,
             AttributeChange(
                 mode=mode,
-                uid=wanted.uid,
-                gid=wanted.gid,
-                size=wanted.size,
-                atime_ns=now if wanted.atime_ns == NOW else wanted.atime_ns,
-                mtime_ns=now if wanted.mtime_ns == NOW else wanted.mtime_ns,
+                uid=change.uid,
+                gid=change.gid,
+                size=change.size,
+                atime_ns=now if change.atime_ns == NOW else change.atime_ns,
+                mtime_ns=now if change.mtime_ns == NOW else change.mtime_ns,
             ),
         )
         return protocol.attributes(attributes_timeout(inode), self._attributes(node))
@@ -167,14 +167,14 @@ class WritableOperations(Operations[WritableTree]):
         """Free space is that of the upper's file system; the shards count as full."""
         with self.slowly():
             totals = self.tree.totals()
-        found = self.tree.upper.statvfs()
+        figures = self.tree.upper.statvfs()
         return protocol.statfs(
-            (totals.bytes + found.f_frsize - 1) // found.f_frsize + found.f_blocks,
-            totals.members + found.f_files,
-            found.f_bsize,
-            found.f_frsize,
-            found.f_namemax,
-            (found.f_bfree, found.f_bavail, found.f_ffree),
+            (totals.bytes + figures.f_frsize - 1) // figures.f_frsize + figures.f_blocks,
+            totals.members + figures.f_files,
+            figures.f_bsize,
+            figures.f_frsize,
+            figures.f_namemax,
+            (figures.f_bfree, figures.f_bavail, figures.f_ffree),
         )
 
     def setxattr(self, request: Request) -> Reply:

@@ -179,7 +179,9 @@ class ControlSocket:
         shards = [shard for shard in self.served.shards if shard.gone is None]
         names = [[os.fsdecode(shard.name), os.fsdecode(shard.path)] for shard in shards]
         reading = self.mount.selection.reading._asdict()
-        without = {os.fsdecode(one.path): [*map(os.fsdecode, one.without)] for one in shards if one.without}
+        without = {
+            os.fsdecode(shard.path): [*map(os.fsdecode, shard.without)] for shard in shards if shard.without
+        }
         return {"shards": names, "reading": reading, "without": without, "seen": self.served.access.to_json()}
 
     async def _let_finish(self) -> None:

@@ -106,7 +106,7 @@ class Watch:
         self._pause = LOOK_SECONDS + LOOK_SECONDS_EACH * len(shards) if look else None
         self._next = time.monotonic() + (self._pause or 0)  # when they are looked at again
         self._companions = companions
-        files = (*(one.path for one in shards if one.gone is None), *companions)
+        files = (*(shard.path for shard in shards if shard.gone is None), *companions)
         self.remote = [path for path in files if is_remote(path)]
         self._seen, self._seen_companions = self._fingerprints() if look else ([], [])
 
@@ -161,8 +161,8 @@ class Watch:
 
     def _fingerprints(self) -> tuple[list[Fingerprint], list[Fingerprint]]:
         """Of the shards, and of what they are shown with."""
-        found = [GONE if shard.gone is not None else _fingerprint(shard.path) for shard in self.shards]
-        return found, list(map(_fingerprint, self._companions))
+        fingerprints = [GONE if shard.gone is not None else _fingerprint(shard.path) for shard in self.shards]
+        return fingerprints, list(map(_fingerprint, self._companions))
 
     def _look(self) -> set[int]:
         before, companions = self._seen, self._seen_companions
@@ -298,9 +298,9 @@ class Growth:
             await trio.sleep(max(PAUSE_SECONDS, rested - time.monotonic()))
             self._hints.take()
             began = time.monotonic()
-            found = await self.look()
+            report = await self.look()
             now = time.monotonic()
-            share = REST_SHARE if found["added"] or found["removed"] else REST_SHARE_FOR_NOTHING
+            share = REST_SHARE if report["added"] or report["removed"] else REST_SHARE_FOR_NOTHING
             rested = now + share * (now - began)
 
     async def look(self, at_once: bool = False) -> dict[str, Any]:
@@ -317,8 +317,8 @@ class Growth:
             change = change_of(served, answer)
             left_out = [LeftOut(*row) for row in answer["left_out"]]
             self._note(answer["error"] or answer.get("kept", ""), left_out)
-            self._earlier = Earlier({one.path: one for one in left_out})
-            waits = [one.wait for one in left_out if one.wait is not None]
+            self._earlier = Earlier({candidate.path: candidate for candidate in left_out})
+            waits = [candidate.wait for candidate in left_out if candidate.wait is not None]
             self._wait = max(min(waits), WAIT_MIN) if waits else None
             if change:
                 await self._show(change)
@@ -334,7 +334,7 @@ class Growth:
         self.served = before.grown(change)
         self._earlier = self._earlier._replace(superseded=before.shards)
         gone = [before.shards[number].name for number in change.gone]
-        come = [self.served.shards[number].name for number in change.back] + [one.name for one in change.new]
+        come = [self.served.shards[number].name for number in change.back] + [shard.name for shard in change.new]
         follows = self._late_follower if self.supervisor.follow is not None else None
         self._is_late = not await self.supervisor.exchange(self.served.tree, follows)
         await self._invalidate([*gone, *come])
@@ -348,7 +348,7 @@ class Growth:
         """Have the kernel ask once more: it may have cached what a worker of an earlier list answered last."""
         while True:
             await trio.sleep(LATE_SECONDS)
-            if self._is_late and not any(one.retired for one in self.supervisor.workers.values()):
+            if self._is_late and not any(worker.retired for worker in self.supervisor.workers.values()):
                 self._is_late = False
                 await self._invalidate([shard.name for shard in self.served.shards])
 
@@ -398,12 +398,12 @@ class Growth:
         if failure and failure != self._failure:
             log.warning("the set stays as it is: %s", failure)
         self._failure = failure
-        for one in left_out:
-            known = self._earlier.left_out.get(one.path)
-            if known is None or known.why != one.why:
+        for candidate in left_out:
+            known = self._earlier.left_out.get(candidate.path)
+            if known is None or known.why != candidate.why:
                 log.log(
-                    logging.INFO if one.wait is not None else logging.WARNING,
-                    "%s is not shown: %s", one.path, one.why,
+                    logging.INFO if candidate.wait is not None else logging.WARNING,
+                    "%s is not shown: %s", candidate.path, candidate.why,
                 )  # fmt: skip
 
     def _write(self, change: Change, left_out: Sequence[LeftOut]) -> None:
@@ -440,4 +440,4 @@ def _named(shard: Shard) -> dict[str, str]:
 
 
 def _rows(left_out: Sequence[LeftOut]) -> list[dict[str, str]]:
-    return [{"shard": one.path, "why": one.why} for one in left_out]
+    return [{"shard": candidate.path, "why": candidate.why} for candidate in left_out]

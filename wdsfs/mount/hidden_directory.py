@@ -109,13 +109,13 @@ class TextRing:
 
     def get(self, number: int) -> Text | None:
         """The text of this number; None if it has been evicted, or never existed."""
-        kept = os.pread(self._file, _HEAD.size + TEXT_MAX, _place_of(number))
-        if len(kept) < _HEAD.size:
+        slot = os.pread(self._file, _HEAD.size + TEXT_MAX, _place_of(number))
+        if len(slot) < _HEAD.size:
             return None
-        found, length, crc, taken_ns = _HEAD.unpack_from(kept)
-        text = kept[_HEAD.size : _HEAD.size + length]
+        stored, length, crc, taken_ns = _HEAD.unpack_from(slot)
+        text = slot[_HEAD.size : _HEAD.size + length]
         # Read without the lock: what is being replaced meanwhile has another number, or another sum.
-        return Text(text, taken_ns) if number and (found, crc) == (number, zlib.crc32(text)) else None
+        return Text(text, taken_ns) if number and (stored, crc) == (number, zlib.crc32(text)) else None
 
     def _last(self) -> int:
         last: int = _LAST.unpack(os.pread(self._file, _LAST.size, 0).ljust(_LAST.size, b"\0"))[0]
@@ -250,15 +250,15 @@ class HiddenDirectory:
         if what in (HIDDEN, DALI):
             raise IsADirectory(f"inode {inode} is a directory")
         if what in (STATUS, METRICS):
-            found = self._snapshots.get(number)
-            if found is None:
+            text = self._snapshots.get(number)
+            if text is None:
                 raise StaleEntry(f"the snapshot {number} has been replaced by later ones")
-            return found
+            return text
         if what == DALI_INDEX:
             return self._dali_index(inode, number)
         if inode not in self._texts and self._make(what) != inode:
             raise StaleEntry("the set has changed since this was looked up")
-        return self._kept(inode)
+        return self._cached(inode)
 
     def _make(self, what: int) -> int:
         """Make the text of a file that is about all shards anew; returns its inode."""
@@ -283,15 +283,15 @@ class HiddenDirectory:
         while self._kept_bytes > KEPT_BYTES and len(self._texts) > 1:
             self._kept_bytes -= len(self._texts.popitem(last=False)[1].content)
 
-    def _kept(self, inode: int) -> Text:
+    def _cached(self, inode: int) -> Text:
         self._texts.move_to_end(inode)
         return self._texts[inode]
 
     def _report(self) -> dict[str, object]:
         state = RUNNING if self.daemon.alive else UNSUPERVISED
-        found = reports.gather(self.lower, self.tree.totals, self.board, self.daemon.started)
-        found["set"] = self._state.read()
-        return {**self.daemon.as_json(), "state": state, **found, "unfinished_commit": self._half_done()}
+        report = reports.gather(self.lower, self.tree.totals, self.board, self.daemon.started)
+        report["set"] = self._state.read()
+        return {**self.daemon.as_json(), "state": state, **report, "unfinished_commit": self._half_done()}
 
     def _problems(self) -> bytes:
         """A line for each shard that is not whole, as far as they are indexed."""
@@ -357,7 +357,7 @@ class HiddenDirectory:
             except ExportError as error:
                 raise ExportError(f"{self.plain.path_text(number)}: {error}") from None
             self._keep(inode, Text(text, record.fingerprint.mtime_ns))
-        return self._kept(inode)
+        return self._cached(inode)
 
 
 def _typed(inode: int, mode: int) -> Node:
@@ -400,8 +400,8 @@ class HiddenDirectoryOperations(Operations[HiddenDirectory]):
         """The handler for an opcode; `usual` is the handler for all other inodes. Changes get EROFS."""
         if opcode in _AS_USUAL or usual is not_implemented:
             return usual
-        found = self._handlers.get(opcode)
-        return _read_only if found is None else found[1]
+        handler = self._handlers.get(opcode)
+        return _read_only if handler is None else handler[1]
 
     def enter(self, timeout: int) -> bytes:
         """The reply to a LOOKUP of the directory itself, which the kernel may cache for `timeout` seconds."""

@@ -289,7 +289,7 @@ def waits_for_disk(pid: int) -> bool:
     """True if a process or a child of it is in uninterruptible sleep, which only a disk ends."""
     try:
         pids = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
-        return any(Path(f"/proc/{one}/stat").read_bytes().rpartition(b") ")[2][:1] == b"D" for one in pids)
+        return any(Path(f"/proc/{process}/stat").read_bytes().rpartition(b") ")[2][:1] == b"D" for process in pids)
     except OSError:  # one has just ended
         return False
 

@@ -171,19 +171,19 @@ class KernelMount(LiveMount):
             self._exchange(guard, image)
         return _changes(guard, image)
 
-    def _exchange(self, guard: Guarded, wanted: ImageMount) -> None:
+    def _exchange(self, guard: Guarded, image_mount: ImageMount) -> None:
         """Have the guard mount another image. Raises OverlayUnusable, OverlayBusy, MountError."""
         shards: Sequence[Shard] = ()
         with contextlib.ExitStack() as stack:
             if guard.overlay is not None:
-                if wanted.overlay is None:
+                if image_mount.overlay is None:
                     raise MountError(
                         f"{self.mountpoint}: has an overlay, and its command has none; please report this"
                     )
-                place, shards = OverlayDirectory(wanted.overlay.directory), wanted.overlay.shards
-                check_set(place, shards, wanted.overlay.view, wanted.overlay.merge)
+                place, shards = OverlayDirectory(image_mount.overlay.directory), image_mount.overlay.shards
+                check_set(place, shards, image_mount.overlay.view, image_mount.overlay.merge)
                 stack.enter_context(overlayfs.frozen(self.mountpoint, place))
-            reason = exchange(guard, wanted, shards, REFRESH_SECONDS)
+            reason = exchange(guard, image_mount, shards, REFRESH_SECONDS)
         if reason:
             raise MountError(f"{self.mountpoint}: {reason}; the mount shows what it has shown")
 
@@ -283,10 +283,10 @@ def _refuse_old_image(guard: Guarded) -> None:
         )
 
 
-def _changes(before: Guarded, wanted: ImageMount) -> dict[str, Any]:
+def _changes(before: Guarded, image_mount: ImageMount) -> dict[str, Any]:
     """What has come and gone with another image, as a daemon says it after a refresh."""
-    about = manifest.read(wanted.image)
-    now = list(dict.fromkeys(device.shard(wanted.base) for device in about.devices))
+    about = manifest.read(image_mount.image)
+    now = list(dict.fromkeys(device.shard(image_mount.base) for device in about.devices))
     replaced = before.replaced()
 
     def named(paths: Iterable[str]) -> list[dict[str, str]]:

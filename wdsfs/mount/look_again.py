@@ -81,13 +81,13 @@ def look_again(served: MountedSet, directory: str, earlier: Earlier, fetches: bo
         try:
             if directory:
                 os.chdir(directory)
-            found = _expanded(served)
+            shards = _expanded(served)
             _refuse_foreign_lists(served, used)
         except (WdsfsError, OSError) as error:
             return {"error": str(error), "left_out": [], "directories": used.absolute()}
     look = _Look(served, earlier, fetches)
     try:
-        answer = look.compare(found)
+        answer = look.compare(shards)
         look.drop_tables(earlier.superseded)
     finally:
         look.close()
@@ -128,12 +128,12 @@ class _Look:
         self.left_out: list[LeftOut] = []
         self._sets: list[ShardSet] = []
 
-    def compare(self, found: Sequence[Shard]) -> dict[str, Any]:
+    def compare(self, shards: Sequence[Shard]) -> dict[str, Any]:
         """What has come and gone, as JSON."""
         known = self.served.shards
-        difference = growth.compare(known, found)
-        kept, why = growth.out_of_reach(known, difference.gone)
-        samples = self._last_samples([number for number in difference.gone if number not in kept])
+        difference = growth.compare(known, shards)
+        unreachable, why = growth.out_of_reach(known, difference.gone)
+        samples = self._last_samples([number for number in difference.gone if number not in unreachable])
         left = growth.changed(known, Change(samples, (), ()))
         change = self._chosen(left, difference.candidates)._replace(gone=samples)
         if change:
@@ -141,7 +141,7 @@ class _Look:
         return {
             "gone": [[number, count] for number, count in samples.items()],
             "back": list(change.back),
-            "new": [_row(one) for one in change.new],
+            "new": [_row(shard) for shard in change.new],
             "left_out": self.left_out,
             "kept": why,
         }
@@ -168,20 +168,20 @@ class _Look:
 
     def _chosen(self, known: Sequence[Shard], candidates: Sequence[Shard]) -> Change:
         """Those of the candidates that can be shown, named, with the numbers that they have or get."""
-        waiting = [one for one in candidates if self._passes(one)]
+        waiting = [shard for shard in candidates if self._passes(shard)]
         room = max(0, SHARD_MAX + 1 - len(known))
-        for one in waiting[room:]:
-            self._leave(one, f"the mount has no number left for it (at most {SHARD_MAX + 1:,}): mount again")
+        for shard in waiting[room:]:
+            self._leave(shard, f"the mount has no number left for it (at most {SHARD_MAX + 1:,}): mount again")
         named = growth.named(known, waiting[:room])
         self._copy_records(named)
-        stale = [one for one, _ in self.index.stale(named)]
+        stale = [shard for shard, _ in self.index.stale(named)]
         self.index.refresh(stale, 1 if len(stale) < FEW else default_jobs())
         back: list[int] = []
         new: list[Shard] = []
-        for one, samples in self._counted(named):
-            number = growth.number_again(known, one, samples)
+        for shard, samples in self._counted(named):
+            number = growth.number_again(known, shard, samples)
             if number is None:
-                new.append(one)
+                new.append(shard)
             else:
                 back.append(number)
         return Change({}, back, new)
@@ -190,72 +190,72 @@ class _Look:
         """Take records from portable indexes, which the workers have not mapped, into the index."""
         with contextlib.suppress(MissingShard):
             portables = attached(candidates)
-            for one in candidates if portables.files else ():
+            for shard in candidates if portables.files else ():
                 with contextlib.suppress(ShardError):
-                    data = portables.copy(one.key, shard_paths.look(one.path))
+                    data = portables.copy(shard.key, shard_paths.look(shard.path))
                     if data is not None:
-                        self.index.store([(one.key, data)])
+                        self.index.store([(shard.key, data)])
 
     def _counted(self, candidates: Sequence[Shard]) -> list[tuple[Shard, int]]:
         """The candidates that can be read and are settled, with their samples."""
         below = self._opened(self.served.grown(Change({}, (), candidates)))
-        found = []
-        for number, one in enumerate(candidates, len(self.served.shards)):
+        settled = []
+        for number, shard in enumerate(candidates, len(self.served.shards)):
             try:
                 indexed(below.record, number)
-                why = self._objection(one, indexed(below.plain.record, number))
+                why = self._objection(shard, indexed(below.plain.record, number))
             except ShardError as error:
-                wait = settles_in(one.path)
+                wait = settles_in(shard.path)
                 is_begun = wait is not None and isinstance(error, NotATar)
-                text = BEING_WRITTEN if is_begun else str(error).removeprefix(f"{os.fsdecode(one.path)}: ")
-                self._leave(one, text, wait, keep=wait is None and below.plain is below)
+                text = BEING_WRITTEN if is_begun else str(error).removeprefix(f"{os.fsdecode(shard.path)}: ")
+                self._leave(shard, text, wait, keep=wait is None and below.plain is below)
                 continue
             if why is None:
-                found.append((one, below.summary(number).samples))
+                settled.append((shard, below.summary(number).samples))
             else:
-                self._leave(one, *why)
-        return found
+                self._leave(shard, *why)
+        return settled
 
-    def _passes(self, one: Shard) -> bool:
+    def _passes(self, shard: Shard) -> bool:
         """True if a candidate is worth reading; else it is left out."""
-        if is_remote(one.path):
+        if is_remote(shard.path):
             if not self.fetches:
-                self._leave(one, "it is a remote shard, and this mount began without any: mount again")
+                self._leave(shard, "it is a remote shard, and this mount began without any: mount again")
             return self.fetches
         mount = self.served.mount
-        if mount.tree.index_tree and not mount.merge and one.name == BY_INDEX:
-            self._leave(one, "its name is that of the directory of --index-tree: rename it")
+        if mount.tree.index_tree and not mount.merge and shard.name == BY_INDEX:
+            self._leave(shard, "its name is that of the directory of --index-tree: rename it")
             return False
         try:
-            seen = self.served.access.grown([one.path]).look(one.path)
+            seen = self.served.access.grown([shard.path]).look(shard.path)
         except ShardError as error:
-            self._leave(one, str(error).removeprefix(f"{os.fsdecode(one.path)}: "))
+            self._leave(shard, str(error).removeprefix(f"{os.fsdecode(shard.path)}: "))
             return False
-        before = self.earlier.left_out.get(os.fsdecode(one.path))
+        before = self.earlier.left_out.get(os.fsdecode(shard.path))
         if before is not None and before.seen is not None and tuple(before.seen) == tuple(seen):
             self.left_out.append(before)
             return False
-        wait = _rest(one.path)
+        wait = _rest(shard.path)
         if wait is not None:
-            self._leave(one, BEING_WRITTEN, wait)
+            self._leave(shard, BEING_WRITTEN, wait)
         return wait is None
 
-    def _objection(self, one: Shard, record: Record) -> tuple[str, float | None] | None:
+    def _objection(self, shard: Shard, record: Record) -> tuple[str, float | None] | None:
         """Why a shard that can be read is not shown yet, or at all, and how long; None if it is."""
-        wait = settles_in(one.path) if record.problem_count else None
+        wait = settles_in(shard.path) if record.problem_count else None
         if wait is not None:
             return BEING_WRITTEN, wait
-        path = os.fsdecode(one.path)
+        path = os.fsdecode(shard.path)
         findings = (
             lint.Judge().add(path, lint.lint_record(record)) if self.served.mount.opening.tolerance.strict else ()
         )
-        return next(((f"--strict: {found.line(path)}", None) for found in findings), None)
+        return next(((f"--strict: {finding.line(path)}", None) for finding in findings), None)
 
-    def _leave(self, one: Shard, why: str, wait: float | None = None, keep: bool = False) -> None:
+    def _leave(self, shard: Shard, why: str, wait: float | None = None, keep: bool = False) -> None:
         seen = None
         with contextlib.suppress(ShardError):
-            seen = tuple(shard_paths.look(one.path)) if keep else None
-        self.left_out.append(LeftOut(os.fsdecode(one.path), why, wait, seen))
+            seen = tuple(shard_paths.look(shard.path)) if keep else None
+        self.left_out.append(LeftOut(os.fsdecode(shard.path), why, wait, seen))
 
     def _prepare(self, change: Change) -> None:
         """Have made what the workers would make for the first request after this change."""

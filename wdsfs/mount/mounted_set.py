@@ -44,7 +44,7 @@ class MountedSet:
     @property
     def files(self) -> list[bytes]:
         """The paths of the shards, and of what they are shown with."""
-        return [*(one.path for one in self.shards if one.gone is None), *self.companions.files]
+        return [*(shard.path for shard in self.shards if shard.gone is None), *self.companions.files]
 
     def extended(self, further: Sequence[bytes], published: Sequence[bytes]) -> MountedSet:
         """The set as it is now, with `further` shards at the end; a commit has replaced `published`."""
@@ -57,14 +57,16 @@ class MountedSet:
         before = len(self.shards)
         # A shard stays beside the joined one that it was beside, and one that came later is beside none.
         shards = [
-            one if one.place is not None or not self.companions.joined else replace(one, place=(number, before))
-            for number, one in enumerate(self.shards)
+            shard
+            if shard.place is not None or not self.companions.joined
+            else replace(shard, place=(number, before))
+            for number, shard in enumerate(self.shards)
         ]
-        further = [replace(one, place=(number, 0)) for number, one in enumerate(change.new, before)]
+        further = [replace(shard, place=(number, 0)) for number, shard in enumerate(change.new, before)]
         shards = changed(shards, change._replace(new=further))
-        out = [number for number, one in enumerate(shards) if one.gone is not None]
+        out = [number for number, shard in enumerate(shards) if shard.gone is not None]
         tags = self.tags.grown(len(shards), out, time.time_ns())
-        return replace(self, shards=shards, tags=tags, access=self.access.grown(one.path for one in further))
+        return replace(self, shards=shards, tags=tags, access=self.access.grown(shard.path for shard in further))
 
     def tree(self) -> MountedTree:
         """Return the tree that a worker serves."""

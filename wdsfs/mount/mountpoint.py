@@ -80,16 +80,16 @@ def known_options() -> set[str]:
 
 def _split(options: Sequence[str]) -> list[str]:
     """Single options; a comma after a backslash belongs to a value, as for libfuse."""
-    found, current, escaped = [], "", False
+    single, current, escaped = [], "", False
     for character in ",".join(options) + ",":
         if character == "," and not escaped:
             if current:
-                found.append(current)
+                single.append(current)
             current = ""
         else:
             current += character
         escaped = character == "\\" and not escaped
-    return found
+    return single
 
 
 def _number(option: str, value: str, base: int, largest: int) -> int:
@@ -122,9 +122,9 @@ def check_mountpoint(mountpoint: str, nonempty: bool, busy: Sequence[bytes]) -> 
 
     `busy` are paths that the daemon itself needs: over one of them it would wait for itself forever.
     """
-    found = obstacle(mountpoint, nonempty, busy)
-    if found is not None:
-        raise MountError(f"{mountpoint}: {found.text}" + (f"; {found.remedy}" if found.remedy else ""))
+    problem = obstacle(mountpoint, nonempty, busy)
+    if problem is not None:
+        raise MountError(f"{mountpoint}: {problem.text}" + (f"; {problem.remedy}" if problem.remedy else ""))
 
 
 def obstacle(mountpoint: str, nonempty: bool = False, busy: Sequence[bytes] = ()) -> Obstacle | None:
@@ -132,7 +132,7 @@ def obstacle(mountpoint: str, nonempty: bool = False, busy: Sequence[bytes] = ()
     quoted = shlex.quote(mountpoint)
     try:
         os.statvfs(mountpoint)  # stat alone can be answered by the kernel when a mount is dead
-        found = os.stat(mountpoint)
+        status = os.stat(mountpoint)
     except FileNotFoundError:
         return Obstacle("no such directory", f"make it with: mkdir -p {quoted}")
     except OSError as error:
@@ -141,7 +141,7 @@ def obstacle(mountpoint: str, nonempty: bool = False, busy: Sequence[bytes] = ()
         if error.errno == errno.EACCES:  # also what a FUSE mount of another user answers, even to root
             return Obstacle("cannot be entered, or is another user's FUSE mount", f"see: findmnt {quoted}")
         return Obstacle(error.strerror or str(error))
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         return Obstacle("is no directory")
     mounted = mount_table.mounted_at(mountpoint)
     registration = None if mounted is None else mount_registry.find(mountpoint)

@@ -110,7 +110,7 @@ class MountOptions:
                 "a part of a set (--shard-id) is fixed: ranks look at different times, so a new shard could be in "
                 "two parts, or in none. Mount the whole set, and have the loader divide it"
             )
-        if any(part.removeprefix("@") == objects.STDIN for one in self.specs for part in objects.parts(one)):
+        if any(part.removeprefix("@") == objects.STDIN for spec in self.specs for part in objects.parts(spec)):
             return "the standard input cannot be read again"
         return None
 

@@ -56,8 +56,8 @@ class SetState:
             length, crc = _HEAD.unpack_from(self._memory)
             text = bytes(self._memory[_HEAD.size : _HEAD.size + length])
             if zlib.crc32(text) == crc:  # else it is being written just now
-                found: dict[str, Any] = json.loads(text)
-                return found
+                state: dict[str, Any] = json.loads(text)
+                return state
         return _state(None, "the process that looks at the set again was killed while it noted what it had found")
 
 
@@ -83,12 +83,12 @@ def _remote_report(board: Board) -> dict[str, Any]:
     state = shard_paths.state()
     stores = []
     for store, hits in board.hits.items():
-        found = {_RENAMED.get(name, name): value for name, value in state["stores"].get(store, {}).items()}
-        one = {"store": store, **_NOTHING, "offline_since": None, "told_until": None, **found}
-        one["reads"] += hits.reads
-        one["hits"] += hits.reads
-        one["used_bytes"] += hits.bytes
-        stores.append(one)
+        counts = {_RENAMED.get(name, name): value for name, value in state["stores"].get(store, {}).items()}
+        row = {"store": store, **_NOTHING, "offline_since": None, "told_until": None, **counts}
+        row["reads"] += hits.reads
+        row["hits"] += hits.reads
+        row["used_bytes"] += hits.bytes
+        stores.append(row)
     return {
         "stores": stores,
         "fetcher": state["fetcher"],
@@ -102,9 +102,9 @@ def _remote_report(board: Board) -> dict[str, Any]:
     }
 
 
-def offline_seconds(one: dict[str, Any]) -> float:
+def offline_seconds(store: dict[str, Any]) -> float:
     """For how long a store of a report cannot be reached; 0 if it answers."""
-    since = one["offline_since"]
+    since = store["offline_since"]
     return 0.0 if since is None else max(time.time() - since, 0.0)
 
 
@@ -142,7 +142,7 @@ _METRICS = (
 
 
 def _of_stores(value: Callable[[dict[str, Any]], float]) -> Callable[[dict[str, Any]], dict[str, float]]:
-    return lambda report: {one["store"]: value(one) for one in report["remote"]["stores"]}
+    return lambda report: {store["store"]: value(store) for store in report["remote"]["stores"]}
 
 
 def _store_metric(name: str, kind: str, text: str, value: Callable[[dict[str, Any]], float]) -> _Metric:
@@ -159,19 +159,22 @@ _SET_METRICS = (
         "followed",
         "gauge",
         "1 if the shards are looked at again.",
-        lambda one: int(one["set"]["follow"] is not None),
+        lambda report: int(report["set"]["follow"] is not None),
     ),
     _Metric(
         "last_look_seconds",
         "gauge",
         "When they were, in seconds of Unix time.",
-        lambda one: one["set"]["looked"] or 0,
+        lambda report: report["set"]["looked"] or 0,
     ),
-    _Metric("look_failed", "gauge", "1 if the last look has failed.", lambda one: int(bool(one["set"]["error"]))),
-    _Metric("shards_added_total", "counter", "Shards that came.", lambda one: one["set"]["added"]),
-    _Metric("shards_removed_total", "counter", "Shards that went.", lambda one: one["set"]["removed"]),
+    _Metric("look_failed", "gauge", "1 if the last look has failed.", lambda own: int(bool(own["set"]["error"]))),
+    _Metric("shards_added_total", "counter", "Shards that came.", lambda report: report["set"]["added"]),
+    _Metric("shards_removed_total", "counter", "Shards that went.", lambda report: report["set"]["removed"]),
     _Metric(
-        "shards_left_out", "gauge", "New shards that are not shown.", lambda one: one["set"]["left_out_count"]
+        "shards_left_out",
+        "gauge",
+        "New shards that are not shown.",
+        lambda report: report["set"]["left_out_count"],
     ),
 )
 
@@ -188,8 +191,8 @@ _REMOTE_METRICS = (
     _store_metric("queued", "gauge", "Requests that wait for their turn.", itemgetter("queued")),
     _store_metric("in_flight", "gauge", "Requests that the store is at.", itemgetter("in_flight")),
     _store_metric("offline_seconds", "gauge", "Time since it does not answer, 0 if it does.", offline_seconds),
-    _cache_metric("cache_bytes", "Room that the cache of remote shards takes.", lambda one: one["cache"]["bytes"]),
-    _cache_metric("cache_limit_bytes", "Room that it may take.", lambda one: one["cache"]["limit"]),
+    _cache_metric("cache_bytes", "Room that the cache of remote shards takes.", lambda own: own["cache"]["bytes"]),
+    _cache_metric("cache_limit_bytes", "Room that it may take.", lambda remote: remote["cache"]["limit"]),
     _cache_metric("fetch_memory_bytes", "Memory for what is being fetched.", itemgetter("fetch_memory")),
 )
 
@@ -201,19 +204,19 @@ def gather(lower: ShardSet, totals: Callable[[], Totals], board: Board, started:
     a mount with remote shards only.
     """
     lower.look_at_all()  # so that the totals are those of the shards as they are now
-    found = totals()
+    sums = totals()
     processes = board.processes
     remote = {"remote": _remote_report(board)} if board.hits else {}
-    helpers = [pid for pid in (board.helper, *(one["fetcher"] for one in remote.values())) if pid]
+    helpers = [pid for pid in (board.helper, *(state["fetcher"] for state in remote.values())) if pid]
     damaged = [{"shard": path, "problem": text} for path, text in itertools.islice(lower.damaged(), DAMAGED_MAX)]
     return {
-        "shards": found.shards,
-        "indexed": found.indexed,
-        "samples": found.samples,
-        "members": found.members,
-        "bytes": found.bytes,
+        "shards": sums.shards,
+        "indexed": sums.indexed,
+        "samples": sums.samples,
+        "members": sums.members,
+        "bytes": sums.bytes,
         "damaged": damaged,
-        "damaged_count": max(found.damaged, len(damaged)),  # joined shards are in the list only
+        "damaged_count": max(sums.damaged, len(damaged)),  # joined shards are in the list only
         "uptime_seconds": time.time() - started,
         "processes": processes,
         "restarts": board.restarts,
@@ -257,17 +260,17 @@ def as_metrics(report: dict[str, Any]) -> bytes:
     mount = f'mountpoint="{_label(report["mountpoint"])}"'
     more = (*(_SET_METRICS if "set" in report else ()), *(_REMOTE_METRICS if "remote" in report else ()))
     metrics = (*_METRICS, *more)
-    return "".join(itertools.chain.from_iterable(_lines(one, mount, report) for one in metrics)).encode()
+    return "".join(itertools.chain.from_iterable(_lines(metric, mount, report) for metric in metrics)).encode()
 
 
-def _lines(one: _Metric, mount: str, report: dict[str, Any]) -> Iterator[str]:
-    yield f"# HELP wdsfs_{one.name} {one.help}\n# TYPE wdsfs_{one.name} {one.type}\n"
-    value = one.value(report)
+def _lines(metric: _Metric, mount: str, report: dict[str, Any]) -> Iterator[str]:
+    yield f"# HELP wdsfs_{metric.name} {metric.help}\n# TYPE wdsfs_{metric.name} {metric.type}\n"
+    value = metric.value(report)
     by_labels = {mount: value}
     if isinstance(value, dict):
-        by_labels = {f'{mount},{one.label}="{_label(kind)}"': count for kind, count in value.items()}
+        by_labels = {f'{mount},{metric.label}="{_label(kind)}"': count for kind, count in value.items()}
     for labels, number in by_labels.items():
-        yield f"wdsfs_{one.name}{{{labels}}} {number}\n"
+        yield f"wdsfs_{metric.name}{{{labels}}} {number}\n"
 
 
 def _label(text: str) -> str:

@@ -64,8 +64,12 @@ def _is_foreign(mounted: MountPoint) -> bool:
 def ending_order() -> list[LiveMount]:
     """The mounts that this user can end, the latest first: it may lie in another one."""
     is_root = os.geteuid() == 0
-    own = [one for one in live_mounts() if one.registration is not None or (is_root and one.engine == KERNEL)]
-    return sorted(own, key=lambda one: 0.0 if one.registration is None else one.registration.started, reverse=True)
+    started = {
+        mount: 0.0 if mount.registration is None else mount.registration.started
+        for mount in live_mounts()
+        if mount.registration is not None or (is_root and mount.engine == KERNEL)
+    }
+    return sorted(started, key=lambda mount: started[mount], reverse=True)
 
 
 def named(path: str) -> LiveMount:

@@ -71,11 +71,11 @@ SYNC_SECONDS = 10.0  # how long the end of a mount by a signal waits for what is
 def raise_file_limit() -> int:
     """Take as many descriptors as this process may have; returns how many shards may be open at a time."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard, 65536) if hard != resource.RLIM_INFINITY else 65536
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    limit = min(hard, 65536) if hard != resource.RLIM_INFINITY else 65536
+    if soft != resource.RLIM_INFINITY and soft < limit:
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            soft = wanted
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            soft = limit
     return max(16, min(soft if soft != resource.RLIM_INFINITY else 65536, 8192) // 2)
 
 
@@ -270,7 +270,7 @@ def _mount(mount: MountOptions, parsed: FuseOptions) -> None:
     except (RuntimeError, UnicodeEncodeError) as error:
         nothing = f"libfuse has said more above; `wdsfs doctor {shlex.quote(mount.mountpoint)}` finds nothing"
         findings = preventing(mount.mountpoint, parsed.fuse)
-        why = "; ".join(f"{one.name}: {one.detail} -> {one.remedy}" for one in findings) or nothing
+        why = "; ".join(f"{finding.name}: {finding.detail} -> {finding.remedy}" for finding in findings) or nothing
         raise MountError(f"{mount.mountpoint}: libfuse could not mount ({error}): {why}") from None
 
 
@@ -335,10 +335,10 @@ def _working_directory() -> str:
 def _place_of_stderr() -> str | None:
     """Return where a mount in the foreground logs: "journal" under systemd, or a file; None for a terminal."""
     try:
-        found = os.fstat(2)
-        if os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}":  # systemd.exec(5)
+        status = os.fstat(2)
+        if os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}":  # systemd.exec(5)
             return "journal"
-        return os.readlink("/proc/self/fd/2") if stat.S_ISREG(found.st_mode) else None
+        return os.readlink("/proc/self/fd/2") if stat.S_ISREG(status.st_mode) else None
     except OSError:
         return None
 
