@@ -9,9 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,15 +31,11 @@ from wdsfs.cli.output import bytes_bar, print_table, say, table_of, write_json
 from wdsfs.cli.process import when_interrupted
 from wdsfs.errors import CacheFull, IndexUnusable, ShardError, UsageError, bytes_text, counted, several
 from wdsfs.names import shown
-from wdsfs.remote import shard_paths
-from wdsfs.remote.shard_paths import fetch_counted, is_remote, pin_of, remote
+from wdsfs.remote.shard_paths import FetchResult, fetch_all, fetch_counted, is_remote, pin_of
 
 if TYPE_CHECKING:
-    from queue import SimpleQueue
-
     from wdsfs.cluster.engines import Workers
     from wdsfs.remote.object_cache import CachedEntry, ObjectCache
-    from wdsfs.remote.urls import Pin
     from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection
     from wdsfs.storage.cache_directory import CacheEntry
@@ -280,19 +274,23 @@ def fetch(
     if local and not quiet:
         log.info("%s on this machine: passed over", counted(local, "shard"))
     workers = workers_of(executor, jobs)
-    if workers is None:
-        outcome = _Fetch([shard.path for shard in remote_shards]).run(jobs or JOBS, quiet)
-    else:
-        outcome = _fetch_elsewhere(remote_shards, workers, quiet)
+    total = sum(pin_of(shard.path).size for shard in remote_shards)
+    with when_interrupted("; what has come is kept"), bytes_bar("fetching", total, quiet) as advance:
+        if workers is None:
+            outcome = fetch_all([shard.path for shard in remote_shards], jobs or JOBS, advance)
+        else:
+            outcome = _fetch_elsewhere(remote_shards, workers, advance)
     report: dict[str, Any] = {
         "shards": len(remote_shards),
         "local": local,
-        **outcome,
+        "bytes": outcome.size,
+        "fetched": outcome.fetched,
+        "there": outcome.there,
+        "failed": {os.fsdecode(path): str(error) for path, error in outcome.failed.items()},
         "seconds": round(time.monotonic() - since, 3),
         "cache": str(cache_directory.place()) if workers is None else None,
     }
-    _say_failures(report["failed"])
-    report["failed"] = {os.fsdecode(path): str(error) for path, error in report["failed"].items()}
+    _say_failures(outcome.failed)
     if as_json:
         write_json(report)
     else:
@@ -324,73 +322,16 @@ def _say_failures(failed: Mapping[bytes, ShardError]) -> None:
         )
 
 
-def _fetch_elsewhere(shards: Sequence[Shard], workers: Workers, quiet: bool) -> dict[str, Any]:
-    """Have workers of a cluster fetch the shards; return the same as `_Fetch.run`."""
+def _fetch_elsewhere(shards: Sequence[Shard], workers: Workers, advance: Callable[[int], None]) -> FetchResult:
+    """Have workers of a cluster fetch the shards."""
     from wdsfs.index import process_pool
 
     failed: dict[bytes, ShardError] = {}
     size = there = 0
-    total = sum(pin_of(shard.path).size for shard in shards)
-    with when_interrupted("; what has come is kept"), bytes_bar("fetching", total, quiet) as advance:
-        for shard, outcome in process_pool.each(fetch_counted, shards, 1, workers):
-            if isinstance(outcome, ShardError):
-                failed[shard.path] = outcome
-            else:
-                size, there = size + outcome[0], there + outcome[1]
-                advance(outcome[0])
-    return {"bytes": size, "fetched": size - there, "there": there, "failed": failed}
-
-
-class _Fetch:
-    """Fetches shards by threads, which do not hold up the end of the program when it is interrupted."""
-
-    def __init__(self, paths: Sequence[bytes]) -> None:
-        import queue  # late, as all that `wdsfs --help` has no use for
-
-        self._paths = paths
-        self._waiting = deque(paths)
-        self._outcomes: SimpleQueue[tuple[bytes, Pin | Exception]] = queue.SimpleQueue()
-        self._there: dict[bytes, int] = {}  # bytes that were in the cache at the start
-        self._here: dict[bytes, int] = {}  # bytes that are in the cache
-
-    def run(self, jobs: int, quiet: bool) -> dict[str, Any]:
-        """Fetch all; return counts of bytes, and by path why shards could not be fetched. Raises WdsfsError."""
-        failed: dict[bytes, ShardError] = {}
-        size, before = 0, _fetched_bytes()
-        total = sum(pin_of(path).size for path in self._paths)
-        with when_interrupted("; what has come is kept"), bytes_bar("fetching", total, quiet) as advance:
-            for _ in range(min(jobs, len(self._paths))):
-                threading.Thread(target=self._work, args=(advance,), daemon=True).start()
-            for _ in self._paths:
-                path, outcome = self._outcomes.get()
-                if isinstance(outcome, ShardError):
-                    failed[path] = outcome
-                elif isinstance(outcome, Exception):
-                    raise outcome
-                else:
-                    size += outcome.size
-        # Of a fetcher that has died, nothing is known.
-        fetched = max(_fetched_bytes() - before, 0)
-        return {"bytes": size, "fetched": fetched, "there": sum(self._there.values()), "failed": failed}
-
-    def _work(self, advance: Callable[[int], None]) -> None:
-        while self._waiting:
-            try:
-                path = self._waiting.popleft()
-            except IndexError:  # another thread was faster
-                return
-
-            def progress(here: int, _: int, path: bytes = path) -> None:
-                self._there.setdefault(path, here)
-                advance(here - self._here.get(path, 0))
-                self._here[path] = here
-
-            try:
-                self._outcomes.put((path, shard_paths.fetch(path, progress)))
-            except Exception as error:  # raised by the main thread
-                self._outcomes.put((path, error))
-
-
-def _fetched_bytes() -> int:
-    """Return the bytes of content that stores have sent so far."""
-    return sum(traffic["bytes"] for traffic in remote().stats()["stores"].values())
+    for shard, outcome in process_pool.each(fetch_counted, shards, 1, workers):
+        if isinstance(outcome, ShardError):
+            failed[shard.path] = outcome
+        else:
+            size, there = size + outcome[0], there + outcome[1]
+            advance(outcome[0])
+    return FetchResult(size, size - there, there, failed)

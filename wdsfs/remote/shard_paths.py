@@ -17,11 +17,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import queue
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from wdsfs.errors import (
     DeniedObject,
@@ -314,6 +317,63 @@ def fetch(path: bytes, progress: Callable[[int, int], None] = lambda here, size:
         with contextlib.suppress(ObjectChanged):
             return _fetched(path, progress)
     return _fetched(path, progress)
+
+
+class FetchResult(NamedTuple):
+    """The outcome of fetching shards: bytes of all, those that came now, those that were there.
+
+    `failed` says by path why others were not.
+    """
+
+    size: int
+    fetched: int
+    there: int
+    failed: dict[bytes, ShardError]
+
+
+def fetch_all(paths: Sequence[bytes], jobs: int, advance: Callable[[int], None]) -> FetchResult:
+    """Bring remote shards into the cache, `jobs` at a time; `advance` gets the bytes that come.
+
+    By threads that do not hold up the end of the program when it is interrupted. Raises WdsfsError.
+    """
+    waiting, outcomes = deque(paths), queue.SimpleQueue[tuple[bytes, Pin | Exception]]()
+    there: dict[bytes, int] = {}  # bytes that were in the cache at the start
+    here: dict[bytes, int] = {}  # bytes that are in the cache
+
+    def progress(path: bytes, size: int, _: int) -> None:
+        there.setdefault(path, size)
+        advance(size - here.get(path, 0))
+        here[path] = size
+
+    def work() -> None:
+        while waiting:
+            try:
+                path = waiting.popleft()
+            except IndexError:  # another thread was faster
+                return
+            try:
+                outcomes.put((path, fetch(path, partial(progress, path))))
+            except Exception as error:  # raised by the caller's thread
+                outcomes.put((path, error))
+
+    before, size, failed = _bytes_from_stores(), 0, dict[bytes, ShardError]()
+    for _ in range(min(jobs, len(paths))):
+        threading.Thread(target=work, daemon=True).start()
+    for _ in paths:
+        path, outcome = outcomes.get()
+        if isinstance(outcome, ShardError):
+            failed[path] = outcome
+        elif isinstance(outcome, Exception):
+            raise outcome
+        else:
+            size += outcome.size
+    # Of a fetcher that has died, nothing is known.
+    return FetchResult(size, max(_bytes_from_stores() - before, 0), sum(there.values()), failed)
+
+
+def _bytes_from_stores() -> int:
+    """Return the bytes of content that stores have sent so far."""
+    return sum(traffic["bytes"] for traffic in remote().stats()["stores"].values())
 
 
 def fetch_counted(path: bytes) -> tuple[int, int]:
