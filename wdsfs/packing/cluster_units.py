@@ -82,7 +82,7 @@ class ClusterRun:
 
     @property
     def together(self) -> int:
-        """How many shards may be written at the same time."""
+        """Return the number of shards that may be written at the same time."""
         return self.workers.engine.width() or self.workers.in_flight()
 
     def each(
@@ -279,7 +279,7 @@ def _is_sent(objects: ObjectOutputs, output: Output, note: ObjectNote) -> bool:
 
 @contextlib.contextmanager
 def _disk_errors(target: bytes) -> Iterator[None]:
-    """A block whose OSErrors name the file and the worker, as CommitErrors."""
+    """Turn OSErrors of a block into CommitErrors that name the file and the worker."""
     try:
         with named(target):
             yield

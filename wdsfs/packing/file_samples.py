@@ -370,7 +370,7 @@ def split_of(samples: Samples, order: Numbers, splits: Sequence[Split]) -> list[
 
     In each class, and in a set without classes as a whole, a split gets its fraction to less than one sample:
     samples with the lowest hash of the key are those of the first split. The seed of a shuffle has no part in
-    that, so a set that is shuffled anew has no sample of its test split among those for training.
+    that, so a set that is shuffled again has no sample of its test split among those for training.
     """
     place = np.zeros(len(samples), np.int64)
     hashed = _hashed(samples, _SPLIT)
@@ -389,7 +389,7 @@ def split_of(samples: Samples, order: Numbers, splits: Sequence[Split]) -> list[
 
 
 def _hashed(samples: Samples, salt: bytes) -> NDArray[np.uint64]:
-    """A number for each sample that follows from its key and the salt."""
+    """Return a number for each sample that follows from its key and the salt."""
     salted, sums = hashlib.blake2b(salt + b"\0", digest_size=8), bytearray()
     for number in range(len(samples)):
         key_sum = salted.copy()

@@ -112,7 +112,7 @@ class PackOptions:
 
     @property
     def names(self) -> list[Callable[[int], bytes]]:
-        """The paths of new shards by number, for each split, or for the whole set. Raises UsageError."""
+        """Return the paths of new shards by number, for each split, or for the whole set. Raises UsageError."""
         patterns = [self.output.replace(SPLIT_FIELD, split.name) for split in self.splits] or [self.output]
         return [namer(pattern) for pattern in patterns]
 
@@ -230,7 +230,7 @@ class FilePlan(Plan):
         return headers.encode(name, size, self.mtime_of(self.samples.table.times_ns[first]))
 
     def mtime_of(self, mtime_ns: int) -> int:
-        """The time that a member has in its header, in seconds."""
+        """Return the time that a member has in its header, in seconds."""
         return mtime_ns // 10**9 if self.options.mtime is None else self.options.mtime
 
 

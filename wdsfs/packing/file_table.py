@@ -183,7 +183,7 @@ class FoundDirectory(NamedTuple):
 
     @property
     def prefix(self) -> bytes:
-        """The path of a folder in member names, with its last slash."""
+        """Return the path of a folder in member names, with its last slash."""
         return self.path + b"/" if self.path else b""
 
 

@@ -132,7 +132,7 @@ class Abandoned(NamedTuple):
 def abandon(
     place: OverlayDirectory, tree: LowerTree, show: Callable[[Sequence[bytes], Sequence[bytes]], None]
 ) -> Abandoned:
-    """End a commit in place that was stopped half-way as it is. Raises CommitError."""
+    """Give up a commit in place that was stopped half-way. Raises CommitError."""
     if not unfinished(place):
         raise CommitError("no commit in place of this overlay was stopped half-way, so there is none to abandon")
     runner = Runner(read_plan(place, tree.lower), Files(), tree.lower)

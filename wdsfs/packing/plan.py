@@ -196,12 +196,12 @@ class Output:
 
     @property
     def sources(self) -> set[int]:
-        """The numbers of the shards that ranges are copied from."""
+        """Return the numbers of the shards that ranges are copied from."""
         return {piece.shard for piece in self.pieces if isinstance(piece, CopiedRange)}
 
     @property
     def first_change(self) -> int:
-        """The offset of the first byte that may differ from a source shard: all before it is copied from one."""
+        """Return the offset of the first byte that may differ from a source shard: all before it is copied from one."""
         at, source = 0, None
         for piece in self.pieces:
             if not isinstance(piece, CopiedRange) or piece.start != at or source not in (None, piece.shard):
@@ -271,7 +271,7 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class Plan:
-    """All shards that are to be written, in order, and the sources as they were when this was planned.
+    """All shards to write, in order, and the sources as they were when this was planned.
 
     `left_out` are the files that are not written, with the reason. `beside` are small files beside the shards.
     `beyond` are names after the last shard, which must be free: a glob over the set would take those for a part.
@@ -288,12 +288,12 @@ class Plan:
 
     @property
     def length(self) -> int:
-        """The bytes that will be written."""
+        """Return the bytes that will be written."""
         return sum(step.output.length for step in self.steps if step.action != LINK)
 
     @property
     def sent(self) -> int:
-        """The bytes of these that will go to a store."""
+        """Return the bytes of these that will go to a store."""
         return sum(step.output.length for step in self.steps if step.is_remote)
 
 
@@ -357,7 +357,7 @@ def _object(name: str) -> bytes:
 
 
 def canonical(path: bytes) -> bytes:
-    """Return the path of a shard without symbolic links; that of an object as it is."""
+    """Return the path of a shard without symbolic links; an object has none."""
     return path if is_remote(path) else os.path.realpath(path)
 
 

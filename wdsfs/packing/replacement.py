@@ -13,7 +13,7 @@ The journal, in the directory `state_of(place)`::
 Files that the plan leaves out are in no shard, so they stay in the overlay, under their paths.
 
 While commit.json exists, only the commit that finishes it may use the overlay: some changes are in the shards
-already, and names in the tree depend on them. For the same reason the commit is not planned anew.
+already, and names in the tree depend on them. For the same reason the commit is not planned again.
 
 Shards are written by `runner.Runner`. The caller holds the overlay (`overlay_directory.held`).
 """
@@ -84,7 +84,7 @@ def read_plan(place: OverlayDirectory, lower: ShardSet) -> Plan:
 
 
 def plan_to_json(plan: Plan) -> bytes:
-    """The plan as `plan_from_json` reads it."""
+    """Return the plan as `plan_from_json` reads it."""
     steps = [
         {
             "target": os.fsdecode(step.target),
@@ -375,7 +375,7 @@ class Replacement:
     # --- giving up
 
     def abandon(self, merged: bool) -> tuple[list[Step], Path | None]:
-        """End the commit as it is; return the steps that are done, and where the overlay was moved, if it was.
+        """Give up the commit; return the steps that are done, and where the overlay was moved, if it was.
 
         Changes that are in shards are removed from the overlay, those of other shards stay. In a merged tree the
         shard of a change is unknown, since names depend on all shards: there the whole upper is moved aside,

@@ -70,13 +70,13 @@ class Runner:
 
     @property
     def lower(self) -> ShardSet:
-        """The set of the sources. REQUIRES: the plan has some."""
+        """Return the set of the sources. REQUIRES: the plan has some."""
         assert self._lower is not None
         return self._lower
 
     @cached_property
     def cluster(self) -> ClusterRun | None:
-        """The cluster whose workers write the shards; None if they are written here."""
+        """Return the cluster whose workers write the shards; None if they are written here."""
         if self._workers is None:
             return None
         writer = self.writer
@@ -84,7 +84,7 @@ class Runner:
 
     @property
     def together(self) -> int:
-        """How many shards are written at the same time."""
+        """Return the number of shards that are written at the same time."""
         return self.cluster.together if self.cluster else self.jobs
 
     def _count(self, count: int) -> None:

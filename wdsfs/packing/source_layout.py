@@ -78,7 +78,7 @@ class SourceLayout:
 
     @property
     def places(self) -> MemberPlaces:
-        """The places of all members, with which a shard is verified."""
+        """Return the places of all members, with which a shard is verified."""
         return MemberPlaces(self.heads, self.ends, self.sizes)
 
     def place(self, member: int) -> int:
@@ -114,7 +114,7 @@ class SourceLayout:
                 for member in some:
                     start, end = self.member(member)
                     common = tuple(member_reader.global_headers(tar.source, start, end))
-                    pieces += members.get(member, self._without(start, end, common))
+                    pieces += members.get(member, self.between(start, end, [Cut(*part) for part in common]))
                     pieces += following.get(member, ())
                     cuts.append(Cut(start, end, (), common))
             for member, new in members.items():
@@ -123,13 +123,6 @@ class SourceLayout:
                     cuts.append(Cut(start, end, new, tuple(member_reader.global_headers(tar.source, start, end))))
         cuts += [Cut(self.member(anchor)[1], self.member(anchor)[1], tuple(new)) for anchor, new in after.items()]
         return sorted(cuts, key=lambda cut: (cut.start, cut.end))
-
-    def _without(self, start: int, end: int, left_out: Sequence[tuple[int, int]]) -> Iterator[Piece]:
-        """Return the pieces of a range of the shard without some parts of it."""
-        for begin, stop in left_out:
-            yield from self._run(start, begin)
-            start = stop
-        yield from self._run(start, end)
 
     def pieces(self, cuts: Sequence[Cut], appended: Sequence[NewMember] = ()) -> list[Piece]:
         """Return the pieces of the whole shard with these cuts, then new members; at least an end mark follows."""

@@ -42,7 +42,7 @@ class Spot:
     left: bool = False
 
     def below(self, name: bytes) -> bytes:
-        """The shown path of a name in this directory."""
+        """Return the shown path of a name in this directory."""
         return self.path + b"/" + name if self.path else name
 
 
@@ -202,7 +202,7 @@ class UpperFile(NamedTuple):
     mtime_ns: int
 
     def new(self, name: bytes) -> NewMember:
-        """The new member with this name and the content of the file."""
+        """Return the new member with this name and the content of the file."""
         return NewMember(name, self.path, self.size, self.mtime_ns)
 
 
@@ -454,7 +454,7 @@ class Walk:
 
     @contextlib.contextmanager
     def _opened(self, node: UpperNode) -> Iterator[int]:
-        """A file or directory of the upper, open; OSErrors name it."""
+        """Open a file or directory of the upper for a block; OSErrors name it."""
         with named(node.path()):
             fd = self.open_file(node)
             try:

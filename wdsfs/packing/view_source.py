@@ -143,7 +143,7 @@ class ViewCommit:
             yield placed
 
     def _samples(self, number: int) -> Iterator[_Sample]:
-        """The samples of a shard of the set, in the order of the tar or of their keys."""
+        """Yield the samples of a shard of the set, in the order of the tar or of their keys."""
         entries = indexed(samples_of, self.lower, number)
         record, tag = indexed(self.lower.record, number), self.lower.tag(number)
         plain = indexed(self.lower.plain.record, number)
