@@ -201,7 +201,7 @@ class Output:
 
     @property
     def first_change(self) -> int:
-        """Return the offset of the first byte that may differ from a source shard: all before it is copied from one."""
+        """Return the offset of the first byte that may differ from a source shard; all before it is copied."""
         at, source = 0, None
         for piece in self.pieces:
             if not isinstance(piece, CopiedRange) or piece.start != at or source not in (None, piece.shard):
