@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests import sets
 from tests.conftest import Program
 from wdsfs.cli import mount_helper
-from wdsfs.cli.mount_command import mount
+from wdsfs.cli.mount_commands import mount
 from wdsfs.cli.mount_helper import translate
 from wdsfs.errors import UsageError
 

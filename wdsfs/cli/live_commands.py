@@ -101,7 +101,7 @@ def refresh(mountpoint: str, as_json: bool) -> None:
       wdsfs refresh /mnt/train
       wdsfs refresh --json /mnt/train
     """
-    from wdsfs.cli.mount_command import image_maker
+    from wdsfs.cli.mount_commands import image_maker
     from wdsfs.mount import search
 
     answer = search.named(mountpoint).refresh(image_maker())

@@ -183,6 +183,7 @@ GROUPS: dict[str, dict[str, str]] = {
 }
 # The modules of several commands; any other command NAME is in the module NAME_command.
 MODULES = {
+    **dict.fromkeys(("mount", "image"), "mount_commands"),
     **dict.fromkeys(("index", "export"), "index_commands"),
     **dict.fromkeys(("info", "ls", "cat", "check"), "look_commands"),
     **dict.fromkeys(("diff", "restore"), "overlay_commands"),

@@ -77,7 +77,7 @@ class NamedOverlay(NamedTuple):
         opening = with_index_of(mount, opening)
         if not freeze:
             return mounted_session(mount, opening, whole=whole)
-        from wdsfs.cli.mount_command import image_maker
+        from wdsfs.cli.mount_commands import image_maker
 
         return mounted_session(mount, opening, image_maker(opening), whole)
 
