@@ -18,7 +18,7 @@ from wdsfs.index.store import open_index
 from wdsfs.spec.expand import Shard
 from wdsfs.tree import shard_set, statistics
 from wdsfs.tree.shard_set import ShardSet
-from wdsfs.tree.statistics import UNREADABLE, distribution_of
+from wdsfs.tree.statistics import UNREADABLE, Distribution
 
 
 @contextlib.contextmanager
@@ -39,6 +39,12 @@ def write(directory: Path, *contents: bytes) -> list[Shard]:
         path.write_bytes(content)
         shards.append(sets.at(path))
     return shards
+
+
+def distribution_of(below: ShardSet) -> Distribution:
+    distribution = Distribution()
+    statistics.gather(below, distribution)
+    return distribution
 
 
 def test_totals_and_sizes_equal_a_count_by_hand(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -72,57 +73,30 @@ class Distribution:
                 self.samples_left += count
 
 
-def distribution_of(below: ShardSet) -> Distribution:
-    """Return the distribution of all shards of a set; classes are the folders of keys."""
-    distribution = Distribution()
-    for number in range(len(below)):
-        try:
-            record = indexed(below.record, number)
-        except ShardError:
-            distribution.add_unreadable()
-            continue
-        distribution.add(record)
-        distribution.add_classes(record)
-    return distribution
-
-
 def count_classes(distribution: Distribution, classes: ShardSet, name: str) -> None:
     """Replace the classes by those of a set whose folders are its classes (`tree/classes.py`), called `name`."""
-    distribution.classes, distribution.in_no_class, distribution.samples_left, distribution.class_name = (
-        {},
-        0,
-        0,
-        name,
-    )
+    distribution.classes, distribution.samples_left, distribution.class_name = {}, 0, name
     for number in range(len(classes)):
-        try:
+        with suppress(ShardError):
             distribution.add_classes(indexed(classes.record, number))
-        except ShardError:
-            continue
     counted = sum(distribution.classes.values()) + distribution.samples_left
-    distribution.in_no_class = max(
-        sum(count for count in distribution.samples if count != UNREADABLE) - counted, 0
-    )
+    samples = sum(count for count in distribution.samples if count != UNREADABLE)
+    distribution.in_no_class = max(samples - counted, 0)
 
 
 def sizes_by_extension(record: Record) -> Iterator[tuple[bytes, NDArray[Any]]]:
     """Yield the sizes (bytes) of the members of samples, by extension."""
     if not record.members:
         return
-    in_sample = members_in_samples(record)
+    stray = (record.array("entry.flags") & STRAY).astype(bool)
+    firsts = record.array("entry.member").astype(np.int64)
+    in_sample = ~np.repeat(stray, firsts[1:] - firsts[:-1])
     extensions, sizes = record.array("member.ext")[in_sample], record.array("member.size")[in_sample]
     order = np.argsort(extensions, kind="stable")
     numbers, starts = np.unique(extensions[order], return_index=True)
     bounds = [*starts.tolist(), len(order)]
     for at, number in enumerate(numbers.tolist()):
         yield record.extension_name[number], sizes[order[bounds[at] : bounds[at + 1]]]
-
-
-def members_in_samples(record: Record) -> NDArray[np.bool_]:
-    """Return for each member, True if it is in a sample."""
-    stray = (record.array("entry.flags") & STRAY).astype(bool)
-    firsts = record.array("entry.member").astype(np.int64)
-    return ~np.repeat(stray, firsts[1:] - firsts[:-1])
 
 
 def _by_bits(sizes: NDArray[Any]) -> NDArray[np.int64]:
