@@ -68,7 +68,7 @@ def test_diff_tells_conflicts_apart(program: Program) -> None:  # noqa: F811
     assert words == ["removed  s0/d/a", "conflict", "cannot be packed"]
     assert b"1 removed; 1 cannot be packed, 1 conflict\n" in done.stderr
     report = json.loads(program.run("diff", "--json", "--overlay", "o", SHARDS, code=1).stdout)
-    assert [one["path"] for one in report["conflicts"] + report["unpackable"]] == ["s0/d/z/a.jpg", "loose"]
+    assert [remark["path"] for remark in report["conflicts"] + report["unpackable"]] == ["s0/d/z/a.jpg", "loose"]
 
 
 def test_diff_as_json(program: Program, here: Set) -> None:  # noqa: F811
@@ -84,7 +84,7 @@ def test_diff_as_json(program: Program, here: Set) -> None:  # noqa: F811
         "times": [],
     }
     assert report["samples"][-1]["path"] == "s1/\udcff"
-    assert [one["path"] for one in report["unpackable"]] == ["loose"]
+    assert [row["path"] for row in report["unpackable"]] == ["loose"]
     assert report["conflicts"] == report["notes"] == report["others"] == []
 
 
@@ -122,10 +122,10 @@ def test_dry_run(program: Program, here: Set) -> None:  # noqa: F811
     command = ("commit", "--overlay", "o", "--output", "out/t-%02d.tar", "--dry-run", SHARDS)
     done = program.run(*command)
     assert [line.split()[1:3] for line in lines(done.stdout)[2:]] == [["rewrite", "3"], ["copy", "2"]]
-    [one, _] = json.loads(program.run(*command, "--json").stdout)
-    assert (one["action"], one["samples"]) == ("rewrite", 3)
+    [row, _] = json.loads(program.run(*command, "--json").stdout)
+    assert (row["action"], row["samples"]) == ("rewrite", 3)
     assert not (program.home / "out").exists()
-    assert one["bytes"] == len(here.commit()[0])
+    assert row["bytes"] == len(here.commit()[0])
 
 
 def test_commit_as_json(program: Program, here: Set) -> None:  # noqa: F811
@@ -272,7 +272,7 @@ def test_a_wrong_name_is_said_before_what_cannot_be_packed(program: Program, her
 def again(program: Program, shards: str, code: int) -> list[str]:  # noqa: F811
     """Return the message of the commands about the overlay over these shards."""
     commands = (("diff",), ("commit", "--in-place", "--dry-run"), ("commit", "-o", "again/s%d.tar", "--dry-run"))
-    return [program.run(*one, "--overlay", "o", shards, code=code).stderr.decode() for one in commands]
+    return [program.run(*command, "--overlay", "o", shards, code=code).stderr.decode() for command in commands]
 
 
 def test_an_overlay_is_not_used_over_what_was_written_from_it(program: Program, here: Set) -> None:  # noqa: F811
@@ -445,7 +445,7 @@ def test_abandoning_as_json(program: Program, tmp_path: Path) -> None:  # noqa: 
     half, _ = half_way(tmp_path / "set", merge=True)
     overlay, shards = half.home / "o", f"{half.home}/{SHARDS}"
     report = json.loads(program.run("commit", "--abandon", "--json", "--overlay", overlay, shards).stdout)
-    assert [[Path(one["shard"]).name for one in report[key]] for key in ("shards", "left")] == [
+    assert [[Path(row["shard"]).name for row in report[key]] for key in ("shards", "left")] == [
         ["s0.tar"],
         ["s1.tar"],
     ]
@@ -519,4 +519,4 @@ def test_an_error_of_a_disk_names_the_file(
         assert source.read_bytes() == before
         told(tmp_path, "commit", "--in-place", *words, code=0)
     new = source.read_bytes()
-    assert [new[one.data : one.data + one.size] for one in tars.by_tarfile(new)] == [b"3", b"j", b"2"]
+    assert [new[path.data : path.data + path.size] for path in tars.by_tarfile(new)] == [b"3", b"j", b"2"]

@@ -35,12 +35,12 @@ def a_set(program: Program) -> Program:
 
 def picture(top: Path) -> dict[str, tuple[int, str, bytes]]:
     """Everything that can be seen: by path the number, the mode and the content."""
-    found = {}
+    shown = {}
     for path in sorted(top.rglob("*")):
         status = path.lstat()
         data = path.read_bytes() if path.is_file() else b""
-        found[str(path.relative_to(top))] = status.st_ino, stat.filemode(status.st_mode), data
-    return found
+        shown[str(path.relative_to(top))] = status.st_ino, stat.filemode(status.st_mode), data
+    return shown
 
 
 def edit(top: Path) -> None:

@@ -380,11 +380,11 @@ class Model:
             self.left.add(path)
             return
         top, member = self.member(path)
-        found = None if member is None or file.link else self.key(member)
-        if found is not None and not is_old and not self._is_sound(path, *found):
-            found = None
-        if found is not None:
-            key, extension = found
+        key_and_extension = None if member is None or file.link else self.key(member)
+        if key_and_extension is not None and not is_old and not self._is_sound(path, *key_and_extension):
+            key_and_extension = None
+        if key_and_extension is not None:
+            key, extension = key_and_extension
             sample = top + b"/" + key if top else key
             self.samples.setdefault(sample, {})[extension] = Column(file.content, world.seconds(path))
         elif is_old and world.view is FILES and (not file.link or world.before[path].content == file.content):
@@ -423,11 +423,11 @@ class Model:
         return top, directory + b"." + name[len(stem) :] if name.startswith(stem) else None
 
     def key(self, member: bytes) -> tuple[bytes, bytes] | None:
-        found = SAMPLE.fullmatch(member)
+        match = SAMPLE.fullmatch(member)
         first = member.partition(b"/")[0]
-        if found is None or member.rpartition(b"/")[2].startswith(b".") or re.fullmatch(rb"__.*__", first):
+        if match is None or member.rpartition(b"/")[2].startswith(b".") or re.fullmatch(rb"__.*__", first):
             return None
-        return found[1], found[2]
+        return match[1], match[2]
 
 
 def model_of(world: World, files: dict[bytes, File]) -> Model:
@@ -450,8 +450,8 @@ class Before:
             top = b"" if merge else name
             for text, content in members:
                 member = text.encode()
-                found = SAMPLE.fullmatch(member)
-                if found is None or member.rpartition(b"/")[2].startswith(b"."):
+                match = SAMPLE.fullmatch(member)
+                if match is None or member.rpartition(b"/")[2].startswith(b"."):
                     path = top + b"/" + member if top else member
                     if content is not None:
                         data = content[3:].encode() if isinstance(content, str) else content
@@ -459,9 +459,9 @@ class Before:
                         if isinstance(content, bytes):
                             self.hidden.setdefault(name, {})[member] = data
                     continue
-                sample = top + b"/" + found[1] if top else found[1]
+                sample = top + b"/" + match[1] if top else match[1]
                 assert isinstance(content, bytes)
-                self.samples.setdefault(sample, {})[found[2]] = Column(content, 1_600_000_000)
+                self.samples.setdefault(sample, {})[match[2]] = Column(content, 1_600_000_000)
                 if sample not in self.order.setdefault(name, []):
                     self.order[name].append(sample)
 
@@ -471,31 +471,31 @@ class Before:
 
 def columns_of(old: dict[bytes, Column], new: dict[bytes, Column]) -> tuple[set[bytes], ...]:
     both = old.keys() & new.keys()
-    changed = {one for one in both if old[one].content != new[one].content}
-    times = {one for one in both - changed if old[one].seconds != new[one].seconds}
+    changed = {column for column in both if old[column].content != new[column].content}
+    times = {column for column in both - changed if old[column].seconds != new[column].seconds}
     return set(new.keys() - old.keys()), changed, set(old.keys() - new.keys()), times
 
 
-def check_diff(found: Changes, before: Before, after: Model) -> None:
+def check_diff(report: Changes, before: Before, after: Model) -> None:
     old, new = before.samples, after.samples
-    kinds = Counter((one.kind, one.path) for one in found.samples)
+    kinds = Counter((sample.kind, sample.path) for sample in report.samples)
     assert not kinds or max(kinds.values()) == 1
     by_kind: dict[str, list[diff.ChangedSample]] = {}
-    for one in found.samples:
-        by_kind.setdefault(one.kind, []).append(one)
+    for sample in report.samples:
+        by_kind.setdefault(sample.kind, []).append(sample)
     renamed = by_kind.get("renamed", [])
-    gone = {one.path for one in by_kind.get("removed", [])} | {one.was for one in renamed}
-    come = {one.path for one in by_kind.get("added", [])} | {one.path for one in renamed}
+    gone = {sample.path for sample in by_kind.get("removed", [])} | {sample.was for sample in renamed}
+    come = {sample.path for sample in by_kind.get("added", [])} | {sample.path for sample in renamed}
     assert gone == old.keys() - new.keys()
     assert come == new.keys() - old.keys()
-    for one in found.samples:
-        was = old.get(one.was or one.path, {})
-        shown = tuple(map(set, (one.added, one.changed, one.removed, one.times)))
-        assert shown == columns_of(was, new.get(one.path, {})), one
+    for sample in report.samples:
+        was = old.get(sample.was or sample.path, {})
+        shown = tuple(map(set, (sample.added, sample.changed, sample.removed, sample.times)))
+        assert shown == columns_of(was, new.get(sample.path, {})), sample
     rows = by_kind.get("changed", []) + by_kind.get("time only", [])
     differing = {path for path in old.keys() & new.keys() if any(columns_of(old[path], new[path]))}
-    assert {one.path for one in rows} == differing
-    assert {one.path for one in by_kind.get("time only", [])} == {
+    assert {sample.path for sample in rows} == differing
+    assert {sample.path for sample in by_kind.get("time only", [])} == {
         path for path in differing if not any(columns_of(old[path], new[path])[:3])
     }
     if after.world.view is FILES:
@@ -508,9 +508,9 @@ def check_diff(found: Changes, before: Before, after: Model) -> None:
                 expected[path] = "changed"
             elif now.seconds != column.seconds and not after.world.before[path].link:
                 expected[path] = "time only"
-        assert {one.path: one.kind for one in found.others} == expected
+        assert {row.path: row.kind for row in report.others} == expected
     else:
-        assert not found.others
+        assert not report.others
 
 
 # --- what is written ---------------------------------------------------------------------------------------
@@ -518,20 +518,20 @@ def check_diff(found: Changes, before: Before, after: Model) -> None:
 
 def listed(data: bytes) -> list[tuple[bytes, bytes]]:
     """Names and contents of the regular members, as tarfile reads them."""
-    found: list[tuple[bytes, bytes]] = []
+    contents: list[tuple[bytes, bytes]] = []
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        for one in tar:
-            if one.isfile():
-                content = tar.extractfile(one)
+        for member in tar:
+            if member.isfile():
+                content = tar.extractfile(member)
                 assert content is not None
-                found.append((os.fsencode(one.name), content.read()))
-    return found
+                contents.append((os.fsencode(member.name), content.read()))
+    return contents
 
 
 def by_tarfile(data: bytes) -> dict[bytes, bytes]:
-    found = listed(data)
-    assert len(dict(found)) == len(found), f"a name twice in {[name for name, _ in found]}"
-    return dict(found)
+    contents = listed(data)
+    assert len(dict(contents)) == len(contents), f"a name twice in {[name for name, _ in contents]}"
+    return dict(contents)
 
 
 def by_gnu_tar(home: Path, data: bytes) -> dict[bytes, bytes] | None:
@@ -540,30 +540,30 @@ def by_gnu_tar(home: Path, data: bytes) -> dict[bytes, bytes] | None:
     directory.mkdir()
     done = subprocess.run(["tar", "-C", directory, "-xf", "-"], input=data, capture_output=True, check=False)
     top = os.fsencode(directory)
-    found = {
+    files = {
         os.path.relpath(os.path.join(path, name), top): Path(os.fsdecode(os.path.join(path, name))).read_bytes()
         for path, _, names in os.walk(top)
         for name in names
         if stat.S_ISREG(os.lstat(os.path.join(path, name)).st_mode)
     }
     subprocess.run(["rm", "-r", directory], check=True)
-    return found if done.returncode == 0 else None
+    return files if done.returncode == 0 else None
 
 
 def sample_columns(members: dict[bytes, bytes]) -> dict[str, dict[str, bytes]]:
     """The samples of a tar with these members, as the webdataset library should read them."""
     samples: dict[str, dict[str, bytes]] = {}
     for member, content in members.items():
-        found = SAMPLE.fullmatch(member)
-        if found is not None and not member.rpartition(b"/")[2].startswith(b"."):
-            samples.setdefault(found[1].decode(), {})[found[2].decode().lower()] = content
+        match = SAMPLE.fullmatch(member)
+        if match is not None and not member.rpartition(b"/")[2].startswith(b"."):
+            samples.setdefault(match[1].decode(), {})[match[2].decode().lower()] = content
     return samples
 
 
 def check_readers(home: Path, data: bytes, expected: dict[bytes, bytes], may_meet: bool) -> None:
     assert by_tarfile(data) == expected
     read = tars.by_webdataset(data)
-    assert {one.pop("__key__"): one for one in read} == sample_columns(expected)
+    assert {sample.pop("__key__"): sample for sample in read} == sample_columns(expected)
     assert len(read) == len(sample_columns(expected))
     extracted = by_gnu_tar(home, data)
     assert extracted == expected or (extracted is None and may_meet)
@@ -571,10 +571,10 @@ def check_readers(home: Path, data: bytes, expected: dict[bytes, bytes], may_mee
 
 @contextlib.contextmanager
 def a_tree(shards: list[Path], index: Path, view: View, merge: bool) -> Iterator[Any]:
-    found = expand([os.fspath(path) for path in shards])
+    named = expand([os.fspath(path) for path in shards])
     opened = open_index(index)
-    opened.refresh(found)
-    tree = make_tree(ShardSet(found, opened), view, merge)
+    opened.refresh(named)
+    tree = make_tree(ShardSet(named, opened), view, merge)
     try:
         yield tree
     finally:
@@ -634,21 +634,21 @@ def finish(home: Path, shards: list[Path], world: World, tree: Any, counts: Coun
     """Look at the diff, put aside what cannot be packed as its reasons say, commit, and read."""
     upper = home / "o/upper"
     before, after = Before(world, world.merge), model_of(world, world.files)
-    found = find(tree, upper)
-    assert {one.path for one in found.leavings} == after.left
-    assert {one.path for one in found.unpackable + found.conflicts} == after.bad
-    assert {one.reason for one in found.conflicts} <= {reasons.OLD_STEM}
-    if found.conflicts or world.rng.random() < 0.5:
+    report = find(tree, upper)
+    assert {remark.path for remark in report.leavings} == after.left
+    assert {remark.path for remark in report.unpackable + report.conflicts} == after.bad
+    assert {remark.reason for remark in report.conflicts} <= {reasons.OLD_STEM}
+    if report.conflicts or world.rng.random() < 0.5:
         for path in after.bad:
             world.do("unlink", path)
             del world.files[path]
         after.bad.clear()
-        found = find(tree, upper)
-        assert not found.unpackable + found.conflicts
-    check_diff(found, before, after)
-    for one in [*found.samples, *found.others]:
-        counts[one.kind] += 1
-    may_meet = any(one.reason == reasons.FILE_AND_FOLDER for one in found.notes)
+        report = find(tree, upper)
+        assert not report.unpackable + report.conflicts
+    check_diff(report, before, after)
+    for sample in [*report.samples, *report.others]:
+        counts[sample.kind] += 1
+    may_meet = any(remark.reason == reasons.FILE_AND_FOLDER for remark in report.notes)
     kinds = ["plain", "maxcount", "sort", "changed only", "ignore times"] + ["in place", "in place"] * (
         not after.bad
     )
@@ -668,9 +668,9 @@ def finish(home: Path, shards: list[Path], world: World, tree: Any, counts: Coun
     contents = [path.read_bytes() for path in outputs]
     if kind == "changed only":
         strays = {path for path, column in after.strays.items() if column.content != before.strays[path].content}
-        strays |= {one.path for one in found.others if one.kind == "time only"}
+        strays |= {sample.path for sample in report.others if sample.kind == "time only"}
         assert left_out == after.left | after.bad | strays
-        check_changed(home, contents, found, after, may_meet)
+        check_changed(home, contents, report, after, may_meet)
         return
     assert left_out == after.left | after.bad
     hidden = {top: dict(members) for top, members in before.hidden.items()} if world.view is not FILES else {}
@@ -686,8 +686,8 @@ def commit(
     place = OverlayDirectory(home / "o")
     seen = (ShardSeen(path.stem.encode(), os.fsencode(path), Fingerprint.at(os.fsencode(path))) for path in shards)
     write_settings(place, OverlaySettings(world.view.layout, world.view.names, world.merge, tuple(seen)))
-    found = find(tree, place.upper, Rules(ignore_times=options.ignore_times))
-    plan = Planner(tree.lower, found, options).make()
+    report = find(tree, place.upper, Rules(ignore_times=options.ignore_times))
+    plan = Planner(tree.lower, report, options).make()
     runner = Runner(plan, Files(os.fsencode(place.upper)), tree.lower)
     if options.in_place and plan.steps:
         replacement = Replacement(place, runner)
@@ -695,15 +695,15 @@ def commit(
         replacement.finish()
     elif not options.in_place:
         runner.write()
-    left_out = {one.path for one in plan.left_out}
+    left_out = {remark.path for remark in plan.left_out}
     assert len(left_out) == len(plan.left_out)
     where = home if options.in_place else home / "out"
     return (sorted(where.glob("*.tar")) if where.is_dir() else []), left_out
 
 
-def check_changed(home: Path, contents: list[bytes], found: Changes, after: Model, may_meet: bool) -> None:
+def check_changed(home: Path, contents: list[bytes], report: Changes, after: Model, may_meet: bool) -> None:
     """Whole samples that are new or changed, and nothing else."""
-    paths = [one.path for one in found.samples if one.kind != "removed"]
+    paths = [sample.path for sample in report.samples if sample.kind != "removed"]
     read = [sample for data in contents for sample in tars.by_webdataset(data)]
     expected = []
     for path in paths:
@@ -761,8 +761,8 @@ def check_order(contents: list[bytes], before: Before, after: Model) -> None:
         name = b"s%d" % number
         top = b"" if after.world.merge else name + b"/"
         now = [top + sample["__key__"].encode() for sample in tars.by_webdataset(data)]
-        kept = [path for path in before.order[name] if path in after.samples]
-        assert [path for path in now if path in kept] == kept
+        left = [path for path in before.order[name] if path in after.samples]
+        assert [path for path in now if path in left] == left
 
 
 @pytest.mark.parametrize("group", range(GROUPS))
@@ -790,7 +790,7 @@ def reported(report: dict[str, Any]) -> Changes:
         )
 
     def remarks(kind: str) -> list[Remark]:
-        return [Remark(os.fsencode(one["path"]), one["reason"]) for one in report[kind]]
+        return [Remark(os.fsencode(row["path"]), row["reason"]) for row in report[kind]]
 
     return Changes(
         samples=[sample(row) for row in report["samples"]],
@@ -815,18 +815,18 @@ def test_random_edits_of_a_mount(name: str, program: Program) -> None:
         for _ in range(20):
             world.step()
         before, after = Before(world, merge), model_of(world, world.files)
-        found = reported(program.json("diff", mounted.path, code=1 if after.bad else 0))
-        assert {one.path for one in found.leavings} == after.left
-        assert {one.path for one in found.unpackable + found.conflicts} == after.bad
+        report = reported(program.json("diff", mounted.path, code=1 if after.bad else 0))
+        assert {remark.path for remark in report.leavings} == after.left
+        assert {remark.path for remark in report.unpackable + report.conflicts} == after.bad
         for path in after.bad:
             world.mount.unlink(path)
-        found = reported(program.json("diff", mounted.path))
-        check_diff(found, before, after)
+        report = reported(program.json("diff", mounted.path))
+        check_diff(report, before, after)
         done = program.json("commit", "--in-place", mounted.path)
-        assert {os.fsencode(one["path"]) for one in done["left_out"]} == after.left
+        assert {os.fsencode(row["path"]) for row in done["left_out"]} == after.left
     outputs = sorted(program.home.glob("*.tar"))
     hidden = before.hidden if view is not FILES else {}
-    may_meet = any(one.reason == reasons.FILE_AND_FOLDER for one in found.notes)
+    may_meet = any(remark.reason == reasons.FILE_AND_FOLDER for remark in report.notes)
     check_written(
         program.home, outputs, [path.read_bytes() for path in outputs], "in place", after, hidden, may_meet
     )

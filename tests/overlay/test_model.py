@@ -132,8 +132,8 @@ class Model(RuleBasedStateMachine):
         return [b"", *sorted(path for path, about in self.seen.items() if about[0] == "directory")]
 
     def directory(self, which: int) -> bytes:
-        found = self.directories()
-        return found[which % len(found)]
+        directories = self.directories()
+        return directories[which % len(directories)]
 
     def path(self, which: int, name: bytes) -> bytes:
         """A name in some directory; there may be such a thing or not."""
@@ -141,8 +141,8 @@ class Model(RuleBasedStateMachine):
         return directory + b"/" + name if directory else name
 
     def thing(self, which: int) -> bytes:
-        found = sorted(self.seen)
-        return found[which % len(found)] if found else b"nothing"
+        paths = sorted(self.seen)
+        return paths[which % len(paths)] if paths else b"nothing"
 
     def there(self, path: bytes) -> bytes:
         return os.path.join(self.plain, path)
@@ -256,8 +256,8 @@ class Model(RuleBasedStateMachine):
             self.both(lambda: self.mount.change(path, size=size), lambda: os.truncate(self.there(path), size))
 
     def a_file(self, which: int) -> bytes:
-        found = sorted(path for path, about in self.seen.items() if about[0] == "file")
-        return found[which % len(found)] if found else b""
+        files = sorted(path for path, about in self.seen.items() if about[0] == "file")
+        return files[which % len(files)] if files else b""
 
     @rule(which=some, mode=st.sampled_from([0o600, 0o755, 0o444, 0]))
     def chmod(self, which: int, mode: int) -> None:

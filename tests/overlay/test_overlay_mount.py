@@ -94,15 +94,15 @@ def the_shards(names: list[str]) -> list[bytes]:
         ]
         for half in (range(COUNT), range(COUNT, 2 * COUNT))
     ]
-    return [shard(one) for one in members]
+    return [shard(half) for half in members]
 
 
 @pytest.fixture(scope="module", params=VIEWS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     need_fuse()
     program = Program(tmp_path_factory.mktemp(f"view-{request.param}"))
-    for number, one in enumerate(the_shards(sorted(DONE))):
-        program.write(f"s{number}.tar", one)
+    for number, data in enumerate(the_shards(sorted(DONE))):
+        program.write(f"s{number}.tar", data)
     options = (*VIEWS[request.param], "--overlay", "o", "s{0..1}.tar")
     with program.mounted(*options) as mounted:
         program.tool("cp", "-a", mounted.path, program.home / "plain")
@@ -116,7 +116,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def picture(top: Path) -> dict[str, Any]:
     """All that a user can see below a directory and that does not change with time."""
     names: dict[int, list[str]] = {}
-    found: dict[str, Any] = {}
+    shown: dict[str, Any] = {}
     for directory, folders, files in os.walk(top):
         for name in (*folders, *files):
             path = Path(directory, name)
@@ -127,9 +127,9 @@ def picture(top: Path) -> dict[str, Any]:
             elif stat.S_ISREG(status.st_mode):
                 own = path.read_bytes(), status.st_nlink, status.st_size
                 names.setdefault(status.st_ino, []).append(at)
-            found[at] = stat.filemode(status.st_mode), status.st_uid, own, attributes(path)
-    found[""] = sorted(sorted(one) for one in names.values() if len(one) > 1)
-    return found
+            shown[at] = stat.filemode(status.st_mode), status.st_uid, own, attributes(path)
+    shown[""] = sorted(sorted(paths) for paths in names.values() if len(paths) > 1)
+    return shown
 
 
 def attributes(path: Path) -> dict[str, bytes]:
@@ -164,7 +164,7 @@ def put(path: Path, data: bytes, offset: int = 0, flags: int = 0) -> None:
 
 def run(*command: str | Path, at: Path) -> str:
     done = subprocess.run(
-        [os.fspath(one) for one in command],
+        [os.fspath(word) for word in command],
         cwd=at,
         env={**os.environ, "LC_ALL": "C", "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"},
         stdout=subprocess.PIPE,
@@ -209,9 +209,9 @@ def write(at: Place) -> Any:
 
 
 def append(at: Place) -> Any:
-    with at.file(0, "txt").open("ab", buffering=0) as one, at.file(0, "txt").open("ab", buffering=0) as other:
+    with at.file(0, "txt").open("ab", buffering=0) as first, at.file(0, "txt").open("ab", buffering=0) as other:
         for number in range(20):
-            (one, other)[number % 2].write(b"%d\n" % number)
+            (first, other)[number % 2].write(b"%d\n" % number)
     with (at.sample(1) / "log").open("ab") as file:
         file.write(b"first line\n")
     return at.file(0, "txt").read_bytes()
@@ -281,26 +281,26 @@ def rename_with_flags(at: Place) -> Any:
 
 
 def unlink_while_open(at: Place) -> Any:
-    found = []
+    outcomes = []
     (at.top / "new").write_bytes(b"a new one")
     for path in (at.file(0, "txt"), at.file(0, "cls"), at.top / "new"):
         with path.open("r+b", buffering=0) as file:
             path.unlink()
             gone = outcome(os.stat, path)
-            found += [gone, file.read(20), os.fstat(file.fileno()).st_nlink]
+            outcomes += [gone, file.read(20), os.fstat(file.fileno()).st_nlink]
             file.seek(5)
             file.write(b"still here")
             file.seek(0)
-            found += [file.read(20), outcome(os.link, f"/proc/self/fd/{file.fileno()}", at.top / "back")]
+            outcomes += [file.read(20), outcome(os.link, f"/proc/self/fd/{file.fileno()}", at.top / "back")]
             os.ftruncate(file.fileno(), 3)
-            found.append(os.fstat(file.fileno()).st_size)
+            outcomes.append(os.fstat(file.fileno()).st_size)
             path.write_bytes(b"another one")
             file.seek(0)
-            found.append(file.read(20))
+            outcomes.append(file.read(20))
     with at.file(1, "txt").open("rb") as file:
         os.rename(at.file(1, "cls"), at.file(1, "txt"))  # replaced while open
-        found.append(file.read(20))
-    return found
+        outcomes.append(file.read(20))
+    return outcomes
 
 
 def remove(at: Place) -> Any:
@@ -364,7 +364,7 @@ def owners(at: Place) -> Any:
     os.lchown(at.top / "soft", 1000, 1001)
     os.chown(at.file(2, "txt"), -1, 1002)
     paths = (at.file(0, "txt"), at.sample(1), at.top / "soft", at.file(2, "txt"))
-    return [(one.lstat().st_mode, one.lstat().st_uid, one.lstat().st_gid) for one in paths]
+    return [(path.lstat().st_mode, path.lstat().st_uid, path.lstat().st_gid) for path in paths]
 
 
 def times(at: Place) -> Any:
@@ -377,11 +377,11 @@ def times(at: Place) -> Any:
     known = [at.file(0, "txt"), at.sample(1), at.file(2, "txt"), at.top / "soft", at.file(3, "txt")]
     if at.view == "files":
         known.pop(1)  # things happen in there
-    found: list[Any] = [one.lstat().st_mtime_ns for one in known]
+    seen: list[Any] = [path.lstat().st_mtime_ns for path in known]
     before = at.file(3, "cls").stat().st_mtime
     put(at.file(3, "cls"), b"now")
     os.utime(at.file(2, "cls"))
-    return [*found, at.file(3, "cls").stat().st_mtime > before, at.file(2, "cls").stat().st_mtime > before]
+    return [*seen, at.file(3, "cls").stat().st_mtime > before, at.file(2, "cls").stat().st_mtime > before]
 
 
 def extended_attributes(at: Place) -> Any:
@@ -416,18 +416,18 @@ def mapped(at: Place) -> Any:
 
 
 def locks(at: Place) -> Any:
-    found = []
-    with at.file(0, "txt").open("r+b") as one, at.file(0, "txt").open("r+b") as other:
-        fcntl.flock(one, fcntl.LOCK_EX)
-        found.append(outcome(fcntl.flock, other, fcntl.LOCK_EX | fcntl.LOCK_NB))
-        fcntl.flock(one, fcntl.LOCK_UN)
+    outcomes = []
+    with at.file(0, "txt").open("r+b") as first, at.file(0, "txt").open("r+b") as other:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        outcomes.append(outcome(fcntl.flock, other, fcntl.LOCK_EX | fcntl.LOCK_NB))
+        fcntl.flock(first, fcntl.LOCK_UN)
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fcntl.lockf(one, fcntl.LOCK_EX, 10, 5)
+        fcntl.lockf(first, fcntl.LOCK_EX, 10, 5)
         child = f"import fcntl; fcntl.lockf(open({str(at.file(0, 'txt'))!r}, 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB"
         for area in ("1, 8", "5, 20"):
             done = subprocess.run(["python3", "-c", f"{child}, {area})"], stderr=subprocess.PIPE, check=False)
-            found.append((done.returncode, b"BlockingIOError" in done.stderr))
-    return found
+            outcomes.append((done.returncode, b"BlockingIOError" in done.stderr))
+    return outcomes
 
 
 def synced(at: Place) -> Any:

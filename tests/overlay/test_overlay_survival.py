@@ -162,14 +162,14 @@ class Writer(threading.Thread):
             self.problems.append(f"{path} was there twice")
 
     def exchange(self) -> None:
-        one, other = self._some(), self._some()
-        if one is None or other is None or one == other:
+        path, other = self._some(), self._some()
+        if path is None or other is None or path == other:
             return
-        self._flagged(one, other, EXCHANGE)
+        self._flagged(path, other, EXCHANGE)
         files, own = self.files, self.attributes
-        files[one], files[other] = files[other], files[one]
-        first, second = own.pop(one, None), own.pop(other, None)
-        own |= {name: value for name, value in ((one, second), (other, first)) if value is not None}
+        files[path], files[other] = files[other], files[path]
+        first, second = own.pop(path, None), own.pop(other, None)
+        own |= {name: value for name, value in ((path, second), (other, first)) if value is not None}
 
     def unlink(self) -> None:
         path = self._some()
@@ -269,17 +269,17 @@ class Writer(threading.Thread):
 
     def check(self, top: Path) -> None:
         """Exactly the expected files exist."""
-        found: dict[str, bytes] = {}
+        contents: dict[str, bytes] = {}
         folders = set()
         for directory, names, files in os.walk(top):
             folders |= {str(Path(directory, name).relative_to(top)) for name in names}
-            found |= {
+            contents |= {
                 str(Path(directory, name).relative_to(top)): Path(directory, name).read_bytes() for name in files
             }
         rest = {f"{key}/{ext}": content(f"{key}.{ext}") for key in self.untouched for ext in ("txt", "cls")}
         expected = {**rest, **self.files}
-        assert sorted(set(found) ^ set(expected)) == []
-        assert [path for path in found if found[path] != expected[path]] == []
+        assert sorted(set(contents) ^ set(expected)) == []
+        assert [path for path in contents if contents[path] != expected[path]] == []
         assert folders ^ (self.folders | set(self.untouched)) == set()
         assert {path: os.getxattr(top / path, "user.label") for path in self.attributes} == self.attributes
 
@@ -287,28 +287,29 @@ class Writer(threading.Thread):
 @contextlib.contextmanager
 def writing(mounted: Mounted, seed: int = 0) -> Iterator[list[Writer]]:
     writers = [Writer(mounted.path / f"s{number}", seed + number) for number in range(WRITERS)]
-    for one in writers:
-        one.start()
+    for writer in writers:
+        writer.start()
     try:
         yield writers
     finally:
-        for one in writers:
-            one.stopped = True
-        for one in writers:
-            one.join()
-    assert [one.problems for one in writers] == [[]] * WRITERS
+        for writer in writers:
+            writer.stopped = True
+        for writer in writers:
+            writer.join()
+    assert [writer.problems for writer in writers] == [[]] * WRITERS
 
 
 def go_on(writers: list[Writer], least: int = 1) -> None:
     """Returns when each of them has got so much further, or has failed."""
-    before = [one.done for one in writers]
+    before = [writer.done for writer in writers]
     wait_until(
         lambda: all(
-            one.done >= done + least or not one.is_alive() for one, done in zip(writers, before, strict=True)
+            writer.done >= done + least or not writer.is_alive()
+            for writer, done in zip(writers, before, strict=True)
         ),
         "the writers",
     )
-    assert [one.problems for one in writers] == [[]] * WRITERS
+    assert [writer.problems for writer in writers] == [[]] * WRITERS
 
 
 @contextlib.contextmanager
@@ -339,13 +340,13 @@ def test_killed_workers_cost_no_writer_anything(program: Program) -> None:
                 if number % 3 == 0:  # the next one, too, as soon as there is one
                     kill_worker()
                 go_on(writers)
-        for number, one in enumerate(writers):
-            one.check(mounted.path / f"s{number}")
+        for number, writer in enumerate(writers):
+            writer.check(mounted.path / f"s{number}")
     assert os.listdir(program.home / "o/work/orphans") == []
     with program.mounted(*OPTIONS) as mounted:
         mounted.expect_log("killed by SIGKILL")
-        for number, one in enumerate(writers):
-            one.check(mounted.path / f"s{number}")
+        for number, writer in enumerate(writers):
+            writer.check(mounted.path / f"s{number}")
 
 
 def test_a_writable_mount_outlives_its_supervisor(program: Program) -> None:
@@ -361,12 +362,12 @@ def test_a_writable_mount_outlives_its_supervisor(program: Program) -> None:
             for command in (["diff"], ["commit", "--in-place"]):
                 said = program.refused(*command, mounted.path, code=5)
                 assert f"end it with `wdsfs umount {mounted.path}`, and mount it again" in said
-        for number, one in enumerate(writers):
-            one.check(mounted.path / f"s{number}")
+        for number, writer in enumerate(writers):
+            writer.check(mounted.path / f"s{number}")
         program.run("umount", mounted.path)
     with program.mounted(*OPTIONS) as mounted:
-        for number, one in enumerate(writers):
-            one.check(mounted.path / f"s{number}")
+        for number, writer in enumerate(writers):
+            writer.check(mounted.path / f"s{number}")
 
 
 def test_the_unmount_of_a_killed_daemon_waits_for_its_workers(
@@ -449,21 +450,21 @@ def test_after_the_end_of_all_processes_everything_is_there(program: Program, se
     with program.mounted(*OPTIONS, ends_itself=True) as mounted:
         with writing(mounted, seed) as writers:
             go_on(writers, 30)
-        kept = (mounted.path / "s0/open").open("wb", buffering=0)
-        kept.write(b"written")
+        file = (mounted.path / "s0/open").open("wb", buffering=0)
+        file.write(b"written")
         os.unlink(mounted.path / "s0/open")
         # The supervisor first: it would replace the others. (Numbers start again from below some time.)
         for pid in sorted(mounted.processes(), key=lambda pid: pid != mounted.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         mounted.wait_for_exit()
-        with fails(107, 103), kept:
-            kept.write(b"x")
+        with fails(107, 103), file:
+            file.write(b"x")
         said = program.refused("commit", "--in-place", mounted.path, code=5)
         assert "its daemon is gone; end it with" in said
         assert f"wdsfs umount {mounted.path}" in said
         program.run("umount", mounted.path)
     with program.mounted(*OPTIONS) as mounted:
-        for number, one in enumerate(writers):
-            one.check(mounted.path / f"s{number}")
+        for number, writer in enumerate(writers):
+            writer.check(mounted.path / f"s{number}")
         assert os.listdir(program.home / "o/work/orphans") == []

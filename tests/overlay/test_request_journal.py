@@ -9,11 +9,11 @@ KEY = (1, b"name")
 
 def journal(memory: bytearray, requester: int = 7, resent: bool = True) -> RequestJournal:
     """That of a new worker, which gets a request."""
-    found = RequestJournal(memory)
-    found.requester, found.resent = requester, resent
+    journal = RequestJournal(memory)
+    journal.requester, journal.resent = requester, resent
     if not resent:
-        found.settle()
-    return found
+        journal.settle()
+    return journal
 
 
 def begun() -> bytearray:

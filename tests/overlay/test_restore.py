@@ -32,9 +32,9 @@ def tree(request: pytest.FixtureRequest) -> Iterator[LowerTree]:
 
 def restore(mount: Mount, *paths: bytes) -> list[tuple[int, bytes]]:
     """Restore, and say what the kernel has to ask again for."""
-    told: list[tuple[int, bytes]] = []
-    mount.tree.restore(paths, lambda inode, name: told.append((inode, name)))
-    return told
+    notes: list[tuple[int, bytes]] = []
+    mount.tree.restore(paths, lambda inode, name: notes.append((inode, name)))
+    return notes
 
 
 def plan(mount: Mount, *paths: bytes) -> list[RestoredChange]:
@@ -134,15 +134,17 @@ def test_after_any_edits_a_part_can_be_undone(tree: LowerTree, seed: int) -> Non
             now = mount.walk()
             assert below(now, path) == below(before, path)
             mount.replace_worker()
-            assert {name: one[:1] for name, one in mount.walk().items()} == {n: one[:1] for n, one in now.items()}
+            assert {name: line[:1] for name, line in mount.walk().items()} == {
+                name: line[:1] for name, line in now.items()
+            }
             assert below(mount.walk(), path) == below(before, path)
 
 
 def below(walk: Walk, path: bytes) -> dict[bytes, Any]:
     """Return what is at a path and below it, without link counts: another name of a file may stay."""
     return {
-        name: one[:2] + one[3:] if one[0] == "file" else one
-        for name, one in walk.items()
+        name: line[:2] + line[3:] if line[0] == "file" else line
+        for name, line in walk.items()
         if name == path or name.startswith(path + b"/")
     }
 

@@ -42,15 +42,15 @@ def in_the_upper(mount: Mount, path: bytes) -> Path:
 def test_places_of_an_inode_are_all_its_names(name: str) -> None:
     """From an inode number back to every name, which a copy-up needs."""
     with a_set(*SETS[name]) as tree:
-        found: dict[int, set[tuple[int, bytes]]] = {}
+        places: dict[int, set[tuple[int, bytes]]] = {}
         waiting = [ROOT]
         while waiting:
             inode = waiting.pop()
             for entry in list(tree.listing(inode))[2:]:
-                found.setdefault(entry.node.inode, set()).add((inode, entry.name))
+                places.setdefault(entry.node.inode, set()).add((inode, entry.name))
                 if stat.S_ISDIR(entry.node.mode):
                     waiting.append(entry.node.inode)
-        assert found == {inode: set(tree.places(inode)) for inode in found}
+        assert places == {inode: set(tree.places(inode)) for inode in places}
 
 
 def test_a_copy_keeps_number_time_and_mode(mount: Mount) -> None:
@@ -444,8 +444,8 @@ def test_on_poorer_file_systems_nothing_is_lost(samples: LowerTree, name: str, b
     ) -> None:
         mount.replace_worker(base())
         contents = {about[-2] for about in mount.walk().values() if about[0] == "file"}
-        kept = {about[-2] for about in after.values() if about[0] == "file"}
-        assert kept - {b""} <= contents
+        expected = {about[-2] for about in after.values() if about[0] == "file"}
+        assert expected - {b""} <= contents
         mount.tree.journal.requester = 7
         mount.resend()
         assert mount.walk() == after
