@@ -245,14 +245,6 @@ def test_what_the_cache_has_no_room_for(mounts: Program) -> None:
     assert mounts.json("cache")["unpacked"]["held_bytes"] == 0
 
 
-def test_an_image_for_others_cannot_have_copies(mounts: Program) -> None:
-    image = mounts.home / "set.erofs"
-    message = mounts.refused("image", "-q", "set", "-o", image, code=9)
-    assert "s0.tar.gz: is compressed" in message
-    assert "wdsfs mount --engine kernel" in message
-    assert not image.exists()
-
-
 def test_a_cache_without_leases(mounts: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """There a writer of a copy could not be noticed: its times change when it is used, too."""
     plainly = fcntl.fcntl

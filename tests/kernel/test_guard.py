@@ -333,15 +333,6 @@ def test_links_of_others_lead_to_their_own_files_only(program: Program) -> None:
         end_mount(mountpoint)
 
 
-def test_a_signal_ends_the_mount(program: Program) -> None:
-    with mounted(program) as (_, file):
-        guard = the_guard(program)
-        os.kill(guard.pid, 15)
-        wait_until(lambda: not guard.alive, "the guard to end")
-        assert not file.exists()
-        assert guard_of(str(program.mountpoint)) is None
-
-
 def test_a_shard_that_is_being_written_is_refused(program: Program) -> None:
     need_erofs()
     shard = program.write("s.tar", tars.tar(tars.member(b"a.x", b"a")))

@@ -233,22 +233,6 @@ def test_no_room_is_lost_between_samples(columns: int, tmp_path: Path) -> None:
     assert image.blocks * erofs.BLOCK - used < 16 * erofs.BLOCK
 
 
-@pytest.mark.parametrize("view", [View(), View("files")], ids=str)
-def test_rivals_in_a_merged_tree(view: View, tmp_path: Path) -> None:
-    """Equal names, names that end like those of a shard, cut names, equal checksums, folders that are samples."""
-    long = "n" * 250
-    names = [
-        ["plumless.x", "d/e.x", f"{long}.x", "t.x", "t.x~s1", "only/in/one.x", "%.x"],
-        ["plumless.x", "buckeroo.x", "d/e.x", "d/f.x", f"{long}.x", "t/a.x", "%/a.x"],
-        ["plumless~s1.x", "d.x", "d/e~s1.x", "t.y", "t/a.x", "t/x.z"],
-        ["plumless.x", "d/e.x", "d/f/g.x", f"{long}~s3.x", "t.x", "t/x.x"],
-    ]
-    contents = [tar([(name, b"%d" % n) for name in one]) for n, one in enumerate(names)]
-    with a_tree(tmp_path, contents, view, merge=True) as tree:
-        found = check(tree, image_of(tmp_path, tree))
-    assert {b"/plumless~s1/x", b"/plumless~s1~s2/x", b"/d/e~s3/x"} <= set(found) or view.layout == "files"
-
-
 @pytest.mark.parametrize("merge", [False, True])
 def test_directories_of_100_000_entries(merge: bool, tmp_path: Path) -> None:
     check_large(tmp_path, 100_000, merge)
@@ -263,43 +247,6 @@ def check_large(home: Path, count: int, merge: bool) -> None:
         assert set(top) - {b".", b".."} == {b"%d" % n for n in range(count)}
         for name in random.Random(1).sample(sorted(set(top) - {b".", b".."}), 100):
             assert set(image.listing(image.inode(top[name][0]))) == {b".", b"..", b"x"}
-
-
-def test_views(tmp_path: Path) -> None:
-    """Joined columns, labels, decoded members and classes: what is in no shard as it is lies in the image."""
-    large = random.Random(1).randbytes(3000)
-    shards = [
-        tars.tar(
-            *(
-                member(b"%d%d.%s" % (number, n, extension), content)
-                for n in range(3)
-                for extension, content in (
-                    (b"jpg", b"jpg%d" % n),
-                    (b"json.gz", gzip.compress(large[: n * 1000], mtime=0)),
-                )
-            )
-        )
-        for number in range(2)
-    ]
-    depth = [member(b"%d%d.depth" % (number, n), b"depth" * n) for number in range(2) for n in range(3)]
-    (tmp_path / "depth.tar").write_bytes(tars.tar(*depth))
-    rows = [f"{number}{n},{n % 2}" for number in range(2) for n in range(3)]
-    (tmp_path / "labels.csv").write_text("\n".join(["key,cls", *rows, ""]))
-    options: dict[str, Any] = {
-        "join": (str(tmp_path / "depth.tar"),),
-        "associate": (str(tmp_path / "labels.csv"),),
-        "decode": True,
-    }
-    for view, wanted in (
-        (View(), Composition(**options)),
-        (View("files"), Composition(**options, columns=columns_of(["json", "cls", "depth"]))),
-        (View("classes"), Composition(**options, classes=True)),
-    ):
-        with a_tree(tmp_path, shards, view, wanted.classes, wanted) as tree:
-            found = check(tree, image_of(tmp_path, tree))
-            assert any(path.endswith(b"json") for path in found)
-            if wanted.classes:
-                assert {path.split(b"/")[1] for path in found if path} == {b"0", b"1"}
 
 
 @settings(max_examples=60, deadline=None)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import PATIENCE, Program, fails, wait_until
-from tests.kernel.mounts import KERNEL, end_mount, kill, need_erofs, the_guard, told
+from tests.kernel.mounts import KERNEL, end_mount, kill, mount, need_erofs, the_guard, told, wait_for_the_end
 from tests.writables import shard, walk_directory
 from wdsfs import mount_registry, mount_table
 from wdsfs.errors import OverlayBusy
@@ -429,23 +429,6 @@ def test_a_mount_whose_guard_was_killed_is_guarded_again(program: Program) -> No
         assert the_guard(program).pid == guard.pid
 
 
-def test_in_the_foreground_as_a_unit_has_it(program: Program) -> None:
-    """What systemd restarts after a kill adopts the mount."""
-    need_erofs()
-    words = (*KERNEL, "--foreground", "--overlay", "edits", *make_set(program), program.mountpoint)
-    try:
-        for number in range(2):
-            with program.start(*words, stderr=subprocess.DEVNULL) as process:
-                wait_until(lambda: (found := guard_of(str(program.mountpoint))) and found.alive, "the guard")
-                put(program.mountpoint / f"s0/d/{number}/txt", b"changed")
-                kill(the_guard(program))
-                process.wait(PATIENCE)
-        found = [(program.mountpoint / f"s0/d/{n}/txt").read_bytes()[:7] for n in range(3)]
-        assert found == [b"changed", b"changed", b"2txt2tx"]
-    finally:
-        end_mount(program.mountpoint)
-
-
 def test_what_is_not_adopted(program: Program) -> None:
     """Another overlay, no overlay, another view; a mount of which nothing is known any more."""
     sources = make_set(program)
@@ -514,27 +497,19 @@ def test_shards_that_come_and_go_below_an_overlay(program: Program) -> None:
 
 def test_a_shard_that_is_written_ends_both(program: Program) -> None:
     """The overlay and the image below it go, before the writer goes on; what was changed stays in the overlay."""
-    sources = make_set(program)
-    overlay = program.home / "edits"
-    with mounted_until_written(program, overlay, sources) as top:
-        put(top / "s0/d/0/txt", b"changed")
-        sources[1].write_bytes(sources[1].read_bytes())
-        wait_until(lambda: mount_table.mounted_at(top) is None, "the mount to end")
-    said = program.run("diff", "--overlay", overlay, *sources)
-    assert "changed  s0/d/0 ~txt" in said.stdout.decode()
-    assert "changed since the overlay" in said.stderr.decode()
-
-
-@contextmanager
-def mounted_until_written(program: Program, overlay: Path, sources: list[Path]) -> Iterator[Path]:
     need_erofs()
+    sources, overlay = make_set(program), program.home / "edits"
     try:
-        program.run(*KERNEL, "--overlay", overlay, *sources, program.mountpoint)
-        guard = the_guard(program)
-        yield program.mountpoint
+        guard = mount(program, "--overlay", overlay, *sources)
+        put(program.mountpoint / "s0/d/0/txt", b"changed")
+        sources[1].write_bytes(sources[1].read_bytes())
+        wait_for_the_end(program)
         wait_until(lambda: not guard.alive, "the guard to end")
     finally:
         end_mount(program.mountpoint)
+    said = program.run("diff", "--overlay", overlay, *sources)
+    assert "changed  s0/d/0 ~txt" in said.stdout.decode()
+    assert "changed since the overlay" in said.stderr.decode()
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from tests.conftest import Program, wait_until
 from tests.kernel.mounts import KERNEL, end_mount, engine_of, is_mounted, kill, mount, need_erofs
 from tests.remote.cached import flip
 from tests.web_server import WebServer
-from wdsfs import mount_table
 from wdsfs.kernel.guard import Guarded, guard_of
 
 SIZE = 300_000
@@ -219,12 +218,3 @@ def test_a_guard_notices_that_others_find_damage(mounts: Program, web: WebServer
         file.write(b"????????")
     mounts.run("cache", "--verify")
     wait_until(lambda: not is_mounted(mounts), "the mount to end")
-
-
-def test_a_guard_that_was_killed(mounts: Program, web: WebServer) -> None:
-    first = fetch_and_mount(mounts, web)
-    before = mount_table.mounted_at(mounts.mountpoint)
-    kill(first)
-    second = mount(mounts, urls(web))
-    assert (second.superblocks, second.inodes, second.copies) == (first.superblocks, first.inodes, first.copies)
-    assert mount_table.mounted_at(mounts.mountpoint) == before
