@@ -227,7 +227,7 @@ def _head(report: dict[str, Any]) -> str:
 
 
 def _rows(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
-    """What is known of a mount. A report has what its process, or its image, says."""
+    """The lines about a mount: of all that its process, or its image, has reported."""
     rows = [("image", report["image"])] if "image" in report else [("shards", _shards(report, in_full))]
     if report.get("layout"):
         rows.append(("layout", _layout(report)))
@@ -252,7 +252,7 @@ def _rows(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
 
 
 def _content(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
-    """How much a mount shows; nothing of one whose process or image says nothing."""
+    """The size of the set; no line if neither process nor image has reported it."""
     if not report.get("shards"):
         return []
     text = counted(report["shards"], "shard")
@@ -268,13 +268,13 @@ def _content(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
 
 
 def _copies(report: dict[str, Any]) -> str:
-    """What the kernel reads in the place of shards that are no plain tars of this machine."""
+    """The copies that the kernel reads in place of compressed and remote shards."""
     taken = bytes_text(report["copies_bytes"])
     return f"of {counted(report['copies'], 'shard')}, {taken}, which stay in the cache as long as it is mounted"
 
 
 def _set(state: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
-    """How the list of shards may change, and what was found when it was looked at last."""
+    """The way in which the list of shards may change, and the result of the last look."""
     text = "fixed: `wdsfs refresh` looks at the shards again"
     if state["follow"] is not None:
         text = f"looked at again after changes, and every {state['follow']:g} s"

@@ -223,7 +223,7 @@ def _mountpoint(shards: Sequence[str], mountpoint: str | None, selection: Select
 
 
 def image_maker(opening: Opening | None = None) -> MakeImage:
-    """What makes the image of a mount that the kernel serves anew; `opening` is for a set that is named."""
+    """Return the function that makes the new image of a mount by the kernel; `opening` is for given shards."""
 
     from wdsfs.mount.start import image_of_shards
 

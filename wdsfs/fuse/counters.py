@@ -76,7 +76,7 @@ class Board:
 
     @property
     def hits(self) -> dict[str, Hits]:
-        """What workers have answered from the cache, by store; empty in a mount without remote shards."""
+        """Reads that workers have answered from the cache, by store; empty in a mount without remote shards."""
         return {store: Hits(self._total(at), self._total(at + 1)) for store, at in self._stores.items()}
 
     @property
@@ -242,7 +242,7 @@ class Slot:
         return bool(self._words[_WAITING])
 
     def retire(self) -> None:
-        """Have the worker end after the request that it is at. Called by the supervisor."""
+        """Tell the worker to end after its current request. Called by the supervisor."""
         self._words[_RETIRED] = 1
 
     @property

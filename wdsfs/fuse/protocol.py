@@ -114,7 +114,7 @@ def interrupted_of(body: memoryview) -> int:
 
 
 def xattr_of(body: memoryview) -> tuple[int, bytes]:
-    """How many bytes the caller has room for (0: it asks how many are needed), and the attribute's name."""
+    """The room of the caller in bytes (0: it asks how many are needed), and the attribute's name."""
     return _XATTR_IN.unpack_from(body)[0], bytes(body[_XATTR_IN.size : -1])
 
 

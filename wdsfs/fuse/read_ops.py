@@ -391,7 +391,7 @@ class ReadOperations(Operations[LowerTree]):
 
 
 def attributes_timeout(inode: int) -> int:
-    """How long (s) the kernel may cache the attributes of an inode."""
+    """The time (s) for which the kernel may cache the attributes of an inode."""
     return ROOT_SECONDS if inode == ROOT else TIMEOUT_SECONDS
 
 

@@ -202,7 +202,7 @@ class Supervisor:
         return all(worker.pid not in self.workers for worker in old)
 
     def restart_follower(self) -> None:
-        """Have the process that follows changes begin anew."""
+        """Start the process that follows changes again."""
         self._restarting = True
         self._kill(self._follower)
 
@@ -373,7 +373,7 @@ class Supervisor:
                 self._fork(extra=True)
 
     def _serving(self) -> int:
-        """How many workers of the set that is shown do not wait for disks."""
+        """The number of workers of the current set that do not wait for disks."""
         return sum(
             not (worker.retired or self.board.slot(worker.slot).waiting) for worker in self.workers.values()
         )

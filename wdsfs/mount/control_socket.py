@@ -56,7 +56,7 @@ class JsonLines:
 
 
 class ControlSocket:
-    """Answers clients, and does to the mount what they ask for. `growth` has the set as it is shown now."""
+    """Answers clients, and does to the mount what they ask for. `growth` has the set that is shown now."""
 
     def __init__(self, daemon: Registration, growth: Growth, supervisor: Supervisor) -> None:
         self.daemon, self.growth, self.supervisor = daemon, growth, supervisor
@@ -66,7 +66,7 @@ class ControlSocket:
 
     @property
     def served(self) -> MountedSet:
-        """The set as it is shown now."""
+        """The set that is shown now."""
         return self.growth.served
 
     async def answer(self, stream: trio.SocketStream) -> None:
@@ -130,7 +130,7 @@ class ControlSocket:
         return await self.growth.look(at_once=True)
 
     async def _restore(self, paths: list[bytes]) -> dict[str, Any]:
-        """Have the worker undo the changes at these paths, then invalidate what the kernel has cached of them."""
+        """Let the worker undo the changes at these paths, then invalidate what the kernel has cached of them."""
         overlay, where = self.served.overlay, self.mount.mountpoint
         if overlay is None:
             return {"error": f"{where} has no overlay"}

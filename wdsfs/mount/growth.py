@@ -59,8 +59,8 @@ LOOK_SECONDS, LOOK_SECONDS_EACH = 2.0, 0.002  # how often shards are looked at, 
 
 # After a hint: several shards that come together make one change, and a change costs every worker its caches.
 PAUSE_SECONDS = 0.05
-# There is no look for so many times the duration of the last one: after one that has found something, and after
-# one for nothing. Other files than shards may come and go all the time.
+# Rest between two looks, as a multiple of the duration of the last one: after a look that has found a change, and
+# after one that has not. Other files than shards may come and go all the time.
 REST_SHARE, REST_SHARE_FOR_NOTHING = 2, 9
 WAIT_MIN = 0.5  # seconds between looks at a file that is being written
 LATE_SECONDS = 1.0  # how often to see if workers of an earlier list have ended their work
@@ -250,7 +250,7 @@ class Hints:
             os.write(self._sender, b"+")
 
     async def wait(self, seconds: float | None) -> None:
-        """Wait for a hint, or for so many seconds."""
+        """Wait for a hint, at most for this time (s)."""
         with trio.move_on_after(float("inf") if seconds is None else seconds):
             await trio.lowlevel.wait_readable(self._receiver)
 
@@ -262,7 +262,7 @@ class Hints:
 
 
 class Growth:
-    """The set of a mount as it is shown now: `served`. Looks again at what SHARDS, relative to `directory`, stand
+    """The set that a mount shows now: `served`. Looks again at what SHARDS, relative to `directory`, stand
     for; `directories` are those that shards may appear in."""
 
     def __init__(self, served: MountedSet, directory: str, directories: Sequence[str], state: SetState) -> None:
@@ -282,7 +282,7 @@ class Growth:
         return follower(self.served, self._directories if self._hints else (), hint)
 
     def attach(self, supervisor: Supervisor) -> None:
-        """Have this supervisor serve what is found."""
+        """Use this supervisor to show changes."""
         self.supervisor = supervisor
 
     async def run(self) -> None:
@@ -329,7 +329,7 @@ class Growth:
     # --- showing
 
     async def _show(self, change: Change) -> None:
-        """Have the workers serve the set after a change, and the kernel ask them."""
+        """Replace the workers by ones that serve the changed set, and invalidate what the kernel keeps."""
         before = self.served
         self.served = before.grown(change)
         self._earlier = self._earlier._replace(superseded=before.shards)
@@ -345,7 +345,7 @@ class Growth:
                 log.info("%s %s %s: %s", counted(len(names), "shard"), have, what, shown)
 
     async def _watch_late_workers(self) -> None:
-        """Have the kernel ask once more: it may have cached what a worker of an earlier list answered last."""
+        """Invalidate once more: the kernel may have cached the last answer of a worker of an earlier list."""
         while True:
             await trio.sleep(LATE_SECONDS)
             if self._is_late and not any(worker.retired for worker in self.supervisor.workers.values()):
@@ -353,7 +353,7 @@ class Growth:
                 await self._invalidate([shard.name for shard in self.served.shards])
 
     async def _invalidate(self, names: Sequence[bytes]) -> None:
-        """Have the kernel ask again for these names of the top and what is below, and for all of a merged tree."""
+        """Invalidate these names of the top and all below them; of a merged tree everything."""
         notes = [protocol.forget_content(ROOT)]
         if self.served.mount.merge:
             notes += [protocol.forget_all()] * self.supervisor.epochs

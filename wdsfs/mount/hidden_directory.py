@@ -261,7 +261,7 @@ class HiddenDirectory:
         return self._cached(inode)
 
     def _make(self, what: int) -> int:
-        """Make the text of a file that is about all shards anew; returns its inode."""
+        """Make a new text of a file that is about all shards; return its inode."""
         with self._slowly() if len(self.lower) > MANY else contextlib.nullcontext():
             return self._make_now(what)
 

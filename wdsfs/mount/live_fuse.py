@@ -160,7 +160,7 @@ class FuseMount(LiveMount):
         }
 
     def _report_of_others(self) -> dict[str, Any]:
-        """What the kernel knows of a mount whose daemon is not asked: a question to it may wait for ever."""
+        """Report what the kernel knows of a mount whose daemon is not asked: it may never answer."""
         mounted = mount_table.mounted_at(self.mountpoint)
         user = user_name(0 if mounted is None else mounted.user)
         return {
@@ -241,7 +241,7 @@ class FuseMount(LiveMount):
                 return
 
     def _what_is_written(self) -> str:
-        """What the daemon of a mount that is gone waits for."""
+        """Say why the daemon of a mount that is gone is still there."""
         if self.overlay is None:
             return "it waits for a disk"
         left = host.unwritten_bytes()

@@ -172,7 +172,7 @@ class KernelMount(LiveMount):
         return _changes(guard, image)
 
     def _exchange(self, guard: Guarded, image_mount: ImageMount) -> None:
-        """Have the guard mount another image. Raises OverlayUnusable, OverlayBusy, MountError."""
+        """Let the guard mount another image. Raises OverlayUnusable, OverlayBusy, MountError."""
         shards: Sequence[Shard] = ()
         with contextlib.ExitStack() as stack:
             if guard.overlay is not None:
@@ -257,7 +257,7 @@ class KernelMount(LiveMount):
 
 
 class _FrozenByKernel(Frozen):
-    """A mount that is read-only, and is made anew for new shards."""
+    """A mount that is read-only, and gets a new image for new shards."""
 
     def __init__(self, lower: ShownSet, remount: Remount) -> None:
         super().__init__(lower)
@@ -284,7 +284,7 @@ def _refuse_old_image(guard: Guarded) -> None:
 
 
 def _changes(before: Guarded, image_mount: ImageMount) -> dict[str, Any]:
-    """What has come and gone with another image, as a daemon says it after a refresh."""
+    """Compare two images; return the changes as a daemon does after a refresh."""
     about = manifest.read(image_mount.image)
     now = list(dict.fromkeys(device.shard(image_mount.base) for device in about.devices))
     replaced = before.replaced()

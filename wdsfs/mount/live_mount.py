@@ -63,7 +63,7 @@ class Frozen(ABC):
 
     @abstractmethod
     def show(self, new: Sequence[bytes], published: Sequence[bytes]) -> None:
-        """Have the mount show the further shards `new`, and open those at the paths `published` again.
+        """Show the further shards `new`, and open those at the paths `published` again.
 
         REQUIRES: the overlay has been emptied.
         """
@@ -92,7 +92,7 @@ class LiveMount(ABC):
     @property
     @abstractmethod
     def remedy(self) -> str:
-        """What a user can do where its process is gone or silent."""
+        """The remedy where its process is gone or silent, for a user."""
 
     @property
     def is_alive(self) -> bool:
@@ -111,11 +111,11 @@ class LiveMount(ABC):
 
     @abstractmethod
     def report(self) -> dict[str, Any]:
-        """What `wdsfs status --json` says of it."""
+        """The report of `wdsfs status --json`."""
 
     @abstractmethod
     def shown(self) -> ShownSet:
-        """The set as it is shown now. Raises MountError, OverlayBusy, OSErrors."""
+        """The set that is shown now. Raises MountError, OverlayBusy, OSErrors."""
 
     @contextmanager
     def opened(self, shown: ShownSet, opening: Opening) -> Iterator[ShardSet]:

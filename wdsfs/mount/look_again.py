@@ -41,7 +41,7 @@ from wdsfs.tree.view_set import open_set
 log = logging.getLogger(__name__)
 
 # Semantics decision: a new file that is damaged, or has no end yet, may be one that is being written, until it has
-# not changed for so many seconds. Of a compressed one the end cannot be seen, so it has to rest first.
+# not changed for this time. Of a compressed one the end cannot be seen, so it has to rest first.
 SETTLED_SECONDS, RESTED_SECONDS = 30.0, 5.0
 AHEAD_SECONDS = 60.0  # of a time ahead of this clock by more than that nothing can be concluded
 BEING_WRITTEN = f"it may be being written; it is shown when it ends, or has not changed for {SETTLED_SECONDS:g} s"
@@ -62,7 +62,7 @@ class LeftOut(NamedTuple):
 
 
 class Earlier(NamedTuple):
-    """What earlier looks have left: shards that are left out, by path, and a list of shards that no process of the
+    """The results of earlier looks: shards that are left out, by path, and a list of shards that no process of the
     mount shows any more, whose tables can be dropped."""
 
     left_out: Mapping[str, LeftOut]
@@ -129,7 +129,7 @@ class _Look:
         self._sets: list[ShardSet] = []
 
     def compare(self, shards: Sequence[Shard]) -> dict[str, Any]:
-        """What has come and gone, as JSON."""
+        """Compare the set with these shards; return the change as JSON."""
         known = self.served.shards
         difference = growth.compare(known, shards)
         unreachable, why = growth.out_of_reach(known, difference.gone)
@@ -258,7 +258,7 @@ class _Look:
         self.left_out.append(LeftOut(os.fsdecode(shard.path), why, wait, seen))
 
     def _prepare(self, change: Change) -> None:
-        """Have made what the workers would make for the first request after this change."""
+        """Make the tables that workers would make at the first request after this change."""
         served = self.served.grown(change)
         below = self._opened(served)
         for number in change.back:
@@ -307,7 +307,7 @@ def _rest(path: bytes) -> float | None:
 
 
 def settles_in(path: bytes) -> float | None:
-    """How long (s) it takes until a file that is not whole counts as damaged; None if it does."""
+    """The time (s) until a file that is not whole counts as damaged; None if it does."""
     return None if is_remote(path) else _until(path, SETTLED_SECONDS)
 
 

@@ -47,7 +47,7 @@ class MountedSet:
         return [*(shard.path for shard in self.shards if shard.gone is None), *self.companions.files]
 
     def extended(self, further: Sequence[bytes], published: Sequence[bytes]) -> MountedSet:
-        """The set as it is now, with `further` shards at the end; a commit has replaced `published`."""
+        """The set with `further` shards at the end; a commit has replaced `published`."""
         shards = extended(self.shards, further)
         access = self.access.renewed(published, further)
         return replace(self, shards=shards, tags=self.tags.extended(len(shards)), access=access)

@@ -26,7 +26,7 @@ ENGINES = (FUSE, KERNEL, AUTO)
 
 
 class Serving(NamedTuple):
-    """How a mount is made and served.
+    """The options of how a mount is made and served.
 
     `options` are those of `-o`. `overlay` is a directory; with `new` the set begins empty. With `lazy` shards are
     indexed when they are first used; `follow` is how often SHARDS are looked at again (s), None for a fixed set.

@@ -1,4 +1,4 @@
-"""A mount from start to end: the set is made ready, mounted and served, and all of it ends in good order.
+"""Mounts a set by FUSE from start to end: prepares it, mounts, serves, and ends in good order.
 
 `run` does everything in the process that calls it. Knows nothing of what a data set looks like.
 
@@ -259,7 +259,7 @@ def _serve(
 
 
 def _mount(mount: MountOptions, parsed: FuseOptions) -> None:
-    """Have libfuse mount; serving is ours. Raises MountError."""
+    """Mount by libfuse; the requests are served here. Raises MountError."""
     options = {"default_permissions", *parsed.fuse} | ({"ro"} if mount.overlay is None else set())
     for name, value in (("subtype", "wdsfs"), ("fsname", _fsname(mount.specs or ["new"]))):
         if not any(option.startswith(f"{name}=") for option in options):

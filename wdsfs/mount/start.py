@@ -50,7 +50,7 @@ def start(mount: MountOptions, made: MadeBy | None = None) -> int:
 
 
 def prepared_again(mount: MountOptions) -> ImageMount:
-    """What would be mounted now by the options of a mount that the kernel serves. Raises WdsfsError.
+    """The mount that these options of a mount by the kernel would make now. Raises WdsfsError.
 
     Its image is made, unless it is there; nothing is said of the set again.
     """
@@ -118,7 +118,7 @@ def _for_fuse(mount: MountOptions) -> str | None:
 
 
 def _by_kernel(mount: MountOptions, made: MadeBy | None) -> int | None:
-    """Have the kernel serve a set; returns an exit code, None if FUSE is to do so. Raises WdsfsError."""
+    """Let the kernel serve a set; returns an exit code, None if FUSE is to do so. Raises WdsfsError."""
     is_choice, advice = mount.serving.engine == AUTO, list[str]()
     reason, image = _for_fuse(mount), None
     if reason is None:
