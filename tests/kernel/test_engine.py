@@ -20,7 +20,7 @@ from tests.kernel.mounts import end_mount, engine_of, need_erofs, the_guard, tol
 from wdsfs import host, mount_table
 from wdsfs.cli import mount_helper
 from wdsfs.kernel import engine_checks, erofs_mount
-from wdsfs.mount import session
+from wdsfs.mount import fuse_session
 from wdsfs.mount.options import MountOptions
 
 
@@ -172,7 +172,7 @@ def test_auto_takes_fuse_after_the_kernel_has_refused(program: Program, monkeypa
     taken: list[str] = []
     shard = program.write("s0.tar", sets.content(0))
     monkeypatch.setattr(erofs_mount, "_mount", refuse)
-    monkeypatch.setattr(session, "start", by_fuse)
+    monkeypatch.setattr(fuse_session, "start", by_fuse)
     monkeypatch.setenv("XDG_STATE_HOME", str(program.home / "state"))
     said = told(program.home, "mount", "--engine", "auto", shard, program.mountpoint, code=0)
     assert said.splitlines()[-1] == "wdsfs: engine: FUSE, because the kernel has not mounted it"

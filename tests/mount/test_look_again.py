@@ -19,7 +19,7 @@ from wdsfs.index.portable_writer import checked_target, write_index
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
 from wdsfs.interop.lint import findings_of_set
-from wdsfs.mount import look_again, session
+from wdsfs.mount import fuse_session, look_again
 from wdsfs.mount.look_again import Earlier, LeftOut, change_of
 from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.mount.options import MountOptions, Serving
@@ -500,7 +500,7 @@ def test_what_is_missing_at_the_mount_may_come(tmp_path: Path) -> None:
 
     def names(**options: Any) -> tuple[list[bytes], list[str]]:
         with noted() as used:
-            shards = session._shards(mount_options([f"{tmp_path}/{{a,b}}.tar"], "mnt", **options))
+            shards = fuse_session._shards(mount_options([f"{tmp_path}/{{a,b}}.tar"], "mnt", **options))
         return [shard.name for shard in shards], used.absolute()
 
     tolerant = Tolerance(allow_missing=True)

@@ -13,8 +13,8 @@ import pytest
 
 from tests import sets, wire
 from tests.conftest import PATIENCE, wait_until
-from wdsfs.mount import growth
-from wdsfs.mount.growth import Watch
+from wdsfs.mount import followed_set
+from wdsfs.mount.followed_set import Watch
 from wdsfs.spec.expand import Shard
 from wdsfs.tree.freshness import Generations
 
@@ -303,7 +303,7 @@ def test_what_is_not_heard_is_looked_for(
     tmp_path: Path, listen: Listen, monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Path], None]
 ) -> None:
     """One tree over all shards lets the kernel keep names for an hour, so nothing may be missed there."""
-    monkeypatch.setattr(growth, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(followed_set, "LOOK_SECONDS", 0.01)
     for directory in ("real", "elsewhere", "link"):
         (tmp_path / directory).mkdir()
     (tmp_path / "real" / "a.tar").write_bytes(b"old")
@@ -328,7 +328,7 @@ def test_a_busy_directory_does_not_keep_from_looking(
     tmp_path: Path, listen: Listen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody writes a log next to the shards, all the time."""
-    monkeypatch.setattr(growth, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(followed_set, "LOOK_SECONDS", 0.1)
     for directory in ("real", "elsewhere"):
         (tmp_path / directory).mkdir()
         (tmp_path / directory / "a.tar").write_bytes(b"old")
@@ -367,7 +367,7 @@ class Follower:
         self.tags = Generations(len(heard.shards))
         self.heard, self.kernels = heard, kernels
         arguments = (heard.watch, ours.fileno(), heard.life, self.tags, epochs)
-        self.thread = threading.Thread(target=growth.follow, args=arguments, daemon=True)
+        self.thread = threading.Thread(target=followed_set.follow, args=arguments, daemon=True)
 
     def __enter__(self) -> Follower:
         self.thread.start()
@@ -423,7 +423,7 @@ def test_a_shard_that_is_being_written_is_not_a_flood(
         paused.release()
         assert pause.wait(PATIENCE)
 
-    monkeypatch.setattr(growth.time, "sleep", sleep)
+    monkeypatch.setattr(followed_set.time, "sleep", sleep)
     with Follower(heard, *device, epochs=True) as follower:
         path = sets.path_of(heard.shards[0])
         touch(path)
@@ -449,7 +449,7 @@ def test_a_kernel_that_refuses_ends_nothing(
         told.append(note)
         raise FileNotFoundError(2, "No such file or directory")
 
-    monkeypatch.setattr(growth.os, "write", write)
+    monkeypatch.setattr(followed_set.os, "write", write)
     with Follower(heard, *device, epochs=False) as follower:
         for count in (1, 2, 3):
             touch(sets.path_of(heard.shards[0]))

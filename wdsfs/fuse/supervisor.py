@@ -453,7 +453,7 @@ def _session_descriptor() -> int:
 def _clone(device: int) -> int:
     """A descriptor of the same connection; the kernel accounts requests in flight to each descriptor.
 
-    Its number is higher, so that it is released before the socket of `auto_unmount`, too (`mount/session.py`).
+    Its number is higher, so that it is released before the socket of `auto_unmount`, too (`fuse_session.py`).
     """
     opened = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     try:

@@ -20,7 +20,7 @@ from wdsfs.fuse.protocol import notes_of
 from wdsfs.fuse.supervisor import Supervisor, in_child
 from wdsfs.fuse.write_ops import RESTORE
 from wdsfs.mount import reports
-from wdsfs.mount.growth import Growth
+from wdsfs.mount.followed_set import Growth
 from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.mount_registry import LINE_MAX, Registration, decode, encode
 from wdsfs.overlay.mounted_overlay import MountedOverlay

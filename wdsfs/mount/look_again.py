@@ -1,7 +1,7 @@
 """One look at a set that grows: what SHARDS stand for now, and which of the new shards can be shown.
 
 Runs in a child of the supervisor, and changes nothing but the index: what is found is JSON, which the supervisor
-shows (`growth.py`). New shards are indexed here, so that no reader waits for that.
+shows (`followed_set.py`). New shards are indexed here, so that no reader waits for that.
 """
 
 from __future__ import annotations

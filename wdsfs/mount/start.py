@@ -1,7 +1,7 @@
 """Starts a mount with plain options: an image, or a set by the kernel or by FUSE.
 
 `auto` takes the kernel where nothing is known to prevent it, and says which engine it takes, and why. What a
-daemon does is decided in `session.py`, what a guard does in `kernel/image_mount.py`.
+daemon does is decided in `fuse_session.py`, what a guard does in `kernel/image_mount.py`.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def start(mount: MountOptions, made: MadeBy | None = None) -> int:
         code = _by_kernel(mount, made)
         if code is not None:
             return code
-    from wdsfs.mount import session  # late: it takes long, and a mount by the kernel needs nothing of it
+    from wdsfs.mount import fuse_session  # late: it takes long, and a mount by the kernel needs nothing of it
 
-    return session.start(mount)
+    return fuse_session.start(mount)
 
 
 def prepared_again(mount: MountOptions) -> ImageMount:

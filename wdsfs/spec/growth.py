@@ -1,7 +1,7 @@
 """A set that is looked at again: what has come, what has gone, and the list of shards then.
 
 The list is append-only. A shard keeps its number and its name as long as the mount is there, and the number of one
-that is gone is given to no other. Plain functions over lists; `mount/growth.py` looks and decides.
+that is gone is given to no other. Plain functions over lists; `mount/followed_set.py` looks and decides.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Decides whether a shard is stale: no longer the file that it was when it was indexed.
 
 The path of a shard is checked when it is used, at most once a second, and at once after an alarm: a process of the
-mount has met a change, or `mount/growth.py` was notified of one. `shard_set.py` is called back and drops records
-and open files. The processes of a mount share the generation of each shard in memory, so all of them give the same
-inode numbers to the same content.
+mount has met a change, or `mount/followed_set.py` was notified of one. `shard_set.py` is called back and drops
+records and open files. The processes of a mount share the generation of each shard in memory, so all of them give
+the same inode numbers to the same content.
 """
 
 from __future__ import annotations

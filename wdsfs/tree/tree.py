@@ -8,7 +8,7 @@ where they are used.
 | protocol | what it adds | who asks |
 |---|---|---|
 | `Tree` | names, attributes, listings | `fuse/read_ops.py`; all five answer |
-| `MountedTree` | start and end | `mount/session.py`, a worker; all but the hidden directory |
+| `MountedTree` | start and end | `mount/fuse_session.py`, a worker; all but the hidden directory |
 | `LowerTree` | content, places, the view | overlay, commit, commands; the three that only show shards |
 """
 

@@ -36,7 +36,7 @@ from wdsfs.mount import daemon
 from wdsfs.mount.control_socket import ControlSocket
 from wdsfs.mount.daemon import log_path, open_log
 from wdsfs.mount.doctor import preventing
-from wdsfs.mount.growth import Growth
+from wdsfs.mount.followed_set import Growth
 from wdsfs.mount.hidden_directory import HiddenDirectory, HiddenDirectoryOperations, TextRing
 from wdsfs.mount.hints import hints
 from wdsfs.mount.look_again import settles_in
