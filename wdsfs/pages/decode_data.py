@@ -66,7 +66,7 @@ def _read(file: BinaryIO, length: int) -> bytes:
 
 
 class _Literal(str):
-    """A number as it is written: a float could have another value."""
+    """A number in its own spelling: a float could have another value."""
 
     __slots__ = ()
 
@@ -76,7 +76,7 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 def decode_json(member: Member, detail: Detail) -> Preview:
-    """A JSON document, laid out with every value as it is written; one that is too large, or not JSON, as text."""
+    """A JSON document, laid out with every value in its own spelling; as text if it is too large, or not JSON."""
     size = member.least_size
     if size > PARSED_MAX:
         data = member.file.read(detail.characters * 4)
@@ -212,7 +212,7 @@ def decode_csv(member: Member, detail: Detail) -> Preview:
 
 
 def _delimiter(text: str) -> str:
-    """What divides the cells of the first line: a comma, unless there are more semicolons or tabs."""
+    """The delimiter of the first line: a comma, unless there are more semicolons or tabs."""
     line = text.partition("\n")[0]
     return max(",;\t", key=line.count)
 
@@ -224,7 +224,7 @@ def _rows(text: str, delimiter: str) -> Iterator[list[str]]:
 
 
 def _type_of(cells: list[str]) -> str:
-    """What the first values of a column look like."""
+    """The type of the first values of a column: integer, number or text; empty without values."""
     filled = [cell for cell in cells if cell.strip()]
     for name, kind in (("integer", int), ("number", float)):
         try:

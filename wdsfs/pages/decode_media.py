@@ -140,7 +140,7 @@ def picture_of(image: Image.Image, alt: str) -> Picture:
 
 
 def decode_audio(member: Member, detail: Detail) -> Preview:
-    """What the headers of a sound file say."""
+    """The facts in the headers of a sound file."""
     facts = [member.extension.upper()]
     try:
         tag = TinyTag.get(file_obj=member.file, tags=True, image=False)
@@ -169,7 +169,7 @@ def _duration_text(seconds: float) -> str:
 
 
 def decode_video(member: Member, detail: Detail) -> Preview:
-    """The first picture of a video and what its headers say, where PyAV is loaded."""
+    """The first picture of a video and the facts in its headers, where PyAV is loaded."""
     facts = [member.extension.upper()]
     problem = "" if member.extension in PLAYERS else UNPLAYED
     if PYAV not in sys.modules:

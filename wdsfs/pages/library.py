@@ -151,7 +151,7 @@ class Library:
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
-        """The set as it is now. Its shards stay open until the end of the block."""
+        """The present state of the set. Its shards stay open until the end of the block."""
         with self.asking():
             if self._last is None or self._is_old(self._last):
                 self._last = Snapshot(self, self._shown)

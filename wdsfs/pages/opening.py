@@ -36,7 +36,7 @@ class Place(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """What the pages show: a set, and `mount`, the writable mount that shows it, if there is one.
+    """The subject of the pages: a set, and `mount`, the writable mount that shows it, if there is one.
 
     `place` is None where samples have other paths in a mount than here. `note` is shown on every page: what is
     special about this view of the set. `renewal` is that of a mount.
@@ -79,7 +79,7 @@ def opened_mount(mount: LiveMount, opening: Opening) -> Iterator[Subject]:
 
 
 def _note(mount: LiveMount) -> str:
-    """How the pages differ from the mount."""
+    """The difference between the pages and the mount, in a sentence; empty if there is none."""
     if mount.overlay is not None:
         return (
             "The mount has another layout than the pages, so these are the shards without its changes: "
@@ -159,7 +159,7 @@ class Renewal:
             raise
 
     def _opened_again(self, before: ShardSet) -> ShardSet:
-        """The set as it is now, over the same index; new shards are indexed when they are needed."""
+        """Open the present set, over the same index; new shards are indexed when they are needed."""
         shards, index, view, access = self._shown.shards, before.index, self._view, self._shown.access
         companions = None if view is None else Companions(view, shards[0].reading)
         further = [] if companions is None else companions.shards

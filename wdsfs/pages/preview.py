@@ -44,7 +44,7 @@ class Source(Protocol):
 
 
 class Detail(NamedTuple):
-    """How much a preview shows: the longer edge of pictures (pixels), characters of texts, rows of tables.
+    """The size of a preview: the longer edge of pictures (pixels), characters of texts, rows of tables.
 
     `read` is how many bytes of the member a decoder may ask for; what needs more is refused, or seen in part.
     """
@@ -70,7 +70,7 @@ class Picture(NamedTuple):
 
 
 class Preview(NamedTuple):
-    """What a page shows of a file. All text is plain text, which the page escapes."""
+    """The data that a page shows of a file. All text is plain text, which the page escapes."""
 
     kind: Kind
     summary: str = ""  # one line: "640 x 480 pixels, JPEG", "float32, 3 x 224 x 224, from -1.5 to 2.1"
@@ -214,7 +214,7 @@ def error_text(error: Exception) -> str:
 
 
 def bytes_needed(detail: Detail) -> int:
-    """How many first bytes of a member `plain_preview` needs for this detail."""
+    """The number of first bytes of a member that `plain_preview` needs for this detail."""
     return detail.characters * 4 + 4
 
 

@@ -62,7 +62,7 @@ _VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one preview may cost a worker: memory above that of its libraries (bytes), seconds of a processor.
+    """The limits of a worker for one preview: memory above that of its libraries (bytes), seconds of a processor.
 
     `patience` (seconds): how long an answer may take, without the time for reading the member.
     """
@@ -339,7 +339,7 @@ def _undecoded(content: Content, head: bytes, size: int, problem: str) -> Previe
 
 
 class _Cache:
-    """The previews that were used last, up to so many bytes."""
+    """The previews that were used last, up to a number of bytes."""
 
     def __init__(self, most: int) -> None:
         self._most, self._bytes = most, 0

@@ -210,7 +210,7 @@ class Site:
         )
 
     def _path_in_mount(self, path: bytes) -> str:
-        """The path of a file or sample in a mount, as it is typed."""
+        """The path of a file or sample in a mount, quoted for a shell."""
         return "" if self._place is None else shlex.quote(f"{self._place.top}/{os.fsdecode(path)}")
 
     def preview(self, now: Snapshot, request: Request) -> Response:

@@ -81,7 +81,7 @@ def _give_up(memory: int) -> None:
 
 
 def _allow_time(seconds: int) -> None:
-    """Have the kernel end this process after so many more seconds of processor time."""
+    """Limit the processor time of this process to this many further seconds; the kernel ends it then."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     end = int(used.ru_utime + used.ru_stime) + 1 + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (end, resource.RLIM_INFINITY))
