@@ -90,6 +90,7 @@ def _write_head(rows: list[Row], length: int, target: Path) -> None:
 
 def look(target: str) -> None:
     """What a mount does with the table: read and check it, make shards of its rows; prints what that took."""
+    from wdsfs import shards
     from wdsfs.spec import expand
 
     before = _resident()
@@ -98,7 +99,7 @@ def look(target: str) -> None:
     # Objects that the index presumes are not asked for; here only names and paths are made.
     paths, first = _timed(lambda: [os.fsencode(path) for path in file.paths(base)])
     kept, second = _timed(
-        lambda: [expand.Shard(path, name) for path, name in zip(paths, expand._names(paths), strict=True)]
+        lambda: [shards.Shard(path, name) for path, name in zip(paths, expand._names(paths), strict=True)]
     )
     print(load, first + second, _resident() - before)
     assert len(kept) == len(file)

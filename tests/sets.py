@@ -16,8 +16,7 @@ from tests.processes import PATIENCE, Process
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import Index, Summary, summarize
-from wdsfs.spec.expand import Shard
-from wdsfs.storage.identity import Fingerprint
+from wdsfs.shards import Fingerprint, Shard
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -21,7 +21,7 @@ from wdsfs.index import index_directory, record, record_builder, store
 from wdsfs.interop import lint
 from wdsfs.overlay import upper_format
 from wdsfs.packing import reasons
-from wdsfs.storage.identity import Fingerprint
+from wdsfs.shards import Fingerprint
 from wdsfs.tar import headers
 from wdsfs.tar.headers import BLOCK
 

@@ -45,9 +45,9 @@ from wdsfs.overlay.overlay_shards import read_outputs
 from wdsfs.packing.plan import CopiedRange, NewMember, Output, Plan, SourceShard, Step, Zeros
 from wdsfs.packing.replacement import plan_to_json, read_plan
 from wdsfs.remote.urls import Pin
+from wdsfs.shards import Fingerprint
 from wdsfs.spec import index_file
 from wdsfs.spec.expand import expand
-from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import streams
 from wdsfs.tree import content as content_module
 from wdsfs.tree import json_fields, label_files, options

@@ -32,8 +32,7 @@ from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.remote import shard_paths
 from wdsfs.remote.urls import parse
-from wdsfs.spec.expand import Shard
-from wdsfs.storage.identity import Fingerprint
+from wdsfs.shards import Fingerprint, Shard
 
 
 class Lost(Exception):

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import trio
+from wdsfs.shards import Fingerprint
 
 from tests.conftest import PATIENCE, Mounted, Program, drop_pages, wait_until
 from wdsfs import mount_registry
@@ -27,7 +28,6 @@ from wdsfs.fuse import counters as boards
 from wdsfs.fuse.counters import DEADLY, Board
 from wdsfs.fuse.supervisor import LATE_MAX, Supervisor, _Worker
 from wdsfs.inodes import TAG_MAX
-from wdsfs.storage.identity import Fingerprint
 from wdsfs.tree.freshness import Generations
 
 FILES = 200

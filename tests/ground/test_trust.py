@@ -272,7 +272,7 @@ _POISON = """
 import os, sys, tempfile
 from pathlib import Path
 from wdsfs.index import record_builder as builder
-from wdsfs.storage.identity import Fingerprint
+from wdsfs.shards import Fingerprint
 from wdsfs.index.store import open_index
 directory, path, other = map(os.fsencode, sys.argv[1:])
 BECOME

@@ -25,11 +25,11 @@ from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import Index, Summary, open_index
 from wdsfs.names import PLAIN, Reading
 from wdsfs.remote.urls import Pin
+from wdsfs.shards import GONE, Fingerprint, Shard
 from wdsfs.spec import index_file
-from wdsfs.spec.expand import Shard, expand
+from wdsfs.spec.expand import expand
 from wdsfs.spec.index_file import HEADER_SIZE, ROW_SIZE, Row
 from wdsfs.storage import source
-from wdsfs.storage.identity import GONE, Fingerprint
 from wdsfs.tree.shard_set import NotIndexed, ShardSet, indexed
 
 DAY = 86_400 * 10**9

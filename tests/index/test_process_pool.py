@@ -21,7 +21,7 @@ from wdsfs.cluster.engines import Workers
 from wdsfs.cluster.far_side import Batch
 from wdsfs.errors import CorruptShard, MissingShard, ShardError, UnreadableShard
 from wdsfs.index import process_pool
-from wdsfs.spec.expand import Shard
+from wdsfs.shards import Shard
 
 
 @pytest.fixture(params=["alone", "processes", "executor"])

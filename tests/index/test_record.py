@@ -27,7 +27,7 @@ from wdsfs.errors import CorruptShard
 from wdsfs.index import record, record_builder
 from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES, HAS_SAMPLES, LINK, STRAY, TWIN, Record
 from wdsfs.inodes import FOLDER, MEMBER, SAMPLE, index_of, kind_of, position
-from wdsfs.storage.identity import Fingerprint
+from wdsfs.shards import Fingerprint
 from wdsfs.tar import member_reader, scan
 from wdsfs.tar.headers import DEPTH_MAX
 from wdsfs.tar.problems import Problem

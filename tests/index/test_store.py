@@ -40,8 +40,7 @@ from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import Index, Summary, open_index
 from wdsfs.names import Reading
-from wdsfs.spec.expand import Shard
-from wdsfs.storage.identity import GONE, Fingerprint
+from wdsfs.shards import GONE, Fingerprint, Shard
 
 Prepared = tuple[Path, list[Shard]]
 

@@ -22,7 +22,7 @@ from wdsfs.index.record import Record
 from wdsfs.interop import dali as dali_module
 from wdsfs.interop import energon, wids
 from wdsfs.interop.wids import WidsShard
-from wdsfs.storage.identity import Fingerprint
+from wdsfs.shards import Fingerprint
 
 # Headers of 512 bytes, each content padded to 512: a member of 1 to 512 bytes takes 1,024.
 PLAIN = tar(

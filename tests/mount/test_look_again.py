@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from wdsfs.shards import Shard
 
 from tests import sets, tars
 from wdsfs.errors import IsADirectory, MissingShard, NoSuchEntry, ShardError, StaleShard, UnreadableShard
@@ -24,7 +25,7 @@ from wdsfs.mount.look_again import Earlier, LeftOut, change_of
 from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.mount.options import MountOptions, Serving
 from wdsfs.spec.dependencies import noted
-from wdsfs.spec.expand import Shard, expand
+from wdsfs.spec.expand import expand
 from wdsfs.spec.growth import Change
 from wdsfs.tree import content, shard_access
 from wdsfs.tree.freshness import Generations

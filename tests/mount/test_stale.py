@@ -17,7 +17,7 @@ import pytest
 
 from tests import tars
 from tests.conftest import Mounted, Program, drop_pages, fails, wait_until
-from wdsfs.storage.identity import Fingerprint
+from wdsfs.shards import Fingerprint
 from wdsfs.tree.freshness import Generations
 
 Answer = TypeVar("Answer")

@@ -25,6 +25,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+from wdsfs.shards import Fingerprint
 
 from tests import tars
 from tests.conftest import Program
@@ -51,7 +52,6 @@ from wdsfs.packing.runner import Runner
 from wdsfs.packing.shard_writer import Files
 from wdsfs.packing.upper_walk import Rules
 from wdsfs.spec.expand import expand
-from wdsfs.storage.identity import Fingerprint
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import View

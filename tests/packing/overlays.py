@@ -24,8 +24,8 @@ from wdsfs.packing.plan import Plan, Step
 from wdsfs.packing.replacement import Replacement, read_plan
 from wdsfs.packing.runner import Runner
 from wdsfs.packing.shard_writer import Files
+from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import Disk
-from wdsfs.storage.identity import Fingerprint
 from wdsfs.tree.tree import View
 
 FIRST = tars.tar(

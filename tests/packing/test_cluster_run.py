@@ -24,8 +24,8 @@ from wdsfs.packing import cluster_units
 from wdsfs.packing.cluster_units import ClusterRun, OutputUnit, remove_attempts
 from wdsfs.packing.plan import NEW, CopiedRange, NewMember, Output, SourceShard, Step, Zeros
 from wdsfs.packing.shard_writer import Files
+from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import Disk, temporary_of
-from wdsfs.storage.identity import Fingerprint
 
 
 class World:

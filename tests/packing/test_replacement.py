@@ -38,7 +38,7 @@ from wdsfs.overlay import overlay_directory
 from wdsfs.overlay.overlay_directory import unfinished
 from wdsfs.packing.replacement import plan_from_json, plan_to_json
 from wdsfs.packing.runner import _freed_by
-from wdsfs.storage.identity import Fingerprint
+from wdsfs.shards import Fingerprint
 
 
 @pytest.fixture

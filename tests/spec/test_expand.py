@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from wdsfs.errors import MissingShard, SpecError, UnreadableShard
 from wdsfs.names import SHARD_SUFFIXES
+from wdsfs.shards import Shard
 from wdsfs.spec import braces
 from wdsfs.spec import expand as expand_module
-from wdsfs.spec.expand import Shard, expand, split_path
+from wdsfs.spec.expand import expand, split_path
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsfs.errors import MissingShard, SpecError
+from wdsfs.shards import Shard
 from wdsfs.spec import growth
 from wdsfs.spec.dependencies import noted
-from wdsfs.spec.expand import Shard, expand, expand_again
+from wdsfs.spec.expand import expand, expand_again
 from wdsfs.spec.growth import Change
 
 

@@ -20,9 +20,10 @@ from webdataset import shardlists
 
 from tests.spec.test_expand import found, here, names_of, refused, touch  # noqa: F401  # here: a fixture
 from wdsfs.errors import MissingShard, SpecError, UnreadableShard, WdsfsError
+from wdsfs.shards import Shard
 from wdsfs.spec import expand as expand_module
 from wdsfs.spec import located
-from wdsfs.spec.expand import Shard, expand, refuse_left_out, split_path
+from wdsfs.spec.expand import expand, refuse_left_out, split_path
 from wdsfs.spec.located import Field
 from wdsfs.spec.selection import Slice
 

@@ -36,10 +36,9 @@ from wdsfs.index import record_of_file
 from wdsfs.index.record import Record
 from wdsfs.index.store import open_index
 from wdsfs.interop.lint import lint
-from wdsfs.spec.expand import Shard
+from wdsfs.shards import Fingerprint, Shard
 from wdsfs.storage import file_cache, seekable, source
 from wdsfs.storage.cache_directory import key_of
-from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import compressed, streams
 from wdsfs.tree import content as content_module
 from wdsfs.tree import freshness, open_shards, shard_set

@@ -29,9 +29,9 @@ from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import open_index
 from wdsfs.interop.lint import lint
 from wdsfs.names import PLAIN, Reading
-from wdsfs.spec.expand import Shard, expand
+from wdsfs.shards import GONE, Shard
+from wdsfs.spec.expand import expand
 from wdsfs.spec.selection import Selection
-from wdsfs.storage.identity import GONE
 from wdsfs.tar import scan
 from wdsfs.tar.problems import Problem
 from wdsfs.tree.shard_set import ShardSet, indexed

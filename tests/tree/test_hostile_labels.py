@@ -15,7 +15,7 @@ import pytest
 from tests.bounded import bounded
 from tests.tree.test_view_record import LABELLED, as_sqlite, labelled
 from wdsfs.errors import ViewError
-from wdsfs.storage.identity import Fingerprint
+from wdsfs.shards import Fingerprint
 from wdsfs.tree import label_files
 from wdsfs.tree.options import EMPTY, SKIP
 

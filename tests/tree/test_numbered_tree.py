@@ -32,7 +32,8 @@ from wdsfs.errors import (
 )
 from wdsfs.index.store import open_index
 from wdsfs.inodes import BY_INDEX, NUMBERED, ROOT, pack_extra
-from wdsfs.spec.expand import Shard, expand
+from wdsfs.shards import Shard
+from wdsfs.spec.expand import expand
 from wdsfs.tree import numbered_tree
 from wdsfs.tree.content import read
 from wdsfs.tree.numbered_tree import NumberedTree, check_name, make_numbered

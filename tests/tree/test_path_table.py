@@ -12,7 +12,7 @@ import xxhash
 from tests import tars
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
-from wdsfs.storage.identity import GONE
+from wdsfs.shards import GONE
 from wdsfs.tree.path_table import KeyTable, PathTable, ShownPaths
 
 

@@ -23,8 +23,7 @@ from wdsfs import mount_table
 from wdsfs.errors import CorruptShard, MissingShard, NotATar, StaleShard, UnreadableShard
 from wdsfs.index import record_builder
 from wdsfs.index.store import open_index
-from wdsfs.spec.expand import Shard
-from wdsfs.storage.identity import GONE, Fingerprint
+from wdsfs.shards import GONE, Fingerprint, Shard
 from wdsfs.tree import content as content_module
 from wdsfs.tree import freshness, open_shards, shard_set
 from wdsfs.tree.content import Content

@@ -35,9 +35,9 @@ from wdsfs.errors import (
 )
 from wdsfs.index.record import STRAY
 from wdsfs.index.store import open_index
-from wdsfs.spec.expand import Shard, expand
+from wdsfs.shards import Fingerprint, Shard
+from wdsfs.spec.expand import expand
 from wdsfs.spec.selection import Slice
-from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import streams
 from wdsfs.tree import content as content_module
 from wdsfs.tree import label_files, shard_set, view_set, view_sources

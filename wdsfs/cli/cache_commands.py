@@ -36,7 +36,7 @@ from wdsfs.remote.shard_paths import FetchResult, fetch_all, fetch_counted, is_r
 if TYPE_CHECKING:
     from wdsfs.cluster.engines import Workers
     from wdsfs.remote.object_cache import CachedEntry, ObjectCache
-    from wdsfs.spec.expand import Shard
+    from wdsfs.shards import Shard
     from wdsfs.spec.selection import Selection
     from wdsfs.storage.cache_directory import CacheEntry
     from wdsfs.storage.file_cache import FileCache

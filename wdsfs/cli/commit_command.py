@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from wdsfs.packing.overlay_commit import OverlayCommit
     from wdsfs.packing.overlay_source import CommitOptions
     from wdsfs.packing.plan import Plan, Step
-    from wdsfs.spec.expand import Shard
+    from wdsfs.shards import Shard
     from wdsfs.tree.options import Composition, Opening, Tolerance
 
 # Options that are about an overlay, or about shards that stay as they are.

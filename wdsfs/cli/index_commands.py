@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from wdsfs.errors import ShardError
     from wdsfs.index.store import Index
     from wdsfs.interop.export import Report
-    from wdsfs.spec.expand import Shard
+    from wdsfs.shards import Fingerprint, Shard
     from wdsfs.spec.selection import Selection
-    from wdsfs.storage.identity import Fingerprint
     from wdsfs.tree.opening import Refreshed
     from wdsfs.tree.options import Opening
     from wdsfs.tree.shard_set import ShardSet

@@ -37,7 +37,7 @@ from wdsfs.errors import UsageError, WdsfsError, bytes_text, counted
 from wdsfs.names import SHARD_SUFFIXES, shown
 
 if TYPE_CHECKING:
-    from wdsfs.spec.expand import Shard
+    from wdsfs.shards import Shard
     from wdsfs.spec.selection import Selection
     from wdsfs.tree.options import Composition, Opening, TreeOptions
     from wdsfs.tree.statistics import Distribution

@@ -38,7 +38,7 @@ from wdsfs.names import SHARD_SUFFIXES
 if TYPE_CHECKING:
     from wdsfs.kernel.guard import Guarded, MadeBy
     from wdsfs.kernel.image_mount import ImageMount, MakeImage
-    from wdsfs.spec.expand import Shard
+    from wdsfs.shards import Shard
     from wdsfs.spec.selection import Selection
     from wdsfs.tree.options import Opening, TreeOptions
 

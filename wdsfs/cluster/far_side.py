@@ -26,7 +26,7 @@ from wdsfs.errors import ExecutorUnusable, MissingShard, StaleMount, UnreadableS
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.remote.urls import Url
-from wdsfs.storage.identity import Fingerprint
+from wdsfs.shards import Fingerprint
 
 # Options that all processes of a command share by the environment. No secret is among them: `--store-option` takes
 # none, and configuration files and credentials are read where the work is done.

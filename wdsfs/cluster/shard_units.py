@@ -13,8 +13,7 @@ from wdsfs.cluster.spread import Job, spread
 from wdsfs.errors import ShardError, StaleMount
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
-from wdsfs.spec.expand import Shard
-from wdsfs.storage.identity import TICK_NS, Fingerprint
+from wdsfs.shards import TICK_NS, Fingerprint, Shard
 
 Result = TypeVar("Result")
 

@@ -35,11 +35,10 @@ from wdsfs.index.record import FORMAT, STRAY, Record
 from wdsfs.index.record_builder import restamped
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
+from wdsfs.shards import Fingerprint, Shard
 from wdsfs.spec import index_file
-from wdsfs.spec.expand import Shard
 from wdsfs.spec.index_file import SUFFIX, IndexFile, Row, Times
 from wdsfs.storage import source
-from wdsfs.storage.identity import Fingerprint
 from wdsfs.storage.source import TarBytes
 from wdsfs.tar import member_reader
 

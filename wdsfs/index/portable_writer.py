@@ -21,11 +21,10 @@ from wdsfs.index.record_builder import restamped
 from wdsfs.index.store import Index, Summary, summary_of
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
+from wdsfs.shards import Fingerprint, Shard
 from wdsfs.spec import index_file
-from wdsfs.spec.expand import Shard
 from wdsfs.spec.index_file import ALIGNMENT, SUFFIX, Row
 from wdsfs.storage.durable import Disk, named, new_file
-from wdsfs.storage.identity import Fingerprint
 
 RACY_NS = 2_000_000_000  # age from which a time of whole seconds says that a file is not being written any more
 

@@ -35,8 +35,7 @@ from wdsfs.cluster.engines import Workers
 from wdsfs.cluster.spread import InFlight, Job, spread
 from wdsfs.errors import ShardError, UnreadableShard
 from wdsfs.remote.shard_paths import is_remote
-from wdsfs.spec.expand import Shard
-from wdsfs.storage.identity import Fingerprint
+from wdsfs.shards import Fingerprint, Shard
 
 ALONE_BYTES = 64 << 20  # less work than this is finished here before other processes have started
 AHEAD = 4  # results per process that may wait to be taken

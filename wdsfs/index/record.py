@@ -43,7 +43,7 @@ from wdsfs.index.record_columns import (
     rows_with_sum,
     view_of,
 )
-from wdsfs.storage.identity import Fingerprint
+from wdsfs.shards import Fingerprint
 from wdsfs.storage.source import TarBytes, pread
 from wdsfs.tar import headers
 from wdsfs.tar.problems import NO_TAR, Problem

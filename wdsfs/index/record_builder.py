@@ -23,7 +23,7 @@ from wdsfs.index.record import FORMAT, HAS_SAMPLES, MAGIC, STRAY, Record, ends_c
 from wdsfs.index.record_order import Alias, OrderedDraft, find_aliases
 from wdsfs.inodes import FOLDER, INDEX_MAX, index_of, kind_of
 from wdsfs.names import PLAIN, Reading
-from wdsfs.storage.identity import Fingerprint
+from wdsfs.shards import Fingerprint
 from wdsfs.storage.source import TarBytes, size_of
 from wdsfs.tar import headers, scan
 from wdsfs.tar.problems import Problem, Problems

@@ -20,8 +20,8 @@ from wdsfs.index import record_builder
 from wdsfs.names import PLAIN, Reading
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import OpenShard, open_shard
+from wdsfs.shards import TICK_NS, Fingerprint
 from wdsfs.storage import source
-from wdsfs.storage.identity import TICK_NS, Fingerprint
 from wdsfs.storage.source import TarBytes, TarReader
 from wdsfs.tar import compressed
 from wdsfs.tar.problems import Problem

@@ -36,11 +36,10 @@ from wdsfs.index.record import Record
 from wdsfs.index.record_builder import adopted
 from wdsfs.index.record_of_file import build_file
 from wdsfs.remote import shard_paths
+from wdsfs.shards import Fingerprint, Shard
 from wdsfs.spec import objects
-from wdsfs.spec.expand import Shard
 from wdsfs.storage import file_cache
 from wdsfs.storage.cache_directory import PART, key_of
-from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar.compressed import COPIES, INDEX
 
 COMMIT_SECONDS, COMMIT_BYTES = 1.0, 64 << 20  # how much work a crash may lose while indexing

@@ -30,8 +30,8 @@ from wdsfs.index.record import Record
 from wdsfs.interop import dali, energon, wids
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import OpenShard, fingerprint_of, is_remote, open_shard
+from wdsfs.shards import Shard
 from wdsfs.spec import objects
-from wdsfs.spec.expand import Shard
 from wdsfs.storage import source
 from wdsfs.storage.durable import Disk, new_file, temporary_of
 from wdsfs.tree.shard_set import ShardSet, indexed

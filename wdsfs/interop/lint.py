@@ -28,7 +28,7 @@ from wdsfs.index.record import KINDS, STRAY, Record
 from wdsfs.interop import dali, energon
 from wdsfs.names import PLAIN, Reading
 from wdsfs.remote.shard_paths import open_shard
-from wdsfs.spec.expand import Shard
+from wdsfs.shards import Shard
 from wdsfs.storage import source
 from wdsfs.storage.source import TarBytes, open_beside
 from wdsfs.tar import compressed, headers, scan

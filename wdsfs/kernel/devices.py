@@ -25,10 +25,10 @@ from wdsfs.errors import MissingShard, MountError, ShardError, StaleShard, Unrea
 from wdsfs.kernel import erofs_mount
 from wdsfs.kernel.erofs_mount import FileSystem
 from wdsfs.kernel.manifest import Device, Manifest
+from wdsfs.shards import Fingerprint
 from wdsfs.storage.cache_directory import DATA, key_of
 from wdsfs.storage.file_cache import is_as_made
 from wdsfs.storage.held_files import HeldFile
-from wdsfs.storage.identity import Fingerprint
 
 SUPERBLOCKS = Path("/sys/fs/erofs")  # a directory for each superblock, as long as somebody uses it
 _OWN_FILES = 64  # descriptors besides those of shards

@@ -28,7 +28,7 @@ from wdsfs.remote.shard_paths import is_remote
 from wdsfs.storage import held_files, source
 
 if TYPE_CHECKING:
-    from wdsfs.spec.expand import Shard
+    from wdsfs.shards import Shard
 
 NAME = "kernel engine"
 

@@ -28,9 +28,9 @@ from wdsfs.kernel.shard_table import ContentPlaces, DeviceFile, ShardFiles, Shar
 from wdsfs.owner import Owner
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
+from wdsfs.shards import GONE, Fingerprint
 from wdsfs.storage.durable import Disk, named, new_file, write_at
 from wdsfs.storage.held_files import HeldFile
-from wdsfs.storage.identity import GONE, Fingerprint
 from wdsfs.tree.numbered_tree import LINK_MODE, LINK_NAME, NAME, PER_DIRECTORY, NumberedTree
 from wdsfs.tree.shard_set import ShardSet, indexed
 from wdsfs.tree.shard_tree import ShardTree

@@ -26,7 +26,7 @@ from wdsfs.owner import Owner
 if TYPE_CHECKING:
     from wdsfs.kernel.overlayfs import OverlayOver
     from wdsfs.overlay.overlay_directory import OverlayDirectory
-    from wdsfs.spec.expand import Shard
+    from wdsfs.shards import Shard
 
 log = logging.getLogger(__name__)
 

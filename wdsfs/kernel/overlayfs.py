@@ -30,7 +30,7 @@ from wdsfs.overlay.mounted_overlay import MountedOverlay
 from wdsfs.overlay.overlay_directory import OverlayDirectory, escaped, is_used, unfinished
 from wdsfs.overlay.upper_format import OPEN_DIRECTORY
 from wdsfs.overlay.work_directory import PROTOTYPE
-from wdsfs.spec.expand import Shard
+from wdsfs.shards import Shard
 from wdsfs.tree.tree import View
 
 _SETTINGS = (

@@ -31,7 +31,7 @@ from wdsfs.mount_registry import Talk
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from wdsfs.spec.expand import Shard
+    from wdsfs.shards import Shard
 
 log = logging.getLogger("wdsfs")
 

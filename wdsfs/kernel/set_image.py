@@ -25,15 +25,15 @@ from wdsfs.kernel.manifest import ImageOptions
 from wdsfs.owner import Owner
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
+from wdsfs.shards import Fingerprint
 from wdsfs.storage import file_cache
 from wdsfs.storage.file_cache import CachedFile, NewFile, NoRoom
 from wdsfs.storage.held_files import HeldFile
-from wdsfs.storage.identity import Fingerprint
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-    from wdsfs.spec.expand import Shard
+    from wdsfs.shards import Shard
     from wdsfs.tree.options import Opening, Progress, TreeOptions
     from wdsfs.tree.shard_set import ShardSet
     from wdsfs.tree.tree import LowerTree

@@ -20,8 +20,7 @@ from wdsfs.kernel.guard import Guarded, guard_of
 from wdsfs.kernel.manifest import Device, Manifest, identity_of, image_of, is_mounted_at
 from wdsfs.names import Reading
 from wdsfs.remote import shard_paths
-from wdsfs.spec.expand import Shard
-from wdsfs.storage.identity import GONE, Fingerprint
+from wdsfs.shards import GONE, Fingerprint, Shard
 from wdsfs.tree.shard_access import Access
 
 

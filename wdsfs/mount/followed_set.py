@@ -44,10 +44,9 @@ from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.mount.reports import SetState
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
+from wdsfs.shards import GONE, Fingerprint, Shard
 from wdsfs.spec import objects
-from wdsfs.spec.expand import Shard
 from wdsfs.spec.growth import Change
-from wdsfs.storage.identity import GONE, Fingerprint
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.numbered_tree import NAME as BY_INDEX
 

@@ -50,9 +50,10 @@ from wdsfs.overlay.overlay_directory import is_half_done
 from wdsfs.overlay.upper_files import sync_filesystem
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
+from wdsfs.shards import Shard
 from wdsfs.spec import objects
 from wdsfs.spec.dependencies import noted
-from wdsfs.spec.expand import Shard, expand, expand_again
+from wdsfs.spec.expand import expand, expand_again
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.numbered_tree import check_name
 from wdsfs.tree.opening import judge, make_view, refresh_index

@@ -31,7 +31,7 @@ from wdsfs.mount_registry import DEAD, FOREIGN, RUNNING, SILENT, UNSUPERVISED, R
 from wdsfs.names import Reading
 from wdsfs.overlay.overlay_directory import OverlayDirectory, held, is_half_done
 from wdsfs.overlay.upper_files import sync_filesystem
-from wdsfs.spec.expand import Shard
+from wdsfs.shards import Shard
 from wdsfs.tree.options import TreeOptions
 from wdsfs.tree.shard_access import access_from_json
 from wdsfs.trust import user_name

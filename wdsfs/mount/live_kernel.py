@@ -29,7 +29,8 @@ from wdsfs.mount_table import MountPoint
 from wdsfs.names import Reading, without_suffix
 from wdsfs.overlay.overlay_directory import OverlayDirectory, held, is_half_done, upper_of
 from wdsfs.overlay.overlay_shards import check_set
-from wdsfs.spec.expand import Shard, extended
+from wdsfs.shards import Shard
+from wdsfs.spec.expand import extended
 from wdsfs.tree.options import TreeOptions
 from wdsfs.tree.shard_access import Access
 from wdsfs.trust import user_name

@@ -23,7 +23,7 @@ from wdsfs.mount_registry import Registration, forget
 if TYPE_CHECKING:
     from wdsfs.kernel.image_mount import MakeImage
     from wdsfs.kernel.manifest import Manifest
-    from wdsfs.spec.expand import Shard
+    from wdsfs.shards import Shard
     from wdsfs.tree.options import Opening, TreeOptions
     from wdsfs.tree.shard_access import Access
     from wdsfs.tree.shard_set import ShardSet

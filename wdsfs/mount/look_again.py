@@ -25,9 +25,10 @@ from wdsfs.interop import lint
 from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
+from wdsfs.shards import Shard
 from wdsfs.spec import growth, index_file, objects, shard_lists
 from wdsfs.spec.dependencies import Dependencies, noted
-from wdsfs.spec.expand import LIST, Shard, expand_again
+from wdsfs.spec.expand import LIST, expand_again
 from wdsfs.spec.growth import Change
 from wdsfs.storage.source import open_beside
 from wdsfs.tar import streams

@@ -15,7 +15,8 @@ from wdsfs.errors import ShardError
 from wdsfs.index.store import Index
 from wdsfs.mount.options import MountOptions
 from wdsfs.overlay.mounted_overlay import MountedOverlay
-from wdsfs.spec.expand import Shard, extended
+from wdsfs.shards import Shard
+from wdsfs.spec.expand import extended
 from wdsfs.spec.growth import Change, changed
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.numbered_tree import make_numbered

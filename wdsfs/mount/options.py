@@ -18,7 +18,7 @@ from wdsfs.spec.selection import Selection
 from wdsfs.tree.options import Composition, Opening, TreeOptions
 
 if TYPE_CHECKING:
-    from wdsfs.spec.expand import Shard
+    from wdsfs.shards import Shard
     from wdsfs.tree.tree import View
 
 AUTO = "auto"  # the engine that can serve the set, the kernel before FUSE

@@ -34,7 +34,8 @@ from wdsfs.overlay.writable_tree import WritableTree
 from wdsfs.packing import diff
 from wdsfs.packing.diff import Changes
 from wdsfs.packing.upper_walk import Rules
-from wdsfs.spec.expand import Shard, expand, refuse_left_out
+from wdsfs.shards import Shard
+from wdsfs.spec.expand import expand, refuse_left_out
 from wdsfs.spec.selection import Selection
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.opening import opened_set

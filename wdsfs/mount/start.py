@@ -23,8 +23,9 @@ from wdsfs.kernel.set_image import CannotServe, ServedSet
 from wdsfs.mount import image_session
 from wdsfs.mount.options import AUTO, MountOptions, refuse_view
 from wdsfs.mount_registry import FUSE, KERNEL
+from wdsfs.shards import Shard
 from wdsfs.spec.dependencies import noted
-from wdsfs.spec.expand import IMAGE_SUFFIX, Shard, expand
+from wdsfs.spec.expand import IMAGE_SUFFIX, expand
 from wdsfs.tree.options import Composition, Opening, Progress, TreeOptions
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from wdsfs.overlay.overlay_shards import check_set
 from wdsfs.overlay.request_journal import RequestJournal
 from wdsfs.overlay.upper_directory import UpperDirectory
 from wdsfs.overlay.writable_tree import WritableTree
-from wdsfs.spec.expand import Shard
+from wdsfs.shards import Shard
 from wdsfs.tree.tree import LowerTree, View
 
 log = logging.getLogger(__name__)

@@ -32,8 +32,8 @@ from wdsfs import mount_table, trust
 from wdsfs.errors import MALFORMED, OverlayBusy, OverlayUnusable
 from wdsfs.names import PLAIN, Reading
 from wdsfs.overlay.upper_format import OPEN_DIRECTORY
+from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import write_whole
-from wdsfs.storage.identity import Fingerprint
 
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 

@@ -28,9 +28,8 @@ from wdsfs.overlay.upper_directory import load_upper
 from wdsfs.overlay.upper_format import DIRECTORY
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
-from wdsfs.spec.expand import Shard
+from wdsfs.shards import GONE, Shard
 from wdsfs.storage.durable import write_whole
-from wdsfs.storage.identity import GONE
 from wdsfs.tree.tree import View
 
 log = logging.getLogger(__name__)

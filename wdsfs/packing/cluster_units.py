@@ -26,8 +26,8 @@ from wdsfs.errors import CommitError, ShardError, StaleShard
 from wdsfs.packing.plan import Output, SourceShard, Step
 from wdsfs.packing.shard_writer import Contents, ObjectOutputs, ShardWriter
 from wdsfs.remote.shard_paths import is_remote, look, look_again
+from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import Disk, named, temporary_of, write_whole
-from wdsfs.storage.identity import Fingerprint
 
 _ATTEMPT = re.compile(rb"\.tmp\.[0-9a-f]{8}$")
 

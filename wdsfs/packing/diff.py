@@ -25,7 +25,7 @@ from wdsfs.overlay.upper_format import Origin, UpperNode
 from wdsfs.packing import reasons
 from wdsfs.packing.plan import NewMember, Remark
 from wdsfs.packing.upper_walk import Home, Rules, Spot, UpperFile, Walk
-from wdsfs.storage.identity import GONE, Fingerprint
+from wdsfs.shards import GONE, Fingerprint
 from wdsfs.tree.shard_set import indexed
 from wdsfs.tree.tree import LowerTree
 

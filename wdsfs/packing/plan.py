@@ -23,8 +23,8 @@ from wdsfs.index.record import STRAY, Record
 from wdsfs.names import suffix_of
 from wdsfs.remote import urls
 from wdsfs.remote.shard_paths import is_remote
+from wdsfs.shards import Fingerprint
 from wdsfs.spec import braces
-from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import headers
 from wdsfs.tree.shard_set import ShardSet, indexed
 

@@ -62,8 +62,8 @@ from wdsfs.packing.plan import (
 )
 from wdsfs.packing.runner import Runner, refuse_without_space
 from wdsfs.remote.shard_paths import is_remote, look
+from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import named, new_file
-from wdsfs.storage.identity import Fingerprint
 from wdsfs.tree.shard_set import NotIndexed, ShardSet, indexed
 
 VERSION = 2  # of the journal

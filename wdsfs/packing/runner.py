@@ -25,8 +25,8 @@ from wdsfs.packing.plan import COPY, LINK, Output, Plan, SourceShard, Step
 from wdsfs.packing.shard_writer import Contents, ObjectOutputs, ShardWriter
 from wdsfs.packing.source_layout import layout
 from wdsfs.remote.shard_paths import is_remote, look
+from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import Disk, make_directories, remove_leftover, temporary_of
-from wdsfs.storage.identity import Fingerprint
 from wdsfs.tree.shard_set import NotIndexed, ShardSet
 
 AHEAD = 2  # shards per thread that are prepared before a thread is free

@@ -29,8 +29,8 @@ from wdsfs.overlay.upper_format import OPEN_DIRECTORY
 from wdsfs.packing.plan import CopiedRange, NewMember, Numbers, Output, SourceShard
 from wdsfs.packing.source_layout import check_unchanged
 from wdsfs.remote import shard_paths
+from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import CHUNK, COPY_MAX, Disk, named, new_file
-from wdsfs.storage.identity import Fingerprint
 from wdsfs.storage.source import TarBytes, pread
 from wdsfs.tar import headers, scan
 from wdsfs.tar.compressed import opened_shard

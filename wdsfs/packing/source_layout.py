@@ -27,8 +27,8 @@ from wdsfs.packing.plan import (
     split_trailing,
 )
 from wdsfs.remote.shard_paths import OpenShard, fingerprint_of
+from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import named
-from wdsfs.storage.identity import Fingerprint
 from wdsfs.storage.source import TarBytes, size_of
 from wdsfs.tar import headers, member_reader
 from wdsfs.tar.compressed import opened_shard

@@ -25,7 +25,7 @@ from wdsfs.remote.launcher import MEMORY, Alarm, Launcher, peer_user
 from wdsfs.remote.messages import Frame, Span
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.remote.urls import Pin, Url
-from wdsfs.storage.identity import Fingerprint
+from wdsfs.shards import Fingerprint
 
 READ_MAX = 8 << 20  # bytes that are asked for at a time
 NOTE = 1 << 20  # a read from the cache is noted when it is in another stretch of so many bytes than the last one

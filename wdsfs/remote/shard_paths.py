@@ -37,9 +37,9 @@ from wdsfs.errors import (
     UnreadableShard,
 )
 from wdsfs.remote.urls import BUCKETS, PIPE, Pin, Url, parse
+from wdsfs.shards import Fingerprint
 from wdsfs.storage import source
 from wdsfs.storage.cache_room import parse_size
-from wdsfs.storage.identity import Fingerprint
 
 if TYPE_CHECKING:
     from wdsfs.remote.cached_object import CachedObject

@@ -23,7 +23,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from wdsfs import names
 from wdsfs.errors import SpecError
-from wdsfs.storage.identity import Fingerprint
+from wdsfs.shards import Fingerprint
 
 BUCKETS = frozenset({"s3", "gs", "az", "ais"})
 WEB = frozenset({"http", "https"})

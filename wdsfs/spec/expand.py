@@ -22,13 +22,14 @@ import shlex
 import stat
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 
 from wdsfs import names
 from wdsfs.errors import MissingShard, ShardError, SpecError, UnreadableShard, and_others, several
 from wdsfs.names import PLAIN, Reading
 from wdsfs.remote import urls
+from wdsfs.shards import Shard
 from wdsfs.spec import braces, dependencies, index_file, located, objects, shard_lists
 from wdsfs.spec.selection import Slice
 from wdsfs.spec.shard_lists import Word
@@ -56,48 +57,6 @@ _PLAIN = re.compile(r"[^~@{}*?\[:][^{}*?\[:]*")  # has nothing to expand
 _ESCAPED = re.compile(r"\[([*?\[:])\]")  # a character that a glob, or the split at `::`, has to take as it is
 _ESCAPE, _BRACE = re.compile(r"[*?\[]"), re.compile(r"[{}\\]")  # what `settled` marks
 _SUFFIXES = tuple(os.fsdecode(suffix) for suffix in names.SHARD_SUFFIXES)
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """One shard of a set.
-
-    `path` is absolute, but not resolved: a symbolic link keeps the name that the user gave. `name` is the name of
-    its directory in the mount: one path component, at most 255 bytes, unlike every other shard's of the set.
-
-    `without` are the raw keys of samples that are left out. `expected_samples` is the number of samples in the
-    shard, those included, according to the file that names it.
-
-    `place` is the number of the shard in the whole set and the size of that set, if this is a part of it, or if it
-    has grown since. `reading` is the same for all shards of a set. `index_file` is the portable index that lists
-    the shard, if its list is one. `gone` is the number of samples of a shard that is not in the set any more: only
-    its number, which no other shard gets, is kept (`spec/growth.py`).
-    """
-
-    path: bytes
-    name: bytes
-    without: frozenset[bytes] = frozenset()
-    expected_samples: int | None = None
-    place: tuple[int, int] | None = field(default=None, compare=False)
-    reading: Reading = PLAIN
-    index_file: str = field(default="", compare=False)
-    gone: int | None = None
-
-    @classmethod
-    def of_texts(cls, path: str, name: str, reading: Reading, without: Iterable[str] = ()) -> Shard:
-        """A shard by the texts in the report of a mount: path, name, and the keys that are left out."""
-        return cls(os.fsencode(path), os.fsencode(name), frozenset(map(os.fsencode, without)), reading=reading)
-
-    @property
-    def key(self) -> bytes:
-        """The key of the shard's record in the index."""
-        return self.path + self.reading.mark
-
-    def miscount(self, samples: int) -> str:
-        """Return what is wrong if the shard has this many samples; empty if that is the expected number."""
-        if self.expected_samples in (None, samples):
-            return ""
-        return f"has {samples:,} samples; the file that names it says {self.expected_samples:,}"
 
 
 def expand(

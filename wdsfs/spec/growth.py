@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from wdsfs.errors import several
 from wdsfs.remote.shard_paths import is_remote
-from wdsfs.spec.expand import Shard, free_name
+from wdsfs.shards import Shard
+from wdsfs.spec.expand import free_name
 
 NAMED_MAX = 3  # directories that a message names
 

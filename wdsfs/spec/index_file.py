@@ -23,9 +23,9 @@ from wdsfs.errors import SpecError, UnreadableShard
 from wdsfs.names import Reading
 from wdsfs.remote import shard_paths
 from wdsfs.remote.urls import Pin
+from wdsfs.shards import Fingerprint
 from wdsfs.spec import objects
 from wdsfs.storage import source
-from wdsfs.storage.identity import Fingerprint
 
 SUFFIX = ".wdsidx"
 MAGIC = b"wdsfs-x\n"

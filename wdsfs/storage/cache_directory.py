@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 from wdsfs import host, trust
 from wdsfs.errors import IndexUnusable
+from wdsfs.shards import Fingerprint
 from wdsfs.storage import held_files
-from wdsfs.storage.identity import Fingerprint
 
 DATA, TABLE, NOTE, PART = "data", "table", "note", "part"
 NOTE_SECONDS = 30 * 86400.0

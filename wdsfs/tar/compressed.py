@@ -22,11 +22,11 @@ from typing import NamedTuple
 
 from wdsfs.errors import IndexUnusable, StaleShard, UnreadableShard, UsageError, counted
 from wdsfs.remote.shard_paths import OpenShard, fingerprint_of, open_shard
+from wdsfs.shards import Fingerprint
 from wdsfs.storage import file_cache, seekable, source
 from wdsfs.storage.cache_directory import key_of
 from wdsfs.storage.durable import named
 from wdsfs.storage.file_cache import CachedFile, FileCache, NewFile, NoRoom
-from wdsfs.storage.identity import Fingerprint
 from wdsfs.storage.source import TarBytes
 from wdsfs.tar import headers, streams
 from wdsfs.tar.problems import Problem

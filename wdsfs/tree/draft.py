@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from wdsfs.errors import ViewError, and_others, several
 from wdsfs.index.record import LINK, STRAY, Record
-from wdsfs.spec.expand import Shard
-from wdsfs.storage.identity import Fingerprint
+from wdsfs.shards import Fingerprint, Shard
 from wdsfs.tar import streams
 from wdsfs.tar.problems import Problem
 from wdsfs.tree import json_fields

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from wdsfs.errors import MissingShard, RefusedShard, ShardError
 from wdsfs.inodes import TAG_MAX
-from wdsfs.storage.identity import GONE, Fingerprint
+from wdsfs.shards import GONE, Fingerprint
 
 log = logging.getLogger(__name__)
 

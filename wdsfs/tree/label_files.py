@@ -30,10 +30,10 @@ from typing import Any, BinaryIO, NamedTuple, TextIO
 from wdsfs import names
 from wdsfs.errors import CorruptShard, MissingShard, StaleShard, UnreadableShard, UsageError, ViewError
 from wdsfs.remote.shard_paths import OpenShard, is_remote, open_shard
+from wdsfs.shards import Fingerprint
 from wdsfs.spec import objects
 from wdsfs.storage import file_cache
 from wdsfs.storage.file_cache import NewFile
-from wdsfs.storage.identity import Fingerprint
 from wdsfs.tree import json_fields
 
 FORMAT, KIND = "2", "labels"  # of tables in the cache

@@ -37,7 +37,7 @@ from wdsfs.errors import (
 from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES, IS_TWIN, TWIN, Record
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of, position
 from wdsfs.names import NAME_MAX
-from wdsfs.storage.identity import GONE, Fingerprint
+from wdsfs.shards import GONE, Fingerprint
 from wdsfs.tree.path_table import Keys, PathTable, ShownPaths, key_below, keys_below, new_top
 from wdsfs.tree.shard_set import NotIndexed, ShardSet
 from wdsfs.tree.shard_tree import ShardTree

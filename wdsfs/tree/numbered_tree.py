@@ -40,7 +40,7 @@ from wdsfs.errors import (
 )
 from wdsfs.index.record import STRAY, Record
 from wdsfs.inodes import BY_INDEX, MILLION, NUMBERED, ROOT, SAMPLE, TAG_MAX, THOUSAND, pack_extra, position
-from wdsfs.spec.expand import Shard
+from wdsfs.shards import Shard
 from wdsfs.tree.content import Content
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.shard_set import ShardSet

@@ -18,9 +18,9 @@ from wdsfs.errors import UnreadableShard
 from wdsfs.index.record import Record
 from wdsfs.index.store import Index
 from wdsfs.remote.shard_paths import OpenShard
+from wdsfs.shards import Fingerprint
 from wdsfs.storage import source
 from wdsfs.storage.durable import named
-from wdsfs.storage.identity import Fingerprint
 from wdsfs.storage.source import TarBytes
 from wdsfs.tar import compressed
 from wdsfs.tree.shard_access import Access

@@ -24,8 +24,9 @@ from wdsfs.errors import (
 from wdsfs.index.portable import attached
 from wdsfs.index.store import Index, Summary, open_index
 from wdsfs.inodes import ROOT
+from wdsfs.shards import Shard
 from wdsfs.spec.dependencies import noted
-from wdsfs.spec.expand import Shard, expand
+from wdsfs.spec.expand import expand
 from wdsfs.spec.selection import Selection
 from wdsfs.tar.problems import OF_VIEWS, problems_text
 from wdsfs.tree.options import Composition, Opening, Tolerance

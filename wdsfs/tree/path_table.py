@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from wdsfs.index.record import Record
 from wdsfs.index.record_columns import equal_range
-from wdsfs.storage.identity import GONE, Fingerprint
+from wdsfs.shards import GONE, Fingerprint
 
 Keys = NDArray[np.uint64]
 

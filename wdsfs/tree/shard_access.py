@@ -24,8 +24,8 @@ from wdsfs import trust
 from wdsfs.errors import MissingShard, RefusedShard, UnreadableShard
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import OpenShard
+from wdsfs.shards import Fingerprint
 from wdsfs.storage import source
-from wdsfs.storage.identity import Fingerprint
 
 log = logging.getLogger(__name__)
 

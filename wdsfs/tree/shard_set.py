@@ -26,8 +26,7 @@ from wdsfs.index.record import Record
 from wdsfs.index.store import Index, Summary
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import fingerprint_of
-from wdsfs.spec.expand import Shard
-from wdsfs.storage.identity import GONE, Fingerprint
+from wdsfs.shards import GONE, Fingerprint, Shard
 from wdsfs.tar.problems import Problem, problems_text
 from wdsfs.tree.content import Content, ContentColumns, content_in_shard
 from wdsfs.tree.freshness import Freshness, Generations

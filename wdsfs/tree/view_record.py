@@ -32,7 +32,7 @@ from wdsfs.errors import CorruptShard, ViewError
 from wdsfs.index.member_draft import DerivedMembers
 from wdsfs.index.record import Record
 from wdsfs.index.record_builder import derive
-from wdsfs.storage.identity import Fingerprint
+from wdsfs.shards import Fingerprint
 from wdsfs.tar import streams
 from wdsfs.tar.problems import BROKEN_FIELD, PROBLEMS_MAX, UNDECODED, Problem
 from wdsfs.tree import classes, json_fields

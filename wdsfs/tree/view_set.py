@@ -18,8 +18,7 @@ from wdsfs.errors import ShardError, StaleShard, UnreadableShard, UsageError, Vi
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import PATIENCE_SECONDS, wait_for_tick
 from wdsfs.index.store import COMMIT_BYTES, COMMIT_SECONDS, Index
-from wdsfs.spec.expand import Shard
-from wdsfs.storage.identity import Fingerprint
+from wdsfs.shards import Fingerprint, Shard
 from wdsfs.tar.problems import OF_VIEWS, Problem
 from wdsfs.tree import label_files
 from wdsfs.tree.content import Content, ContentColumns

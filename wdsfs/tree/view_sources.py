@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from wdsfs.errors import CorruptShard, MissingShard, ShardError, StaleShard
 from wdsfs.index.record import STRAY, Record
 from wdsfs.names import PLAIN, Reading, plain_key
-from wdsfs.spec.expand import Shard, expand
-from wdsfs.storage.identity import GONE, Fingerprint
+from wdsfs.shards import GONE, Fingerprint, Shard
+from wdsfs.spec.expand import expand
 from wdsfs.tar import streams
 from wdsfs.tar.sparse import NO_EXTENTS
 from wdsfs.tree import content as content_module

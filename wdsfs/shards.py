@@ -1,7 +1,8 @@
-"""The fingerprint of a file: while it stays the same, so does the content.
+"""A shard of a set, and the fingerprint of a file: while it stays the same, so does the content.
 
-The one answer to "is this still the same file?", for shards and for everything else whose content is kept
-somewhere. What compares something else says why where it does so.
+The fingerprint is the one answer to "is this still the same file?", for shards and for everything else whose
+content is stored somewhere. What compares something else says why where it does so. Which shards a set has is
+decided in the room `spec`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ import errno
 import os
 import struct
 import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wdsfs.errors import MissingShard, UnreadableShard
+from wdsfs.names import PLAIN, Reading
 
 TICK_NS = 20_000_000  # the coarsest clock from which the kernel takes the times of files
 _MIX = 0x9E3779B97F4A7C15  # the golden ratio in 64 bits
@@ -70,3 +74,45 @@ class Fingerprint(NamedTuple):
 
 
 GONE = Fingerprint(0, 0, 0)  # of a file that cannot be read
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One shard of a set.
+
+    `path` is absolute, but not resolved: a symbolic link keeps the name that the user gave. `name` is the name of
+    its directory in the mount: one path component, at most 255 bytes, unlike every other shard's of the set.
+
+    `without` are the raw keys of samples that are left out. `expected_samples` is the number of samples in the
+    shard, those included, according to the file that names it.
+
+    `place` is the number of the shard in the whole set and the size of that set, if this is a part of it, or if it
+    has grown since. `reading` is the same for all shards of a set. `index_file` is the portable index that lists
+    the shard, if its list is one. `gone` is the number of samples of a shard that is not in the set any more: only
+    its number, which no other shard gets, is kept (`spec/growth.py`).
+    """
+
+    path: bytes
+    name: bytes
+    without: frozenset[bytes] = frozenset()
+    expected_samples: int | None = None
+    place: tuple[int, int] | None = field(default=None, compare=False)
+    reading: Reading = PLAIN
+    index_file: str = field(default="", compare=False)
+    gone: int | None = None
+
+    @classmethod
+    def of_texts(cls, path: str, name: str, reading: Reading, without: Iterable[str] = ()) -> Shard:
+        """A shard by the texts in the report of a mount: path, name, and the keys that are left out."""
+        return cls(os.fsencode(path), os.fsencode(name), frozenset(map(os.fsencode, without)), reading=reading)
+
+    @property
+    def key(self) -> bytes:
+        """The key of the shard's record in the index."""
+        return self.path + self.reading.mark
+
+    def miscount(self, samples: int) -> str:
+        """Return what is wrong if the shard has this many samples; empty if that is the expected number."""
+        if self.expected_samples in (None, samples):
+            return ""
+        return f"has {samples:,} samples; the file that names it says {self.expected_samples:,}"
