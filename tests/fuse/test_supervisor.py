@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 import trio
-from wdsfs.shards import Fingerprint
 
 from tests.conftest import PATIENCE, Mounted, Program, drop_pages, wait_until
 from wdsfs import mount_registry
@@ -28,6 +27,7 @@ from wdsfs.fuse import counters as boards
 from wdsfs.fuse.counters import DEADLY, Board
 from wdsfs.fuse.supervisor import LATE_MAX, Supervisor, _Worker
 from wdsfs.inodes import TAG_MAX
+from wdsfs.shards import Fingerprint
 from wdsfs.tree.freshness import Generations
 
 FILES = 200
