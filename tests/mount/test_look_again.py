@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wdsfs.shards import Shard
 
 from tests import sets, tars
 from wdsfs.errors import IsADirectory, MissingShard, NoSuchEntry, ShardError, StaleShard, UnreadableShard
@@ -24,6 +23,7 @@ from wdsfs.mount import fuse_session, look_again
 from wdsfs.mount.look_again import Earlier, LeftOut, change_of
 from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.mount.options import MountOptions, Serving
+from wdsfs.shards import Shard
 from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import expand
 from wdsfs.spec.growth import Change

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from wdsfs.shards import Shard
 
 from tests import sets, wire
 from tests.conftest import PATIENCE, wait_until
 from wdsfs.mount import followed_set
 from wdsfs.mount.followed_set import Watch
+from wdsfs.shards import Shard
 from wdsfs.tree.freshness import Generations
 
 MARK = "zz-mark.tar"

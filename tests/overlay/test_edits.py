@@ -25,7 +25,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
-from wdsfs.shards import Fingerprint
 
 from tests import tars
 from tests.conftest import Program
@@ -51,6 +50,7 @@ from wdsfs.packing.replacement import Replacement
 from wdsfs.packing.runner import Runner
 from wdsfs.packing.shard_writer import Files
 from wdsfs.packing.upper_walk import Rules
+from wdsfs.shards import Fingerprint
 from wdsfs.spec.expand import expand
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.shard_set import ShardSet

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from wdsfs.shards import Shard
 
 from tests import sets, tars
 from wdsfs.index import record_of_file, store
 from wdsfs.index.store import open_index
+from wdsfs.shards import Shard
 from wdsfs.tree import shard_set, statistics
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.statistics import UNREADABLE, Distribution
