@@ -16,10 +16,11 @@ import pytest
 
 from tests import sets, tars
 from tests.conftest import ROOT, Program
-from tests.kernel.mounts import end_mount, engine_of, need_erofs, the_guard, told
+from tests.kernel.mounts import KERNEL, end_mount, engine_of, mount, need_erofs, the_guard, told
 from wdsfs import host, mount_table
 from wdsfs.cli import mount_helper
 from wdsfs.kernel import engine_checks, erofs_mount
+from wdsfs.kernel.guard import guard_of
 from wdsfs.mount import fuse_session
 from wdsfs.mount.options import MountOptions
 
@@ -89,6 +90,27 @@ def test_a_kept_image_is_mounted_without_the_index(program: Program) -> None:
     assert first == again
     assert first[0]
     assert b"see: wdsfs check" in first[1]
+
+
+def test_two_mounts_of_one_image(program: Program) -> None:
+    """At two places: each has its guard, and a refresh of one leaves the other."""
+    need_erofs()
+    shard, other = program.write("s0.tar", sets.content(0)), program.directory("other")
+    try:
+        first = mount(program, shard)
+        program.run(*KERNEL, shard, other)
+        second = guard_of(str(other))
+        assert second is not None
+        assert second.image == first.image
+        program.write("new.tar", sets.content(5)).replace(shard)
+        program.run("refresh", other)
+        assert (program.mountpoint / "s0/d0/0-0/txt").read_bytes() == b"0"
+        assert (other / "s0/d0/5-0/txt").read_bytes() == b"5"
+        program.run("umount", program.mountpoint)
+        assert (other / "s0/d0/5-0/txt").read_bytes() == b"5"
+    finally:
+        end_mount(other)
+        end_mount(program.mountpoint)
 
 
 def test_hints_are_given_when_an_image_is_made(program: Program) -> None:
