@@ -1,6 +1,6 @@
 """Writes the shards of a plan that are not there yet, several at a time: by threads, processes or a cluster.
 
-One shard is written by `shard_writer.py`, and sent to a store by `object_outputs.py`. Where the kernel copies
+One shard is written, or sent to a store, by `shard_writer.py`. Where the kernel copies
 ranges, threads suffice; new members of many small files take processes. The calling thread hands out the work and
 reads the index. `replacement.py` replaces old shards with the same means.
 """
