@@ -68,7 +68,7 @@ class CommitOptions:
     """Options of the command line. `output` names the new shards: `%06d` or braces for the number.
 
     `leave_out`: commit although some files cannot be packed; they stay in the overlay. `with_leavings` and
-    `ignore_times` decide what is a change (`upper_walk.Rules`). `allow_missing`: commit although some shards cannot
+    `ignore_times` decide what is a change (`Rules`). `allow_missing`: commit although some shards cannot
     be read; these have no changes.
     """
 
