@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def mount_helper() -> int:
-    """The program mount.wdsfs."""
+    """Return the program mount.wdsfs."""
     _end_at_interrupts()
     _end_quickly()
     from wdsfs.cli import mount_helper

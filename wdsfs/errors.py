@@ -240,7 +240,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """A number of bytes for people: `512 B`, `1.5 MiB`."""
+    """Return a number of bytes for people: `512 B`, `1.5 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

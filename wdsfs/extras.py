@@ -41,7 +41,10 @@ def install_command(extra: str, distribution: Distribution | None = None, prefix
 
 
 def _installed() -> Distribution | None:
-    """The distribution that this program is of. A checkout in the import path has metadata that say less."""
+    """Return the distribution that this program is of.
+
+    A checkout in the import path has metadata that say less.
+    """
     import importlib.metadata  # late: it takes 20 ms, and most processes have no use for it
 
     distributions = list(importlib.metadata.distributions(name=NAME))
@@ -93,7 +96,7 @@ def _requirements(distribution: Distribution, extra: str) -> Iterator[str]:
 
 
 def _pip(prefix: str, installer: str) -> str:
-    """The command `pip install` for the environment at `prefix`."""
+    """Return the command `pip install` for the environment at `prefix`."""
     python = os.path.join(prefix, "bin", os.path.basename(sys.executable))
     if installer == "uv":
         return f"{_sudo(prefix)}uv pip install --python {shlex.quote(python)}"

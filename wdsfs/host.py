@@ -236,7 +236,7 @@ def in_directory(path: str) -> Iterator[None]:
 
 
 def default_jobs() -> int:
-    """The default number of processes: the cores that this one may use."""
+    """Return the default number of processes: the cores that this one may use."""
     return len(os.sched_getaffinity(0))
 
 

@@ -46,27 +46,27 @@ BY_INDEX, MILLION, THOUSAND, NUMBERED = range(8, 12)
 
 
 def position(kind: int, index: int) -> int:
-    """The position of a node in its record: kind and index."""
+    """Return the position of a node in its record: kind and index."""
     return kind << 30 | index
 
 
 def kind_of(where: int) -> int:
-    """The kind of a position or of a whole inode number."""
+    """Return the kind of a position or of a whole inode number."""
     return where >> 30 & 3
 
 
 def index_of(where: int) -> int:
-    """The index in a position, or in a whole inode number."""
+    """Return the index in a position, or in a whole inode number."""
     return where & INDEX_MAX
 
 
 def pack(tag: int, shard: int, where: int) -> int:
-    """The inode number of the node at a position of a shard."""
+    """Return the inode number of the node at a position of a shard."""
     return tag << 52 | shard << 32 | where
 
 
 def pack_extra(what: int, number: int = 0) -> int:
-    """The inode of an extra; `number` has up to 56 bits."""
+    """Return the inode of an extra; `number` has up to 56 bits."""
     return number >> _NUMBER_BITS << 32 | what << _NUMBER_BITS | number & _LOWER
 
 
@@ -78,5 +78,5 @@ def unpack_extra(inode: int) -> tuple[int, int]:
 
 
 def unpack(inode: int) -> tuple[int, int, int]:
-    """An inode number as (tag, shard, position)."""
+    """Return an inode number as (tag, shard, position)."""
     return inode >> 52 & TAG_MAX, inode >> 32 & SHARD_MAX, inode & POSITION

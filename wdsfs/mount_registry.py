@@ -62,12 +62,12 @@ class Registration:
 
     @classmethod
     def parse(cls, content: dict[str, Any]) -> Self:
-        """The registration in an object of JSON. Raises one of MALFORMED."""
+        """Return the registration in an object of JSON. Raises one of MALFORMED."""
         return cls(**cls.known(content))
 
     @classmethod
     def known(cls, content: dict[str, Any]) -> dict[str, Any]:
-        """The part of an object of JSON that are fields of this class."""
+        """Return the part of an object of JSON that are fields of this class."""
         return {one.name: content[one.name] for one in fields(cls) if one.name in content}
 
     @property
@@ -75,7 +75,7 @@ class Registration:
         return start_ticks(self.pid) == self.start_ticks
 
     def as_json(self) -> dict[str, Any]:
-        """The fields by name; `asdict` would copy each path."""
+        """Return the fields by name; `asdict` would copy each path."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
 
@@ -95,7 +95,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def canonical(mountpoint: str) -> str:
-    """The path under which a mount is known, however it is written: absolute, without links.
+    """Return the path under which a mount is known, however it is written: absolute, without links.
 
     The last component is looked at only when nothing is mounted there: the process may be dead or stuck.
     """
@@ -105,7 +105,7 @@ def canonical(mountpoint: str) -> str:
 
 
 def file_of(mountpoint: str, suffix: str, directory: Path | None = None) -> Path:
-    """A file of the mount at this canonical path: readable, and different for different mount points.
+    """Return a file of the mount at this canonical path: readable, and different for different mount points.
 
     It is in the runtime directory, or in `directory`.
     """
@@ -118,17 +118,20 @@ def file_of(mountpoint: str, suffix: str, directory: Path | None = None) -> Path
 
 
 def registration_of(mountpoint: str, kind: type[Registered]) -> Registered | None:
-    """The registration of the mount at this canonical path, with the fields of `kind`; None if there is none."""
+    """Return the registration of the mount at this canonical path, with the fields of `kind`.
+
+    None if there is none.
+    """
     return _read(file_of(mountpoint, ".json"), kind)
 
 
 def find(mountpoint: str) -> Registration | None:
-    """The registration of the mount at this path."""
+    """Return the registration of the mount at this path."""
     return registration_of(canonical(mountpoint), Registration)
 
 
 def registrations(kind: type[Registered]) -> list[Registered]:
-    """All processes of this user's mounts that have not ended in good order, alive or not."""
+    """Return all processes of this user's mounts that have not ended in good order, alive or not."""
     candidates = (_read(file, kind) for file in sorted(host.runtime_dir().glob("*.json")))
     return [registration for registration in candidates if registration is not None]
 
@@ -209,12 +212,12 @@ def listening(mountpoint: str) -> Iterator[socket.socket]:
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """A message as a line."""
+    """Return a message as a line."""
     return json.dumps(message).encode() + b"\n"
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """The message of a line. Raises ValueError for anything but an object of JSON."""
+    """Return the message of a line. Raises ValueError for anything but an object of JSON."""
     message = json.loads(line)
     if not isinstance(message, dict):
         raise ValueError("no object")

@@ -58,7 +58,7 @@ def mount(
 
 
 def end_of_use(mountpoint: str) -> int:
-    """A descriptor that is readable when the kernel has dropped the superblock that is mounted there.
+    """Return a descriptor that is readable when the kernel has dropped the superblock that is mounted there.
 
     That is after the last file of it is closed, and the last namespace has lost the mount. The descriptor keeps
     neither in use. ENOSPC, EMFILE: there are too many inotify instances or watches.
@@ -224,7 +224,10 @@ def mounts_of(device: int) -> list[MountPoint]:
 
 
 def _lines() -> list[bytes]:
-    """The list of mounts as it is: commands ask it often, and a line is parsed more slowly than passed over."""
+    """Return the list of mounts as it is.
+
+    Commands ask it often, and a line is parsed more slowly than passed over.
+    """
     with open(MOUNTINFO, "rb") as file:
         return _lines_of(file.read())
 
@@ -284,7 +287,7 @@ class Use(NamedTuple):
 
 
 def users(mountpoint: bytes) -> list[Use]:
-    """The processes that keep a mount busy. Of those of other users only root sees what they use.
+    """Return the processes that keep a mount busy. Of those of other users only root sees what they use.
 
     Only the texts of links are read: a mount that hangs is not asked.
     """
@@ -326,12 +329,12 @@ def filesystem_type(path: str | bytes | os.PathLike[str]) -> str:
 
 
 def is_network(fstype: str) -> bool:
-    """True if files of this file system type are shared with other machines."""
+    """Return True if files of this file system type are shared with other machines."""
     return fstype in NETWORK_TYPES
 
 
 def is_layer(fstype: str) -> bool:
-    """True if files of this file system type may be shown from another file system, below it."""
+    """Return True if files of this file system type may be shown from another file system, below it."""
     return fstype in _LAYERS or fstype.startswith("fuse.")
 
 
@@ -350,7 +353,7 @@ def on_network(paths: Iterable[bytes]) -> tuple[bytes, str] | None:
 
 
 def _device(path: bytes) -> int:
-    """The device number of the file system that a path lies in; 0 for a missing path."""
+    """Return the device number of the file system that a path lies in; 0 for a missing path."""
     try:
         return os.stat(path).st_dev
     except OSError:

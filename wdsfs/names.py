@@ -135,7 +135,7 @@ def split(name: bytes) -> Split | None:
 
 
 def raw_key(name: bytes) -> bytes | None:
-    """The key of the sample that a member belongs to, without escapes; None when it is in no sample."""
+    """Return the key of the sample that a member belongs to, without escapes; None when it is in no sample."""
     parts = split(name)
     return None if parts is None else name[: len(name) - len(parts.extension) - 1]
 
@@ -160,7 +160,7 @@ def split_folder(name: bytes) -> tuple[bytes, bytes]:
 
 
 def is_meta(name: bytes) -> bool:
-    """True if a member belongs to the data set and not to a sample: `__name__` at the top of the shard.
+    """Return True if a member belongs to the data set and not to a sample: `__name__` at the top of the shard.
 
     Semantics decision: exactly the webdataset library's rule, so `__m__/a.json` is meta, but `__m__.json` and
     `d/__m__/a.json` are sample members.
@@ -170,7 +170,7 @@ def is_meta(name: bytes) -> bool:
 
 
 def folder_components(folder: bytes) -> list[bytes]:
-    """The directories of a raw folder (with its last slash), outermost first.
+    """Return the directories of a raw folder (with its last slash), outermost first.
 
     Semantics decision: leading `./` mean nothing (`tar c .` writes them) and are dropped, as `tar x` does.
     All other odd components stay and are escaped by `escape`, so that nothing leads out of the mount:
@@ -183,7 +183,10 @@ def folder_components(folder: bytes) -> list[bytes]:
 
 
 def is_leaving(name: bytes, directory: bool = False) -> bool:
-    """True if the name is that of a file (or directory) that programs leave lying around: no part of a sample."""
+    """Return True if the name is that of a file (or directory) that programs leave lying around.
+
+    No part of a sample.
+    """
     if not directory and name[0] not in _LEAVING_STARTS and not name.endswith(b"~"):
         return False  # nearly always
     if directory:
@@ -242,7 +245,7 @@ def plain_key(key: bytes) -> bytes:
 
 
 def are_plain(names: list[bytes]) -> bool:
-    """True if all of these member names can be shown as they are. False may be a false alarm."""
+    """Return True if all of these member names can be shown as they are. False may be a false alarm."""
     text = b"/".join((b"", *names, b""))  # one search over all of them takes next to nothing
     return not any(odd in text for odd in _ODD) and max(map(len, names), default=0) <= NAME_MAX
 
@@ -299,7 +302,7 @@ def numbered(name: bytes, number: int) -> bytes:
 
 
 def number_of(name: bytes) -> tuple[bytes, int] | None:
-    """The inverse of `numbered` for names that were not cut: `key~2` -> (`key`, 2)."""
+    """Return the inverse of `numbered` for names that were not cut: `key~2` -> (`key`, 2)."""
     base, tilde, digits = name.rpartition(b"~")
     if tilde and base and digits.isdigit() and digits[0] != 48 and len(digits) < 10 and int(digits) >= 2:
         return base, int(digits)

@@ -39,7 +39,7 @@ class Fingerprint(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> Fingerprint:
-        """The fingerprint of a file by its attributes."""
+        """Return the fingerprint of a file by its attributes."""
         mtime_ns = status.st_mtime_ns
         if mtime_ns.bit_length() > 63:  # some file systems have times after the year 2262
             mtime_ns = max(min(mtime_ns, (1 << 63) - 1), -(1 << 63))
@@ -47,7 +47,7 @@ class Fingerprint(NamedTuple):
 
     @classmethod
     def at(cls, path: bytes) -> Fingerprint:
-        """The fingerprint of the file at `path` now. Raises MissingShard, UnreadableShard."""
+        """Return the fingerprint of the file at `path` now. Raises MissingShard, UnreadableShard."""
         try:
             fingerprint = cls.of(os.stat(path))
             if not os.access(path, os.R_OK):
@@ -69,7 +69,7 @@ class Fingerprint(NamedTuple):
         return zlib.crc32(self.packed) | 1
 
     def mixed_with(self, number: int) -> Fingerprint:
-        """The fingerprint of a file together with something else, which 64 bits stand for."""
+        """Return the fingerprint of a file together with something else, which 64 bits stand for."""
         return Fingerprint(self.size, self.mtime_ns, self.identity ^ number)
 
 
@@ -103,7 +103,7 @@ class Shard:
 
     @classmethod
     def of_texts(cls, path: str, name: str, reading: Reading, without: Iterable[str] = ()) -> Shard:
-        """A shard by the texts in the report of a mount: path, name, and the keys that are left out."""
+        """Return a shard by the texts in the report of a mount: path, name, and the keys that are left out."""
         return cls(os.fsencode(path), os.fsencode(name), frozenset(map(os.fsencode, without)), reading=reading)
 
     @property

@@ -54,7 +54,7 @@ class Trust(NamedTuple):
     everyone: bool = False
 
     def owns(self, status: os.stat_result) -> bool:
-        """True if a file belongs to a trusted user."""
+        """Return True if a file belongs to a trusted user."""
         return self.everyone or status.st_uid in self.owners or status.st_gid in self.named
 
 
@@ -114,7 +114,7 @@ def directory(path: str | os.PathLike[str], create: bool = False, tighten: bool 
 
 
 def holds(path: bytes, also: int | None = None) -> bool:
-    """True if only trusted users can have changed the file at a path, and the links on the way to it.
+    """Return True if only trusted users can have changed the file at a path, and the links on the way to it.
 
     `also` is as in `content`.
     """
@@ -182,12 +182,15 @@ def foreign_link(path: bytes, fd: int) -> str | None:
 
 
 def is_another_name(status: os.stat_result) -> bool:
-    """True for a file that not everybody may read and that has several names: one may be a hard link of others."""
+    """Return True for a file that not everybody may read and that has several names.
+
+    One may be a hard link of others.
+    """
     return status.st_nlink > 1 and not status.st_mode & stat.S_IROTH
 
 
 def has_foreign_links(directory: bytes, fd: int) -> bool:
-    """True if a link of an untrusted user may have led to a directory that is open. Raises OSError."""
+    """Return True if a link of an untrusted user may have led to a directory that is open. Raises OSError."""
     if _has_path(fd, directory):
         return False
     links, status = _links_on(os.fsdecode(directory))
@@ -221,7 +224,7 @@ def own_links(path: bytes, fd: int, also: int | None = None) -> None:
 
 
 def _has_path(fd: int, path: bytes) -> bool:
-    """True if this is the path of an open file without any link."""
+    """Return True if this is the path of an open file without any link."""
     try:
         return os.readlink(b"/proc/self/fd/%d" % fd) == path
     except OSError:  # no /proc
@@ -229,7 +232,7 @@ def _has_path(fd: int, path: bytes) -> bool:
 
 
 def _links_on(path: str) -> tuple[list[os.stat_result], os.stat_result]:
-    """The links on the way to a file, and the file; no step can be changed while it is looked at."""
+    """Return the links on the way to a file, and the file; no step can be changed while it is looked at."""
     links: list[os.stat_result] = []
     fd, ahead = os.open("/", _STEP | os.O_DIRECTORY), _parts(path, typed=True)
     try:
@@ -361,7 +364,10 @@ def _require_owner(place: str, status: os.stat_result, last: bool, trust: Trust)
 
 
 def _has_acl(fd: int) -> bool:
-    """True if there is an access list: then the group bits of the mode are the maximum over all its entries."""
+    """Return True if there is an access list.
+
+    Then the group bits of the mode are the maximum over all its entries.
+    """
     try:
         return "system.posix_acl_access" in os.listxattr(f"/proc/self/fd/{fd}")
     except OSError:

@@ -29,7 +29,7 @@ _ENDING = sum(1 << number - 1 for number in _ENDS)
 
 
 def is_ending(thread: int) -> bool:
-    """True if a signal that ends a thread is pending."""
+    """Return True if a signal that ends a thread is pending."""
     try:
         with open(f"/proc/{thread}/status", "rb") as file:
             masks = {name: int(mask, 16) for name, mask in _SIGNALS.findall(file.read())}

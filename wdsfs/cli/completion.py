@@ -39,14 +39,17 @@ class QuotingBash(BashComplete):
     )
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """The words before the cursor, and the one that it is in."""
+        """Return the words before the cursor, and the one that it is in."""
         words, incomplete = super().get_completion_args()
         if words and words[-1] == "=" and incomplete != "=":
             return words[:-1], incomplete
         return (words, "") if incomplete == "=" else (words, incomplete)
 
     def format_completion(self, item: CompletionItem) -> str:
-        """A line for the script: the type of the item, and its text, so that it is one word whatever is in it."""
+        """Return a line for the script.
+
+        The type of the item, and its text, so that it is one word whatever is in it.
+        """
         text: str = item.value
         if item.type == "plain":
             # A tilde stays one; the mount point of a stranger may have any name.
@@ -60,7 +63,7 @@ class _WholeWords(ShellComplete):
     _before = ""
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """The words before the cursor, and the one that it is in."""
+        """Return the words before the cursor, and the one that it is in."""
         words, incomplete = super().get_completion_args()
         name, equals, _ = incomplete.partition("=")
         self._before = name + equals if equals and name.startswith("--") else ""
@@ -89,7 +92,7 @@ class WholeWordsFish(_WholeWords, FishComplete):
 
 
 def script(shell: str) -> str:
-    """The code with which a shell completes `wdsfs`."""
+    """Return the code with which a shell completes `wdsfs`."""
     complete = get_completion_class(shell)
     assert complete is not None
     completer = complete(click.Command("wdsfs"), {}, "wdsfs", "_WDSFS_COMPLETE")
@@ -112,18 +115,18 @@ def directories(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
 
 
 def mount_points(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The mounts of this user, dead ones included; directories if none begins like that."""
+    """Return the mounts of this user, dead ones included; directories if none begins like that."""
     offers = [CompletionItem(text) for path in _mounts() if (text := _as_typed(path, incomplete)) is not None]
     return offers or directories(ctx, param, incomplete)
 
 
 def mount_points_or_paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The mounts of this user as long as nothing is typed, then paths."""
+    """Return the mounts of this user as long as nothing is typed, then paths."""
     return paths(ctx, param, incomplete) if incomplete else mount_points(ctx, param, incomplete)
 
 
 def commands(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The commands of the program."""
+    """Return the commands of the program."""
     above = ctx.find_root().command
     assert isinstance(above, click.Group)
     return [CompletionItem(name) for name in above.list_commands(ctx) if name.startswith(incomplete)]
@@ -141,7 +144,10 @@ def _mounts() -> list[str]:
 
 
 def _as_typed(path: str, incomplete: str) -> str | None:
-    """A mount point in the form that is typed, which may be relative or begin with a tilde; None for others."""
+    """Return a mount point in the form that is typed, which may be relative or begin with a tilde.
+
+    None for others.
+    """
     if path.startswith(incomplete):
         return path
     try:

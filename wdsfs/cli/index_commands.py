@@ -128,7 +128,7 @@ def _opened(opening: Opening, shards: Sequence[Shard]) -> Index:
 
 
 def _shards(specs: Sequence[str], update: str | None, selection: Selection) -> list[Shard]:
-    """The shards that are named; before them those of the portable index that is to be renewed."""
+    """Return the shards that are named; before them those of the portable index that is to be renewed."""
     from wdsfs.spec.expand import expand
 
     if update is None:
@@ -200,7 +200,7 @@ def _counts(index: Index, shards: Sequence[Shard], done: Refreshed) -> dict[str,
 
 
 def _known(shards: Sequence[Shard]) -> Iterator[tuple[bytes, Fingerprint]]:
-    """The keys of the shards that can be read, with their fingerprints."""
+    """Yield the keys of the shards that can be read, with their fingerprints."""
     from wdsfs.errors import ShardError
     from wdsfs.remote import shard_paths
 

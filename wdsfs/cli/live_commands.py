@@ -227,7 +227,7 @@ def _head(report: dict[str, Any]) -> str:
 
 
 def _rows(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
-    """The lines about a mount: of all that its process, or its image, has reported."""
+    """Return the lines about a mount: of all that its process, or its image, has reported."""
     rows = [("image", report["image"])] if "image" in report else [("shards", _shards(report, in_full))]
     if report.get("layout"):
         rows.append(("layout", _layout(report)))
@@ -252,7 +252,7 @@ def _rows(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
 
 
 def _content(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
-    """The size of the set; no line if neither process nor image has reported it."""
+    """Return the size of the set; no line if neither process nor image has reported it."""
     if not report.get("shards"):
         return []
     text = counted(report["shards"], "shard")
@@ -268,13 +268,13 @@ def _content(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
 
 
 def _copies(report: dict[str, Any]) -> str:
-    """The copies that the kernel reads in place of compressed and remote shards."""
+    """Return the copies that the kernel reads in place of compressed and remote shards."""
     taken = bytes_text(report["copies_bytes"])
     return f"of {counted(report['copies'], 'shard')}, {taken}, which stay in the cache as long as it is mounted"
 
 
 def _set(state: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
-    """The way in which the list of shards may change, and the result of the last look."""
+    """Return the way in which the list of shards may change, and the result of the last look."""
     text = "fixed: `wdsfs refresh` looks at the shards again"
     if state["follow"] is not None:
         text = f"looked at again after changes, and every {state['follow']:g} s"
@@ -318,7 +318,7 @@ def _load_in_full(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _remote(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """The traffic with each store, and the cache; nothing of a mount without remote shards."""
+    """Return the traffic with each store, and the cache; nothing of a mount without remote shards."""
     if "remote" not in report:
         return []
     remote = report["remote"]

@@ -241,7 +241,7 @@ def image_maker(opening: Opening | None = None) -> MakeImage:
 
 
 def prepared_again(made: MadeBy) -> ImageMount:
-    """The mount that the command of a kernel's mount would make now. Raises WdsfsError."""
+    """Return the mount that the command of a kernel's mount would make now. Raises WdsfsError."""
     from wdsfs.mount import start
 
     options: list[MountOptions] = []
@@ -264,7 +264,7 @@ def _set_variable(name: str, value: str | None) -> None:
 
 
 def _made_by() -> MadeBy | None:
-    """The command, for `refresh` to repeat; None if it may have secrets, which are kept nowhere."""
+    """Return the command, for `refresh` to repeat; None if it may have secrets, which are kept nowhere."""
     from wdsfs.kernel.guard import MadeBy
 
     arguments = click.get_current_context().meta[_ARGUMENTS]
@@ -461,7 +461,7 @@ def _octal(text: str) -> int:
 
 
 def _version(text: str) -> tuple[int, int]:
-    """The first two numbers of a kernel's version: `6.12.3-amd64` is (6, 12). Raises UsageError."""
+    """Return the first two numbers of a kernel's version: `6.12.3-amd64` is (6, 12). Raises UsageError."""
     from wdsfs import host
     from wdsfs.kernel.erofs import OLDEST_KERNEL
 

@@ -80,7 +80,10 @@ WRONG_CALL, MOUNT_FAILURE = 1, 32  # exit codes of mount(8)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The program mount.wdsfs: returns an exit code of mount(8): 0, 1 for wrong arguments, 32 for a failure."""
+    """Return the program mount.wdsfs: returns an exit code of mount(8).
+
+    0, 1 for wrong arguments, 32 for a failure.
+    """
     arguments = sys.argv[1:] if argv is None else argv
     if "-h" in arguments or "--help" in arguments:
         print(USAGE)
@@ -104,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_mounted(arguments: Sequence[str]) -> bool:
-    """True if the kernel serves this very mount, and its guard lives.
+    """Return True if the kernel serves this very mount, and its guard lives.
 
     `mount -a` leaves out what the list of mounts has; there it finds the image, not the first field of a line.
     """
@@ -119,7 +122,7 @@ def _is_mounted(arguments: Sequence[str]) -> bool:
 
 
 def translate(argv: Sequence[str]) -> Call:
-    """The call of `wdsfs mount` for what mount(8) passes. Raises UsageError."""
+    """Return the call of `wdsfs mount` for what mount(8) passes. Raises UsageError."""
     try:
         # -s (be lenient), -n (no mtab), -v (say more), -N (done by mount(8)), -t: nothing to do for them.
         flags, places = getopt.gnu_getopt(list(argv), "sfnvrwN:o:t:")
@@ -153,7 +156,7 @@ def _refuse_misspelt(option: str) -> None:
 
 
 def _options_of(flag: str, value: str) -> Iterator[str]:
-    """The options of one flag that are to reach `wdsfs mount`."""
+    """Yield the options of one flag that are to reach `wdsfs mount`."""
     if flag == "-r":
         yield "ro"
     if flag != "-o":
@@ -185,7 +188,7 @@ def _name(option: str) -> str:
 
 
 def _own(option: str) -> str:
-    """The argument of `wdsfs mount` for one of our own options. Raises UsageError."""
+    """Return the argument of `wdsfs mount` for one of our own options. Raises UsageError."""
     name, (_, equals, value) = _name(option), option.partition("=")
     if name in _OWN_FLAGS:
         if equals:
@@ -199,7 +202,7 @@ def _own(option: str) -> str:
 
 
 def _source_option(spec: str, passed: Sequence[str]) -> list[str]:
-    """The option that makes the mount table show SPEC just as fstab has it, where an option can carry it.
+    """Return the option that makes the mount table show SPEC just as fstab has it, where an option can carry it.
 
     That is how `mount -a` knows that it is mounted already. pyfuse3 takes options in ASCII only; a spec that
     cannot be passed, or holds a secret, gets the usual source, and `mount -a` then meets "mounted there already".

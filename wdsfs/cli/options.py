@@ -88,7 +88,7 @@ dry_run_option: Decorator[Any] = flag("-n", "--dry-run", "Only show which shards
 
 
 def space_check_option(text: str) -> Decorator[Any]:
-    """The option that leaves out the check for room; `text` is its help."""
+    """Return the option that leaves out the check for room; `text` is its help."""
     return click.option("--no-space-check", "space_check", is_flag=True, default=True, flag_value=False, help=text)
 
 
@@ -177,7 +177,7 @@ def set_for_all(name: str, value: str | None) -> None:
 
 
 def _exported(flag: str, variable: str, text_of: Callable[[Any], str], **details: Any) -> Decorator[Any]:
-    """An option that is passed on by a variable of the environment, so that no command gets it.
+    """Return an option that is passed on by a variable of the environment, so that no command gets it.
 
     `text_of` makes the value of the variable, and raises UsageError for a wrong one.
     """

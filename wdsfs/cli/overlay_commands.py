@@ -90,7 +90,7 @@ class NamedOverlay(NamedTuple):
         return NamedSet(self.sources, self.selection, *self.view, typed=typed)
 
     def unfinished(self) -> CommitError:
-        """The error for an overlay with an unfinished commit: how to finish it."""
+        """Return the error for an overlay with an unfinished commit: how to finish it."""
         which = ["--overlay", self.overlay] if self.overlay is not None else []
         words = ["wdsfs", "commit", "--in-place", *which, *self.selection.arguments, *self.sources]
         return CommitError(
@@ -114,7 +114,7 @@ named_overlay = handing_over(
 
 
 def with_index_of(mount: LiveMount, opening: Opening) -> Opening:
-    """The index of a mount, for this command and its processes, unless the user has named another."""
+    """Return the index of a mount, for this command and its processes, unless the user has named another."""
     if opening.index_dir is not None or not mount.index:
         return opening
     set_for_all("WDSFS_INDEX_DIR", mount.index)
@@ -269,7 +269,10 @@ def restore(
 def _restorable(
     mountpoint: str | None, overlay: str, opening: Opening, has_paths: bool
 ) -> AbstractContextManager[OverlaySession]:
-    """The overlay of a mount, or one that is not mounted, in which changes can be undone. Raises UsageError."""
+    """Return the overlay of a mount, or one that is not mounted, in which changes can be undone.
+
+    Raises UsageError.
+    """
     from wdsfs.mount import search
     from wdsfs.mount.overlay_session import remembered_session, restorable_mount
 
@@ -282,7 +285,7 @@ def _restorable(
 
 
 def _apart(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """The mount point and the PATHs. Where the first one is a PATH, the mount that it lies in is meant."""
+    """Return the mount point and the PATHs. Where the first one is a PATH, the mount that it lies in is meant."""
     from wdsfs.mount import search
 
     if not arguments:
@@ -292,7 +295,8 @@ def _apart(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def _below(path: str, mountpoint: str | None) -> bytes:
-    """A path below the top of the tree, without a slash in front. Raises UsageError for one that is outside.
+    """Return a path below the top of the tree, without a slash in front. Raises UsageError for one that is
+    outside.
 
     Semantics decision: a relative PATH is one from the working directory, if that leads into the mount; else it is
     one from the mount's top, as `diff` shows them.

@@ -19,7 +19,7 @@ _WORDS = {"rewrite": "rewritten", "new": "new", "copy": "copied", "link": "linke
 
 
 def steps_json(steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """The shards of a plan, as `--json` shows them."""
+    """Return the shards of a plan, as `--json` shows them."""
     return [
         {
             "shard": _text(step.target),

@@ -109,7 +109,7 @@ def view(
 
 
 def _mount_of(sources: Sequence[str]) -> LiveMount | None:
-    """The mount that is named; None for SHARDS. Raises MountError for a path in a mount."""
+    """Return the mount that is named; None for SHARDS. Raises MountError for a path in a mount."""
     from wdsfs.mount import search
 
     if len(sources) != 1 or not os.path.isdir(sources[0]):

@@ -111,7 +111,7 @@ def _of_client(distributed: Any, client: Any, close: Callable[[], None]) -> Engi
 
 
 def _slurm_options(text: str) -> dict[str, Any]:
-    """The options after `slurm:`. Raises UsageError."""
+    """Return the options after `slurm:`. Raises UsageError."""
     options: dict[str, Any] = {}
     for word in filter(None, text.split(",")):
         name, equals, value = word.partition("=")
@@ -256,7 +256,7 @@ class Workers:
 
     @classmethod
     def of(cls, executor: Executor, most: int | None = None) -> Workers:
-        """The workers of an executor that is open, and is not closed here."""
+        """Return the workers of an executor that is open, and is not closed here."""
         workers = cls("ray", most)  # whose opener is not used
         workers.name, workers._engine = type(executor).__name__, Engine(executor)
         return workers

@@ -66,12 +66,15 @@ class SeenShard(NamedTuple):
     url: Url | None = None
 
     def is_same(self, other: Fingerprint) -> bool:
-        """True if another machine sees the same content. Inode and ctime belong to a machine, ETags to all."""
+        """Return True if another machine sees the same content.
+
+        Inode and ctime belong to a machine, ETags to all.
+        """
         return self.fingerprint == other if is_remote(self.path) else self.fingerprint[:2] == other[:2]
 
 
 def options() -> dict[str, str | None]:
-    """The options of this command that its workers need: variables, None for one that is not set."""
+    """Return the options of this command that its workers need: variables, None for one that is not set."""
     return {name: os.environ.get(f"WDSFS_{name}") for name in (*_OPTIONS, *_PLACES)}
 
 
@@ -88,7 +91,9 @@ def run(batch: Batch) -> list[Outcome]:
 
 @functools.cache
 def version() -> str:
-    """The version of wdsfs that this process has, with a sum of its sources, which differ within one version."""
+    """Return the version of wdsfs that this process has, with a sum of its sources, which differ within one
+    version.
+    """
     total = 0
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         total = zlib.crc32(file.read_bytes(), total)
@@ -144,7 +149,7 @@ def _outcome(function: Callable[[Any], Any], unit: Any) -> Outcome:
 
 
 def _portable(error: Exception) -> Exception:
-    """An error that can be pickled; of a bug also where it was raised."""
+    """Return an error that can be pickled; of a bug also where it was raised."""
     if not isinstance(error, WdsfsError):
         error.add_note(f"on {here()}:\n" + "".join(traceback.format_exception(error)))
     error.__cause__ = error.__context__ = None

@@ -48,7 +48,7 @@ def each(
         return function, seen_shard, argument(shard)
 
     def again(shard: Shard, sent: tuple[Any, SeenShard, Any], error: ShardError) -> bool:
-        """True if the shard has changed since it was looked at here."""
+        """Return True if the shard has changed since it was looked at here."""
         return isinstance(error, StaleMount) and not sent[1].is_same(shard_paths.look_again(shard.path))
 
     job = Job(on_shard, prepare, lambda shard: os.fsdecode(shard.path), again)
@@ -65,7 +65,7 @@ def each(
 
 
 def seen_here(path: bytes) -> SeenShard:
-    """The shard at `path` as this machine sees it, for a worker to compare. Raises ShardError."""
+    """Return the shard at `path` as this machine sees it, for a worker to compare. Raises ShardError."""
     if not is_remote(path):
         return SeenShard(path, _settled(path))
     url = shard_paths.url_of(path)
@@ -73,7 +73,7 @@ def seen_here(path: bytes) -> SeenShard:
 
 
 def _settled(path: bytes) -> Fingerprint:
-    """The fingerprint of a file, which another write from now on changes."""
+    """Return the fingerprint of a file, which another write from now on changes."""
     fingerprint = Fingerprint.at(path)
     if 0 <= time.time_ns() - os.stat(path).st_ctime_ns < TICK_NS:
         time.sleep(TICK_NS / 1e9)

@@ -63,7 +63,7 @@ class Board:
         self._supervised = self._memory[slots + suspects :].cast("q")
 
     def slot(self, number: int) -> Slot:
-        """The words of the worker with this number."""
+        """Return the words of the worker with this number."""
         return Slot(self._words[number * self._size : (number + 1) * self._size], self._stores)
 
     def counts(self) -> dict[str, int]:
@@ -159,7 +159,7 @@ class Board:
         return self._suspects[at + 1]
 
     def is_deadly(self, request: int) -> bool:
-        """True if this request must be refused for now."""
+        """Return True if this request must be refused for now."""
         at = self._suspect(request)
         if at is None or self._suspects[at + 1] < DEADLY:
             return False

@@ -97,7 +97,7 @@ class Request:
 
 
 def name_of(body: memoryview) -> bytes:
-    """The name that ends a request."""
+    """Return the name that ends a request."""
     return body.tobytes()[:-1]
 
 
@@ -108,13 +108,13 @@ def read_of(body: memoryview) -> tuple[int, int]:
 
 
 def interrupted_of(body: memoryview) -> int:
-    """The number of the request that an INTERRUPT is about."""
+    """Return the number of the request that an INTERRUPT is about."""
     number: int = _NUMBER.unpack_from(body)[0]
     return number
 
 
 def xattr_of(body: memoryview) -> tuple[int, bytes]:
-    """The room of the caller in bytes (0: it asks how many are needed), and the attribute's name."""
+    """Return the room of the caller in bytes (0: it asks how many are needed), and the attribute's name."""
     return _XATTR_IN.unpack_from(body)[0], bytes(body[_XATTR_IN.size : -1])
 
 
@@ -140,7 +140,7 @@ _SETATTR_DROP, _WRITE_DROP, _DATA_ONLY = 1 << 11, 1 << 2, 1
 
 
 def change_of(body: memoryview) -> SetattrRequest:
-    """The change of a SETATTR."""
+    """Return the change of a SETATTR."""
     valid, size, atime, mtime, atime_ns, mtime_ns, mode, uid, gid = _SETATTR_IN.unpack_from(body)
     return SetattrRequest(
         mode if valid & _MODE_BIT else None,
@@ -182,13 +182,13 @@ def mkdir_of(body: memoryview) -> tuple[int, bytes]:
 
 
 def symlink_of(body: memoryview) -> tuple[bytes, bytes]:
-    """Name and target."""
+    """Return name and target."""
     name, target, _ = bytes(body).split(b"\0")
     return name, target
 
 
 def link_of(body: memoryview) -> tuple[int, bytes]:
-    """The inode that gets another name, and that name."""
+    """Return the inode that gets another name, and that name."""
     return _NUMBER.unpack_from(body)[0], bytes(body[_NUMBER.size : -1])
 
 
@@ -201,25 +201,25 @@ def rename_of(body: memoryview, flagged: bool) -> tuple[bytes, int, bytes, int]:
 
 
 def data_only(body: memoryview) -> bool:
-    """True if an FSYNC asks for the data only."""
+    """Return True if an FSYNC asks for the data only."""
     return bool(_FSYNC_IN.unpack_from(body)[0] & _DATA_ONLY)
 
 
 def setxattr_of(body: memoryview) -> tuple[bytes, bytes, int]:
-    """Name, value and flags of setxattr(2)."""
+    """Return name, value and flags of setxattr(2)."""
     size, flags = _SETXATTR_IN.unpack_from(body)
     name, _, rest = bytes(body[_SETXATTR_IN.size :]).partition(b"\0")
     return name, rest[:size], flags
 
 
 def forget_of(body: memoryview) -> int:
-    """The number by which a FORGET lowers the lookup count."""
+    """Return the number by which a FORGET lowers the lookup count."""
     count: int = _NUMBER.unpack_from(body)[0]
     return count
 
 
 def forgets_of(body: memoryview) -> list[tuple[int, int]]:
-    """The inodes of a BATCH_FORGET, each with the number by which its lookup count is lowered."""
+    """Return the inodes of a BATCH_FORGET, each with the number by which its lookup count is lowered."""
     (count,) = _FORGETS_IN.unpack_from(body)
     start = _FORGETS_IN.size
     return [_FORGET_IN.unpack_from(body, start + number * _FORGET_IN.size) for number in range(count)]
@@ -229,7 +229,7 @@ def forgets_of(body: memoryview) -> list[tuple[int, int]]:
 
 
 def header(unique: int, length: int, error: int = 0) -> bytes:
-    """The header of a reply whose body has this many bytes; `error` is an errno."""
+    """Return the header of a reply whose body has this many bytes; `error` is an errno."""
     return _ANSWER.pack(_ANSWER.size + length, -error, unique)
 
 
@@ -273,7 +273,7 @@ def xattr_size(size: int) -> bytes:
 
 
 def line(name: bytes, cursor: int, inode: int, mode: int) -> bytes:
-    """A line of the reply to READDIR; the listing continues after it at `cursor`."""
+    """Return a line of the reply to READDIR; the listing continues after it at `cursor`."""
     length = len(name)
     return _DIRENT.pack(inode, cursor, length, mode >> 12) + name + _PADDING[length & 7]
 
@@ -281,8 +281,9 @@ def line(name: bytes, cursor: int, inode: int, mode: int) -> bytes:
 def line_plus(
     name: bytes, cursor: int, timeout: int, attributes_timeout: int, attributes: Attributes, is_lookup: bool = True
 ) -> bytes:
-    """A line of the reply to READDIRPLUS; timeouts in seconds. With `is_lookup` it counts as a lookup of the
-    file."""
+    """Return a line of the reply to READDIRPLUS; timeouts in seconds. With `is_lookup` it counts as a lookup of
+    the file.
+    """
     inode, length = attributes[0], len(name)
     # The kernel does not count these two as lookups, and so would never forget them.
     node = 0 if name in _SELF_AND_PARENT or not is_lookup else inode
@@ -319,7 +320,7 @@ def lines_plus(
     attributes_timeout: int,
     room: int,
 ) -> bytes:
-    """The lines that `line_plus` makes for these, joined, as many as fit into `room` bytes.
+    """Return the lines that `line_plus` makes for these, joined, as many as fit into `room` bytes.
 
     Inode numbers and cursors count up from the first; `like` has the attributes that are the same for all.
     """
@@ -371,7 +372,7 @@ class Kernel(NamedTuple):
 
 
 def kernel_of(body: memoryview) -> Kernel:
-    """The kernel's side of INIT. Raises ValueError for a protocol that is too old."""
+    """Return the kernel's side of INIT. Raises ValueError for a protocol that is too old."""
     major, minor, readahead, flags = _INIT_IN.unpack_from(body)
     if major != MAJOR or minor < MINOR_MIN:
         raise ValueError(f"the kernel speaks FUSE {major}.{minor}; {MAJOR}.{MINOR_MIN} (Linux 5.4) is needed")

@@ -74,10 +74,10 @@ class HiddenHandlers(Protocol):
         """Describe the set of this tree from now on; otherwise as `Operations.attach`."""
 
     def handler_of(self, opcode: int, usual: Handler) -> Handler:
-        """The handler for an opcode; `usual` is the handler for all other inodes."""
+        """Return the handler for an opcode; `usual` is the handler for all other inodes."""
 
     def enter(self, timeout: int) -> bytes:
-        """The reply to a LOOKUP of the hidden directory, which the kernel may cache for `timeout` seconds."""
+        """Return the reply to a LOOKUP of the hidden directory, cached for `timeout` seconds."""
 
 
 class Operations(ABC, Generic[TreeKind]):
@@ -142,7 +142,7 @@ class Operations(ABC, Generic[TreeKind]):
         self.refusing, self.slot = True, slot
 
     def answer(self, request: Request) -> Reply:
-        """The reply to a request. Raises nothing."""
+        """Return the reply to a request. Raises nothing."""
         opcode, node = request.opcode, request.node
         kind, handler = self._handlers.get(opcode, self._unknown)
         if not node & NOT_HIDDEN and node > ROOT and self.hidden is not None:
@@ -180,7 +180,7 @@ class Operations(ABC, Generic[TreeKind]):
     # --- errors
 
     def errno_of(self, name: str, error: Exception) -> int:
-        """The errno for an exception; logs errors that a person should know about."""
+        """Return the errno for an exception; logs errors that a person should know about."""
         if isinstance(error, EntryError | Interrupted):  # an error of the caller: nothing is wrong here
             log.debug("%s: %s", name, error)
             return error.errno
@@ -284,13 +284,15 @@ class Operations(ABC, Generic[TreeKind]):
     # --- directories and files
 
     def opendir(self, request: Request) -> Reply:
-        """The kernel caches listings, but not those of a merged tree, whose directories change and keep their
-        inodes."""
+        """Return the kernel caches listings, but not those of a merged tree, whose directories change and keep
+        their inodes.
+        """
         return protocol.opened() if self.tree.merged else errno.ENOSYS
 
     def _run(self, inode: int, after: int, room: int) -> bytes | None:
-        """All lines after the cursor `after` that fit into `room` bytes of a READDIRPLUS, made at once; None if
-        they have to be made one by one."""
+        """Return all lines after the cursor `after` that fit into `room` bytes of a READDIRPLUS, made at once;
+        None if they have to be made one by one.
+        """
         return None
 
     def readdirplus(self, request: Request) -> Reply:
@@ -314,7 +316,7 @@ class Operations(ABC, Generic[TreeKind]):
         looked_up: Callable[[int], None] | None = None,
         rest: Callable[[int, int, int], bytes | None] = lambda inode, after, room: None,
     ) -> bytes:
-        """The lines that there is room for. `rest` makes all lines after a cursor at once, if it can."""
+        """Return the lines that there is room for. `rest` makes all lines after a cursor at once, if it can."""
         inode = request.node
         after, room = protocol.read_of(request.body)
         lines: list[bytes] = []
@@ -345,7 +347,7 @@ class Operations(ABC, Generic[TreeKind]):
 
     @abstractmethod
     def read(self, request: Request) -> Reply:
-        """The bytes of a file."""
+        """Return the bytes of a file."""
 
     def _read(self, request: Request, content: Content) -> bytes | memoryview | None:
         offset, size = protocol.read_of(request.body)
@@ -391,12 +393,15 @@ class ReadOperations(Operations[LowerTree]):
 
 
 def attributes_timeout(inode: int) -> int:
-    """The time (s) for which the kernel may cache the attributes of an inode."""
+    """Return the time (s) for which the kernel may cache the attributes of an inode."""
     return ROOT_SECONDS if inode == ROOT else TIMEOUT_SECONDS
 
 
 def _fitting(value: bytes, room: int) -> bytes | int:
-    """The reply to GETXATTR or LISTXATTR: the size of the value if no room is given, else the value if it fits."""
+    """Return the reply to GETXATTR or LISTXATTR.
+
+    The size of the value if no room is given, else the value if it fits.
+    """
     if not room:
         return protocol.xattr_size(len(value))
     return value if len(value) <= room else errno.ERANGE
@@ -412,6 +417,6 @@ def _done(request: Request) -> bytes:
 
 
 def not_implemented(request: Request) -> int:
-    """The kernel does not send this opcode again. After OPEN, OPENDIR, FLUSH and ACCESS it does the work
+    """Return the kernel does not send this opcode again. After OPEN, OPENDIR, FLUSH and ACCESS it does the work
     itself."""
     return errno.ENOSYS

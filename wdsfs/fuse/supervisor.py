@@ -207,7 +207,7 @@ class Supervisor:
         self._kill(self._follower)
 
     def _has_left(self, worker: _Worker, late: bool) -> bool:
-        """True if a retired worker is gone, or waits for a disk; an idle one is killed."""
+        """Return True if a retired worker is gone, or waits for a disk; an idle one is killed."""
         slot, there = self.board.slot(worker.slot), worker.pid in self.workers
         if there and not slot.waiting and (late or slot.request is None) and worker.pid not in self._dismissed:
             # It sleeps in the receive. A request that it receives just now is sent again; where the kernel cannot
@@ -312,7 +312,7 @@ class Supervisor:
             self._fork_follower()
 
     def _judge(self, worker: _Worker, code: int) -> bool:
-        """True if a worker that has ended has to be replaced."""
+        """Return True if a worker that has ended has to be replaced."""
         if worker.pid in self._dismissed:
             self._dismissed.remove(worker.pid)
             return False
@@ -373,7 +373,7 @@ class Supervisor:
                 self._fork(extra=True)
 
     def _serving(self) -> int:
-        """The number of workers of the current set that do not wait for disks."""
+        """Return the number of workers of the current set that do not wait for disks."""
         return sum(
             not (worker.retired or self.board.slot(worker.slot).waiting) for worker in self.workers.values()
         )
@@ -442,7 +442,7 @@ def _be_a_child() -> None:
 
 
 def _session_descriptor() -> int:
-    """The descriptor of pyfuse3's session. pyfuse3 has no call that returns it, so search for it."""
+    """Return the descriptor of pyfuse3's session. pyfuse3 has no call that returns it, so search for it."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}") == "/dev/fuse":
@@ -451,7 +451,7 @@ def _session_descriptor() -> int:
 
 
 def _clone(device: int) -> int:
-    """A descriptor of the same connection; the kernel accounts requests in flight to each descriptor.
+    """Return a descriptor of the same connection; the kernel accounts requests in flight to each descriptor.
 
     Its number is higher, so that it is released before the socket of `auto_unmount`, too (`fuse_session.py`).
     """

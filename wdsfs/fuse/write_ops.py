@@ -297,8 +297,9 @@ class WritableOperations(Operations[WritableTree]):
         return b""
 
     def _dropped(self, inode: int) -> int | None:
-        """The mode without setuid, and without setgid unless that bit stands for mandatory locking. None if the
-        mode stays the same: that of a symbolic link cannot be set."""
+        """Return the mode without setuid, and without setgid unless that bit stands for mandatory locking. None if
+        the mode stays the same: that of a symbolic link cannot be set.
+        """
         mode = self.tree.getattr(inode).mode
         dropped = stat.S_ISUID | (stat.S_ISGID if mode & stat.S_IXGRP else 0)
         return mode & ~dropped if mode & dropped else None

@@ -47,7 +47,7 @@ _FILES = ("data.mdb", "lock.mdb")
 
 
 def is_full(directory: Path) -> bool:
-    """True if the disk of `directory` has less than 1 MiB left."""
+    """Return True if the disk of `directory` has less than 1 MiB left."""
     try:
         disk = os.statvfs(directory)
     except OSError:
@@ -56,7 +56,7 @@ def is_full(directory: Path) -> bool:
 
 
 def open_or_replace(home: Path, notices: list[str]) -> lmdb.Environment:
-    """The environment in `home`; a new one, and a notice, if it is damaged or of another format.
+    """Return the environment in `home`; a new one, and a notice, if it is damaged or of another format.
 
     REQUIRES: the lock of `index_directory` is held. Raises lmdb.Error, lmdb_check.Damaged, OSError.
     """
@@ -84,7 +84,7 @@ def remove(home: Path) -> None:
 
 
 def data_inode(home: Path) -> int:
-    """The inode of the data file, which changes when another process replaces the environment.
+    """Return the inode of the data file, which changes when another process replaces the environment.
 
     Not a Fingerprint: size and times change with every transaction.
     """
@@ -208,7 +208,7 @@ def _format_of(env: lmdb.Environment) -> bytes:
 
 
 def open_read_only(home: Path) -> lmdb.Environment | None:
-    """An index that cannot be written may still be read, from a read-only image for example."""
+    """Return an index that cannot be written may still be read, from a read-only image for example."""
     try:
         if not (_is_image(home) or os.access(home / "lock.mdb", os.W_OK)):
             return None
@@ -222,7 +222,7 @@ def open_read_only(home: Path) -> lmdb.Environment | None:
 
 
 def _is_image(home: Path) -> bool:
-    """True if no process can write to the file system: not only we, and not only here."""
+    """Return True if no process can write to the file system: not only we, and not only here."""
     try:
         mount = mount_table.mount_of(home)
     except OSError:
@@ -279,7 +279,7 @@ class IndexDirectory:
         self._data_inode = data_inode(path)
 
     def environments(self) -> list[lmdb.Environment]:
-        """The environments in which to look for a value, in this order."""
+        """Return the environments in which to look for a value, in this order."""
         return [self.env] if self.base is None else [self.env, self.base]
 
     @property
@@ -330,7 +330,7 @@ class IndexDirectory:
             self._temporary.cleanup()
 
     def reopened(self) -> IndexDirectory:
-        """The same, after `close`, in this process; a temporary directory is not deleted by it."""
+        """Return the same, after `close`, in this process; a temporary directory is not deleted by it."""
         home = _open_at(self.path, [])
         home.log_notices()
         if home._temporary is None and self._base_path is not None:

@@ -305,7 +305,10 @@ def _gather(words: NDArray[np.uint16], starts: Numbers, width: int) -> NDArray[n
 
 
 def _keys(nodes: _Nodes, free: bool) -> NDArray[Any]:
-    """The keys in a form that sorts as LMDB does. The first of a branch page has no meaning, and may be empty."""
+    """Return the keys in a form that sorts as LMDB does.
+
+    The first of a branch page has no meaning, and may be empty.
+    """
     width = max(int(nodes.key_sizes.max()), 1)
     _require(width <= KEY_MAX, "a key is too long")
     if free:

@@ -74,7 +74,7 @@ class Folders:
         self.mtimes: dict[int, int] = {}
 
     def number(self, raw: bytes) -> int:
-        """The number of the folder with this raw name (with its last slash), added with its parents if new.
+        """Return the number of the folder with this raw name (with its last slash), added with its parents if new.
 
         Raises TooManyFolders.
         """
@@ -87,7 +87,7 @@ class Folders:
         return folder
 
     def find(self, raw: bytes) -> int | None:
-        """The number of the folder with this raw name (with its last slash), None if there is none."""
+        """Return the number of the folder with this raw name (with its last slash), None if there is none."""
         folder: int | None = 0
         for component in names.folder_components(raw):
             folder = self.numbers.get((folder, component)) if folder is not None else None
@@ -107,7 +107,7 @@ class Folders:
         return folder
 
     def breadth_first(self) -> list[int]:
-        """All numbers in the order of the record, which has the children of a folder side by side."""
+        """Return all numbers in the order of the record, which has the children of a folder side by side."""
         children: list[list[int]] = [[] for _ in self.names]
         for number, parent in enumerate(self.parents[1:], 1):
             children[parent].append(number)
@@ -278,7 +278,7 @@ class MemberDraft:
                 self.odd_entries.add(entry)
 
     def columns_joined(self) -> dict[str, NDArray[np.int64]]:
-        """The columns of members: head, data, size and mtime, each as one array."""
+        """Return the columns of members: head, data, size and mtime, each as one array."""
         return {
             name: np.concatenate(parts) if parts else np.zeros(0, np.int64) for name, parts in self.columns.items()
         }
@@ -289,7 +289,7 @@ class MemberDraft:
             self.unshown.append(Problem(offset, kind, readable(name)))
 
     def _sample(self, key: bytes, folder: int, stem: bytes) -> int:
-        """The entry for a run of members with this key: a new one, or with `group_by_key` the known one."""
+        """Return the entry for a run of members with this key: a new one, or with `group_by_key` the known one."""
         sample = None if self.known is None else self.known.get(key)
         if sample is not None:
             self.apart.add(sample)

@@ -87,7 +87,7 @@ class Match(enum.Enum):
 
 
 def _same_time(first: int, second: int) -> bool:
-    """True if two times (ns) are equal, as far as the coarser of the two is known.
+    """Return True if two times (ns) are equal, as far as the coarser of the two is known.
 
     A time of whole seconds says nothing: tools that pin the times of what they write give it to every version of a
     shard, and tars, whose sizes are rounded, are often of one size.
@@ -115,7 +115,10 @@ class PortableIndex:
         self.fd, self._map = _mapped(file)
 
     def number_of(self, key: bytes) -> int | None:
-        """The row of the shard with this key in LMDB; None for one that is not listed, or read otherwise."""
+        """Return the row of the shard with this key in LMDB.
+
+        None for one that is not listed, or read otherwise.
+        """
         if not self._mark and key in self._numbers:  # the key of what is read plainly is its path
             return self._numbers[key]
         path = path_of(key)
@@ -125,7 +128,10 @@ class PortableIndex:
         return self._by_its_end(path) if number is None else number
 
     def _by_its_end(self, path: bytes) -> int | None:
-        """The row whose path ends as this one does, in more components than any other; at least in the name."""
+        """Return the row whose path ends as this one does, in more components than any other.
+
+        At least in the name.
+        """
         if self._by_name is None:
             self._by_name = defaultdict(list)
             for known, number in self._numbers.items():
@@ -182,7 +188,7 @@ class PortableIndex:
         return self._map is not None
 
     def in_place(self, number: int) -> Record | None:
-        """The record of a row, mapped, with the fingerprint of its row; None if it cannot be used."""
+        """Return the record of a row, mapped, with the fingerprint of its row; None if it cannot be used."""
         if not self.is_mapped:
             return None
         assert self._map is not None
@@ -190,7 +196,7 @@ class PortableIndex:
         return self._checked(number, row, memoryview(self._map)[row.offset : row.offset + row.length])
 
     def read(self, number: int) -> bytes | None:
-        """The bytes of the record of a row, checked; None if they cannot be used, or had."""
+        """Return the bytes of the record of a row, checked; None if they cannot be used, or had."""
         row = self.file.row(number)
         try:
             file = shard_paths.open_shard(os.fsencode(self.file.path))
@@ -232,7 +238,10 @@ class PortableIndex:
 
 
 def _shared(parts: Sequence[bytes], path: bytes) -> int:
-    """The number of last components that two paths share; the first one is given as its components, reversed."""
+    """Return the number of last components that two paths share.
+
+    The first one is given as its components, reversed.
+    """
     count = 0
     for mine, theirs in zip(parts, path.split(b"/")[::-1], strict=False):
         if mine != theirs:
@@ -246,7 +255,7 @@ def _pin_of(path: bytes) -> Pin:
 
 
 def _is_output(path: bytes) -> bool:
-    """True for the output of a command: nothing says that it gives the same again."""
+    """Return True for the output of a command: nothing says that it gives the same again."""
     return shard_paths.url_of(path).is_program
 
 
@@ -254,7 +263,10 @@ def _is_output(path: bytes) -> bool:
 
 
 def _was_moved(path: bytes, now: Fingerprint, record: Record) -> bool:
-    """True if some headers of the shard at `path` are those of a record: of a file some, of an object the last."""
+    """Return True if some headers of the shard at `path` are those of a record.
+
+    Of a file some, of an object the last.
+    """
     try:
         shard = shard_paths.open_shard(path)
         try:
@@ -271,12 +283,12 @@ def _was_moved(path: bytes, now: Fingerprint, record: Record) -> bool:
 
 
 def _spread(members: int) -> range:
-    """Some members, evenly spread."""
+    """Return some members, evenly spread."""
     return range(0, members, max(1, members // COMPARED))
 
 
 def fits(record: Record, member: int, tar: TarBytes) -> bool:
-    """True if the member of a record has its headers where the record says. Raises OSError."""
+    """Return True if the member of a record has its headers where the record says. Raises OSError."""
     place, entry = record.member(member), record.entry_of(member)
     try:
         placed = member_reader.placed(tar, place.head)
@@ -318,7 +330,7 @@ class Portables:
                 yield file, number
 
     def numbers(self, key: bytes, now: Fingerprint, exact: bool = False) -> tuple[int, ...] | None:
-        """The numbers of the summary of a shard; None without a row that is true of it.
+        """Return the numbers of the summary of a shard; None without a row that is true of it.
 
         `exact`: a moved shard has none.
         """
@@ -340,7 +352,7 @@ class Portables:
         )
 
     def record(self, key: bytes, now: Fingerprint) -> Record | None:
-        """The record of a shard, in place; None if it has to be copied first (`copy`), or built."""
+        """Return the record of a shard, in place; None if it has to be copied first (`copy`), or built."""
         for file, number in self._listing(key):
             if file.is_mapped and file.match(number, path_of(key), now) is not Match.OTHER:
                 record = file.in_place(number)
@@ -353,14 +365,14 @@ class Portables:
         return None
 
     def has_in_place(self, key: bytes, now: Fingerprint) -> bool:
-        """True if `record` has the record of a shard, unless it is damaged."""
+        """Return True if `record` has the record of a shard, unless it is damaged."""
         return any(
             file.is_mapped and file.match(number, path_of(key), now) is not Match.OTHER
             for file, number in self._listing(key)
         )
 
     def copy(self, key: bytes, now: Fingerprint, exact: bool = False) -> bytes | None:
-        """The record of a shard as LMDB keeps it; None if it has to be built."""
+        """Return the record of a shard as LMDB keeps it; None if it has to be built."""
         for file, number in self._listing(key):
             match = file.match(number, path_of(key), now)
             if match is Match.OTHER or (exact and match is not Match.SAME):
@@ -373,7 +385,7 @@ class Portables:
         return None
 
     def same(self, key: bytes, now: Fingerprint) -> tuple[PortableIndex, Row] | None:
-        """The row of exactly this shard, and the file that has it."""
+        """Return the row of exactly this shard, and the file that has it."""
         for file, number in self._listing(key):
             if file.match(number, path_of(key), now) is Match.SAME:
                 return file, file.file.row(number)
@@ -385,7 +397,7 @@ class Portables:
             file.refuse(number)
 
     def remarks(self, stale: Iterable[Shard], exact: bool = False) -> Iterator[str]:
-        """One line for each file that lists some of these shards, which had to be indexed all the same.
+        """Yield one line for each file that lists some of these shards, which had to be indexed all the same.
 
         Those whose records are only to be copied are not meant. `exact` as in `numbers`.
         """
@@ -416,12 +428,12 @@ def _now(path: bytes) -> Fingerprint | None:
 
 
 def path_of(key: bytes) -> bytes:
-    """The path of the shard with this key in the index."""
+    """Return the path of the shard with this key in the index."""
     return key.partition(b"\0")[0]
 
 
 def attached(shards: Sequence[Shard]) -> Portables:
-    """The indexes for these shards: those that list them, those of WDSFS_INDEX_FILE, and those beside them.
+    """Return the indexes for these shards: those that list them, those of WDSFS_INDEX_FILE, and those beside them.
 
     What cannot be used is left out with a warning. Raises MissingShard for one that was named and is not there.
     """
@@ -455,7 +467,7 @@ def _add(files: dict[str, PortableIndex], path: str) -> None:
 
 
 def _beside(shards: Sequence[Shard]) -> list[str]:
-    """The indexes in the directories of these shards which are as trustworthy as the shards."""
+    """Return the indexes in the directories of these shards which are as trustworthy as the shards."""
     listed = {os.path.abspath(shard.index_file) for shard in shards if shard.index_file}
     directories = {} if listed else dict.fromkeys(shard.path.rpartition(b"/")[0] for shard in shards)
     indexes: list[str] = []
@@ -480,7 +492,8 @@ def _listed_in_store(directory: bytes) -> list[str]:
 
 
 def _is_trusted(path: bytes, shards: Sequence[Shard]) -> bool:
-    """True for a file of this user, of root, or of the owner of the shards beside it, which only they can write.
+    """Return True for a file of this user, of root, or of the owner of the shards beside it, which only they can
+    write.
 
     The owner of the shards could change these instead; others who may put a file into the directory could not.
     """
@@ -509,7 +522,7 @@ def _is_trusted(path: bytes, shards: Sequence[Shard]) -> bool:
 
 
 def _mapped(file: IndexFile) -> tuple[int, mmap.mmap | None]:
-    """The file, mapped, if it is on a disk of this machine and only trusted users can write it."""
+    """Return the file, mapped, if it is on a disk of this machine and only trusted users can write it."""
     path = os.fsencode(file.path)
     if is_remote(path) or not trust.holds(path) or mount_table.is_network(mount_table.filesystem_type(path)):
         return -1, None
@@ -528,6 +541,9 @@ def _mapped(file: IndexFile) -> tuple[int, mmap.mmap | None]:
 
 
 def _changed(fd: int, fingerprint: Fingerprint) -> bool:
-    """True if an open file was written, or cut, since it had this fingerprint. A new link or name is no change."""
+    """Return True if an open file was written, or cut, since it had this fingerprint.
+
+    A new link or name is no change.
+    """
     now = Fingerprint.of(os.fstat(fd))
     return (now.size, now.mtime_ns) != (fingerprint.size, fingerprint.mtime_ns)

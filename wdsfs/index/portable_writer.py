@@ -154,7 +154,7 @@ def _aligned(size: int) -> int:
 
 
 def _known(path: bytes) -> tuple[Fingerprint, str, str]:
-    """A shard as it is: its fingerprint, its ETag and version. Raises ShardError, UsageError."""
+    """Return a shard as it is: its fingerprint, its ETag and version. Raises ShardError, UsageError."""
     fingerprint = shard_paths.look(path)
     if is_remote(path):
         if shard_paths.url_of(path).is_program:
@@ -171,7 +171,7 @@ def _known(path: bytes) -> tuple[Fingerprint, str, str]:
 
 
 def checked_target(text: str) -> bytes:
-    """The path, or URL, of a portable index to be written. Raises UsageError, SpecError."""
+    """Return the path, or URL, of a portable index to be written. Raises UsageError, SpecError."""
     if not text.endswith(SUFFIX):
         raise UsageError(f"{text}: the name of an index of shards ends in {SUFFIX}")
     path = os.fsencode(index_file.where(text))

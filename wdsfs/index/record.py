@@ -80,13 +80,13 @@ class Member(NamedTuple):
 
 
 def ends_checksum(fd: TarBytes, last_head: int) -> int:
-    """A checksum over the first and the last header of a shard. Raises OSError."""
+    """Return a checksum over the first and the last header of a shard. Raises OSError."""
     first = pread(fd, headers.BLOCK, 0) if last_head else b""
     return zlib.crc32(pread(fd, headers.BLOCK, last_head), zlib.crc32(first))
 
 
 def ends_match(fd: TarBytes, ends: list[int]) -> bool:
-    """True if the first and the last header of the shard are still those of the record. Raises OSError."""
+    """Return True if the first and the last header of the shard are still those of the record. Raises OSError."""
     return ends_checksum(fd, ends[0]) == ends[1]
 
 
@@ -108,7 +108,7 @@ def _all_aliases(column: Columns) -> list[AliasTable | None]:
 
 
 def _row_of(member: int, column: Sequence[int] | None) -> int | None:
-    """The row of a member in a column of a few members, in order; None if it is not there."""
+    """Return the row of a member in a column of a few members, in order; None if it is not there."""
     if column is None:
         return None
     at = bisect.bisect_left(column, member)
@@ -123,7 +123,7 @@ class _SortedMembers(NamedTuple):
     members: memoryview
 
     def of(self, number: int) -> list[int]:
-        """Those with this extension."""
+        """Return those with this extension."""
         rows = equal_range(self.numbers, number)
         return self.members[rows.start : rows.stop].tolist()
 
@@ -290,11 +290,11 @@ class Record:
             self._sorted = None
 
     def packed(self) -> bytes:
-        """The record as it was built, to be sent elsewhere."""
+        """Return the record as it was built, to be sent elsewhere."""
         return bytes(self._buffer)
 
     def digest(self) -> bytes:
-        """A digest (16 bytes) of everything that is in the record but which files it was made of."""
+        """Return a digest (16 bytes) of everything that is in the record but which files it was made of."""
         length = int.from_bytes(self._buffer[16:20], "little")
         meta = json.loads(bytes(self._buffer[20 : 20 + length]))
         del meta["fingerprint"]
@@ -304,7 +304,7 @@ class Record:
         return digest.digest()
 
     def checksum(self) -> str:
-        """A checksum of everything in the headers of the shard: names, places, sizes, times, links.
+        """Return a checksum of everything in the headers of the shard: names, places, sizes, times, links.
 
         Any other file with the same headers has the same one. The content of members does not count.
         """
@@ -316,7 +316,7 @@ class Record:
     # --- folders and entries
 
     def counts(self) -> tuple[int, ...]:
-        """The numbers of its summary (`index/store.py`), after the fingerprint."""
+        """Return the numbers of its summary (`index/store.py`), after the fingerprint."""
         return (
             self.folders,
             self.entries,
@@ -344,7 +344,7 @@ class Record:
         return shown + self.count_samples(folder)
 
     def folder_path(self, folder: int) -> bytes:
-        """The plain path of a folder, empty for the top."""
+        """Return the plain path of a folder, empty for the top."""
         parts = []
         while folder:
             parts.append(self.folder_name[folder])
@@ -352,36 +352,36 @@ class Record:
         return b"/".join(reversed(parts))
 
     def child_folders(self, folder: int) -> range:
-        """The folders in a folder."""
+        """Return the folders in a folder."""
         return range(self.folder_child[folder], self.folder_child[folder + 1])
 
     def folder_entries(self, folder: int) -> range:
-        """The samples and strays in a folder."""
+        """Return the samples and strays in a folder."""
         return range(self.folder_entry[folder], self.folder_entry[folder + 1])
 
     def entry_members(self, entry: int) -> range:
-        """The members of a sample; of a stray the one that it is."""
+        """Return the members of a sample; of a stray the one that it is."""
         return range(self.entry_member[entry], self.entry_member[entry + 1])
 
     def folder_of(self, entry: int) -> int:
-        """The folder that an entry is in."""
+        """Return the folder that an entry is in."""
         return bisect.bisect_right(self.folder_entry, entry) - 1
 
     def entry_of(self, member: int) -> int:
-        """The sample or stray that a member belongs to."""
+        """Return the sample or stray that a member belongs to."""
         return bisect.bisect_right(self.entry_member, member) - 1
 
     def entry_path(self, entry: int) -> bytes:
-        """The plain path of an entry: the key of a sample, the name of a stray."""
+        """Return the plain path of an entry: the key of a sample, the name of a stray."""
         folder = self.folder_of(entry)
         return self.folder_path(folder) + b"/" + self.entry_name[entry] if folder else self.entry_name[entry]
 
     def crc_below(self, folder: int, name: bytes) -> int:
-        """The checksum under which the child `name` of a folder is filed."""
+        """Return the checksum under which the child `name` of a folder is filed."""
         return zlib.crc32(name, self.folder_prefix[folder])
 
     def find_folder(self, parent: int, name: bytes, crc: int) -> int | None:
-        """The folder called `name` in `parent`; `crc` is the CRC-32 of its path."""
+        """Return the folder called `name` in `parent`; `crc` is the CRC-32 of its path."""
         order = self._folder_order
         for at in rows_with_sum(self._folder_hash, order, crc, (parent, name), self._folder_key):
             folder = order[at]
@@ -395,7 +395,7 @@ class Record:
         return self.folder_parent[folder], self.folder_name[folder]
 
     def find_path(self, path: bytes) -> int | None:
-        """The folder with this plain path, the top left out."""
+        """Return the folder with this plain path, the top left out."""
         equal = equal_range(self._folder_hash, zlib.crc32(path))
         if len(equal) < 2:
             folder = self._folder_order[equal[0]] if equal else 0
@@ -407,7 +407,7 @@ class Record:
         return place
 
     def find_entries(self, folder: int, name: bytes, crc: int) -> Iterator[int]:
-        """The samples and strays of a folder with this plain name, in the order of the tar."""
+        """Yield the samples and strays of a folder with this plain name, in the order of the tar."""
         order, within = self._entry_order, self.folder_entries(folder)
         for at in rows_with_sum(self._entry_hash, order, crc, (folder, name), self._entry_key):
             entry = order[at]
@@ -419,7 +419,7 @@ class Record:
         return self.folder_of(entry), self.entry_name[entry]
 
     def find_samples(self, path: bytes, crc: int) -> list[int]:
-        """The samples with this plain path, whose CRC-32 is `crc`."""
+        """Return the samples with this plain path, whose CRC-32 is `crc`."""
         equal = equal_range(self._entry_hash, crc)
         entries: Iterable[int] = (
             self._entry_order[at] for at in equal if self.entry_path(self._entry_order[at]) == path
@@ -431,7 +431,7 @@ class Record:
         return [entry for entry in entries if not self.entry_flags[entry] & STRAY]
 
     def samples_in_order(self) -> NDArray[np.int64]:
-        """The entries that are samples, in the order of the tar."""
+        """Return the entries that are samples, in the order of the tar."""
         entries = np.flatnonzero((self.array("entry.flags") & STRAY) == 0)
         heads = self.array("member.head")[self.array("entry.member")[entries]]
         return entries[np.argsort(heads, kind="stable")]
@@ -442,7 +442,7 @@ class Record:
         return bool(self.end_marks or self.apart)
 
     def samples_apart(self) -> list[int]:
-        """The samples whose members are not adjacent, and were grouped by key."""
+        """Return the samples whose members are not adjacent, and were grouped by key."""
         if not self.apart:
             return []
         entries = self._entries_of_members()[self.members_in_order()]
@@ -452,7 +452,7 @@ class Record:
         return apart
 
     def members_in_order(self) -> NDArray[np.int64]:
-        """The members of samples, in the order of the tar."""
+        """Return the members of samples, in the order of the tar."""
         members = np.flatnonzero((self.array("entry.flags")[self._entries_of_members()] & STRAY) == 0)
         return members[np.argsort(self.array("member.head")[members], kind="stable")]
 
@@ -461,7 +461,7 @@ class Record:
         return np.repeat(np.arange(self.entries), starts[1:] - starts[:-1])
 
     def twin_sample(self, folder: int) -> int | None:
-        """The sample that shares its directory with this folder."""
+        """Return the sample that shares its directory with this folder."""
         if not self.folder_flags[folder] & IS_TWIN:
             return None
         parent, name = self.folder_parent[folder], self.folder_name[folder]
@@ -471,14 +471,14 @@ class Record:
         return None
 
     def twin_folder(self, entry: int) -> int | None:
-        """The folder that shares its directory with this sample."""
+        """Return the folder that shares its directory with this sample."""
         if not self.entry_flags[entry] & TWIN:
             return None
         parent, name = self.folder_of(entry), self.entry_name[entry]
         return self.find_folder(parent, name, self.crc_below(parent, name))
 
     def folder_mtime_ns(self, folder: int) -> int | None:
-        """The time of the tar's own member for this directory, if it has one."""
+        """Return the time of the tar's own member for this directory, if it has one."""
         column = self.column.get("folder.mtime")
         value = column[folder] if column is not None else None
         return None if value == -(1 << 63) else value
@@ -500,11 +500,11 @@ class Record:
         return self._head[member] >> shift, self._head[member] & (1 << shift) - 1
 
     def names_in(self, section: str) -> PackedNames:
-        """A packed list of byte strings of the record."""
+        """Return a packed list of byte strings of the record."""
         return names_of(section)(self.column)
 
     def paths(self) -> list[bytes]:
-        """The plain path of every entry: the keys of samples, the names of strays."""
+        """Return the plain path of every entry: the keys of samples, the names of strays."""
         paths: list[bytes] = []
         for folder in range(self.folders):
             names = self.entry_name.of(self.folder_entries(folder))
@@ -520,7 +520,7 @@ class Record:
         return self._mtime[0 if self._same_time else member] * self._time_unit
 
     def file_names(self, members: range) -> list[bytes]:
-        """The plain names of neighbouring members, with their extensions; of strays, just theirs."""
+        """Return the plain names of neighbouring members, with their extensions; of strays, just theirs."""
         if not members:
             return []
         first, start = self.entry_of(members.start), members.start
@@ -554,7 +554,7 @@ class Record:
         return chosen.astype(np.int64) * self._time_unit
 
     def first_members(self, entries: range) -> NDArray[Any]:
-        """The first member of each of neighbouring samples."""
+        """Return the first member of each of neighbouring samples."""
         return np.asarray(self.entry_member[entries.start : entries.stop])
 
     def extension(self, member: int) -> bytes:
@@ -562,7 +562,7 @@ class Record:
         return self._few_extensions[number] if number < EXTENSIONS_KEPT else self.extension_name[number]
 
     def find_members(self, entry: int, extension: bytes) -> list[int]:
-        """The members of a sample with this extension, in the order of the tar."""
+        """Return the members of a sample with this extension, in the order of the tar."""
         number = self._extension_numbers.get(extension)
         if number is None:
             return []
@@ -572,7 +572,7 @@ class Record:
         return [member for member in range(first, last) if self._extension[member] == number]
 
     def find_files(self, folder: int, stem: bytes, extension: bytes) -> Iterator[int]:
-        """The members with this extension of all samples with this plain name in a folder."""
+        """Yield the members with this extension of all samples with this plain name in a folder."""
         number = self._extension_numbers.get(extension)
         if number is None:
             return
@@ -589,7 +589,7 @@ class Record:
                 yield from self.find_members(entry, extension)
 
     def _sorted_members(self, key: tuple[int, bytes | None], entries: Callable[[], list[int]]) -> _SortedMembers:
-        """The members of samples by extension, made once while the same ones are asked for."""
+        """Return the members of samples by extension, made once while the same ones are asked for."""
         if self._sorted is None or self._sorted.key != key:
             chosen = [entry for entry in entries() if not self.entry_flags[entry] & STRAY]
             members = np.concatenate([np.arange(*self.entry_member[entry : entry + 2]) for entry in chosen])
@@ -599,12 +599,12 @@ class Record:
         return self._sorted
 
     def symlink(self, member: int) -> bytes | None:
-        """The target of a symbolic link; None for a regular member."""
+        """Return the target of a symbolic link; None for a regular member."""
         at = _row_of(self._meant(member), self.column.get("symlink.member"))
         return None if at is None else self.names_in("symlink.target")[at]
 
     def extents(self, member: int) -> Extents | None:
-        """The stored parts of a sparse member; None for any other."""
+        """Return the stored parts of a sparse member; None for any other."""
         at = None if self._sparse is None else _row_of(self._meant(member), self._sparse)
         if at is None:
             return None
@@ -614,16 +614,16 @@ class Record:
         )
 
     def _meant(self, member: int) -> int:
-        """The member that a hard link stands for; any other member itself."""
+        """Return the member that a hard link stands for; any other member itself."""
         at = _row_of(member, self.column.get("link.member"))
         return member if at is None else self.column["link.target"][at]
 
     def sparse_members(self) -> NDArray[np.int64]:
-        """The sparse members, and hard links to them."""
+        """Return the sparse members, and hard links to them."""
         return self._with_links("sparse.member")
 
     def symlinks(self) -> NDArray[np.int64]:
-        """The symbolic links, and hard links to them."""
+        """Return the symbolic links, and hard links to them."""
         return self._with_links("symlink.member")
 
     def _with_links(self, section: str) -> NDArray[np.int64]:
@@ -636,19 +636,22 @@ class Record:
         return members
 
     def link_target(self, member: int) -> int | None:
-        """The member that a hard link stands for; the member itself if it is no link; None if it dangles."""
+        """Return the member that a hard link stands for; the member itself if it is no link.
+
+        None if it dangles.
+        """
         at = _row_of(member, self.column.get("link.member"))
         if at is not None:
             return self.column["link.target"][at]
         return None if self.entry_flags[self.entry_of(member)] & LINK else member
 
     def link_count(self, member: int) -> int:
-        """The number of names of a member in the shard: itself and hard links to it."""
+        """Return the number of names of a member in the shard: itself and hard links to it."""
         at = _row_of(member, self.column.get("linked.member"))
         return 1 if at is None else self.column["linked.count"][at]
 
     def array(self, name: str) -> NDArray[Any]:
-        """A section as a NumPy array, without a copy: for statistics over the whole shard."""
+        """Return a section as a NumPy array, without a copy: for statistics over the whole shard."""
         return np.asarray(self.column[name])
 
     def total_size(self) -> int:

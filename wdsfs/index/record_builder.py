@@ -80,7 +80,10 @@ class Sections:
             self.put(name, mtimes, "<i8")
 
     def to_bytes(self, directory: dict[str, Any]) -> bytes:
-        """The whole record: magic, checksum, length of the directory, the directory (JSON), the sections."""
+        """Return the whole record.
+
+        Magic, checksum, length of the directory, the directory (JSON), the sections.
+        """
         offset, table = 0, []
         parts: list[bytes] = []
         for name, dtype, data in self._parts:
@@ -92,7 +95,7 @@ class Sections:
 
 
 def restamped(data: bytes | memoryview, fingerprint: Fingerprint, moved: bool = False) -> bytes:
-    """A sound record with another fingerprint; `moved` as in `Record`."""
+    """Return a sound record with another fingerprint; `moved` as in `Record`."""
     end = 20 + int.from_bytes(data[16:20], "little")
     directory = json.loads(bytes(data[20:end]))
     directory.pop("moved", None)
@@ -298,7 +301,7 @@ def _put_aliases(sections: Sections, name: str, aliases: list[Alias], ordered: O
 
 
 def _prefix(ordered: OrderedDraft, where: int) -> int:
-    """The checksum of the path of a directory and the slash after it."""
+    """Return the checksum of the path of a directory and the slash after it."""
     if kind_of(where) == FOLDER:
         return ordered.folder_prefixes[index_of(where)]
     return zlib.crc32(b"/", int(ordered.entry_crc[index_of(where)]))

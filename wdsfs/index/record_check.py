@@ -26,7 +26,7 @@ class UnsoundRecord(ValueError):
 
 
 def opened(buffer: Any) -> Record:
-    """A record of somebody else's, in place, after all checks. Raises UnsoundRecord."""
+    """Return a record of somebody else's, in place, after all checks. Raises UnsoundRecord."""
     try:
         record = Record(buffer)
         _check_directory(record)
@@ -75,7 +75,7 @@ class _Names(NamedTuple):
 
 
 def _column(record: Record, name: str, count: int | None, codes: str) -> NDArray[Any]:
-    """A section of so many numbers, of one of these types."""
+    """Return a section of so many numbers, of one of these types."""
     view = record.column[name]
     _require(view.format in codes and count in (None, len(view)), name)
     return np.asarray(view)
@@ -86,7 +86,7 @@ def _narrow(record: Record, name: str, count: int) -> NDArray[np.uint64]:
 
 
 def _starts(column: NDArray[Any], last: int, name: str) -> NDArray[np.int64]:
-    """A section that says where the parts of another one begin, and where the last ends."""
+    """Return a section that says where the parts of another one begin, and where the last ends."""
     starts = column.astype(np.uint64)
     _require(len(starts) and starts[0] == 0 and starts[-1] == last and (starts[1:] >= starts[:-1]).all(), name)
     return starts.astype(np.int64)
@@ -163,7 +163,7 @@ def _check_members(record: Record) -> None:
 
 
 def _ascending(record: Record, name: str) -> NDArray[Any]:
-    """The members that a section is about, in order."""
+    """Return the members that a section is about, in order."""
     members = _column(record, name, None, "I")
     _require((members[1:] > members[:-1]).all() and (members < record.members).all(), name)
     return members

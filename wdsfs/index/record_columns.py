@@ -40,7 +40,7 @@ class Columns(Mapping[str, memoryview]):
 
 @lru_cache(64)
 def _layout(names: tuple[str, ...], kinds: tuple[str, ...]) -> dict[str, tuple[int, _Code]]:
-    """The number and the type code of each section, one table for all records that have the same."""
+    """Return the number and the type code of each section, one table for all records that have the same."""
     return {name: (number, _CODES[kind]) for number, (name, kind) in enumerate(zip(names, kinds, strict=True))}
 
 
@@ -63,7 +63,7 @@ class PackedNames:
         return len(self.starts) - 1
 
     def of(self, numbers: range) -> list[bytes]:
-        """The strings with these neighbouring numbers; much faster than one by one."""
+        """Return the strings with these neighbouring numbers; much faster than one by one."""
         if not numbers:
             return []
         starts = self.starts[numbers.start : numbers.stop + 1].tolist()
@@ -82,16 +82,16 @@ class AliasTable:
         self.hash, self.order = column[prefix + ".hash"], column[prefix + ".order"]
 
     def of(self, child: int) -> bytes | None:
-        """The alias of a child, None if it has none."""
+        """Return the alias of a child, None if it has none."""
         at = bisect.bisect_left(self.child, child)
         return self.name[at] if at < len(self.child) and self.child[at] == child else None
 
     def all(self) -> Iterator[tuple[int, int, bytes]]:
-        """Each child with its parent and its name."""
+        """Yield each child with its parent and its name."""
         yield from zip(self.child, self.parent, self.name.of(range(len(self.name))), strict=True)
 
     def find(self, crc: int, parent: int, name: bytes) -> int | None:
-        """The child of a directory with this alias, whose path has the CRC-32 `crc`."""
+        """Return the child of a directory with this alias, whose path has the CRC-32 `crc`."""
         rows = rows_with_sum(self.hash, self.order, crc, (parent, name), self._key)
         number = self.order[rows[0]] if rows else None
         if number is None or self.parent[number] != parent or self.name[number] != name:
@@ -109,7 +109,7 @@ def rows_with_sum(
     key: tuple[int, bytes],
     key_of: Callable[[int], tuple[int, bytes]],
 ) -> range:
-    """The places in `order` with this sum, from the one on that has this parent and name, if any has them.
+    """Return the places in `order` with this sum, from the one on that has this parent and name, if any has them.
 
     Nearly always one at most. Those of equal sums, of which a hostile shard has many, are in the order of their
     keys.
@@ -121,7 +121,7 @@ def rows_with_sum(
 
 
 def equal_range(column: memoryview, value: int) -> range:
-    """The places of this value in a sorted column."""
+    """Return the places of this value in a sorted column."""
     first = bisect.bisect_left(column, value)
     if first == len(column) or column[first] != value:
         return range(0)
@@ -131,10 +131,10 @@ def equal_range(column: memoryview, value: int) -> range:
 
 
 def view_of(section: str) -> Callable[[Columns], memoryview]:
-    """A function that returns this section."""
+    """Return a function that returns this section."""
     return lambda column: column[section]
 
 
 def names_of(section: str) -> Callable[[Columns], PackedNames]:
-    """A function that returns this section as a list of byte strings."""
+    """Return a function that returns this section as a list of byte strings."""
     return lambda column: PackedNames(column[section + ".start"], column[section])

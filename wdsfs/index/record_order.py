@@ -93,12 +93,12 @@ class OrderedDraft:
     # --- the children of a directory
 
     def entries(self, folder: int) -> range:
-        """The entries of a folder."""
+        """Return the entries of a folder."""
         first, last = np.searchsorted(self.entry_folder, [folder, folder + 1])
         return range(int(first), int(last))
 
     def members(self, entry: int) -> range:
-        """The members of an entry."""
+        """Return the members of an entry."""
         first, last = np.searchsorted(self.member_entry, [entry, entry + 1])
         return range(int(first), int(last))
 
@@ -125,18 +125,18 @@ class OrderedDraft:
         return range(int(first), int(last))
 
     def file_name(self, entry: int, member: int, full: bool) -> bytes:
-        """The plain name of a member in the directory of its sample, `full` or only its extension."""
+        """Return the plain name of a member in the directory of its sample, `full` or only its extension."""
         extension: bytes = self.extensions[self.member_extension[member]]
         return b"%b.%b" % (self.entry_names[entry], extension) if full else extension
 
 
 def _rows(column: array[int]) -> NDArray[np.uint32]:
-    """A column of the draft, without a copy."""
+    """Return a column of the draft, without a copy."""
     return np.frombuffer(column, dtype=np.uint32) if column else np.zeros(0, dtype=np.uint32)
 
 
 def _inverse(order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The new number of each row that is moved into this order."""
+    """Return the new number of each row that is moved into this order."""
     new = np.empty(len(order), dtype=np.int64)
     new[order] = np.arange(len(order))
     return new
@@ -299,7 +299,7 @@ def _assign(parent: int, children: list[tuple[int, bytes]], taken: Iterable[byte
 
 
 def _shown_names(parent: int, children: list[tuple[int, bytes]]) -> set[bytes]:
-    """The names under which the children of a directory are shown."""
+    """Return the names under which the children of a directory are shown."""
     shown = dict(children)
     shown.update((alias.child, alias.name) for alias in _assign(parent, children))
     return set(shown.values())

@@ -71,7 +71,7 @@ class Summary(NamedTuple):
         return Fingerprint(*self[:3])
 
     def is_of(self, fingerprint: Fingerprint) -> bool:
-        """True if the shard had this fingerprint. Asked of every shard at a mount, so it makes none."""
+        """Return True if the shard had this fingerprint. Asked of every shard at a mount, so it makes none."""
         return self[:3] == fingerprint
 
 
@@ -131,7 +131,8 @@ class Index:
         return None
 
     def summary(self, path: bytes, fingerprint: Fingerprint | None = None) -> Summary | None:
-        """The summary of the shard at `path` with this fingerprint; without one the last known, valid or not.
+        """Return the summary of the shard at `path` with this fingerprint; without one the last known, valid or
+        not.
 
         For a shard that is not read plainly (`Shard.key`), and for a derived record (`views`), the path is
         followed by a NUL and what distinguishes it from others.
@@ -151,7 +152,8 @@ class Index:
         return unsealed[0] if unsealed is not None and unsealed[1] == path else None
 
     def record(self, path: bytes, fingerprint: Fingerprint, verify: bool = True) -> Record | None:
-        """The record of the shard at `path`, in place, valid until `renew`; None if it is to be copied or built.
+        """Return the record of the shard at `path`, in place, valid until `renew`; None if it is to be copied or
+        built.
 
         To `verify` takes time for each member. A record that was right once stays right until `renew`.
         """
@@ -170,11 +172,11 @@ class Index:
             return None
 
     def copied(self, path: bytes, fingerprint: Fingerprint) -> bytes | None:
-        """The record of a shard from a portable index, to be stored here; None if it has to be built."""
+        """Return the record of a shard from a portable index, to be stored here; None if it has to be built."""
         return self.portables.copy(path, fingerprint)
 
     def packed(self, path: bytes, fingerprint: Fingerprint) -> memoryview | None:
-        """The bytes of the record of exactly this shard as they are kept here, valid until `renew`."""
+        """Return the bytes of the record of exactly this shard as they are kept here, valid until `renew`."""
         record = self._stored_record(path, verify=False)
         if record is None or record.fingerprint != fingerprint or record.moved is not None:
             return None
@@ -183,7 +185,7 @@ class Index:
     def stale(
         self, shards: Sequence[Shard], ready: bool = False, exact: bool = False
     ) -> Iterator[tuple[Shard, int]]:
-        """The shards that have to be indexed, with their sizes in bytes. Missing files count 0 bytes.
+        """Yield the shards that have to be indexed, with their sizes in bytes. Missing files count 0 bytes.
 
         Those in a portable index count as indexed. With `ready` those do not whose records have to be copied here
         first, with `exact` those that only their headers show to be the same.
@@ -216,7 +218,7 @@ class Index:
             self._whole.add(key)
 
     def no_tars(self, shards: Sequence[Shard]) -> dict[bytes, ShardError]:
-        """The files among these shards that are no tars, by path, as far as they are indexed."""
+        """Return the files among these shards that are no tars, by path, as far as they are indexed."""
         refused: dict[bytes, ShardError] = {}
         for shard in shards:
             summary = None if self.is_whole(shard.key) else self.summary(shard.key)
@@ -234,7 +236,10 @@ class Index:
                 record.check_is_tar(os.fsdecode(shard.path))
 
     def is_whole(self, path: bytes) -> bool:
-        """True if `stale` has just seen that a shard has no damage: to look at its summary again is not needed."""
+        """Return True if `stale` has just seen that a shard has no damage.
+
+        To look at its summary again is not needed.
+        """
         return path in self._whole
 
     def miscounted(self, shards: Sequence[Shard]) -> list[str]:
@@ -341,7 +346,10 @@ class Index:
     def _copies(
         self, shards: Sequence[Shard], exact: bool, known: set[bytes]
     ) -> Iterator[tuple[Shard, bytes | ShardError]]:
-        """Those of these shards whose records portable indexes have, with these; `known` gets their paths."""
+        """Yield those of these shards whose records portable indexes have, with these.
+
+        `known` gets their paths.
+        """
         for shard in shards:
             with contextlib.suppress(ShardError):
                 data = self.portables.copy(shard.key, shard_paths.look(shard.path), exact)
@@ -425,7 +433,10 @@ class Index:
         return key
 
     def table(self, key: bytes) -> memoryview:
-        """The table at `key`, in place, valid until the index is renewed. Raises IndexUnusable if it is gone."""
+        """Return the table at `key`, in place, valid until the index is renewed.
+
+        Raises IndexUnusable if it is gone.
+        """
         value = self._get(key)
         if value is None:
             raise IndexUnusable(
@@ -457,7 +468,7 @@ class Index:
         self._home.close()
 
     def reopen(self) -> Index:
-        """The same index in this process; a temporary one is not deleted by closing it."""
+        """Return the same index in this process; a temporary one is not deleted by closing it."""
         return Index(self._home.reopened(), self.portables)
 
     def close(self) -> None:
@@ -476,12 +487,12 @@ def open_index(directory: Path | None = None) -> Index:
 
 
 def summary_of(record: Record) -> Summary:
-    """The summary of a record."""
+    """Return the summary of a record."""
     return Summary(*_SUMMARY.unpack(summarize(record)))
 
 
 def summarize(record: Record) -> bytes:
-    """The bytes of the summary of a record."""
+    """Return the bytes of the summary of a record."""
     return _SUMMARY.pack(*record.fingerprint, *record.counts())
 
 
@@ -500,7 +511,7 @@ def _seal(data: bytes) -> bytes:
 
 
 def _unseal(value: memoryview) -> tuple[Summary, bytes] | None:
-    """The summary and the path in a value, None when it is damaged."""
+    """Return the summary and the path in a value, None when it is damaged."""
     data = value[_CRC_BYTES:]
     if len(data) < _SUMMARY.size or zlib.crc32(data) != int.from_bytes(value[:_CRC_BYTES], "little"):
         return None

@@ -54,12 +54,12 @@ class DaliSample(NamedTuple):
 
 
 def dali_path(shard: bytes) -> bytes:
-    """The path of the DALI index of a shard: where `wds2idx` puts it, if the name has no further dot."""
+    """Return the path of the DALI index of a shard: where `wds2idx` puts it, if the name has no further dot."""
     return shard.removesuffix(b".tar") + b".idx"
 
 
 def samples(record: Record) -> Iterator[DaliSample]:
-    """The samples of a shard in the order of the tar, as a reader of the format meets them."""
+    """Yield the samples of a shard in the order of the tar, as a reader of the format meets them."""
     entries = record.samples_in_order()
     within, folder = range(0), b""
     for start in range(0, len(entries), ENTRIES):
@@ -92,7 +92,7 @@ def refuse_irregular(record: Record, tool: str) -> None:
 
 
 def dali_index(record: Record) -> Iterator[bytes]:
-    """The index of a shard for DALI's `readers.webdataset`, piece by piece.
+    """Yield the index of a shard for DALI's `readers.webdataset`, piece by piece.
 
     Text, as `wds2idx` writes it: a line `v1.2 N`, then for each of the N samples a line with `extension offset
     size name` for each member, where offset is that of the content in bytes, a multiple of 512. The reader splits
@@ -126,7 +126,7 @@ def dali_index(record: Record) -> Iterator[bytes]:
 
 
 def _has_blank_names(record: Record) -> bool:
-    """True if the name of a member of a sample has a blank outside of its extension."""
+    """Return True if the name of a member of a sample has a blank outside of its extension."""
     texts = (record.folder_name.text, record.entry_name.text)
     if not any(map(_BLANK.search, texts)):  # nearly always; else they may be the names of strays
         return False

@@ -62,12 +62,12 @@ class EnergonSample(NamedTuple):
 
 
 def energon_path(shard: bytes) -> bytes:
-    """The path at which Energon looks for the offsets of a shard called *.tar."""
+    """Return the path at which Energon looks for the offsets of a shard called *.tar."""
     return shard + b".idx"
 
 
 def samples(fd: TarBytes) -> Iterator[EnergonSample]:
-    """The samples of the shard open at `fd`, in order, from its headers.
+    """Yield the samples of the shard open at `fd`, in order, from its headers.
 
     Raises ExportError for what Energon skips or misreads: a damaged shard (also after its last sample), an empty
     file, sparse members, names that are no UTF-8. Raises OSError when the file cannot be read.

@@ -129,7 +129,7 @@ class Export:
         return os.path.commonpath([os.path.dirname(shard.path) for shard in self.lower.shards])
 
     def _record(self, number: int) -> Record:
-        """The record of a shard whose bytes are those of a tar. Raises ExportError, ShardErrors."""
+        """Return the record of a shard whose bytes are those of a tar. Raises ExportError, ShardErrors."""
         self._refuse_compressed(number)
         return indexed(self.lower.record, number)
 
@@ -191,7 +191,7 @@ class Export:
             self.on_shard()
 
     def _dali_indexes(self) -> Iterator[tuple[Shard, bytes | ExportError | ShardError]]:
-        """The index of each shard, in order; an empty one of a shard without samples."""
+        """Return the index of each shard, in order; an empty one of a shard without samples."""
         numbers = {shard.path: number for number, shard in enumerate(self.lower.shards)}
 
         def packed(shard: Shard) -> tuple[bytes, bytes] | ExportError:
@@ -303,7 +303,7 @@ class Export:
         self._put(os.path.join(folder, b"index.uuid"), [str(uuid.uuid4()).encode()])
 
     def _energon_names(self, root: bytes) -> dict[str, int]:
-        """The shards by their paths below the root, with their numbers. Raises ExportError."""
+        """Return the shards by their paths below the root, with their numbers. Raises ExportError."""
         self._refuse_remote(
             "no index is written beside a shard in a store, where Energon looks for it; copy the set here first"
         )
@@ -368,7 +368,7 @@ class Export:
                 yield functools.partial(_energon_of_rows, rows)
 
     def _noticed(self, path: bytes, samples: Iterator[energon.EnergonSample]) -> Iterator[energon.EnergonSample]:
-        """The same samples; warn of the first one of which Energon shows only some members."""
+        """Yield the same samples; warn of the first one of which Energon shows only some members."""
         warned = False
         for sample in samples:
             if not warned and len({part.name for part in sample.parts}) < len(sample.parts):
@@ -401,7 +401,10 @@ class Export:
 
 
 def below(directory: bytes, path: bytes) -> bytes | None:
-    """The path from `directory` on; None for what is not below it. Links are followed only if it needs that."""
+    """Return the path from `directory` on; None for what is not below it.
+
+    Links are followed only if it needs that.
+    """
     if is_remote(path):
         return None
     for root, place in ((directory, path), (os.path.realpath(directory), os.path.realpath(path))):
@@ -411,13 +414,16 @@ def below(directory: bytes, path: bytes) -> bytes | None:
 
 
 def _url(directory: bytes, path: bytes) -> str:
-    """A shard as wids names it: relative to the index, and never what a reader takes for a command."""
+    """Return a shard as wids names it: relative to the index, and never what a reader takes for a command."""
     relative = below(directory, path)
     return os.fsdecode(path) if relative is None else objects.local(os.fsdecode(relative))
 
 
 def energon_root(directory: bytes) -> bytes:
-    """The data set that `directory` belongs to: the nearest directory, itself or above, that has metadata."""
+    """Return the data set that `directory` belongs to.
+
+    The nearest directory, itself or above, that has metadata.
+    """
     place = directory
     while not os.path.isdir(os.path.join(place, energon.FOLDER)):
         if place == os.path.dirname(place):
@@ -444,7 +450,7 @@ def left_behind(shards: Iterable[bytes], kinds: Collection[str]) -> list[bytes]:
 
 
 def _known_shards(folder: bytes) -> list[str]:
-    """The shards of the metadata that is there. Raises ExportError."""
+    """Return the shards of the metadata that is there. Raises ExportError."""
     path = os.path.join(folder, b".info.json")
     try:
         with open(path, "rb") as file:
@@ -467,7 +473,7 @@ def _wids_misreading(path: bytes, together: int) -> str | None:
 
 
 def _dali_of(unit: tuple[bytes, bytes] | ExportError) -> bytes | ExportError:
-    """The index of a shard, from its path and its record; an error is returned, not raised."""
+    """Return the index of a shard, from its path and its record; an error is returned, not raised."""
     if isinstance(unit, ExportError):
         return unit
     path, data = unit
@@ -495,7 +501,10 @@ def _energon_of_file(path: bytes) -> Iterator[energon.EnergonSample]:
 
 
 def _energon_rows(path: bytes) -> bytes | ExportError:
-    """The samples of a shard, pickled as plain tuples, which takes a third of the time; an error is returned."""
+    """Return the samples of a shard, pickled as plain tuples, which takes a third of the time.
+
+    An error is returned.
+    """
     try:
         return pickle.dumps([(*sample[:3], [*map(tuple, sample.parts)]) for sample in _energon_of_file(path)])
     except ExportError as error:

@@ -31,7 +31,7 @@ class WidsShard(NamedTuple):
 
 
 def wids_index(shards: Sequence[WidsShard], name: str | None = None) -> bytes:
-    """The index of a set for wids: JSON with the keys of `widsindex create`, in the order of the set.
+    """Return the index of a set for wids: JSON with the keys of `widsindex create`, in the order of the set.
 
     The reader takes a relative URL from the directory of the index, and looks at `url` and `nsamples` only.
 

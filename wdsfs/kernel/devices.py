@@ -118,8 +118,9 @@ def _is_same(opened: OpenDevice, device: Device, trusting: bool) -> bool:
 
 
 def was_written(path: str, device: Device, trusting: bool) -> bool:
-    """True if the shard at this path, or the copy of it, is not as the image has it. One that is gone is whole in
-    the mount."""
+    """Return True if the shard at this path, or the copy of it, is not as the image has it. One that is gone is
+    whole in the mount.
+    """
     if device.copy is not None:
         return _is_damaged(device.copy)
     try:
@@ -193,12 +194,15 @@ def raise_file_limit(shards: int) -> None:
 
 
 def is_unpacked(copy: str) -> bool:
-    """True for the copy (a path) of a compressed shard; else it is that of a remote one."""
+    """Return True for the copy (a path) of a compressed shard; else it is that of a remote one."""
     return copy.rpartition(".")[2] != DATA
 
 
 def is_sound(fd: int, copy: HeldFile) -> bool:
-    """True if an open file is this copy, all of which is there, and nobody has written into it. Raises OSError."""
+    """Return True if an open file is this copy, all of which is there, and nobody has written into it.
+
+    Raises OSError.
+    """
     status = os.fstat(fd)
     if (status.st_size, status.st_ino) != (copy.size, copy.inode):
         return False
@@ -210,7 +214,9 @@ def is_sound(fd: int, copy: HeldFile) -> bool:
 
 
 def _is_damaged(copy: HeldFile) -> bool:
-    """True if the copy is where it was, but somebody has written into it, or its bytes were found to be wrong."""
+    """Return True if the copy is where it was, but somebody has written into it, or its bytes were found to be
+    wrong.
+    """
     try:
         fd = os.open(copy.path, _COPY_FLAGS)
     except OSError:
@@ -224,7 +230,7 @@ def _is_damaged(copy: HeldFile) -> bool:
 
 
 def is_copy_of(shard: str, copy: str) -> bool:
-    """True if what is at the path of a shard now is what this copy (a path) was made of.
+    """Return True if what is at the path of a shard now is what this copy (a path) was made of.
 
     Of a remote shard, what was there when its store was asked last, by anybody.
     """
@@ -260,7 +266,7 @@ def _stem(copy: str) -> str:
 
 
 def superblocks() -> set[str]:
-    """The names of all EROFS file systems that are mounted or still in use."""
+    """Return the names of all EROFS file systems that are mounted or still in use."""
     try:
         return set(os.listdir(SUPERBLOCKS)) - {"features"}
     except OSError:
@@ -276,7 +282,7 @@ class _Watched:
     was_written: bool = False
 
     def is_written(self) -> bool:
-        """True if somebody has written it, as far as its times tell, or if it cannot be looked at any more.
+        """Return True if somebody has written it, as far as its times tell, or if it cannot be looked at any more.
 
         Another mode, owner or number of names (by `chmod`, or as the file was replaced or removed) explains a
         change of the ctime. A write changes the mtime, and who sets that back changes nothing else.
@@ -358,15 +364,15 @@ class HeldShards:
         return bool(self._without_lease or self._on_layers)
 
     def without_lease(self) -> list[str]:
-        """The files that have no lease, so that their times are compared."""
+        """Return the files that have no lease, so that their times are compared."""
         return [os.fsdecode(watched.device.path) for watched in self._without_lease]
 
     def on_layers(self) -> list[str]:
-        """The files that have one, and can be written past it, so that their times are compared, too."""
+        """Return the files that have one, and can be written past it, so that their times are compared, too."""
         return [os.fsdecode(watched.device.path) for watched in self._on_layers]
 
     def changing(self) -> list[str]:
-        """The files that somebody is about to write, or has written."""
+        """Return the files that somebody is about to write, or has written."""
         watched = (*self._without_lease, *self._on_layers)
         changing = [file for file in self.leased if fcntl.fcntl(file.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK]
         changing += [file.device for file in watched if file.is_written()]
@@ -383,7 +389,7 @@ class HeldShards:
             self._stop_watching()  # without inotify; or the mount is gone already
 
     def is_used(self) -> bool:
-        """True while a program has files of the mount open, or another namespace has the mount."""
+        """Return True while a program has files of the mount open, or another namespace has the mount."""
         if self.ending is None:
             return not self._has_ended and bool(self.superblocks & superblocks())
         poller = select.poll()

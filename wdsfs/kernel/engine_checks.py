@@ -122,7 +122,7 @@ def check_engine(
 
 
 def _has_erofs(file_systems: str) -> bool:
-    """True if the kernel has EROFS, or can load it."""
+    """Return True if the kernel has EROFS, or can load it."""
     try:
         if any(line.split()[-1:] == ["erofs"] for line in Path(file_systems).read_text().splitlines()):
             return True
@@ -174,7 +174,7 @@ def check_leases(directory: str) -> MachineFinding:
 
 
 def _a_shard(directory: str) -> str | None:
-    """A shard in this directory. Raises OSError."""
+    """Return a shard in this directory. Raises OSError."""
     with os.scandir(directory) as entries:
         return next(
             (entry.path for entry in entries if suffix_of(os.fsencode(entry.name)) and entry.is_file()), None

@@ -45,8 +45,9 @@ _DEVICE = struct.Struct("<64sII56x")
 def super_block(
     *, root: int, inodes: int, blocks: int, metadata: int, epoch_ns: int, identity: bytes, devices: int
 ) -> bytes:
-    """The super block. `root` is the inode number of the top, `metadata` the block at which the metadata begins,
-    `blocks` the size of the image, `epoch_ns` the time of compact inodes, `identity` a UUID of 16 bytes."""
+    """Return the super block. `root` is the inode number of the top, `metadata` the block at which the metadata
+    begins, `blocks` the size of the image, `epoch_ns` the time of compact inodes, `identity` a UUID of 16 bytes.
+    """
     seconds, nanoseconds = divmod(epoch_ns, 10**9)
     return _SUPER.pack(
         *(MAGIC, 0, 0, 9, 0, root, inodes, seconds, nanoseconds, blocks, metadata, 0, identity, VOLUME),
@@ -55,7 +56,7 @@ def super_block(
 
 
 def identity(super_block: bytes) -> bytes | None:
-    """The UUID in the super block of an image of wdsfs; None for any other bytes."""
+    """Return the UUID in the super block of an image of wdsfs; None for any other bytes."""
     if len(super_block) < _SUPER.size:
         return None
     magic, *_, uuid, volume = _SUPER.unpack_from(super_block)[:14]
@@ -63,12 +64,12 @@ def identity(super_block: bytes) -> bytes | None:
 
 
 def metadata_block(devices: int) -> int:
-    """The first block behind the device table."""
+    """Return the first block behind the device table."""
     return -(-(TABLE_OFFSET + devices * DEVICE_SIZE) // BLOCK)
 
 
 def device_table(devices: Sequence[tuple[bytes, int]]) -> bytes:
-    """The table of devices, each with a tag of up to 64 bytes and its size (bytes). Raises ImageError."""
+    """Return the table of devices, each with a tag of up to 64 bytes and its size (bytes). Raises ImageError."""
     if len(devices) > DEVICES_MAX:
         text = (
             f"an image holds {DEVICES_MAX:,} shards at most, and these are {len(devices):,}; make several images"
@@ -81,12 +82,13 @@ def device_table(devices: Sequence[tuple[bytes, int]]) -> bytes:
 
 
 def blocks_of(size: int) -> int:
-    """The number of blocks that hold this many bytes."""
+    """Return the number of blocks that hold this many bytes."""
     return -(-size // BLOCK)
 
 
 def missing_device(devices: int) -> int | None:
-    """A number that no device has, so that reading from it fails; None if the kernel would mistake it for one.
+    """Return a number that no device has, so that reading from it fails; None if the kernel would mistake it for
+    one.
 
     The kernel looks at as many bits of the number as the largest needs.
     """

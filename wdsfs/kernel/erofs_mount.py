@@ -82,7 +82,7 @@ def _mount(source: str, mountpoint: str, devices: Sequence[str], attributes: int
 
 
 def _loop_device(fd: int) -> tuple[int, str]:
-    """A free loop device over a file, open, read-only, released with its last user. Raises OSError."""
+    """Return a free loop device over a file, open, read-only, released with its last user. Raises OSError."""
     control = os.open(LOOPS, os.O_RDWR | os.O_CLOEXEC)
     try:
         while True:

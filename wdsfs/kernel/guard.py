@@ -124,12 +124,17 @@ class Guarded(Registration):
         return cls(**cls.known({**content, "made": None if made is None else MadeBy(*made)}))
 
     def is_of(self, mount: MountPoint) -> bool:
-        """True if this is the mount that it guards, or has guarded, also if the image has been removed since."""
+        """Return True if this is the mount that it guards, or has guarded, also if the image has been removed
+        since.
+        """
         is_there = os.fsdecode(mount.path) == self.mountpoint and mount.fstype in ("erofs", "overlay")
         return is_there and (mount.device == self.device or mount.source == os.fsencode(self.image))
 
     def replaced(self) -> list[str]:
-        """The paths at which there is another file now, or none; also if a copy is read of what was there."""
+        """Return the paths at which there is another file now, or none.
+
+        Also if a copy is read of what was there.
+        """
         shards = zip(self.paths, self.inodes, self.copies, strict=True)
         return [path for path, inode, copy in shards if not _is_the_same(path, inode, copy)]
 
@@ -144,7 +149,7 @@ def _is_the_same(shard: str, inode: int, copy: str) -> bool:
 
 
 def guard_of(mountpoint: str) -> Guarded | None:
-    """The guard of the image at this path, alive or not; None if it has ended in good order."""
+    """Return the guard of the image at this path, alive or not; None if it has ended in good order."""
     return registration_of(mountpoint, Guarded)
 
 
@@ -236,7 +241,7 @@ class Guard:
         )
 
     def _unknown(self) -> set[str]:
-        """The superblock of a mount whose guard has left no sign, or that never had one."""
+        """Return the superblock of a mount whose guard has left no sign, or that never had one."""
         mounted, current = mount_table.mounted_at(self.mountpoint), superblocks()
         device = "" if mounted is None else os.fsdecode(os.path.basename(mounted.source))
         if device in current:  # by mount(8), on a loop device

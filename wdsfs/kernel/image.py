@@ -134,7 +134,7 @@ def _device(source: _Source, base: bytes | None) -> Device:
 
 
 def _set(lower: ShardSet, options: ImageOptions) -> ImageSet:
-    """The set in the manifest. Raises UnreadableShard for a label file."""
+    """Return the set in the manifest. Raises UnreadableShard for a label file."""
     shards, base, directory = lower.shards, options.base, options.directory
     if directory is not None and base is not None:
         directory = os.path.relpath(directory, base)
@@ -150,7 +150,7 @@ def _set(lower: ShardSet, options: ImageOptions) -> ImageSet:
 
 
 def _look_beside(path: bytes) -> Fingerprint:
-    """The fingerprint of a label file; GONE if it is not there, or empty, as SQLite may leave one."""
+    """Return the fingerprint of a label file; GONE if it is not there, or empty, as SQLite may leave one."""
     try:
         fingerprint = shard_paths.look(path)
     except MissingShard:
@@ -159,7 +159,10 @@ def _look_beside(path: bytes) -> Fingerprint:
 
 
 def _sources(lower: ShardSet, copies: Mapping[bytes, HeldFile]) -> list[_Source]:
-    """All shards that files of the set may lie in. Raises ImageError for a shard that cannot be a device."""
+    """Return all shards that files of the set may lie in.
+
+    Raises ImageError for a shard that cannot be a device.
+    """
     sources: dict[bytes, _Source] = {}
     for below in lower.sources:
         for number, shard in enumerate(below.shards):
@@ -194,7 +197,7 @@ def _refuse_overwriting(shards: Iterable[bytes], target: bytes) -> None:
 
 
 def _common_time(tree: LowerTree) -> int:
-    """A time (ns) that many files have: that of the first file."""
+    """Return a time (ns) that many files have: that of the first file."""
     inode = ROOT
     while True:
         entry = indexed(lambda at: next(tree.listing(at, AT_PARENT), None), inode)
@@ -228,7 +231,7 @@ class ImageFile:
         self._reserved: list[int] = []
 
     def reserve(self) -> int:
-        """The number of an inode that is written later."""
+        """Return the number of an inode that is written later."""
         if not self._reserved:
             first = (self.blocks - self.metadata) * erofs.SLOTS_PER_BLOCK
             self._reserved = [first + _STEP * nth for nth in reversed(range(_RESERVED))]
@@ -283,14 +286,14 @@ class OpenDirectories:
         return [*self._nids.values()]
 
     def reserve(self, key: object) -> int:
-        """The inode number of a directory."""
+        """Return the inode number of a directory."""
         nid = self._nids.get(key)
         if nid is None:
             nid = self._nids[key] = self._image.reserve()
         return nid
 
     def is_described(self, nid: int) -> bool:
-        """True if the attributes of a directory are known."""
+        """Return True if the attributes of a directory are known."""
         return nid in self._described
 
     def describe(self, nid: int, node: Node, parent: int) -> None:
@@ -372,7 +375,7 @@ class _Shards:
         self._root = directories.reserve(TOP)
 
     def numbers(self) -> Iterable[int]:
-        """The shards that are shown."""
+        """Return the shards that are shown."""
         return indexed(self._tree.numbers)
 
     def put(self, number: int) -> ShownColumns:
@@ -403,8 +406,9 @@ class _Shards:
         return shown
 
     def _folders(self, shown: ShownColumns, own: OpenDirectories | None) -> tuple[Ints, Outside]:
-        """The inode numbers of the folders that lie outside of the tables, -1 for the others; and the names of
-        those that no shard before had. With `own` all lie outside: those that are not shared are opened there."""
+        """Return the inode numbers of the folders that lie outside of the tables, -1 for the others; and the names
+        of those that no shard before had. With `own` all lie outside: those that are not shared are opened there.
+        """
         outside, new = np.full(len(shown.folders), -1, np.int64), []
         for folder, path in enumerate(shown.shared):
             directories = own if path is None else self._directories
@@ -439,7 +443,7 @@ class LinksByNumber:
         self._numbers, self._times, self._targets = np.zeros(0, np.int64), np.zeros(0, np.int64), Texts.of([])
 
     def _listed(self, root: int) -> Iterator[tuple[int, Entry]]:
-        """The directories of links, each with the inode number of the one that it is in."""
+        """Yield the directories of links, each with the inode number of the one that it is in."""
         top = indexed(self._tree.links_top)
         if top is None:
             return
@@ -493,7 +497,7 @@ class LinksByNumber:
         return len(directories)
 
     def _links(self, end: int) -> Table:
-        """The first links as a table, whose names lie outside."""
+        """Return the first links as a table, whose names lie outside."""
         nothing, targets = np.zeros(end, np.int64), self._targets.take(slice(end))
         return Table(
             mode=np.full(end, LINK_MODE, np.int64),

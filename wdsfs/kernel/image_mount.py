@@ -95,7 +95,7 @@ class Unguarded(NamedTuple):
     overlay: OverlayDirectory | None = None
 
     def shows(self, image: str, mountpoint: str) -> bool:
-        """True if this image is what is mounted, as far as can be known."""
+        """Return True if this image is what is mounted, as far as can be known."""
         identity = identity_of(image)
         shown = None if self.overlay is not None else is_mounted_at(identity, mountpoint)
         return shown if shown is not None else self.known is not None and self.known.identity == identity

@@ -36,12 +36,12 @@ _DOTS = np.frombuffer(b"..", np.uint8)
 
 
 def placed(nid: Reference) -> Reference:
-    """The reference to an object whose inode number in the image is known; or those to several."""
+    """Return the reference to an object whose inode number in the image is known; or those to several."""
     return ~nid
 
 
 def resolved(references: Ints, nids: Ints) -> Ints:
-    """The inode numbers that references stand for; `nids` are those of the objects."""
+    """Return the inode numbers that references stand for; `nids` are those of the objects."""
     return np.where(references < 0, ~references, nids[np.maximum(references, 0)])
 
 
@@ -110,13 +110,13 @@ class Outside(NamedTuple):
 
     @staticmethod
     def joined(parts: Sequence[Outside]) -> Outside:
-        """All of these, in their order."""
+        """Return all of these, in their order."""
         holders, nids, kinds, names = zip(*parts, strict=True)
         return Outside(np.concatenate(holders), np.concatenate(nids), np.concatenate(kinds), Texts.joined(names))
 
     @staticmethod
     def directories(holders: Sequence[int], nids: Sequence[int], names: Sequence[bytes]) -> Outside:
-        """The names of directories in others."""
+        """Return the names of directories in others."""
         kinds = np.full(len(names), erofs.DIRECTORY, np.int64)
         return Outside(np.array(holders, np.int64), np.array(nids, np.int64), kinds, Texts.of(names))
 
@@ -135,7 +135,7 @@ class Times:
         self.epoch_ns = 0 if self.own else common_ns
 
     def fit(self, mtime_ns: Ints) -> Marks:
-        """True where a compact inode tells the time exactly."""
+        """Return True where a compact inode tells the time exactly."""
         if not self.own:
             return np.asarray(mtime_ns == self.epoch_ns)
         return np.asarray((mtime_ns >= 0) & (mtime_ns % 10**9 == 0) & (mtime_ns < 10**9 << 32))
@@ -153,7 +153,7 @@ def chunk_bits(sizes: Ints) -> Ints:
 
 
 def chunk_words(device: Ints, block: Ints) -> Words:
-    """The indexes of chunks: an array of two words for each."""
+    """Return the indexes of chunks: an array of two words for each."""
     words = np.empty((len(block), 2), np.uint32)
     words[:, 0] = device << 16
     words[:, 1] = block
@@ -184,7 +184,7 @@ class Inodes:
         self.seconds, self.nanoseconds = np.divmod(table.mtime_ns, 10**9)
 
     def compact(self, epoch: int) -> Words:
-        """The short ones, eight words each; their times count from `epoch` (seconds)."""
+        """Return the short ones, eight words each; their times count from `epoch` (seconds)."""
         at = ~self.extended
         words = np.zeros((int(at.sum()), erofs.COMPACT_SIZE // 4), np.uint32)
         words[:, 0] = self.format[at]
@@ -197,7 +197,7 @@ class Inodes:
         return words
 
     def long(self) -> Words:
-        """The long ones, sixteen words each."""
+        """Return the long ones, sixteen words each."""
         at = self.extended
         words = np.zeros((int(at.sum()), erofs.EXTENDED_SIZE // 4), np.uint32)
         words[:, 0] = self.format[at]
@@ -250,8 +250,8 @@ def lay_out(
 
 
 def lay_out_directories(table: Table, nids: Ints, first_block: int, owner: tuple[int, int]) -> tuple[Words, Bytes]:
-    """The inodes, as rows of words, and the blocks of directories that have the inode numbers `nids`: the objects
-    of a table that has no others.
+    """Return the inodes, as rows of words, and the blocks of directories that have the inode numbers `nids`: the
+    objects of a table that has no others.
 
     The inodes have the long form; the blocks are for the place `first_block`.
     """
@@ -321,8 +321,8 @@ class _Plan:
 
 
 def places(slots: Ints, whole: Marks) -> Ints:
-    """The slots at which things with these counts of slots lie, one behind the other. What is `whole` crosses no
-    block.
+    """Return the slots at which things with these counts of slots lie, one behind the other. What is `whole`
+    crosses no block.
 
     A whole thing that would cross has as many of those behind it go first as fill the block: a directory some of
     its files. Where these do not do, a gap is left.
@@ -393,7 +393,7 @@ class Names(NamedTuple):
 
 
 def sorted_names(table: Table) -> Names:
-    """The entries of a table and the two dots of each directory, sorted as EROFS has them: by bytes."""
+    """Return the entries of a table and the two dots of each directory, sorted as EROFS has them: by bytes."""
     objects = np.flatnonzero(table.mode & 0o170000 == stat.S_IFDIR)
     count = len(objects)
     dots = Texts(_DOTS, np.zeros(2 * count, np.int64), np.repeat([1, 2], count))
@@ -409,7 +409,7 @@ def sorted_names(table: Table) -> Names:
 
 
 def _sorting(names: Texts, holder: Ints, objects: int) -> Ints:
-    """The order of entries by directory, which is one of `objects` objects, then by name."""
+    """Return the order of entries by directory, which is one of `objects` objects, then by name."""
     longest = np.zeros(objects, np.int64)
     np.maximum.at(longest, holder, names.lengths)
     words = -(-longest[holder] // 8)  # all names of a directory are compared by as many
@@ -432,7 +432,10 @@ def _sorting(names: Texts, holder: Ints, objects: int) -> Ints:
 
 
 def _name_words(names: Texts, count: int) -> NDArray[np.uint64]:
-    """Names of up to `count` times eight bytes as numbers that compare as the names do. Names have no NUL."""
+    """Return names of up to `count` times eight bytes as numbers that compare as the names do.
+
+    Names have no NUL.
+    """
     text, start, length = names
     padded = np.concatenate([text, np.zeros(8 * count + 8, np.uint8)])
     words = np.ndarray((len(padded) - 7,), ">u8", padded, strides=(1,))  # the eight bytes from each on
@@ -488,7 +491,10 @@ class _Listings:
 
 
 def _split(ends: Ints, first: int, stop: int) -> list[int]:
-    """The first entries of the blocks of a directory; `ends` are running sums of the bytes of all entries."""
+    """Return the first entries of the blocks of a directory.
+
+    `ends` are running sums of the bytes of all entries.
+    """
     begins = []
     while first < stop:
         begins.append(first)

@@ -62,7 +62,7 @@ class Device(NamedTuple):
     copy: HeldFile | None = None
 
     def shard(self, base: str) -> str:
-        """The absolute path of the shard, in an image whose relative ones are below `base`; or its URL."""
+        """Return the absolute path of the shard, in an image whose relative ones are below `base`; or its URL."""
         is_url = "://" in self.path  # which no path has here: they are without empty parts
         return self.path if is_url else os.path.normpath(os.path.join(base, self.path))
 
@@ -96,11 +96,11 @@ class Manifest(NamedTuple):
     set: ImageSet
 
     def paths(self, image: str | bytes) -> list[str]:
-        """The paths of all shards, if they are where they were beside the image at the path `image`."""
+        """Return the paths of all shards, if they are where they were beside the image at the path `image`."""
         return [device.shard(os.fsdecode(os.path.dirname(image))) for device in self.devices]
 
     def encoded(self) -> bytes:
-        """The bytes behind the last block of an image."""
+        """Return the bytes behind the last block of an image."""
         devices = [_fields(device) for device in self.devices]
         shown = {**self.set._asdict(), "labels": list(map(_fields, self.set.labels))}
         fields = {"format": FORMAT, **self._asdict(), "devices": devices, "set": shown}
@@ -109,7 +109,7 @@ class Manifest(NamedTuple):
 
 
 def read(path: str | bytes) -> Manifest:
-    """The manifest of an image. Raises MountError if it has none, or a damaged one."""
+    """Return the manifest of an image. Raises MountError if it has none, or a damaged one."""
     name = os.fsdecode(path)
     try:
         with open(path, "rb") as file:
@@ -146,7 +146,7 @@ def _device(fields: dict[str, Any]) -> Device:
 
 
 def stored_path(path: bytes, base: bytes | None) -> str:
-    """A path of a shard as the manifest has it."""
+    """Return a path of a shard as the manifest has it."""
     path = os.path.abspath(path)
     return os.fsdecode(path if base is None else path.removeprefix(os.path.abspath(base).rstrip(b"/") + b"/"))
 
@@ -155,7 +155,7 @@ def stored_path(path: bytes, base: bytes | None) -> str:
 
 
 def is_image(path: str | bytes) -> bool:
-    """True if this file is an image that wdsfs has made, whole or not."""
+    """Return True if this file is an image that wdsfs has made, whole or not."""
     try:
         return _identity(path) is not None
     except OSError:
@@ -163,7 +163,7 @@ def is_image(path: str | bytes) -> bool:
 
 
 def identity_of(image: str | bytes) -> str:
-    """The identity of an image, in hexadecimal digits: the same for the same shards and options.
+    """Return the identity of an image, in hexadecimal digits: the same for the same shards and options.
 
     Raises MountError, OSError.
     """
@@ -191,7 +191,10 @@ def is_mounted_at(identity: str, mountpoint: str) -> bool | None:
 
 
 def image_of(mount: MountPoint) -> bytes | None:
-    """The path of the image of a mount, which may lie below an overlay; None if that is no image of wdsfs."""
+    """Return the path of the image of a mount, which may lie below an overlay.
+
+    None if that is no image of wdsfs.
+    """
     if mount.fstype not in ("erofs", "overlay"):
         return None
     path = mount.source

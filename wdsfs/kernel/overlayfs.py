@@ -124,7 +124,7 @@ class OverlayOver:
         shutil.rmtree(place.kernel_work / "work", ignore_errors=True)
 
     def registered(self) -> dict[str, Any]:
-        """The fields of the registration of its guard that are about the overlay."""
+        """Return the fields of the registration of its guard that are about the overlay."""
         shards = self.shards
         return {
             "overlay": str(self.directory),

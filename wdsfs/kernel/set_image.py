@@ -67,7 +67,7 @@ class ServedSet:
         return self.opening.tolerance.allow_missing
 
     def options(self, owner: Owner, private: bool, writable: bool) -> ImageOptions:
-        """The options of its image for this kernel."""
+        """Return the options of its image for this kernel."""
         since, composition = min(host.kernel_version()[:2], erofs.OWN_TIMES_KERNEL), self.tree.composition
         return ImageOptions(
             *(owner, None, (since[0], since[1]), self.tree.merge, composition.public_text, private, writable),
@@ -76,7 +76,8 @@ class ServedSet:
 
 
 def find_or_make(served: ServedSet, options: ImageOptions) -> tuple[str, ExitStack]:
-    """The path of the image of a set, and what closes it and the copies: from then on only a mount holds them.
+    """Return the path of the image of a set, and what closes it and the copies: from then on only a mount holds
+    them.
 
     Raises CannotServe, ImageError, ShardErrors.
     """
@@ -132,7 +133,7 @@ def _made(served: ServedSet, options: ImageOptions, stack: ExitStack) -> CachedF
 
 
 def _quick_key(served: ServedSet, options: ImageOptions) -> str | None:
-    """The key of the image, if it follows from the fingerprints of the shards alone; else None."""
+    """Return the key of the image, if it follows from the fingerprints of the shards alone; else None."""
     shards, tree = served.shards, served.tree
     is_plain = tree.composition.is_plain and not any(shard.without or shard.index_file for shard in shards)
     if not is_plain or served.opening.tolerance.strict or any(is_remote(shard.path) for shard in shards):
@@ -145,7 +146,7 @@ def _quick_key(served: ServedSet, options: ImageOptions) -> str | None:
 
 
 def key_of(tree: LowerTree, options: ImageOptions) -> str:
-    """A key that differs for every other image: other shards or options, changed shards, another version.
+    """Return a key that differs for every other image: other shards or options, changed shards, another version.
 
     An image of damaged shards has one that no look at shards gives, for each mount warns of damage.
     """
@@ -174,7 +175,7 @@ def _key(
 
 
 def _copies_of(lower: ShardSet, progress: Progress, stack: ExitStack) -> dict[bytes, HeldFile]:
-    """The copies that the kernel is to read in the place of shards, by path; `stack` closes them.
+    """Return the copies that the kernel is to read in the place of shards, by path; `stack` closes them.
 
     A shard that is not unpacked, or has changed since, is unpacked here. Raises CannotServe, ShardErrors.
     """
@@ -191,7 +192,7 @@ def _copies_of(lower: ShardSet, progress: Progress, stack: ExitStack) -> dict[by
 
 
 def _kinds_of(lower: ShardSet) -> dict[bytes, str | None]:
-    """The shards that the set, and whatever it is joined with, needs copies of: compression by path."""
+    """Return the shards that the set, and whatever it is joined with, needs copies of: compression by path."""
     from wdsfs.tree.shard_set import indexed
 
     kinds: dict[bytes, str | None] = {}

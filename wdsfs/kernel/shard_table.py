@@ -68,7 +68,7 @@ class ContentPlaces:
         self._devices, self._missing = devices, missing
 
     def of_all(self, contents: ContentColumns, members: Ints, sizes: Ints) -> tuple[Ints, Ints]:
-        """The places of files, in columns: of these members of a shard, with these sizes (bytes).
+        """Return the places of files, in columns: of these members of a shard, with these sizes (bytes).
 
         A device IN_DATA, APART or HELD is as `ContentColumns` says it. Raises ImageError.
         """
@@ -88,7 +88,7 @@ class ContentPlaces:
         return device
 
     def of(self, content: Content) -> Place | Chunks | bytes:
-        """The place of a file that lies in one piece; else where its chunks are, or its bytes.
+        """Return the place of a file that lies in one piece; else where its chunks are, or its bytes.
 
         Raises ImageError, and ShardErrors when what is stored cannot be read.
         """
@@ -110,7 +110,7 @@ class ContentPlaces:
         return self._chunks(content, pieces, device)
 
     def _unreadable(self, content: Content, missing: int) -> Chunks:
-        """A file that is made of what is damaged: reading it fails, as on a mount."""
+        """Return a file that is made of what is damaged: reading it fails, as on a mount."""
         bits = _bits_of_small_chunks(content.size)
         count = -(-content.size // (BLOCK << bits))
         return Chunks(bits, np.full(count, missing, np.int64), np.zeros(count, np.int64), b"")
@@ -138,7 +138,7 @@ class ContentPlaces:
 
 
 def _of_chunks(pieces: Pieces, chunk: int) -> tuple[Ints, Ints, Ints]:
-    """The numbers of the chunks that lie in pieces, and where each begins and ends in the shard."""
+    """Return the numbers of the chunks that lie in pieces, and where each begins and ends in the shard."""
     start, size, place = pieces
     first = start // chunk
     counts = -(-(start + size) // chunk) - first
@@ -164,7 +164,7 @@ def _bits_of_small_chunks(size: int) -> int:
 
 
 def _pieces(content: Content) -> Pieces | None:
-    """The parts of a file that lie in a shard; None if a block of the file is no block of the shard."""
+    """Return the parts of a file that lie in a shard; None if a block of the file is no block of the shard."""
     if content.held is not None:
         return None
     extents = content.extents
@@ -177,7 +177,10 @@ def _pieces(content: Content) -> Pieces | None:
 
 
 def _read(content: Content, start: int) -> bytes:
-    """The bytes of a file from `start` on. Raises ImageError if they are too many, else as `content.read`."""
+    """Return the bytes of a file from `start` on.
+
+    Raises ImageError if they are too many, else as `content.read`.
+    """
     if content.size - start > FILE_STORED_MAX:
         raise ImageError(
             f"{os.fsdecode(content.file.path)}: {content.size - start:,} bytes of a file would have to be stored "
@@ -207,8 +210,8 @@ class ShardFiles:
         self.stored_sizes = np.where(in_image, shown.sizes, 0)  # bytes of each that are in the image itself
 
     def places(self, files: Ints, objects: Ints) -> tuple[Ints, Ints, dict[int, Chunks], Stored]:
-        """The places of these files, which are these objects of a table: device and block of each, chunks and
-        stored content of some.
+        """Return the places of these files, which are these objects of a table: device and block of each, chunks
+        and stored content of some.
 
         Raises ImageError, and ShardErrors when what is stored cannot be read.
         """
@@ -268,7 +271,7 @@ class ShardTables:
             self._kind[directories - 1 :][np.isin(shown.name_file, [*shown.targets])] = erofs.SYMLINK
 
     def __iter__(self) -> Iterator[Table]:
-        """The tables, one after the other. Raises what `ShardFiles.places` raises."""
+        """Yield the tables, one after the other. Raises what `ShardFiles.places` raises."""
         names = np.flatnonzero((self._outside[self._holder] < 0) & (self._object[self._thing] >= 0))
         bounds = self._bounds()
         # A name in a directory of a table is in that table.
@@ -277,7 +280,7 @@ class ShardTables:
             yield self._table(begin, end, names[table_of == number])
 
     def names_outside(self, nids: Ints) -> Outside:
-        """The names in directories outside; `nids` are the inode numbers of all objects, table by table."""
+        """Return the names in directories outside; `nids` are the inode numbers of all objects, table by table."""
         rows = np.flatnonzero((self._outside[self._holder] >= 0) & (self._object[self._thing] >= 0))
         return Outside(
             self._outside[self._holder[rows]],
@@ -287,7 +290,7 @@ class ShardTables:
         )
 
     def _bounds(self) -> list[int]:
-        """The objects at which tables begin, and how many there are."""
+        """Return the objects at which tables begin, and how many there are."""
         count, is_file = len(self._things), self._things >= self._directories
         if is_one_table(self._files):
             return [0, count]
@@ -342,5 +345,5 @@ class ShardTables:
 
 
 def is_one_table(files: ShardFiles) -> bool:
-    """True if one table is enough for a shard with these files."""
+    """Return True if one table is enough for a shard with these files."""
     return int(files.stored_sizes.sum()) <= STORED_MAX

@@ -53,7 +53,7 @@ class ShownImage:
 
 
 def shown_at(mountpoint: str) -> ShownImage | None:
-    """The image that is mounted at this path (canonical); None for any other mount, or none.
+    """Return the image that is mounted at this path (canonical); None for any other mount, or none.
 
     Raises MountError if another image has taken its place, or if it does not say what its set is; OSErrors.
     """
@@ -109,7 +109,7 @@ class ShownAccess(Access):
         return fingerprint
 
     def others(self) -> Iterator[str]:
-        """The paths at which there is something else now than the mount shows, or nothing."""
+        """Return the paths at which there is something else now than the mount shows, or nothing."""
         return (os.fsdecode(path) for path in self._files if not self._is_shown(path))
 
     def _is_shown(self, path: bytes, unless_known: bool = False) -> bool:

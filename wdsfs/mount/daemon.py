@@ -35,7 +35,10 @@ def log_path(mountpoint: str) -> Path:
 
 
 def open_log(mountpoint: str) -> Path | None:
-    """The file that a mount in the background logs to, where one can be written; a long old one is put aside."""
+    """Return the file that a mount in the background logs to, where one can be written.
+
+    A long old one is put aside.
+    """
     for path in (log_path(mountpoint), file_of(mountpoint, ".log")):
         try:
             trust.directory(path.parent, create=True, tighten=True)

@@ -86,7 +86,7 @@ def preventing(place: str, options: Collection[str]) -> list[MachineFinding]:
 
 
 def check_device(device: str = "/dev/fuse") -> MachineFinding:
-    """The kernel's side: the device is there and can be opened for reading and writing."""
+    """Return the kernel's side: the device is there and can be opened for reading and writing."""
     name = device
     try:
         os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
@@ -130,7 +130,7 @@ def _has_capability(fields: Mapping[str, str], which: str) -> bool:
 
 
 def check_fusermount(program: str | None = None) -> MachineFinding:
-    """The helper that mounts for ordinary users: there and setuid root. Root mounts without it."""
+    """Return the helper that mounts for ordinary users: there and setuid root. Root mounts without it."""
     name = "fusermount3"
     needed = os.geteuid() != 0
     program = program or host.program(name)
@@ -160,7 +160,7 @@ def fusermount_version(program: str = "fusermount3") -> tuple[int, ...]:
 
 
 def check_library() -> MachineFinding:
-    """The Python binding can be loaded, and libfuse with it."""
+    """Return the Python binding can be loaded, and libfuse with it."""
     name = "libfuse"
     try:
         import pyfuse3
@@ -209,7 +209,7 @@ _KERNEL_FEATURES: Mapping[tuple[int, ...], str] = {
 
 
 def check_kernel(version: tuple[int, ...] | None = None) -> MachineFinding:
-    """The features of this kernel's version. A mount needs none of them, so the check never fails."""
+    """Return the features of this kernel's version. A mount needs none of them, so the check never fails."""
     version = host.kernel_version() if version is None else version
     features = [
         what if version >= since else f"not yet ({host.version_text(since)}): {what}"
@@ -219,7 +219,7 @@ def check_kernel(version: tuple[int, ...] | None = None) -> MachineFinding:
 
 
 def check_open_files(limits: tuple[int, int] | None = None) -> MachineFinding:
-    """The limit of open files, soft and hard. A mount raises the soft one itself."""
+    """Return the limit of open files, soft and hard. A mount raises the soft one itself."""
     soft, hard = limits or resource.getrlimit(resource.RLIMIT_NOFILE)
     shown = f"{_limit(soft)} (can be raised to {_limit(hard)})" if soft != hard else _limit(soft)
     if hard != resource.RLIM_INFINITY and hard < FEW_FILES:
@@ -233,7 +233,10 @@ def _limit(value: int) -> str:
 
 
 def check_index_directory(directory: Path, free: int | None = None) -> MachineFinding:
-    """The place of the index: writable, on a file system of this machine, with space left (`free` bytes)."""
+    """Return the place of the index.
+
+    Writable, on a file system of this machine, with space left (`free` bytes).
+    """
     name = "index directory"
     quoted = shlex.quote(str(directory))
     place = _nearest_existing(directory)
@@ -258,7 +261,7 @@ def check_index_directory(directory: Path, free: int | None = None) -> MachineFi
 
 
 def check_runtime_directory() -> MachineFinding:
-    """The place of control sockets: without it nothing can be mounted, shown or ended. Nothing is made."""
+    """Return the place of control sockets: without it nothing can be mounted, shown or ended. Nothing is made."""
     name = "runtime directory"
     try:
         return MachineFinding(name, "ok", str(host.runtime_dir(create=False)))
@@ -268,7 +271,7 @@ def check_runtime_directory() -> MachineFinding:
 
 
 def check_log_directory(directory: Path) -> MachineFinding:
-    """The place of logs; in a bad one there are none, and they go to the runtime directory."""
+    """Return the place of logs; in a bad one there are none, and they go to the runtime directory."""
     name, place = "log directory", _nearest_existing(directory)
     unsafe = _unsafe(directory)
     if unsafe is not None:
@@ -336,7 +339,7 @@ def check_mountpoint(path: str, version: tuple[int, ...] | None = None) -> Machi
 
 
 def _check_mounted(name: str, place: str) -> MachineFinding:
-    """A mount of wdsfs that is there, and serves: the kernel has just been answered."""
+    """Return a mount of wdsfs that is there, and serves: the kernel has just been answered."""
     mount = search.find(place)
     if mount is None or mount.registration is None:
         return MachineFinding(
@@ -369,7 +372,7 @@ def _user_problem(path: str, status: os.stat_result, version: tuple[int, ...] | 
 
 
 def mountable(fstype: str, version: tuple[int, ...]) -> bool:
-    """True if this version of fusermount3 lets a user mount over this file system type.
+    """Return True if this version of fusermount3 lets a user mount over this file system type.
 
     True also if that is unknown: a false alarm is worse than fusermount3's own message.
     """
@@ -380,7 +383,7 @@ def mountable(fstype: str, version: tuple[int, ...]) -> bool:
 
 
 def confined(path: str, profile: str = "/etc/apparmor.d/fusermount3") -> bool:
-    """True if AppArmor may keep fusermount3 from mounting at `path`.
+    """Return True if AppArmor may keep fusermount3 from mounting at `path`.
 
     Ubuntu 24.10 and others ship a profile that lets users mount in a few places only. Its rules are not
     parsed here: the places are those of the profile as it is shipped.

@@ -276,7 +276,10 @@ class Growth:
         self._failure = ""  # the last one that was logged
 
     def follower(self) -> Callable[[Supervisor], None] | None:
-        """The function that follows changes of the shards, for a process of its own; None without inotify."""
+        """Return the function that follows changes of the shards, for a process of its own.
+
+        None without inotify.
+        """
         hint = (lambda: None) if self._hints is None else self._hints.give
         return follower(self.served, self._directories if self._hints else (), hint)
 

@@ -144,7 +144,7 @@ def run(mount: MountOptions, leave: daemon.Leave, ready: Callable[[], None]) -> 
 
 
 def _shards(mount: MountOptions) -> list[Shard]:
-    """The shards of a mount. Raises what `expand` does."""
+    """Return the shards of a mount. Raises what `expand` does."""
     selection = mount.selection
     if mount.serving.new:
         return []
@@ -373,7 +373,7 @@ class KeptSignals:
 
 
 def _fsname(specs: Sequence[str]) -> str:
-    """The source that `mount` and `df` show: what was mounted, within what an option can carry."""
+    """Return the source that `mount` and `df` show: what was mounted, within what an option can carry."""
     text = " ".join(map(objects.without_secrets, specs)).encode("ascii", "backslashreplace").decode()
     text = text if len(text) <= 200 else text[:197] + "..."
     return "wdsfs#" + text.replace("\\", "\\\\").replace(",", "\\,")

@@ -108,7 +108,7 @@ class TextRing:
         return number
 
     def get(self, number: int) -> Text | None:
-        """The text of this number; None if it has been evicted, or never existed."""
+        """Return the text of this number; None if it has been evicted, or never existed."""
         slot = os.pread(self._file, _HEAD.size + TEXT_MAX, _place_of(number))
         if len(slot) < _HEAD.size:
             return None
@@ -165,7 +165,10 @@ class HiddenDirectory:
     # --- what there is
 
     def lookup(self, parent: int, name: bytes) -> Node:
-        """The child `name` of one of these directories, or of the top. Raises NoSuchEntry, NotADirectory."""
+        """Return the child `name` of one of these directories, or of the top.
+
+        Raises NoSuchEntry, NotADirectory.
+        """
         if parent == ROOT and name == NAME:
             return self.getattr(pack_extra(HIDDEN))
         what, _ = self._open(parent)
@@ -198,16 +201,17 @@ class HiddenDirectory:
         raise InvalidRequest(f"inode {inode} is no symbolic link")
 
     def totals(self) -> Totals:
-        """Those of the set."""
+        """Return those of the set."""
         return self.tree.totals()
 
     def parent(self, inode: int) -> int:
-        """The inode of the directory that holds this one."""
+        """Return the inode of the directory that holds this one."""
         what, _ = self._open(inode)
         return ROOT if what == HIDDEN else pack_extra(HIDDEN)
 
     def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
-        """The children of a directory after the cursor `after`, each with only the inode number and the type.
+        """Yield the children of a directory after the cursor `after`, each with only the inode number and the
+        type.
 
         The texts are not made to list them: of a hundred thousand shards that would take an hour.
         """
@@ -229,7 +233,7 @@ class HiddenDirectory:
             yield Entry(name, _typed(pack_extra(child), mode), at + _FIRST)
 
     def xattrs(self, inode: int) -> list[bytes]:
-        """None."""
+        """Return None."""
         return []
 
     def getxattr(self, inode: int, name: bytes) -> bytes:
@@ -245,7 +249,7 @@ class HiddenDirectory:
     # --- the texts
 
     def text(self, inode: int) -> Text:
-        """The text of a file. Raises IsADirectory, StaleEntry, ShardErrors, ExportError."""
+        """Return the text of a file. Raises IsADirectory, StaleEntry, ShardErrors, ExportError."""
         what, number = self._open(inode)
         if what in (HIDDEN, DALI):
             raise IsADirectory(f"inode {inode} is a directory")
@@ -294,7 +298,7 @@ class HiddenDirectory:
         return {**self.daemon.as_json(), "state": state, **report, "unfinished_commit": self._half_done()}
 
     def _problems(self) -> bytes:
-        """A line for each shard that is not whole, as far as they are indexed."""
+        """Return a line for each shard that is not whole, as far as they are indexed."""
         rows = (names.shown(f"{path}: {problem}") for path, problem in self.lower.damaged())
         return "".join(f"{row}\n" for row in rows).encode("utf-8", "surrogateescape")
 
@@ -397,21 +401,21 @@ class HiddenDirectoryOperations(Operations[HiddenDirectory]):
         self.slot, self._crowded = slot, crowded
 
     def handler_of(self, opcode: int, usual: Handler) -> Handler:
-        """The handler for an opcode; `usual` is the handler for all other inodes. Changes get EROFS."""
+        """Return the handler for an opcode; `usual` is the handler for all other inodes. Changes get EROFS."""
         if opcode in _AS_USUAL or usual is not_implemented:
             return usual
         handler = self._handlers.get(opcode)
         return _read_only if handler is None else handler[1]
 
     def enter(self, timeout: int) -> bytes:
-        """The reply to a LOOKUP of the directory itself, which the kernel may cache for `timeout` seconds."""
+        """Return the reply to a LOOKUP of the directory itself, cached for `timeout` seconds."""
         return self._entry(self.tree.lookup(ROOT, NAME), timeout)
 
     def _entry_timeout(self, parent: int) -> int:
         return 0
 
     def readdirplus(self, request: Request) -> Reply:
-        """Names and types only: for attributes the kernel has to look a name up."""
+        """Return names and types only: for attributes the kernel has to look a name up."""
         pack, attributes = protocol.line_plus, self._attributes
         return self._list(
             request, lambda entry: pack(entry.name, entry.cursor, 0, 0, attributes(entry.node), is_lookup=False)
@@ -423,5 +427,5 @@ class HiddenDirectoryOperations(Operations[HiddenDirectory]):
 
 
 def _read_only(request: Request) -> int:
-    """The hidden directory cannot be changed."""
+    """Return the hidden directory cannot be changed."""
     return errno.EROFS

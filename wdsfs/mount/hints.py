@@ -22,7 +22,7 @@ def hints(below: ShardSet, tree: TreeOptions, writable: bool) -> Sequence[str]:
 
 
 def _suffix_hint(below: ShardSet, tree: TreeOptions, writable: bool) -> str | None:
-    """A hint for a set of images or sound whose files are called `jpg`, so that loaders do not find them.
+    """Return a hint for a set of images or sound whose files are called `jpg`, so that loaders do not find them.
 
     None if there is no such file in the first shards, or they are not indexed.
     """
@@ -42,7 +42,7 @@ def _suffix_hint(below: ShardSet, tree: TreeOptions, writable: bool) -> str | No
 
 
 def _class_hint(below: ShardSet, class_names: str | None) -> str | None:
-    """A hint for classes that have numbers, if loaders that count directories give them others.
+    """Return a hint for classes that have numbers, if loaders that count directories give them others.
 
     None also while not all shards are indexed.
     """

@@ -72,7 +72,7 @@ def check_place(mountpoint: str, options: Sequence[str], overlay: Path | None) -
 
 
 def _attributes(options: Sequence[str], writable: bool) -> tuple[int, bool]:
-    """The attributes of a mount, and if the mount point may have entries. Raises UsageError."""
+    """Return the attributes of a mount, and if the mount point may have entries. Raises UsageError."""
     parsed = parse_options(options, writable)
     attributes = mount_table.NO_SUID | mount_table.NO_DEVICES
     if not writable or "ro" in parsed.fuse:

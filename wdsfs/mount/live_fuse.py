@@ -77,7 +77,7 @@ class FuseMount(LiveMount):
     # --- asking
 
     def _ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The answer of the daemon. Raises MountError, OverlayBusy."""
+        """Return the answer of the daemon. Raises MountError, OverlayBusy."""
         if self.registration is None:
             raise self._foreign()
         try:
@@ -181,7 +181,7 @@ class FuseMount(LiveMount):
             return None
 
     def _state_without_answer(self, daemon: Registration) -> str:
-        """The state, in words, of a mount whose daemon does not answer."""
+        """Return the state, in words, of a mount whose daemon does not answer."""
         if daemon.alive:
             return SILENT
         if mount_table.mounted_at(self.mountpoint) is None:
@@ -279,14 +279,14 @@ class _FrozenByDaemon(Frozen):
 
 
 def _shown_set(answer: dict[str, Any]) -> ShownSet:
-    """The set of a mount, by the answer of its daemon."""
+    """Return the set of a mount, by the answer of its daemon."""
     reading, without = Reading(**answer["reading"]), answer["without"]
     shards = [Shard.of_texts(path, name, reading, without.get(path, ())) for name, path in answer["shards"]]
     return ShownSet(answer, shards, access_from_json(answer["seen"]))
 
 
 def waits_for_disk(pid: int) -> bool:
-    """True if a process or a child of it is in uninterruptible sleep, which only a disk ends."""
+    """Return True if a process or a child of it is in uninterruptible sleep, which only a disk ends."""
     try:
         pids = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
         return any(Path(f"/proc/{process}/stat").read_bytes().rpartition(b") ")[2][:1] == b"D" for process in pids)

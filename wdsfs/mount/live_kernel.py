@@ -113,7 +113,10 @@ class KernelMount(LiveMount):
         return ShownSet((guard.identity, guard.shards), shards, Access())
 
     def _guard_of_overlay(self) -> Guarded:
-        """The guard, alive or not. Raises MountError if there is none that knows what is below the overlay."""
+        """Return the guard, alive or not.
+
+        Raises MountError if there is none that knows what is below the overlay.
+        """
         if self.guard is not None and self.guard.overlay is not None:
             return self.guard
         raise MountError(

@@ -111,11 +111,11 @@ class LiveMount(ABC):
 
     @abstractmethod
     def report(self) -> dict[str, Any]:
-        """The report of `wdsfs status --json`."""
+        """Return the report of `wdsfs status --json`."""
 
     @abstractmethod
     def shown(self) -> ShownSet:
-        """The set that is shown now. Raises MountError, OverlayBusy, OSErrors."""
+        """Return the set that is shown now. Raises MountError, OverlayBusy, OSErrors."""
 
     @contextmanager
     def opened(self, shown: ShownSet, opening: Opening) -> Iterator[ShardSet]:
@@ -136,7 +136,7 @@ class LiveMount(ABC):
 
     @abstractmethod
     def lower(self) -> ShownSet:
-        """The set below its overlay, by the paths of the shards. Raises MountError, OverlayBusy."""
+        """Return the set below its overlay, by the paths of the shards. Raises MountError, OverlayBusy."""
 
     @abstractmethod
     def frozen(self, make_image: MakeImage) -> AbstractContextManager[Frozen]:
@@ -169,7 +169,7 @@ class LiveMount(ABC):
             forget(self.registration)
 
     def _is_dead(self) -> bool:
-        """True if nobody serves the mount any more."""
+        """Return True if nobody serves the mount any more."""
         try:
             os.statvfs(self.mountpoint)
         except OSError as error:
@@ -185,7 +185,7 @@ class LiveMount(ABC):
 
 
 def options_of(about: Registration | Manifest) -> TreeOptions:
-    """The options of a tree that a process has registered, or that an image has."""
+    """Return the options of a tree that a process has registered, or that an image has."""
     from wdsfs.tree.options import TreeOptions, parse_composition  # late: few commands need them
 
     composition = parse_composition(about.layout, about.composition)
@@ -193,7 +193,7 @@ def options_of(about: Registration | Manifest) -> TreeOptions:
 
 
 def is_read_only(mountpoint: str, overlay: str | None) -> bool:
-    """True for a mount without an overlay, or one that was mounted with `-o ro`."""
+    """Return True for a mount without an overlay, or one that was mounted with `-o ro`."""
     mounted = mount_table.mounted_at(mountpoint)
     return not overlay or (mounted is not None and "ro" in mounted.options)
 
@@ -219,7 +219,7 @@ def detach(path: str, lazy: bool) -> None:
 
 
 def _busy_text(path: str) -> str:
-    """The message about a mount that is used: by whom, as far as this user may see."""
+    """Return the message about a mount that is used: by whom, as far as this user may see."""
     quoted = shlex.quote(path)
     users = [f"{user.command} ({user.pid}, {user.what})" for user in mount_table.users(os.fsencode(path))]
     who = f"by {several(users, _USERS_NAMED)}" if users else f"by whom only root sees: sudo fuser -vm {quoted}"

@@ -104,7 +104,7 @@ def _expanded(served: MountedSet) -> list[Shard]:
 
 
 def _listed_at(part: str) -> str | None:
-    """The path of a list that is at a URL; None for anything else."""
+    """Return the path of a list that is at a URL; None for anything else."""
     text = part.removeprefix(LIST)
     is_list = text != part or text.endswith((*shard_lists.SUFFIXES, index_file.SUFFIX))
     return objects.path_of(text) if is_list and objects.is_url(text) and not objects.is_command(text) else None
@@ -154,7 +154,7 @@ class _Look:
         self.index.close()
 
     def _opened(self, served: MountedSet) -> ShardSet:
-        """The set, over the index of this look."""
+        """Return the set, over the index of this look."""
         below = open_set(
             *(served.shards, self.index, served.composition, served.companions),
             tags=served.tags,
@@ -168,7 +168,7 @@ class _Look:
         return {number: below.last_samples(number) for number in gone}
 
     def _chosen(self, known: Sequence[Shard], candidates: Sequence[Shard]) -> Change:
-        """Those of the candidates that can be shown, named, with the numbers that they have or get."""
+        """Return those of the candidates that can be shown, named, with the numbers that they have or get."""
         waiting = [shard for shard in candidates if self._passes(shard)]
         room = max(0, SHARD_MAX + 1 - len(known))
         for shard in waiting[room:]:
@@ -198,7 +198,7 @@ class _Look:
                         self.index.store([(shard.key, data)])
 
     def _counted(self, candidates: Sequence[Shard]) -> list[tuple[Shard, int]]:
-        """The candidates that can be read and are settled, with their samples."""
+        """Return the candidates that can be read and are settled, with their samples."""
         below = self._opened(self.served.grown(Change({}, (), candidates)))
         settled = []
         for number, shard in enumerate(candidates, len(self.served.shards)):
@@ -218,7 +218,7 @@ class _Look:
         return settled
 
     def _passes(self, shard: Shard) -> bool:
-        """True if a candidate is worth reading; else it is left out."""
+        """Return True if a candidate is worth reading; else it is left out."""
         if is_remote(shard.path):
             if not self.fetches:
                 self._leave(shard, "it is a remote shard, and this mount began without any: mount again")
@@ -280,7 +280,7 @@ def _row(shard: Shard) -> list[Any]:
 
 
 def change_of(served: MountedSet, answer: dict[str, Any]) -> Change:
-    """The change of a set that a look has found."""
+    """Return the change of a set that a look has found."""
     if answer["error"]:
         return Change({}, (), ())
     reading = served.mount.selection.reading
@@ -308,7 +308,7 @@ def _rest(path: bytes) -> float | None:
 
 
 def settles_in(path: bytes) -> float | None:
-    """The time (s) until a file that is not whole counts as damaged; None if it does."""
+    """Return the time (s) until a file that is not whole counts as damaged; None if it does."""
     return None if is_remote(path) else _until(path, SETTLED_SECONDS)
 
 

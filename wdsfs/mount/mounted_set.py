@@ -48,13 +48,13 @@ class MountedSet:
         return [*(shard.path for shard in self.shards if shard.gone is None), *self.companions.files]
 
     def extended(self, further: Sequence[bytes], published: Sequence[bytes]) -> MountedSet:
-        """The set with `further` shards at the end; a commit has replaced `published`."""
+        """Return the set with `further` shards at the end; a commit has replaced `published`."""
         shards = extended(self.shards, further)
         access = self.access.renewed(published, further)
         return replace(self, shards=shards, tags=self.tags.extended(len(shards)), access=access)
 
     def grown(self, change: Change) -> MountedSet:
-        """The set after shards have come or gone."""
+        """Return the set after shards have come or gone."""
         before = len(self.shards)
         # A shard stays beside the joined one that it was beside, and one that came later is beside none.
         shards = [

@@ -59,7 +59,10 @@ class NamedSet(NamedTuple):
     typed: frozenset[str] = frozenset()
 
     def as_made(self, settings: OverlaySettings | None) -> NamedSet:
-        """The set with the options that the overlay was made with. Raises UsageError if others were typed."""
+        """Return the set with the options that the overlay was made with.
+
+        Raises UsageError if others were typed.
+        """
         if settings is None:
             return self
         reading = settings.reading
@@ -208,7 +211,7 @@ def held_session(
 def _shards_of(
     place: OverlayDirectory, settings: OverlaySettings | None, below: NamedSet, opening: Opening
 ) -> Sequence[Shard]:
-    """The shards that a user names below an overlay; none for a set that begins empty."""
+    """Return the shards that a user names below an overlay; none for a set that begins empty."""
     if not below.specs:
         if settings is None or settings.shards:
             raise UsageError("name the SHARDS below the overlay, too; only one of `mount --new` has none")

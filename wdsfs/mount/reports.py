@@ -51,7 +51,7 @@ class SetState:
         self._memory[: _HEAD.size + len(text)] = _HEAD.pack(len(text), zlib.crc32(text)) + text
 
     def read(self) -> dict[str, Any]:
-        """The state as of now."""
+        """Return the state as of now."""
         for _ in range(READS_MAX):
             length, crc = _HEAD.unpack_from(self._memory)
             text = bytes(self._memory[_HEAD.size : _HEAD.size + length])
@@ -79,7 +79,7 @@ _RENAMED = {"bytes": "fetched_bytes", "used": "used_bytes"}
 
 
 def _remote_report(board: Board) -> dict[str, Any]:
-    """The state of the fetcher, of the cache and of each store of a mount that has remote shards."""
+    """Return the state of the fetcher, of the cache and of each store of a mount that has remote shards."""
     state = shard_paths.state()
     stores = []
     for store, hits in board.hits.items():
@@ -198,7 +198,7 @@ _REMOTE_METRICS = (
 
 
 def gather(lower: ShardSet, totals: Callable[[], Totals], board: Board, started: float) -> dict[str, Any]:
-    """The totals of the set from the index, and the counters of the processes of the mount.
+    """Return the totals of the set from the index, and the counters of the processes of the mount.
 
     `started` is when the mount began (seconds since the epoch). Looks at every shard. "remote" is in the report of
     a mount with remote shards only.
@@ -241,7 +241,10 @@ def anonymous_bytes(pid: int) -> int:
 
 
 def as_json(report: dict[str, Any], most: int) -> bytes:
-    """A report as JSON of at most `most` bytes. Its longest lists and texts are cut as far as that takes."""
+    """Return a report as JSON of at most `most` bytes.
+
+    Its longest lists and texts are cut as far as that takes.
+    """
     while True:
         # What is no UTF-8 in a path is a lone surrogate here, and becomes an escape of JSON.
         text = json.dumps(report, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
@@ -253,7 +256,7 @@ def as_json(report: dict[str, Any], most: int) -> bytes:
 
 
 def as_metrics(report: dict[str, Any]) -> bytes:
-    """A report in the text format of Prometheus, version 0.0.4.
+    """Return a report in the text format of Prometheus, version 0.0.4.
 
     Every line has the mount point as a label, so that the files of several mounts can be put together.
     """
@@ -274,6 +277,6 @@ def _lines(metric: _Metric, mount: str, report: dict[str, Any]) -> Iterator[str]
 
 
 def _label(text: str) -> str:
-    """The value of a label: UTF-8 on one line whatever the path is; backslashes and quotes are escaped."""
+    """Return the value of a label: UTF-8 on one line whatever the path is; backslashes and quotes are escaped."""
     readable = names.shown(text).encode("utf-8", "backslashreplace")[-LABEL_MAX:].decode("utf-8", "ignore")
     return readable.replace("\\", "\\\\").replace('"', '\\"')

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def find(path: str) -> LiveMount | None:
-    """The mount of wdsfs at this path, alive or dead; None if there is none. Raises MountError."""
+    """Return the mount of wdsfs at this path, alive or dead; None if there is none. Raises MountError."""
     mountpoint = canonical(path)
     registration = registration_of(mountpoint, Registration)
     if registration is not None and registration.engine == FUSE:
@@ -30,7 +30,7 @@ def find(path: str) -> LiveMount | None:
 
 
 def _mount_of(mounted: MountPoint) -> LiveMount | None:
-    """The mount of wdsfs that the kernel lists here; None for any other mount."""
+    """Return the mount of wdsfs that the kernel lists here; None for any other mount."""
     mountpoint = os.fsdecode(mounted.path)
     if mounted.fstype == "fuse.wdsfs":
         daemon = registration_of(mountpoint, Registration)
@@ -44,7 +44,7 @@ def _mount_of(mounted: MountPoint) -> LiveMount | None:
 
 
 def live_mounts() -> list[LiveMount]:
-    """The mounts of this user, those that are dead among them, and of root's images all that can be read.
+    """Return the mounts of this user, those that are dead among them, and of root's images all that can be read.
 
     Root also gets the mounts by FUSE of other users. Raises MountError.
     """
@@ -57,12 +57,12 @@ def live_mounts() -> list[LiveMount]:
 
 
 def _is_foreign(mounted: MountPoint) -> bool:
-    """True if root sees a mount by FUSE that another user has made."""
+    """Return True if root sees a mount by FUSE that another user has made."""
     return os.geteuid() == 0 and mounted.user != 0
 
 
 def ending_order() -> list[LiveMount]:
-    """The mounts that this user can end, the latest first: it may lie in another one."""
+    """Return the mounts that this user can end, the latest first: it may lie in another one."""
     is_root = os.geteuid() == 0
     started = {
         mount: 0.0 if mount.registration is None else mount.registration.started
@@ -73,7 +73,7 @@ def ending_order() -> list[LiveMount]:
 
 
 def named(path: str) -> LiveMount:
-    """The mount of wdsfs at this path. Raises MountError, which says what is there, for any other path."""
+    """Return the mount of wdsfs at this path. Raises MountError, which says what is there, for any other path."""
     mount = find(path)
     if mount is not None:
         return mount
@@ -87,19 +87,19 @@ def named(path: str) -> LiveMount:
 
 
 def around(path: str) -> LiveMount | None:
-    """The mount of wdsfs that a path lies in, its top among them; None if it lies in none."""
+    """Return the mount of wdsfs that a path lies in, its top among them; None if it lies in none."""
     mounted = mount_table.mount_of(path)
     return None if mounted is None else _mount_of(mounted)
 
 
 def above(path: str) -> str | None:
-    """The mount point of the mount of wdsfs that a path lies in, below its top; None if it lies in none."""
+    """Return the mount point of the mount of wdsfs that a path lies in, below its top; None if it lies in none."""
     mount = around(path)
     return None if mount is None or mount.mountpoint == canonical(path) else mount.mountpoint
 
 
 def writable(path: str) -> LiveMount:
-    """The mount with an overlay at this path. Raises MountError."""
+    """Return the mount with an overlay at this path. Raises MountError."""
     mount = named(path)
     if mount.overlay is None:
         text = f"{path}: that mount has no overlay, so nothing in it was changed"

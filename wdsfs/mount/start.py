@@ -51,7 +51,7 @@ def start(mount: MountOptions, made: MadeBy | None = None) -> int:
 
 
 def prepared_again(mount: MountOptions) -> ImageMount:
-    """The mount that these options of a mount by the kernel would make now. Raises WdsfsError.
+    """Return the mount that these options of a mount by the kernel would make now. Raises WdsfsError.
 
     Its image is made, unless it is there; nothing is said of the set again.
     """
@@ -81,14 +81,14 @@ def image_of_shards(guard: Guarded, shards: Sequence[Shard], opening: Opening) -
 
 
 def is_of_image(specs: Sequence[str]) -> bool:
-    """True if an image is named, or what was one and is damaged, as far as its name tells."""
+    """Return True if an image is named, or what was one and is damaged, as far as its name tells."""
     if len(specs) != 1 or "://" in specs[0]:
         return False
     return is_image(specs[0]) or (specs[0].endswith(IMAGE_SUFFIX) and os.path.isfile(specs[0]))
 
 
 def _mount_of_image(mount: MountOptions) -> ImageMount:
-    """The mount of an image that is named. Raises UsageError."""
+    """Return the mount of an image that is named. Raises UsageError."""
     image, base, options = os.path.abspath(mount.specs[0]), mount.selection.base, mount.dash_o
     if base is not None and "://" in base:
         raise UsageError(f"--base {base}: the shards of an image are files; name their directory")

@@ -104,7 +104,7 @@ def _failure(path: str, error: WdsfsError | OSError) -> NoOrigin:
 
 
 def _placed(number: int, path: str) -> tuple[LiveMount, _Place]:
-    """The mount that a path lies in, and the place there. Raises UsageError, NoSuchEntry, OSError."""
+    """Return the mount that a path lies in, and the place there. Raises UsageError, NoSuchEntry, OSError."""
     if not path:
         raise UsageError("a path is empty")
     parent, base = os.path.split(os.path.abspath(path))
@@ -124,7 +124,7 @@ def _placed(number: int, path: str) -> tuple[LiveMount, _Place]:
 
 
 def _image_of_others(directory: str) -> str:
-    """The end of a message about a path in what may be an image that this user may not read."""
+    """Return the end of a message about a path in what may be an image that this user may not read."""
     mounted = mount_table.mount_of(directory)
     if mounted is None or mounted.fstype != "erofs":
         return ""
@@ -179,7 +179,7 @@ def _origin(mount: LiveMount, tree: LowerTree, place: _Place) -> Origin:
 
 
 def _upper_of(overlay: str, below: str) -> str | None:
-    """The path in the upper of an overlay, if there is an entry."""
+    """Return the path in the upper of an overlay, if there is an entry."""
     path = os.path.join(OverlayDirectory(Path(overlay)).upper, below)
     return path if os.path.lexists(path) else None
 
@@ -189,7 +189,7 @@ def _made_by_overlay(path: str, upper: str) -> NoSuchEntry:
 
 
 def _attributes(tree: LowerTree, path: bytes) -> dict[str, str]:
-    """The extended attributes that a tree has for a path. Raises EntryErrors, ShardErrors."""
+    """Return the extended attributes that a tree has for a path. Raises EntryErrors, ShardErrors."""
     inode = indexed(tree.resolve, path).inode
     return {
         os.fsdecode(name.removeprefix(XATTR)): os.fsdecode(indexed(tree.getxattr, inode, name))

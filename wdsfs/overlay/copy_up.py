@@ -35,12 +35,15 @@ class CopyUp:
         self._owner = owner
 
     def anything(self, inode: int) -> UpperNode:
-        """The node of an inode in the upper, copied up if necessary."""
+        """Return the node of an inode in the upper, copied up if necessary."""
         node = self.nodes.by_inode.get(inode)
         return self.copy_up(inode) if node is None else node
 
     def directory(self, inode: int) -> UpperNode:
-        """A directory in the upper, made if the lower has it. Raises NoSuchEntry when it has been removed."""
+        """Return a directory in the upper, made if the lower has it.
+
+        Raises NoSuchEntry when it has been removed.
+        """
         node = self.nodes.by_inode.get(inode)
         if node is None:
             node = self._copy_up_way(inode)
@@ -73,7 +76,7 @@ class CopyUp:
         return node
 
     def _attributes(self, original: Node) -> Attributes:
-        """The attributes of a copy."""
+        """Return the attributes of a copy."""
         return Attributes(stat.S_IMODE(original.mode), self._owner, (original.mtime_ns, original.mtime_ns))
 
     def copy_up(self, inode: int, size: int | None = None) -> UpperNode:
@@ -119,7 +122,7 @@ class CopyUp:
                 self._link_copy(node, holder, name)
 
     def child(self, parent: int, name: bytes) -> Child | None:
-        """The child with this name: a node of the upper, else one of the lower, else None."""
+        """Return the child with this name: a node of the upper, else one of the lower, else None."""
         if len(name) > NAME_MAX:
             raise NameTooLong(f"a name of {len(name)} bytes")
         if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:

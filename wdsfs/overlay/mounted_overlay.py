@@ -78,7 +78,7 @@ class MountedOverlay:
             raise OverlayUnusable(f"{directory} cannot be used as an overlay: {error.strerror}") from error
 
     def tree(self, below: LowerTree) -> WritableTree:
-        """The tree of a worker; a second one goes on where the first was stopped."""
+        """Return the tree of a worker; a second one goes on where the first was stopped."""
         inherited = bool(self._memory[_BEGUN])
         upper = UpperDirectory(self.place, self.owner, inherited)
         self._memory[_BEGUN] = 1
@@ -89,7 +89,7 @@ class MountedOverlay:
         os.pwrite(self._notes, note, os.fstat(self._notes).st_size)
 
     def notes(self) -> bytes:
-        """All notifications that were kept."""
+        """Return all notifications that were kept."""
         return os.pread(self._notes, os.fstat(self._notes).st_size, 0)
 
     def drop_notes(self) -> None:

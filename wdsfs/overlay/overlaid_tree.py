@@ -109,8 +109,9 @@ class NodeTable:
         return candidate.inode if stat.S_ISDIR(candidate.mode) else 0
 
     def below(self, directory: UpperNode) -> int:
-        """The number of the lower's directory that shows through, 0 for none. Raises ShardErrors if it is not
-        known."""
+        """Return the number of the lower's directory that shows through, 0 for none. Raises ShardErrors if it is
+        not known.
+        """
         if directory.lower == _BROKEN:
             *above, _ = reversed(directory.chain())
             for parent, child in zip(above, [*above[1:], directory], strict=True):
@@ -143,8 +144,9 @@ class NodeTable:
         return linked
 
     def _original_number(self, node: UpperNode) -> int:
-        """The number of a copy's original; 0 for a new node, and if the shard cannot be read: the copy then has a
-        number of its own."""
+        """Return the number of a copy's original; 0 for a new node, and if the shard cannot be read: the copy then
+        has a number of its own.
+        """
         if node.origin is None or node.lower > 0:
             return 0
         try:
@@ -153,7 +155,7 @@ class NodeTable:
             return 0
 
     def homes(self, node: UpperNode, number: int) -> list[Place]:
-        """The places of a copy that are those of its original, which has this number in the lower."""
+        """Return the places of a copy that are those of its original, which has this number in the lower."""
         try:
             places = self.tree.places(number)
         except (ShardError, NoSuchEntry):
@@ -161,19 +163,20 @@ class NodeTable:
         return [place for place in node.places() if (place[0].lower, place[1]) in places]
 
     def is_moved(self, node: UpperNode, number: int) -> bool:
-        """True if the lower shows the original of a copy at another place than the copy's: then the original has
-        the number. A whiteout may have been removed, by `restore` or by hand."""
+        """Return True if the lower shows the original of a copy at another place than the copy's: then the
+        original has the number. A whiteout may have been removed, by `restore` or by hand.
+        """
         return self.has_a_name(number) and not self.homes(node, number)
 
     def has_a_name(self, inode: int) -> bool:
-        """True if a node of the lower has a visible name; False if its shard cannot be read."""
+        """Return True if a node of the lower has a visible name; False if its shard cannot be read."""
         try:
             return any(self.is_shown(*place) for place in self.tree.places(inode))
         except (ShardError, NoSuchEntry):
             return False
 
     def origin(self, inode: int) -> Origin:
-        """The origin that a copy keeps on disk."""
+        """Return the origin that a copy keeps on disk."""
         return Origin(inode, self.lower.fingerprint(inodes.unpack(inode)[1]).sum)
 
     def renumber(self, node: UpperNode, inode: int) -> None:
@@ -187,7 +190,7 @@ class NodeTable:
     # --- which names of the lower are seen
 
     def is_shown(self, parent: int, name: bytes) -> bool:
-        """True if this name in a directory of the lower shows through."""
+        """Return True if this name in a directory of the lower shows through."""
         while True:
             node = self.by_inode.get(parent)
             if node is not None:
@@ -195,13 +198,13 @@ class NodeTable:
             parent, name = self.tree.places(parent)[0]
 
     def shows(self, directory: UpperNode, name: bytes) -> bool:
-        """True if the lower's name would show through if the upper had none."""
+        """Return True if the lower's name would show through if the upper had none."""
         if directory.lower == _BROKEN:
             return True  # rather a needless whiteout than a removed file that comes back
         return directory.lower != 0 and self.has(directory.lower, name)
 
     def has(self, below: int, name: bytes) -> bool:
-        """True if a directory of the lower has this name, or cannot be read and may have it."""
+        """Return True if a directory of the lower has this name, or cannot be read and may have it."""
         try:
             self.tree.lookup(below, name)
         except NoSuchEntry:
@@ -236,8 +239,9 @@ class NodeTable:
 
 
 def number_of(lower: ShardSet, origin: Origin) -> int | None:
-    """The inode number that an origin has now; None when its shard is no longer what it was. Raises NotIndexed,
-    and ShardErrors of a shard that cannot be read."""
+    """Return the inode number that an origin has now; None when its shard is no longer what it was. Raises
+    NotIndexed, and ShardErrors of a shard that cannot be read.
+    """
     _, shard, where = inodes.unpack(origin.inode)
     if shard >= len(lower) or not kind_of(where):
         return None
@@ -258,7 +262,10 @@ class NameOrder:
         self._orders: OrderedDict[UpperNode, list[tuple[int, bytes]]] = OrderedDict()
 
     def after(self, directory: UpperNode, below: int, cursor: int) -> Iterator[tuple[int, bytes, UpperNode]]:
-        """The new names after a cursor, each with its cursor and node. `below` is the lower's directory, or 0."""
+        """Yield the new names after a cursor, each with its cursor and node.
+
+        `below` is the lower's directory, or 0.
+        """
         order = self._order(directory, below)
         at = bisect.bisect_right(order, cursor & UP - 1, key=lambda line: line[0]) if cursor >= UP else 0
         while at < len(order):
@@ -269,7 +276,7 @@ class NameOrder:
             at += 1
 
     def _order(self, directory: UpperNode, below: int) -> list[tuple[int, bytes]]:
-        """The names in their order; removed names may stay in it."""
+        """Return the names in their order; removed names may stay in it."""
         order = self._orders.get(directory)
         if order is None or len(order) > 2 * len(directory.children) + 64:
             order = sorted(
@@ -348,7 +355,7 @@ class OverlaidTree:
     # --- looking things up
 
     def lookup(self, parent: int, name: bytes) -> Node:
-        """The child `name` of a directory.
+        """Return the child `name` of a directory.
 
         Every method raises what the same method of `tree.tree.Tree` raises, and OSErrors of the upper.
         """
@@ -357,7 +364,7 @@ class OverlaidTree:
         return self.status(child) if isinstance(child, UpperNode) else self._over(child)
 
     def find(self, parent: int, name: bytes) -> Child:
-        """The child of a directory: the node in the upper, else that of the lower. Raises NoSuchEntry."""
+        """Return the child of a directory: the node in the upper, else that of the lower. Raises NoSuchEntry."""
         node = self._nodes.get(parent)
         if node is None:
             return self.tree.lookup(parent, name)
@@ -383,28 +390,31 @@ class OverlaidTree:
         return self._with_links(original)
 
     def _has_a_name(self, inode: int) -> bool:
-        """True if a node of the lower has a visible name; a worker that has taken over does not remember it."""
+        """Return True if a node of the lower has a visible name.
+
+        A worker that has taken over does not remember it.
+        """
         return not self._is_touched(inode) or any(self.nodes.is_shown(*place) for place in self.tree.places(inode))
 
     def _is_touched(self, inode: int) -> bool:
-        """True if the shard of an inode (in a merged tree: any shard) has changes."""
+        """Return True if the shard of an inode (in a merged tree: any shard) has changes."""
         changed = self.upper.top.children
         return bool(changed) and (self.merged or self.lower.shards[inodes.unpack(inode)[1]].name in changed)
 
     def _over(self, original: Node) -> Node:
-        """A node of the lower, or its copy, if another name of it was copied up."""
+        """Return a node of the lower, or its copy, if another name of it was copied up."""
         node = self._nodes.get(original.inode)
         return self._with_links(original) if node is None else self.status(node)
 
     def _with_links(self, original: Node) -> Node:
-        """A file of the lower with several names may have lost some."""
+        """Return a file of the lower with several names may have lost some."""
         if original.links == 1 or stat.S_ISDIR(original.mode) or not self._is_touched(original.inode):
             return original
         shown = sum(self.nodes.is_shown(*place) for place in self.tree.places(original.inode))
         return original._replace(links=shown)
 
     def status(self, node: UpperNode) -> Node:
-        """The attributes of a node of the upper, as the mount shows them."""
+        """Return the attributes of a node of the upper, as the mount shows them."""
         status = self.upper.files.stat(node)
         mode, links = status.st_mode, status.st_nlink
         if node.mode >= 0:
@@ -425,7 +435,7 @@ class OverlaidTree:
         return self.upper.files.readlink(node)
 
     def parent(self, inode: int) -> int:
-        """The inode of the directory that holds this directory."""
+        """Return the inode of the directory that holds this directory."""
         self._follow()
         node = self._nodes.get(inode)
         if node is None:
@@ -454,7 +464,8 @@ class OverlaidTree:
     # --- listing
 
     def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
-        """The children of a directory after the cursor `after`: those of the lower in its order, then new names.
+        """Yield the children of a directory after the cursor `after`: those of the lower in its order, then new
+        names.
 
         A cursor of the lower is its own; that of a new name is UP and a hash of the name
         (`overlay/overlaid_tree.py`). The iterator must be used up or dropped before any other call.
@@ -486,7 +497,7 @@ class OverlaidTree:
                 yield entry._replace(node=self.status(child))
 
     def _entry_over(self, entry: Entry) -> Entry:
-        """An entry of the lower, with its copy if another name of it was copied up."""
+        """Return an entry of the lower, with its copy if another name of it was copied up."""
         node = entry.node
         if node.links == 1 or stat.S_ISDIR(node.mode):
             return entry
@@ -523,7 +534,7 @@ class OverlaidTree:
             raise InvalidRequest(f"inode {node.inode} is no file")
 
     def xattrs(self, inode: int) -> list[bytes]:
-        """Names of the extended attributes: of the lower where it shows through, and those of users."""
+        """Return names of the extended attributes: of the lower where it shows through, and those of users."""
         self._follow()
         node = self._nodes.get(inode)
         if node is None:
@@ -532,7 +543,7 @@ class OverlaidTree:
         return (self.tree.xattrs(node.lower) if node.lower > 0 else []) + own
 
     def getxattr(self, inode: int, name: bytes) -> bytes:
-        """The value of an attribute. Raises NoSuchAttribute."""
+        """Return the value of an attribute. Raises NoSuchAttribute."""
         self._follow()
         node = self._nodes.get(inode)
         if node is None:
@@ -550,5 +561,5 @@ class OverlaidTree:
 
 
 def is_users(name: bytes) -> bool:
-    """True for an attribute of users; False for "user.overlay.x" and for all of other namespaces."""
+    """Return True for an attribute of users; False for "user.overlay.x" and for all of other namespaces."""
     return name.startswith(_USER) and not name.startswith(RESERVED)

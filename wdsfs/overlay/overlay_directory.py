@@ -149,7 +149,7 @@ class OverlaySettings:
 
 
 def read_settings(place: OverlayDirectory) -> OverlaySettings | None:
-    """The content of overlay.json; None if there is none. Raises OverlayUnusable."""
+    """Return the content of overlay.json; None if there is none. Raises OverlayUnusable."""
     try:
         return OverlaySettings.from_json(place.settings.read_bytes())
     except FileNotFoundError:
@@ -215,7 +215,7 @@ def _refuse_use_by_kernel(place: OverlayDirectory, served_at: str | None) -> Non
 
 
 def _busy(place: OverlayDirectory, fd: int, ours: bool) -> OverlayBusy:
-    """The error for an overlay whose lock, open as `fd`, another process has."""
+    """Return the error for an overlay whose lock, open as `fd`, another process has."""
     stranger = trust.foreign_holder(fd)
     if stranger is not None:
         return OverlayBusy(
@@ -227,7 +227,10 @@ def _busy(place: OverlayDirectory, fd: int, ours: bool) -> OverlayBusy:
 
 
 def _holder_text(holder: str) -> str:
-    """The message for an overlay that is in use. `holder` is the pid in its lock, empty if there is none."""
+    """Return the message for an overlay that is in use.
+
+    `holder` is the pid in its lock, empty if there is none.
+    """
     with contextlib.suppress(PermissionError, OverflowError):  # PermissionError: a process of another user
         try:
             if holder.isdecimal():
@@ -242,7 +245,7 @@ def _holder_text(holder: str) -> str:
 
 
 def _open_lock(place: OverlayDirectory, make: bool) -> tuple[int, bool]:
-    """The file to lock, and True if the holder's pid may be written to it."""
+    """Return the file to lock, and True if the holder's pid may be written to it."""
     if not place.is_bare and (make or os.listdir(place.path)):  # else nothing of ours belongs in there
         try:
             return trust.open_lock(place.lock), True
@@ -266,7 +269,8 @@ def held(place: OverlayDirectory, served_at: str | None = None) -> Iterator[None
 
 
 def is_used(upper: Path) -> bool:
-    """True if an overlay of the kernel's writes into this directory. Who is not root learns of visible mounts.
+    """Return True if an overlay of the kernel's writes into this directory. Who is not root learns of visible
+    mounts.
 
     Such a mount outlives the process that made it, and, detached but with files open, has no place in the list of
     mounts. The kernel marks the upper of every overlay that is there, and refuses it to a second one that wants it
@@ -287,13 +291,13 @@ def is_used(upper: Path) -> bool:
 
 
 def is_served_at(upper: Path, mountpoint: str) -> bool:
-    """True if what is mounted at this path is the kernel's overlayfs over this upper."""
+    """Return True if what is mounted at this path is the kernel's overlayfs over this upper."""
     mount = mount_table.mounted_at(mountpoint)
     return mount is not None and _is_over(mount, upper)
 
 
 def mounted_on(upper: Path) -> mount_table.MountPoint | None:
-    """The mount of the kernel's overlayfs over this upper, as far as this process sees it."""
+    """Return the mount of the kernel's overlayfs over this upper, as far as this process sees it."""
     return next((mount for mount in mount_table.mounts() if _is_over(mount, upper)), None)
 
 
@@ -303,7 +307,7 @@ def _is_over(mount: mount_table.MountPoint, upper: Path) -> bool:
 
 
 def upper_of(mount: mount_table.MountPoint) -> str | None:
-    """The upper of a mount of the kernel's overlayfs; None for all other mounts."""
+    """Return the upper of a mount of the kernel's overlayfs; None for all other mounts."""
     if mount.fstype != "overlay":
         return None
     option = next((option for option in mount.super_options if option.startswith("upperdir=")), None)
@@ -311,7 +315,7 @@ def upper_of(mount: mount_table.MountPoint) -> str | None:
 
 
 def escaped(path: Path) -> bytes:
-    """A path as overlayfs takes it: it reads a backslash as an escape."""
+    """Return a path as overlayfs takes it: it reads a backslash as an escape."""
     return os.fsencode(path).replace(b"\\", b"\\\\")
 
 
@@ -355,10 +359,10 @@ def clean(place: OverlayDirectory) -> None:
 
 
 def unfinished(place: OverlayDirectory) -> bool:
-    """True if an in-place commit of this overlay was interrupted: then only `replace` may use it."""
+    """Return True if an in-place commit of this overlay was interrupted: then only `replace` may use it."""
     return (state_of(place) / "commit.json").exists()
 
 
 def is_half_done(overlay: str | None) -> bool:
-    """True if a mount has this overlay (None: no overlay), with an unfinished commit."""
+    """Return True if a mount has this overlay (None: no overlay), with an unfinished commit."""
     return overlay is not None and unfinished(OverlayDirectory(Path(overlay)))

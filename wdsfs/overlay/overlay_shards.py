@@ -43,7 +43,8 @@ NAMED_MAX = 5  # changed shards that a warning names
 
 
 def check_set(place: OverlayDirectory, shards: Sequence[Shard], view: View, merge: bool) -> OverlaySettings:
-    """The settings of an overlay over these shards in this view. Raises OverlayUnusable if it cannot be over them.
+    """Return the settings of an overlay over these shards in this view. Raises OverlayUnusable if it cannot be
+    over them.
 
     Warns of shards that are not what they were: changes are by path, so all of them still stand. While a commit in
     place is unfinished, shards are what that commit has left.
@@ -86,7 +87,7 @@ def check_view(place: OverlayDirectory, before: OverlaySettings, now: OverlaySet
 
 
 def _changed(place: OverlayDirectory, before: OverlaySettings, now: OverlaySettings) -> list[str]:
-    """The shards that are not what they were.
+    """Return the shards that are not what they were.
 
     Raises OverlayUnusable when a shard is not in the set: its changes would look like new files.
     """
@@ -123,13 +124,13 @@ class Written(NamedTuple):
 
 
 def sample_of(path: bytes, offset: int) -> tuple[int, int]:
-    """The offset (bytes) and the CRC-32 of what a file has there. Raises OSErrors."""
+    """Return the offset (bytes) and the CRC-32 of what a file has there. Raises OSErrors."""
     with open(path, "rb") as file:
         return offset, zlib.crc32(os.pread(file.fileno(), SAMPLE_BYTES, offset))
 
 
 def read_outputs(place: OverlayDirectory) -> list[Written]:
-    """The content of outputs.json; empty if there is none. Raises OverlayUnusable."""
+    """Return the content of outputs.json; empty if there is none. Raises OverlayUnusable."""
     try:
         with os.fdopen(trust.open_file(place.outputs, os.O_RDONLY), "rb") as file:
             content = json.load(file)
@@ -186,7 +187,7 @@ def refuse_outputs(place: OverlayDirectory, shards: Sequence[bytes]) -> None:
 
 
 def _is_written(shard: bytes, output: Written) -> bool:
-    """True if a shard (path) is this output; of one that cannot be read that is said where it is needed."""
+    """Return True if a shard (path) is this output; of one that cannot be read that is said where it is needed."""
     if is_remote(shard) != is_remote(output.path):
         return False
     try:
@@ -205,7 +206,7 @@ def _is_written(shard: bytes, output: Written) -> bool:
 
 
 def _has_changes(place: OverlayDirectory) -> bool:
-    """True if the upper has more than the plain directories that a restored file leaves."""
+    """Return True if the upper has more than the plain directories that a restored file leaves."""
     waiting = list(load_upper(place).children.values())
     while waiting:
         node = waiting.pop()

@@ -64,7 +64,7 @@ class RequestJournal:
         self.clear()
 
     def repeats(self, what: str, key: Key) -> Key | None:
-        """The `about` of the previous worker's note, if that was for this request of the same thread; once.
+        """Return the `about` of the previous worker's note, if that was for this request of the same thread; once.
 
         A thread waits for its reply; so if it sends another request, the previous one was answered.
         """

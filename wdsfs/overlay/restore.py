@@ -56,7 +56,7 @@ class Restoration:
     # --- finding
 
     def find(self, path: bytes) -> list[Target]:
-        """The target at a path, none if it is not changed; for the top all targets in it.
+        """Return the target at a path, none if it is not changed; for the top all targets in it.
 
         Raises NoSuchEntry, whose message names what to restore instead.
         """
@@ -89,7 +89,7 @@ class Restoration:
             raise NoSuchEntry(f"{text_of(path)} {what} as a whole: restore that")
 
     def targets(self, paths: Sequence[bytes]) -> list[Target]:
-        """All targets at these paths, with the other names of renames. A directory is one target.
+        """Return all targets at these paths, with the other names of renames. A directory is one target.
 
         Raises StaleShard when a name that the shards have might stay hidden, ShardErrors of what cannot be read.
         """
@@ -125,7 +125,7 @@ class Restoration:
                 )
 
     def _is_lost(self, target: Target) -> bool:
-        """True for a copy whose original cannot be found."""
+        """Return True for a copy whose original cannot be found."""
         origin = target.node.origin
         if origin is None or self.nodes.below(target.node) or self._number(target.node):
             return False
@@ -133,7 +133,7 @@ class Restoration:
         return not here or inodes.unpack(here)[1:] != inodes.unpack(origin.inode)[1:]
 
     def _hides(self, target: Target) -> bool:
-        """True if a new node or a whiteout hides a name that the shards have or had."""
+        """Return True if a new node or a whiteout hides a name that the shards have or had."""
         if target.node is THE_WHITEOUT:
             return True
         if target.node.origin is not None or self.nodes.below(target.node):
@@ -141,12 +141,15 @@ class Restoration:
         return bool(self._lookup(target.directory, target.name))
 
     def parts(self, target: Target) -> Iterator[Target]:
-        """A target and all that is below it, what is in a directory before the directory."""
+        """Yield a target and all that is below it, what is in a directory before the directory."""
         rest = [Target(*part) for part in target.node.walk()] if target.node.kind == DIRECTORY else []
         yield from reversed([target, *rest])
 
     def _others(self, target: Target) -> Iterator[Target]:
-        """The other end of a rename: where the shard's entry of this name was moved, and where this came from."""
+        """Yield the other end of a rename.
+
+        Where the shard's entry of this name was moved, and where this came from.
+        """
         here, number = self._lookup(target.directory, target.name), self._number(target.node)
         if here and here != number and here != self.nodes.below(target.node):
             copy = self._copies().get(here)
@@ -160,7 +163,7 @@ class Restoration:
                     yield from self.find(self._path(parent) + name)
 
     def _path(self, inode: int) -> bytes:
-        """The path of a directory of the lower, with a trailing slash; empty for the top."""
+        """Return the path of a directory of the lower, with a trailing slash; empty for the top."""
         steps: list[bytes] = []
         while inode != ROOT:
             inode, name = self.tree.places(inode)[0]
@@ -170,8 +173,9 @@ class Restoration:
     # --- upper and lower
 
     def _lookup(self, directory: UpperNode, name: bytes) -> int:
-        """The inode of what the lower has under a name, shown or not; 0 for nothing. Raises ShardErrors: a name
-        that cannot be looked up may be there."""
+        """Return the inode of what the lower has under a name, shown or not; 0 for nothing. Raises ShardErrors: a
+        name that cannot be looked up may be there.
+        """
         below = self.nodes.below(directory)
         try:
             return self.tree.lookup(below, name).inode if below else 0
@@ -179,7 +183,7 @@ class Restoration:
             return 0
 
     def _number(self, node: UpperNode) -> int:
-        """The inode of a copy's original in the lower; 0 for a new node. Raises ShardErrors."""
+        """Return the inode of a copy's original in the lower; 0 for a new node. Raises ShardErrors."""
         if node.origin is None or self.nodes.below(node):
             return 0
         return number_of(self.tree.lower, node.origin) or 0
@@ -198,7 +202,10 @@ class Restoration:
     # --- the changes
 
     def changes(self, targets: Sequence[Target]) -> list[RestoredChange]:
-        """The changes that these targets undo, by path. What is new or was replaced as a whole is one change."""
+        """Return the changes that these targets undo, by path.
+
+        What is new or was replaced as a whole is one change.
+        """
         changes = {change.path: change for target in targets for change in self._changes(target)}
         olds = {change.was for change in changes.values()}
         return [change for path, change in sorted(changes.items()) if change.kind != REMOVED or path not in olds]

@@ -53,7 +53,7 @@ class UpperChanges:
     # --- new nodes
 
     def create(self, parent: UpperNode, name: bytes, attributes: Attributes) -> UpperNode:
-        """A new, empty file."""
+        """Return a new, empty file."""
         if name in parent.children or not self.files.is_plain(attributes):
             return self._make_file(parent, name, attributes, lambda node, fd: 0)
         # At once in its place, since that is what writing many small files costs.
@@ -75,7 +75,7 @@ class UpperChanges:
     def _make_file(
         self, parent: UpperNode, name: bytes, attributes: Attributes, fill: Callable[[UpperNode, int], int]
     ) -> UpperNode:
-        """A file with what `fill` writes. It is on disk before it gets its name, but for an empty one.
+        """Return a file with what `fill` writes. It is on disk before it gets its name, but for an empty one.
 
         `fill` gets the node and a descriptor, and returns how many bytes it has written.
         """
@@ -96,7 +96,7 @@ class UpperChanges:
         return node
 
     def mkdir(self, parent: UpperNode, name: bytes, attributes: Attributes, opaque: bool = False) -> UpperNode:
-        """A new directory; `opaque` when the lower shows through its parent."""
+        """Return a new directory; `opaque` when the lower shows through its parent."""
         with self.work.prepared() as temporary:
             node = self._make_directory(temporary, parent, name, attributes, opaque)
             self._publish(temporary, node)
@@ -105,7 +105,7 @@ class UpperChanges:
     def _make_directory(
         self, temporary: bytes, parent: UpperNode, name: bytes, attributes: Attributes, opaque: bool
     ) -> UpperNode:
-        """A directory in work/, with all but its name."""
+        """Return a directory in work/, with all but its name."""
         self.calls.mkdir(temporary, 0o700, self.work.fd)
         fd = os.open(temporary, OPEN_DIRECTORY, dir_fd=self.work.fd)
         try:
@@ -121,13 +121,13 @@ class UpperChanges:
     def mknod(
         self, parent: UpperNode, name: bytes, attributes: Attributes, form: int, device: int = 0
     ) -> UpperNode:
-        """A new fifo, socket or device of the type `form` (S_IFIFO ...)."""
+        """Return a new fifo, socket or device of the type `form` (S_IFIFO ...)."""
         with self.work.prepared() as temporary:
             self.calls.mknod(temporary, form | 0o600, device, self.work.fd)
             return self._place_special(temporary, OTHER, parent, name, attributes)
 
     def symlink(self, parent: UpperNode, name: bytes, attributes: Attributes, target: bytes) -> UpperNode:
-        """A symbolic link."""
+        """Return a symbolic link."""
         with self.work.prepared() as temporary:
             self.calls.symlink(target, temporary, self.work.fd)
             return self._place_special(temporary, SYMLINK, parent, name, attributes)
@@ -177,7 +177,7 @@ class UpperChanges:
         origin: Origin | None,
         size: int | None = None,
     ) -> UpperNode:
-        """A file with the content (cut or filled up to `size`) of one in the lower."""
+        """Return a file with the content (cut or filled up to `size`) of one in the lower."""
 
         def fill(node: UpperNode, fd: int) -> int:
             end = 0
@@ -194,12 +194,12 @@ class UpperChanges:
             return _known_before(self._make_file(parent, name, attributes, fill))
 
     def copy_up_directory(self, parent: UpperNode, name: bytes, attributes: Attributes) -> UpperNode:
-        """A directory through which the lower's shows."""
+        """Return a directory through which the lower's shows."""
         with self._same_times(parent):
             return _known_before(self.mkdir(parent, name, attributes))
 
     def copy_up_symlink(self, parent: UpperNode, name: bytes, attributes: Attributes, target: bytes) -> UpperNode:
-        """A copy of a symbolic link of the lower."""
+        """Return a copy of a symbolic link of the lower."""
         with self._same_times(parent):
             return _known_before(self.symlink(parent, name, attributes, target))
 
@@ -393,14 +393,14 @@ class UpperChanges:
 
 
 def _new_node(kind: int, parent: UpperNode, name: bytes, status: os.stat_result) -> UpperNode:
-    """The node of what this process makes under a name: the kernel does not know it yet."""
+    """Return the node of what this process makes under a name: the kernel does not know it yet."""
     node = UpperNode(kind, status.st_ino | UP, parent, name)
     node.known = 0
     return node
 
 
 def _known_before(copy: UpperNode) -> UpperNode:
-    """A copy whose original the kernel may have known for long."""
+    """Return a copy whose original the kernel may have known for long."""
     copy.known = None
     return copy
 

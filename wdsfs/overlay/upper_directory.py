@@ -94,7 +94,7 @@ class UpperDirectory:
         return bool(os.statvfs(place.upper).f_flag & os.ST_RDONLY)
 
     def _pinned(self, path: Path, node: UpperNode) -> int:
-        """A pinned descriptor of a directory, -1 for one that a read-only file system has not."""
+        """Return a pinned descriptor of a directory, -1 for one that a read-only file system has not."""
         try:
             fd = os.open(path, OPEN_DIRECTORY)
         except OSError:
@@ -123,7 +123,8 @@ class UpperDirectory:
 
 
 def load_upper(place: OverlayDirectory) -> UpperNode:
-    """The names in the upper of an overlay; none if it has no upper yet. Raises as `upper_format.load` does.
+    """Return the names in the upper of an overlay; none if it has no upper yet. Raises as `upper_format.load`
+    does.
 
     Where the kernel serves an overlay it has its marks in `user.overlay.`, and anything in `trusted.overlay.` is
     what root has copied into it: the mount does not heed that, and so it is refused here.

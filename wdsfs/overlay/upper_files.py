@@ -148,7 +148,7 @@ class UpperFiles:
             table.clear()
 
     def directory(self, node: UpperNode) -> int:
-        """A descriptor of a directory, for the next few calls."""
+        """Return a descriptor of a directory, for the next few calls."""
         fd = self._pinned.get(node)
         if fd is not None:
             return fd
@@ -185,13 +185,13 @@ class UpperFiles:
         return fd
 
     def where(self, node: UpperNode) -> int:
-        """A descriptor of the directory that holds a node."""
+        """Return a descriptor of the directory that holds a node."""
         if node.parent is None:
             raise FileNotFoundError(errno.ENOENT, "it has been removed", os.fsdecode(node.name))
         return self.directory(node.parent)
 
     def file(self, node: UpperNode, write: bool = False) -> int:
-        """A descriptor of a file, for the next few calls; with `write` one for writing."""
+        """Return a descriptor of a file, for the next few calls; with `write` one for writing."""
         fd = self._files.get((node, write))
         if fd is None:
             flags = FILE_FLAGS | (os.O_RDWR if write else os.O_RDONLY)
@@ -214,7 +214,10 @@ class UpperFiles:
                 os.close(fd)
 
     def _attributed(self, node: UpperNode) -> int | None:
-        """A descriptor of a node that can have attributes of users, that is of a file or directory; else None."""
+        """Return a descriptor of a node that can have attributes of users, that is of a file or directory.
+
+        Else None.
+        """
         if node.kind == FILE:
             return self.file(node)
         return self.directory(node) if node.kind == DIRECTORY else None
@@ -222,7 +225,7 @@ class UpperFiles:
     # --- reading
 
     def stat(self, node: UpperNode) -> os.stat_result:
-        """The attributes of a node."""
+        """Return the attributes of a node."""
         name, directory = self._itself(node)
         return os.stat(name, dir_fd=directory, follow_symlinks=False)
 
@@ -294,7 +297,7 @@ class UpperFiles:
         self.calls.utime(name, (atime_ns, mtime_ns), directory)
 
     def _itself(self, node: UpperNode) -> tuple[bytes, int]:
-        """A name of a node, and the descriptor of the directory that the name is in."""
+        """Return a name of a node, and the descriptor of the directory that the name is in."""
         if node.inode == ROOT:
             return b".", self.directory(node)
         return node.name, self.where(node)
@@ -316,13 +319,13 @@ class UpperFiles:
     # --- attributes of new nodes
 
     def _widened(self, mode: int, kind: int) -> int:
-        """The permission bits with which this process can always open the file."""
+        """Return the permission bits with which this process can always open the file."""
         if self.as_root or kind not in (FILE, DIRECTORY):
             return mode
         return mode | (0o700 if kind == DIRECTORY else 0o600)
 
     def is_plain(self, attributes: Attributes) -> bool:
-        """True if a file that this process creates has these attributes without further calls."""
+        """Return True if a file that this process creates has these attributes without further calls."""
         if attributes.times is not None or self._widened(attributes.mode, FILE) != attributes.mode:
             return False
         return not self.as_root or attributes.owner in (None, (os.geteuid(), os.getegid()))
@@ -346,7 +349,7 @@ class UpperFiles:
             self.calls.utime(name, attributes.times, directory)
 
     def _inherited(self, parent: UpperNode, kind: int, attributes: Attributes) -> Attributes:
-        """The attributes with what a directory with setgid passes on, as if the node was created there."""
+        """Return the attributes with what a directory with setgid passes on, as if the node was created there."""
         above = os.fstat(self.directory(parent))
         if not above.st_mode & stat.S_ISGID:
             return attributes

@@ -119,7 +119,7 @@ class UpperNode:
         self.dirty = True
 
     def places(self) -> list[Place]:
-        """All its names: the directory and the name in it."""
+        """Return all its names: the directory and the name in it."""
         first = [] if self.parent is None else [(self.parent, self.name)]
         return first + (self.more or [])
 
@@ -147,7 +147,7 @@ class UpperNode:
                     waiting.append(node)
 
     def contents(self) -> Iterator[bytes]:
-        """The paths of everything below but directories and whiteouts."""
+        """Yield the paths of everything below but directories and whiteouts."""
         waiting = [(self, b"")]
         while waiting:
             directory, path = waiting.pop()
@@ -165,7 +165,7 @@ THE_WHITEOUT = UpperNode(WHITEOUT, 0, None, b"")  # one for all: a whiteout has 
 
 
 def empty() -> UpperNode:
-    """The top of an empty upper."""
+    """Return the top of an empty upper."""
     return UpperNode(DIRECTORY, ROOT, None, b"")
 
 
@@ -183,7 +183,7 @@ def open_below(directory: int, path: bytes, flags: int = os.O_RDONLY) -> int:
 
 
 def load(directory: int, marks_of_root: bool = True) -> UpperNode:
-    """The names in the upper that this descriptor is of; read-only.
+    """Return the names in the upper that this descriptor is of; read-only.
 
     Without `marks_of_root`, attributes of the format in the namespace "trusted." are refused. Raises
     OverlayUnusable for what wdsfs does not understand, and OSErrors.
@@ -273,7 +273,7 @@ class _Loader:
 
 
 def _kind_of(status: os.stat_result) -> int:
-    """The kind of a file by its status alone: a whiteout in the other form counts as a file."""
+    """Return the kind of a file by its status alone: a whiteout in the other form counts as a file."""
     form = stat.S_IFMT(status.st_mode)
     if form == stat.S_IFREG:
         return FILE

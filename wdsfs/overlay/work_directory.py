@@ -272,7 +272,7 @@ class Orphans:
 
 
 def orphan_name(node: UpperNode) -> bytes:
-    """The name of a node in work/orphans."""
+    """Return the name of a node in work/orphans."""
     return b"%x" % node.inode
 
 

@@ -207,7 +207,7 @@ class WritableTree(OverlaidTree):
         self._remove("rmdir", parent, name, there)
 
     def _removable(self, what: str, parent: int, name: bytes) -> Child | None:
-        """The node to remove; None if the previous worker has removed it. Raises NoSuchEntry."""
+        """Return the node to remove; None if the previous worker has removed it. Raises NoSuchEntry."""
         about = self.journal.repeats(what, (parent, name))
         there = self.copies.child(parent, name)
         if about is not None and (there is None or there.inode != about[0]):
@@ -347,7 +347,7 @@ class Renames:
     def _was_renamed(
         self, about: Key, parent: int, name: bytes, source: Child | None, target: Child | None
     ) -> bool:
-        """True if the previous worker has carried out this rename; finishes its last step if needed."""
+        """Return True if the previous worker has carried out this rename; finishes its last step if needed."""
         moved, other = about
         if target is None or target.inode != moved:
             return False
@@ -379,7 +379,7 @@ class Renames:
             raise IsADirectory(f"inode {target.inode} is a directory")
 
     def _movable(self, there: Child) -> UpperNode:
-        """The node in the upper, complete: copied up so that nothing of the lower shows through. Raises
+        """Return the node in the upper, complete: copied up so that nothing of the lower shows through. Raises
         CrossDevice."""
         if not is_directory(there):
             return self.copies.anything(there.inode)

@@ -268,7 +268,7 @@ def _send(writer: ShardWriter, unit: OutputUnit) -> None:
 
 
 def _is_sent(objects: ObjectOutputs, output: Output, note: ObjectNote) -> bool:
-    """True if an attempt whose worker has died has sent the object."""
+    """Return True if an attempt whose worker has died has sent the object."""
     try:
         with open(note.log, "rb") as file:
             line = json.load(file)

@@ -237,7 +237,7 @@ class SampleSummary:
         return changes
 
     def _stays(self, home: Home) -> bool:
-        """True if a new sample is a renamed one of the same shard."""
+        """Return True if a new sample is a renamed one of the same shard."""
         return home in self.were and self.were[home][0] == home.shard
 
     def _entry(self, number: int, record: Record, entry: int, changes: ShardChanges) -> None:
@@ -387,7 +387,7 @@ def _folders(name: bytes) -> Iterator[bytes]:
 
 
 def _meets(name: bytes, record: Record, changes: ShardChanges) -> bool:
-    """True if a new member is a file where the shard has a directory, or the other way round."""
+    """Return True if a new member is a file where the shard has a directory, or the other way round."""
     if record.find_path(name) is not None:
         return True
     files = chain.from_iterable(_files_at(folder, record) for folder in _folders(name))
@@ -430,7 +430,10 @@ def _order(home: Home) -> tuple[bool, int, bytes, bytes]:
 
 
 def _may_repeat(record: Record, changes: ShardChanges) -> bool:
-    """True if a key may occur twice in a changed shard. This is rare, and only then every sample is compared."""
+    """Return True if a key may occur twice in a changed shard.
+
+    This is rare, and only then every sample is compared.
+    """
     sums = record.array("entry.hash")
     if (sums[1:] == sums[:-1]).any():
         return True

@@ -221,7 +221,7 @@ class Planner:
         yield from self._further()
 
     def _mends(self, number: int) -> bool:
-        """True if a shard without changes is rewritten, because other readers find other samples in it."""
+        """Return True if a shard without changes is rewritten, because other readers find other samples in it."""
         if self.lower.shards[number].reading.is_plain:
             return False
         try:

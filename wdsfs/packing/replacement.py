@@ -316,7 +316,7 @@ class Replacement:
         return LEFT if step.number is not None and self._is_source(step.number, step.target) else CHANGED
 
     def _is_new_shard(self, step: Step, lines: Sequence[dict[str, Any]]) -> bool | None:
-        """True if the target is what the log says was written; None if nothing is there."""
+        """Return True if the target is what the log says was written; None if nothing is there."""
         if step.is_remote:
             objects = self.runner.objects
             if not objects.exists(step.target):
@@ -331,7 +331,7 @@ class Replacement:
         return any(line["file"][:2] == [status.st_ino, status.st_size] for line in lines)
 
     def _is_source(self, number: int, target: bytes) -> bool:
-        """True if a shard is the one that the commit was planned for.
+        """Return True if a shard is the one that the commit was planned for.
 
         The plan depends on the places and names of members only. If these are the same it is still valid, and
         other changes since then go into the new shard, as if the commit were planned now.
@@ -515,7 +515,7 @@ class Replacement:
                     self.disk.remove(entry.path)
 
     def _was_planned(self, path: bytes, status: os.stat_result) -> bool:
-        """True if a file was in the upper when the commit began. Nobody else changes our own overlay."""
+        """Return True if a file was in the upper when the commit began. Nobody else changes our own overlay."""
         return self.directory == self.place.work or self.runner.plan.upper.get(path) in _stamps_of(status)
 
     def _remove_tree(self, path: Path) -> None:
@@ -526,7 +526,7 @@ class Replacement:
 
 
 def _are_published(lines: Sequence[dict[str, Any]]) -> bool:
-    """True if the log says that all shards are there: later changes of them do not concern the commit."""
+    """Return True if the log says that all shards are there: later changes of them do not concern the commit."""
     return any("published" in line for line in lines)
 
 

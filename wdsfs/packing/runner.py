@@ -195,7 +195,7 @@ class Runner:
             self.writer.publish(step.output)
 
     def _copied_there(self, step: Step, source: SourceShard | None) -> bool:
-        """True if the store has copied a whole shard, of which nothing had to be fetched."""
+        """Return True if the store has copied a whole shard, of which nothing had to be fetched."""
         if step.action != COPY or source is None or not is_remote(source.path):
             return False
         if look(source.path) != source.fingerprint:
@@ -292,7 +292,7 @@ def publish(unit: Unit) -> None:
 
 
 def is_there(unit: Unit) -> bool:
-    """True if the file of a shard has its bytes already. Raises CommitError, OSErrors."""
+    """Return True if the file of a shard has its bytes already. Raises CommitError, OSErrors."""
     sources, contents, output = unit
     return ShardWriter(sources, contents).is_there(output)
 

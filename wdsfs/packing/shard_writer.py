@@ -281,7 +281,7 @@ class ShardWriter:
     # --- comparing with what is there already
 
     def is_there(self, output: Output) -> bool:
-        """True if the target has exactly these bytes already: a killed command had finished it."""
+        """Return True if the target has exactly these bytes already: a killed command had finished it."""
         try:
             fd = os.open(output.target, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
@@ -351,7 +351,7 @@ def _compare(fd: int, output: Output, open_source: OpenSource) -> None:
 
 
 def _is_same(source: TarBytes, start: int, fd: int, at: int, length: int) -> bool:
-    """True if a source and a file have the same bytes from these places on."""
+    """Return True if a source and a file have the same bytes from these places on."""
     for done in range(0, length, CHUNK):
         count = min(CHUNK, length - done)
         if pread(source, count, start + done) != os.pread(fd, count, at + done):
@@ -450,7 +450,7 @@ class ObjectOutputs:
         return target in self._there
 
     def is_written(self, target: bytes, size: int, digest: str) -> bool:
-        """True if the object has this size and MD5. Raises ShardError."""
+        """Return True if the object has this size and MD5. Raises ShardError."""
         pin = self._there[target]
         if pin.size != size:
             return False
@@ -460,7 +460,7 @@ class ObjectOutputs:
             return _md5(tar.pread(CHUNK, at) for at in range(0, size, CHUNK)) == digest
 
     def is_done(self, output: Output) -> bool:
-        """True if the object has exactly these bytes already."""
+        """Return True if the object has exactly these bytes already."""
         pin = self._there[output.target]
         if pin.size != output.length:
             return False

@@ -309,7 +309,7 @@ class Walk:
         return inner
 
     def _is_left(self, spot: Spot, name: bytes, child: UpperNode) -> bool:
-        """True if a new file is a leftover of some program.
+        """Return True if a new file is a leftover of some program.
 
         Semantics decision: a column that a sample has in its shard is none, whatever its name; nor is it if the
         sample is renamed. (An editor's `cls~` may be the file that was `cls` in the shard.)
@@ -390,7 +390,7 @@ class Walk:
         self.paths.setdefault((number, entry), shown)
 
     def _is_link(self, inode: int, cursor: int) -> bool:
-        """True if the entry of a listing at `cursor` is another name of the member with this number."""
+        """Return True if the entry of a listing at `cursor` is another name of the member with this number."""
         return self._is_linked(inode) and index_of(cursor) != index_of(inode)
 
     def _is_linked(self, inode: int) -> bool:
@@ -427,7 +427,10 @@ class Walk:
                     self.times.setdefault(number, set()).add(member)
 
     def _has_all_names(self, number: int, member: int, child: UpperNode) -> bool:
-        """True if a file replaces all names of a member with hard links: they become links to the new one."""
+        """Return True if a file replaces all names of a member with hard links.
+
+        They become links to the new one.
+        """
         return not self.tree.files_layout or len(child.places()) >= self.record(number).link_count(member)
 
     def _file(self, node: UpperNode, path: bytes) -> UpperFile:
@@ -436,11 +439,11 @@ class Walk:
         return UpperFile(node, path, status.st_size, status.st_mtime_ns)
 
     def has_time(self, number: int, member: int, file: UpperFile) -> bool:
-        """True if a file has the time of the member, in whole seconds."""
+        """Return True if a file has the time of the member, in whole seconds."""
         return file.mtime_ns // 10**9 == self.record(number).member(member).mtime_ns // 10**9
 
     def has_content(self, number: int, member: int, file: UpperFile) -> bool:
-        """True if a file has the content of the member, as after a change of mode only."""
+        """Return True if a file has the content of the member, as after a change of mode only."""
         if file.size != self.record(number).member(member).size:
             return False
         content = self.lower.content(number, self.lower.tag(number), member)

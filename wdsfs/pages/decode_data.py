@@ -76,7 +76,10 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 def decode_json(member: Member, detail: Detail) -> Preview:
-    """A JSON document, laid out with every value in its own spelling; as text if it is too large, or not JSON."""
+    """Return a JSON document, laid out with every value in its own spelling.
+
+    As text if it is too large, or not JSON.
+    """
     size = member.least_size
     if size > PARSED_MAX:
         data = member.file.read(detail.characters * 4)
@@ -126,7 +129,7 @@ def _summary(value: Any) -> str:
 
 
 def _laid_out(values: list[Any], most: int, wide: bool) -> tuple[str, bool]:
-    """The documents as text, and True if something is left out. `wide`: a line for each item."""
+    """Return the documents as text, and True if something is left out. `wide`: a line for each item."""
     parts: list[str] = []
     length = 0
     writer = _Writer(wide)
@@ -192,7 +195,7 @@ class _Writer:
 
 
 def decode_csv(member: Member, detail: Detail) -> Preview:
-    """A csv or tsv file whose first row has the names."""
+    """Return a csv or tsv file whose first row has the names."""
     is_counted = member.least_size <= detail.read // COUNTED
     data = _read(member.file, member.size if is_counted else FIRST_BYTES)
     text, note = decoded(data, is_counted or len(data) == member.least_size)
@@ -212,7 +215,7 @@ def decode_csv(member: Member, detail: Detail) -> Preview:
 
 
 def _delimiter(text: str) -> str:
-    """The delimiter of the first line: a comma, unless there are more semicolons or tabs."""
+    """Return the delimiter of the first line: a comma, unless there are more semicolons or tabs."""
     line = text.partition("\n")[0]
     return max(",;\t", key=line.count)
 
@@ -224,7 +227,7 @@ def _rows(text: str, delimiter: str) -> Iterator[list[str]]:
 
 
 def _type_of(cells: list[str]) -> str:
-    """The type of the first values of a column: integer, number or text; empty without values."""
+    """Return the type of the first values of a column: integer, number or text; empty without values."""
     filled = [cell for cell in cells if cell.strip()]
     for name, kind in (("integer", int), ("number", float)):
         try:
@@ -248,7 +251,7 @@ def _table(
     width: int,
     problem: str,
 ) -> Preview:
-    """A table of these columns (name and type), all or the first; it has `total` rows, if that is known."""
+    """Return a table of these columns (name and type), all or the first; it has `total` rows, if that is known."""
     summary = counted(width, "column")
     summary = f"{counted(total, 'row')} of {summary}" if total is not None else summary
     if width > len(columns):
@@ -259,7 +262,7 @@ def _table(
 
 
 def decode_parquet(member: Member, detail: Detail) -> Preview:
-    """A parquet file, by pyarrow. Raises what pyarrow raises."""
+    """Return a parquet file, by pyarrow. Raises what pyarrow raises."""
     parquet = importlib.import_module("pyarrow.parquet")
     with parquet.ParquetFile(member.file, memory_map=False, pre_buffer=False) as table:
         fields, width = list(table.schema_arrow)[:COLUMNS_MAX], len(table.schema_arrow)
@@ -273,7 +276,7 @@ def decode_parquet(member: Member, detail: Detail) -> Preview:
 
 
 def _shown(value: Any) -> Any:
-    """A value of Arrow for a cell: bytes by their number, lists by their first items, times in full.
+    """Return a value of Arrow for a cell: bytes by their number, lists by their first items, times in full.
 
     Python has no times in nanoseconds or far away, and those of a zone need files that a worker cannot open.
     """
@@ -301,14 +304,14 @@ def _shown(value: Any) -> Any:
 
 
 def _time_text(value: Any) -> str:
-    """A time as `2024-05-01 12:00:00.000000001`; one that has a zone in UTC, with `Z`."""
+    """Return a time as `2024-05-01 12:00:00.000000001`; one that has a zone in UTC, with `Z`."""
     pyarrow = importlib.import_module("pyarrow")
     plain = pyarrow.scalar(value.value, pyarrow.timestamp(value.type.unit))
     return f"{_by_arrow(plain)}{'Z' if value.type.tz else ''}"
 
 
 def _by_arrow(value: Any) -> str:
-    """A value as Arrow writes it; where it cannot, the number that it stores, and its type."""
+    """Return a value as Arrow writes it; where it cannot, the number that it stores, and its type."""
     pyarrow = importlib.import_module("pyarrow")
     try:
         return str(value.cast(pyarrow.string()).as_py())
@@ -320,12 +323,15 @@ def _by_arrow(value: Any) -> str:
 
 
 def decode_array(member: Member, detail: Detail) -> Preview:
-    """An npy file: type, shape, range and first values, and a picture. Raises ValueError if it is not one."""
+    """Return an npy file: type, shape, range and first values, and a picture.
+
+    Raises ValueError if it is not one.
+    """
     return _array(member.file, detail, _values_bytes(detail))
 
 
 def decode_arrays(member: Member, detail: Detail) -> Preview:
-    """An npz file: its first arrays. Raises BadZipFile."""
+    """Return an npz file: its first arrays. Raises BadZipFile."""
     left = _values_bytes(detail)
     rows = [("array", "type, shape, range", "first values")]
     pictures: list[Picture] = []
@@ -355,7 +361,7 @@ def _values_bytes(detail: Detail) -> int:
 
 
 def _array(file: Any, detail: Detail, most: int) -> Preview:
-    """An array, of which `most` bytes may be read."""
+    """Return an array, of which `most` bytes may be read."""
     shape, fortran, dtype = _header(file)
     summary = f"{_name_of(dtype)}, {' x '.join(f'{n:,}' for n in shape) or 'a single value'}"
     if dtype.hasobject:
@@ -397,7 +403,7 @@ def _name_of(dtype: np.dtype[Any]) -> str:
 
 
 def _range(values: np.ndarray) -> str:
-    """The smallest and the largest value, and how many are not finite."""
+    """Return the smallest and the largest value, and how many are not finite."""
     if values.dtype.kind not in "biuf" or not len(values):
         return ""
     odd = 0
@@ -410,7 +416,7 @@ def _range(values: np.ndarray) -> str:
 
 
 def _first(values: np.ndarray, detail: Detail) -> str:
-    """The first values, as NumPy writes them."""
+    """Return the first values, as NumPy writes them."""
     some = values[:SHOWN]
     if some.dtype.kind in "SUV" and some.dtype.itemsize > 1000:
         return ""
@@ -418,7 +424,7 @@ def _first(values: np.ndarray, detail: Detail) -> str:
 
 
 def _image(values: np.ndarray, detail: Detail) -> Image.Image | None:
-    """A picture of an array of two dimensions, or of one with 1, 3 or 4 channels first or last."""
+    """Return a picture of an array of two dimensions, or of one with 1, 3 or 4 channels first or last."""
     if values.dtype.kind not in "biuf":
         return None
     if values.ndim == 3:

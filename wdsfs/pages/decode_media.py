@@ -51,7 +51,10 @@ _FRAMES = 8  # decoded pictures that a decoder may hold at a time
 
 
 def decode_picture(member: Member, detail: Detail) -> Preview:
-    """The first frame of a picture, upright and without metadata. Raises TooMuch, and what Pillow raises."""
+    """Return the first frame of a picture, upright and without metadata.
+
+    Raises TooMuch, and what Pillow raises.
+    """
     try:
         opened = Image.open(member.file, formats=FORMATS)
     except UnidentifiedImageError:
@@ -89,7 +92,7 @@ def _load(image: Image.Image) -> str:
 
 
 def _shrunk(image: Image.Image, edge: int) -> Image.Image:
-    """A copy that fits, with the orientation of the original."""
+    """Return a copy that fits, with the orientation of the original."""
     size = _fitting(image.width, image.height, edge)
     if image.mode.startswith(("I", "F")):
         small = stretched(np.asarray(image.resize(size, Image.Resampling.NEAREST)))
@@ -105,7 +108,7 @@ def _shrunk(image: Image.Image, edge: int) -> Image.Image:
 
 
 def _fitting(width: int, height: int, edge: int) -> tuple[int, int]:
-    """The size of a picture whose longer edge is at most `edge`."""
+    """Return the size of a picture whose longer edge is at most `edge`."""
     scale = min(edge / width, edge / height, 1)
     return max(round(width * scale), 1), max(round(height * scale), 1)
 
@@ -120,7 +123,10 @@ def stretched(values: np.ndarray) -> Image.Image:
 
 
 def picture_of(image: Image.Image, alt: str) -> Picture:
-    """A small image as a file: PNG where its colours are few or exact, else WebP. `alt` says what it shows."""
+    """Return a small image as a file: PNG where its colours are few or exact, else WebP.
+
+    `alt` says what it shows.
+    """
     exact = image.mode in _EXACT or max(image.size) <= 64
     if image.mode in ("CMYK", "YCbCr", "LAB", "HSV", "RGBX", "RGBa"):
         image = image.convert("RGB")
@@ -140,7 +146,7 @@ def picture_of(image: Image.Image, alt: str) -> Picture:
 
 
 def decode_audio(member: Member, detail: Detail) -> Preview:
-    """The facts in the headers of a sound file."""
+    """Return the facts in the headers of a sound file."""
     facts = [member.extension.upper()]
     try:
         tag = TinyTag.get(file_obj=member.file, tags=True, image=False)
@@ -169,7 +175,7 @@ def _duration_text(seconds: float) -> str:
 
 
 def decode_video(member: Member, detail: Detail) -> Preview:
-    """The first picture of a video and the facts in its headers, where PyAV is loaded."""
+    """Return the first picture of a video and the facts in its headers, where PyAV is loaded."""
     facts = [member.extension.upper()]
     problem = "" if member.extension in PLAYERS else UNPLAYED
     if PYAV not in sys.modules:

@@ -42,7 +42,10 @@ class Downloads:
         self._with_source, self._limiter, self._refused = with_source, limiter, refused
 
     async def answer(self, request: Request, as_media: bool) -> Response:
-        """The bytes of a file as they are: to be saved, or for a player; never as something that a page runs."""
+        """Return the bytes of a file as they are: to be saved, or for a player.
+
+        Never as something that a page runs.
+        """
         media_type = "application/octet-stream"
         try:
             path = path_of(request)
@@ -102,7 +105,7 @@ def _begin(header: str, has_body: bool, source: Source) -> _Begun:
 
 
 def _part(source: Source, begin: int, end: int) -> bytes:
-    """The next bytes of a file, none at its end. Raises ShardErrors, and OSErrors if it ends too early."""
+    """Return the next bytes of a file, none at its end. Raises ShardErrors, and OSErrors if it ends too early."""
     data = source.read(begin, min(CHUNK, end - begin)) if begin < end else b""
     if begin < end and not data:
         raise OSError(errno.EIO, "the file has become shorter")
@@ -121,30 +124,30 @@ class _Download(StreamingResponse):
 
 
 def text_of(name: bytes | str) -> str:
-    """A name or path as a page shows it: what cannot be shown is escaped."""
+    """Return a name or path as a page shows it: what cannot be shown is escaped."""
     return naming.shown(name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name)
 
 
 def suffix(name: bytes) -> str:
-    """The part of a name that decides the type of a file: "png" of `seg.PNG`."""
+    """Return the part of a name that decides the type of a file: "png" of `seg.PNG`."""
     return os.fsdecode(name).rpartition(".")[2].lower()
 
 
 def path_of(request: Request) -> bytes:
-    """The path after the first part of an address, in bytes."""
+    """Return the path after the first part of an address, in bytes."""
     raw: bytes = request.scope["raw_path"]
     return inside(unquote_to_bytes(raw.split(b"/", 2)[2]))
 
 
 def inside(path: bytes) -> bytes:
-    """The path, if it stays inside of the tree. Raises NoSuchEntry."""
+    """Return the path, if it stays inside of the tree. Raises NoSuchEntry."""
     if not path or any(part in (b"", b".", b"..") or b"\0" in part for part in path.split(b"/")):
         raise NoSuchEntry("this address names no sample")
     return path
 
 
 def _media_type(path: bytes) -> str:
-    """The media type of a file for a player. Raises NoSuchEntry if a player must not get it."""
+    """Return the media type of a file for a player. Raises NoSuchEntry if a player must not get it."""
     media_type = PLAYERS.get(suffix(path.rpartition(b"/")[2]))
     if media_type is None:
         raise NoSuchEntry("no player is given a file of this type")
@@ -152,7 +155,7 @@ def _media_type(path: bytes) -> str:
 
 
 def saved_as(path: bytes) -> bytes:
-    """The name under which a file is saved: the last part of the key, and the column."""
+    """Return the name under which a file is saved: the last part of the key, and the column."""
     _, _, rest = path.partition(b"/")
     folder, _, name = rest.rpartition(b"/")
     stem = folder.rpartition(b"/")[2]
@@ -160,7 +163,7 @@ def saved_as(path: bytes) -> bytes:
 
 
 def _range(header: str, size: int) -> tuple[int, int] | None:
-    """The first byte of a range, and the byte after the last; None for all. Raises UsageError.
+    """Return the first byte of a range, and the byte after the last; None for all. Raises UsageError.
 
     Several ranges, and those in units other than bytes, may be answered with all.
     """
@@ -179,5 +182,5 @@ def _range(header: str, size: int) -> tuple[int, int] | None:
 
 
 def _place(digits: str) -> int:
-    """A place in a file, however many digits it has: no file is as long as the largest."""
+    """Return a place in a file, however many digits it has: no file is as long as the largest."""
     return int(digits) if len(digits) < 20 else 1 << 64

@@ -34,7 +34,7 @@ BEGINNINGS = ("txt", "transcript", "caption", "text", *sorted(TEXTS), "json", "j
 
 
 def query_of(request: Request) -> dict[str, str]:
-    """The fields of an address, the first of each name. Raises UsageError for too many.
+    """Return the fields of an address, the first of each name. Raises UsageError for too many.
 
     Bytes that are not UTF-8 become surrogates, as in names of shards.
     """
@@ -62,7 +62,7 @@ class Piece(NamedTuple):
 
     @classmethod
     def of(cls, query: Mapping[str, str], name: str) -> Piece:
-        """The piece that an address names. Raises UsageError."""
+        """Return the piece that an address names. Raises UsageError."""
         at, have, unread, turn = (_number(query, field) for field in (name, "have", "unread", "turn"))
         return cls(name, at, _number(query, "start", at), min(have, PAGE - 1), unread, turn)
 
@@ -72,7 +72,10 @@ class Piece(NamedTuple):
         return PAGE - self.have
 
     def further(self, more: str, result: Result) -> str | None:
-        """The address of the next piece, which begins as `more`; None if the page is full, or has had its time."""
+        """Return the address of the next piece, which begins as `more`.
+
+        None if the page is full, or has had its time.
+        """
         have = self.have + len(result.samples)
         if have >= PAGE or self.turn >= TURNS_MAX:
             return None
@@ -105,7 +108,7 @@ class Grid:
         return self._grid(filter_, now, result, piece, notes, page="/", back=back, seed=None)
 
     def random(self, now: Snapshot, request: Request) -> Response:
-        """A random sample of the set, or of what passes the filter; the same one for the same seed."""
+        """Return a random sample of the set, or of what passes the filter; the same one for the same seed."""
         query = query_of(request)
         filter_, piece = Filter.of(query), Piece.of(query, "after")
         seed = _number(query, "seed") % SEED_MAX
@@ -160,7 +163,7 @@ class Grid:
         )
 
     def _card(self, now: Snapshot, sample: Sample) -> dict[str, Any]:
-        """A sample as the grid shows it."""
+        """Return a sample as the grid shows it."""
         by_suffix: dict[str, int] = {}
         for at, column in enumerate(sample.columns):
             by_suffix.setdefault(suffix(column), at)
@@ -217,7 +220,7 @@ class Grid:
 
 
 def _pace(request: Request) -> Pace:
-    """The time that the answer to a request may take."""
+    """Return the time that the answer to a request may take."""
     return Pace(request.state.gone.is_set)
 
 
@@ -227,7 +230,7 @@ def _to_sample(sample: Sample, filter_: Filter) -> Response:
 
 
 def _number(query: Mapping[str, str], field: str, default: int = 0) -> int:
-    """A number in an address. Raises UsageError."""
+    """Return a number in an address. Raises UsageError."""
     text = query.get(field)
     if text is None:
         return default

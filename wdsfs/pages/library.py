@@ -165,7 +165,7 @@ class Library:
                 self._release(now.shown)
 
     def _is_old(self, snapshot: Snapshot) -> bool:
-        """True if the set has changed since a snapshot, as far as anybody has looked."""
+        """Return True if the set has changed since a snapshot, as far as anybody has looked."""
         shown = snapshot.shown
         return shown is not self._shown or shown.tree.lower.generation != snapshot.generation
 
@@ -181,7 +181,8 @@ class Library:
             self._release(before)
 
     def answer(self, question: Callable[[Snapshot], Answer]) -> Answer:
-        """The answer to a question over one snapshot; over a newer one if the set has changed under the question.
+        """Return the answer to a question over one snapshot; over a newer one if the set has changed under the
+        question.
 
         Raises what the question raises: StaleShard for shards that change each time.
         """
@@ -196,7 +197,7 @@ class Library:
                         raise
 
     def _has_outdated(self, now: Snapshot, error: WdsfsError) -> bool:
-        """True if an error comes from a change of the set since a snapshot."""
+        """Return True if an error comes from a change of the set since a snapshot."""
         with self.lock:
             if isinstance(error, StaleShard):
                 now.distrust()  # a shard whose last look was a moment ago is believed to be what it was
@@ -262,28 +263,28 @@ class Snapshot:
         return self._tree.view.names
 
     def version_of(self, shard: int) -> tuple[int, int, int]:
-        """A number of the content of a shard: another one whenever that changes."""
+        """Return a number of the content of a shard: another one whenever that changes."""
         return self.shown.number, shard, self._tag(shard)
 
     def _tag(self, shard: int) -> int:
-        """The tag of the content of a shard in this snapshot. Raises UnreadableShard."""
+        """Return the tag of the content of a shard in this snapshot. Raises UnreadableShard."""
         tag = self._tags[shard]
         if tag == UNREADABLE:
             raise UnreadableShard(f"{self._lower.path_text(shard)}: could not be read")
         return tag
 
     def _record(self, shard: int) -> Record:
-        """The record of a shard, for the length of a question."""
+        """Return the record of a shard, for the length of a question."""
         return self._lower.record(shard, self._tag(shard))
 
     @_locked
     def _node(self, path: bytes) -> Node:
-        """The node at a path."""
+        """Return the node at a path."""
         self._checked(self._tree.resolve(path.partition(b"/")[0]))  # or there may be no such path any more
         return self._checked(self._tree.resolve(path))
 
     def _checked(self, node: Node) -> Node:
-        """A node of the content that its shard has in this snapshot. Raises ShardErrors."""
+        """Return a node of the content that its shard has in this snapshot. Raises ShardErrors."""
         tag, shard, _ = inodes.unpack(node.inode)
         if node.inode != ROOT and tag != self._tags[shard]:
             self._lower.summary(shard)  # raises the error of a shard that cannot be read
@@ -297,16 +298,16 @@ class Snapshot:
     # --- samples
 
     def first_of(self, shard: int) -> int:
-        """The number of the first sample of a shard."""
+        """Return the number of the first sample of a shard."""
         return self._ends[shard - 1] if shard else 0
 
     def shard_of(self, number: int) -> int:
-        """The shard of the sample with this number; the number of shards if there is no such sample."""
+        """Return the shard of the sample with this number; the number of shards if there is no such sample."""
         return bisect.bisect_right(self._ends, number)
 
     @_locked
     def order(self, shard: int) -> Order:
-        """The samples of a shard (entries of its record), in the order of the tar. Raises ShardErrors."""
+        """Return the samples of a shard (entries of its record), in the order of the tar. Raises ShardErrors."""
         orders, key = self.shown.orders, (shard, self._tag(shard))
         order = orders.get(key)
         if order is None:
@@ -317,7 +318,7 @@ class Snapshot:
 
     @_locked
     def sample(self, number: int) -> Sample:
-        """The sample with this number. Raises NoSuchEntry, ShardErrors."""
+        """Return the sample with this number. Raises NoSuchEntry, ShardErrors."""
         shard = self.shard_of(number)
         if number < 0 or shard >= len(self._ends):
             raise NoSuchEntry(f"there is no sample {number:,}; the set has {self.total:,}")
@@ -330,11 +331,11 @@ class Snapshot:
         return Sample(number, shard, entry, self._path(shard, members[0]), columns, names, sizes)
 
     def _place(self, shard: int, member: int) -> tuple[int, bytes]:
-        """The directory that shows a member, by its inode, and the name there."""
+        """Return the directory that shows a member, by its inode, and the name there."""
         return self._tree.places(inodes.pack(self._tag(shard), shard, position(MEMBER, member)))[0]
 
     def _path(self, shard: int, member: int) -> bytes:
-        """The path of the directory that shows a member."""
+        """Return the path of the directory that shows a member."""
         inode, _ = self._place(shard, member)
         parts = []
         while inode != ROOT:
@@ -343,7 +344,7 @@ class Snapshot:
         return b"/".join(reversed(parts))
 
     def number_at(self, path: bytes) -> int | None:
-        """The number of the sample whose directory this is; None if it is no sample, or in no shard."""
+        """Return the number of the sample whose directory this is; None if it is no sample, or in no shard."""
         try:
             place = self._entry_at(path)
         except StaleShard:
@@ -354,7 +355,7 @@ class Snapshot:
 
     @_locked
     def _entry_at(self, path: bytes) -> tuple[int, int] | None:
-        """The shard and the entry of the sample at a path."""
+        """Return the shard and the entry of the sample at a path."""
         node = self._node(path)
         if not stat.S_ISDIR(node.mode) or node.inode == ROOT:
             return None
@@ -365,7 +366,7 @@ class Snapshot:
         return shard, self._record(shard).entry_of(inodes.index_of(where))
 
     def has(self, path: bytes) -> bool:
-        """True if the shards have something at a path, or may have it in a shard that cannot be read."""
+        """Return True if the shards have something at a path, or may have it in a shard that cannot be read."""
         try:
             self._node(path)
         except NoSuchEntry:
@@ -377,7 +378,7 @@ class Snapshot:
         return True
 
     def number_of(self, shard: int, entry: int) -> int | None:
-        """The number in the set of an entry of a shard; None if it is no sample."""
+        """Return the number in the set of an entry of a shard; None if it is no sample."""
         order = self.order(shard)
         at = np.flatnonzero(np.asarray(order) == entry) if not isinstance(order, range) else [entry]
         return self.first_of(shard) + int(at[0]) if len(at) else None
@@ -389,23 +390,23 @@ class Snapshot:
 
     @_locked
     def damaged(self) -> list[tuple[str, str]]:
-        """The first shards that are not whole, as the index knows them: path and what is wrong."""
+        """Return the first shards that are not whole, as the index knows them: path and what is wrong."""
         return list(itertools.islice(self._lower.damaged(), DAMAGED_MAX))
 
     # --- files
 
     @_locked
     def files(self, path: bytes) -> list[File]:
-        """The files in the directory of a sample. Raises EntryError, ShardErrors."""
+        """Return the files in the directory of a sample. Raises EntryError, ShardErrors."""
         entries = itertools.islice(self._tree.listing(self._node(path).inode, AT_PARENT), FILES_MAX)
         return [File(entry.name, entry.node.size) for entry in entries if stat.S_ISREG(entry.node.mode)]
 
     def source(self, path: bytes) -> MemberSource:
-        """The bytes of a file. Raises EntryError, ShardErrors."""
+        """Return the bytes of a file. Raises EntryError, ShardErrors."""
         return MemberSource(self.library, path, self._content(path))
 
     def content_again(self, path: bytes, before: Content) -> Content:
-        """The content of a file whose shard was closed. Raises StaleShard if it is another one by now."""
+        """Return the content of a file whose shard was closed. Raises StaleShard if it is another one by now."""
         content = self._content(path)
         same = content.file.fingerprint, content.data, content.size
         if same != (before.file.fingerprint, before.data, before.size):
@@ -436,7 +437,10 @@ class Snapshot:
 
     @_locked
     def _member(self, path: bytes) -> tuple[Content, Member | None]:
-        """The content of a file, held open, and the member that it is; None if it is no member of a shard."""
+        """Return the content of a file, held open, and the member that it is.
+
+        None if it is no member of a shard.
+        """
         tag, number, where = inodes.unpack(self._node(path).inode)
         below = self._lower.origin(number, inodes.index_of(where), tag)
         if below is None:

@@ -79,7 +79,7 @@ def opened_mount(mount: LiveMount, opening: Opening) -> Iterator[Subject]:
 
 
 def _note(mount: LiveMount) -> str:
-    """The difference between the pages and the mount, in a sentence; empty if there is none."""
+    """Return the difference between the pages and the mount, in a sentence; empty if there is none."""
     if mount.overlay is not None:
         return (
             "The mount has another layout than the pages, so these are the shards without its changes: "
@@ -91,7 +91,7 @@ def _note(mount: LiveMount) -> str:
 
 
 def _samples_of(shards: ShardSet, names: str = "ext") -> LowerTree:
-    """The tree of the pages: a directory for each sample, below that of its shard."""
+    """Return the tree of the pages: a directory for each sample, below that of its shard."""
     return make_tree(shards, view_of("samples", names), merge=False)
 
 

@@ -164,7 +164,8 @@ class Content(NamedTuple):
 
 
 def content_of(name: str, head: bytes) -> Content:
-    """The content of a member, by its extension (`seg.png`), file name or column name, and by its first bytes.
+    """Return the content of a member, by its extension (`seg.png`), file name or column name, and by its first
+    bytes.
 
     An extension that is known decides, also over the bytes; so a wrong one shows. The bytes
     decide where there is none (`img`, `audio`).
@@ -179,7 +180,7 @@ def content_of(name: str, head: bytes) -> Content:
 
 
 def _is_text(head: bytes) -> bool:
-    """True if these first bytes look like text in UTF-8, perhaps cut in a character."""
+    """Return True if these first bytes look like text in UTF-8, perhaps cut in a character."""
     if not head or b"\x00" in head:
         return False
     text = head.decode("utf-8", "replace")
@@ -206,7 +207,7 @@ def readable(text: str) -> str:
 
 
 def error_text(error: Exception) -> str:
-    """The text of a decoder's exception, for the middle of a sentence."""
+    """Return the text of a decoder's exception, for the middle of a sentence."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     text = readable(" ".join(str(error).split())[:200]).rstrip(".")
@@ -214,7 +215,7 @@ def error_text(error: Exception) -> str:
 
 
 def bytes_needed(detail: Detail) -> int:
-    """The number of first bytes of a member that `plain_preview` needs for this detail."""
+    """Return the number of first bytes of a member that `plain_preview` needs for this detail."""
     return detail.characters * 4 + 4
 
 
@@ -230,7 +231,7 @@ def decoded(data: bytes, is_whole: bool) -> tuple[str, str]:
 
 
 def plain_preview(content: Content, data: bytes, size: int, detail: Detail) -> Preview | None:
-    """The preview of a member of `size` bytes by its first bytes; None for one that needs a decoder."""
+    """Return the preview of a member of `size` bytes by its first bytes; None for one that needs a decoder."""
     if content.decoder == "hex" or not size:
         return hex_preview(data, size)
     if content.decoder == "text":
@@ -243,7 +244,7 @@ def plain_preview(content: Content, data: bytes, size: int, detail: Detail) -> P
 
 
 def text_preview(data: bytes, size: int, detail: Detail, extension: str = "") -> Preview:
-    """A text of `size` bytes, by its first bytes."""
+    """Return a text of `size` bytes, by its first bytes."""
     text, note = decoded(data, len(data) >= size)
     is_cut = len(data) < size or len(text) > detail.characters
     lines = text.count("\n") + (not text.endswith("\n")) if text else 0
@@ -254,7 +255,7 @@ def text_preview(data: bytes, size: int, detail: Detail, extension: str = "") ->
 
 
 def _label_preview(data: bytes, size: int, detail: Detail) -> Preview:
-    """The preview of a class or a number; a long one, or one of several lines, is shown as a text."""
+    """Return the preview of a class or a number; a long one, or one of several lines, is shown as a text."""
     text = text_preview(data, size, detail)
     label = text.text.strip()
     if text.is_cut or len(label) > LABEL_CHARACTERS or "\n" in label:
@@ -263,7 +264,7 @@ def _label_preview(data: bytes, size: int, detail: Detail) -> Preview:
 
 
 def hex_preview(data: bytes, size: int, problem: str = "") -> Preview:
-    """The first bytes, sixteen a line, in hex and as ASCII."""
+    """Return the first bytes, sixteen a line, in hex and as ASCII."""
     shown = data[:HEX_BYTES]
     lines = []
     for at in range(0, len(shown), 16):

@@ -126,7 +126,7 @@ class _Worker:
             raise
 
     def decode(self, work: Work) -> Preview:
-        """The preview of a member. Raises Undecoded, and what reading raises."""
+        """Return the preview of a member. Raises Undecoded, and what reading raises."""
         self.is_used_up = True  # unless it answers in time
         try:
             return self._answer(work)
@@ -181,7 +181,7 @@ class _Worker:
 
 
 def _range(work: Work, request: Any) -> bytes:
-    """The bytes that a worker requests. Raises Broken for an impossible range, and what reading raises."""
+    """Return the bytes that a worker requests. Raises Broken for an impossible range, and what reading raises."""
     try:
         offset, length = (int(number) for number in request)
     except (TypeError, ValueError):
@@ -204,7 +204,7 @@ class Pool:
         self._is_closed = False
 
     def decode(self, work: Work) -> Preview:
-        """The preview of a member. Raises Undecoded, NoDecoder, and what reading the member raises."""
+        """Return the preview of a member. Raises Undecoded, NoDecoder, and what reading the member raises."""
         worker = self._places.get()
         try:
             if worker is not None and worker.has_ended:
@@ -253,7 +253,7 @@ class Pool:
 
 
 def draws_videos() -> bool:
-    """True if there are pictures of videos: the extra `video` is installed."""
+    """Return True if there are pictures of videos: the extra `video` is installed."""
     return importlib.util.find_spec(PYAV) is not None
 
 
@@ -273,7 +273,10 @@ class Previewer:
         self._cache = _Cache(cache_bytes)
 
     def preview(self, name: str, source: Source, detail: Detail = WHOLE) -> Preview:
-        """The preview of a file with this name or extension. Raises NoDecoder, and what `source.read` raises."""
+        """Return the preview of a file with this name or extension.
+
+        Raises NoDecoder, and what `source.read` raises.
+        """
         key = None if source.key is None else (source.key, name, source.size, detail)
         preview = self._cache.get(key)
         if preview is None:
@@ -282,7 +285,10 @@ class Previewer:
         return preview
 
     def thumbnail(self, name: str, source: Source, side: int = CARD.edge) -> Picture | None:
-        """A picture with edges of at most `side` pixels; None if this file has none. Raises as `preview`."""
+        """Return a picture with edges of at most `side` pixels; None if this file has none.
+
+        Raises as `preview`.
+        """
         pictures = self.preview(name, source, CARD._replace(edge=side)).pictures
         return pictures[0] if pictures else None
 
@@ -325,13 +331,13 @@ class Previewer:
 
 
 def _read(source: Source, head: bytes, length: int) -> bytes:
-    """The first bytes of a file, of which `head` are known."""
+    """Return the first bytes of a file, of which `head` are known."""
     length = min(length, source.size)
     return head + source.read(len(head), length - len(head)) if length > len(head) else head
 
 
 def _undecoded(content: Content, head: bytes, size: int, problem: str) -> Preview:
-    """The preview of a file that could not be decoded: a browser may still play it."""
+    """Return the preview of a file that could not be decoded: a browser may still play it."""
     player = PLAYERS.get(content.extension)
     if player is None:
         return hex_preview(head, size, problem)

@@ -100,7 +100,7 @@ def close() -> None:
 
 
 def missing() -> list[str]:
-    """The parts that this kernel or machine lacks."""
+    """Return the parts that this kernel or machine lacks."""
     without = [] if _landlock_version() else ["Landlock"]
     # Without a filter the kernel says EFAULT if it knows the call.
     machine = _MACHINES.get(os.uname().machine)
@@ -152,7 +152,7 @@ def _filter_calls() -> None:
 
 
 def _program(at: int, machine: int) -> list[bytes]:
-    """The filter for a machine, by the column of its numbers and its name for the kernel."""
+    """Return the filter for a machine, by the column of its numbers and its name for the kernel."""
     program = [
         *(_instruction(_LOAD, _MACHINE_AT), _instruction(_EQUAL, machine, yes=1), _instruction(_RETURN, _REFUSE)),
         _instruction(_LOAD, _NUMBER_AT),
@@ -180,5 +180,5 @@ def _if_first(number: int, test: int, values: Sequence[int]) -> list[bytes]:
 
 
 def _instruction(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
-    """An instruction of a filter; `yes` and `no` are how many others a test leaves out."""
+    """Return an instruction of a filter; `yes` and `no` are how many others a test leaves out."""
     return struct.pack("=HBBI", code, yes, no, value)

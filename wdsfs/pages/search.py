@@ -56,19 +56,19 @@ class Filter:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Filter:
-        """The filter in the fields of a form."""
+        """Return the filter in the fields of a form."""
         texts = [query.get(name, "").strip() for name in FIELDS]
         q, shard, class_, has, lacks, column = (text.encode("utf-8", "surrogateescape") for text in texts[:-2])
         return cls(q, shard, class_.strip(b"/"), has, lacks, column, *texts[-2:])
 
     def fields(self) -> dict[str, str]:
-        """The fields of a form from which `of` makes this filter."""
+        """Return the fields of a form from which `of` makes this filter."""
         raw = (self.q, self.shard, self.class_, self.has, self.lacks, self.column)
         texts = [value.decode("utf-8", "surrogateescape") for value in raw] + [self.field, self.value]
         return {name: text for name, text in zip(FIELDS, texts, strict=True) if text}
 
     def query(self, **more: object) -> str:
-        """The filter as the query of an address."""
+        """Return the filter as the query of an address."""
         fields = {**self.fields(), **{name: str(value) for name, value in more.items()}}
         return urlencode(fields, errors="surrogateescape")
 
@@ -78,18 +78,21 @@ class Filter:
         return ", ".join(f"{_WORDS.get(name, name)} {value}" for name, value in self.fields().items())
 
     def needs(self, columns: Iterable[bytes]) -> bool:
-        """True if only samples with one of these columns pass."""
+        """Return True if only samples with one of these columns pass."""
         return not (_listed(self.has) | {self.column}).isdisjoint(columns)
 
     def __bool__(self) -> bool:
         return self != Filter()
 
     def takes_shard(self, name: bytes) -> bool:
-        """True if samples of the shard with this name may pass. A name is itself, also one with `[` in it."""
+        """Return True if samples of the shard with this name may pass.
+
+        A name is itself, also one with `[` in it.
+        """
         return not self.shard or name == self.shard or fnmatch.fnmatchcase(name, self.shard)
 
     def takes(self, sample: Sample) -> bool:
-        """True if a sample that no record has passes, but for the value in its file."""
+        """Return True if a sample that no record has passes, but for the value in its file."""
         shard, _, key = sample.path.partition(b"/")
         has, lacks = _listed(self.has) | {self.column} - {b""}, _listed(self.lacks)
         return (
@@ -116,7 +119,7 @@ class Filter:
         return passed
 
     def matches(self, data: bytes) -> bool:
-        """True if the content of the column has the value."""
+        """Return True if the content of the column has the value."""
         if not self.field:
             return _same(data.decode("utf-8", "replace").strip(), self.value)
         try:
@@ -151,7 +154,7 @@ def _same(text: str, value: str) -> bool:
 
 
 def _is_like(text: str, parts: list[str]) -> bool:
-    """True if these parts follow each other in a text, the first at its beginning, the last at its end.
+    """Return True if these parts follow each other in a text, the first at its beginning, the last at its end.
 
     Each part is taken where it comes first, so this takes no longer than a few looks at the text. A regular
     expression would try all places of all parts.
@@ -169,7 +172,7 @@ def _is_like(text: str, parts: list[str]) -> bool:
 
 
 def _keys_with(record: Record, part: bytes) -> NDArray[np.bool_]:
-    """The entries whose key contains this.
+    """Return the entries whose key contains this.
 
     All names of a shard are one string, which is searched at once; hits across the border of two names do not
     count. A part with a slash may also end in the name of a folder, and the folder's whole path counts.
@@ -215,7 +218,7 @@ def _entries_below(record: Record, folder: bytes) -> NDArray[np.bool_]:
 
 
 def _with_column(record: Record, name: bytes) -> NDArray[np.bool_]:
-    """The entries with a column of this name."""
+    """Return the entries with a column of this name."""
     numbers = [at for at in range(len(record.extension_name)) if record.extension_name[at] == name]
     members = np.flatnonzero(np.isin(record.array("member.ext"), numbers))
     passed = np.zeros(record.entries, np.bool_)
@@ -263,7 +266,7 @@ class Search:
         return query.collected(samples, steps, count, now.total + len(query.new))
 
     def next(self, filter_: Filter, now: Snapshot, number: int, back: bool, pace: Pace) -> Result:
-        """The first sample after that number that passes, or with `back` the last one before it.
+        """Return the first sample after that number that passes, or with `back` the last one before it.
 
         `after` is the last number that was looked at: where to continue, None at the end.
         """
@@ -286,7 +289,10 @@ class Search:
         return query.collected([], steps, count, draws_of(total))
 
     def unknown(self, filter_: Filter, now: Snapshot, pace: Pace) -> Unknown | None:
-        """The columns of a filter that no sample has; None if it names none, or if that takes too long to know."""
+        """Return the columns of a filter that no sample has.
+
+        None if it names none, or if that takes too long to know.
+        """
         missing = (_listed(filter_.has) | _listed(filter_.lacks) | {filter_.column} - {b""}) - self._columns
         if not missing:
             return None
@@ -305,7 +311,7 @@ class Search:
         return Unknown(sorted(missing), sorted(known)) if missing and not pace.is_over else None
 
     def places(self, filter_: Filter, now: Snapshot, shard: int) -> NDArray[np.uint32]:
-        """The places in the order of a shard of the samples that pass its record. Raises ShardErrors."""
+        """Return the places in the order of a shard of the samples that pass its record. Raises ShardErrors."""
         if not filter_.takes_shard(now.shards[shard].name):
             return np.zeros(0, np.uint32)
         key = filter_, now.version_of(shard)
@@ -321,7 +327,7 @@ class Search:
         return places
 
     def passes(self, filter_: Filter, now: Snapshot, sample: Sample) -> bool:
-        """True if the file of a sample has the value. Raises WdsfsError, OSError if it cannot be read."""
+        """Return True if the file of a sample has the value. Raises WdsfsError, OSError if it cannot be read."""
         name = sample.names[sample.columns.index(filter_.column)]
         source = self._source_of(now, sample.path + b"/" + name)
         return source.size <= VALUE_MAX and filter_.matches(source.read(0, source.size))
@@ -343,8 +349,9 @@ class _Query:
         self.unread = 0
 
     def candidates(self, at: int) -> Iterator[tuple[int, bool]]:
-        """The numbers from one on of samples that pass but for their values, each with True; with False the number
-        at which the next shard begins."""
+        """Yield the numbers from one on of samples that pass but for their values, each with True; with False the
+        number at which the next shard begins.
+        """
         now = self._now
         while at < now.total:
             shard = now.shard_of(at)
@@ -391,7 +398,7 @@ class _Query:
         return Result(samples, None, 1.0, self.unread)
 
     def is_candidate(self, number: int) -> bool:
-        """True if the sample with this number passes but for its value."""
+        """Return True if the sample with this number passes but for its value."""
         if not self._filter:
             return True
         if number >= self._now.total:
@@ -400,7 +407,7 @@ class _Query:
         return _holds(self._places(shard), number - self._now.first_of(shard))
 
     def passed(self, number: int) -> Sample | None:
-        """The sample of a candidate; None if it has another value, or its file cannot be read."""
+        """Return the sample of a candidate; None if it has another value, or its file cannot be read."""
         total = self._now.total
         sample = self._now.sample(number) if number < total else self.new[number - total]
         if not self._filter.column:
@@ -416,7 +423,7 @@ class _Query:
             return None
 
     def exact(self, count: int) -> list[Sample]:
-        """The samples with exactly this key, which the index finds at once, however many others there are."""
+        """Return the samples with exactly this key, found at once, however many others there are."""
         samples: list[Sample] = []
         crc = zlib.crc32(self._filter.q)
         for shard in self._now.readable:
@@ -430,7 +437,10 @@ class _Query:
         return samples[:count]
 
     def _named(self, shard: int, crc: int) -> list[int]:
-        """The numbers of the samples of a shard with exactly this key that pass its record. Raises ShardErrors."""
+        """Return the numbers of the samples of a shard with exactly this key that pass its record.
+
+        Raises ShardErrors.
+        """
         now = self._now
         entries = now.record(shard, lambda record: list(record.find_samples(self._filter.q, crc)))
         numbers = [now.number_of(shard, entry) for entry in entries]
@@ -459,7 +469,7 @@ def _holds(places: NDArray[np.uint32], place: int) -> bool:
 
 
 def draws(total: int, seed: int, after: int = 0) -> Iterator[tuple[int, int]]:
-    """Every number below `total` once, in an order that looks random, each with its place; from a place on.
+    """Yield every number below `total` once, in an order that looks random, each with its place; from a place on.
 
     A permutation of the next power of four in four rounds over its two halves, without what is not below `total`.
     So the places of some are left out, no memory is needed for those drawn before, and any place is found at once.
@@ -479,10 +489,10 @@ def draws(total: int, seed: int, after: int = 0) -> Iterator[tuple[int, int]]:
 
 
 def draws_of(total: int) -> int:
-    """The number of places in the order of `draws`."""
+    """Return the number of places in the order of `draws`."""
     return 1 << 2 * _half(total)
 
 
 def _half(total: int) -> int:
-    """The bits of a half of a number."""
+    """Return the bits of a half of a number."""
     return max((max(total - 1, 1).bit_length() + 1) // 2, 1)

@@ -110,7 +110,7 @@ class Guard:
         await (self._app if refusal is None else refusal)(scope, receive, guarded)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """The answer that refuses a request; None for one that is allowed."""
+        """Return the answer that refuses a request; None for one that is allowed."""
         headers = Headers(scope=scope)
         if headers.get("host") not in self._hosts:
             return PlainTextResponse("This is not the name of this server.", 421)
@@ -131,7 +131,7 @@ class Guard:
         return None
 
     def _is_own(self, headers: Headers, method: str) -> bool:
-        """True if a request comes from a page of this server, or from no page: the address was typed."""
+        """Return True if a request comes from a page of this server, or from no page: the address was typed."""
         own = {f"http://{host}" for host in self._hosts}
         origin = headers.get("origin")
         if origin is not None and (origin not in own or origin != f"http://{headers['host']}"):
@@ -149,7 +149,7 @@ class Guard:
 
 
 def _user(scope: Scope) -> int | None:
-    """The user of a request; None if that cannot be known."""
+    """Return the user of a request; None if that cannot be known."""
     client, server = scope.get("client"), scope.get("server")
     return user_of(tuple(client), tuple(server)) if client and server else None
 
@@ -159,7 +159,10 @@ def _equal(text: str, secret: str) -> bool:
 
 
 def user_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    """The user of the socket at the client's end; NOBODY if it is not open, None if the kernel does not say."""
+    """Return the user of the socket at the client's end.
+
+    NOBODY if it is not open, None if the kernel does not say.
+    """
     (here, here_port), (there, there_port) = map(_address, (client, server))
     question = _QUESTION.pack(
         socket.AF_INET,
@@ -240,7 +243,7 @@ class _Server(uvicorn.Server):
 
 
 def listen(port: int) -> socket.socket:
-    """A socket that only this machine can reach; any free port for 0. Raises UsageError."""
+    """Return a socket that only this machine can reach; any free port for 0. Raises UsageError."""
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -126,7 +126,7 @@ class Site:
         return endpoint
 
     def _answered(self, answer: Answer, request: Request) -> Response:
-        """The answer of one snapshot of the set, or a page that says what is wrong."""
+        """Return the answer of one snapshot of the set, or a page that says what is wrong."""
         renewal = self._subject.renewal
         if not request.url.path.startswith(BYTES) and renewal is not None:
             renewal.renew()
@@ -136,7 +136,7 @@ class Site:
             return self._refused(error)
 
     def _refused(self, error: Exception) -> Response:
-        """The page that says what is wrong."""
+        """Return the page that says what is wrong."""
         status = 502  # the fault is in the shard, or the disk
         if isinstance(error, StaleShard):
             status = 503  # it changes at this moment
@@ -154,13 +154,16 @@ class Site:
     # --- files as they are now: with the changes of the overlay
 
     def source(self, now: Snapshot, path: bytes) -> Source:
-        """The bytes of a file. Raises EntryError, ShardError, OSError."""
+        """Return the bytes of a file. Raises EntryError, ShardError, OSError."""
         if self._mount is None or self._mark(path) == "removed":
             return now.source(path)
         return self._mount.source(path)
 
     def _with_source(self, path: bytes, question: Callable[[Source], Value]) -> Value:
-        """The answer to a question about the bytes of a file. Raises what `source` raises, and the question."""
+        """Return the answer to a question about the bytes of a file.
+
+        Raises what `source` raises, and the question.
+        """
         return self.library.answer(lambda now: question(self.source(now, path)))
 
     def _files(self, now: Snapshot, path: bytes) -> list[File]:
@@ -180,7 +183,7 @@ class Site:
     # --- one sample
 
     def sample(self, now: Snapshot, request: Request) -> Response:
-        """All columns of a sample."""
+        """Return all columns of a sample."""
         path, filter_ = path_of(request), Filter.of(query_of(request))
         files = sorted(self._files(now, path), key=lambda file: _rank(file.name))
         if not files:
@@ -210,11 +213,11 @@ class Site:
         )
 
     def _path_in_mount(self, path: bytes) -> str:
-        """The path of a file or sample in a mount, quoted for a shell."""
+        """Return the path of a file or sample in a mount, quoted for a shell."""
         return "" if self._place is None else shlex.quote(f"{self._place.top}/{os.fsdecode(path)}")
 
     def preview(self, now: Snapshot, request: Request) -> Response:
-        """The preview of one file, for the page of its sample."""
+        """Return the preview of one file, for the page of its sample."""
         path = path_of(request)
         source, name = self.source(now, path), path.rpartition(b"/")[2]
         preview = self._previewer.preview(os.fsdecode(name), source)
@@ -251,7 +254,7 @@ class Site:
         return {"shard": origin.shard, "member": origin.member, "offset": origin.offset, "command": text}
 
     def thumbnail(self, now: Snapshot, request: Request) -> Response:
-        """A small picture of a file, drawn again."""
+        """Return a small picture of a file, drawn again."""
         path = path_of(request)
         name = os.fsdecode(path.rpartition(b"/")[2])
         picture = self._previewer.thumbnail(name, self.source(now, path), SIDE)
@@ -263,7 +266,7 @@ class Site:
         return Response(picture.data, media_type=picture.media_type, headers=headers)
 
     def snippet(self, now: Snapshot, request: Request) -> Response:
-        """The beginning of a text, for the grid; nothing for a file that is no text."""
+        """Return the beginning of a text, for the grid; nothing for a file that is no text."""
         path = path_of(request)
         source = self.source(now, path)
         data = source.read(0, min(source.size, SNIPPET))
@@ -277,7 +280,7 @@ class Site:
     # --- plots, problems, changes
 
     def plots(self, now: Snapshot, request: Request) -> Response:
-        """The plots, and their figures as tables."""
+        """Return the plots, and their figures as tables."""
         with self._plotting:
             version, plots = self._plots
             if now.version != version:
@@ -287,11 +290,11 @@ class Site:
         return self._page("plots.html", plots=plots)
 
     def problems(self, now: Snapshot, request: Request) -> Response:
-        """The shards that cannot be read or are damaged, as far as the index knows."""
+        """Return the shards that cannot be read or are damaged, as far as the index knows."""
         return self._page("problems.html", known=now.damaged())
 
     def changes(self, now: Snapshot, request: Request) -> Response:
-        """The changes of the overlay, as `wdsfs diff` shows them."""
+        """Return the changes of the overlay, as `wdsfs diff` shows them."""
         if self._mount is None:
             raise UsageError("only a mount that was made with --overlay DIR has changes")
         changes = self._mount.changes()
@@ -319,13 +322,13 @@ def _picture_url(picture: Picture) -> str:
 
 
 def _rank(name: bytes) -> int:
-    """The place of a file on the page of its sample: what is seen or heard comes first, arrays next."""
+    """Return the place of a file on the page of its sample: what is seen or heard comes first, arrays next."""
     kind = content_of(os.fsdecode(name), b"").decoder
     return SEEN.index(kind) if kind in SEEN else len(SEEN)
 
 
 def _counted(now: Snapshot) -> Distribution:
-    """The figures for plots; other pages get their turn between shards. Raises StaleShard."""
+    """Return the figures for plots; other pages get their turn between shards. Raises StaleShard."""
     counts = Distribution()
     readable = set(now.readable)
     for number in range(len(now.shards)):

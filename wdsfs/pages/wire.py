@@ -63,7 +63,7 @@ def _exactly(connection: socket.socket, length: int) -> bytearray:
 
 
 def packed(preview: Preview, blob: bytearray) -> dict[str, Any]:
-    """A preview as JSON can have it; the data of pictures is appended to `blob`."""
+    """Return a preview as JSON can have it; the data of pictures is appended to `blob`."""
     fields = preview._asdict()
     fields["pictures"] = []
     for picture in preview.pictures:
@@ -73,7 +73,7 @@ def packed(preview: Preview, blob: bytearray) -> dict[str, Any]:
 
 
 def unpacked(fields: dict[str, Any], blob: bytes) -> Preview:
-    """The preview that `packed` has packed. Raises ValueError, TypeError or KeyError for anything else.
+    """Return the preview that `packed` has packed. Raises ValueError, TypeError or KeyError for anything else.
 
     The worker that packed it may have been taken over by the bytes that it decoded, so each value gets its type
     here.

@@ -130,12 +130,12 @@ _DECODERS: dict[str, Callable[[Member, Detail], Preview]] = {
 
 
 def decode(decoder: str, name: str, member: Member, detail: Detail) -> Preview:
-    """The preview of a member. Raises TooMuch, and any exception that a library raises."""
+    """Return the preview of a member. Raises TooMuch, and any exception that a library raises."""
     return _decode_packed(name, member, detail) if decoder == "packed" else _DECODERS[decoder](member, detail)
 
 
 def _decode_packed(name: str, member: Member, detail: Detail) -> Preview:
-    """The preview of what is in a compressed member, unpacked up to a limit."""
+    """Return the preview of what is in a compressed member, unpacked up to a limit."""
     data, is_whole = unpacked(member, detail.read // 2)
     content = content_of(name.rpartition(".")[0], data[:HEAD])
     note = f"unpacked from {member.extension}"
@@ -176,7 +176,7 @@ def _reader(member: Member) -> Any:
 
 
 def _decode_pickle(member: Member, detail: Detail) -> Preview:
-    """A pickle, or the names in a PyTorch archive: as bytes, never loaded."""
+    """Return a pickle, or the names in a PyTorch archive: as bytes, never loaded."""
     head = member.file.read(HEAD)
     preview = hex_preview(head, member.size, PICKLE_NOTE)
     if not head.startswith(b"PK\x03\x04"):

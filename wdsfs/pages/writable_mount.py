@@ -83,7 +83,7 @@ class WritableMount:
                 os.close(directory)
 
     def files(self, path: bytes) -> list[File]:
-        """The files of a sample. Raises NoSuchEntry, OSErrors."""
+        """Return the files of a sample. Raises NoSuchEntry, OSErrors."""
         files: list[File] = []
         with self.directory_of(path + b"/") as (directory, _), os.scandir(directory) as entries:
             for entry in entries:
@@ -92,7 +92,7 @@ class WritableMount:
         return files
 
     def source(self, path: bytes) -> Source:
-        """The bytes of a file. Raises NoSuchEntry, OSErrors."""
+        """Return the bytes of a file. Raises NoSuchEntry, OSErrors."""
         with self.directory_of(path) as (directory, name):
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if not stat.S_ISREG(status.st_mode):
@@ -102,7 +102,7 @@ class WritableMount:
     # --- changes
 
     def _names(self) -> UpperNode:
-        """The names in the upper, at most UPPER_SECONDS old."""
+        """Return the names in the upper, at most UPPER_SECONDS old."""
         now = time.monotonic()
         if now > self._upper_end:
             with self._opened_upper() as (upper, _):
@@ -129,14 +129,14 @@ class WritableMount:
         return "changed" if self._library.answer(lambda now: now.has(path)) else "new"
 
     def changes(self) -> Changes:
-        """The changes as `wdsfs diff` shows them."""
+        """Return the changes as `wdsfs diff` shows them."""
         with self._opened_upper() as (names, directory), self._library.asking():
             return diff.find(
                 self._library.tree, names, lambda node: upper_format.open_below(directory, node.path())
             )
 
     def new_samples(self) -> Sequence[Sample]:
-        """The samples that no shard has, by their paths. The list does not change."""
+        """Return the samples that no shard has, by their paths. The list does not change."""
         names, began = self._names(), time.monotonic()
         if names is not self._new_of and began >= self._new_end:
             self._new, self._new_of = list(self._search_new(names)), names
@@ -177,7 +177,9 @@ def _entry_errors(path: bytes) -> Iterator[None]:
 
 
 def _directories_with_files(top: UpperNode) -> Iterator[bytes]:
-    """The paths of the directories of an upper that lie below another and hold a file, in the order of names."""
+    """Yield the paths of the directories of an upper that lie below another and hold a file, in the order of
+    names.
+    """
     waiting: list[tuple[bytes, UpperNode]] = [(b"", top)]
     while waiting:
         path, node = waiting.pop()

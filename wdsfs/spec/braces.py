@@ -27,7 +27,7 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # the order o
 
 
 def are_in(text: str) -> bool:
-    """True if the text has a brace."""
+    """Return True if the text has a brace."""
     return _BRACE.search(text) is not None
 
 

@@ -108,7 +108,7 @@ def _named_shards(
     reading: Reading,
     files: Callable[[list[Word]], list[Word]],
 ) -> list[Shard]:
-    """The shards that `specs` name; `files` returns those of the words that count, directories replaced."""
+    """Return the shards that `specs` name; `files` returns those of the words that count, directories replaced."""
     words = _limited(_words(specs))
     if not words:
         raise SpecError("no shards given: name at least one, for example 'train-{000000..000099}.tar'")
@@ -156,7 +156,8 @@ def extended(shards: Sequence[Shard], paths: Sequence[bytes]) -> list[Shard]:
 
 
 def settled(text: str) -> str:
-    """A spec that means the same later: one that names an existing path now stays that path when it is gone.
+    """Return a spec that means the same later: one that names an existing path now stays that path when it is
+    gone.
 
     Such a spec becomes an absolute path in which nothing is expanded; any other one stays as it is.
     """
@@ -182,7 +183,7 @@ def split_path(arguments: Sequence[str]) -> tuple[list[str], str | None]:
 
 
 def names_a_shard(argument: str) -> bool:
-    """True if this argument is SHARDS: at least one of the shards that it names exists."""
+    """Return True if this argument is SHARDS: at least one of the shards that it names exists."""
     if _VARIABLE.search(argument) or objects.is_url(argument):
         return True  # if it is not set or not there, `expand` reports it
     try:
@@ -314,12 +315,13 @@ def _refuse_no_path(text: str) -> None:
 
 
 def _is_special(text: str) -> bool:
-    """True for a text that may mean something else than the path that it is."""
+    """Return True for a text that may mean something else than the path that it is."""
     return text == located.STDIN or _PLAIN.fullmatch(text) is None
 
 
 def _existing(base: str, text: str) -> str | None:
-    """The path of what exists under this very name, or of what can mean nothing else; None for all other texts.
+    """Return the path of what exists under this very name, or of what can mean nothing else; None for all other
+    texts.
 
     A list at a URL names nothing of this machine.
     """
@@ -336,7 +338,7 @@ def _existing(base: str, text: str) -> str | None:
 
 
 def _below(base: str, path: str) -> str:
-    """The path or URL that stands in a list whose directory is `base`."""
+    """Return the path or URL that stands in a list whose directory is `base`."""
     is_whole = path.startswith("/") or objects.is_url(path) or shard_lists.is_elsewhere(path)
     return path if not base or is_whole else base + path
 
@@ -380,7 +382,7 @@ def _variable(name: str, text: str) -> str:
 
 
 def _matching(base: str, word: str) -> list[str]:
-    """The paths that a glob matches, or those at a URL; the path itself when it is neither."""
+    """Return the paths that a glob matches, or those at a URL; the path itself when it is neither."""
     if objects.is_url(path := _below(base, word)):
         return objects.paths_of(path)
     expanded = os.path.expanduser(word) if word.startswith("~") else word
@@ -651,7 +653,7 @@ def _refuse_repeated(paths: list[bytes], words: list[Word]) -> None:
 
 
 def _names(paths: list[bytes]) -> list[bytes]:
-    """A distinct name for each of these distinct absolute paths.
+    """Return a distinct name for each of these distinct absolute paths.
 
     Semantics decision: a shard's name is its base name without `.tar`, `.tar.gz` or another suffix of a shard. The
     suffix stays where nothing, `.` or `..` would be left of the name, and where the set holds the path without it,
@@ -678,7 +680,7 @@ def _names(paths: list[bytes]) -> list[bytes]:
 
 
 def _stems(paths: list[bytes]) -> list[bytes]:
-    """The paths without their suffixes, or with them where they have to stay. Distinct for distinct paths.
+    """Return the paths without their suffixes, or with them where they have to stay. Distinct for distinct paths.
 
     They are: a path keeps its suffix whenever the stem it would have is a path of the set, so no stem equals
     a path that was kept whole. And what loses `.tar` differs as its path does; any other suffix is cut only where
@@ -709,7 +711,7 @@ def _distinguishing_depths(stems: list[bytes]) -> list[int]:
 
 
 def _clashing(stems: list[bytes], positions: Sequence[int], depth: int) -> list[int]:
-    """Those of the positions whose stem ends as another's of them does, by `depth` components."""
+    """Return those of the positions whose stem ends as another's of them does, by `depth` components."""
     groups: defaultdict[bytes, list[int]] = defaultdict(list)
     for position in positions:
         groups[b"/".join(stems[position].rsplit(b"/", depth)[-depth:])].append(position)
@@ -717,12 +719,12 @@ def _clashing(stems: list[bytes], positions: Sequence[int], depth: int) -> list[
 
 
 def _trailing(stem: bytes, depth: int) -> list[bytes]:
-    """The last components of a stem; the root directory, which has no name, is left out."""
+    """Return the last components of a stem; the root directory, which has no name, is left out."""
     return [component for component in stem.rsplit(b"/", depth)[-depth:] if component]
 
 
 def free_name(proposal: bytes, taken: set[bytes]) -> bytes:
-    """A name like `proposal`, of at most 255 bytes, that is not in `taken`; it is added to it."""
+    """Return a name like `proposal`, of at most 255 bytes, that is not in `taken`; it is added to it."""
     name = names.shorten(proposal)
     number = 1
     while name in taken:

@@ -54,7 +54,7 @@ def compare(known: Sequence[Shard], shards: Sequence[Shard]) -> Difference:
 
 
 def named(known: Sequence[Shard], candidates: Sequence[Shard]) -> list[Shard]:
-    """The candidates with names that no shard has.
+    """Return the candidates with names that no shard has.
 
     Semantics decision: a new shard is called as it would be after a new mount, unless another shard is called so:
     that one keeps its name, and the new one gets `~2`. One that is back has the name that it had, if that is free.
@@ -65,7 +65,7 @@ def named(known: Sequence[Shard], candidates: Sequence[Shard]) -> list[Shard]:
 
 
 def number_again(known: Sequence[Shard], shard: Shard, samples: int) -> int | None:
-    """The number that a shard which has come back takes again, if there is one.
+    """Return the number that a shard which has come back takes again, if there is one.
 
     Semantics decision: it does if it has as many samples as it had, so that no other sample gets another number.
     """
@@ -79,7 +79,7 @@ def number_again(known: Sequence[Shard], shard: Shard, samples: int) -> int | No
 
 
 def changed(known: Sequence[Shard], change: Change) -> list[Shard]:
-    """The list of shards after a change."""
+    """Return the list of shards after a change."""
     shards = list(known)
     for number, samples in change.gone.items():
         shards[number] = replace(shards[number], gone=samples)
@@ -89,7 +89,7 @@ def changed(known: Sequence[Shard], change: Change) -> list[Shard]:
 
 
 def out_of_reach(known: Sequence[Shard], gone: Iterable[int]) -> tuple[list[int], str]:
-    """Those of the shards `gone` that are only out of reach, and why.
+    """Return those of the shards `gone` that are only out of reach, and why.
 
     Semantics decision: a directory that is empty, or that cannot be listed, is what a file system leaves that is
     not mounted. So its shards are not taken for removed. One that is gone itself took its shards along.

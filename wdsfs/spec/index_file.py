@@ -123,11 +123,11 @@ class IndexFile:
         return Times(*_TIMES.unpack_from(self._table, number * ROW_SIZE))
 
     def numbers(self, number: int) -> tuple[int, ...]:
-        """The numbers of the summary in one row."""
+        """Return the numbers of the summary in one row."""
         return _NUMBERS.unpack_from(self._table, number * ROW_SIZE + _NUMBERS_OFFSET)
 
     def row(self, number: int) -> Row:
-        """One row."""
+        """Return one row."""
         fields = _ROW.unpack_from(self._table, number * ROW_SIZE)
         size, mtime_ns, offset, length, crc, etag, version, path, *numbers = fields
         bounds = accumulate((path, etag, version), initial=self._starts[number])
@@ -135,13 +135,14 @@ class IndexFile:
         return Row(size, mtime_ns, offset, length, crc, shown, tag, mark, tuple(numbers))
 
     def path_of(self, number: int) -> str:
-        """The path of a shard as it stands in the file."""
+        """Return the path of a shard as it stands in the file."""
         start = self._starts[number]
         (size,) = _PATH_SIZE.unpack_from(self._table, number * ROW_SIZE + _PATH_OFFSET)
         return os.fsdecode(self._table[start : start + size])
 
     def base(self, given: str | None = None) -> str:
-        """The directory of relative paths, with its last slash: the one that is given, else that of the file.
+        """Return the directory of relative paths, with its last slash: the one that is given, else that of the
+        file.
 
         Raises SpecError.
         """
@@ -153,7 +154,7 @@ class IndexFile:
         return self._joined(directory, self._base)
 
     def paths(self, base: str | None = None) -> list[str]:
-        """The paths of all shards, in order; relative ones are below `base`. Raises SpecError."""
+        """Return the paths of all shards, in order; relative ones are below `base`. Raises SpecError."""
         directory = self.base(base)
         if directory not in self._paths:
             texts = map(self.path_of, range(self.count))
@@ -161,7 +162,10 @@ class IndexFile:
         return self._paths[directory]
 
     def _joined(self, directory: str, text: str) -> str:
-        """The path that a text means, a relative one below `directory`. Raises SpecError for what is refused."""
+        """Return the path that a text means, a relative one below `directory`.
+
+        Raises SpecError for what is refused.
+        """
         if ":" not in text and ".." not in text and not text.startswith(("/", objects.STDIN)):
             return directory + text  # as nearly all are: below the directory, no URL, no command
         objects.refuse_command(text, self.path)
@@ -191,7 +195,7 @@ _PATH_SIZE = struct.Struct("<I")
 
 
 def _parse_header(path: str, header: bytes, size: int) -> _Head:
-    """The header of a file of this size. Raises SpecError."""
+    """Return the header of a file of this size. Raises SpecError."""
     if len(header) < HEADER_SIZE or header[:8] != MAGIC:
         raise _damaged(path, "it has no header of an index")
     _, version, record_format, flags, count, base, table, whole, crc = _HEADER.unpack_from(header)
@@ -228,7 +232,7 @@ def load(path: str) -> IndexFile:
 
 
 def where(text: str) -> str:
-    """The path of the index that was typed: absolute, or a URL as it is shown. Raises SpecError."""
+    """Return the path of the index that was typed: absolute, or a URL as it is shown. Raises SpecError."""
     return objects.path_of(text) if objects.is_url(text) else os.path.abspath(text)
 
 
@@ -283,7 +287,7 @@ def head_of(rows: Sequence[Row], base: str, record_format: int, reading: Reading
 
 
 def place_of(paths: Iterable[str], file: str) -> tuple[str, list[str]]:
-    """The base of an index at `file`, and the paths in it: relative ones where all are below one directory.
+    """Return the base of an index at `file`, and the paths in it: relative ones where all are below one directory.
 
     The base is empty if they are below the directory of the index itself.
     """

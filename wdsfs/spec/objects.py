@@ -67,22 +67,24 @@ def refuse_local(path: str, file: str) -> None:
 
 
 def local(path: str) -> str:
-    """A path of this machine, so that it is not taken for a URL, a command or the standard input from here on."""
+    """Return a path of this machine, so that it is not taken for a URL, a command or the standard input from here
+    on.
+    """
     return HERE + path if path == STDIN or _LIKE_SCHEME.match(path) else path
 
 
 def is_command(text: str) -> bool:
-    """True for the output of a command, as a spec or as a path."""
+    """Return True for the output of a command, as a spec or as a path."""
     return text.startswith(urls.PIPE)
 
 
 def is_unnamed(path: bytes) -> bool:
-    """True for the path of the output of a command that names no shard."""
+    """Return True for the path of the output of a command that names no shard."""
     return path.startswith(urls.PIPE.encode()) and path.endswith(b"/pipe")
 
 
 def _parse(text: str) -> Url:
-    """The URL that was typed. Raises SpecError."""
+    """Return the URL that was typed. Raises SpecError."""
     if not is_command(text):
         return urls.parse(text)
     if os.environ.get(ALLOW_PIPE) == NEVER:
@@ -101,28 +103,29 @@ def standard_input() -> str:
 
 
 def read(path: str, limit: int) -> bytes:
-    """The first `limit` bytes of an object. Raises ShardError."""
+    """Return the first `limit` bytes of an object. Raises ShardError."""
     with contextlib.closing(shard_paths.open_object(os.fsencode(path))) as reader:
         return reader.pread(limit, 0)
 
 
 def is_file(path: str) -> bool:
-    """True if there is a file or an object at this path. Raises ShardError when a store refuses to say."""
+    """Return True if there is a file or an object at this path. Raises ShardError when a store refuses to say."""
     return modes([path])[path] is not None if is_url(path) else os.path.isfile(path)
 
 
 def is_listable(path: str) -> bool:
-    """True for a URL of a store that can list what is below it."""
+    """Return True for a URL of a store that can list what is below it."""
     return is_url(path) and not is_command(path) and urls.parse(path).scheme not in WEB
 
 
 def is_local(path: str) -> bool:
-    """True for what is no URL."""
+    """Return True for what is no URL."""
     return not is_url(path)
 
 
 def paths_of(text: str) -> list[str]:
-    """The paths that one URL stands for: those that a glob matches, or itself. Raises SpecError, ShardError.
+    """Return the paths that one URL stands for: those that a glob matches, or itself. Raises SpecError,
+    ShardError.
 
     Semantics decision: as in a file system, `*` matches no slash, `**` does, and neither matches a hidden name.
     """
@@ -147,7 +150,10 @@ def paths_of(text: str) -> list[str]:
 
 
 def contents(prefix: str) -> dict[str, int | None]:
-    """The shards directly below a path that ends in a slash, sorted bytewise. Raises SpecError, ShardError."""
+    """Return the shards directly below a path that ends in a slash, sorted bytewise.
+
+    Raises SpecError, ShardError.
+    """
     url = shard_paths.url_of(os.fsencode(prefix))
     shards = sorted((path for path, key in _listed(url) if _is_shard_name(key[len(url.key) :])), key=os.fsencode)
     if not shards:
@@ -160,12 +166,12 @@ def _is_shard_name(name: str) -> bool:
 
 
 def path_of(text: str) -> str:
-    """The path of the shard at a URL. Raises SpecError."""
+    """Return the path of the shard at a URL. Raises SpecError."""
     return _path_of(_parse(text))
 
 
 def without_secrets(spec: str) -> str:
-    """A spec for people, also one that means nothing.
+    """Return a spec for people, also one that means nothing.
 
     Of URLs user, password and query are left out, of a command all but its program.
     """
@@ -173,7 +179,7 @@ def without_secrets(spec: str) -> str:
 
 
 def parts(spec: str) -> list[str]:
-    """The specs that are joined by `::` in one."""
+    """Return the specs that are joined by `::` in one."""
     return _SEPARATOR.split(spec)
 
 
@@ -193,12 +199,12 @@ def _path_of(url: Url) -> str:
 
 
 def _listed(prefix: Url) -> list[tuple[str, str]]:
-    """Path and key of each object whose key starts with that of `prefix`."""
+    """Return path and key of each object whose key starts with that of `prefix`."""
     return [(os.fsdecode(path), shard_paths.url_of(path).key) for path in shard_paths.listed(prefix)]
 
 
 def _fits(parts: Sequence[str], patterns: Sequence[str]) -> bool:
-    """True if the parts of a key match those of a pattern.
+    """Return True if the parts of a key match those of a pattern.
 
     All places of the pattern where a match can be are followed at once: one by one they would be exponentially
     many for many `**`, and the pattern may come from somebody else's list.
@@ -228,7 +234,7 @@ def _past_stars(places: set[int], patterns: Sequence[str]) -> set[int]:
 
 
 def presumed(path: str, pin: Pin | None) -> bool:
-    """True if a remote shard counts as this object until its store says otherwise: nothing is asked for it.
+    """Return True if a remote shard counts as this object until its store says otherwise: nothing is asked for it.
 
     Only with an ETag: a request with it is answered for no other object.
     """
@@ -317,7 +323,7 @@ def _by_parent(paths: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _listed_below(parent: str) -> set[str] | None:
-    """The paths that a listing shows; None where a store does not list."""
+    """Return the paths that a listing shows; None where a store does not list."""
     if is_command(parent):
         return None
     url = shard_paths.url_of(os.fsencode(parent))

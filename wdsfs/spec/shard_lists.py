@@ -69,7 +69,7 @@ def without_scheme(text: str) -> str:
 
 
 def is_elsewhere(text: str) -> bool:
-    """True for what the webdataset library reads, but wdsfs does not."""
+    """Return True for what the webdataset library reads, but wdsfs does not."""
     return _ELSEWHERE.match(text) is not None and not urls.is_url(text)
 
 
@@ -95,7 +95,7 @@ def _some(words: Iterator[Word], path: str) -> Iterator[Word]:
 
 
 def without_splits(path: str, split: str) -> SpecError:
-    """The error for `--split` with shards that have no splits."""
+    """Return the error for `--split` with shards that have no splits."""
     return SpecError(
         f"--split {split}: {path!r} has no splits. Only a dataset that `energon prepare` has prepared has them, a "
         f"directory with {META}; name such directories only, or leave out --split"
@@ -290,7 +290,7 @@ def energon(dataset: str, split: str | None, split_file: str | None = None) -> I
 
 
 def _leads_out(name: str) -> bool:
-    """True for the name of a shard that may be anywhere, not below the directory of its dataset."""
+    """Return True for the name of a shard that may be anywhere, not below the directory of its dataset."""
     return name.startswith(("/", "file:")) or ".." in name.split("/")
 
 

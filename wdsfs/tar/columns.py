@@ -46,7 +46,7 @@ class Batch:
         self.problems: list[Problem] = []
 
     def truncation(self) -> Problem | None:
-        """The problem of a file that ends inside its last member, if that was found."""
+        """Return the problem of a file that ends inside its last member, if that was found."""
         return next((problem for problem in self.problems if problem.kind == "truncated"), None)
 
 

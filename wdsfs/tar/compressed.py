@@ -52,7 +52,7 @@ class Opened(NamedTuple):
 
 
 def policy() -> str:
-    """The value of `WDSFS_UNPACK`. Raises UsageError."""
+    """Return the value of `WDSFS_UNPACK`. Raises UsageError."""
     value = os.environ.get("WDSFS_UNPACK") or AUTO
     if value not in POLICIES:
         raise UsageError(f"WDSFS_UNPACK is {value!r}: it has to be one of {', '.join(POLICIES)}")
@@ -88,7 +88,7 @@ def opened(shard: OpenShard, path: bytes) -> Iterator[Opened]:
 
 
 def unpacked(kind: str, shard: OpenShard, path: bytes, how: str | None = None) -> Opened:
-    """The bytes of the tar in a compressed shard, which is open and has to stay so.
+    """Return the bytes of the tar in a compressed shard, which is open and has to stay so.
 
     `how` is one of POLICIES; by default that of `policy`. Takes as long as unpacking, unless that was done before.
     Raises StaleShard when the file changes meanwhile, UnreadableShard when it cannot be unpacked here.
@@ -119,7 +119,7 @@ class HeldCopy(NamedTuple):
 
 
 def is_unpacked(path: bytes, fingerprint: Fingerprint) -> bool:
-    """True if the cache has the copy of a remote shard."""
+    """Return True if the cache has the copy of a remote shard."""
     copy = file_cache.cache().find(key_of(path, fingerprint), COPIES)
     if copy is None:
         return False
@@ -128,7 +128,7 @@ def is_unpacked(path: bytes, fingerprint: Fingerprint) -> bool:
 
 
 def held_copy(kind: str, path: bytes) -> HeldCopy:
-    """The unpacked copy of a shard, which stays in the cache as long as a mount of the kernel's reads it.
+    """Return the unpacked copy of a shard, which stays in the cache as long as a mount of the kernel's reads it.
 
     Takes as long as unpacking, unless there is one that is as it was made. Raises ShardErrors.
     """
@@ -197,7 +197,10 @@ class _CompressedShard(NamedTuple):
         return write_some
 
     def file(self) -> int:
-        """A descriptor of the compressed data; a remote shard is brought into the cache. Raises ShardError."""
+        """Return a descriptor of the compressed data; a remote shard is brought into the cache.
+
+        Raises ShardError.
+        """
         return self.shard if isinstance(self.shard, int) else self.shard.whole()
 
 

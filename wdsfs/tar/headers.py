@@ -46,14 +46,14 @@ def number_of(raw: bytes) -> int | None:
 
 
 def checksums_of(header: bytes) -> tuple[int, int]:
-    """The checksum of a header over unsigned bytes and, as some old tars wrote it, over signed ones."""
+    """Return the checksum of a header over unsigned bytes and, as some old tars wrote it, over signed ones."""
     counted = header[:148] + b" " * 8 + header[156:]
     unsigned = sum(counted)
     return unsigned, unsigned - 256 * sum(byte > 127 for byte in counted)
 
 
 def is_header(block: bytes) -> bool:
-    """True if a block is a header, by its checksum."""
+    """Return True if a block is a header, by its checksum."""
     stored = number_of(block[148:156]) if len(block) == BLOCK else None
     if stored is None:
         return False
@@ -62,7 +62,7 @@ def is_header(block: bytes) -> bool:
 
 
 def padded(size: int) -> int:
-    """The size with padding: the next multiple of a block."""
+    """Return the size with padding: the next multiple of a block."""
     return (size + BLOCK - 1) & -BLOCK
 
 
@@ -124,7 +124,7 @@ def unusable(extended: Extended) -> str | None:
 
 
 def own_name(header: bytes, extended: Extended | None) -> bytes:
-    """The name of a member, without the prefix that a ustar header may have."""
+    """Return the name of a member, without the prefix that a ustar header may have."""
     if extended is not None and extended.name is not None:
         return extended.name
     return header[:100].split(b"\0", 1)[0]
@@ -200,14 +200,14 @@ def encode(name: bytes, size: int, mtime: int, common: Collection[bytes] = ()) -
 
 
 def padding(size: int) -> int:
-    """The number of zero bytes between the end of `size` bytes of content and the next header."""
+    """Return the number of zero bytes between the end of `size` bytes of content and the next header."""
     return -size % BLOCK
 
 
 def _needed(
     name: bytes, size: int, mtime: int, name_fits: bool, common: Collection[bytes]
 ) -> list[tuple[bytes, bytes]]:
-    """The PAX records that the member needs, in the order in which they are written."""
+    """Return the PAX records that the member needs, in the order in which they are written."""
     values = {
         b"path": name,
         b"size": b"%d" % size,
@@ -232,7 +232,7 @@ def _needed(
 
 
 def _split(name: bytes) -> tuple[bytes, bytes] | None:
-    """The name as ustar's prefix and name fields, joined by a slash; None when it does not fit into them.
+    """Return the name as ustar's prefix and name fields, joined by a slash; None when it does not fit into them.
 
     Any bytes but NUL may stand in the fields: GNU tar, bsdtar and tarfile all write UTF-8 and other encodings as
     they are, and only a name that would lose bytes needs more.
@@ -248,7 +248,7 @@ def _split(name: bytes) -> tuple[bytes, bytes] | None:
 
 
 def _ustar(name: bytes, size: int, mtime: int, kind: bytes, prefix: bytes = b"", mode: int = MODE) -> bytes:
-    """One header block::
+    """Return one header block::
 
     0 name 100 | 100 mode 8 | 108 uid 8 | 116 gid 8 | 124 size 12 | 136 mtime 12 | 148 checksum 8
     156 type 1 | 157 link 100 | 257 magic 6, version 2 | 265 user 32 | 297 group 32

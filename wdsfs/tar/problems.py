@@ -65,5 +65,5 @@ class Damage(Exception):
 
 
 def problems_text(first: Problem, count: int) -> str:
-    """All problems of a shard in a line."""
+    """Return all problems of a shard in a line."""
     return first.text + and_others(count)

@@ -154,7 +154,10 @@ def take_member(window: Window, position: int, batch: Batch, common: dict[bytes,
 
 
 def _common_records(body: bytes, position: int) -> list[tuple[bytes, bytes]]:
-    """The records of a global PAX header that change members. Raises Damage for one that ends at `position`."""
+    """Return the records of a global PAX header that change members.
+
+    Raises Damage for one that ends at `position`.
+    """
     records = [record for record in pax_records(body, position) if record[0] in _COMMON]
     for key, value in records:
         if len(value) > COMMON_MAX:

@@ -96,7 +96,7 @@ class TooLarge(Exception):
 
 
 def memory_limit() -> int:
-    """The most memory in bytes that a stream may ask for. Raises UsageError."""
+    """Return the most memory in bytes that a stream may ask for. Raises UsageError."""
     size = os.environ.get("WDSFS_UNPACK_MEMORY")
     return parse_size(size) if size else MEMORY
 
@@ -262,7 +262,7 @@ DECODED_MAX = 64 << 20  # bytes; a larger one is not decoded: it would be a bomb
 
 
 def codec_of(extension: bytes) -> tuple[int, bytes] | None:
-    """The number of the codec in SUFFIXES and the extension without its suffix; None for any other."""
+    """Return the number of the codec in SUFFIXES and the extension without its suffix; None for any other."""
     for number, suffix in enumerate(SUFFIXES):
         if extension.endswith(suffix) and len(extension) > len(suffix):
             return number, extension[: -len(suffix)]

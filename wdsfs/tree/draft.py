@@ -175,7 +175,7 @@ class Draft:
         return [text for number in np.unique(self.rows.extension).tolist() if (text := self.extensions[number])]
 
     def columns_there(self) -> str:
-        """Name the columns of the shard, for a message about one that it lacks."""
+        """Return name the columns of the shard, for a message about one that it lacks."""
         there = self.columns()
         names = several([repr(text_of(extension)) for extension in there], COLUMNS_NAMED)
         return f"the shard has the columns {names}" if there else "the shard has no columns"
