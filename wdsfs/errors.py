@@ -10,12 +10,12 @@
     |   |   '-- MissingObject  EIO        3   its store has no such object
     |   |-- UnreadableShard    EIO        3   it is there, but cannot be opened or read
     |   |   |-- DeniedObject   EACCES     3   its store refuses it to these credentials
-    |   |   |-- CacheFull      EIO        3   all of it was to be in the cache, which has no room
+    |   |   |-- CacheFull      EIO        3   the cache has no room for all of its bytes
     |   |   |-- NoRanges       EIO        3   its server sends whole objects only
     |   |   |-- NotATar        EIO        3   it is another file, such as a failed download leaves
     |   |   '-- Unreachable    EIO        3   its store does not answer, or not as it should
     |   |-- CorruptShard       EIO        3   its bytes are no (whole) tar
-    |   |-- ViewError          EIO        3   what is to be shown of it (`--columns`, `--join` ...) cannot be made
+    |   |-- ViewError          EIO        3   its view (`--columns`, `--join` ...) cannot be made
     |   |-- RefusedShard       EACCES     3   others may have replaced it since the mount
     |   |-- ObjectExists       EIO        3   its store has an object of this name already
     |   '-- StaleShard         ESTALE     3   it changed underneath

@@ -63,7 +63,7 @@ def _quoted(path: str, extra: str) -> str:
 
 
 def _source(distribution: Distribution, extra: str) -> str:
-    """Where it was installed from, with the extra, as pip takes it; "" for an index, or what is gone."""
+    """Return the origin of the installation with the extra, as pip takes it; "" for an index or a lost path."""
     origin = json.loads(distribution.read_text("direct_url.json") or "{}")
     url = origin.get("url", "")
     if url.startswith("file:"):

@@ -96,7 +96,7 @@ def runtime_dir(create: bool = True) -> Path:
 
 
 def _below_own(path: Path, create: bool) -> Path:
-    """As `private_directory`, of a directory whose parent may be missing. Raises MountError."""
+    """Return a directory as `private_directory` does, although its parent may be missing. Raises MountError."""
     above = next(parent for parent in path.parents if parent.exists())
     if not create and above != path.parent and os.access(above, os.W_OK | os.X_OK):
         return path
@@ -222,7 +222,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_directory(path: str) -> Iterator[None]:
-    """As `contextlib.chdir`, also from a directory that was removed. Raises OSError."""
+    """Change the directory for a block, as `contextlib.chdir`, also from a removed one. Raises OSError."""
     before = os.open(".", os.O_PATH | os.O_CLOEXEC)
     try:
         os.chdir(path)

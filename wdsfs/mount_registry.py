@@ -145,7 +145,7 @@ def _read(file: Path, kind: type[Registered]) -> Registered | None:
 
 @contextlib.contextmanager
 def registered(registration: Registration) -> Iterator[None]:
-    """Let commands find this process while the context is open. Raises OSError."""
+    """Register this process, so that commands find it, while the context is open. Raises OSError."""
     register(registration)
     try:
         yield

@@ -74,7 +74,7 @@ def end_of_use(mountpoint: str) -> int:
 
 
 def attempt(fstype: bytes, settings: Sequence[tuple[bytes, bytes]]) -> None:
-    """Have the kernel set up a file system with these settings, and drop it: nothing is mounted."""
+    """Set up a file system with these settings in the kernel, and drop it: nothing is mounted."""
     with _context(_FSOPEN, fstype, _CLOEXEC) as context:
         _create(context, settings, ())
 
@@ -132,7 +132,7 @@ def _call(number: int, *arguments: Any) -> int:
 
 
 def _last_message(context: int) -> str:
-    """What the kernel has written about the failure: lines such as `e erofs: bad option`."""
+    """Return the kernel's message about the failure: lines such as `e erofs: bad option`."""
     message = ""
     while True:
         try:
@@ -224,7 +224,7 @@ def mounts_of(device: int) -> list[MountPoint]:
 
 
 def _lines() -> list[bytes]:
-    """Return the list of mounts as it is.
+    """Return the list of mounts, not parsed.
 
     Commands ask it often, and a line is parsed more slowly than passed over.
     """

@@ -131,7 +131,7 @@ def holds(path: bytes, also: int | None = None) -> bool:
 
 
 def way(path: str | os.PathLike[str]) -> None:
-    """As `directory`, for the directories above a path only: the path may lie in a sticky directory."""
+    """Check, as `directory`, only the directories above a path, which itself may lie in a sticky one."""
     _walk(os.path.dirname(os.path.abspath(path)), False, False, True)
 
 
@@ -451,9 +451,9 @@ def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> in
 
 
 def open_lock(path: str | os.PathLike[str]) -> int:
-    """As `open_file`, for a lock file, which nobody else can open: who can read it can lock it, and let all wait.
+    """Open a lock file as `open_file`; nobody else may open it, as its readers could lock it and make all wait.
 
-    One of this user's that others can read loses that. The message says that it can be removed without loss.
+    This user's lock files become unreadable for others. The message says that they can be removed without loss.
 
     Semantics decision: a lock with several names is not locked, and not replaced either. Each name would be the
     lock of another directory (`cp -al`), and a process that holds the old file would not see a new one.

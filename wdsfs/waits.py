@@ -49,7 +49,7 @@ def look() -> None:
 
 
 def lock(fd: int, how: int) -> None:
-    """As flock(2), which waits for another process. Raises OSError, Interrupted."""
+    """Lock a file as flock(2), waiting for other processes. Raises OSError, Interrupted."""
     while client:
         try:
             fcntl.flock(fd, how | fcntl.LOCK_NB)

@@ -323,7 +323,7 @@ def _say_failures(failed: Mapping[bytes, ShardError]) -> None:
 
 
 def _fetch_elsewhere(shards: Sequence[Shard], workers: Workers, advance: Callable[[int], None]) -> FetchResult:
-    """Have workers of a cluster fetch the shards."""
+    """Fetch the shards by workers of a cluster."""
     from wdsfs.index import process_pool
 
     failed: dict[bytes, ShardError] = {}

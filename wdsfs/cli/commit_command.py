@@ -268,7 +268,7 @@ def _interrupts(made: OverlayCommit) -> Iterator[None]:
 
 
 def _abandon(session: OverlaySession, as_json: bool) -> None:
-    """End a commit in place as it is, and list the shards that are not written. Raises CommitError."""
+    """Give up an unfinished commit in place, and list the shards that are not written. Raises CommitError."""
     from wdsfs.packing.overlay_commit import abandon
 
     done, left, aside = abandon(session.place, session.tree, session.show_new)
@@ -334,7 +334,7 @@ def _refuse_mount(overlay: NamedOverlay) -> None:
 
 
 def _show(committed: Committed, packing: Packing, seconds: float) -> None:
-    """Write which shards are planned, or were written in so many seconds."""
+    """Print the shards that are planned, or that were written, and in how many seconds."""
     plan, unshown = committed.plan, committed.unshown
     if packing.as_json:
         _show_json(committed, packing.dry_run, seconds)

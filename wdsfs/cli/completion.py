@@ -1,4 +1,4 @@
-"""What a shell offers when TAB is pressed: mount points, paths, and what click knows of commands and options.
+"""Shell completion (TAB) for bash, zsh and fish: commands, options, mount points and paths.
 
 Built on click's completion, whose scripts run the program with the words of the line. Nothing here asks a daemon,
 a mount or the network: mount points are those of the registry and of the kernel's table, and paths are completed
@@ -30,7 +30,7 @@ _NOT_LOCAL = re.compile(r"^[a-z][a-z0-9+.-]*://|^pipe:")
 
 @add_completion_class
 class QuotingBash(BashComplete):
-    """bash inserts what it is given as it is, and takes the `=` of `--layout=files` for a word of its own."""
+    """Completion for bash, which inserts texts unquoted and takes the `=` of `--layout=files` for a word."""
 
     name = "bash"
     # A text may have backslashes and wildcards, which are for the line and not for the script.
@@ -58,7 +58,7 @@ class QuotingBash(BashComplete):
 
 
 class _WholeWords(ShellComplete):
-    """zsh and fish replace the whole word, so the value in `--layout=files` comes with what is before it."""
+    """Completion for shells that replace whole words: the value in `--layout=files` comes with its option."""
 
     _before = ""
 
@@ -70,14 +70,14 @@ class _WholeWords(ShellComplete):
         return words, incomplete
 
     def format_completion(self, item: CompletionItem) -> str:
-        """What the script gets of an item."""
+        """Return the text of an item for the script."""
         value = self._before + os.path.expanduser(item.value) if item.type == "plain" else item.value
         return super().format_completion(CompletionItem(value, item.type, item.help))
 
 
 @add_completion_class
 class WholeWordsZsh(_WholeWords, ZshComplete):
-    """As above. The file of an autoloaded function is its body from the second call on: then it completes, too."""
+    """Completion for zsh, also from the second call on, when an autoloaded function has become its body."""
 
     name = "zsh"
     source_template = ZshComplete.source_template.replace("== loadautofunc", "== (loadautofunc|shfunc)")
@@ -85,7 +85,7 @@ class WholeWordsZsh(_WholeWords, ZshComplete):
 
 @add_completion_class
 class WholeWordsFish(_WholeWords, FishComplete):
-    """As above. A path, or a description, may have commas."""
+    """Completion for fish. Paths and descriptions may have commas."""
 
     name = "fish"
     source_template = FishComplete.source_template.replace('string split ","', 'string split --max 1 ","')

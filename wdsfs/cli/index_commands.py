@@ -128,7 +128,7 @@ def _opened(opening: Opening, shards: Sequence[Shard]) -> Index:
 
 
 def _shards(specs: Sequence[str], update: str | None, selection: Selection) -> list[Shard]:
-    """Return the shards that are named; before them those of the portable index that is to be renewed."""
+    """Return the named shards; with `update`, the shards of that portable index come first."""
     from wdsfs.spec.expand import expand
 
     if update is None:

@@ -79,7 +79,7 @@ class _Group(click.Group):
         return super().get_command(ctx, cmd_name)
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """As click's own, but a wrong call gets a message like all others."""
+        """Run a command as click does, but report a wrong call like every other error."""
         if not extra.get("standalone_mode", True):
             return super().main(*args, **extra)
         try:

@@ -171,7 +171,7 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 
 def set_for_all(name: str, value: str | None) -> None:
-    """Set a variable for this command and all processes that it starts; None leaves it as it is."""
+    """Set a variable for this command and all processes that it starts; None leaves it unchanged."""
     if value is not None:
         click.get_current_context().with_resource(_environment(name, value))
 

@@ -128,7 +128,7 @@ def note_uneven(text: str, quiet: bool) -> None:
 
 
 def write_bytes(data: bytes) -> None:
-    """Write to standard output as it is. Raises UsageError if that is closed."""
+    """Write bytes to standard output unchanged. Raises UsageError if that is closed."""
     if sys.stdout is None:
         raise UsageError("standard output is closed")
     sys.stdout.buffer.write(data)
@@ -174,7 +174,7 @@ def _bytes_and_speed() -> Iterator[ProgressColumn]:
     from rich.text import Text
 
     class Speed(ProgressColumn):
-        """As rich's own, which has powers of ten beside the powers of two of the bytes."""
+        """Speed in powers of two, as the bytes beside it; rich's own column has powers of ten."""
 
         def render(self, task: Task) -> Text:
             speed = task.finished_speed or task.speed

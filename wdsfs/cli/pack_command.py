@@ -196,7 +196,7 @@ def pack(directories: tuple[str, ...], packed: Packed, opening: Opening) -> None
 
 
 def _show(plan: FilePlan, done: Sequence[Step], packed: Packed, seconds: float) -> None:
-    """Write which shards are planned, or were written in so many seconds."""
+    """Print the shards that are planned, or that were written, and in how many seconds."""
     if packed.as_json:
         report = _facts(plan)
         if not packed.dry_run:

@@ -56,7 +56,7 @@ def say_left_out(plan: Plan) -> None:
 
 
 def say_done(plan: Plan, done: Sequence[Step], seconds: float) -> None:
-    """Say which shards there are now, of which these were written in so many seconds."""
+    """Print how many shards there are now, and how many of them were written in these seconds."""
     counts = Counter(step.action for step in plan.steps)
     parts = [f"{counts[action]:,} {word}" for action, word in _WORDS.items() if counts[action]]
     before = len(plan.steps) - len(done)

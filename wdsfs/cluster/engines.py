@@ -213,7 +213,7 @@ def _of_callable(text: str) -> Engine:
 
 
 def _returned_by(text: str) -> Any:
-    """What MODULE:CALLABLE returns. Raises UsageError, whatever its code raises."""
+    """Call MODULE:CALLABLE and return its result. Raises UsageError, whatever its code raises."""
     module, _, name = text.partition(":")
     try:
         value: Any = importlib.import_module(module)
@@ -270,7 +270,7 @@ class Workers:
         return self._engine
 
     def in_flight(self) -> int:
-        """How many units are to be in flight now."""
+        """Return how many units may be in flight now."""
         return self.most or max(UNITS, AHEAD * self.engine.width())
 
     def submit(self, function: Callable[..., Any], argument: object) -> Future[Any]:
@@ -292,7 +292,7 @@ class Workers:
         self.close()
 
     def close(self) -> None:
-        """Let go of the engine, after an error, too. Can be repeated."""
+        """Close the engine, after an error, too. Can be repeated."""
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.close()

@@ -51,7 +51,7 @@ class Batch:
 
 
 class Outcome(NamedTuple):
-    """What came of a unit: its result, or the error that the function raised; and how long it took (seconds)."""
+    """Outcome of a unit: its result, or the error that the function raised, and the time it took (seconds)."""
 
     result: Any
     error: Exception | None
@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
 
 
 class SeenShard(NamedTuple):
-    """A shard as the driver sees it; `url` is its address if the path does not show all of it."""
+    """A shard as the driver sees it; `url` is its address if the path leaves out a part of that."""
 
     path: bytes
     fingerprint: Fingerprint

@@ -71,11 +71,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Job(Generic[Item]):
-    """What is done for each item.
+    """Work for each item of a list.
 
     `function` gets what `prepare` makes of an item when it is sent, on a worker; both can be pickled. A ShardError
     of either is the result of the item. `name` is what messages call an item. `again` says if an item is to be
-    sent anew (once) after this error, with what it was sent before.
+    sent again (once) after this error, with what it was sent before.
     """
 
     function: Callable[[Any], Any]

@@ -122,7 +122,7 @@ def xattr_of(body: memoryview) -> tuple[int, bytes]:
 
 
 class SetattrRequest(NamedTuple):
-    """The change that SETATTR asks for; None leaves a value as it is. Size in bytes, times in ns since the epoch
+    """The change that SETATTR asks for; None leaves a value unchanged. Size in bytes, times in ns since the epoch
     or NOW."""
 
     mode: int | None

@@ -217,7 +217,7 @@ class Operations(ABC, Generic[TreeKind]):
             self.slot.wait(False)
 
     def _wait_begins(self) -> None:
-        """As `slowly`, up to the end of the request: it waits for a server or another process."""
+        """Note that the request waits for a server or another process, as `slowly` does, but until its end."""
         if not self.slot.waiting:
             self.slot.wait(True)
             self._crowded()
@@ -408,7 +408,7 @@ def _fitting(value: bytes, room: int) -> bytes | int:
 
 
 def _nothing(request: Request) -> None:
-    """For requests that want no reply. No state is kept for an inode, so FORGET has nothing to do."""
+    """Send no reply, as these requests want none. No state is kept for an inode, so FORGET has nothing to do."""
 
 
 def _done(request: Request) -> bytes:

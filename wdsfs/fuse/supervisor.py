@@ -184,7 +184,7 @@ class Supervisor:
         """Replace all workers by ones that open another set; returns True if none of the old ones is left.
 
         From here on every request that is received is answered from the new set. A worker that waits for a disk
-        ends its request first, since that may be long work which its successor would have to begin anew.
+        ends its request first, since that may be long work which its successor would have to do again.
         """
         self.make_tree, self.follow = make_tree, follow
         old = list(self.workers.values())
@@ -419,7 +419,7 @@ class Supervisor:
             log.error("what was written last may not be on disk: %s", error)
 
     def _close_devices(self) -> None:
-        """In a child: close other workers' descriptors, so that their requests in flight end with them."""
+        """Close, in a child, the descriptors of other workers, so that their requests in flight end with them."""
         for other in self.workers.values():
             if other.device is not None:
                 os.close(other.device)

@@ -34,7 +34,7 @@ Handler = Callable[[Request], Reply]
 
 
 def _nothing() -> None:
-    """For a worker that has nothing to do after a reply."""
+    """Do nothing: for a worker that has no work after a reply."""
 
 
 def serve(

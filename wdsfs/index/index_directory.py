@@ -169,7 +169,7 @@ def _reserve_locks(home: Path) -> None:
 
 
 def _share(home: Path) -> None:
-    """Let the group of a directory, which `trust` has accepted, write the index if it may write there."""
+    """Make the index writable for the group of a directory, accepted by `trust`, in which the group may write."""
     if os.stat(home).st_mode & stat.S_IWGRP:
         for name in (*_FILES, "open.lock"):
             with contextlib.suppress(PermissionError, FileNotFoundError):  # another user's file, who has done it
@@ -243,7 +243,7 @@ def temporary_env() -> tuple[lmdb.Environment, Path, tempfile.TemporaryDirectory
 
 
 def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
-    """In TMPDIR, or in /tmp when others could replace it there. Raises OSErrors."""
+    """Make a temporary directory in TMPDIR, or in /tmp if others could replace it in TMPDIR. Raises OSErrors."""
     handle = tempfile.TemporaryDirectory(prefix="wdsfs-index-")
     try:
         trust.directory(handle.name)

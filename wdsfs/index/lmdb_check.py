@@ -99,7 +99,7 @@ def check(fd: int, transaction: int) -> bool:
 
 
 def check_extent(value: memoryview, small: memoryview, page_size: int) -> None:
-    """Check the header in front of a value that LMDB gave out and that is to be replaced. Raises Damaged.
+    """Check the header in front of a value of LMDB's before that is replaced. Raises Damaged.
 
     A large value's header says which pages LMDB frees with it. `check` leaves it out, because it lies with the
     value, and reading a page of each value would take long. `small` is another value, in a page of a tree; it

@@ -335,7 +335,7 @@ def resolve(draft: MemberDraft, columns: dict[str, NDArray[np.int64]], problems:
 
 
 def _last_members(draft: MemberDraft) -> dict[int, int]:
-    """For each link (by its row) the row of the last earlier member with the name that it points to."""
+    """Map each link (its row) to the row of the last earlier member with the name that it points to."""
     targets: dict[int, tuple[int | None, bytes]] = {}
     for link in draft.links:
         folder, base = names.split_folder(link.target)

@@ -70,7 +70,7 @@ class Match(enum.Enum):
 
     @staticmethod
     def of(row: Row | Times, now: Fingerprint | Pin) -> Match:
-        """Compare a row with a shard as it is now, by size and time."""
+        """Compare a row with the present shard, by size and time."""
         if row.size != now.size:
             return Match.OTHER
         return Match.SAME if _same_time(row.mtime_ns, now.mtime_ns) else Match.PERHAPS
@@ -164,7 +164,7 @@ class PortableIndex:
         return match
 
     def settle(self, number: int, path: bytes, now: Fingerprint, record: Record) -> Match:
-        """As `match`, after a look at the headers if it needs one."""
+        """Compare as `match` does, and settle what is left open by a look at the headers."""
         match = self.match(number, path, now)
         if match is Match.PERHAPS:
             match = Match.MOVED if _was_moved(path, now, record) else Match.OTHER
@@ -301,7 +301,7 @@ def fits(record: Record, member: int, tar: TarBytes) -> bool:
 
 
 def confirmed(record: Record, member: int, tar: TarBytes) -> bool:
-    """As `fits`, for a member of a moved shard that is about to be read: notes in the record that it fits."""
+    """Check a member of a moved shard, as `fits` does, before it is read; note in the record that it fits."""
     if not isinstance(tar, int):  # the content is wanted next: one request for both
         place = record.member(member)
         tar.pread(min(place.data + place.size - place.head, FETCHED_MAX), place.head)
@@ -318,7 +318,7 @@ def confirmed(record: Record, member: int, tar: TarBytes) -> bool:
 
 
 class Portables:
-    """The portable indexes of a set, as the index asks them; a shard has the first one that is true of it."""
+    """The portable indexes of a set, as the index asks them: for each shard, the first that matches it."""
 
     def __init__(self, files: Sequence[PortableIndex] = ()) -> None:
         self.files = list(files)
@@ -330,7 +330,7 @@ class Portables:
                 yield file, number
 
     def numbers(self, key: bytes, now: Fingerprint, exact: bool = False) -> tuple[int, ...] | None:
-        """Return the numbers of the summary of a shard; None without a row that is true of it.
+        """Return the numbers of the summary of a shard; None if no row matches it.
 
         `exact`: a moved shard has none.
         """

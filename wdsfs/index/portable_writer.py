@@ -30,7 +30,7 @@ RACY_NS = 2_000_000_000  # age from which a time of whole seconds says that a fi
 
 
 class _Listed(NamedTuple):
-    """A shard, and what is written of it."""
+    """A shard, and its row in the index."""
 
     shard: Shard
     fingerprint: Fingerprint
@@ -40,7 +40,7 @@ class _Listed(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Records that are side by side in an older index: bytes of it."""
+    """Records that are side by side in an older index, as a range of its bytes."""
 
     fd: int
     start: int
@@ -115,7 +115,7 @@ class PortableWriter:
         return self._row(listed, at, len(data), int.from_bytes(data[8:16], "little"), summary)
 
     def _planned(self, fd: int, older: PortableIndex, row: Row, key: bytes) -> bool:
-        """Have the record of an older index copied with its neighbours; False if it has to be read."""
+        """Plan to copy the record of an older index with its neighbours; False if it has to be read."""
         number = older.number_of(key)
         if number is None or older.in_place(number) is None:
             return False
@@ -154,7 +154,7 @@ def _aligned(size: int) -> int:
 
 
 def _known(path: bytes) -> tuple[Fingerprint, str, str]:
-    """Return a shard as it is: its fingerprint, its ETag and version. Raises ShardError, UsageError."""
+    """Return the present fingerprint, ETag and version of a shard. Raises ShardError, UsageError."""
     fingerprint = shard_paths.look(path)
     if is_remote(path):
         if shard_paths.url_of(path).is_program:

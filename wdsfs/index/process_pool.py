@@ -58,7 +58,7 @@ Results = Generator[tuple[Shard, Result | ShardError], None, None]
 
 
 def together(shards: Sequence[Shard], workers: Workers | None = None) -> int:
-    """How many of these shards are read from stores at the same time by one machine, at least 1."""
+    """Return how many of these shards one machine reads from stores at the same time, at least 1."""
     if workers is not None:
         return 1
     return min(max(sum(is_remote(shard.path) for shard in shards), 1), TOGETHER)
@@ -104,7 +104,7 @@ def units(
     name: Callable[[Item], str] = str,
     prepare: Callable[[Item], Any] = lambda item: item,
 ) -> Generator[tuple[Item, Result | ShardError], None, None]:
-    """As `each`, of any items: `function(prepare(item))`, by `jobs` processes of this machine or by `workers`.
+    """Yield each item with `function(prepare(item))`, as `each`: by `jobs` processes here or by `workers`.
 
     `name` is what messages call an item.
     """
@@ -225,7 +225,7 @@ class _DaemonThreads(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Have the threads end after what they are at."""
+        """End the threads, each after its present work."""
         for _ in range(self._count):
             self._work.put(None)
 

@@ -71,7 +71,7 @@ KINDS = {
 
 
 class Member(NamedTuple):
-    """Where a member is in its shard (bytes), and its size (bytes) and time (ns) for stat."""
+    """Place of a member in its shard (bytes), and its size (bytes) and time (ns) for stat."""
 
     head: int
     data: int
@@ -494,7 +494,7 @@ class Record:
         return (self._head[member] + self._body[member]) * headers.BLOCK, self._size[member]
 
     def address(self, member: int) -> tuple[int, int]:
-        """In a derived record: the place that a member comes from, and its number there."""
+        """Return, in a derived record, the source that a member comes from, and its number there."""
         assert self.view is not None
         shift = self.view["shift"]
         return self._head[member] >> shift, self._head[member] & (1 << shift) - 1

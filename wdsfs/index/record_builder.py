@@ -190,7 +190,7 @@ def _check_count(members: int) -> None:
 
 
 def _pack(draft: MemberDraft, problems: Problems, sections: Sections) -> dict[str, Any]:
-    """Put all sections of a draft; return what the directory of the record says of it.
+    """Put all sections of a draft; return the entries of the record's directory.
 
     docs/format.md lists the sections. Their order counts: `Record.checksum`, which commits keep, depends on it.
     """

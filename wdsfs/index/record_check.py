@@ -75,7 +75,7 @@ class _Names(NamedTuple):
 
 
 def _column(record: Record, name: str, count: int | None, codes: str) -> NDArray[Any]:
-    """Return a section of so many numbers, of one of these types."""
+    """Return a section of numbers, after a check of its count and type."""
     view = record.column[name]
     _require(view.format in codes and count in (None, len(view)), name)
     return np.asarray(view)

@@ -64,7 +64,7 @@ class ScanReader:
 
 
 def begin(shard: OpenShard) -> None:
-    """Have the start of a shard fetched in one request; smaller reads there would look like a pass over it all."""
+    """Fetch the start of a remote shard in one request; smaller reads would look like a pass over the shard."""
     if not isinstance(shard, int):
         shard.pread(START, 0)
 
@@ -118,7 +118,7 @@ def _build_when_quiet(fd: int, path: bytes, reading: Reading) -> bytes:
 
 
 def _build_remote(path: bytes, reading: Reading, open_file: Callable[[bytes], OpenShard], together: int) -> bytes:
-    """Read a remote shard; an open one never changes, and is opened anew when its store has another one."""
+    """Read a remote shard; an open one never changes, and is opened again when its store has another one."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         shard = open_file(path)

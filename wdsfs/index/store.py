@@ -152,7 +152,7 @@ class Index:
         return unsealed[0] if unsealed is not None and unsealed[1] == path else None
 
     def record(self, path: bytes, fingerprint: Fingerprint, verify: bool = True) -> Record | None:
-        """Return the record of the shard at `path`, in place, valid until `renew`; None if it is to be copied or
+        """Return the record of the shard at `path`, in place, valid until `renew`; None if it has to be copied or
         built.
 
         To `verify` takes time for each member. A record that was right once stays right until `renew`.

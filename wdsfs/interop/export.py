@@ -205,7 +205,7 @@ class Export:
     def _in_order(
         self, function: Callable[[Any], Answer], argument: Callable[[Shard], Any]
     ) -> Iterator[tuple[Shard, Answer | ShardError]]:
-        """What `function` makes of each shard, in the order of the set; results of a part of the set are kept."""
+        """Yield each shard with the result of `function`, in the order of the set; some are held back for that."""
         shards = self.lower.shards
         step = 1 if self.workers is None else self.workers.in_flight()
         for begin in range(0, len(shards), step):
@@ -359,7 +359,7 @@ class Export:
             self.report.warn(self.lower.shards[number].path, text)
 
     def _energon_samples(self) -> Iterator[Callable[[], Iterator[energon.EnergonSample]]]:
-        """For each shard, in order, what returns its samples; that raises ExportError, ShardError, OSError."""
+        """Yield for each shard a function that returns its samples; it raises ExportError, ShardError, OSError."""
         if self.workers is None:
             for shard in self.lower.shards:
                 yield functools.partial(_energon_of_file, shard.path)

@@ -178,7 +178,7 @@ def _refuse_irregular(path: str, fd: int) -> None:
 
 
 def raise_file_limit(shards: int) -> None:
-    """Let this process have this many shards open, besides its own files. Raises MountError."""
+    """Raise the limit of open files to this many shards and the process's own files. Raises MountError."""
     files = shards + _OWN_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < files:
@@ -329,7 +329,7 @@ class HeldShards:
         self.devices = open_devices(about, os.fsencode(base), trusting)
 
     def take_leases(self) -> None:
-        """Have every later writer wait for this process.
+        """Take leases, so that every later writer waits for this process.
 
         Compare the shards afterwards: one may have been written before its lease was taken. Raises MountError for
         one that is being written, and for a copy without a lease: its times say when it was used, not that it was

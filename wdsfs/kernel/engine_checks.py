@@ -34,7 +34,7 @@ NAME = "kernel engine"
 
 
 def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
-    """Why the kernel cannot serve these shards; None if nothing is known to prevent it. Raises ShardErrors."""
+    """Return why the kernel cannot serve these shards; None if no reason is known. Raises ShardErrors."""
     if os.geteuid() != 0:
         return "only root can have the kernel mount a set"
     if host.kernel_version() < OLDEST_KERNEL:
@@ -61,7 +61,7 @@ def _on_network(shards: Sequence[Shard]) -> str | None:
 
 
 def _not_here(path: bytes) -> str | None:
-    """Why the kernel cannot serve a remote shard, as far as that is known without asking its store."""
+    """Return why the kernel cannot serve a remote shard, as far as that is known without asking its store."""
     from wdsfs.tar.compressed import is_unpacked
 
     shown = os.fsdecode(path)
@@ -74,7 +74,7 @@ def _not_here(path: bytes) -> str | None:
 
 
 def obstacle_now(shards: Sequence[Shard]) -> str | None:
-    """Why no guard can hold these shards at the moment, such as a program that writes one. Raises ShardErrors."""
+    """Return why no guard can hold these shards now, such as a program that writes one. Raises ShardErrors."""
     local = (shard.path for shard in shards if not is_remote(shard.path))
     return next(filter(None, map(_cannot_be_held, local)), None)
 

@@ -56,7 +56,7 @@ def exchange_image(image: str, mountpoint: str, devices: Sequence[int], attribut
 def mount_by_loops(
     image: str, mountpoint: str, devices: Sequence[int], attributes: int, beneath: bool = False
 ) -> None:
-    """As `mount_image`, for kernels before 6.12: the image and each shard become loop devices.
+    """Mount an image as `mount_image`, on kernels before 6.12: image and shards become loop devices.
 
     They are released by the kernel when the mount ends. Raises MountError.
     """
@@ -101,7 +101,7 @@ def _loop_device(fd: int) -> tuple[int, str]:
 
 
 def refusal_of_kernel() -> str | None:
-    """Why this process cannot mount any image; None if nothing is known. The kernel loads EROFS for that."""
+    """Return why this process cannot mount any image; None if no reason is known. Makes the kernel load EROFS."""
     try:
         mount_table.attempt(b"erofs", ())  # without an image: this fails in any case
     except OSError as error:
@@ -150,7 +150,7 @@ class FileSystem(NamedTuple):
 
 
 def at(mountpoint: str) -> FileSystem | None:
-    """What is mounted at this path."""
+    """Return the file system that is mounted at this path."""
     mount = mount_table.mounted_at(mountpoint)
     return None if mount is None else _of(mount)
 
@@ -185,7 +185,7 @@ def _detach_here(filesystem: FileSystem, mounts: list[MountPoint]) -> None:
 
 
 def _detach_there(process: int, filesystem: FileSystem) -> None:
-    """In a forked process: enter the namespace of that process, detach, and end."""
+    """Enter the namespace of a process, detach the mount there, and end: runs in a forked process."""
     try:
         proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)  # there may be none in the namespace
         mount_table.enter_namespace(os.open(f"/proc/{process}/ns/mnt", os.O_RDONLY))

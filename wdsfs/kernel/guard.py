@@ -154,9 +154,9 @@ def guard_of(mountpoint: str) -> Guarded | None:
 
 
 class Guard:
-    """Guards the mount at `mountpoint` of an image over shards, all of which it keeps open.
+    """The guard of a mount of an image over shards, all of which it keeps open.
 
-    `check` raises MountError for a mount point that cannot be used. `over` is what is to be the overlay above the
+    `check` raises MountError for a mount point that cannot be used. `over` is the overlay that comes above the
     image.
     """
 
@@ -201,7 +201,7 @@ class Guard:
         self._end_signals += 1
 
     def mount(self, attributes: int, instead: bool = False) -> None:
-        """Have the kernel mount the image, with `instead` in the place of what is there. Raises MountError."""
+        """Mount the image; with `instead`, in the place of the present mount. Raises MountError."""
         if self._over is not None:
             self._over.set_who_enters()
         self._mount(self._held, attributes, instead)
@@ -209,7 +209,7 @@ class Guard:
         self._settle(attributes)
 
     def _mount(self, held: HeldShards, attributes: int, instead: bool) -> None:
-        """Have the kernel mount these, and note the name of the superblock (and of those that others make at that
+        """Mount these, and note the name of the superblock (and of those that others make at that
         moment). Raises MountError, StaleShard."""
         with _one_at_a_time():
             if not instead:  # another one may have been made there since it was looked
@@ -265,7 +265,7 @@ class Guard:
                 )
 
     def exchange(self, image: str, base: str, trusting: bool) -> None:
-        """Have the kernel mount this image in the place of the mount. Raises WdsfsError: nothing has changed."""
+        """Mount this image in the place of the present one. After a WdsfsError nothing has changed."""
         if self._over is not None:
             self._over.refuse_writable(self.mountpoint)
         held = HeldShards(open_image(image))
@@ -285,7 +285,7 @@ class Guard:
 
     @contextlib.contextmanager
     def registered(self) -> Iterator[None]:
-        """Let commands find this guard while the context is open.
+        """Register this guard, so that commands find it, while the context is open.
 
         Raises MountError where that cannot be; then the mount has ended, unless it is another guard's.
         """
@@ -304,7 +304,7 @@ class Guard:
                 forget(registration)
 
     def close(self) -> None:
-        """Let go of all shards. This process guards nothing any more, and may mount by FUSE now."""
+        """Release all shards. This process guards nothing any more, and may mount by FUSE now."""
         signal.set_wakeup_fd(-1)
         self._receiver.close()
         self._sender.close()
@@ -376,14 +376,14 @@ class Guard:
         poller.poll(self._patience())
 
     def _patience(self) -> float | None:
-        """How long the loop may sleep (ms) when nothing wakes it; None: for ever."""
+        """Return how long the loop may sleep (ms) when nothing wakes it; None: for ever."""
         if any(held.deadline is not None for held in self._before):
             return _STEP_SECONDS * 1000
         has_to_look = self._held.is_watching or self._before or not self._is_mounted()
         return LOOK_SECONDS * 1000 if has_to_look else None
 
     def _let_go(self) -> None:
-        """Let go of the shards of earlier mounts of which nobody has files open, or of which one is to change.
+        """Release the shards of earlier mounts of which nobody has files open, or one of which a writer waits for.
 
         A writer of such a shard waits for their readers; nothing else does.
         """
@@ -486,7 +486,7 @@ def _deadline() -> float:
 
 
 def writer_seconds() -> float:
-    """How long a writer is kept waiting for readers: less than the kernel has it wait for a lease."""
+    """Return how long a writer waits for readers: less than the kernel makes it wait for a lease."""
     try:
         seconds = float(BREAK_TIME.read_text()) or USUAL_SECONDS  # 0: for ever
     except (OSError, ValueError):

@@ -35,10 +35,10 @@ Check = Callable[[Sequence[bytes]], None]  # of the mount point, given the paths
 
 @dataclass(slots=True)
 class ImageMount:
-    """What to mount: the image and the mount point, absolute; relative paths of shards are below `base`.
+    """The options of a mount: image and mount point, both absolute; relative paths of shards are below `base`.
 
     `options` are those of `-o`; `trusting`: shards may have other times, and lie where others can change them.
-    `made` is the command, for `wdsfs refresh`. `overlay` is what is to be above it. `open_files` are those of the
+    `made` is the command, for `wdsfs refresh`. `overlay` comes above the image. `open_files` are those of the
     cache, which are open until the mount has them.
     """
 
@@ -102,7 +102,7 @@ class Unguarded(NamedTuple):
 
 
 def unguarded(mountpoint: str, overlay: Path | None) -> Unguarded | None:
-    """What is mounted at this path (canonical), if that is an image without a living guard.
+    """Return the mount at this path (canonical) if that is an image without a living guard.
 
     With an `overlay` (a directory) only if that is above the image, and the guard has left a sign: the kernel does
     not say what is below an overlay.
@@ -149,7 +149,7 @@ def serve(
 
 
 def _begin(mount: ImageMount, attributes: int, check: Check, guard: Guard, held: HeldShards) -> None:
-    """Have the kernel mount the image that `guard` holds, or adopt the mount that is there. Raises as `serve`."""
+    """Mount the image that `guard` holds, or adopt the mount that is there. Raises as `serve`."""
     about = manifest.read(mount.image)
     if host.kernel_version() < host.kernel_version(about.since):
         log.warning(
@@ -218,7 +218,7 @@ def _end_if_written(mountpoint: str, current: Unguarded, about: Manifest, base: 
 
 
 def _own_paths(mount: ImageMount) -> list[bytes]:
-    """What the mount itself needs besides the shards. Raises MountError for a mount point in the overlay."""
+    """Return the paths that the mount needs besides the shards. Raises MountError if it lies in the overlay."""
     if mount.overlay is None:
         return [os.fsencode(mount.image)]
     directory = mount.overlay.directory

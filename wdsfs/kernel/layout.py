@@ -142,12 +142,12 @@ class Times:
 
 
 def blocks_of_all(sizes: Ints) -> Ints:
-    """As `erofs.blocks_of`, of a column."""
+    """Return the numbers of blocks for a column of sizes, as `erofs.blocks_of` for one."""
     return -(-sizes // BLOCK)
 
 
 def chunk_bits(sizes: Ints) -> Ints:
-    """For files of one chunk: how many times a block has to be doubled to cover the file."""
+    """Return, for files of one chunk, how many times a block has to be doubled to cover the file."""
     blocks = np.maximum(blocks_of_all(sizes), 1)
     return np.frexp((blocks - 1).astype(np.float64))[1].astype(np.int64)
 
@@ -285,7 +285,7 @@ def _put_bytes(data: Bytes, raw: bytes, place: int) -> None:
 
 
 class _Plan:
-    """Where everything of a table lies in its part: `slot` of each inode, `place` (bytes) of content that has
+    """Places in the part of a table: `slot` of each inode, `place` (bytes) of content that has
     blocks of its own, else -1; `blocks` of the part."""
 
     def __init__(self, table: Table, size: Ints, extended: Marks, is_directory: Marks) -> None:
@@ -315,16 +315,16 @@ class _Plan:
         self.blocks = int(ends[-1]) if len(ends) else 0
 
     def addresses(self, first_block: int) -> Ints:
-        """What the inodes say of the place of their content."""
+        """Return the field of each inode that says where its content is."""
         of_blocks = np.where(self.place < 0, erofs.NO_BLOCK, first_block + self.place // BLOCK)
         return np.where(self.content == CHUNKS, self._bits, of_blocks)
 
 
 def places(slots: Ints, whole: Marks) -> Ints:
-    """Return the slots at which things with these counts of slots lie, one behind the other. What is `whole`
+    """Return the first slots of objects that have these counts of slots, one behind the other. A `whole` one
     crosses no block.
 
-    A whole thing that would cross has as many of those behind it go first as fill the block: a directory some of
+    Before a whole object that would cross, as many of the next go as fill the block: before a directory, some of
     its files. Where these do not do, a gap is left.
     """
     row = _Row(slots, whole)
@@ -340,7 +340,7 @@ def places(slots: Ints, whole: Marks) -> Ints:
 
 
 class _Row:
-    """Things with counts of slots; `at` are those that are whole, `ends` is where each would end without gaps."""
+    """Objects with counts of slots; `at` are those that are whole, `ends` is where each would end without gaps."""
 
     def __init__(self, slots: Ints, whole: Marks) -> None:
         self.ends, self.at = np.cumsum(slots), np.flatnonzero(whole)
@@ -348,7 +348,7 @@ class _Row:
         self._by_phase: dict[int, tuple[Ints, list[int]]] = {}
 
     def arranged(self) -> tuple[Ints, Ints]:
-        """How many of those behind it go first, for each that is whole; the slots of the gap in front of each."""
+        """Return for each whole object how many of the next go first, and for each object the gap before it."""
         first, gaps = np.zeros(len(self.at), np.int64), np.zeros(len(self.ends), np.int64)
         done = padding = 0
         while done < len(self.at):  # a round for each gap, as this shifts all that follow
@@ -367,7 +367,7 @@ class _Row:
         return first, gaps
 
     def _going_first(self, phase: int) -> tuple[Ints, list[int]]:
-        """How many go first, for each that is whole, if all lie `phase` slots later; and which take a gap."""
+        """Return for each whole object how many go first if all lie `phase` slots later; and those with a gap."""
         at, ends, count = self.at, self.ends, self._count
         within = (ends[at] - count + phase) % SLOTS_PER_BLOCK
         counts = np.where(within + count > SLOTS_PER_BLOCK, -1, 0)

@@ -31,7 +31,7 @@ _SHOWN_SINCE = (6, 12)  # kernels whose statfs shows the identity of an image
 
 
 class ImageOptions(NamedTuple):
-    """How an image is made: owner and umask of everything in it, the directory below which paths of shards are
+    """Options of an image: owner and umask of everything in it, the directory below which paths of shards are
     relative (None: all are absolute), and the oldest kernel that it is for. `composition` is the text of the
     options of a view; relative paths in it are of `directory`. Nobody but the owner can enter a `private` image.
     `writable`: for an overlay above it, with modes that let the owner write. `copies`, by path, are read in the

@@ -1,12 +1,12 @@
-"""Mounts the kernel's overlayfs above an image, and keeps it still for a commit.
+"""Mounts the kernel's overlayfs above an image, and freezes it for a commit.
 
 The image is mounted for a moment at a place of our own, the overlay is made over it and keeps it in use, and the
 image is unmounted again. So there is one mount, and when it ends, both do.
 
 Its marks are in the namespace "user." (`userxattr`), as those of the FUSE engine: both read the uppers of each
 other, and a user cannot make a mark by setting an attribute, for the kernel writes that under another name.
-Nothing is left in the upper that it takes the image to understand (no `redirect_dir`, `metacopy`, `index`): the
-image is made anew when shards change.
+Nothing is left in the upper that refers to one image (no `redirect_dir`, `metacopy`, `index`): the
+image is made again when shards change.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class OverlayOver:
         return overlay
 
     def set_who_enters(self) -> None:
-        """Let nobody but the owner, or also others, enter the mount, whose top is the upper's."""
+        """Set the mode of the upper's top, and so of the mount: only the owner may enter, or others, too."""
         upper = OverlayDirectory(self.directory).upper
         mode = stat.S_IMODE(upper.stat().st_mode)
         if self.private and mode & 0o077:
@@ -201,7 +201,7 @@ def _explained(mountpoint: str, place: OverlayDirectory, error: OSError) -> str:
 
 @contextmanager
 def frozen(mountpoint: str, place: OverlayDirectory) -> Iterator[None]:
-    """Let nobody write to the mount for the time of the block; everything written before is on disk.
+    """Freeze the mount for a block: nobody can write to it, and everything written before is on disk.
 
     For a commit, or to put another mount in its place.
 

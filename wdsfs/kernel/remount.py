@@ -1,11 +1,11 @@
 """Replaces the mount of an overlay by one over new shards, at the end of a commit in place.
 
-The image is made before the overlay is emptied: if that fails, the mount stays as it is, read-only, and the commit
+The image is made before the overlay is emptied: if that fails, the mount stays, read-only, and the commit
 can be repeated. Then the guard exchanges the mounts; files that are open from the old one stay as they were, and
 guarded. Where there is no guard, or it cannot do that, the mount ends, for it would show neither the old set nor
 the new one; without a guard it is then mounted again, with a new one.
 
-All of it is done by a process of its own, which is forked when the command begins: the commit has the index open,
+All this is done by a process of its own, which is forked when the command begins: the commit has the index open,
 and a process can open it only once.
 """
 

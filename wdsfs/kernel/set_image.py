@@ -1,4 +1,4 @@
-"""The image of a set for a mount: found in the cache by what it is made of, or made there, with copies of shards.
+"""Finds the image of a set in the cache, or makes it there, with copies of remote and compressed shards.
 
 To open the index takes longer than all the rest of a mount, so an image is found without it where shards are shown
 as they are and nothing is to be said of them.
@@ -46,7 +46,7 @@ View = tuple[str, str, bool, bool]  # layout, names, if there are links by numbe
 
 
 class CannotServe(Exception):
-    """Why the kernel cannot serve a set, as that turns out when its image is made."""
+    """The kernel cannot serve a set, as turns out when its image is made; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)

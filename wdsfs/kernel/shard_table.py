@@ -149,7 +149,7 @@ def _of_chunks(pieces: Pieces, chunk: int) -> tuple[Ints, Ints, Ints]:
 
 
 def _chunk_bits(content: Content, pieces: Pieces) -> int:
-    """How many times a block is doubled to get the chunks of a file: none is in two pieces, or beside one."""
+    """Return how many times a block is doubled to get chunks of a file of which each lies in a single piece."""
     edges = np.concatenate((pieces.start, pieces.start + pieces.size))
     edges = edges[edges != content.size]
     if edges.any():
@@ -159,7 +159,7 @@ def _chunk_bits(content: Content, pieces: Pieces) -> int:
 
 
 def _bits_of_small_chunks(size: int) -> int:
-    """How many times a block is doubled to get chunks of a file that are small, but not too many."""
+    """Return how many times a block is doubled to get chunks of a file that are small, but not too many."""
     return min((blocks_of(size) // CHUNKS_DAMAGED).bit_length(), CHUNK_BITS_MAX)
 
 

@@ -130,7 +130,7 @@ class ControlSocket:
         return await self.growth.look(at_once=True)
 
     async def _restore(self, paths: list[bytes]) -> dict[str, Any]:
-        """Let the worker undo the changes at these paths, then invalidate what the kernel has cached of them."""
+        """Undo the changes at these paths by the worker, then invalidate the kernel's caches of these paths."""
         overlay, where = self.served.overlay, self.mount.mountpoint
         if overlay is None:
             return {"error": f"{where} has no overlay"}
@@ -153,7 +153,7 @@ class ControlSocket:
         )
 
     def _ask_worker(self, token: bytes, paths: list[bytes]) -> dict[str, Any]:
-        """In a child: the mount itself is the only way to a worker."""
+        """Ask a worker, in a child: the mount itself is the only way to a worker."""
         waiting = list(reversed(paths))
         while waiting:
             some = [waiting.pop()]
@@ -166,7 +166,7 @@ class ControlSocket:
         return {"done": True}
 
     def _invalidate(self, overlay: MountedOverlay) -> dict[str, Any]:
-        """In a child: the kernel may wait for a directory that a request has locked."""
+        """Invalidate the kernel's caches, in a child, as the kernel may wait for a locked directory."""
         for note in notes_of(overlay.notes()):
             try:
                 os.write(self.supervisor.device, note)

@@ -30,7 +30,7 @@ LOG_BYTES = 4 << 20  # a mount that finds a longer log starts a new one and keep
 
 
 def log_path(mountpoint: str) -> Path:
-    """Where the process of a mount logs in the background, if that can be written."""
+    """Return the file to which the process of a mount logs in the background, if it can be written."""
     return file_of(mountpoint, ".log", host.state_dir())
 
 

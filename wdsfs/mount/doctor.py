@@ -386,7 +386,7 @@ def confined(path: str, profile: str = "/etc/apparmor.d/fusermount3") -> bool:
     """Return True if AppArmor may keep fusermount3 from mounting at `path`.
 
     Ubuntu 24.10 and others ship a profile that lets users mount in a few places only. Its rules are not
-    parsed here: the places are those of the profile as it is shipped.
+    parsed here: the places are those of the profile as shipped.
     """
     if not os.path.exists(profile):
         return False

@@ -126,8 +126,8 @@ class Watch:
             self._followed.add(self._watches[directory])
 
     def wait(self, life: int) -> set[int] | None:
-        """Numbers of shards that something has happened to; None when `life`, the reading end of a pipe, has no
-        writer any more. Also when a followed directory is gone: watch anew."""
+        """Return the numbers of shards that events are about; None when `life`, the reading end of a pipe, has no
+        writer any more. Returns also when a followed directory is gone: then watch again."""
         poll = select.poll()
         poll.register(self._notify.fd, select.POLLIN)
         poll.register(life, 0)  # poll reports hangups without a flag
@@ -375,7 +375,7 @@ class Growth:
     # --- watching
 
     def _late_follower(self, supervisor: Supervisor) -> None:
-        """As `follower`, for a list that is not the first: what it looks at is looked at in its process."""
+        """Run `follower` for a list that is not the first, with its look at the shards in this process."""
         follow = self.follower()
         if follow is not None:
             follow(supervisor)

@@ -84,10 +84,10 @@ class Text(NamedTuple):
 
 
 class TextRing:
-    """The last texts that the workers of a mount have made, by number; each worker can serve those of the others.
+    """The latest texts of the workers of a mount, by number; each worker can serve those of the others.
 
     A status text differs from moment to moment and from worker to worker. A reader has to get one text to its end,
-    though any worker may serve any part of it. So the text is kept as it was when its name was looked up, under a
+    though any worker may serve any part of it. So looking its name up keeps the text of that moment, under a
     number that is part of the inode number.
 
     A file in memory, made before the workers are forked. Numbers begin with 1 and are never used again. A text

@@ -295,7 +295,7 @@ def waits_for_disk(pid: int) -> bool:
 
 
 def _why_still(daemon: Registration, device: int) -> str:
-    """Why a daemon may outlive its mount, and what to do."""
+    """Return why a daemon may outlive its mount, and what to do."""
     holders = mount_table.holders(device) if device else []
     if holders:
         who = several([str(pid) for pid in holders])

@@ -55,7 +55,7 @@ class KernelMount(LiveMount):
 
     @property
     def lasting(self) -> str:
-        """Why changes cannot be taken back while it is mounted."""
+        """Return why changes cannot be taken back while the overlay is mounted."""
         place, overlay = shlex.quote(self.mountpoint), shlex.quote(str(self.overlay))
         return (
             "The kernel serves this mount, and lets nobody take changes back while it is mounted. To do that: "
@@ -176,7 +176,7 @@ class KernelMount(LiveMount):
         return _changes(guard, image)
 
     def _exchange(self, guard: Guarded, image_mount: ImageMount) -> None:
-        """Let the guard mount another image. Raises OverlayUnusable, OverlayBusy, MountError."""
+        """Ask the guard to mount another image. Raises OverlayUnusable, OverlayBusy, MountError."""
         shards: Sequence[Shard] = ()
         with contextlib.ExitStack() as stack:
             if guard.overlay is not None:

@@ -70,7 +70,7 @@ class Frozen(ABC):
 
 
 class LiveMount(ABC):
-    """A mount that is there, or that was left behind by a process that is gone.
+    """A live mount, or one that was left behind by a process that is gone.
 
     `registration` is that of its process, alive or not; None if nothing is known of it. `overlay` is the directory
     with its changes, `index` that of its index, None for the usual one.
@@ -86,7 +86,7 @@ class LiveMount(ABC):
 
     @property
     def lasting(self) -> str:
-        """Why changes cannot be taken back while it is mounted; empty if they can."""
+        """Return why changes cannot be taken back while it is mounted; empty if they can."""
         return ""
 
     @property
@@ -140,7 +140,7 @@ class LiveMount(ABC):
 
     @abstractmethod
     def frozen(self, make_image: MakeImage) -> AbstractContextManager[Frozen]:
-        """Let nobody write for the time of the block; everything written before is on disk.
+        """Freeze the mount for a block: nobody can write to it, and everything written before is on disk.
 
         A commit in place that stops half-way leaves it so. Raises MountError, OverlayBusy, CommitError.
         """

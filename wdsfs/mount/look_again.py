@@ -242,7 +242,7 @@ class _Look:
         return wait is None
 
     def _objection(self, shard: Shard, record: Record) -> tuple[str, float | None] | None:
-        """Why a shard that can be read is not shown yet, or at all, and how long; None if it is."""
+        """Return why a readable shard is not shown (yet), and for how long; None if it is shown."""
         wait = settles_in(shard.path) if record.problem_count else None
         if wait is not None:
             return BEING_WRITTEN, wait
@@ -295,7 +295,7 @@ def change_of(served: MountedSet, answer: dict[str, Any]) -> Change:
 
 
 def _rest(path: bytes) -> float | None:
-    """For how long (s) not to read a file yet; None if it can be read."""
+    """Return how long (s) a file may not be read yet; None if it can be read."""
     try:
         with open_beside(path) as file:  # which does not wait for the writer of a pipe
             size = os.fstat(file.fileno()).st_size

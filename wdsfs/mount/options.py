@@ -99,7 +99,7 @@ class MountOptions:
 
     @property
     def fixed_because(self) -> str | None:
-        """Why the set of this mount cannot be looked at again; None if it can."""
+        """Return why the set of this mount is fixed; None if new shards can be looked for."""
         if self.serving.overlay is not None:
             return (
                 "a mount with --overlay has a fixed set, because its changes belong to the names of the shards: "

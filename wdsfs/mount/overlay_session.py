@@ -85,7 +85,7 @@ class OverlaySession:
 
     @property
     def mountpoint(self) -> str | None:
-        """Where it is mounted, None if it is not."""
+        """Return the mount point; None if the overlay is not mounted."""
         return None if self.mount is None else self.mount.mountpoint
 
     @property
@@ -116,7 +116,7 @@ class OverlaySession:
             self.frozen.prepare(new)
 
     def show_new(self, new: Sequence[bytes], published: Sequence[bytes]) -> None:
-        """Have the mount, if there is one, show `new` shards, and open replaced (`published`) ones again."""
+        """Make the mount, if there is one, show `new` shards, and open replaced (`published`) ones again."""
         if self.frozen is not None:
             self.frozen.show(new, published)
 

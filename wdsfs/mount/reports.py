@@ -103,7 +103,7 @@ def _remote_report(board: Board) -> dict[str, Any]:
 
 
 def offline_seconds(store: dict[str, Any]) -> float:
-    """For how long a store of a report cannot be reached; 0 if it answers."""
+    """Return for how long (s) a store of a report cannot be reached; 0 if it answers."""
     since = store["offline_since"]
     return 0.0 if since is None else max(time.time() - since, 0.0)
 

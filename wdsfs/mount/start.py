@@ -109,7 +109,7 @@ def _run(image: ImageMount, made: MadeBy | None, foreground: bool) -> int:
 
 
 def _for_fuse(mount: MountOptions) -> str | None:
-    """Why a mount with these options is for FUSE; None if the kernel may serve it."""
+    """Return why a mount with these options needs FUSE; None if the kernel may serve it."""
     serving = mount.serving
     given = {"--new": serving.new, "--lazy": serving.lazy, "--follow": serving.follow is not None}
     reason = next((f"{name} is for FUSE" for name, is_given in given.items() if is_given), None)
@@ -119,7 +119,7 @@ def _for_fuse(mount: MountOptions) -> str | None:
 
 
 def _by_kernel(mount: MountOptions, made: MadeBy | None) -> int | None:
-    """Let the kernel serve a set; returns an exit code, None if FUSE is to do so. Raises WdsfsError."""
+    """Mount a set by the kernel; return an exit code, or None if FUSE has to serve it. Raises WdsfsError."""
     is_choice, advice = mount.serving.engine == AUTO, list[str]()
     reason, image = _for_fuse(mount), None
     if reason is None:

@@ -1,4 +1,4 @@
-"""Where a path of a mount comes from: shard, member, key, place.
+"""The origin of a path of a mount: shard, member, key, place in the tar, layer of the overlay.
 
 The set of the mount is opened as `wdsfs ls` opens one, the path is looked up in its tree, and what the tree knows
 is told; an overlay of the mount says what was changed. So both engines say the same.
@@ -34,7 +34,7 @@ _COPIED = {ORIGIN, "user.overlay.origin"}  # attributes of a file of the upper t
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a path comes from. What cannot be said, or does not apply, is None.
+    """The origin of a path. Attributes that are unknown or do not apply are None.
 
     `kind` is FILE, LINK, SAMPLE (the directory of one) or DIRECTORY. `shard` is the path of a tar or its URL; of a
     file that is no member of a shard, that of a label file. `member` and `key` are as in the tar. `offset` is the
@@ -59,7 +59,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class NoOrigin:
-    """Why nothing can be said about a path."""
+    """A path without a known origin, and the error that says why."""
 
     path: str
     error: WdsfsError
@@ -81,7 +81,7 @@ class _Place(NamedTuple):
 
 
 def origins(paths: Sequence[str]) -> list[Origin | NoOrigin]:
-    """Where these paths come from, in their order. Each set is opened once."""
+    """Return the origins of these paths, in their order. Each set is opened once."""
     answers: dict[int, Origin | NoOrigin] = {}
     mounts: dict[str, tuple[LiveMount, list[_Place]]] = {}
     for number, path in enumerate(paths):

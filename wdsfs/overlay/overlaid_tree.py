@@ -65,7 +65,7 @@ class NodeTable:
     # --- which directories of the lower show through which of the upper
 
     def bind(self) -> list[UpperNode]:
-        """Find out what shows through each directory of the upper, in the lower as it is now.
+        """Find out what shows through each directory of the upper, in the present lower.
 
         Returns copies of the lower's files that may lack some of their names: a copy-up may have been stopped.
         """
@@ -506,7 +506,7 @@ class OverlaidTree:
     # --- content and attributes
 
     def content(self, inode: int) -> Content | None:
-        """Where the bytes of a file of the lower are; None for one in the upper, which `read` reads.
+        """Return the place of the bytes of a file of the lower; None for one in the upper, which `read` reads.
 
         Raises IsADirectory.
         """
@@ -518,7 +518,7 @@ class OverlaidTree:
         return None
 
     def read(self, inode: int, offset: int, size: int) -> bytes:
-        """Up to `size` bytes of a file, fewer only at its end."""
+        """Return up to `size` bytes of a file, fewer only at its end."""
         self._follow()
         node = self._nodes.get(inode)
         if node is None:

@@ -43,7 +43,7 @@ VERSIONS = (1, 2)
 
 
 class OverlayDirectory(NamedTuple):
-    """Where everything in an overlay's directory is."""
+    """Paths of everything in an overlay's directory."""
 
     path: Path
 
@@ -323,7 +323,7 @@ def escaped(path: Path) -> bytes:
 
 
 def state_of(place: OverlayDirectory) -> Path:
-    """Where the journal of an in-place commit is: for an upper of the kernel's beside it, not in it.
+    """Return the directory of the journal of a commit in place: for an upper of the kernel's it is beside that.
 
     Raises OverlayUnusable if another user has made that directory: a journal decides what is written where.
     """

@@ -164,7 +164,7 @@ def add_outputs(place: OverlayDirectory, written: Sequence[Written]) -> None:
 
 
 def refuse_outputs(place: OverlayDirectory, shards: Sequence[bytes]) -> None:
-    """Raise OverlayUnusable when the overlay is to be used over shards (paths) that were written from it.
+    """Refuse (OverlayUnusable) to use the overlay over shards (paths) that were written from it.
 
     A file is known by its size and a sample, also if it was moved or copied; an object by size and ETag.
 

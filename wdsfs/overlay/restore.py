@@ -296,7 +296,7 @@ class Undo:
         self.order.drop(node)
 
     def _settle_numbers(self) -> None:
-        """Let what is seen of the lower again have its number, and all its names."""
+        """Give files and directories of the lower that are seen again their inode numbers, and all their names."""
         # Samples before their files: the place of a sample decides whether the lower's files in it are seen.
         for number, node in sorted(self.nodes.by_inode.items(), key=lambda item: (kind_of(item[0]), item[0])):
             if number & UP or number == ROOT or node.lower == number or not self.nodes.is_moved(node, number):

@@ -210,7 +210,7 @@ class UpperChanges:
 
     @contextlib.contextmanager
     def _same_times(self, parent: UpperNode) -> Iterator[None]:
-        """Restore the times of the directory after the block, so that users see no change of it."""
+        """Restore the times of the directory after the block, so that users see no change."""
         before = os.fstat(self.files.directory(parent))
         yield
         if parent is not self.orphans.top:
@@ -252,7 +252,7 @@ class UpperChanges:
             raise
 
     def _drop_name(self, place: Place, node: UpperNode, hide: bool = False) -> None:
-        """In memory, a node has lost one of its names."""
+        """Note, in memory, that a node has lost one of its names."""
         parent, name = place
         if hide:
             parent.children[name] = THE_WHITEOUT
@@ -294,7 +294,7 @@ class UpperChanges:
         to.enter(new, node)
 
     def _make_independent(self, node: UpperNode, to: UpperNode) -> None:
-        """Let nothing of the lower show through a directory at its new place."""
+        """Make a directory opaque at its new place, so that nothing of the lower shows through."""
         if node.kind == DIRECTORY and to.lower and not node.opaque:
             self.whiteouts.make_opaque(node)
 
@@ -308,7 +308,7 @@ class UpperChanges:
             self.calls.link(new, directory, orphan_name(victim), self.orphans.fd)
 
     def _replace_by_bare(self, to: UpperNode, new: bytes, victim: UpperNode) -> None:
-        """Let a bare directory take the place of an empty one, which may hold whiteouts: a rename does not replace
+        """Put a bare directory in the place of an empty one, which may hold whiteouts: a rename does not replace
         these."""
         status = self.files.stat(victim)
         mode = victim.mode if victim.mode >= 0 else stat.S_IMODE(status.st_mode)

@@ -279,7 +279,7 @@ class UpperFiles:
             node.mode = -1
 
     def chown(self, node: UpperNode, uid: int | None, gid: int | None) -> None:
-        """Set owner and group; None leaves one as it is. A process that is not root gets the system's OSError."""
+        """Set owner and group; None leaves either unchanged. Without root the system's OSError is raised."""
         status = self.stat(node)
         node.dirty = True
         name, directory = self._itself(node)
@@ -288,7 +288,7 @@ class UpperFiles:
         self.calls.chown(name, new_uid, new_gid, directory)
 
     def utime(self, node: UpperNode, atime_ns: int | None, mtime_ns: int | None) -> None:
-        """Set the times of access and modification; None leaves one as it is."""
+        """Set the times of access and modification; None leaves either unchanged."""
         status = self.stat(node)
         node.dirty = True
         name, directory = self._itself(node)

@@ -43,7 +43,7 @@ from wdsfs.tree.tree import AT_PARENT, LowerTree, Node, text_of
 
 
 class AttributeChange(NamedTuple):
-    """The change of a `setattr`; None leaves a value as it is. Size in bytes, times in ns since the epoch."""
+    """The change of a `setattr`; None leaves a value unchanged. Size in bytes, times in ns since the epoch."""
 
     mode: int | None = None
     uid: int | None = None

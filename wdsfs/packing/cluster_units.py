@@ -33,7 +33,7 @@ _ATTEMPT = re.compile(rb"\.tmp\.[0-9a-f]{8}$")
 
 
 class Publication(NamedTuple):
-    """What a file replaces, and what is called with the finished file before it gets its name."""
+    """The file that a new one replaces, and a function that gets the finished file before it is renamed."""
 
     replaces: os.stat_result | None = None
     before: Callable[[os.stat_result], None] = lambda _: None

@@ -44,7 +44,7 @@ class Layout(NamedTuple):
 
     @property
     def text(self) -> str:
-        """For messages: what was taken for what."""
+        """Return the layout in words, for messages."""
         return _TEXTS[self.name] + (", named in full" if self.full else "")
 
 
@@ -56,7 +56,7 @@ _TEXTS = {
 
 
 class _Looks(NamedTuple):
-    """What the files of a directory look like. Hidden files do not count.
+    """Properties of the names in a directory, from which its layout is guessed. Hidden files do not count.
 
     `bare` is the first name without a dot, as columns have in the directory of a sample, `dotted` the first one
     with a dot. `full`: all begin with the name of the directory. `alone`: each is an image, sound or film that is

@@ -236,7 +236,7 @@ class FileTable:
 
 
 class LeftOut:
-    """What is in no shard: `unpackable`, which nobody may lose without saying so, and leavings of programs.
+    """Files that go into no shard: `unpackable` ones, which are never left out silently, and leavings of programs.
 
     The first of each are named, with the reason; all are counted.
     """

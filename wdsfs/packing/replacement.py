@@ -290,7 +290,7 @@ class Replacement:
         return None if step.number is None else self.runner.plan.sources[step.number].fingerprint
 
     def _note(self, step: Step) -> ObjectNote:
-        """Where a worker notes what it sends: in a file of its own beside the log."""
+        """Return the note in which a worker writes what it sends: a file of its own beside the log."""
         name = f"commit.log.{_sum(step.target)}"
         return ObjectNote(os.fsencode(self.directory / name), self.sum, self._replaced_object(step))
 

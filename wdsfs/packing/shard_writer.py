@@ -498,7 +498,7 @@ class ObjectOutputs:
         self._send(output, None, None)
 
     def copied(self, output: Output, source: bytes) -> bool:
-        """Let the store copy an unchanged shard; False if it cannot. Raises as `publish`."""
+        """Copy an unchanged shard within its store; return False if the store cannot. Raises as `publish`."""
         try:
             done = shard_paths.copy(source, output.target, lambda: self._count(0))
         except ObjectChanged as error:

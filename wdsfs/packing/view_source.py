@@ -173,7 +173,7 @@ class ViewCommit:
 
 
 def _obstacle(name: bytes, key: bytes, extension: bytes, taken: set[bytes]) -> str | None:
-    """Why readers would not find a member of this name in its sample; None if they would."""
+    """Return why readers would not find a member of this name in its sample; None if they would."""
     parts = names.split(name)
     if parts is None or (parts.folder + parts.stem, parts.extension) != (key, extension):
         return "readers would take it for another sample, or for none"

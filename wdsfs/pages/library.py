@@ -76,7 +76,7 @@ class File(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where a file comes from; `offset` is None for one that is no member of a shard."""
+    """The origin of a file; `offset` is None for one that is no member of a shard."""
 
     shard: bytes
     member: bytes
@@ -421,7 +421,7 @@ class Snapshot:
         return self._tree.content(node.inode)
 
     def origin(self, path: bytes) -> Origin:
-        """Where a file comes from. Reads its header, without the lock. Raises EntryError, ShardErrors."""
+        """Return the origin of a file. Reads its header, without the lock. Raises EntryError, ShardErrors."""
         content, member = self._member(path)
         try:
             if member is None:

@@ -29,7 +29,7 @@ RENEWAL_SECONDS, REST_SHARE = 1.0, 10
 
 
 class Place(NamedTuple):
-    """Where samples are changed: below the directory `top`, once `command` has been typed."""
+    """The place where samples are changed: below the directory `top`, once `command` has been typed."""
 
     top: str
     command: str

@@ -33,7 +33,7 @@ class Source(Protocol):
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Return the size in bytes."""
 
     @property
     def key(self) -> Hashable:

@@ -137,7 +137,7 @@ class _Worker:
             raise Undecoded(text) from None
 
     def _answer(self, work: Work) -> Preview:
-        """As `decode`. Raises Broken, OSErrors of the socket, too."""
+        """Send the work and return the answer, as `decode`. Raises Broken, OSErrors of the socket, too."""
         task = {"decoder": work.decoder, "name": work.name, "size": work.size, "detail": list(work.detail)}
         wire.send(self.connection, task, work.head)
         unreadable: Exception | None = None
@@ -192,7 +192,7 @@ def _range(work: Work, request: Any) -> bytes:
 
 
 class Pool:
-    """Up to `count` workers with `libraries` loaded. Safe for threads; callers wait for a free worker."""
+    """A pool of at most `count` workers with `libraries` loaded. Safe for threads; callers wait for a worker."""
 
     def __init__(self, count: int, libraries: Sequence[str], limits: Limits) -> None:
         self._libraries, self._limits = libraries, limits

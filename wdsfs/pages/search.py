@@ -203,7 +203,7 @@ def _keys_with(record: Record, part: bytes) -> NDArray[np.bool_]:
 
 
 def _places_in(text: memoryview, part: bytes) -> NDArray[np.int64]:
-    """Where a part begins in a text; a hit inside of another hit does not count."""
+    """Return where a part begins in a text; a hit inside of another hit does not count."""
     return np.fromiter((match.start() for match in re.finditer(re.escape(part), text)), np.int64)
 
 
@@ -256,7 +256,7 @@ class Search:
         self._columns: set[bytes] = set()  # some of the columns of the set
 
     def find(self, filter_: Filter, now: Snapshot, after: int | None, count: int, pace: Pace) -> Result:
-        """Up to `count` samples from the one numbered `after` on, in the order of the set.
+        """Return up to `count` samples from the one numbered `after` on, in the order of the set.
 
         Without `after`, those whose key is exactly `filter_.q` come first, and not once more in their places.
         """
@@ -282,7 +282,7 @@ class Search:
         return Result([], None, 1.0, query.unread)
 
     def draw(self, filter_: Filter, now: Snapshot, seed: int, after: int, count: int, pace: Pace) -> Result:
-        """Up to `count` samples in a random order that the seed decides, from the place `after` in it on."""
+        """Return up to `count` samples in the random order of the seed, from the place `after` in that on."""
         query = _Query(self, filter_, now, pace)
         total = now.total + len(query.new)
         steps = ((at, number if query.is_candidate(number) else None) for at, number in draws(total, seed, after))
@@ -366,7 +366,7 @@ class _Query:
                 yield number, True
 
     def candidates_before(self, at: int) -> Iterator[tuple[int, bool]]:
-        """As `candidates`, backwards from a number, without that one."""
+        """Yield as `candidates`, backwards from a number, without that one."""
         now, at = self._now, min(at, self._now.total)
         while at > 0:
             shard = now.shard_of(at - 1)
@@ -379,9 +379,9 @@ class _Query:
     def collected(
         self, samples: list[Sample], steps: Iterable[tuple[int, int | None]], count: int, places: int
     ) -> Result:
-        """These samples and further ones, up to `count`.
+        """Return these samples and further ones, up to `count`.
 
-        Each step has its place, and the number of a candidate or None; there are so many `places`.
+        Each step has its place, and the number of a candidate or None; there are `places` places.
         """
         there = {sample.number for sample in samples}
         for at, number in steps:

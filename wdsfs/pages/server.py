@@ -227,7 +227,7 @@ class _Connection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """As uvicorn's, which ends in order by SIGINT and SIGTERM: also by SIGHUP, unless that is ignored (nohup)."""
+    """A server of uvicorn that ends in order also by SIGHUP, as by SIGINT and SIGTERM, unless ignored (nohup)."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

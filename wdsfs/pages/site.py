@@ -236,7 +236,7 @@ class Site:
         )
 
     def _origin(self, now: Snapshot, path: bytes) -> dict[str, Any] | None:
-        """Where a file lies in a shard, and how to extract it; None for one that only the overlay has."""
+        """Return where a file lies in a shard, and how to extract it; None for one that only the overlay has."""
         try:
             origin = now.origin(path)
         except NoSuchEntry:

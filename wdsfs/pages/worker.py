@@ -154,7 +154,7 @@ def _decode_packed(name: str, member: Member, detail: Detail) -> Preview:
 
 
 def unpacked(member: Member, most: int) -> tuple[bytes, bool]:
-    """Up to `most` bytes of a compressed content, and True if that is all. Raises what its reader raises."""
+    """Return up to `most` unpacked bytes of a content, and True if that is all. Raises what its reader raises."""
     with _reader(member) as reader:
         target = io.BytesIO()
         while part := reader.read(min(1 << 20, most - target.tell())):

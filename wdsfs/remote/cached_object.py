@@ -343,7 +343,7 @@ class CachedObject:
         self._warn()
 
     def _warn(self) -> None:
-        """Have mounts of the kernel's that read the file end, as they do for a writer: it is damaged."""
+        """End the kernel's mounts that read the damaged file, by opening it as a writer would."""
         with contextlib.suppress(OSError):  # they have some time to end
             os.close(os.open(f"/proc/self/fd/{self.fd}", _WRITING))
 
@@ -403,7 +403,7 @@ class CachedObject:
         return [(low * BLOCK, min(high * BLOCK, self.size)) for low, high in absent]
 
     def has_room(self, size: int) -> bool:
-        """Return True if the cache will take so many bytes more of the object."""
+        """Return True if the cache will take `size` more bytes of the object."""
         try:
             return self._room.has_room(size, self._table.age())
         except OSError:
@@ -446,7 +446,7 @@ class CachedObject:
             os.close(fd)
 
     def claim(self, begin: int, end: int) -> bool:
-        """Take a range for this process to fetch; return False if another one has some of it.
+        """Claim a range for this process to fetch; return False if another process has claimed a part.
 
         Ranges of one `CachedObject`, in whatever thread, do not exclude each other. They are given back by
         `release`, or by the end of the process. One that has a claim must not fork: its child would share it.

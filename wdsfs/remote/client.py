@@ -71,7 +71,7 @@ class Remote:
         return self._launcher.pid
 
     def close(self) -> None:
-        """Let go of the fetcher. No object may be in use any more."""
+        """Close the connection to the fetcher. No object may be in use any more."""
         self._disconnect()
         self._launcher.close()
 
@@ -113,7 +113,7 @@ class Remote:
         return self._made(messages.UPLOAD, [url, file, replaces], goes_on)
 
     def copy(self, url: Url, pin: Pin, target: Url, goes_on: Callable[[], None]) -> Pin:
-        """Have a store copy the pinned object to another place in its bucket, where there is none; as `upload`.
+        """Copy the pinned object, by its store, to another place in its bucket, where there is none; as `upload`.
 
         NoRanges says that it does not do that.
         """
@@ -314,7 +314,7 @@ class RemoteTar:
 
     @property
     def failure(self) -> str:
-        """How the command failed whose output this is; "" if it did not."""
+        """Return how the command failed whose output this is; "" if it did not."""
         return f"its command ended with {self.pin.version}" if self.url.is_program and self.pin.version else ""
 
     def pread(self, size: int, offset: int, /) -> bytes:
@@ -356,7 +356,7 @@ class RemoteTar:
         return self._cached is not None and not self._cached.missing(begin, end)
 
     def _note(self, begin: int, end: int) -> None:
-        """Let the fetcher see passes over what is in the cache already."""
+        """Tell the fetcher of reads from the cache, so that it sees passes over these ranges, too."""
         self._unsaid += end - begin
         if begin // NOTE == self._stretch:
             return
@@ -400,7 +400,7 @@ class RemoteTar:
         self._remote.tell(message)
 
     def hand_over(self, unique: int, begin: int, end: int, spans: Sequence[Span] = ()) -> None:
-        """Have the fetcher answer a READ of the kernel, and fetch the sample that it belongs to.
+        """Hand a READ of the kernel to the fetcher, which answers it and fetches the sample that it belongs to.
 
         Raises Unreachable.
         """

@@ -112,7 +112,7 @@ class Demand:
         self._pump()
 
     def forget(self, item: RemoteObject) -> None:
-        """Nobody will read this object: drop what was to be fetched ahead, and what is held of it."""
+        """Drop all that is held or would be fetched ahead of an object that nobody will read."""
         for _, _, part in list(item.parts):
             if not part.users:
                 self._drop(part)

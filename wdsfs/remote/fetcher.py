@@ -66,7 +66,7 @@ class KernelReplies:
         self._write([_HEADER.pack(_HEADER.size, -number, unique)])
 
     def resend(self) -> None:
-        """Have the kernel hand out again what a fetcher that died has not answered."""
+        """Make the kernel hand out again the requests that a fetcher that died has not answered."""
         with contextlib.suppress(OSError):  # before Linux 6.9 nothing is handed over
             os.write(self._device, _HEADER.pack(_HEADER.size, _RESEND, 0))
 
@@ -195,7 +195,7 @@ class Fetcher(OpenObjects):
             self._look = asyncio.get_running_loop().call_later(waits.LOOK_SECONDS, self._look_at_clients)
 
     def _look_at_clients(self) -> None:
-        """Let go of clients that are ending, of those that wait since the last look: their INTERRUPT may not come,
+        """Release clients that are ending, of those that wait since the last look: their INTERRUPT may not come,
         since all workers wait themselves."""
         oldest = list(itertools.islice(self._handed, LOOKED_AT_MAX))
         for first in oldest:
@@ -420,7 +420,7 @@ def start(descriptor: int) -> Configuration | None:
 
 
 def _share_heap() -> None:
-    """Have all threads use one heap: what one frees of a heap of its own is of no use to the others.
+    """Share one heap between all threads: what a thread frees of its own heap is of no use to the others.
 
     Not by the environment (MALLOC_ARENA_MAX), which the commands of `pipe:` would inherit.
     """

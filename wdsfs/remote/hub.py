@@ -90,7 +90,7 @@ class Hub:
         return (url.shown, pin.etag) in self._places
 
     def forget(self, url: Url, pin: Pin) -> None:
-        """Have `location` ask the hub the next time."""
+        """Forget a location, so that `location` asks the hub the next time."""
         self._places.pop((url.shown, pin.etag), None)
 
     async def _commit_with(self, url: Url, pin: Pin, options: dict[str, str]) -> str:
@@ -175,12 +175,12 @@ def _library(url: Url) -> Any:
 
 
 def _token(options: dict[str, str]) -> str | bool | None:
-    """For huggingface_hub: None means what it finds by its own conventions."""
+    """Return the token for huggingface_hub; None: the one that it finds by its own conventions."""
     return False if options.get("anonymous") == "true" else options.get("token")
 
 
 def _repository(url: Url) -> tuple[str, str]:
-    """Its name, and the revision that is wanted of it."""
+    """Return the name of the repository, and the revision."""
     name, _, revision = url.store.removeprefix("hf://datasets/").partition("@")
     return name, unquote(revision) or "main"
 

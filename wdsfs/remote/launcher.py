@@ -55,7 +55,7 @@ class Alarm:
 
     @property
     def count(self) -> int:
-        """How often it was raised."""
+        """Return how often it was raised."""
         return self._words[0]
 
     def ring(self) -> None:
@@ -187,7 +187,7 @@ class Launcher:
         return os.posix_spawn(sys.executable, command, os.environ, file_actions=actions, setpgroup=0)
 
     def close(self) -> None:
-        """Let go of the fetcher; it ends when all processes have. Waits for one that this process has started.
+        """Leave the fetcher, which ends when all processes have; wait for its end if this process started it.
 
         Can be repeated.
         """

@@ -88,7 +88,7 @@ class Clock:
 
 
 class Patience(NamedTuple):
-    """How long a request is tried for."""
+    """Limits of time for the attempts at a request."""
 
     # Seconds from the request on, waits for its turn included, after which no attempt is begun.
     total: float = TOTAL_TIME
@@ -102,7 +102,7 @@ class Patience(NamedTuple):
 
 
 class Limit:
-    """How many requests a store gets at once: half after a complaint, then one more with each round (AIMD)."""
+    """The number of requests that a store gets at once: halved by a complaint, one more with each round (AIMD)."""
 
     def __init__(self, most: int, clock: Clock) -> None:
         self.allowed = float(most)

@@ -1,6 +1,6 @@
-"""Shards by their paths, on this machine or in a store: what each is now, opening, fetching and sending it.
+"""Operations on shards by path, local or in a store: look (fingerprint), open, fetch, send, copy.
 
-The path of a file is absolute, that of a remote shard is its URL as it is shown. An open shard is a descriptor of
+The path of a file is absolute, that of a remote shard is its URL without secrets. An open shard is a descriptor of
 the file, or a `RemoteTar`. A file may be changed while it is open, which its fingerprint shows; what is read of a
 `RemoteTar` always belongs to one object.
 
@@ -78,9 +78,9 @@ def remote() -> Remote:
 
 
 def attach(device: int, log_file: Path | None) -> Remote:
-    """Have a fetcher answer requests of the kernel, too: those at the descriptor `device`.
+    """Start a fetcher that also answers requests of the kernel: those at the descriptor `device`.
 
-    To be called before the processes of a mount are forked, when no shard is open. Raises UsageError.
+    REQUIRES: the processes of a mount are not forked yet, and no shard is open. Raises UsageError.
     """
     global _remote
     if _remote is not None:
@@ -115,7 +115,7 @@ def state() -> dict[str, Any]:
 
 
 def close() -> None:
-    """End the connection to the fetcher, and forget what was learned; the next use begins anew."""
+    """End the connection to the fetcher, and forget what was learned; the next use connects again."""
     global _remote
     if _remote is not None:
         _remote.close()
@@ -253,7 +253,7 @@ def pin_of(path: bytes) -> Pin:
 
 
 def look_again(path: bytes) -> Fingerprint:
-    """As `look`, but the store of a remote shard is asked now. Raises ShardError."""
+    """Return the fingerprint as `look` does, but always ask the store of a remote shard. Raises ShardError."""
     if not is_remote(path):
         return Fingerprint.at(path)
     return _pin_now(path).fingerprint(os.fsdecode(path))
@@ -287,7 +287,7 @@ def is_output(path: bytes) -> bool:
 
 
 def is_here(path: bytes) -> bool:
-    """Return True if all of a remote shard, as far as it is known, is in the cache; its store is not asked."""
+    """Return True if the cache has all of a remote shard whose pin is known; its store is not asked."""
     pin = known_pin(path)
     with contextlib.suppress(OSError):
         return pin is not None and _cache().has_all(os.fsdecode(path), pin)
@@ -377,7 +377,7 @@ def _bytes_from_stores() -> int:
 
 
 def fetch_counted(path: bytes) -> tuple[int, int]:
-    """As `fetch`; returns the size of the shard and how many bytes of it were in the cache before."""
+    """Fetch as `fetch`; return the size of the shard, and how many of its bytes were in the cache before."""
     there: list[int] = []
     pin = fetch(path, lambda here, _: there.append(here) if not there else None)
     return pin.size, there[0] if there else pin.size
@@ -423,10 +423,11 @@ def upload(path: bytes, fd: int, replaces: Pin | None, goes_on: Callable[[], Non
 
 
 def copy(source: bytes, target: bytes, goes_on: Callable[[], None]) -> bool:
-    """Have a store copy a shard to a place in the same bucket where there is none; see `client.Remote.copy`.
+    """Copy a shard, by its store, to a place in the same bucket where there is none; see `client.Remote.copy`.
 
-    False if it cannot, or may not: then the shard has to be sent. So has one that is there already: it may be the
-    same, if an answer was lost. Raises ShardError, of which ObjectChanged says that there is another source.
+    Returns False if the store cannot, or may not: then the shard has to be sent. So has one that is there already:
+    it may be the same, if an answer was lost. Raises ShardError, of which ObjectChanged says that there is another
+    source.
     """
     url, place = url_of(source), url_of(target)
     if url.store != place.store or url.scheme not in BUCKETS:

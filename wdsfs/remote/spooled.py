@@ -50,7 +50,7 @@ Bodies: TypeAlias = Callable[[Pin], AsyncIterator[Buffer]]  # gives the answer t
 
 
 class Spool(NamedTuple):
-    """What has come."""
+    """The bytes that have come."""
 
     file: IO[bytes]
     size: int  # bytes

@@ -95,7 +95,7 @@ _OBSTORE_ERRORS = (exceptions.BaseError, OSError, ValueError)
 
 
 class _Route(NamedTuple):
-    """How requests for a URL go, made once: it takes as long as the request itself."""
+    """Options, place and limits of requests for a URL, made once: that takes as long as a request."""
 
     options: dict[str, str]
     place: tuple[object, ...]  # that has a client of its own
@@ -183,7 +183,7 @@ class Stores:
     # --- what is in it
 
     async def fetch(self, url: Url, pin: Pin, begin: int, end: int, take: Take) -> None:
-        """Have bytes `begin` to `end` (not included) of the pinned object taken as they come.
+        """Pass bytes `begin` to `end` (not included) of the pinned object to `take` as they come.
 
         Raises ShardError.
         """
@@ -231,7 +231,7 @@ class Stores:
     async def get_all(self, url: Url, pin: Pin) -> AsyncIterator[memoryview]:
         """Yield the pinned object from its first byte on, for servers that ignore Range. Raises ShardError.
 
-        What is cut is asked for anew, from the start, for there is no other way: as long as that brings it on.
+        A cut answer is asked for again, from the start, for there is no other way: as long as more bytes come.
         """
         done, fruitless, broken = 0, 0, ""
         while done < pin.size:
@@ -357,7 +357,7 @@ class Stores:
         return True
 
     async def copy(self, url: Url, pin: Pin, target: Url) -> Pin:
-        """Have a store copy the pinned object to a place in its bucket where there is none; return the pin there.
+        """Copy the pinned object, by its store, to a place in its bucket where there is none; return the new pin.
 
         The copy has no condition on its source, so that is compared before and after. Raises ShardError:
         ObjectExists; NoRanges if the store does not do that.
@@ -490,7 +490,7 @@ class Stores:
         return outdated
 
     async def _look(self, url: Url, attempt: Callable[[], Awaitable[Result]]) -> Result:
-        """As `_again`, to learn what is there: what is cached does without.
+        """Repeat a request as `_again`, for looks at what a store has, which cached objects do without.
 
         So a refused connection is believed, and a store that is down is not waited for by thousands of shards in
         turn. Raises ShardError.
@@ -558,7 +558,7 @@ class Stores:
     ) -> Result:
         """Return the answer of obstore; its errors, which have secrets, end here. Raises ShardError, Transient.
 
-        It is waited for as long as the pace of the store allows for so many bytes, or these `seconds`.
+        The answer may take as long as the pace of the store allows for `size` bytes, or these `seconds`.
         """
         try:
             async with asyncio.timeout(self._route(url).pace.seconds(size) if seconds is None else seconds):

@@ -60,7 +60,7 @@ _PRINTABLE = re.compile(r"[\x20-\x7e]+")
 
 
 class Url(NamedTuple):
-    """Where an object is. `query` and `user` may be secrets; `str` and `repr` leave them out."""
+    """The address of an object. `query` and `user` may be secrets; `str` and `repr` leave them out."""
 
     store: str  # "s3://bucket", "https://host:port", "hf://datasets/OWNER/NAME@REVISION", "pipe:WORD-SUM"
     key: str  # decoded path in the store, without a slash at its start
@@ -88,10 +88,10 @@ class Url(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The URL without user, password and query, for people, logs and `Shard.path`.
+        """Return the URL without user, password and query, for people, logs and `Shard.path`.
 
         Of a query that says more than who may read until when, 8 hex digits of a sum: so that `get?file=1` and
-        `get?file=2` are two shards, and a URL that was signed anew is the same one.
+        `get?file=2` are two shards, and a URL that was signed again is the same one.
         """
         fields = [] if self.is_program else parse_qsl(self.query, keep_blank_values=True)
         signed = any(name.lower() == "sig" for name, _ in fields)
@@ -149,7 +149,7 @@ class Pin(NamedTuple):
         return Fingerprint(self.size, self.mtime_ns, identity)
 
     def difference(self, now: Pin) -> str | None:
-        """In what an answer of the store, `now`, is of another object; None when it is of this one.
+        """Return how the pin of an answer, `now`, shows that it is of another object; None if it is of this one.
 
         An answer may lack what the pin has (some servers send no ETag with a part), but not everything: one that
         cannot be compared counts as another object.
@@ -220,12 +220,12 @@ def parse(text: str) -> Url:
 
 
 def store_of(shown: str) -> str:
-    """As `counted_as`, of a URL as it is shown. Raises SpecError."""
+    """Return the store of a shown URL, as `counted_as`. Raises SpecError."""
     return PIPE if shown.startswith(PIPE) else parse(shown).store
 
 
 def readable(shown: bytes) -> bytes:
-    """Return a URL as it is shown, for names of shards: of http(s) with the characters that its escapes stand for.
+    """Return a shown URL for names of shards: of http(s) with the characters that its escapes stand for.
 
     But for slashes, percent signs and control characters.
     """

@@ -50,7 +50,7 @@ class WebFallback:
         return bool(self._until) and self._until.get(url.store, 0.0) > self._clock.now()
 
     def ask_from_now(self, url: Url) -> None:
-        """Have a server asked here for a while."""
+        """Route requests for a server to this module for a while."""
         self._until[url.store] = self._clock.now() + SECONDS
 
     async def head(self, url: Url, options: Options) -> Pin:

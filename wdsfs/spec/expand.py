@@ -95,7 +95,7 @@ def expand(
 def expand_again(
     specs: Sequence[str | bytes], split: str | None = None, reading: Reading = PLAIN, base: str | None = None
 ) -> list[Shard]:
-    """As `expand`, for a set that is looked at again: the shards that are there now.
+    """Return the shards that are there now, as `expand`, for a set that is looked at again.
 
     What is named one by one and missing is left out, unless all of it is.
     """
@@ -156,10 +156,10 @@ def extended(shards: Sequence[Shard], paths: Sequence[bytes]) -> list[Shard]:
 
 
 def settled(text: str) -> str:
-    """Return a spec that means the same later: one that names an existing path now stays that path when it is
+    """Return a spec that means the same later: one that names an existing path stays that path when it is
     gone.
 
-    Such a spec becomes an absolute path in which nothing is expanded; any other one stays as it is.
+    Such a spec becomes an absolute path in which nothing is expanded; any other one is returned unchanged.
     """
     if not _is_special(text) or not os.path.lexists(text):
         return text
@@ -225,7 +225,7 @@ def _words(specs: Iterable[str | bytes]) -> Iterator[Word]:
 class _Expansion:
     """Expands specs to words, and keeps track of the lists that are being read.
 
-    If `read` is False, a list is returned as it is.
+    If `read` is False, a list is returned unread.
     """
 
     def __init__(self, read: bool = True) -> None:
@@ -356,7 +356,7 @@ def _substituted(text: str) -> str:
     """Return the text with each `${NAME}` replaced by the variable WDS_NAME, repeated for variables in the values.
 
     The rule is that of the webdataset library (`shardlists.py`, `expand_urls`), which stops after ten passes and
-    leaves the rest as it is; here that is an error.
+    leaves the rest unreplaced; here that is an error.
     """
     result = text
     for _ in range(MAX_PASSES):
@@ -418,7 +418,7 @@ def _existing_files(words: list[Word], split: str | None, allow_missing: bool, b
 
 
 def _present_files(words: list[Word], split: str | None, base: str | None) -> list[Word]:
-    """As `_existing_files`, without the words of missing files. Raises MissingShard if all are missing.
+    """Return words as `_existing_files`, without those of missing files. Raises MissingShard if all are missing.
 
     What is no regular file is returned, too: it cannot be read, and the others can.
     """
@@ -698,7 +698,7 @@ def _stems(paths: list[bytes]) -> list[bytes]:
 
 
 def _distinguishing_depths(stems: list[bytes]) -> list[int]:
-    """For each stem the least number of trailing components that no other stem ends with."""
+    """Return for each stem the least number of trailing components that no other stem ends with."""
     depths = [0] * len(stems)
     clashing: Sequence[int] = range(len(stems))
     depth = 0

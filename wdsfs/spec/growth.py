@@ -27,8 +27,8 @@ class Difference(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What a look at a set changes: numbers that are gone, with the samples they had; numbers of shards that are
-    back; new shards, in order."""
+    """The changes that a look at a set finds: numbers that are gone, with the samples they had; numbers of shards
+    that are back; new shards, in order."""
 
     gone: Mapping[int, int]
     back: Sequence[int]

@@ -232,7 +232,7 @@ def load(path: str) -> IndexFile:
 
 
 def where(text: str) -> str:
-    """Return the path of the index that was typed: absolute, or a URL as it is shown. Raises SpecError."""
+    """Return the path of the index that was typed: absolute, or a URL without secrets. Raises SpecError."""
     return objects.path_of(text) if objects.is_url(text) else os.path.abspath(text)
 
 
@@ -253,7 +253,7 @@ def _load(path: str, _: Fingerprint) -> IndexFile:
 def _read(path: str, begin: int, end: int) -> tuple[bytes, Fingerprint]:
     """Read a range of the file, and its fingerprint. Raises SpecError, UnreadableShard.
 
-    Opened anew for each: reads of one open remote file that go on look like a pass over all of it, of which much
+    Opened again for each: reads of one open remote file that go on look like a pass over all of it, of which much
     more would be fetched ahead.
     """
     file = shard_paths.open_shard(os.fsencode(path))

@@ -29,7 +29,7 @@ _DIGITS = re.compile(r"[0-9]{1,18}")
 
 
 class Scalar(str):
-    """A scalar of a YAML file as it is written, whatever type YAML would make of it (`no`, `1e3`, `007`)."""
+    """A scalar of a YAML file as written there, whatever type YAML would give it (`no`, `1e3`, `007`)."""
 
     __slots__ = ("is_null", "line")
     is_null: bool
@@ -85,7 +85,7 @@ class Field(NamedTuple):
         return None if value is self else Field(self.file, value, key, self)
 
     def need(self, key: str) -> Field:
-        """As `get`; raises SpecError if the value is missing."""
+        """Return a value as `get`; raises SpecError if it is missing."""
         value = self.get(key)
         if value is None:
             raise self.wrong(f"{key!r} is missing")

@@ -1,7 +1,7 @@
-"""URLs on the way from specs to shards: what a glob or a prefix stands for, and which objects are there.
+"""URLs in specs: expands globs and prefixes of object stores, and checks which objects are there.
 
 The counterpart, for object stores, of the questions that `expand.py` asks of file systems. From here on a URL is a
-path: as it is shown, without secrets (`remote/shard_paths.py`).
+path: the shown one, without secrets (`remote/shard_paths.py`).
 """
 
 from __future__ import annotations

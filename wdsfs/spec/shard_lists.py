@@ -190,7 +190,7 @@ def _shardlist(shards: Field, base: str) -> Iterator[Word]:
 def _webdataset(top: Field) -> Iterator[Word]:
     """Yield the shards of a webdataset spec: prefix + bucket / shard, variables, `~` and braces expanded.
 
-    Semantics decision: `choose` and `resample` are not followed. The library draws shards anew in every epoch, so
+    Semantics decision: `choose` and `resample` are not followed. The library draws other shards in every epoch, so
     each of them can come up; a mount has no epochs and shows all of them.
     """
     if top.is_object() and top.get("split_parts"):

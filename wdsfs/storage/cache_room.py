@@ -161,7 +161,7 @@ class CacheRoom:
             return ledger.taken, self.limit(ledger.taken)
 
     def limit(self, taken: int) -> int:
-        """Return the bytes that the cache may have, of which so many are taken. Raises OSError."""
+        """Return the bytes that the cache may have if these are taken. Raises OSError."""
         if self._limit is not None:
             return self._limit
         return int((taken + max(disk_room(self._directory.path), 0)) * SHARE)

@@ -58,7 +58,7 @@ class NewFile:
             view = view[os.write(self.fd, view) :]
 
     def reserve(self, size: int) -> None:
-        """Take room for a file of so many bytes in all. Raises NoRoom, OSError."""
+        """Reserve room for a file that has `size` bytes in all. Raises NoRoom, OSError."""
         further, is_large = size - self._reserved, size > self._most // 2
         if further < 0:
             self._room.give_back(-further)

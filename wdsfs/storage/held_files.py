@@ -26,7 +26,7 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 class HeldFile(NamedTuple):
     """A file that is held: its path, its size (bytes), and the number of its inode.
 
-    As long as it is held, no other file gets this number.
+    While it is held, no other file gets this number.
     """
 
     path: str
@@ -87,7 +87,7 @@ def _ignore_breaks(fd: int) -> None:
 
 
 def is_held_at(path: str) -> bool:
-    """As `is_held`, for the file at a path; False if there is none that can be opened."""
+    """Return True if the file at a path is held, as `is_held`; False if none can be opened there."""
     with contextlib.suppress(OSError):
         fd = os.open(path, _FLAGS)
         try:

@@ -30,7 +30,7 @@ TarBytes = int | TarReader
 
 
 def pread(source: TarBytes, size: int, offset: int) -> bytes:
-    """As `os.pread`. Raises OSError."""
+    """Read as `os.pread`. Raises OSError."""
     return os.pread(source, size, offset) if isinstance(source, int) else source.pread(size, offset)
 
 

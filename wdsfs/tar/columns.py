@@ -52,7 +52,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Chunk:
-    """Up to `BATCH` consecutive members as columns of equal length n.
+    """Columns of at most `BATCH` consecutive members, all of the same length.
 
     `names` are the raw bytes of the header (a directory without its trailing slash), `types` one of the type
     flags of `headers.py` for each member. `heads` is the byte offset of a member's first header, extension headers

@@ -65,7 +65,7 @@ def kind_of(shard: OpenShard) -> str | None:
 
 
 def kind_at(path: bytes) -> str | None:
-    """As `kind_of`, of a shard of this machine that is not open. Raises MissingShard, UnreadableShard."""
+    """Return the kind of a local shard that is not open, as `kind_of`. Raises MissingShard, UnreadableShard."""
     fd = source.open_shard(path)
     try:
         return kind_of(fd)
@@ -173,7 +173,7 @@ class _CompressedShard(NamedTuple):
     key: str
 
     def unpack(self, copy: NewFile) -> tuple[str, int]:
-        """As `streams.unpack`, for what is no bomb; of a remote shard in one pass, which is fetched ahead."""
+        """Unpack as `streams.unpack`, but no bomb; a remote shard in one pass, which is fetched ahead."""
         if not isinstance(self.shard, int):
             self.shard.stream()
         return streams.unpack(self.kind, self.shard, self.bounded(copy.write))

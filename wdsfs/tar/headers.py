@@ -182,7 +182,7 @@ OVERRIDABLE = (b"path", b"size", b"mtime", b"uid", b"gid", b"uname", b"gname")
 def encode(name: bytes, size: int, mtime: int, common: Collection[bytes] = ()) -> bytes:
     """Return the header, or headers, of a regular member; a multiple of 512 bytes.
 
-    `name` is the whole name as it is to be read back, any bytes; `size` is in bytes, `mtime` in whole
+    `name` is the whole name that readers get, any bytes; `size` is in bytes, `mtime` in whole
     seconds since the epoch, negative before it. `common` names the keywords that global PAX headers have set in
     front of the member: those are repeated, because they would override the ustar fields. Raises ValueError
     for an empty name and a negative size.
@@ -261,7 +261,7 @@ def _ustar(name: bytes, size: int, mtime: int, kind: bytes, prefix: bytes = b"",
 
 @functools.lru_cache(maxsize=1024)  # many members have the same, and adding it up is most of the work
 def _second_part(kind: bytes, prefix: bytes) -> tuple[bytes, int]:
-    """What follows the checksum, and the sum of it and of that field itself, taken for spaces."""
+    """Return the bytes behind the checksum, and their sum with that field, which counts as spaces."""
     owner = OWNER.ljust(32, b"\0")
     rest = kind + bytes(100) + b"ustar\00000" + owner + owner + bytes(16) + prefix
     rest = rest.ljust(BLOCK - 156, b"\0")
@@ -325,7 +325,7 @@ class Window:
 
 
 def read_fully(fd: TarBytes, size: int, offset: int) -> bytes:
-    """As `source.pread`, but repeated until there are `size` bytes or the file ends. Raises OSError."""
+    """Read as `source.pread`, repeated until there are `size` bytes or the file ends. Raises OSError."""
     data = os.pread(fd, size, offset) if isinstance(fd, int) else fd.pread(size, offset)
     while len(data) < size:
         more = pread(fd, size - len(data), offset + len(data))

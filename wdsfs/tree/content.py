@@ -30,7 +30,7 @@ IN_DATA, APART, HELD = -1, -2, -3
 
 
 class ContentColumns(NamedTuple):
-    """For each member of a record the number of its `file` in `paths`, and the byte there from which on it lies.
+    """Places of all members of a record: the number of the `file` in `paths`, and the first byte there.
 
     With IN_DATA it lies in `data` instead. Of what is not in one piece (APART), and of what has to be made (HELD),
     ask `ShardSet.content`.
@@ -106,7 +106,7 @@ def read(content: Content, offset: int, length: int) -> bytes:
 
 
 def read_cached(content: Content, offset: int, length: int) -> memoryview | None:
-    """As `read`, but None if it would have to wait for a disk, or for members that need more than one read.
+    """Read as `read`; None if that would have to wait for a disk, or needs more than one read.
 
     The bytes are valid until the next call: no memory is allocated for each read.
     """

@@ -423,7 +423,7 @@ class _Bounds:
 
 
 def _may(action: int, name: str | None, _: str | None, __: str | None, by: str | None) -> int:
-    """Let SQLite read what is stored in tables, and compute nothing that the file says: no view, no function."""
+    """Allow SQLite to read stored tables, and refuse all that the file would have it compute: views, functions."""
     is_read = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ) and by is None
     return sqlite3.SQLITE_OK if is_read or (action, name) in _PRAGMAS else sqlite3.SQLITE_DENY
 

@@ -364,7 +364,7 @@ class MergedTree(ShardTree):
         return inodes.pack(self.lower.tag(number), number, holder), shown
 
     def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
-        """As `Tree.listing`. A cursor has the version of the set (9 bits), the shard's number plus one (21 bits),
+        """Yield as `Tree.listing`. A cursor has the set's version (9 bits), the shard's number plus one (21 bits),
         and the position in its record: a listing never continues in another version of the set.
         """
         if self.lower.generations.alarms != self._heard:  # a worker with the new set would refuse the cursors

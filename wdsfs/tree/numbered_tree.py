@@ -161,7 +161,7 @@ def view_order(
 
 
 def class_order(record: Record, plain: Record, own: Callable[[int], int | None]) -> NDArray[np.uint32]:
-    """As `view_order` of a record whose samples are in the folders of their classes, and so have other keys."""
+    """Return the order, as `view_order`, for a record whose samples are in folders of classes, with other keys."""
     places = {int(entry): place for place, entry in enumerate(sample_order(plain))}
 
     def place_of(entry: int) -> int:
@@ -252,7 +252,7 @@ class NumberedTree:
         return samples
 
     def _is_shown(self, shard: int) -> bool:
-        """Return True if a shard is in the set, and not about to be taken out of it."""
+        """Return True if a shard is in the set, and not about to leave."""
         if shard in self.lower.out:
             return False
         if self.lower.generations.followed:
@@ -305,7 +305,7 @@ class NumberedTree:
         return self._top() if self._has_top() else None
 
     def links_in(self, shard: int, shown: ShownColumns) -> Links:
-        """Return the links to the samples of a shard; `shown` is what the tree shows of it.
+        """Return the links to the samples of a shard; `shown` has the names that the tree shows.
 
         Raises what `readlink` raises.
         """

@@ -158,7 +158,7 @@ def make_view(below: ShardSet, opening: Opening) -> dict[bytes, ShardError]:
 
 
 def judge(below: ShardSet, unreadable: Mapping[bytes, ShardError], tolerance: Tolerance, whole: bool) -> list[str]:
-    """Return the warnings about a set that is indexed, as far as it is; empty when all is well.
+    """Return the warnings about an indexed set (or its indexed part); empty when all is well.
 
     The one home of the rule whether a command goes on with a set that is damaged or not whole. Records have the
     damage, however long ago they were made; later changes of shards are for `shard_set.py`.

@@ -61,7 +61,7 @@ class Tolerance(NamedTuple):
 
 
 class Progress:
-    """Is told how far the work on a set is; this one shows nothing."""
+    """A receiver of the progress of work on a set; this base class shows nothing."""
 
     @contextmanager
     def indexing(self, shards: int) -> Iterator[Callable[[int], None]]:
@@ -185,7 +185,7 @@ class Column(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As typed on a command line."""
+        """Return the text as typed on a command line."""
         return text_of((self.name + b"=" if self.name else b"") + b";".join(self.alternatives))
 
 
@@ -198,7 +198,7 @@ class Field(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As typed on a command line."""
+        """Return the text as typed on a command line."""
         return f"{text_of(self.name)}={text_of(self.column)}:{self.path}"
 
 
@@ -261,12 +261,12 @@ class Composition:
 
     @property
     def public_text(self) -> str:
-        """As `text`, without what may be a secret in URLs: to be kept, and shown to others."""
+        """Return `text` without possible secrets in URLs, fit for files and for other users."""
         join, associate = (tuple(map(objects.without_secrets, some)) for some in (self.join, self.associate))
         return replace(self, join=join, associate=associate).text
 
     def codec_of(self, extension: bytes) -> tuple[int, bytes] | None:
-        """As `streams.codec_of`, in any letter case with `ignore_case`."""
+        """Return the codec as `streams.codec_of`; with `ignore_case`, in any letter case."""
         return streams.codec_of(extension.lower() if self.ignore_case else extension)
 
     def wants(self, extension: bytes) -> bool:

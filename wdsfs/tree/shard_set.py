@@ -93,7 +93,7 @@ def indexed(question: Callable[P, Answer], *args: P.args, **kwargs: P.kwargs) ->
 
 
 class Failure(NamedTuple):
-    """Why a shard with this fingerprint could not be indexed.
+    """The failed attempt to index a shard with this fingerprint, and its reason.
 
     There is no new attempt before `until` (monotonic seconds), which is `wait` seconds or more after the failure.
     """
@@ -240,7 +240,7 @@ class ShardSet:
                     self.fingerprint(number)
 
     def distrust(self) -> None:
-        """Have every shard checked before its next use, in all processes of the mount.
+        """Mark every shard to be checked before its next use, in all processes of the mount.
 
         Called when something turned out to be stale: the kernel looks up its path again at once.
         """
@@ -386,7 +386,7 @@ class ShardSet:
             self.install(number, self.build(number))
 
     def try_index(self, number: int) -> None:
-        """As `index_now`, for a request that may be about other shards only.
+        """Index a shard as `index_now`, for a request that may be about other shards only.
 
         If the shard cannot be indexed, the reason is kept, and each question about it raises that from then on.
         Raises ShardErrors if the shard has changed meanwhile, because the request would meet NotIndexed again.
@@ -502,7 +502,7 @@ class ShardSet:
         return content
 
     def content_columns(self, number: int) -> ContentColumns:
-        """As `content`, of all members at once; no file is looked at. Raises what `record` raises."""
+        """Return the content of all members, as `content`; no file is looked at. Raises what `record` raises."""
         return content_in_shard(self.record(number), self.shards[number].path)
 
     def _warm(self, number: int, tag: int) -> _Hot:
@@ -561,12 +561,12 @@ class ShardSet:
             raise StaleShard(f"{self.path_text(number)} is not the shard of its index, but another of its size")
 
     def _spoil(self, number: int) -> None:
-        """Have a shard indexed again although it has the fingerprint of its record."""
+        """Drop the record of a shard that has changed although its fingerprint is the same."""
         log.warning("%s has changed without a new time; it is indexed anew", self.path_text(number))
         self._reconsider(number)
 
     def _reconsider(self, number: int) -> None:
-        """Have a record made again although the fingerprint may be the same."""
+        """Forget a record, so that it is made again although the fingerprint may be the same."""
         self._forget(number)
         self._freshness.reconsider(number)
         self.index.forget(self._keys[number])

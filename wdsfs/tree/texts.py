@@ -83,10 +83,10 @@ class Texts(NamedTuple):
             data[np.repeat(place, count) + offsets] = self.text[np.repeat(start, count) + offsets]
 
     def compact(self) -> Texts:
-        """With a text that has nothing else, in their order."""
+        """Return the same texts over a buffer that has nothing else, in their order."""
         return Texts.chained([self])
 
     def to_list(self) -> list[bytes]:
-        """As objects."""
+        """Return the texts as a list of bytes objects."""
         text, ends = self.text.tobytes(), self.starts + self.lengths
         return [text[start:end] for start, end in zip(self.starts.tolist(), ends.tolist(), strict=True)]

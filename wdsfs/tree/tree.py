@@ -98,7 +98,7 @@ class ListingRun(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """The set as a whole, as far as it is indexed."""
+    """Totals over a set, or over its part that is indexed."""
 
     shards: int
     indexed: int

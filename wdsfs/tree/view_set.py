@@ -117,7 +117,7 @@ class ViewSet(ShardSet):
         return fingerprint if self._unchanged[number] else fingerprint.mixed_with(self._watch.number())
 
     def _log_change(self, number: int, before: Fingerprint, now: Fingerprint) -> None:
-        """As `ShardSet`; a change of companions, which all shards have, is logged once."""
+        """Log a change as `ShardSet`, but only once if it is one of companions, which all shards have."""
         if self._unchanged[number] or not self._watch.explains(before, now):
             super()._log_change(number, before, now)
         else:
@@ -132,7 +132,7 @@ class ViewSet(ShardSet):
             source.distrust()
 
     def record(self, number: int, tag: int | None = None) -> Record:
-        """As `ShardSet.record`. Raises also ViewError, when the options refuse what the shard holds."""
+        """Return the record as `ShardSet.record`. Raises ViewError, too, if the options refuse the shard."""
         record = super().record(number, tag)
         text = refusal(record)
         if text is not None:
@@ -290,7 +290,7 @@ class ViewSet(ShardSet):
             pending.clear()
 
     def damaged(self) -> Iterator[tuple[str, str]]:
-        """As `ShardSet.damaged`, with the shards that are joined: what they lack is missing here as well."""
+        """Yield as `ShardSet.damaged`, and the joined shards: what they lack is missing here as well."""
         yield from self._with_joined(super().damaged(), ShardSet.damaged)
 
     def known_damage(self) -> Iterator[tuple[str, Problem, int]]:
@@ -309,12 +309,12 @@ class ViewSet(ShardSet):
     # --- content
 
     def record_and_plain(self, number: int, tag: int | None = None) -> tuple[Record, Record]:
-        """As `ShardSet.record_and_plain`. Raises StaleShard if the shard has changed since the record was made."""
+        """Return both as `ShardSet.record_and_plain`. Raises StaleShard if the shard has changed since then."""
         record = self.record(number, tag)
         return record, self._content.plain_of(record, number)
 
     def origin(self, number: int, member: int, tag: int | None = None) -> tuple[ShardSet, int, int] | None:
-        """As `ShardSet.origin`; the source shard is indexed. Raises what `content` raises."""
+        """Return the origin as `ShardSet.origin`; the source shard is indexed. Raises what `content` raises."""
         return self._content.origin(self.record(number, tag), number, member)
 
     def content(self, number: int, tag: int, member: int) -> Content:

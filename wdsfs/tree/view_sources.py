@@ -146,7 +146,7 @@ def _samples_of(record: Record) -> tuple[dict[bytes, int], set[bytes]]:
 
 
 def content_of(source: ShardSet, number: int, member: int) -> Content:
-    """As `ShardSet.content`, of the present shard."""
+    """Return the content as `ShardSet.content`, in the present shard."""
     return source.content(number, source.tag(number), member)
 
 
@@ -320,7 +320,7 @@ class DerivedContent:
         return self._at(record, number, tag, place, row, member)
 
     def columns(self, record: Record, number: int) -> ContentColumns:
-        """As `of`, of all members at once. Raises what `of` raises."""
+        """Return the content of all members at once, as `of`. Raises what `of` raises."""
         if record.view is None:
             return self._columns_of_shard(record, number, OWN)
         address, shift = record.array("member.head").astype(np.int64), record.view["shift"]
@@ -370,7 +370,7 @@ class DerivedContent:
         return self._source_record(record, number, OWN)[2]
 
     def _source_record(self, record: Record, number: int, place: int) -> tuple[ShardSet, int, Record]:
-        """As `_source`, with the record of that shard."""
+        """Return the source as `_source`, with the record of that shard."""
         source, base = self._source(record, number, place)
         before = source.tag(base)
         return source, base, source.record(base, before)
