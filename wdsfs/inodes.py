@@ -1,4 +1,4 @@
-"""The layout of the inode number.
+"""The layout of the inode number: generation and number of the shard, kind, index in the record.
 
 A number says where a file is; there is no table. The same file has the same number after a remount, every
 process can serve every request, and memory does not grow with the data set::
@@ -11,7 +11,7 @@ process can serve every request, and memory does not grow with the data set::
 | part  | bits | meaning |
 |-------|------|---------|
 | up    | 1    | the number space of new files in an overlay; 0 for everything in a shard |
-| tag   | 10   | the shard's generation (`generations.Generations`): a changed shard gets other numbers |
+| tag   | 10   | the shard's generation (`tree.freshness.Generations`): a changed shard gets other numbers |
 | shard | 20   | position of the shard in the set |
 | kind  | 2    | 1 folder, 2 sample, 3 member; 0 for the root (number 1) and what else is in no shard |
 | index | 30   | position in the shard's record |

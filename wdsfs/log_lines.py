@@ -1,4 +1,4 @@
-"""Log lines: fit for a terminal, and the same one not again and again. Standard library only."""
+"""Log lines: fit for a terminal, and repeated ones suppressed. Standard library only."""
 
 from __future__ import annotations
 

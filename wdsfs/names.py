@@ -1,4 +1,4 @@
-"""Member names: into key and extension, and into names that a file system can show.
+"""Member names: splits them into key and extension, and turns them into names that a file system can show.
 
 The one home of each naming decision; docs/semantics.md explains them to users. Pure functions over bytes:
 no disks, no FUSE, no state.

@@ -1,4 +1,4 @@
-"""Who owns the files that are shown, by FUSE or in an image."""
+"""The owner (uid, gid) of the files that a mount or an image shows."""
 
 from __future__ import annotations
 

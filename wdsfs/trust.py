@@ -1,4 +1,4 @@
-"""Who is trusted, and so which directories and files: those that nobody else can write or replace.
+"""Trust in paths: checks that only trusted users can write or replace a file and the directories above it.
 
 This user and root are trusted, and the users and groups that `WDSFS_TRUST` (`--trust`) names. A user who can write
 to a directory on the way to a file decides what lies there, and where a link in it leads. So a path is walked step

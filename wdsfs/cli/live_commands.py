@@ -1,4 +1,4 @@
-"""The commands about mounts that are there: `status`, `where`, `refresh`, `umount`.
+"""The commands about live mounts: `status`, `where`, `refresh`, `umount`.
 
 What a mount says, shows and does is decided in the room `mount`. Root sees the mounts of others, too, of which
 only what the kernel says is believed.

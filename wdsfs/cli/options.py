@@ -1,4 +1,4 @@
-"""Options that several commands have, and the objects that commands get for them.
+"""Options that several commands share, and the objects that commands get for their values.
 
 A group of options is a mapping of the name of a value to the decorator that adds the option to a command;
 `handing_over` makes one object of the values. Little is imported, so that a command starts quickly.

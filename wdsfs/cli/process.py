@@ -1,4 +1,4 @@
-"""This process as others see it: its signals, its standard streams, and the secrets among its arguments.
+"""The process of a command: signals and interrupts, standard streams, and secrets hidden in its arguments.
 
 `ps` and /proc/PID/cmdline show the memory where the kernel has put the arguments. URLs and the commands of `pipe:`
 are overwritten there, so that a daemon does not show for months how they are signed.

@@ -1,4 +1,4 @@
-"""The engines that run work on other machines, each as a `concurrent.futures.Executor`, opened for a command.
+"""Opens the engine of `--executor` (Dask, Ray, MPI, Slurm, a callable) as a `concurrent.futures.Executor`.
 
 ::
 

@@ -1,4 +1,4 @@
-"""The side of the worker: runs a batch of units with the options of the command that sent it.
+"""The worker's side of a cluster: runs a batch of units with the options of the command that sent it.
 
 A worker is any process of the engine: it may serve other commands, of other options, before and at the same time.
 So the options that processes share by the environment come with each batch, and batches of different options wait

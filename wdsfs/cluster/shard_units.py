@@ -1,4 +1,4 @@
-"""Shards as units of work: a worker first checks that it sees the same shard as the machine of the command."""
+"""Shards as units of work: each worker first checks that it sees the same shard as the driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The FUSE adapter: translates requests into calls of the tree, and its answers into replies.
+"""FUSE requests that only read (lookup, listing, read): calls of a tree, and its answers as replies.
 
 No policy: what exists and how it looks is decided by a tree (`tree/tree.py`). Handlers leave errors to
 `Operations.answer`, which maps every exception to an errno: no error at a request ends the worker.
@@ -68,7 +68,7 @@ TreeKind = TypeVar("TreeKind", bound=Tree)
 
 
 class HiddenHandlers(Protocol):
-    """Answers requests for the inodes of the hidden directory; see `hidden_ops.HiddenDirectoryOperations`."""
+    """Answers requests for inodes of the hidden directory; see `hidden_directory.HiddenDirectoryOperations`."""
 
     def show(self, tree: Tree, slot: Slot, crowded: Callable[[], None]) -> None:
         """Describe the set of this tree from now on; otherwise as `Operations.attach`."""

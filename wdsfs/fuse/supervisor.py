@@ -1,5 +1,4 @@
-"""The processes of a mount: a supervisor that holds the FUSE descriptor and serves nothing, and workers that
-serve.
+"""The processes of a FUSE mount: a supervisor, which holds the descriptor and serves nothing, and its workers.
 
 When a worker dies, the supervisor forks another and asks the kernel to send the requests in flight again
 (FUSE_NOTIFY_RESEND, Linux 6.9): their clients wait some milliseconds and see no error. Older kernels cannot do

@@ -1,4 +1,4 @@
-"""The FUSE adapter of a writable mount: what `read_ops.py` answers, and the requests that change something.
+"""FUSE requests that change something (create, write, rename), beside those that `read_ops.py` answers.
 
 No policy here either: what a change means is decided in `overlay/writable_tree.py`. One worker serves a writable
 mount. The tree's journal learns which requests the kernel has sent again after the death of a worker: such a

@@ -1,4 +1,4 @@
-"""The directory of an index: opened and checked; replaced or left when it is bad.
+"""Opens and checks the directory of the index; replaces a bad one, or leaves it for a temporary one.
 
 The index is a cache: losing it costs time only. So if anything is wrong with its directory (missing, full,
 read-only, damaged, another format, on a network file system, where LMDB's locks and maps are not safe), the result

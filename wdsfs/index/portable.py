@@ -1,4 +1,4 @@
-"""Portable indexes in use: the records of `*.wdsidx` files for shards of a set, where they are still true.
+"""Portable indexes in use: finds the records in `*.wdsidx` files that still match the shards of a set.
 
 The index asks here for what LMDB does not have, and has a shard indexed only if there is no answer. What a row
 says of a shard was said of it on another machine, so inode and ctime do not count. A row is *the same* shard if

@@ -1,4 +1,4 @@
-"""Per-shard work in several processes: results as they come, memory flat, an interrupt in good order.
+"""Work on each shard by several processes: results as they come, memory flat, an orderly interrupt.
 
 The work is a function of a path (or of another unit) that touches nothing else, so it can be done anywhere: by the
 workers of a cluster (`cluster/spread.py`), or here. Here that is a thread for each of some processes; a thread

@@ -1,4 +1,4 @@
-"""The builder of records: a pure function of a shard's bytes.
+"""Builds the record of a shard: scans its bytes, and packs the members and names into sections. Pure.
 
 The content of a record is described at the head of `record.py`, its bytes in docs/format.md: sections, each an
 array or a list of names, behind a directory. `build` reads the members into a draft (`member_draft.py`), resolves

@@ -1,4 +1,4 @@
-"""Checks that a record of somebody else's can be used: its sections fit together, and nothing in it leads outside.
+"""Checks a record that others have made: its sections fit together, and nothing in it leads outside.
 
 A checksum finds damage, not intent: the writer of a portable index can make a right one for any bytes. A record
 that passes here makes no question to it fail, loop or take more memory than the record has bytes. Whether it

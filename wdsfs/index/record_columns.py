@@ -1,4 +1,4 @@
-"""The sections of a record as Python sees them: numbers, lists of byte strings and alias tables, used in place.
+"""The types of a record's sections, used in place: numbers, lists of byte strings, alias tables.
 
 Nothing is decoded before it is used. `record_builder.py` packs the sections.
 """

@@ -1,4 +1,4 @@
-"""The record of one shard: of a file once nobody writes to it, of a remote shard by ranges.
+"""Reads one shard to make its record: a file once nobody writes to it, a remote shard by ranges.
 
 A remote shard is read from header to header: ahead in order, or by hops, whichever takes less time. A hop costs
 the latency of a request, and bytes cost the bandwidth of the network, which all shards that are indexed at the

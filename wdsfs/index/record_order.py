@@ -1,4 +1,4 @@
-"""A draft in the order of the record, and the aliases in it: names that repeat, clash or are odd.
+"""Puts a draft into the order of the record, and finds its aliases: names that repeat, clash or are odd.
 
 Children of a folder lie side by side, then in the order of the tar. `OrderedDraft` numbers folders, entries and
 members by that order, and finds the samples that share their directory with a folder. `record_builder.py` packs

@@ -134,7 +134,7 @@ class Index:
         """Return the summary of the shard at `path` with this fingerprint; without one the last known, valid or
         not.
 
-        For a shard that is not read plainly (`Shard.key`), and for a derived record (`views`), the path is
+        For a shard that is not read plainly (`Shard.key`), and for a record of a view (`ViewSet`), the path is
         followed by a NUL and what distinguishes it from others.
         """
         stored = self._stored_summary(path)

@@ -1,4 +1,4 @@
-"""The metadata of Megatron-Energon as bytes: `.nv-meta/index.sqlite`, a `.tar.idx` beside each shard, small texts.
+"""The metadata of Megatron-Energon as bytes: `.nv-meta`, a `.tar.idx` beside each shard, small texts.
 
 Energon finds a sample by the offset of its first header and groups the members after it by their raw names once
 more. So the rows here come from the headers of a shard, by Energon's own rule, and not from wdsfs's records: what

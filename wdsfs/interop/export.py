@@ -1,4 +1,4 @@
-"""Writes the indexes of other tools, and our portable one, for the shards of a set where the tools look for them.
+"""Writes the indexes of other tools, and our portable one, of a set to where the tools look for them.
 
 Their content is decided in `dali`, `wids`, `energon` and `index/portable_writer.py`. Each file is written under a
 hidden name, synced and renamed, so a reader sees the old one or the new one, whole; an export that was stopped is

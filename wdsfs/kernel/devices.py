@@ -1,4 +1,4 @@
-"""The open files of a mount: image, shards and copies, checked, and watched for writers by leases or by times.
+"""The open files of a kernel mount (image, shards, copies), watched for writers by leases or by times.
 
 A copy is what the kernel reads in the place of a shard that is no plain tar of this machine. With a read lease
 (fcntl(2), F_SETLEASE) a program that opens a file for writing, or truncates it, waits until the lease is given up.

@@ -1,4 +1,4 @@
-"""The EROFS format, as far as images over shards need it: super block, device table, numbers of inodes and chunks.
+"""The EROFS format, as far as images need it: super block, device table, numbers of inodes and chunks.
 
 Without NumPy, for a mount imports this; inodes are encoded by columns (`layout.py`).
 

@@ -1,4 +1,4 @@
-"""Mounts an image and guards it; adopts a mount that has lost its guard, or ends it where it cannot be trusted.
+"""Mounts an image and starts its guard; adopts a mount without a guard, or ends one that cannot be trusted.
 
 The kernel serves the mount. The one process that stays, the guard (`guard.py`), serves nothing: when it dies the
 mount goes on, unguarded. The process, its log, and options of `-o` are for `mount/image_session.py`.

@@ -1,4 +1,4 @@
-"""Tables of objects and names, and their bytes in an image: inodes, blocks of directories, stored content.
+"""Lays out tables of objects and names as the bytes of an image: inodes, directories, stored content.
 
 All work is on whole columns. A directory is blocks of names in order, each block with its entries (12 bytes each)
 in front of their names. A directory that fits into the block of its inode lies there, inline; so does short

@@ -1,4 +1,4 @@
-"""An image as a file: the options that make it, its manifest of shards, its identity, and its mounts.
+"""The manifest of an image file: its shards, options and identity; and where that image is mounted.
 
 The manifest is JSON behind the last block, where the kernel does not look, followed by a footer of 24 bytes: the
 size of the JSON, its CRC-32, and a magic number. It has the path, size and mtime of each device, in the order of

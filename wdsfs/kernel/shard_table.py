@@ -1,4 +1,4 @@
-"""The tables of a shard: its columns as objects and names, with the place of each file in a device.
+"""Makes the tables of a shard for an image: objects and names, with the place of each file in a device.
 
 A shard is one table, unless much of its content is stored in the image: then it is several, so that memory stays
 small. Directories can lie outside of the tables: those that hold names of several shards, or of several tables.

@@ -1,4 +1,4 @@
-"""The set that a mounted image shows: its shards, and if what is at their paths now is what the kernel reads.
+"""The set that a mounted image shows: its shards, opened only if they are still what the kernel reads.
 
 The kernel goes on with the old file of a shard that was replaced, and labels are in the image. Whoever opens the
 set by its paths is refused each file that is another one by now, so that nobody takes one for the other.

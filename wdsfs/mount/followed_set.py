@@ -1,4 +1,4 @@
-"""Follows changes of shards while they are mounted: shards that change, and in a set that grows new and lost ones.
+"""Follows changes under a mount: shards that change and, in a set that grows, new and lost ones.
 
 | who | does what |
 |---|---|

@@ -1,4 +1,4 @@
-"""Hints at what loaders of directories would make of a mount without an error."""
+"""Hints, printed at a mount, about names and classes that loaders of directories would silently misread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts the mount of an image as a process, in the background or in front; `-o` and the mount point are checked.
+"""Starts the mount of an image as a process, in the background or in front, after checks of `-o` and place.
 
 What the process does is in `kernel/image_mount.py`.
 """

@@ -1,4 +1,4 @@
-"""A mount by FUSE: its daemon is asked, over the socket of its registration.
+"""A live mount by FUSE: commands ask its daemon, over the socket of its registration.
 
 What the daemon answers is decided in `control_socket.py`.
 """

@@ -1,6 +1,6 @@
-"""A mount that the kernel serves: its image tells what it shows, its guard exchanges the image.
+"""A live mount by the kernel: its image tells the set and options, its guard exchanges the image.
 
-The guard may be gone, or there was none (mount(8)): then what the image says has to do.
+The guard may be gone, or there was none (mount(8)): then only the image is asked.
 """
 
 from __future__ import annotations

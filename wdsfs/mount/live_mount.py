@@ -1,4 +1,4 @@
-"""The interface to a mount that is there: what it shows, what it reports, and what can be done to it.
+"""The interface to a live mount of either engine: its report and set; freezes, refreshes, restores, ends it.
 
 `live_fuse.py` and `live_kernel.py` implement it, `search.py` finds mounts. No command asks for the engine.
 """

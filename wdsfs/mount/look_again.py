@@ -1,4 +1,4 @@
-"""One look at a set that grows: what SHARDS stand for now, and which of the new shards can be shown.
+"""One look at a set that grows: expands SHARDS again, and decides which new shards can be shown.
 
 Runs in a child of the supervisor, and changes nothing but the index: what is found is JSON, which the supervisor
 shows (`followed_set.py`). New shards are indexed here, so that no reader waits for that.

@@ -1,4 +1,4 @@
-"""The set that a mount shows, as its processes share it: each of them opens trees of its own from it.
+"""The set that a FUSE mount shows, shared by its processes, each of which opens its own trees.
 
 Made once, before the workers are forked; a commit with new shards, or shards that come and go, make another one.
 """

@@ -1,4 +1,4 @@
-"""An overlay over its set, opened for a command: that of a mount, also frozen, or one that is not mounted, held.
+"""Opens an overlay with its set for `diff`, `commit` and `restore`: by its live mount, or locked without one.
 
 What an overlay changes, and what a commit writes, is decided in `packing`; which names a restoration removes in
 `overlay/restore.py`.

@@ -1,7 +1,7 @@
 """The origin of a path of a mount: shard, member, key, place in the tar, layer of the overlay.
 
-The set of the mount is opened as `wdsfs ls` opens one, the path is looked up in its tree, and what the tree knows
-is told; an overlay of the mount says what was changed. So both engines say the same.
+The set of the mount is opened as `wdsfs ls` opens one, the path is looked up in its tree, and the answer of the
+tree is printed; an overlay of the mount says what was changed. So both engines say the same.
 """
 
 from __future__ import annotations

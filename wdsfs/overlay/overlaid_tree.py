@@ -1,4 +1,4 @@
-"""Shards and upper as one tree that is only read: names, numbers, listings and content, for both together.
+"""Shards and upper as one read-only tree: names, inode numbers, listings, attributes and content.
 
 A name is looked up in the upper (in memory, `upper_format.UpperNode`), then in the lower; an inode number
 likewise. A node that was copied up keeps the number that it has in the lower, so a program that has it open sees

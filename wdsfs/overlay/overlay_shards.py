@@ -1,4 +1,4 @@
-"""The shards of an overlay: those that it was made over, and those that commits to elsewhere have written from it.
+"""Checks that an overlay fits a set: its own shards, in the same view, and not what its commits wrote elsewhere.
 
 Decides over which set an overlay may be used: the one that overlay.json names, shown in the same way; and not what
 outputs.json names, for all its changes would be made a second time.

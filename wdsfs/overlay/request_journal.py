@@ -1,4 +1,4 @@
-"""A write-ahead note of the request that a worker is serving, for the worker that takes over.
+"""A note, in shared memory, of the change that a worker is making, for the worker that takes over.
 
 The kernel sends the request of a worker that died again. Most requests can simply be done twice; but "create this
 name" fails the second time, because the name exists. So before such a change a worker notes it in memory that

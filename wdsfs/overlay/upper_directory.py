@@ -1,4 +1,4 @@
-"""An upper in use: opens it, checks that its file system supports an overlay, and holds the parts that change it.
+"""Opens an upper, checks that its file system supports an overlay, and holds the parts that change it.
 
 The names in memory (`upper_format.UpperNode`) change when the last system call of a change has succeeded. What is
 hidden, copied up or made opaque is decided in `overlay/writable_tree.py`. One thread.
@@ -28,7 +28,7 @@ from wdsfs.storage.durable import Disk
 
 
 class UpperDirectory:
-    """The upper of an overlay, for one process at a time: the caller has it on `overlay_lock.hold`.
+    """The upper of an overlay, for one process at a time: the caller has the lock of `overlay_directory.hold`.
 
     `top` is the node of its top directory; the other attributes are the parts, each for one kind of call.
 

@@ -1,4 +1,4 @@
-"""The directory work/ beside an upper: what is being made, the prototype of whiteouts, and orphans.
+"""The directory work/ beside an upper: unfinished files, the prototype of whiteouts, and orphans.
 
 Temporary names start with "#". A process that is killed leaves them; the next start removes them.
 

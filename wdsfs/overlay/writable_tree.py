@@ -1,4 +1,4 @@
-"""The tree of a writable mount: `overlay/overlaid_tree.py` and every request that changes it.
+"""The tree of a writable mount: `overlaid_tree.py` and all changes (create, write, rename, remove).
 
 The meaning of a request is decided here: its checks, what is copied up (`overlay/copy_up.py`) or hidden by a
 whiteout, the outcome of a request in which a worker has died; then follows one change of the upper

@@ -1,4 +1,4 @@
-"""A tree of files as a source of new shards: which samples are in each.
+"""A tree of files as a source of new shards: plans which samples go into each, by count, size and split.
 
 The same files and options give the same plan, so a command that is repeated finds its own shards again. A set may
 have 100 million files, so nothing is an object for each file before its shard is written.

@@ -1,4 +1,4 @@
-"""The regular files of trees in columns, found by a walk.
+"""Walks trees of files for `pack`, and keeps the regular files as columns: names, sizes, times.
 
 Order: the files of a directory, then its directories, both by name, bytewise. So the files of a sample are side by
 side in every layout, and the order is the same on every machine and file system. A file takes about 50 bytes of

@@ -1,4 +1,4 @@
-"""An overlay as a source of new shards: which are written, and from which pieces.
+"""An overlay as a source of new shards: plans which are written, and from which pieces.
 
 Rules: an edited sample stays where its first member was, samples stay in their order, new ones follow the last one
 of their shard. Untouched members are raw ranges. The same input gives the same bytes. A shard that is read with

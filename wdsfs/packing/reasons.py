@@ -1,4 +1,4 @@
-"""Reasons why a file cannot be packed, and remarks about files that can be."""
+"""The texts that say why a file cannot be packed, and remarks about files that can be."""
 
 # Why something cannot be packed.
 OUTSIDE = "is outside of a sample: a sample's files are in a directory of its own, below that of a shard"

@@ -1,4 +1,4 @@
-"""Commit in place: new shards replace the old ones, and the overlay is emptied.
+"""Commit in place: new shards replace the old ones by a journal, and the overlay is emptied.
 
 A journal makes this atomic: after a kill at any instant the commit can be finished or abandoned.
 

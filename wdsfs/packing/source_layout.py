@@ -1,4 +1,4 @@
-"""The places of the members in a source shard, and how it is cut into pieces around changes.
+"""The layout of a source shard: places of its members, and its cuts into pieces around changes.
 
 Reads source shards and their records. `packing/overlay_source.py` decides which cuts are made.
 """

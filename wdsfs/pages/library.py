@@ -1,4 +1,4 @@
-"""The set as the pages ask for it: samples by number and by path, their files, where they come from.
+"""A snapshot of the set for the pages: samples by number and by path, their files, and the origins of these.
 
 Shards change, come and go at any moment, so a page is made of one `Snapshot`: which shards there are, which
 content each has, and how many samples. It is the only way to the set. A question about a shard that has other
@@ -85,7 +85,7 @@ class Origin(NamedTuple):
 
 
 class MemberSource:
-    """The bytes of a file of the shards, as `previews.preview.Source`."""
+    """The bytes of a file of the shards, as `preview.Source`."""
 
     def __init__(self, library: Library, path: bytes, content: Content) -> None:
         self._library, self._path, self._content, self.size = library, path, content, content.size

@@ -1,6 +1,6 @@
-"""Previews of files as plain data, never HTML: kinds of content, by extension and first bytes, and texts and hex.
+"""Previews as plain data, never HTML: finds the kind of a content, and makes those of texts and hex dumps.
 
-All that needs a decoder is made by workers (`previewer.py`).
+The kind follows from extension and first bytes. All that needs a decoder is made by workers (`previewer.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The clients of the fetcher: remote objects for code that knows no network.
+"""The clients of the fetcher: read, fetch and send remote objects for code that knows no network.
 
 A `Remote` is made by a process before it forks; its children use it, too, and each thread has a connection of its
 own. What is in the cache is read from there; for the rest the fetcher is asked. When it dies, the client that

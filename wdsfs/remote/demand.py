@@ -1,4 +1,4 @@
-"""Requests for ranges of objects: which is made when, one for each range, however many readers want it.
+"""Schedules requests for ranges of objects: one for each range, however many readers want it; prefetch last.
 
 A range that is wanted becomes *parts*, each one request to the store: what is in the cache, in memory or in flight
 already is left out, ranges of one reader that are close together are joined, long ones split. Parts wait in two

@@ -3,7 +3,7 @@
 Processes that have used the library for object stores must not fork, so this is a fresh interpreter that never
 does. Clients ask by frames on a Unix socket (`messages.py`); READ requests of the kernel, which workers hand over,
 are answered on the kernel's own descriptor. A fetcher has no state that cannot be asked for again: when it dies,
-another one takes its place (`launch.py`), and clients and kernel repeat what was not answered.
+another one takes its place (`launcher.py`), and clients and kernel repeat what was not answered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The start of the fetcher, for a process and its forked children, and of its successors when it dies.
+"""Starts the fetcher for a process and its forked children, and a successor when it dies.
 
 What a fetcher needs is made once and inherited by all of them: a listening socket, so that requests wait while
 there is no fetcher; a pipe that ends with the last process that may have requests; and a file in memory with the

@@ -1,4 +1,4 @@
-"""Objects that the fetcher has open: reads them from the cache or by `demand.py`, and fetches them whole.
+"""The objects that the fetcher has open: reads them from the cache or by `demand.py`; fetches whole ones.
 
 Who reads is for others: `fetcher.py` answers clients and the kernel.
 """

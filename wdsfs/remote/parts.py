@@ -1,4 +1,4 @@
-"""An object that is read: which of its bytes are here, and the requests that are on their way.
+"""The state of an object that is read: which bytes are here, and which requests are on their way.
 
 When a request is made is for `demand.py`.
 """

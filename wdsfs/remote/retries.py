@@ -1,4 +1,4 @@
-"""Rules of when a request is sent again, and how many a store gets at once; and counts of both. Knows no store.
+"""Retries and limits: when a request is sent again, how many a store gets at once; counts of both. Knows no store.
 
 obstore's own retries are off: they ignore that a store is throttling, and may take three minutes.
 """

@@ -1,4 +1,4 @@
-"""Objects that come whole and in order: output of commands (run here), the standard input, what nothing marks.
+"""Objects that come once or only whole: output of `pipe:`, standard input, answers without ETag and date.
 
 They wait in a file without a name, in the directory of the cache, until all have come: only then size and hash are
 known, which make the pin. Such an object has to be in the cache as a whole, so others go for it, however recently

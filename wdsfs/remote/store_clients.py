@@ -1,4 +1,4 @@
-"""Clients of stores, by obstore: which credentials each gets, from our options or by the store's own conventions.
+"""Clients of stores, by obstore: the credentials of each, from our options or by the store's conventions.
 
 Only the fetcher may import this: a child of a process that has used obstore hangs at its first call.
 """

@@ -1,4 +1,4 @@
-"""Web servers whose answers obstore refuses although they may be right: these are asked by urllib, in threads.
+"""Asks web servers by urllib, in threads, where obstore refuses answers that may be right.
 
 Such an answer has more or less than the range that was asked for, comes in chunks without a length, or its server
 shows the certificate of an authority, as curl accepts. Here a server that throttles is also asked for how long it

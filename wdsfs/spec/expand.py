@@ -1,4 +1,4 @@
-"""The arguments of a user -> an ordered list of shards, each with its name in the mount.
+"""Expands SHARDS (paths, globs, braces, lists, URLs) to a list of shards, each with its name in the mount.
 
 A spec is a brace expression (`train-{000000..000099}.tar`), a plain path, a glob (`train-*.tar`, `**` too), a
 directory (its tars), a prepared Energon dataset, a file that names shards (JSON or YAML, read by

@@ -1,4 +1,4 @@
-"""A set that is looked at again: what has come, what has gone, and the list of shards then.
+"""Compares the lists of a set that grows: shards that have come, gone or come back; names and numbers them.
 
 The list is append-only. A shard keeps its number and its name as long as the mount is there, and the number of one
 that is gone is given to no other. Plain functions over lists; `mount/followed_set.py` looks and decides.

@@ -1,4 +1,4 @@
-"""Which part of a set is wanted, and how its shards are read: options of all commands that take SHARDS."""
+"""The selected part of a set, and how its shards are read: options of all commands that take SHARDS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of other tools that name shards -> words: the paths in them, in their order.
+"""Reads the paths of shards, in order, from files of other tools: wids, webdataset's YAML, Energon.
 
 | file | read as by |
 |---|---|

@@ -1,4 +1,4 @@
-"""The directory of the cache: files `KEY.KIND`, which are found, held and removed by key and kind.
+"""The directory of the cache: finds, lists, holds and removes its files by key and kind (`KEY.KIND`).
 
 Remote objects, unpacked shards, images and tables lie there. Which of them go when there is no room is decided in
 `cache_room.py`; files that are made once and never changed are written in `file_cache.py`.

@@ -1,4 +1,4 @@
-"""The room of the cache: its limit, how much of it is taken, and which files go when there is no more.
+"""The room in the cache: its limit, how much is taken, and which files are evicted when it is full.
 
 The sum of what is taken is kept in one small file, under its lock (flock): asking for room costs microseconds.
 Only when there is none the directory is read, and the sum is then what the disk says. So the sum may be wrong for

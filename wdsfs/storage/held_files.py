@@ -1,4 +1,4 @@
-"""Files of a cache that a mount of the kernel's reads: they are held, and nothing evicts them.
+"""Files of the cache that a kernel mount reads: marked, and not evicted while they are in use.
 
 A command that is going to mount a file opens and marks it. A mark alone holds nothing: a file is held as long as
 it is marked and some process or the kernel has it open. The kernel has the devices of a mount open itself. So a

@@ -1,4 +1,4 @@
-"""Many headers at once: names, types, times and checksums as columns, by NumPy."""
+"""Parses many tar headers at once, by NumPy: names, types, times and checksums as columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compressed shards: how they are recognised, unpacked and read.
+"""Compressed shards: recognises, unpacks and reads them, with limits against bombs.
 
 To everything above, a compressed shard is the bytes of the tar inside (`source.TarBytes`). By default these are a
 copy in the cache (`storage/file_cache.py`), read like a plain shard. Where there is no room for one, they come

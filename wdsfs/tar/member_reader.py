@@ -1,4 +1,4 @@
-"""One member whose place is known: its content, name and end, and the gap behind it.
+"""Reads one member whose place is known: its content, name and end, and the gap behind it.
 
 Gaps hold global headers and end marks; a commit copies them or leaves them out.
 """

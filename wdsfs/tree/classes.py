@@ -1,5 +1,4 @@
-"""The classes of samples: the step of a view that makes folders of them, and the labels that loaders give to
-these.
+"""Classes of samples: the step of a view that makes folders of them, and the labels that loaders give those.
 
 Loaders of folders (ImageFolder, `imagefolder`, DALI's `readers.file`) give the sorted names of the directories the
 labels 0, 1, 2 ... Padding numbers with zeros makes that order the one of the numbers. But names that stand for

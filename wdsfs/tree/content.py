@@ -1,4 +1,4 @@
-"""The bytes of members: where they lie, one by one or in columns for a whole shard, and how they are read."""
+"""The content of members: places of their bytes, one by one or as columns, and reading from these."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Fields of JSON: paths to them, and what a file of a value holds.
+"""Fields of JSON: parses paths to them, finds their values, and makes the bytes of a file of a value.
 
-The one home of both for `--field`, `--class-from` and label files. Pure functions.
+The one home of this for `--field`, `--class-from` and label files. Pure functions.
 """
 
 from __future__ import annotations

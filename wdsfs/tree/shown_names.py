@@ -1,4 +1,4 @@
-"""The names that a record shows in each directory of a shard: one by one, and in columns for a whole shard.
+"""The names that a record shows in each directory of a shard, one by one or as columns for all.
 
 A position is a kind (folder, sample, member) and an index in the record (`inodes.py`). Nothing here needs more
 than the record and the view; which directories a tree makes of it is decided by the trees. A directory of three

@@ -1,4 +1,4 @@
-"""Byte strings as columns: names, targets of links, values."""
+"""Columns of byte strings over one buffer: names, targets of links, values."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A tree decides which names exist and under which inode numbers. Five classes are trees: `shard_tree.ShardTree`,
 `merged_tree.MergedTree`, `numbered_tree.NumberedTree`, `overlay.writable_tree.WritableTree` and
-`status.dot_wdsfs.HiddenDirectory`. None has to inherit from another, nor from these protocols: mypy compares them
-where they are used.
+`mount.hidden_directory.HiddenDirectory`. None has to inherit from another, nor from these protocols: mypy compares
+them where they are used.
 
 | protocol | what it adds | who asks |
 |---|---|---|

@@ -17,7 +17,7 @@ follows from the place's kind:
 | empty   | none: a file that stands for a missing column | 0 |
 
 The order in which the options work: samples that are left out, join, decode, associate, fields, columns, classes
-(`classes.py`). They work on a `Draft` (`draft.py`); the options are in `composition.py`.
+(`classes.py`). They work on a `Draft` (`draft.py`); the options are a `Composition` (`options.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A view as a set of shards: as `ShardSet`, with records made from those of the shards (`view_record.py`).
+"""A view as a set of shards: a `ShardSet` that makes, stores and renews the records of the view.
 
 Decided here is under which key and fingerprint a record of a view is stored, what is made when, and that nothing
 has changed while a record was made. What it is made of, and the content of its members, is in `view_sources.py`.

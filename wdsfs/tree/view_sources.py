@@ -1,4 +1,4 @@
-"""The sources of a view: its shards, joined sets and label files; whether one has changed; content of its members.
+"""The sources of a view (shards, joined sets, label files): the content in them, and if one has changed.
 
 A record of a view says which member of which shard a file is. That shard is read through its plain set, so what is
 true of reading a plain mount is true of a view. The record is valid as long as the shard and all its companions
