@@ -1,7 +1,9 @@
-"""The index: one record for each shard, built once, stored on disk, looked up by path and fingerprint.
+"""The index: one record for each shard, built once, stored on disk, found by path and fingerprint.
 
-A record answers questions about a shard from its packed bytes. The builder makes it from the shard's bytes: a
-draft of the members, their order and aliases, then the sections. Records are in LMDB; a pool of processes builds
-those that are missing or stale. Portable indexes (`*.wdsidx`) bring records of others, which are checked before
-use. Which shards form a set is for the room `tree`. Start with `record.py`.
+`record.py` answers questions about a shard from packed bytes, and decides what a record holds. `record_of_file.py`
+reads a shard for it; `record_builder.py` makes it of a scan: the members (`member_draft.py`), their order and
+aliases (`record_order.py`), the sections (`record_columns.py`). `store.py` keeps records in LMDB, in a directory
+that `index_directory.py` and `lmdb_check.py` check; `process_pool.py` builds those that are missing or stale.
+Portable indexes (`portable.py`, `portable_writer.py`) bring records of others, checked by `record_check.py`. Which
+shards form a set, and what a mount shows of a record, is decided in the room `tree`. Start with `record.py`.
 """

@@ -1,9 +1,10 @@
-"""Serves sets by the kernel itself: images of EROFS over shards, their mounts and guards, and overlayfs above.
+"""Sets that the kernel itself serves: EROFS images over shards, their mounts and guards, and overlayfs above.
 
-An image is a file system of names and pointers, whose data are the shards. What a set looks like is decided by the
-trees of `tree`; this room writes down what they answer, in the format of the kernel, has it mounted
-(`erofs_mount.py`, `overlayfs.py`), and guards the shards while it is.
-
-Start with `image.py`, which makes an image: `image_writer.py` goes from shard to shard, `shard_table.py` makes
-tables of each, and `layout.py` turns a table into bytes.
+An image is a file of names and pointers, whose data are the shards. `image.py` makes one: `shard_table.py` makes
+tables of each shard, `layout.py` turns them into bytes of the format (`erofs.py`), `manifest.py` names the shards;
+`set_image.py` keeps images in the cache. `image_mount.py` mounts one by `erofs_mount.py`, under `overlayfs.py` if
+it is writable, after the checks of `engine_checks.py`; `guard.py` stays and guards the open files (`devices.py`)
+against writers. `remount.py` exchanges the mount after a commit, `shown_image.py` says which set a mount shows.
+What a set looks like is decided by the trees of `tree`, which engine a mount gets in `mount`. Start with
+`image.py`.
 """
