@@ -15,12 +15,12 @@ def _end_at_interrupts() -> None:
 
 
 def _end_quickly() -> None:
-    """At the end the interpreter looks for cycles in all that was imported: not among what is frozen."""
+    """Freeze imported objects, so that the garbage collection at the end skips them."""
     atexit.register(gc.freeze)
 
 
 def main() -> None:
-    """The program wdsfs."""
+    """Run the program wdsfs."""
     _end_at_interrupts()
     _end_quickly()
     from wdsfs.cli import main

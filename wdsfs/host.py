@@ -63,7 +63,7 @@ def state_dir() -> Path:
 
 
 def _xdg(variable: str, default: str) -> Path:
-    # The XDG specification: a relative path is to be ignored.
+    # The XDG specification: relative paths are ignored.
     chosen = os.environ.get(variable, "")
     return Path(chosen) if os.path.isabs(chosen) else Path(os.path.expanduser("~")) / default
 

@@ -83,7 +83,7 @@ Registered = TypeVar("Registered", bound=Registration)
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since the boot; None when there is no such process."""
+    """Return when a process started, in clock ticks since the boot; None when there is no such process."""
     try:
         words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -180,7 +180,7 @@ def forget(registration: Registration) -> None:
 
 @contextlib.contextmanager
 def socket_address(mountpoint: str) -> Iterator[str]:
-    """The address to bind or connect to; shorter than the path where that is too long for an address."""
+    """Yield the address to bind or connect to; shorter than the path where that is too long for an address."""
     path = file_of(mountpoint, ".sock")
     if len(os.fsencode(path)) <= ADDRESS_MAX:
         yield str(path)
@@ -194,7 +194,7 @@ def socket_address(mountpoint: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def listening(mountpoint: str) -> Iterator[socket.socket]:
-    """The socket at which commands talk to this process while the context is open. Raises OSError."""
+    """Open the socket at which commands talk to this process, for the context. Raises OSError."""
     path = file_of(mountpoint, ".sock")
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:

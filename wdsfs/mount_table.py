@@ -262,7 +262,7 @@ def mounted_at(path: str | bytes | os.PathLike[str]) -> MountPoint | None:
 
 
 def holders(device: int) -> list[int]:
-    """Processes that still see a file system (`st_dev`) in a mount table of their own: one of each such table.
+    """Return processes that still see a file system (`st_dev`) in a mount table of their own: one per table.
 
     A container, or another process that unshares the mount table, keeps what was mounted then until it ends. Of
     the processes of other users only root is told.

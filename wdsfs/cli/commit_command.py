@@ -254,7 +254,7 @@ def _uneven(made: OverlayCommit) -> str:
 
 @contextlib.contextmanager
 def _interrupts(made: OverlayCommit) -> Iterator[None]:
-    """A block that says what is there when it was interrupted."""
+    """Set, if the block is interrupted, the text that says what is there."""
     try:
         yield
     except KeyboardInterrupt:

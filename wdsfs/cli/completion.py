@@ -101,7 +101,7 @@ def script(shell: str) -> str:
 
 
 def paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Files and directories, after an `@` as well (`@list.txt`). URLs are not completed: that takes requests."""
+    """Return files and directories, also after an `@` (`@list.txt`); no URLs, which would take requests."""
     if _NOT_LOCAL.match(incomplete):
         return []
     if incomplete.startswith("@"):
@@ -110,7 +110,7 @@ def paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[C
 
 
 def directories(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Directories."""
+    """Return directories."""
     return [] if _NOT_LOCAL.match(incomplete) else [CompletionItem(incomplete, type=_DIRECTORY)]
 
 

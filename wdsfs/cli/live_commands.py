@@ -289,7 +289,7 @@ def _set(state: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
 
 
 def _shards(report: dict[str, Any], in_full: bool) -> str:
-    """SHARDS as they were typed, and the directory that relative ones are of."""
+    """Return SHARDS as they were typed, and the directory that relative ones are of."""
     specs: Sequence[str] = report["specs"]
     text = " ".join([*report["selection"], *specs]) or "none: a new set"
     if not in_full and len(specs) > SPECS_MAX:

@@ -197,7 +197,7 @@ def mount(
 
 
 def _settled(shards: Sequence[str]) -> tuple[str, ...]:
-    """SHARDS that mean the same when the daemon, or `refresh` from the arguments, expands them again."""
+    """Return SHARDS that mean the same when the daemon, or `refresh` from the arguments, expands them again."""
     from wdsfs.spec.expand import settled
 
     changed, meta = {spec: settled(spec) for spec in shards}, click.get_current_context().meta
@@ -315,7 +315,7 @@ def _check_new(shards: Sequence[str], selection: Selection, serving: Serving) ->
 
 
 def _refuse_own_options(options: Sequence[str]) -> None:
-    """Raises UsageError for `-o layout=files`, which only mount(8) takes, and for `-o layot=files`."""
+    """Raise UsageError for `-o layout=files`, which only mount(8) takes, and for `-o layot=files`."""
     from wdsfs.mount.mountpoint import known_options
     from wdsfs.names import closest
 

@@ -169,7 +169,7 @@ def _options_of(flag: str, value: str) -> Iterator[str]:
 
 
 def _split(options: str) -> Iterator[str]:
-    """Single options. A comma in quotes or after a backslash belongs to its option and gets a backslash."""
+    """Yield single options. A comma in quotes or after a backslash belongs to its option and gets a backslash."""
     option = ""
     quoted = escaped = False
     for character in options:

@@ -65,7 +65,7 @@ def print_table(table: Table) -> None:
 
 
 def print_block(head: str, rows: Sequence[tuple[str, str]]) -> None:
-    """A line, and below it names with their values: wrapped between words on a terminal, whole lines in a pipe.
+    """Print a line, and below it names with values: wrapped between words on a terminal, whole in a pipe.
 
     A path that is longer than the terminal is wide is left to it.
     """
@@ -145,7 +145,7 @@ def is_directory(node: Node) -> bool:
 def _bar(
     label: str, total: int, quiet: bool, columns: Callable[[], Iterable[ProgressColumn]], **fields: Any
 ) -> Iterator[Callable[..., None]]:
-    """A bar with these columns after it; the block gets a function that takes the arguments of rich's `update`."""
+    """Show a bar with these columns; the block gets a function that takes the arguments of rich's `update`."""
     if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield lambda **_: None
         return
@@ -185,14 +185,14 @@ def _bytes_and_speed() -> Iterator[ProgressColumn]:
 
 @contextlib.contextmanager
 def bytes_bar(label: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A bar over bytes; the block gets a function to be called, in any thread, with each number of bytes done."""
+    """Show a bar over bytes; the block gets a function to call, in any thread, with each number of bytes done."""
     with _bar(label, total, quiet, _bytes_and_speed) as update:
         yield lambda count: update(advance=count)
 
 
 @contextlib.contextmanager
 def shards_bar(label: str, total: int, quiet: bool) -> Iterator[Callable[[], None]]:
-    """A bar over shards; the block gets a function to be called after each of them."""
+    """Show a bar over shards; the block gets a function to call after each of them."""
     with _bar(label, total, quiet, functools.partial(_counting, "shards")) as update:
         yield lambda: update(advance=1)
 

@@ -28,7 +28,7 @@ _ARG_START = 48  # field of /proc/PID/stat, counted from 1: proc_pid_stat(5)
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """A block in which an interrupt is a KeyboardInterrupt; outside of it, it ends the program (`__main__`)."""
+    """Raise KeyboardInterrupt for an interrupt in the block; outside, it ends the program (`__main__`)."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,7 +41,7 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_in_order() -> Iterator[None]:
-    """A block that SIGTERM and SIGHUP end with an exception, so that unfinished files are removed.
+    """End the block with an exception on SIGTERM and SIGHUP, so that unfinished files are removed.
 
     The exit code is that of a process that the signal has killed, as a shell shows it.
     """
@@ -62,7 +62,7 @@ def ended_in_order() -> Iterator[None]:
 
 @contextlib.contextmanager
 def when_interrupted(text: str) -> Iterator[None]:
-    """A block with this text for the user if it is interrupted, after the word "interrupted"."""
+    """Print this text after the word "interrupted" if the block is interrupted."""
     meta = click.get_current_context().meta
     meta[INTERRUPTED] = text
     yield
@@ -71,7 +71,7 @@ def when_interrupted(text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def disk_errors() -> Iterator[None]:
-    """A block whose OSErrors become CommitErrors, but that of `wdsfs ... | head`."""
+    """Turn OSErrors of the block into CommitErrors, but that of `wdsfs ... | head`."""
     try:
         yield
     except BrokenPipeError:

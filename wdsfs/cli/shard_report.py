@@ -32,7 +32,7 @@ def steps_json(steps: Sequence[Step]) -> list[dict[str, Any]]:
 
 
 def remarks_json(remarks: Sequence[Remark]) -> list[dict[str, str]]:
-    """Remarks about files, as `--json` shows them."""
+    """Return remarks about files, as `--json` shows them."""
     return [{"path": _text(remark.path), "reason": remark.reason} for remark in remarks]
 
 

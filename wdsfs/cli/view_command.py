@@ -131,7 +131,7 @@ def _is_empty(directory: str) -> bool:
 
 @contextlib.contextmanager
 def _launcher(browser: bool) -> Iterator[Callable[[str], None]]:
-    """Yields the function that prints the address, and opens it where there is a desktop and `browser` is set."""
+    """Yield the function that prints the address, and opens it where there is a desktop and `browser` is set."""
     with contextlib.ExitStack() as stack:
 
         def launch(address: str) -> None:

@@ -232,7 +232,7 @@ def _returned_by(text: str) -> Any:
         raise UsageError(f"--executor {text}: cannot be called: {type(error).__name__}: {error}") from error
 
 
-UNITS, AHEAD = 64, 4  # in flight: at least so many, and so many for each unit that can be worked at
+UNITS, AHEAD = 64, 4  # units in flight: at least UNITS, and AHEAD for each unit that can be worked at
 LOST: tuple[type[Exception], ...] = (BrokenExecutor, CancelledError)
 PATIENCE_SECONDS = 5.0  # without a worker until that is said
 

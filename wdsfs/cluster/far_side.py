@@ -101,7 +101,7 @@ def version() -> str:
 
 
 def here() -> str:
-    """This worker, for a message."""
+    """Return the name of this worker, for messages."""
     return f"the worker on {socket.gethostname()}"
 
 
@@ -170,7 +170,7 @@ class _Options:
 
     @contextlib.contextmanager
     def held(self, environment: Mapping[str, str | None]) -> Iterator[None]:
-        """A block in which these options hold."""
+        """Apply these options for the block."""
         with self._changed:
             self._changed.wait_for(lambda: not self._users or self._now == environment)
             if self._now != environment:

@@ -221,7 +221,7 @@ class _Spreading(Generic[Item]):
     # --- losses
 
     def _break(self, units: list[_Unit[Item]], error: Exception, suspect: bool) -> None:
-        """The executor has broken: make it again, and try what was under way one by one.
+        """Make a broken executor again, and try the units that were under way one by one.
 
         If these units were all that was under way, they are the suspect.
         """

@@ -67,7 +67,7 @@ class Board:
         return Slot(self._words[number * self._size : (number + 1) * self._size], self._stores)
 
     def counts(self) -> dict[str, int]:
-        """Requests by kind, over all workers since the start of the mount."""
+        """Return requests by kind, over all workers since the start of the mount."""
         counts = {kind: self._total(at) for at, kind in enumerate(KINDS)}
         return {kind: count for kind, count in counts.items() if count}
 

@@ -102,7 +102,7 @@ def name_of(body: memoryview) -> bytes:
 
 
 def read_of(body: memoryview) -> tuple[int, int]:
-    """Offset and size (bytes) of a READ, READDIR or READDIRPLUS; for the latter two the offset is a cursor."""
+    """Return offset and size (bytes) of a READ, READDIR or READDIRPLUS; of a listing the offset is a cursor."""
     _, offset, size = _READ_IN.unpack_from(body)
     return offset, size
 
@@ -160,7 +160,7 @@ def _time(valid: int, given: int, clock: int, time_ns: int) -> int | None:
 
 
 def write_of(body: memoryview) -> tuple[int, memoryview, bool]:
-    """Offset and data of a WRITE, and True if it clears the setuid and setgid bits of the file."""
+    """Return offset and data of a WRITE, and True if it clears the setuid and setgid bits of the file."""
     offset, size, flags = _WRITE_IN.unpack_from(body)
     return offset, body[_WRITE_IN.size : _WRITE_IN.size + size], bool(flags & _WRITE_DROP)
 
@@ -171,13 +171,13 @@ def written(size: int) -> bytes:
 
 
 def mknod_of(body: memoryview) -> tuple[int, int, bytes]:
-    """Mode (with the umask applied), device number and name."""
+    """Return mode (with the umask applied), device number and name."""
     mode, device = _MKNOD_IN.unpack_from(body)
     return mode, device, bytes(body[_MKNOD_IN.size : -1])
 
 
 def mkdir_of(body: memoryview) -> tuple[int, bytes]:
-    """Mode and name."""
+    """Return mode and name."""
     return _MKDIR_IN.unpack_from(body)[0], bytes(body[_MKDIR_IN.size : -1])
 
 
@@ -193,7 +193,7 @@ def link_of(body: memoryview) -> tuple[int, bytes]:
 
 
 def rename_of(body: memoryview, flagged: bool) -> tuple[bytes, int, bytes, int]:
-    """Old name, inode of the new directory, new name, and (of a RENAME2) the flags of renameat2(2)."""
+    """Return old name, inode of the new directory, new name, and (of a RENAME2) the flags of renameat2(2)."""
     start = _RENAME2_IN if flagged else _NUMBER
     parent, *flags = start.unpack_from(body)
     old, new, _ = bytes(body[start.size :]).split(b"\0")

@@ -175,7 +175,7 @@ class Operations(ABC, Generic[TreeKind]):
                 self.board.absolve(suspect)
 
     def after_reply(self) -> None:
-        """Called when the reply to a request has been sent. For a read-only mount there is nothing to do."""
+        """Do nothing, as the mount is read-only; called when the reply to a request has been sent."""
 
     # --- errors
 
@@ -205,7 +205,7 @@ class Operations(ABC, Generic[TreeKind]):
 
     @contextlib.contextmanager
     def slowly(self) -> Iterator[None]:
-        """Blocking section (re-entrant): the supervisor may start further workers meanwhile."""
+        """Mark a blocking section (re-entrant): the supervisor may start further workers meanwhile."""
         if self.slot.waiting:
             yield
             return
@@ -369,7 +369,7 @@ class Operations(ABC, Generic[TreeKind]):
         return data
 
     def interrupt(self, request: Request) -> None:
-        """The client of a request waits no more. Requests that were handed over are the only ones that are still
+        """Note that a client waits no more. Requests that were handed over are the only ones that are still
         without an answer when the next one is received."""
         if self.fetcher is not None:
             self.fetcher.interrupt(protocol.interrupted_of(request.body))
@@ -412,7 +412,7 @@ def _nothing(request: Request) -> None:
 
 
 def _done(request: Request) -> bytes:
-    """Success, without a value."""
+    """Reply with success, without a value."""
     return b""
 
 

@@ -352,7 +352,7 @@ class Supervisor:
             log.error("the fetcher cannot be started: %s", error.strerror)
 
     async def _watch(self) -> None:
-        """The watchdog: replace workers that hang."""
+        """Watch the workers, and replace those that hang."""
         while True:
             await trio.sleep(LOOK_SECONDS)
             self._keep_fetcher()

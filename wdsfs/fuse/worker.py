@@ -20,7 +20,7 @@ from wdsfs.fuse.protocol import Request
 log = logging.getLogger(__name__)
 
 SPIN_SECONDS = 50e-6
-MISSES_MAX = 16  # polls in a row without a request, after which only every so many requests are polled for
+MISSES_MAX = 16  # polls in a row without a request; then only one request in this many is polled for
 
 # Errors of a reply: the client was interrupted, or another worker has answered the request, which the kernel
 # handed out again under another number.

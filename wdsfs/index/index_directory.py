@@ -353,7 +353,7 @@ def open_directory(directory: Path | None = None) -> IndexDirectory:
 
 
 def _lock(home: Path) -> contextlib.AbstractContextManager[None]:
-    """Keeps two processes from replacing a damaged index at the same time."""
+    """Keep two processes from replacing a damaged index at the same time."""
     return host.locked(home / "open.lock")
 
 

@@ -299,7 +299,7 @@ def _check_tiles(
 
 
 def _gather(words: NDArray[np.uint16], starts: Numbers, width: int) -> NDArray[np.uint8]:
-    """`width` bytes from each of these places, fewer repeated at the very end."""
+    """Return `width` bytes from each of these places, fewer repeated at the very end."""
     data = words.view(np.uint8)
     return np.take(data, starts[:, None] + np.arange(width), mode="clip")
 

@@ -134,7 +134,7 @@ class MemberDraft:
     """Entries and members of a shard, collected chunk by chunk in compact arrays."""
 
     def __init__(self, group_by_key: bool = False, size: int = 1 << 62) -> None:
-        """A draft of a shard of `size` bytes: its folders are limited by that."""
+        """Make a draft for a shard of `size` bytes, which limit the number of folders."""
         # With `group_by_key`: samples by raw key, and the samples whose members are not adjacent.
         self.known: dict[bytes, int] | None = {} if group_by_key else None
         self.apart: set[int] = set()
@@ -178,7 +178,7 @@ class MemberDraft:
         return damage
 
     def _add_plain(self, member_names: Iterator[bytes]) -> None:
-        """The fast path: regular members, none of them sparse, whose names need no escape."""
+        """Add, on the fast path, regular members, none of them sparse, whose names need no escape."""
         key, entry, extensions, folders = self.key, self.key_entry, self.extensions, self.folders
         apart = self.known is not None
         quick = None  # the key, if names that start with it and have no more slashes surely belong to its sample
@@ -207,7 +207,7 @@ class MemberDraft:
         self.key, self.key_entry = key, entry
 
     def _add_any(self, chunk: Chunk, member_names: Iterator[bytes], plain: bool, keep: list[int]) -> None:
-        """The slow path: any kind of member, any name. `keep` gets the rows that become members."""
+        """Add, on the slow path, members of any kind and name. `keep` gets the rows that become members."""
         base = len(self.member_entry)
         for row, name in enumerate(member_names):
             kind = int(chunk.types[row])

@@ -148,7 +148,7 @@ class PortableIndex:
     # --- if it is still true
 
     def match(self, number: int, path: bytes, now: Fingerprint) -> Match:
-        """If the shard at `path`, which is this one now, is that of a row. The headers are not looked at here."""
+        """Compare the shard at `path`, with its present fingerprint, with a row; no headers are read."""
         known = self._verdicts.get(number)
         if known is not None and known.fingerprint == now:
             return known.match
@@ -172,7 +172,7 @@ class PortableIndex:
         return match
 
     def refuse(self, number: int) -> None:
-        """Never use a row again: its shard turned out to be another one."""
+        """Exclude a row from use: its shard turned out to be another one."""
         known = self._verdicts.get(number)
         if known is not None:
             self._verdicts[number] = _Verdict(known.fingerprint, Match.OTHER)
@@ -345,7 +345,7 @@ class Portables:
         return None
 
     def known(self, key: bytes) -> tuple[Times, tuple[int, ...]] | None:
-        """Size and time in the first row of a shard, and the numbers of its summary, true or not."""
+        """Return size and time in the first row of a shard, and the numbers of its summary, true or not."""
         listing = next(self._listing(key), None)
         return (
             None if listing is None else (listing[0].file.times(listing[1]), listing[0].file.numbers(listing[1]))
@@ -392,7 +392,7 @@ class Portables:
         return None
 
     def refuse(self, key: bytes) -> None:
-        """Never use a record of this shard again."""
+        """Exclude the records of this shard from use."""
         for file, number in self._listing(key):
             file.refuse(number)
 
@@ -486,7 +486,7 @@ def _beside(shards: Sequence[Shard]) -> list[str]:
 
 
 def _listed_in_store(directory: bytes) -> list[str]:
-    """Indexes of which a listing that was made for the shards has told: nothing is asked for."""
+    """Return the indexes in a listing that was made for the shards: no further request is made."""
     known = [path for path in shard_paths.known() if path.endswith(SUFFIX.encode())]
     return sorted(os.fsdecode(path) for path in known if path.rpartition(b"/")[0] == directory)
 

@@ -305,7 +305,7 @@ class _Processes:
 
 
 def work() -> None:
-    """The main loop of a process of the pool. It ends with the pipe, which its parent closes, or with its parent.
+    """Run the main loop of a process of the pool, until its parent closes the pipe, or ends.
 
     The latter at once, also in the middle of a shard: whoever ends a command has its processors back.
     """

@@ -330,7 +330,7 @@ class Record:
         )
 
     def count_samples(self, folder: int) -> int:
-        """Samples of a folder that have a directory of their own."""
+        """Count the samples of a folder that have a directory of their own."""
         entries = self.folder_entries(folder)
         if self.all_listed:
             return len(entries)
@@ -338,7 +338,7 @@ class Record:
         return int(((flags & (STRAY | TWIN)) == 0).sum())
 
     def count_directories(self, folder: int) -> int:
-        """Directories in a folder of the samples layout: samples, and folders with samples below."""
+        """Count the directories in a folder of the samples layout: samples, and folders with samples below."""
         folders = self.child_folders(folder)
         shown = len(folders) if self.all_sampled else sum(self.folder_flags[n] & HAS_SAMPLES for n in folders)
         return shown + self.count_samples(folder)
@@ -490,7 +490,7 @@ class Record:
         return Member(head, head + self._body[member] * headers.BLOCK, self._size[member], self.mtime_ns(member))
 
     def extent(self, member: int) -> tuple[int, int]:
-        """Offset and size (bytes) of the content of a member in its shard."""
+        """Return offset and size (bytes) of the content of a member in its shard."""
         return (self._head[member] + self._body[member]) * headers.BLOCK, self._size[member]
 
     def address(self, member: int) -> tuple[int, int]:
@@ -513,7 +513,7 @@ class Record:
         return paths
 
     def size_and_time(self, member: int) -> tuple[int, int]:
-        """Size (bytes) and mtime (ns) of a member."""
+        """Return size (bytes) and mtime (ns) of a member."""
         return self._size[member], self.mtime_ns(member)
 
     def mtime_ns(self, member: int) -> int:
@@ -542,11 +542,11 @@ class Record:
         return names
 
     def sizes(self, members: range) -> NDArray[Any]:
-        """Sizes (bytes) of neighbouring members."""
+        """Return sizes (bytes) of neighbouring members."""
         return np.asarray(self._size[members.start : members.stop])
 
     def mtimes_ns(self, members: Any) -> NDArray[np.int64]:
-        """Times (ns) of these members, a range or an array of numbers."""
+        """Return times (ns) of these members, a range or an array of numbers."""
         if self._same_time:
             return np.full(len(members), self._mtime[0] * self._time_unit, np.int64)
         column = np.asarray(self._mtime)
@@ -655,5 +655,5 @@ class Record:
         return np.asarray(self.column[name])
 
     def total_size(self) -> int:
-        """Bytes of all members."""
+        """Return the bytes of all members in sum."""
         return int(self.array("member.size").sum(dtype=np.uint64)) if self.members else 0

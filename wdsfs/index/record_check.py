@@ -104,7 +104,7 @@ def _check_plain_names(names: _Names, what: str) -> None:
 
 
 def _check_sums(record: Record, prefix: str, count: int) -> None:
-    """Sorted checksums, and a permutation of the rows."""
+    """Check that checksums are sorted, and that rows are a permutation."""
     sums = _column(record, prefix + ".hash", count, "I")
     _require((sums[1:] >= sums[:-1]).all(), prefix + ".hash")
     order = _column(record, prefix + ".order", count, "I")

@@ -72,7 +72,7 @@ class OrderedDraft:
         return flags
 
     def _find_twins(self) -> dict[int, int]:
-        """Flag and return the samples that share their path with a folder: `a.jpg` beside `a/b.jpg`."""
+        """Mark and return the samples that share their path with a folder: `a.jpg` beside `a/b.jpg`."""
         twins: dict[int, int] = {}
         numbers = {
             (int(self.folder_parents[n]), self.folder_names[n]): n
@@ -103,11 +103,11 @@ class OrderedDraft:
         return range(int(first), int(last))
 
     def child_folders(self, folder: int) -> list[tuple[int, bytes]]:
-        """Position and name of the folders in a folder."""
+        """Return position and name of the folders in a folder."""
         return [(position(FOLDER, number), self.folder_names[number]) for number in self._children(folder)]
 
     def directories(self, folder: int) -> list[tuple[int, bytes]]:
-        """Position and name of the directories in a folder: folders with samples below, then samples."""
+        """Return position and name of the directories in a folder: folders with samples below, then samples."""
         folders = [
             (position(FOLDER, number), self.folder_names[number])
             for number in self._children(folder)
@@ -182,14 +182,14 @@ class _AliasFinder:
         return {int(self.draft.folder_parents[folder]) for folder in folders}
 
     def directories(self) -> list[Alias]:
-        """Aliases of folders and of samples as directories."""
+        """Return aliases of folders and of samples as directories."""
         aliases: list[Alias] = []
         for folder in self.dirty_folders:
             aliases += _assign(position(FOLDER, folder), self.draft.directories(folder))
         return aliases
 
     def sample_files(self, full: bool) -> list[Alias]:
-        """Aliases of files in sample directories: extensions that repeat, are odd, or collide with a sub-key."""
+        """Return aliases of files in sample directories: extensions that repeat, are odd, or clash."""
         draft = self.draft
         dirty = set(draft.twins) | self.repeating
         if full:  # such a name is odd only if the member's whole name is: it has a stem, so is never "." or ".."
@@ -210,7 +210,7 @@ class _AliasFinder:
         return aliases
 
     def files(self) -> list[Alias]:
-        """Aliases in the tree of all members, where a name can be taken by any other member or a folder."""
+        """Return aliases in the tree of all members, where a name can be taken by any other member or a folder."""
         draft = self.draft
         dotted = {n for n, name in enumerate(draft.folder_names) if n and b"." in name}
         dirty = self.dirty_folders | self._folders_of(self.repeating) | self._parents_of(dotted)
@@ -230,7 +230,7 @@ class _AliasFinder:
     # --- where names can collide
 
     def _folders_with_equal_keys(self) -> set[int]:
-        """Folders in which two samples have the same key."""
+        """Return folders in which two samples have the same key."""
         draft = self.draft
         samples = np.flatnonzero((draft.entry_flags & STRAY) == 0)
         crcs = draft.entry_crc[samples]
@@ -247,7 +247,7 @@ class _AliasFinder:
         return folders
 
     def _repeating_entries(self) -> set[int]:
-        """Samples in which an extension occurs twice."""
+        """Return samples in which an extension occurs twice."""
         draft = self.draft
         pairs = draft.member_entry.astype(np.int64) << 32 | draft.member_extension.astype(np.int64)
         pairs = np.sort(pairs)
@@ -262,7 +262,7 @@ class _AliasFinder:
         return set(draft.member_entry[np.isin(draft.member_extension, odd)].tolist())
 
     def _folders_with_strays(self) -> set[int]:
-        """Folders where a stray could take the name of something else."""
+        """Return folders where a stray could take the name of something else."""
         draft = self.draft
         strays = np.flatnonzero(draft.entry_flags & STRAY)
         if not len(strays):

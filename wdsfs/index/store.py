@@ -243,7 +243,7 @@ class Index:
         return path in self._whole
 
     def miscounted(self, shards: Sequence[Shard]) -> list[str]:
-        """Warnings about shards whose number of samples is not the one that their list of shards states.
+        """Return warnings about shards whose number of samples is not the one that their list of shards states.
 
         The first few are named, further ones counted. Shards that are not indexed are left out.
         """
@@ -497,7 +497,7 @@ def summarize(record: Record) -> bytes:
 
 
 def _state(fingerprints: Sequence[Fingerprint]) -> bytes:
-    """16 bytes that change with any of the fingerprints."""
+    """Return 16 bytes that change with any of the fingerprints."""
     packed = b"".join(fingerprint.packed for fingerprint in fingerprints)
     return hashlib.blake2b(packed, digest_size=16).digest()
 

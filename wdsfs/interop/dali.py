@@ -72,14 +72,14 @@ def samples(record: Record) -> Iterator[DaliSample]:
 
 
 def refuse_damaged(record: Record) -> None:
-    """Raises ExportError for a shard that is not whole: an index of what is intact would hide the rest."""
+    """Raise ExportError for a shard that is not whole: an index of what is intact would hide the rest."""
     damage = [problem for problem in record.problems if problem.kind not in HARMLESS]
     if damage:
         raise ExportError(f"the shard is damaged: {damage[0].text}")
 
 
 def refuse_irregular(record: Record, tool: str) -> None:
-    """Raises ExportError for a shard in which a tool that reads it by itself would find other samples."""
+    """Raise ExportError for a shard in which a tool that reads it by itself would find other samples."""
     if record.is_irregular:
         what = "its samples lie apart" if record.apart else "it is several tars joined"
         raise ExportError(
@@ -134,7 +134,7 @@ def _has_blank_names(record: Record) -> bool:
 
 
 def _doubtful_members(record: Record) -> dict[int, str]:
-    """Members that an index for DALI cannot have, and why not: numbers of members, samples' and strays'."""
+    """Return members that an index for DALI cannot have, and why not: numbers of members, samples' and strays'."""
     reasons = dict.fromkeys(
         record.sparse_members().tolist(), "a sparse member, which DALI reads as it is stored, without holes"
     )

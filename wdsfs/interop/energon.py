@@ -182,13 +182,13 @@ class DuplicateKey(Exception):
 
 
 def info_text(counts: dict[str, int], version: str) -> bytes:
-    """`.info.json`: the samples of each shard, by its path below the root. Their order numbers the shards."""
+    """Return `.info.json`: the samples of each shard, by its path below the root; the order numbers the shards."""
     about = {"energon_version": version, "shard_counts": counts}
     return json.dumps(about, indent=2, ensure_ascii=False).encode()
 
 
 def split_text(shards: Sequence[str]) -> bytes:
-    """`split.yaml`: all shards are for training. Names are brace expressions to the reader."""
+    """Return `split.yaml`: all shards are for training. Names are brace expressions to the reader."""
     named = [json.dumps(re.sub(r"([\\{}])", r"\\\1", shard), ensure_ascii=False) for shard in shards]
     lines = [
         "split_parts:",

@@ -149,12 +149,12 @@ class Export:
 
     @contextlib.contextmanager
     def _prepared(self, path: bytes) -> Iterator[int]:
-        """A descriptor of an empty file, which replaces `path` when the block ends, with its owner and mode."""
+        """Open an empty file, which replaces `path` when the block ends, with its owner and mode."""
         self._make_directory(os.path.dirname(path))
         with new_file(self._disk, path) as fd:
             yield fd
             with contextlib.suppress(FileNotFoundError):
-                older = os.lstat(path)  # a link gives way, and what it leads to stays as it is
+                older = os.lstat(path)  # a link is replaced, its target is not touched
                 if stat.S_ISREG(older.st_mode):
                     self._disk.set_owner(fd, older)
             self._disk.sync(fd)

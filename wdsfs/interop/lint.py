@@ -286,7 +286,7 @@ class _ShardLinter:
             end = name.rfind(b"/", 0, end)
 
     def find_clashes(self, source: TarBytes) -> None:
-        """Files that are called as folders. For names of columns the headers are read again, which is rare."""
+        """Find files that are called as folders. For names of columns headers are read again, which is rare."""
         clashes = [(offset, name) for name, offset in self.strays.items() if hash(name) in self.folders]
         splits = filter(None, map(names.split, self.dotted))
         if any(_digest(sample.folder + sample.stem) in self.seen for sample in splits):
@@ -358,7 +358,7 @@ class _ShardLinter:
         self.key, self.extensions, self.lowered = None, set(), set()
 
     def end(self) -> None:
-        """To be called after the last member."""
+        """Count the last samples, after the last member."""
         self.end_sample()
         for sample in (self.gathered or {}).values():
             self._count(*sample)

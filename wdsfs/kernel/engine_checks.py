@@ -101,7 +101,7 @@ def check_engine(
     loops: str = LOOPS,
     user: int | None = None,
 ) -> MachineFinding:
-    """If `--engine kernel` can be used: EROFS, shards as its devices, and root."""
+    """Check if `--engine kernel` can be used: EROFS, shards as its devices, and root."""
     version = host.kernel_version() if version is None else version
     if version < OLDEST_KERNEL:
         return MachineFinding(NAME, "ok", f"not with Linux {_dotted(version)}: it takes {_dotted(OLDEST_KERNEL)}")
@@ -136,7 +136,7 @@ def _has_erofs(file_systems: str) -> bool:
 
 
 def check_leases(directory: str) -> MachineFinding:
-    """If the kernel has writers of the shards in this directory wait: tried with one of them."""
+    """Check if the kernel makes writers of the shards in this directory wait, by a try with one of them."""
     name = f"leases in {directory}"
     warning = partial(MachineFinding, name, "warn")
     fstype = mount_table.filesystem_type(directory)

@@ -481,7 +481,7 @@ def _one_at_a_time() -> Iterator[None]:
 
 
 def _deadline() -> float:
-    """Until when a writer that begins to wait now can be kept waiting, as `time.monotonic` counts."""
+    """Return until when (by `time.monotonic`) a writer that begins to wait now can be kept waiting."""
     return time.monotonic() + writer_seconds()
 
 

@@ -80,7 +80,7 @@ def mount_of_set(
     return mount
 
 
-# Makes the image of a mount anew: of these shards, or of what its SHARDS stand for now.
+# Makes the image of a mount again: of these shards, or of what its SHARDS stand for now.
 MakeImage = Callable[[Guarded, "Sequence[Shard] | None"], ImageMount]
 
 
@@ -135,7 +135,7 @@ def serve(
     `check` raises MountError for a mount point that cannot be used. `leave` and `ready` are as in
     `mount/daemon.fork`. Raises MountError, and what `open_devices` raises.
     """
-    host.runtime_dir()  # an error of it is to be known before the mount
+    host.runtime_dir()  # its errors have to show before the mount
     held = HeldShards(open_image(mount.image))
     guard = Guard(held, mount.mountpoint, check, log_file, mount.made, mount.overlay)
     try:

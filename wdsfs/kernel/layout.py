@@ -105,7 +105,7 @@ class Outside(NamedTuple):
     names: Texts
 
     def take(self, rows: NDArray[Any]) -> Outside:
-        """These rows."""
+        """Return these rows."""
         return Outside(self.holders[rows], self.nids[rows], self.kinds[rows], self.names.take(rows))
 
     @staticmethod

@@ -182,7 +182,7 @@ def _identity(path: str | bytes) -> bytes | None:
 
 
 def is_mounted_at(identity: str, mountpoint: str) -> bool | None:
-    """If the image with this identity is mounted at this path; None where the kernel does not show that."""
+    """Return True if the image with this identity is mounted at this path; None where the kernel hides that."""
     if host.kernel_version() < _SHOWN_SINCE:
         return None
     raw = bytes.fromhex(identity)

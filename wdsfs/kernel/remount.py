@@ -119,7 +119,7 @@ class Remount:
 
 @contextlib.contextmanager
 def prepared(guard: Guarded, make_image: MakeImage, mount: Mount) -> Iterator[Remount]:
-    """A `Remount` for the time of a block. REQUIRES: no thread was started, and no index is open."""
+    """Start a `Remount` for the time of a block. REQUIRES: no thread was started, and no index is open."""
     remount = Remount(guard, make_image, mount)
     try:
         yield remount
@@ -128,7 +128,7 @@ def prepared(guard: Guarded, make_image: MakeImage, mount: Mount) -> Iterator[Re
 
 
 def _work(other: Connection, connection: Connection, guard: Guarded, make_image: MakeImage, mount: Mount) -> None:
-    """The forked process. An interrupt is for the commit, which may be past the point where it can stop."""
+    """Run the forked process. Interrupts are for the commit, which may be past the point where it can stop."""
     other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = 1

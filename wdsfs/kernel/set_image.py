@@ -263,7 +263,7 @@ def _held_file(path: str, fd: int) -> HeldFile:
 
 @contextmanager
 def _threads() -> Iterator[ThreadPoolExecutor]:
-    """Threads, one for each processor; what has not begun does not begin any more after an exception."""
+    """Provide threads, one for each processor; after an exception no waiting work begins."""
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:

@@ -159,7 +159,7 @@ class Watch:
         return changed
 
     def _fingerprints(self) -> tuple[list[Fingerprint], list[Fingerprint]]:
-        """Of the shards, and of what they are shown with."""
+        """Return the fingerprints of the shards, and of the files that they are shown with."""
         fingerprints = [GONE if shard.gone is not None else _fingerprint(shard.path) for shard in self.shards]
         return fingerprints, list(map(_fingerprint, self._companions))
 

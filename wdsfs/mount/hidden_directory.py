@@ -197,7 +197,7 @@ class HiddenDirectory:
         return Node(inode, _FILE_MODE, 1, len(text.content), text.mtime_ns)
 
     def readlink(self, inode: int) -> bytes:
-        """There are no links here. Raises InvalidRequest."""
+        """Raise InvalidRequest: there are no links here."""
         raise InvalidRequest(f"inode {inode} is no symbolic link")
 
     def totals(self) -> Totals:

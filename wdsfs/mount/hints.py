@@ -15,7 +15,7 @@ _SHARDS_READ = 3
 
 
 def hints(below: ShardSet, tree: TreeOptions, writable: bool) -> Sequence[str]:
-    """Hints for a set that is mounted like this; none if loaders find what they look for, or nothing is known."""
+    """Return hints for a set that is mounted like this; none if loaders will find all, or nothing is known."""
     of_classes = tree.layout == "classes"
     hint = _class_hint(below, tree.composition.class_names) if of_classes else _suffix_hint(below, tree, writable)
     return () if hint is None else (hint, "which layout for which loader: wdsfs help layouts")

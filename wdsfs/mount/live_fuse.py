@@ -262,7 +262,7 @@ class _FrozenByDaemon(Frozen):
         return self._is_silent
 
     def prepare(self, new: Sequence[bytes]) -> None:
-        """A daemon needs nothing before."""
+        """Do nothing: a daemon needs no preparation."""
 
     def show(self, new: Sequence[bytes], published: Sequence[bytes]) -> None:
         paths = {"new": new, "published": published}

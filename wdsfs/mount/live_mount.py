@@ -119,7 +119,7 @@ class LiveMount(ABC):
 
     @contextmanager
     def opened(self, shown: ShownSet, opening: Opening) -> Iterator[ShardSet]:
-        """The set that it shows, which has been judged: damage is no reason to refuse it. Raises WdsfsError."""
+        """Open the set that the mount shows; judged before, it is not refused for damage. Raises WdsfsError."""
         from wdsfs.tree.opening import opened_set  # late: it loads NumPy
         from wdsfs.tree.view_set import is_view
 

@@ -79,7 +79,7 @@ def known_options() -> set[str]:
 
 
 def _split(options: Sequence[str]) -> list[str]:
-    """Single options; a comma after a backslash belongs to a value, as for libfuse."""
+    """Return single options; a comma after a backslash belongs to a value, as for libfuse."""
     single, current, escaped = [], "", False
     for character in ",".join(options) + ",":
         if character == "," and not escaped:

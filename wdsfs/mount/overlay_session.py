@@ -164,7 +164,7 @@ class OverlaySession:
 def mounted_session(
     mount: LiveMount, opening: Opening, make_image: MakeImage | None = None, whole: bool = False
 ) -> Iterator[OverlaySession]:
-    """The overlay of a mount; with `make_image` all writes to the mount are refused meanwhile.
+    """Open the overlay of a mount; with `make_image` all writes to the mount are refused meanwhile.
 
     `whole` says that all shards of the set are needed. Raises MountError, OverlayBusy, OverlayUnusable,
     CommitError.
@@ -180,7 +180,7 @@ def mounted_session(
 
 @contextlib.contextmanager
 def restorable_mount(mount: LiveMount, opening: Opening) -> Iterator[OverlaySession]:
-    """The overlay of a mount in which changes can be undone. Raises MountError for another one."""
+    """Open the overlay of a mount in which changes can be undone. Raises MountError for another mount."""
     if mount.lasting:
         raise MountError(f"{mount.mountpoint}: {mount.lasting}")
     with mounted_session(mount, opening) as session:
@@ -257,7 +257,7 @@ def _tree_below(
     whole: bool = False,
     access: Access | None = None,
 ) -> Iterator[LowerTree]:
-    """The tree below an overlay. What cannot be read stays in it: changes of it are no new samples."""
+    """Open the tree below an overlay. Unreadable shards stay in it, so their changes are no new samples."""
     if merge and opening.tolerance.allow_missing:
         raise UsageError(
             "--allow-missing is not for an overlay with --merge: a sample could be new, or belong to one "

@@ -232,7 +232,7 @@ def gather(lower: ShardSet, totals: Callable[[], Totals], board: Board, started:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Memory of a process that no file backs, what it shares divided by those who share it. 0 when it is gone."""
+    """Return a process's memory that no file backs, shared parts divided by their sharers; 0 if it is gone."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss_Anon:"):

@@ -134,7 +134,7 @@ def _image_of_others(directory: str) -> str:
 
 @contextlib.contextmanager
 def _tree_of(mount: LiveMount) -> Iterator[LowerTree]:
-    """The tree that a mount shows, without the changes in its overlay. Raises WdsfsError, OSError."""
+    """Open the tree that a mount shows, without the changes in its overlay. Raises WdsfsError, OSError."""
     options = mount.options
     with mount.opened(mount.shown(), Opening(quiet=True)) as below:
         yield numbered_tree.make_numbered(below, options.view(partial=True), options.merge)

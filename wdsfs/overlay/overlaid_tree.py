@@ -292,7 +292,7 @@ class NameOrder:
         return order
 
     def entered(self, directory: UpperNode, name: bytes) -> None:
-        """A name has come into a directory of the upper."""
+        """Note that a name has come into a directory of the upper."""
         order = self._orders.get(directory)
         if order is not None and not (directory.lower > 0 and self.nodes.has(directory.lower, name)):
             line = _hash(name), name
@@ -310,7 +310,7 @@ class NameOrder:
 
 
 def _hash(name: bytes) -> int:
-    """60 bits of a name. That two names of one directory have the same ones will not happen."""
+    """Return a hash of a name, 60 bits: no two names of a directory will have the same one."""
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 4
 
 
@@ -342,7 +342,7 @@ class OverlaidTree:
             self.lower.close()
 
     def _follow(self) -> None:
-        """Called first by every public method: find out what shows through now, if the lower has changed."""
+        """Find out what shows through now, if the lower has changed; called first by every public method."""
         if self.nodes.generation != self.lower.generation:
             generation = self.lower.generation
             self.order.clear()
@@ -350,7 +350,7 @@ class OverlaidTree:
             self.nodes.generation = generation
 
     def _complete(self, copies: list[UpperNode]) -> None:
-        """Copies of files that may lack some of their names: `WritableTree` gives them these."""
+        """Return copies of files that may lack some of their names: `WritableTree` gives them these."""
 
     # --- looking things up
 
@@ -443,7 +443,7 @@ class OverlaidTree:
         return node.parent.inode if node.parent is not None and not node.is_orphan else ROOT
 
     def totals(self) -> Totals:
-        """Sums over the lower."""
+        """Return sums over the lower."""
         return self.tree.totals()
 
     # --- what has been removed

@@ -257,7 +257,7 @@ def _open_lock(place: OverlayDirectory, make: bool) -> tuple[int, bool]:
 
 @contextlib.contextmanager
 def held(place: OverlayDirectory, served_at: str | None = None) -> Iterator[None]:
-    """`hold` for the time of a block that makes no overlay of an empty directory."""
+    """Hold the overlay, as `hold`, for a block; makes no overlay of an empty directory."""
     fd = hold(place, make=False, served_at=served_at)
     try:
         yield

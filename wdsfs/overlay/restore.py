@@ -189,7 +189,7 @@ class Restoration:
         return number_of(self.tree.lower, node.origin) or 0
 
     def _copies(self) -> dict[int, UpperNode]:
-        """Copies in the upper by the number of what they are copies of."""
+        """Return copies in the upper by the number of what they are copies of."""
         if self._copied is None:
             self._copied = {}
             for _, _, node in self.top.walk():
@@ -277,7 +277,7 @@ class Undo:
             self._undo_copy(target)
 
     def _undo_copy(self, target: Target) -> None:
-        """The same for a copy: its number is that of the lower's node again.
+        """Undo a copy likewise: its number is that of the lower's node again.
 
         All names that it has from the lower go together, or the lower's and the copy would have one number.
         """

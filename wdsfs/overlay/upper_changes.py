@@ -142,7 +142,7 @@ class UpperChanges:
         return node
 
     def link(self, node: UpperNode, parent: UpperNode, name: bytes) -> None:
-        """Another name for a file."""
+        """Make another name for a file."""
         directory, home = self.files.directory(parent), self.files.where(node)
         if name in parent.children:
             with self.work.prepared() as temporary:
@@ -204,7 +204,7 @@ class UpperChanges:
             return _known_before(self.symlink(parent, name, attributes, target))
 
     def copy_up_link(self, node: UpperNode, parent: UpperNode, name: bytes) -> None:
-        """Another name of a file that was copied up."""
+        """Make another name of a file that was copied up."""
         with self._same_times(parent):
             self.link(node, parent, name)
 
@@ -299,7 +299,7 @@ class UpperChanges:
             self.whiteouts.make_opaque(node)
 
     def _save(self, to: UpperNode, new: bytes, victim: UpperNode) -> None:
-        """Before a node is replaced: keep it as an orphan if the kernel knows it."""
+        """Keep a node, before it is replaced, as an orphan if the kernel knows it."""
         directory = self.files.directory(to)
         if victim.kind == DIRECTORY:
             self._replace_by_bare(to, new, victim)
@@ -330,7 +330,7 @@ class UpperChanges:
     def _move(
         self, parent: UpperNode, name: bytes, node: UpperNode, to: UpperNode, new: bytes, hide: bool
     ) -> None:
-        """The system calls of a rename. What `_save` left under the new name is replaced."""
+        """Make the system calls of a rename. What `_save` left under the new name is replaced."""
         directory, target = self.files.directory(parent), self.files.directory(to)
         there = to.children.get(new)
         if hide:

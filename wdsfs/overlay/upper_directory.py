@@ -118,7 +118,7 @@ class UpperDirectory:
             self.files.close()
 
     def statvfs(self) -> os.statvfs_result:
-        """Size and free space of its file system."""
+        """Return size and free space of its file system."""
         return os.fstatvfs(self._fd)
 
 
@@ -137,7 +137,7 @@ def load_upper(place: OverlayDirectory) -> UpperNode:
 
 @contextlib.contextmanager
 def opened_upper(place: OverlayDirectory) -> Iterator[int]:
-    """A descriptor of the upper of an overlay, -1 if it has none yet."""
+    """Open the upper of an overlay; the descriptor is -1 if it has none yet."""
     if not place.upper.is_dir():
         yield -1
         return

@@ -124,7 +124,7 @@ class UpperNode:
         return first + (self.more or [])
 
     def chain(self) -> list[UpperNode]:
-        """This node and the directories above it, the top last."""
+        """Return this node and the directories above it, the top last."""
         chain: list[UpperNode] = []
         node: UpperNode | None = self
         while node is not None:
@@ -133,11 +133,11 @@ class UpperNode:
         return chain
 
     def path(self) -> bytes:
-        """Its path below the upper, without a slash in front; empty for the top."""
+        """Return its path below the upper, without a slash in front; empty for the top."""
         return b"/".join(node.name for node in reversed(self.chain()[:-1]))
 
     def walk(self) -> Iterator[tuple[UpperNode, bytes, UpperNode]]:
-        """Everything below as (directory, name, node), a directory before what is in it."""
+        """Yield everything below as (directory, name, node), a directory before what is in it."""
         waiting = [self]
         while waiting:
             directory = waiting.pop()

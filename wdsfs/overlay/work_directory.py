@@ -70,7 +70,7 @@ class WorkDirectory:
 
     @contextlib.contextmanager
     def prepared(self) -> Iterator[bytes]:
-        """A temporary name in work/; when the block fails, what has this name is removed."""
+        """Yield a temporary name in work/; when the block fails, the file of this name is removed."""
         self._temporaries += 1
         name = b"#%d-%x" % (os.getpid(), self._temporaries)
         try:

@@ -135,7 +135,7 @@ class SampleSummary:
         self._note_added()
         for number in range(len(self.lower)):
             if not self.lower.shards[number].reading.is_plain:
-                with contextlib.suppress(ShardError):  # a shard that cannot be read cannot be written anew, either
+                with contextlib.suppress(ShardError):  # an unreadable shard cannot be written again, either
                     self._note_mended(number, walk.record(number))
         self._note_unextractable()
         self.result.leavings.sort()

@@ -158,7 +158,7 @@ class Samples:
         self._rows.append(row)
 
     def finish(self) -> None:
-        """All samples are there: make columns of them, without a copy."""
+        """Make columns of the samples, which are all there, without a copy."""
         self._starts.append(len(self._rows))
         self.rows, self.starts = np.frombuffer(self._rows, np.int64), np.frombuffer(self._starts, np.int64)
         self.class_of = np.frombuffer(self._classes, np.int32)

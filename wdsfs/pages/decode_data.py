@@ -54,7 +54,7 @@ _HEADER_MAX = 10_000  # characters
 
 
 def _read(file: BinaryIO, length: int) -> bytes:
-    """So many bytes, fewer only at the end."""
+    """Return `length` bytes, fewer only at the end."""
     target = io.BytesIO()
     while length and (part := file.read(min(length, 1 << 20))):
         target.write(part)
@@ -96,7 +96,7 @@ def decode_json(member: Member, detail: Detail) -> Preview:
 
 
 def decode_lines(member: Member, detail: Detail) -> Preview:
-    """JSON lines: a document in each line, as far as they fit."""
+    """Decode JSON lines: a document in each line, as far as they fit."""
     size = member.least_size
     data = member.file.read(min(size, PARSED_MAX, detail.characters * _WRITTEN))
     lines = decoded(data, len(data) >= size)[0].removesuffix("\n").split("\n")  # not U+2028: a text may have it
@@ -387,7 +387,7 @@ def _array(file: Any, detail: Detail, most: int) -> Preview:
 
 
 def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, order and type of the array that follows. Raises ValueError."""
+    """Return shape, order and type of the array that follows. Raises ValueError."""
     version = npy.read_magic(file)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     if version not in ((1, 0), (2, 0), (3, 0)):

@@ -114,7 +114,7 @@ def _fitting(width: int, height: int, edge: int) -> tuple[int, int]:
 
 
 def stretched(values: np.ndarray) -> Image.Image:
-    """Numbers as shades of grey, the smallest black, the largest white; what is not finite is black."""
+    """Return numbers as shades of grey, the smallest black, the largest white; those not finite are black."""
     numbers = values.astype(np.float64)
     finite = np.isfinite(numbers)
     low, high = (numbers[finite].min(), numbers[finite].max()) if finite.any() else (0.0, 0.0)
@@ -166,7 +166,7 @@ def decode_audio(member: Member, detail: Detail) -> Preview:
 
 
 def _duration_text(seconds: float) -> str:
-    """`12.3 s`, `3:05`, `1:02:03`."""
+    """Return `12.3 s`, `3:05`, `1:02:03`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -195,7 +195,7 @@ def decode_video(member: Member, detail: Detail) -> Preview:
 
 
 def _first_picture(member: Member, detail: Detail) -> tuple[list[str], Picture]:
-    """Facts about a video, and its first picture. Raises TooMuch, and what PyAV raises."""
+    """Return facts about a video, and its first picture. Raises TooMuch, and what PyAV raises."""
     av: Any = importlib.import_module(PYAV)
     form = _FORMATS.get(member.extension)
     with av.open(member.file, "r", format=form, metadata_errors="replace") as container:

@@ -96,7 +96,7 @@ class Grid:
         self._search, self._mark, self._page, self._run = search, mark, page, run
 
     def all(self, now: Snapshot, request: Request) -> Response:
-        """Samples in the order of the set, those that pass the filter."""
+        """Show samples in the order of the set, those that pass the filter."""
         query = query_of(request)
         filter_, piece = Filter.of(query), Piece.of(query, "at")
         notes, result = self._objection(filter_, now, piece)
@@ -118,7 +118,7 @@ class Grid:
         return self._grid(filter_, now, result, piece, notes, page="/random", back=back, seed=seed)
 
     def _objection(self, filter_: Filter, now: Snapshot, piece: Piece) -> tuple[list[str], Result | None]:
-        """Faults of a filter, in sentences, and the empty result where no search is needed."""
+        """Return faults of a filter, in sentences, and the empty result where no search is needed."""
         nothing = Result([], None, 1.0, 0)
         if filter_.value and not filter_.column:
             return ["A value is looked for in a column: type its name, too."], nothing
@@ -192,12 +192,12 @@ class Grid:
         }
 
     def go(self, now: Snapshot, request: Request) -> Response:
-        """To the sample with a number."""
+        """Redirect to the sample with a number."""
         query = query_of(request)
         return _to_sample(now.sample(_number(query, "number")), Filter.of(query))
 
     def turn(self, now: Snapshot, request: Request, back: bool) -> Response:
-        """To the next sample that passes the filter, or to the previous one."""
+        """Redirect to the next sample that passes the filter, or to the previous one."""
         query = query_of(request)
         filter_, number, turn = Filter.of(query), _number(query, "number"), _number(query, "turn")
         result = self._search.next(filter_, now, number, back, _pace(request))
@@ -225,7 +225,7 @@ def _pace(request: Request) -> Pace:
 
 
 def _to_sample(sample: Sample, filter_: Filter) -> Response:
-    """To the page of a sample, which leads to others that pass the filter."""
+    """Redirect to the page of a sample, which leads to others that pass the filter."""
     return RedirectResponse(f"/sample/{quote(sample.path)}{'?' if filter_ else ''}{filter_.query()}", 303)
 
 

@@ -95,7 +95,7 @@ class MemberSource:
         )
 
     def read(self, offset: int, length: int) -> bytes:
-        """These bytes, fewer only at the end. Raises ShardErrors."""
+        """Return these bytes, fewer only at the end. Raises ShardErrors."""
         with self._library.lock:
             if self._content.file.ended:  # closed meanwhile, for others that were opened
                 with self._library.snapshot() as now:
@@ -151,7 +151,7 @@ class Library:
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
-        """The present state of the set. Its shards stay open until the end of the block."""
+        """Take a snapshot of the set, whose shards stay open until the end of the block."""
         with self.asking():
             if self._last is None or self._is_old(self._last):
                 self._last = Snapshot(self, self._shown)

@@ -53,7 +53,7 @@ class Subject(NamedTuple):
 def opened_shards(
     specs: Sequence[str], selection: Selection, composition: Composition, opening: Opening
 ) -> Iterator[Subject]:
-    """The set that these words name. Raises what `tree.opening.opened` raises."""
+    """Open the set that these words name. Raises what `tree.opening.opened` raises."""
     place = None
     if composition.is_plain:  # else no overlay can be made
         command = ["wdsfs", "mount", "--overlay", "DIR", *selection.arguments, *specs, "MOUNTPOINT"]
@@ -64,7 +64,7 @@ def opened_shards(
 
 @contextlib.contextmanager
 def opened_mount(mount: LiveMount, opening: Opening) -> Iterator[Subject]:
-    """The set of a mount, with the changes of its overlay. Raises MountError, and what `LiveMount.opened` raises.
+    """Open the set of a mount, with its overlay's changes. Raises MountError, and what `LiveMount.opened` raises.
 
     A mount is shown by the same options as it shows its set.
     """
@@ -117,7 +117,7 @@ class Renewal:
     @classmethod
     @contextlib.contextmanager
     def opened(cls, mount: LiveMount, opening: Opening) -> Iterator[Renewal]:
-        """The set of a mount. It was judged when it was mounted, so what can be read is shown."""
+        """Open the set of a mount, which was judged before, so all that can be read is shown."""
         self = cls(mount)
         with mount.opened(self._shown, opening) as shards:
             self.library = Library(_samples_of(shards, self._names), self._in_classes)
@@ -128,7 +128,7 @@ class Renewal:
         return self._composition if view_set.is_view(self._shown.shards, self._composition) else None
 
     def _in_directory(self) -> contextlib.AbstractContextManager[None]:
-        """Relative paths of joined shards and label files are of the directory of the mount's command."""
+        """Enter the directory of the mount's command, for relative paths of joined shards and label files."""
         return in_directory(self._mount.directory) if self._composition.names_files else contextlib.nullcontext()
 
     def renew(self) -> None:

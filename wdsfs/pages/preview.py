@@ -40,7 +40,7 @@ class Source(Protocol):
         """Identifies the content for the cache (fingerprint of the shard, offset); None: it is not cached."""
 
     def read(self, offset: int, length: int) -> bytes:
-        """These bytes, fewer only at the end of the file. Raises WdsfsError."""
+        """Return these bytes, fewer only at the end of the file. Raises WdsfsError."""
 
 
 class Detail(NamedTuple):
@@ -202,7 +202,7 @@ def _by_signature(head: bytes) -> str | None:
 
 
 def readable(text: str) -> str:
-    """Text in which every control character is visible, and line ends are newlines."""
+    """Return text in which every control character is visible, and line ends are newlines."""
     return text.replace("\r\n", "\n").translate(_CONTROLS)
 
 
@@ -220,7 +220,7 @@ def bytes_needed(detail: Detail) -> int:
 
 
 def decoded(data: bytes, is_whole: bool) -> tuple[str, str]:
-    """Bytes as text, and what is odd about them. UTF-16 is known by its mark; other bytes get U+FFFD."""
+    """Return bytes as text, and what is odd about them. UTF-16 is known by its mark; other bytes get U+FFFD."""
     encoding = "utf-16" if data[:2] in UTF_16 else "utf-8-sig"
     try:
         return data.decode(encoding), ""

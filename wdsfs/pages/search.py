@@ -104,7 +104,7 @@ class Filter:
         )
 
     def mask(self, record: Record) -> NDArray[np.bool_]:
-        """Which entries of a record are samples that meet the conditions that need no file."""
+        """Return which entries of a record are samples that meet all conditions that need no file."""
         passed: NDArray[np.bool_] = (record.array("entry.flags") & STRAY) == 0
         if not record.members:
             return passed
@@ -134,7 +134,7 @@ class Filter:
 
 
 def _listed(names: bytes) -> set[bytes]:
-    """Columns that are typed with commas between them."""
+    """Return columns that are typed with commas between them."""
     return {name.strip() for name in names.split(b",")} - {b""}
 
 

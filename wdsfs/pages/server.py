@@ -231,7 +231,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """A block that these signals end. Afterwards they have the effect that they had before it."""
+        """End the block on these signals, which afterwards have the effect that they had before."""
         with super().capture_signals():
             before = signal.getsignal(signal.SIGHUP)
             if before is not signal.SIG_IGN:
@@ -280,7 +280,7 @@ def serve(site: Site, listening: socket.socket, ready: Callable[[str], None]) ->
 
 @contextlib.contextmanager
 def page_leading_to(address: str) -> Iterator[str]:
-    """Yields the path of a page that leads to an address; it is there for the length of the block.
+    """Yield the path of a page that leads to an address; it is there for the length of the block.
 
     Others can see the arguments of a process, so the browser is given a file of the user's with the address in it.
     The directory of the file is locked; what a view that was killed has left behind is removed.

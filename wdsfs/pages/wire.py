@@ -96,7 +96,7 @@ def _kind(value: Any) -> Kind:
 
 
 def _text(value: Any) -> str:
-    """Text that can be sent as UTF-8: without lone surrogates, which JSON and tags can hold."""
+    """Return text that can be sent as UTF-8: without lone surrogates, which JSON and tags can hold."""
     return str(value).encode("utf-8", "replace").decode()
 
 

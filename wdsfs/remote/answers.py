@@ -84,7 +84,7 @@ class Transfer:
 
 
 def failure(error: Exception, url: Url) -> ShardError | Transient:
-    """Our error for an error of obstore about the object at this URL."""
+    """Return our error for an error of obstore about the object at this URL."""
     text = str(error)
     status = _STATUS.search(text)
     if isinstance(error, FileNotFoundError) and not (status and status[1] == "405"):  # the same to obstore
@@ -106,7 +106,7 @@ def failure(error: Exception, url: Url) -> ShardError | Transient:
 
 
 def of_status(status: int, text: str, url: Url) -> ShardError | Transient:
-    """Our error for a status of HTTP; `text` has the body of the answer."""
+    """Return our error for a status of HTTP; `text` has the body of the answer."""
     code = _CODE.search(text)
     said = f"{status} {code[1]}" if code else str(status)
     if status in _TRANSIENT:

@@ -64,7 +64,7 @@ _ABSENT = re.compile(rb"[^\1]+")
 _SUM = 8
 
 USE_SECONDS = 60.0  # between two notes of use
-# A change in the same tick of the kernel's clock (up to 10 ms) leaves the ctime as it is. So what was compared
+# A change in the same tick of the kernel's clock (up to 10 ms) leaves the ctime unchanged. So what was compared
 # counts only if the last change is older than this.
 SETTLED_NS = 100_000_000
 _SECOND = 1_000_000_000
@@ -194,7 +194,7 @@ class BlockTable:
         return min(AGE * self.idle(), NEVER)
 
     def note_use(self) -> None:
-        """The object is used now. A disk that does not take the note only makes it look older."""
+        """Note that the object is used now. A disk that does not take the note only makes it look older."""
         with contextlib.suppress(OSError):
             gap = time.time() - self.used()
             if gap > ROUND_SECONDS:
@@ -303,7 +303,7 @@ class CachedObject:
         return None if data is None else data[offset - first * BLOCK :][:size]
 
     def _lost(self, begin: int, end: int, error: OSError) -> None:
-        """The disk does not give these bytes back: have them fetched again, unless it only takes its time."""
+        """Drop bytes that the disk does not give back, to be fetched again, unless it only takes its time."""
         if error.errno == errno.EOPNOTSUPP:
             self._flags = 0
         if error.errno not in _NOT_NOW:

@@ -28,7 +28,7 @@ from wdsfs.remote.urls import Pin, Url
 from wdsfs.shards import Fingerprint
 
 READ_MAX = 8 << 20  # bytes that are asked for at a time
-NOTE = 1 << 20  # a read from the cache is noted when it is in another stretch of so many bytes than the last one
+NOTE = 1 << 20  # a read from the cache is noted when it is in another stretch of this size than the last one
 PAUSES = (0.0, 0.05, 0.2, 0.5, 1.0)  # seconds before a request is repeated whose fetcher has died
 
 _TIMEVAL = struct.Struct("ll")
@@ -62,7 +62,7 @@ class Remote:
         self._launcher.ensure()
 
     def keep(self) -> None:
-        """Called before the first fork: this process will call `ensure` when a child of its own ends."""
+        """Promise, before the first fork, that this process will call `ensure` when a child of its own ends."""
         self._launcher.kept = True
 
     @property
@@ -169,11 +169,11 @@ class Remote:
         raise Unreachable("the process that fetches remote shards cannot be reached")
 
     def interrupt(self, unique: int) -> None:
-        """The client of a request that was perhaps handed over does not wait any more."""
+        """Tell the fetcher that the client of a request, perhaps handed over, does not wait any more."""
         self.tell(lambda _: messages.text(messages.INTERRUPT, 0, unique))
 
     def closed(self, url: Url, pin: Pin) -> None:
-        """This thread does not need the object any more."""
+        """Note that this thread does not need the object any more."""
         connection = self._connected()
         number = None if connection is None else connection.objects.pop((url, pin), None)
         if connection is not None and number is not None:
@@ -384,11 +384,11 @@ class RemoteTar:
         raise UnreadableShard(f"{self.url.shown}: the cache does not keep all of it, and it has to be in a file")
 
     def will_need(self, begin: int, end: int) -> None:
-        """This range will be read soon."""
+        """Announce that this range will be read soon."""
         self._tell_range(messages.WILL_NEED, begin, min(end, self.size), 0)
 
     def stream(self, begin: int = 0) -> None:
-        """Everything from here on will be read, in order."""
+        """Announce that everything from here on will be read, in order."""
         self._tell_range(messages.WILL_NEED, begin, self.size, 1)
 
     def _tell_range(self, kind: int, begin: int, end: int, extra: int) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-GAP = 64 << 10  # between two ranges of a reader: fetching so many bytes is cheaper than another request
+GAP = 64 << 10  # bytes between two ranges of a reader: fetching them is cheaper than another request
 PART, PART_MIN = 8 << 20, 1 << 20  # bytes of a request: at most, and of prefetch at least
 PARALLEL = 8  # requests that a stretch of prefetch is cut into, if it is long enough
 REQUESTS, REQUESTS_AHEAD = 256, 16  # in flight: in all, and of prefetch
@@ -139,7 +139,7 @@ class Demand:
         return parts
 
     def _leave(self, part: Part, is_here: bool) -> None:
-        """A reader needs this part no more: since `is_here` what it wants of it, or as it does not wait."""
+        """Take a reader off a part: the bytes it wants are here (`is_here`), or it does not wait any more."""
         part.users -= 1
         if part.users:
             return
@@ -303,7 +303,7 @@ class Demand:
                 cached.release(part.begin, part.end)
 
     def _say_full(self, item: RemoteObject) -> None:
-        """One line for each store: all its shards meet the same."""
+        """Log that the cache is full, one line for each store: all its shards meet the same."""
         if item.url.counted_as not in self._full:
             self._full.add(item.url.counted_as)
             log.warning("%s: the cache takes no more; some is read without it", item.url.counted_as)

@@ -178,7 +178,7 @@ class Fetcher(OpenObjects):
         self.close(item, task)
 
     def interrupt(self, unique: int) -> None:
-        """The client of a request no longer waits for its answer."""
+        """Note that the client of a request no longer waits for its answer."""
         first = _first_unique(unique)
         handed = self._handed.get(first)
         if handed is not None:

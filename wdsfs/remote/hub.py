@@ -186,5 +186,5 @@ def _repository(url: Url) -> tuple[str, str]:
 
 
 def _pin(file: Any) -> Pin:
-    """By the sum of the content, so that a commit that leaves a file alone leaves its pin alone."""
+    """Return a pin of the sum of the content: a commit that leaves a file alone leaves its pin alone."""
     return Pin(file.size, 0, f'"{file.lfs.sha256 if file.lfs else file.blob_id}"', "")

@@ -109,7 +109,7 @@ class OpenObjects:
             return None
 
     async def changed(self, item: RemoteObject) -> None:
-        """The store has another object in the place of this one: all processes get to know the new one."""
+        """Tell all processes that the store has another object in the place of this one."""
         task = self._changes.get(item)
         if task is None:
             task = self._changes[item] = asyncio.create_task(self._renew_pin(item.url))
@@ -154,7 +154,7 @@ class OpenObjects:
             self.waiting -= 1
 
     def note(self, item: RemoteObject, begin: int, end: int, used: int) -> None:
-        """A client has read this from the cache."""
+        """Note that a client has read this from the cache."""
         ahead = item.passes.seen(begin, end, used, is_miss=False)
         if ahead is not None:
             self.demand.prefetch(item, *ahead)
@@ -212,7 +212,7 @@ class OpenObjects:
             log.warning("%s", text)
 
     def stats(self) -> dict[str, Any]:
-        """Its state as JSON."""
+        """Return its state as JSON."""
         demand, waiting = self.demand, self._waiting_by_store()
         return {
             "stores": {store: {**traffic, **waiting[store]} for store, traffic in self._counters.report().items()},

@@ -122,7 +122,7 @@ class Part:
         return sum(len(data) for _, data in self.pieces)
 
     def expect(self, begin: int, stop: int) -> None:
-        """Called before these bytes are asked for; what else there is of the range is here."""
+        """Note which bytes will be requested; the others of the range are here."""
         self._cached = self.item.cached
         self._here, self._stop, self.kept = begin, stop, self._cached is not None
 

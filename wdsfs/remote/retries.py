@@ -68,7 +68,7 @@ class Transient(Exception):
         super().__init__(reason)
         self.throttled = throttled  # the store wants fewer requests
         self.wait = wait  # seconds that it asked for (Retry-After)
-        self.attempts = attempts  # no more than so many of this kind make sense
+        self.attempts = attempts  # more attempts of this kind make no sense
         self.refused = refused  # nobody listens there, or there is no such host: this was known at once
         self.silent = silent  # there was no answer, so another attempt may take as long
 
@@ -83,7 +83,7 @@ class Clock:
         await asyncio.sleep(seconds)
 
     def chance(self) -> float:
-        """Between 0 and 1."""
+        """Return a random number between 0 and 1."""
         return random.random()
 
 
@@ -173,7 +173,7 @@ class Limit:
         self.allowed = min(float(self._most), self.allowed + 1 / self.allowed)
 
     def throttled(self, wait: float | None) -> None:
-        """The store has complained. What comes within a second counts as one: it was sent before the first."""
+        """Count a complaint of the store. Those within a second count as one: they were sent before the first."""
         now = self._clock.now()
         if wait is not None:
             self._pause_until = max(self._pause_until, now + wait)

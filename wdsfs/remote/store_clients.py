@@ -27,7 +27,7 @@ Options = dict[str, str]
 
 _CONNECT = "5s"
 _WHOLE = "7days"  # a request may take as long as bytes keep coming
-# What HTTPStore puts into a URL as it is; of a path with other characters the store is made for that one URL.
+# Characters that HTTPStore puts into a URL unchanged; with others in the path the store is made for that one URL.
 _PLAIN_PATH = re.compile(r"[\w/.~ +-]*", re.ASCII)
 USER_AGENT = f"wdsfs/{__version__}"
 _PROFILE_NAMES = {
@@ -269,7 +269,7 @@ def _web(url: Url, options: Options) -> StoreAccess:
 
 
 def _hf(url: Url, options: Options) -> StoreAccess:
-    """Its headers are made by `hub.py`, which knows where huggingface_hub keeps a token."""
+    """Return access by a token; `hub.py` makes the headers, as it knows where huggingface_hub keeps it."""
     if _yes(options, "anonymous"):
         return StoreAccess({}, "none (anonymous)")
     if "token" in options:

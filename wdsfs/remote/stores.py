@@ -87,7 +87,7 @@ PIECE = 256 << 10  # that is taken at a time, at least (bytes)
 _PROGRESS = 16 << 20  # bytes that a whole body that is asked for again has to go further
 REFUSED = 2  # attempts to learn what is there, if connections are refused
 DOWN_SECONDS = 5.0  # how long a store is believed to be down
-_RENEW = 60.0  # seconds until a client that is refused is made anew
+_RENEW = 60.0  # seconds until a client that is refused is made again
 _FRUITLESS = 3  # times in a row that it may not
 READ_BACK, READ_BACK_AT_ONCE = 8 << 20, 4  # bytes of what was sent that are read back at a time; pieces at once
 LISTED = 512 << 10  # bytes of a page of a listing, at most
@@ -148,7 +148,7 @@ class Stores:
         return answers.pin_of(await self._answer_of(url, obstore.head_async(client, path)))
 
     async def _head_of_web(self, url: Url) -> Pin:
-        """By HEAD, or if that is refused, by the head of an answer to GET: a signature is for one method."""
+        """Ask by HEAD, or if that is refused, take the head of an answer to GET: a signature is for one method."""
         if not urls.is_signed(url):
             try:
                 return await self._head(url)
@@ -200,7 +200,7 @@ class Stores:
         return b"".join(pieces)
 
     async def _rest_of(self, transfer: Transfer) -> None:
-        """One request for what is still to come of a range."""
+        """Make one request for the missing rest of a range."""
         url, before = transfer.url, transfer.at
         try:
             if self._fallback.is_due(url):

@@ -108,7 +108,7 @@ class WebFallback:
 
 class _Stay(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: object) -> None:
-        """Not followed: the headers of the first place are no business of another."""
+        """Refuse to follow: the headers for the first place are not for another."""
 
 
 def _read(url: Url, options: Options, headers: dict[str, str], most: int, seconds: float) -> _Answer:

@@ -98,7 +98,7 @@ def _int(digits: str) -> int:
 
 
 def _items(expression: str) -> Iterator[str]:
-    """`a,b{c,d}` -> `a`, `b{c,d}`; an expression without a comma is its own only item."""
+    """Split `a,b{c,d}` into `a`, `b{c,d}`; an expression without a comma is its own only item."""
     depth = start = 0
     for position, character in _unescaped(expression):
         depth += (character == "{") - (character == "}")

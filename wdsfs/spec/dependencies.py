@@ -33,7 +33,7 @@ _current: ContextVar[Dependencies | None] = ContextVar("dependencies", default=N
 
 @contextlib.contextmanager
 def noted() -> Iterator[Dependencies]:
-    """A block in which the dependencies of expansions are noted."""
+    """Note the dependencies of expansions in the block."""
     dependencies = Dependencies()
     token = _current.set(dependencies)
     try:

@@ -119,7 +119,7 @@ class IndexFile:
         return self.count
 
     def times(self, number: int) -> Times:
-        """Size and time in one row."""
+        """Return size and time in one row."""
         return Times(*_TIMES.unpack_from(self._table, number * ROW_SIZE))
 
     def numbers(self, number: int) -> tuple[int, ...]:
@@ -272,7 +272,7 @@ def _read(path: str, begin: int, end: int) -> tuple[bytes, Fingerprint]:
 
 
 def head_of(rows: Sequence[Row], base: str, record_format: int, reading: Reading, size: int) -> bytes:
-    """Header, table and texts of an index of `size` bytes; as long whatever numbers are in the rows."""
+    """Return header, table and texts of an index of `size` bytes; as long whatever numbers are in the rows."""
     packed, texts = [], [os.fsencode(base)]
     for row in rows:
         path, etag, version = map(os.fsencode, (row.path, row.etag, row.version))

@@ -305,9 +305,9 @@ def gone(paths: Sequence[bytes]) -> list[bytes]:
 
 
 def _listings(paths: Iterable[str]) -> list[tuple[set[str] | None, list[str]]]:
-    """These paths by what they are directly below, each time with what a listing shows there.
+    """Return these paths in groups of one parent, each with the names that a listing of the parent shows.
 
-    None for the listing of few paths, and where the store does not list.
+    No listing (None) is made for few paths, and where the store does not list.
     """
     siblings = _by_parent(paths).items()
     return [

@@ -79,9 +79,9 @@ def is_held(fd: int) -> bool:
 
 
 def _ignore_breaks(fd: int) -> None:
-    """Who opens the file while this process has a lease waits for it, and the kernel reports that by a signal.
+    """Make the kernel report by SIGURG, which is ignored, that somebody opens the leased file and waits.
 
-    It is not to be SIGIO, which ends a process.
+    SIGIO, the usual signal, ends a process.
     """
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
 

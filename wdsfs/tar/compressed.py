@@ -75,7 +75,7 @@ def kind_at(path: bytes) -> str | None:
 
 @contextlib.contextmanager
 def opened(shard: OpenShard, path: bytes) -> Iterator[Opened]:
-    """The bytes of the tar in a shard that is open. Raises what `unpacked` raises."""
+    """Open the bytes of the tar in an open shard. Raises what `unpacked` raises."""
     kind = kind_of(shard)
     if kind is None:
         yield Opened(shard, None, None)
@@ -299,7 +299,7 @@ def _problem(kind: str, cached: CachedFile) -> Problem | None:
 
 @contextlib.contextmanager
 def opened_shard(path: bytes) -> Iterator[tuple[OpenShard, Opened]]:
-    """The shard at `path`, open, and the bytes of the tar in it. Raises ShardErrors, OSErrors that name it."""
+    """Open the shard at `path`, and the bytes of the tar in it. Raises ShardErrors, OSErrors that name it."""
     shard = open_shard(path)
     try:
         with opened(shard, path) as content:

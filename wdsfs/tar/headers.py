@@ -277,7 +277,7 @@ def _pax(records: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def _record(key: bytes, value: bytes) -> bytes:
-    """`length key=value`, where the length counts the whole record, its own digits and the newline included."""
+    """Return `length key=value`; the length counts the whole record, with its own digits and the newline."""
     rest = len(key) + len(value) + 3
     length = rest + len(str(rest))
     if len(str(length)) > len(str(rest)):  # with this length the digits take one more byte

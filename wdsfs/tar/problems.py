@@ -51,7 +51,7 @@ class Problems:
             self._kept = self.listed()
 
     def listed(self) -> list[Problem]:
-        """At most `PROBLEMS_MAX` of them, in order; harmless ones are left out first."""
+        """Return at most `PROBLEMS_MAX` of them, in order; harmless ones are left out first."""
         chosen = sorted(self._kept, key=lambda problem: (problem.kind in HARMLESS, problem))
         return sorted(chosen[:PROBLEMS_MAX])
 

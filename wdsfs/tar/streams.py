@@ -102,7 +102,7 @@ def memory_limit() -> int:
 
 
 def zstd() -> Any:
-    """Python 3.14's zstd, or the same for earlier ones. Raises UsageError."""
+    """Import zstd of Python 3.14, or the same for earlier ones. Raises UsageError."""
     for name in ("compression.zstd", "backports.zstd"):
         try:
             return importlib.import_module(name)
@@ -226,7 +226,7 @@ class _Input:
         return self._data[self._at : self._at + size]
 
     def begin(self) -> None:
-        """A stream begins here."""
+        """Note that a stream begins here."""
         self._piece = _FIRST
 
     def take(self) -> bytes:
@@ -239,7 +239,7 @@ class _Input:
         return data
 
     def give_back(self, size: int) -> None:
-        """The last bytes that were taken belong to what follows."""
+        """Give back the last bytes that were taken: they belong to what follows."""
         self._at -= size
 
     def skip_zeros(self) -> None:

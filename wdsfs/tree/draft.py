@@ -47,7 +47,7 @@ class Rows:
         return self.entry, self.extension, self.address, self.size, self.mtime
 
     def plus(self, other: Rows) -> Rows:
-        """These rows and others, each after those of the same entry."""
+        """Return these rows and others, each after those of the same entry."""
         together = Rows(*(np.concatenate(pair) for pair in zip(self.columns(), other.columns(), strict=True)))
         return together.take(np.argsort(together.entry, kind="stable"))
 

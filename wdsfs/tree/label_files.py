@@ -435,7 +435,7 @@ def _guarded(uri: str, bounds: _Bounds) -> Iterator[sqlite3.Connection]:
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, VALUE_MAX)
         db.set_authorizer(_may)
         db.set_progress_handler(bounds.is_spent, _STEPS)
-        # Text that is not UTF-8 is kept as it is.
+        # Text that is not UTF-8 stays unchanged.
         db.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
         try:
             db.execute("PRAGMA trusted_schema = OFF")

@@ -221,7 +221,7 @@ class NumberedTree:
         self.tree.close(clean)
 
     def make_writable(self, umask: int = 0) -> None:
-        """Nothing changes for the links: they cannot be written."""
+        """Change nothing: links cannot be written."""
         self.tree.make_writable(umask)
         self.directory_mode, self.file_mode = self.tree.directory_mode, self.tree.file_mode
 

@@ -54,7 +54,7 @@ class Tolerance(NamedTuple):
     is_option: bool = True
 
     def check(self) -> Tolerance:
-        """Raises UsageError where both are asked for."""
+        """Raise UsageError where both are set."""
         if self.allow_missing and self.strict:
             raise UsageError("--allow-missing and --strict contradict each other")
         return self
@@ -149,7 +149,7 @@ def composition_of(layout: str, **typed: Any) -> Composition:
 
 
 def _settled(join: Sequence[str], associate: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Joined shards and label files that mean the same when another process reads them."""
+    """Return joined shards and label files so that they mean the same when another process reads them."""
     if not (join or associate):
         return (), ()
     from wdsfs.spec.expand import settled

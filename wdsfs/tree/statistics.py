@@ -193,7 +193,7 @@ class _Sizes:
 
 
 def gather(lower: ShardSet, plotted: Distribution | None = None) -> dict[str, Any]:
-    """Totals and, per extension, counts and size quantiles (bytes) of all shards that can be read.
+    """Return totals and, per extension, counts and size quantiles (bytes) of all shards that can be read.
 
     `apart` counts samples whose members lie apart, `joined` shards that are several tars, where they are read so.
     `plotted` gets all shards, too. Of more than `EXTENSIONS_MAX` extensions the most frequent are in the report,

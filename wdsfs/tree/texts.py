@@ -23,7 +23,7 @@ class Texts(NamedTuple):
 
     @staticmethod
     def of(texts: Sequence[bytes]) -> Texts:
-        """These, one after the other."""
+        """Return these byte strings as texts, one after the other."""
         lengths = np.fromiter(map(len, texts), np.int64, len(texts))
         return Texts(np.frombuffer(b"".join(texts), np.uint8), np.cumsum(lengths) - lengths, lengths)
 
@@ -47,11 +47,11 @@ class Texts(NamedTuple):
         )
 
     def take(self, rows: NDArray[Any] | slice) -> Texts:
-        """These rows of them, without a copy of the text."""
+        """Return these rows, without a copy of the text."""
         return Texts(self.text, self.starts[rows], self.lengths[rows])
 
     def replaced(self, rows: NDArray[Any], others: Texts) -> Texts:
-        """With others in these rows."""
+        """Return the texts with others in these rows."""
         if not len(rows):
             return self
         both = Texts.joined([self, others])

@@ -45,7 +45,7 @@ SHARD, VALUES, DECODED, FIELD, NOTHING = "shard", "values", "decoded", "field", 
 MISSING, TWICE = -1, -2  # instead of a shard's number: no shard has the key, or it occurs more than once
 OWN = 0  # the place of the shard itself
 KEYS = b"k"  # the table of the keys of a set, in the index
-LOOK_SHARE = 50  # a look at all companions is believed for so many times its duration, and for a second at least
+LOOK_SHARE = 50  # a look at all companions is believed for this many times its duration, and for a second at least
 DECODED_BYTES = streams.DECODED_MAX  # of decoded members and fields that a process keeps
 # Kinds of places whose members are made of others, and the section that says of which.
 _MADE_OF = {DECODED: "decoded.from", FIELD: "field.from"}
