@@ -35,9 +35,9 @@ from wdsfs.fuse.counters import DEADLY, DEADLY_NS, Board
 from wdsfs.fuse.protocol import Request
 from wdsfs.fuse.read_ops import ReadOperations
 from wdsfs.inodes import ROOT
-from wdsfs.owner import Owner
 from wdsfs.tree import content
 from wdsfs.tree.content import Content
+from wdsfs.tree.options import Owner
 from wdsfs.tree.shard_set import ATTEMPTS_MAX, NotIndexed
 from wdsfs.tree.tree import Entry, Node, Totals
 

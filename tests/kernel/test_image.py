@@ -43,10 +43,9 @@ from wdsfs.kernel.devices import close_devices, open_devices
 from wdsfs.kernel.image import ImageFile, make_image
 from wdsfs.kernel.layout import Table, places
 from wdsfs.kernel.manifest import ImageOptions
-from wdsfs.owner import Owner
 from wdsfs.spec.expand import expand
 from wdsfs.tree.numbered_tree import make_numbered
-from wdsfs.tree.options import Composition, columns_of, fields_of
+from wdsfs.tree.options import Composition, Owner, columns_of, fields_of
 from wdsfs.tree.tree import LowerTree, Node, View
 from wdsfs.tree.view_set import ViewSet, open_set
 from wdsfs.tree.view_sources import Companions

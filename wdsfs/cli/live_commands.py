@@ -291,9 +291,10 @@ def _set(state: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
 def _shards(report: dict[str, Any], in_full: bool) -> str:
     """Return SHARDS as they were typed, and the directory that relative ones are of."""
     specs: Sequence[str] = report["specs"]
-    text = " ".join([*report["selection"], *specs]) or "none: a new set"
+    selection = report.get("selection", ())  # unknown for a mount of another user
+    text = " ".join([*selection, *specs]) or "none: a new set"
     if not in_full and len(specs) > SPECS_MAX:
-        text = " ".join([*report["selection"], several(specs, SPECS_MAX)])
+        text = " ".join([*selection, several(specs, SPECS_MAX)])
     relative = any(not part.lstrip("@").startswith(("/", "~", "$")) for spec in specs for part in spec.split("::"))
     return f"{text} (in {report['directory']})" if relative and report.get("directory") else text
 

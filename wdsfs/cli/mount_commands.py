@@ -426,9 +426,9 @@ def image(
     from wdsfs.kernel import manifest
     from wdsfs.kernel.image import make_image
     from wdsfs.kernel.manifest import ImageOptions
-    from wdsfs.owner import Owner
     from wdsfs.tree.numbered_tree import check_name, make_numbered
     from wdsfs.tree.opening import opened
+    from wdsfs.tree.options import Owner
 
     target = os.path.abspath(os.fsencode(output))
     base = os.path.dirname(target) if making.base is None else os.path.abspath(os.fsencode(making.base))

@@ -26,9 +26,9 @@ from wdsfs.fuse.protocol import Attributes, Request
 from wdsfs.inodes import FOLDER, NOT_HIDDEN, ROOT, kind_of
 from wdsfs.log_lines import LoggedMessages
 from wdsfs.names import HIDDEN_DIRECTORY, NAME_MAX
-from wdsfs.owner import Owner
 from wdsfs.tree import content as content_module
 from wdsfs.tree.content import Content
+from wdsfs.tree.options import Owner
 from wdsfs.tree.shard_set import Attempts, NotIndexed
 from wdsfs.tree.tree import Entry, LowerTree, Node, Tree
 

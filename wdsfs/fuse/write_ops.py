@@ -23,7 +23,7 @@ from wdsfs.fuse.read_ops import TIMEOUT_SECONDS, Handler, Operations, Reply, att
 from wdsfs.inodes import NOT_HIDDEN, ROOT
 from wdsfs.names import HIDDEN_DIRECTORY
 from wdsfs.overlay.writable_tree import AttributeChange, WritableTree
-from wdsfs.owner import Owner
+from wdsfs.tree.options import Owner
 from wdsfs.tree.tree import Node, text_of
 
 log = logging.getLogger(__name__)

@@ -25,13 +25,13 @@ from wdsfs.kernel import erofs
 from wdsfs.kernel.layout import Outside, Stored, Table, Times, lay_out, lay_out_directories, placed
 from wdsfs.kernel.manifest import Device, ImageOptions, ImageSet, Manifest, stored_path
 from wdsfs.kernel.shard_table import ContentPlaces, DeviceFile, ShardFiles, ShardTables, is_one_table
-from wdsfs.owner import Owner
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.shards import GONE, Fingerprint
 from wdsfs.storage.durable import Disk, named, new_file, write_at
 from wdsfs.storage.held_files import HeldFile
 from wdsfs.tree.numbered_tree import LINK_MODE, LINK_NAME, NAME, PER_DIRECTORY, NumberedTree
+from wdsfs.tree.options import Owner
 from wdsfs.tree.shard_set import ShardSet, indexed
 from wdsfs.tree.shard_tree import ShardTree
 from wdsfs.tree.shown_names import ShownColumns

@@ -21,7 +21,7 @@ from wdsfs.kernel.devices import HeldShards, OpenDevice, check_devices, open_ima
 from wdsfs.kernel.guard import Guard, Guarded, MadeBy, guard_of
 from wdsfs.kernel.manifest import Manifest, identity_of, image_of, is_mounted_at
 from wdsfs.kernel.set_image import ServedSet, find_or_make
-from wdsfs.owner import Owner
+from wdsfs.tree.options import Owner
 
 if TYPE_CHECKING:
     from wdsfs.kernel.overlayfs import OverlayOver

@@ -20,8 +20,8 @@ from wdsfs import host
 from wdsfs.errors import MALFORMED, MountError
 from wdsfs.kernel import erofs
 from wdsfs.mount_table import MountPoint
-from wdsfs.owner import Owner
 from wdsfs.storage.held_files import HeldFile
+from wdsfs.tree.options import Owner
 
 FORMAT = 3
 _FOOTER = struct.Struct("<QI4x8s")

@@ -22,13 +22,13 @@ from wdsfs.errors import CorruptShard, ShardError, UnreadableShard
 from wdsfs.kernel import erofs
 from wdsfs.kernel.devices import raise_file_limit
 from wdsfs.kernel.manifest import ImageOptions
-from wdsfs.owner import Owner
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.shards import Fingerprint
 from wdsfs.storage import file_cache
 from wdsfs.storage.file_cache import CachedFile, NewFile, NoRoom
 from wdsfs.storage.held_files import HeldFile
+from wdsfs.tree.options import Owner
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor

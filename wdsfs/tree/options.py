@@ -1,4 +1,5 @@
-"""The options of a set as plain values, checked: how it is opened, and how it is shown. Light to import.
+"""The options of a set as plain values, checked: how it is opened, how it is shown, and who owns its files. Light to
+import.
 
 How they are typed is `cli/options.py`; nothing here reads a shard. A view (`Composition`) is made by
 `view_record.py`.
@@ -27,6 +28,15 @@ if TYPE_CHECKING:
     from wdsfs.errors import ShardError
     from wdsfs.tree.shard_set import ShardSet
     from wdsfs.tree.tree import View
+
+
+class Owner(NamedTuple):
+    """Owner and group of all files and directories, and the umask for their modes 0444 and 0555."""
+
+    uid: int = 0
+    gid: int = 0
+    umask: int = 0
+
 
 OF_CLASSES = ("class_from", "class_names", "class_digits")
 _MANY = ("columns", "field", "join", "associate")
