@@ -1,8 +1,7 @@
-"""The options of a set as plain values, checked: how it is opened, how it is shown, and who owns its files. Light to
-import.
+"""The options of a set as plain values, checked: how it is opened and shown, and who owns its files.
 
-How they are typed is `cli/options.py`; nothing here reads a shard. A view (`Composition`) is made by
-`view_record.py`.
+Light to import. How they are typed is `cli/options.py`; nothing here reads a shard. A view (`Composition`) is made
+by `view_record.py`.
 """
 
 from __future__ import annotations
