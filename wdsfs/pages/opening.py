@@ -42,7 +42,7 @@ from wdsfs.tree.view_sources import Companions
 
 UPPER_SECONDS = 1.0  # how long the names in the upper are believed: others change it at any time
 NEW_MAX = 10_000  # new samples that are listed; further ones are on the page of changes only
-SEARCH_REST_SHARE = 20  # new samples are not searched again for so many times the duration of the last search
+SEARCH_REST_SHARE = 20  # new samples are not searched again for this many times the duration of the last search
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class WritableMount:
 
     @contextlib.contextmanager
     def directory_of(self, path: bytes) -> Iterator[tuple[int, bytes]]:
-        """The directory that a file or a sample is in, open, and its name there. Raises NoSuchEntry, OSErrors."""
+        """Open the directory of a file or a sample; yield it and the name there. Raises NoSuchEntry, OSErrors."""
         *folders, name = path.split(b"/")
         with _entry_errors(path):
             directory = os.open(self.mountpoint, OPEN_DIRECTORY)
@@ -126,12 +126,12 @@ class WritableMount:
 
     @contextlib.contextmanager
     def _opened_upper(self) -> Iterator[tuple[UpperNode, int]]:
-        """The names in the upper, and a descriptor of its directory; no names and -1 before the first change."""
+        """Open the upper: its names, and a descriptor of its directory; before the first change none and -1."""
         with opened_upper(self._overlay) as directory:
             yield load_upper(self._overlay), directory
 
     def mark(self, path: bytes) -> str:
-        """ "removed", "changed", "new" or nothing for a directory or file at this path."""
+        """Return "removed", "changed", "new" or nothing for a directory or file at this path."""
         node = self._names()
         for name in path.split(b"/"):
             child = node.children.get(name)
