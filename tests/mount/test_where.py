@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tests.conftest import Program
 from tests.kernel.mounts import end_mount, need_erofs
 from tests.tars import member
 from tests.web_server import WebServer
+from wdsfs.index.store import open_index
 
 LONG = b"long/" * 40 + b"name.txt"
 SHARD = tars.tar(
@@ -186,6 +187,71 @@ def test_an_overlay(engine: str, program: Program) -> None:
         for made in (top / "1" / "new.txt", top / "2"):
             message = program.refused("where", made, code=6)
             assert f"{made}: was made in the overlay, at {upper / made.relative_to(top)}" in message
+
+
+@pytest.mark.parametrize("engine", ["fuse", "kernel"])
+def test_renames_in_an_overlay(engine: str, program: Program) -> None:
+    """What lies at the path of another file of the lower is no change of that."""
+    with mounted(program, engine, "--overlay", str(program.home / "edits")) as mountpoint:
+        sample, other = mountpoint / "s0" / "a" / "1", mountpoint / "s1" / "a" / "1"
+        changed, moved = sample / "jpg", sample / "seg.png"
+        with changed.open("ab") as file:
+            file.write(b"more")
+        (sample / "empty").unlink()
+        moved.rename(sample / "empty")
+        subprocess.run(["rm", "-r", other], check=True)
+        subprocess.run(["mv", mountpoint / "s0" / "b.d" / "2", other], check=True)
+        subprocess.run(["rm", "-r", mountpoint / "s1" / "c" / "9"], check=True)
+        (mountpoint / "s1" / "c" / "9").mkdir()
+        (one,) = said(program, changed)
+        assert (one["key"], one["layer"], one["size"]) == ("a/1", "upper", 1204)
+        for made in (sample / "empty", other, other / "jpg", mountpoint / "s1" / "c" / "9"):
+            assert f"{made}: was made in the overlay" in program.refused("where", made, code=6)
+
+
+@pytest.mark.parametrize("engine", ["fuse", "kernel"])
+def test_only_what_the_path_needs_is_indexed(engine: str, program: Program) -> None:
+    """Nothing is said of the other shards either: one may be damaged, one is gone."""
+    program.write("damaged.tar", OTHER[:700] if engine == "kernel" else OTHER)  # of which a log would tell
+    gone = program.write("gone.tar", SHARD)
+    options = ["--overlay", "edits", program.home / "damaged.tar", gone]
+    with mounted(program, engine, *map(str, options)) as mountpoint:
+        path = mountpoint / "s0" / "a" / "1" / "jpg"
+        with path.open("ab") as file:
+            file.write(b"more")
+        gone.unlink()
+        known = [bytes(program.home / name) for name in ("s0.tar", "s1.tar", "damaged.tar")]
+        with closing(open_index(program.home / "index")) as index:
+            for shard in known:
+                index.forget(shard)
+        done = program.run("where", path, mountpoint / "s0" / "a" / "1" / "seg.png")
+        assert done.stderr.decode().splitlines() == [f"wdsfs: indexing {os.fsdecode(known[0])}"]
+        assert done.stdout.count(b"a/1\n") == 2
+        with closing(open_index(program.home / "index")) as index:
+            assert [shard for shard in known if index.summary(shard)] == known[:1]
+        if engine == "kernel":
+            refused = program.refused("where", mountpoint / "gone" / "a" / "1" / "jpg", code=3)
+            assert refused.count(str(gone)) == 1
+            assert f"wdsfs refresh {mountpoint}" in refused
+
+
+def test_the_output_of_a_command(program: Program) -> None:
+    shard = program.write("x.tar", SHARD)
+    with program.mounted("--overlay", "edits", f"pipe:cat {shard}") as found:
+        sample = found.path / "x" / "a" / "1"
+        (sample / "jpg").write_bytes(b"changed")
+        changed, below, directory = said(program, sample / "jpg", sample / "seg.png", sample)
+    assert (below["member"], below["key"], below["offset"]) == ("a/1.seg.png", "a/1", 2560)
+    assert (changed["key"], changed["layer"]) == ("a/1", "upper")
+    assert (directory["kind"], directory["key"]) == ("sample", "a/1")
+
+
+def test_a_mount_of_another_session(program: Program) -> None:
+    """Its daemon is not asked: the files say it, as they do for other users of a mount."""
+    with mounted(program, "fuse") as mountpoint:
+        path, elsewhere = mountpoint / "s0" / "a" / "1" / "jpg", program.directory("session")
+        one = json.loads(program.run("where", "--json", path, env={"XDG_RUNTIME_DIR": str(elsewhere)}).stdout)[0]
+        assert [one] == said(program, path)
 
 
 def test_what_is_in_no_shard(program: Program, tmp_path: Path) -> None:

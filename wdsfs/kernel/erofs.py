@@ -13,7 +13,8 @@ which must not cross the end of a block.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO
 
 from wdsfs.errors import ImageError, counted
 
@@ -40,6 +41,8 @@ _CHUNKED_FILE, _DEVICE_TABLE = 4, 8  # features that a kernel has to know
 WITH_INDEXES = 0x20  # in the format of chunks: a chunk has the number of its device
 _SUPER = struct.Struct("<IIIBBHQQIIII16s16sIHHHBBIQ24x")
 _DEVICE = struct.Struct("<64sII56x")
+_COMPACT, _EXTENDED = struct.Struct("<H6xI4xI12x"), struct.Struct("<H6xQI44x")  # format, size, block
+_DIRENT = struct.Struct("<QHBx")
 
 
 def super_block(
@@ -93,3 +96,42 @@ def missing_device(devices: int) -> int | None:
     The kernel looks at as many bits of the number as the largest needs.
     """
     return devices + 1 if devices + 1 < 1 << devices.bit_length() else None
+
+
+def number_at(image: BinaryIO, path: bytes) -> int | None:
+    """Return the inode number at a path in an image of wdsfs; None if there is none."""
+    image.seek(SUPER_OFFSET)
+    fields = _SUPER.unpack(image.read(_SUPER.size))
+    number, metadata = fields[5], fields[10]
+    for name in path.split(b"/"):
+        blocks = _blocks(image, metadata * BLOCK + number * SLOT)
+        number = next((found for block in blocks if (found := _number_in(block, name)) is not None), None)
+        if number is None:
+            return None
+    return int(number)
+
+
+def _blocks(image: BinaryIO, at: int) -> Iterator[bytes]:
+    """Yield the blocks of the directory whose inode is at this byte."""
+    image.seek(at)
+    data = image.read(EXTENDED_SIZE)
+    is_extended = data[0] & 1
+    layout, size, block = (_EXTENDED if is_extended else _COMPACT).unpack_from(data)
+    count = blocks_of(size)
+    for nth in range(count):
+        is_inline = layout >> 1 & 7 == INLINE and nth == count - 1
+        image.seek(at + (EXTENDED_SIZE if is_extended else COMPACT_SIZE) if is_inline else (block + nth) * BLOCK)
+        yield image.read(min(BLOCK, size - nth * BLOCK))
+
+
+def _number_in(block: bytes, name: bytes) -> int | None:
+    """Return the inode number of a name in a block of a directory; None if it is not there."""
+    if name not in block:
+        return None
+    count = _DIRENT.unpack_from(block)[1] // DIRENT_SIZE
+    entries = [_DIRENT.unpack_from(block, nth * DIRENT_SIZE) for nth in range(count)]
+    ends = [*(start for _, start, _ in entries[1:]), len(block)]
+    for (number, start, _), end in zip(entries, ends, strict=True):
+        if block[start:end].rstrip(b"\0") == name:
+            return int(number)
+    return None

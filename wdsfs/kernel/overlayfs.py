@@ -39,6 +39,8 @@ _SETTINGS = (
     (b"index", b"off"),
     (b"xino", b"on"),  # one device number for all of it, and the same inode numbers before and after a copy-up
 )
+# Parts of the inode numbers in a mount: the bit of what is in the image, and the number there.
+OF_LOWER, NUMBER = 1 << 63, (1 << 62) - 1
 _RELEASE_SECONDS = 10.0
 _WHITEOUTS_BY_ATTRIBUTE = (6, 8)  # the first kernel that understands them
 

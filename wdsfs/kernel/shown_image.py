@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from wdsfs import mount_table
-from wdsfs.errors import MountError, RefusedShard, ShardError
+from wdsfs.errors import MissingShard, MountError, RefusedShard, ShardError
 from wdsfs.kernel import manifest
 from wdsfs.kernel.devices import is_copy_of
 from wdsfs.kernel.guard import Guarded, guard_of
@@ -99,7 +99,13 @@ class ShownAccess(Access):
         self._files = {**dict(shards), **labels}
 
     def look(self, path: bytes) -> Fingerprint:
-        fingerprint = super().look(path)
+        try:
+            fingerprint = super().look(path)
+        except MissingShard:
+            raise MissingShard(
+                f"{os.fsdecode(path)}: was removed since it was mounted; to show what is there now: "
+                f"wdsfs refresh {shlex.quote(self._mountpoint)}"
+            ) from None
         if not self._is_shown(path) or not self._is_shown(path + b"-wal", True):
             what = "is another file than the one that is" if path in self._files else "is there since it was"
             raise RefusedShard(

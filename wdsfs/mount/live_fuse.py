@@ -47,7 +47,7 @@ class FuseMount(LiveMount):
     """A mount by FUSE; without a registration it is one of another user, or of another session."""
 
     engine = mount_registry.FUSE
-    has_hidden_directory = True
+    has_hidden_directory = has_attributes = True
     _patience = FREEZE_SECONDS  # a page waits for a later answer, and for no first one
 
     @property

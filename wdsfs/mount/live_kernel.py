@@ -16,7 +16,7 @@ from typing import Any
 
 from wdsfs import mount_registry
 from wdsfs.errors import MountError, OverlayBusy, ShardError, several
-from wdsfs.kernel import manifest, overlayfs
+from wdsfs.kernel import erofs, manifest, overlayfs
 from wdsfs.kernel.guard import Guarded
 from wdsfs.kernel.image_mount import ImageMount, MakeImage, unguarded
 from wdsfs.kernel.manifest import Manifest, identity_of, image_of
@@ -43,7 +43,7 @@ class KernelMount(LiveMount):
     """A mount of an image, and of the kernel's overlayfs above one; `guard` is the registration of its guard."""
 
     engine = mount_registry.KERNEL
-    has_hidden_directory = False
+    has_hidden_directory = has_attributes = False
 
     def __init__(self, mount: MountPoint, guard: Guarded | None) -> None:
         super().__init__(os.fsdecode(mount.path), guard)
@@ -124,6 +124,12 @@ class KernelMount(LiveMount):
             f"what is below it is not known; unmount it, then name --overlay {shlex.quote(str(self.overlay))} and "
             "SHARDS"
         )
+
+    def is_original(self, path: str, inode: int) -> bool | None:
+        if not inode & overlayfs.OF_LOWER:  # also that of a copy whose original is in an earlier image
+            return None
+        with open(self._source, "rb") as image:
+            return erofs.number_at(image, os.fsencode(path)) == inode & overlayfs.NUMBER
 
     # --- changing it
 

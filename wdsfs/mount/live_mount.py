@@ -78,6 +78,7 @@ class LiveMount(ABC):
 
     engine: ClassVar[str]
     has_hidden_directory: ClassVar[bool]  # `.wdsfs`
+    has_attributes: ClassVar[bool]  # `user.wdsfs.*` of its files, which say where these come from
 
     def __init__(self, mountpoint: str, registration: Registration | None) -> None:
         self.mountpoint, self.registration = mountpoint, registration
@@ -117,9 +118,18 @@ class LiveMount(ABC):
     def shown(self) -> ShownSet:
         """Return the set that is shown now. Raises MountError, OverlayBusy, OSErrors."""
 
+    def is_original(self, path: str, inode: int) -> bool | None:
+        """Return True if an inode number of the mount is that of the file at a path below the overlay; None if
+        numbers do not tell.
+        """
+        return None
+
     @contextmanager
-    def opened(self, shown: ShownSet, opening: Opening) -> Iterator[ShardSet]:
-        """Open the set that the mount shows; judged before, it is not refused for damage. Raises WdsfsError."""
+    def opened(self, shown: ShownSet, opening: Opening, on_demand: bool = False) -> Iterator[ShardSet]:
+        """Open the set that the mount shows; judged before, it is not refused for damage. Raises WdsfsError.
+
+        `on_demand` is that of `opened_set`.
+        """
         from wdsfs.tree.opening import opened_set  # late: it loads NumPy
         from wdsfs.tree.view_set import is_view
 
@@ -131,7 +141,8 @@ class LiveMount(ABC):
             # Relative paths of joined shards and label files are of the directory of the mount's command.
             with in_directory(self.directory) if composition.names_files else nullcontext():
                 view = composition if is_view(shown.shards, composition) else None
-                below = stack.enter_context(opened_set(shown.shards, opening, view, access=shown.access))
+                opened = opened_set(shown.shards, opening, view, access=shown.access, on_demand=on_demand)
+                below = stack.enter_context(opened)
             yield below
 
     @abstractmethod

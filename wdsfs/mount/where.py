@@ -1,7 +1,8 @@
 """The origin of a path of a mount: shard, member, key, place in the tar, layer of the overlay.
 
-The set of the mount is opened as `wdsfs ls` opens one, the path is looked up in its tree, and the answer of the
-tree is printed; an overlay of the mount says what was changed. So both engines say the same.
+A mount by FUSE says it in the extended attributes of its files. Of a mount by the kernel, and of what has changed
+in an overlay, the path is looked up in the tree that gives these attributes; only shards that the path needs are
+indexed for that. So both engines say the same.
 """
 
 from __future__ import annotations
@@ -9,17 +10,20 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
 from wdsfs import mount_table, names
-from wdsfs.errors import MissingShard, NoSuchEntry, UnreadableShard, UsageError, WdsfsError
+from wdsfs.errors import MissingShard, NoSuchEntry, ShardError, UnreadableShard, UsageError, WdsfsError
 from wdsfs.mount import search
 from wdsfs.mount.live_mount import LiveMount
+from wdsfs.overlay.overlaid_tree import number_of
 from wdsfs.overlay.overlay_directory import OverlayDirectory
-from wdsfs.overlay.upper_format import ORIGIN
+from wdsfs.overlay.upper_format import MERGED, OPAQUE, OPAQUE_OF_ROOT, ORIGIN, parse_origin
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.tar.compressed import kind_at
 from wdsfs.tree import numbered_tree
@@ -29,7 +33,7 @@ from wdsfs.tree.tree import XATTR, LowerTree
 
 FILE, LINK, SAMPLE, DIRECTORY = "file", "link", "sample", "directory"
 UPPER, LOWER = "upper", "lower"
-_COPIED = {ORIGIN, "user.overlay.origin"}  # attributes of a file of the upper that was one of a shard
+_COPIED = {ORIGIN, MERGED}  # attributes of a file of the upper that was one of a shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ class _Place(NamedTuple):
 
 
 def origins(paths: Sequence[str]) -> list[Origin | NoOrigin]:
-    """Return the origins of these paths, in their order. Each set is opened once."""
+    """Return the origins of these paths, in their order. Each set is opened once, if at all."""
     answers: dict[int, Origin | NoOrigin] = {}
     mounts: dict[str, tuple[LiveMount, list[_Place]]] = {}
     for number, path in enumerate(paths):
@@ -92,7 +96,8 @@ def origins(paths: Sequence[str]) -> list[Origin | NoOrigin]:
             answers[number] = _failure(path, error)
     for mount, places in mounts.values():
         try:
-            with _tree_of(mount) as tree:
+            with contextlib.ExitStack() as stack:
+                tree = cache(partial(stack.enter_context, _tree_of(mount)))
                 answers |= {place.number: _answer(mount, tree, place) for place in places}
         except (WdsfsError, OSError) as error:
             answers |= {place.number: _failure(place.typed, error) for place in places}
@@ -136,29 +141,33 @@ def _image_of_others(directory: str) -> str:
 def _tree_of(mount: LiveMount) -> Iterator[LowerTree]:
     """Open the tree that a mount shows, without the changes in its overlay. Raises WdsfsError, OSError."""
     options = mount.options
-    with mount.opened(mount.shown(), Opening(quiet=True)) as below:
+    with mount.opened(mount.shown(), Opening(quiet=True), on_demand=True) as below:
         yield numbered_tree.make_numbered(below, options.view(partial=True), options.merge)
 
 
-def _answer(mount: LiveMount, tree: LowerTree, place: _Place) -> Origin | NoOrigin:
+def _answer(mount: LiveMount, tree: Callable[[], LowerTree], place: _Place) -> Origin | NoOrigin:
     try:
         return _origin(mount, tree, place)
     except (WdsfsError, OSError) as error:
         return _failure(place.typed, error)
 
 
-def _origin(mount: LiveMount, tree: LowerTree, place: _Place) -> Origin:
+def _origin(mount: LiveMount, tree: Callable[[], LowerTree], place: _Place) -> Origin:
     """Look a path up. Raises EntryErrors, ShardErrors, OSError."""
     below, kind = os.path.relpath(place.path, mount.mountpoint), place.kind
     upper = None if mount.overlay is None or below == "." else _upper_of(mount.overlay, below)
-    if upper is not None and kind != DIRECTORY and _COPIED.isdisjoint(os.listxattr(upper, follow_symlinks=False)):
-        raise _made_by_overlay(place.path, upper)
-    try:
-        known = _attributes(tree, os.fsencode(below))
-    except NoSuchEntry:
-        if upper is None:
-            raise
-        raise _made_by_overlay(place.path, upper) from None
+    if upper is not None and not _shows_lower(mount, tree, place, upper, below):
+        raise NoSuchEntry(
+            f"{place.path}: was made in the overlay, at {upper}; `wdsfs commit` writes it into a shard"
+        )
+    if not mount.has_attributes:
+        known = _attributes_in(tree(), os.fsencode(below))
+    elif upper is None or kind == DIRECTORY:
+        known = _attributes(place.path)
+        if not known and kind == FILE:
+            raise NoSuchEntry(f"{place.path}: is in no shard; an overlay has it")
+    else:
+        known = _attributes_of_copy(tree, place.path, below)
     has_bytes = kind == FILE and upper is None
     offset, shard = known.get("offset"), known.get("shard")
     return Origin(
@@ -184,11 +193,61 @@ def _upper_of(overlay: str, below: str) -> str | None:
     return path if os.path.lexists(path) else None
 
 
-def _made_by_overlay(path: str, upper: str) -> NoSuchEntry:
-    return NoSuchEntry(f"{path}: was made in the overlay, at {upper}; `wdsfs commit` writes it into a shard")
+def _shows_lower(mount: LiveMount, tree: Callable[[], LowerTree], place: _Place, upper: str, below: str) -> bool:
+    """Return True if an entry of the upper is the lower's of this path: its directory, or its file, changed.
+
+    Semantics decision: a copy of which it cannot be known any more whose copy it is counts as that of its path.
+    """
+    top = upper.removesuffix(below)
+    if any(_is_opaque(top + path) for path in accumulate(below.split("/"), os.path.join)):
+        return False
+    names = os.listxattr(upper, follow_symlinks=False)
+    if place.kind != DIRECTORY and _COPIED.isdisjoint(names):
+        return False
+    if place.kind == DIRECTORY and mount.has_attributes:
+        return bool(_attributes(place.path))
+    try:
+        node = indexed(tree().resolve, os.fsencode(below))
+        if stat.S_IFMT(node.mode) != stat.S_IFMT(place.about.st_mode):
+            return False
+        if place.kind != DIRECTORY and ORIGIN in names:
+            origin = parse_origin(os.getxattr(upper, ORIGIN))
+            return origin is None or indexed(number_of, tree().lower, origin) == node.inode
+    except NoSuchEntry:
+        return False
+    except ShardError:
+        if not mount.has_attributes:
+            raise
+    return place.kind == DIRECTORY or mount.is_original(below, place.about.st_ino) is not False
 
 
-def _attributes(tree: LowerTree, path: bytes) -> dict[str, str]:
+def _is_opaque(path: str) -> bool:
+    """Return True for a directory of the upper that shows nothing of the lower."""
+    for name in (OPAQUE, OPAQUE_OF_ROOT):
+        with contextlib.suppress(OSError):
+            if os.getxattr(path, name, follow_symlinks=False) == b"y":
+                return True
+    return False
+
+
+def _attributes(path: str) -> dict[str, str]:
+    """Return the attributes that a mount gives for a path. Raises OSError."""
+    prefix = os.fsdecode(XATTR)
+    found = [name for name in os.listxattr(path, follow_symlinks=False) if name.startswith(prefix)]
+    return {
+        name.removeprefix(prefix): os.fsdecode(os.getxattr(path, name, follow_symlinks=False)) for name in found
+    }
+
+
+def _attributes_of_copy(tree: Callable[[], LowerTree], path: str, below: str) -> dict[str, str]:
+    """Return the attributes of the original of a file; those of its directory if only the mount has the shard."""
+    try:
+        return _attributes_in(tree(), os.fsencode(below))
+    except ShardError:
+        return _attributes(os.path.dirname(path))
+
+
+def _attributes_in(tree: LowerTree, path: bytes) -> dict[str, str]:
     """Return the extended attributes that a tree has for a path. Raises EntryErrors, ShardErrors."""
     inode = indexed(tree.resolve, path).inode
     return {

@@ -286,7 +286,7 @@ def _kind_of(status: os.stat_result) -> int:
 
 def _read_ours(node: UpperNode, where: bytes | int, attributes: list[str]) -> None:
     if ORIGIN in attributes:
-        node.origin = _parse_origin(os.getxattr(where, ORIGIN))
+        node.origin = parse_origin(os.getxattr(where, ORIGIN))
     if MODE in attributes:
         try:
             node.mode = int(os.getxattr(where, MODE), 8) & 0o7777
@@ -294,7 +294,8 @@ def _read_ours(node: UpperNode, where: bytes | int, attributes: list[str]) -> No
             node.mode = -1
 
 
-def _parse_origin(value: bytes) -> Origin | None:
+def parse_origin(value: bytes) -> Origin | None:
+    """Return the origin in the attribute of a copy; None if it is none."""
     inode, _, checksum = value.partition(b":")
     try:
         return Origin(int(inode), int(checksum, 16))

@@ -70,10 +70,12 @@ def opened_set(
     whole: bool = False,
     access: Access | None = None,
     shared: bool = False,
+    on_demand: bool = False,
 ) -> Iterator[ShardSet]:
     """Open a set of known shards, reached as `access` says; else as `opened`.
 
     `shared`: others than this user will see them, so what no mount shows to others is refused (RefusedShard).
+    `on_demand`: nothing is indexed before a question needs it (`indexed`), and the set is not judged.
     """
     tolerance = opening.tolerance
     with noted() as used:
@@ -84,9 +86,11 @@ def opened_set(
         files = [*(shard.path for shard in shards), *(companions.files if companions else ())]
         access = access_of(files, shared, tolerance.allow_missing)
     index = open_index(opening.index_dir)
-    index.log_notices()
     index.portables = attached([*shards, *further])
-    unreadable = refresh_index(index, [*shards, *further], opening).unreadable
+    unreadable: dict[bytes, ShardError] = {}
+    if not on_demand:
+        index.log_notices()
+        unreadable = refresh_index(index, [*shards, *further], opening).unreadable
     if whole and tolerance.allow_missing:
         shards = readable(shards, unreadable)
     if composition is None or companions is None:
@@ -94,8 +98,9 @@ def opened_set(
     else:
         below = open_set(shards, index, composition, companions, access=access)
     try:
-        unreadable = make_view(below, opening) | unreadable  # which says more
-        for text in judge(below, unreadable, tolerance, whole):
+        if not on_demand or (composition is not None and composition.classes):  # which are of the whole set
+            unreadable = make_view(below, opening) | unreadable  # which says more
+        for text in [] if on_demand else judge(below, unreadable, tolerance, whole):
             log.warning("%s", text)
         yield below
     finally:
