@@ -1,7 +1,7 @@
 # One word per task; `make` alone lists them. All set-up is done by .ci/setup, which each task runs first.
 # PYTHON=/path/to/python3 chooses the interpreter of .venv.
 
-.PHONY: help demo test tools dali bench setup lint format house rooms constraints clean
+.PHONY: help demo test coverage tools dali bench setup lint format house rooms constraints clean
 .DEFAULT_GOAL := help
 .SILENT:
 export PYTHON
@@ -25,6 +25,10 @@ test:  ## every check: lint, format, types, tests; ROOM=tar runs the tests of on
 	echo '==> Tests'; \
 	$(BIN)/pytest -n 2 --dist worksteal $(if $(ROOM),tests/$(ROOM)) || status=1; \
 	exit $$status
+
+coverage: setup  ## the share of lines that tests without mounts and other programs run, in their own process
+	$(BIN)/coverage run --source=wdsfs --data-file=build/coverage -m pytest -q -m 'not fuse and not tools and not dali'
+	$(BIN)/coverage report --data-file=build/coverage --sort=cover
 
 tools:  ## the tools and servers that some tests and docs/recipes.md use, 2 GB; `make test` then runs these, too
 	.ci/setup tools
