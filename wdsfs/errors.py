@@ -256,3 +256,12 @@ def several(things: Sequence[str], most: int = 3) -> str:
 def and_others(count: int) -> str:
     """Return ` (and 2 more)` for a message that names the first of three things; "" for a single one."""
     return f" (and {count - 1:,} more)" if count > 1 else ""
+
+
+DEAD_MOUNT_ERRNOS = frozenset((errno.ENOTCONN, errno.ECONNABORTED))  # of a mount by FUSE that nobody serves
+
+
+def reason_of(error: OSError) -> str:
+    """Return why a path cannot be looked at, with the remedy where it lies in a dead mount."""
+    remedy = "; clear that dead mount with: wdsfs umount MOUNTPOINT" if error.errno in DEAD_MOUNT_ERRNOS else ""
+    return f"{error.strerror}{remedy}"

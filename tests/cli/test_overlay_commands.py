@@ -52,6 +52,11 @@ def test_diff(program: Program, here: Set) -> None:  # noqa: F811
     assert b"samples: 1 added, 1 changed, 0 renamed, 1 removed; 0 cannot be packed\n" in done.stderr
 
 
+def test_an_overlay_that_is_not_named(program: Program, here: Set) -> None:  # noqa: F811
+    for words in (("diff",), ("commit", "-o", "n/%d.tar", "--merge"), ("commit", "--in-place")):
+        assert "name --overlay DIR" in program.refused(*words, "s0.tar", code=5)
+
+
 def test_diff_of_what_cannot_be_packed(program: Program, here: Set) -> None:  # noqa: F811
     here.edit({"s1": {"stray": b"", "nothing": WHITEOUT}})
     done = program.run("diff", "--overlay", "o", SHARDS, code=1)

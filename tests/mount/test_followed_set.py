@@ -273,11 +273,13 @@ def test_a_set_that_cannot_be_looked_at_again(program: Program) -> None:
     ):
         with pytest.raises(UsageError, match=why):
             MountOptions(**{"specs": ["x"], "mountpoint": "m", "serving": Serving(follow=1.0), **options})
-    assert "--follow" in program.refused(
-        "mount", "--follow", "--overlay", "o", "shards", program.mountpoint, code=2
-    )
+    said = program.refused("mount", "--follow", "--overlay", "o", "shards", program.mountpoint, code=2)
+    assert "; leave out --follow, or --overlay" in said
+    assert "unmount" not in said
     with program.mounted("--overlay", program.home / "o", "shards") as mounted:
-        assert "cannot be refreshed" in program.refused("refresh", mounted.path, code=5)
+        said = program.refused("refresh", mounted.path, code=5)
+        assert "cannot be refreshed" in said
+        assert "unmount it, and mount it again" in said
 
 
 def test_a_list_at_a_url_is_read_again_when_it_has_changed(web_program: Program) -> None:

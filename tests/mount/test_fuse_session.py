@@ -896,6 +896,8 @@ def test_a_killed_mount(program: Program) -> None:
         wait_until(lambda: is_dead(mounted.path), "stat to say so")
         message = program.refused("mount", "a.tar", mounted.path, code=5)
         assert f"wdsfs umount {mounted.path}" in message
+        for command, code in (("where", 6), ("ls", 3), ("view", 3)):
+            assert "wdsfs umount MOUNTPOINT" in program.refused(command, mounted.path / "a", code=code)
         program.run("umount", mounted.path)
         assert mounted.wait_for_exit() == -signal.SIGKILL
     with program.mounted("a.tar") as mounted:

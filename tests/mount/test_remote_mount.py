@@ -391,3 +391,17 @@ def test_a_merged_tree_over_remote_shards(program: Program, web: WebServer) -> N
     with program.mounted("--merge", web.url + "/x-{0..1}.tar") as mounted:
         assert len(os.listdir(mounted.path)) == 2 * SAMPLES
         assert (mounted.path / "003" / "jpg").read_bytes() == image(0, 3)
+
+
+def test_a_server_without_ranges_and_no_room_in_the_cache(program: Program, web: WebServer) -> None:
+    for served in web.objects.values():
+        served.ranges = False
+    environment = {**program.environment, "WDSFS_CACHE_SIZE": "1M"}
+    said = program.refused("info", web.url + "/x-{0..1}.tar", code=3, env=environment)
+    why = f"the cache has no room for it ({len(shard(0)):,} bytes): give it more by --cache-size"
+    assert f"/x-0.tar: {why}" in said
+    with program.mounted("--cache-size", "1M", web.url + "/x-{0..1}.tar") as mounted:
+        with fails(errno.EIO):
+            os.listdir(mounted.path / "x-0")
+        mounted.expect_log("x-0.tar: the cache has no room for it")
+        mounted.allow_log("the cache has no room for it")

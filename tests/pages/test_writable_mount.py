@@ -11,6 +11,7 @@ import pytest
 from tests import tars
 from tests.conftest import BOTH_ENGINES, Program, wait_until
 from tests.pages.viewing import viewing
+from wdsfs.overlay.overlay_directory import OverlayDirectory, state_of
 
 SET = "t-{000000..000001}.tar"
 A = "t-000000/a"
@@ -58,6 +59,15 @@ def test_changed_and_removed_samples(program: Program) -> None:
         assert [page.count(f">{path}</a>") for path in (A, "t-000001/b")] == [1, 1]
         assert f"wdsfs commit --in-place {mounted.path}" in page
         program.run(*shlex.split(_commands(page)[0])[1:])
+        by_kernel = program.json("status", mounted.path)[0]["engine"] == "kernel"
+        ways = (f"wdsfs restore {mounted.path} PATH", f"wdsfs umount {mounted.path}; wdsfs restore --overlay")
+        assert [way in page for way in ways] == [not by_kernel, by_kernel]
+        journal = state_of(OverlayDirectory(program.home / "edits")) / "commit.json"
+        journal.touch()
+        page = viewer.ask("/changes").text
+        journal.unlink()
+        assert "wdsfs restore" not in page
+        assert "repeat that commit" in page
 
 
 @BOTH_ENGINES

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from tests.remote.stores import MemoryCache, MemoryStore, content, covered, memory_cache, run, settled, until
-from wdsfs.errors import NoRanges, Unreachable
+from wdsfs.errors import CacheFull, NoRanges, Unreachable
 from wdsfs.remote import demand as demand_module
 from wdsfs.remote.demand import PART, Demand
 from wdsfs.remote.parts import RemoteObject
@@ -393,6 +393,25 @@ def test_a_server_without_ranges_sends_the_object_once() -> None:
         assert store.requests.count((0, SIZE)) == 1
         assert await read(demand, item, SIZE - 5, SIZE) == DATA[-5:]
         assert store.requests.count((0, SIZE)) == 1
+
+    run(main())
+
+
+def test_a_server_without_ranges_needs_room_in_the_cache() -> None:
+    async def main() -> None:
+        store, demand, item = made()
+        assert isinstance(item.cached, MemoryCache)
+        store.ranges, item.cached.full = False, True
+        for begin in (0, SIZE - 5):
+            with pytest.raises(CacheFull, match=r"s3://b/o\.tar: the cache has no room .*--cache-size"):
+                await read(demand, item, begin, begin + 5)
+        assert (0, SIZE) not in store.requests
+        item.cached.full = False
+        assert await read(demand, item, SIZE - 5, SIZE) == DATA[-5:]
+
+        item.cached.blocks.clear()  # as by other objects; it comes again
+        assert await read(demand, item, 0, 5) == DATA[:5]
+        assert store.requests.count((0, SIZE)) == 2
 
     run(main())
 

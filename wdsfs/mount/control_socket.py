@@ -126,7 +126,8 @@ class ControlSocket:
         """Look at the set again, now."""
         why = self.mount.fixed_because
         if why is not None:
-            return {"error": f"{self.mount.mountpoint} cannot be refreshed: {why}"}
+            remedy = ": unmount it, and mount it again" if self.mount.overlay is not None else ""
+            return {"error": f"{self.mount.mountpoint} cannot be refreshed: {why}{remedy}"}
         return await self.growth.look(at_once=True)
 
     async def _restore(self, paths: list[bytes]) -> dict[str, Any]:

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from wdsfs import host, mount_table
-from wdsfs.errors import MountError, several
+from wdsfs.errors import DEAD_MOUNT_ERRNOS, MountError, several
 from wdsfs.host import in_directory
-from wdsfs.mount.mountpoint import DEAD_MOUNT_ERRNOS
 from wdsfs.mount_registry import Registration, forget
 
 if TYPE_CHECKING:

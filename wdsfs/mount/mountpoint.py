@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wdsfs import mount_registry, mount_table, names
-from wdsfs.errors import MountError, UsageError
+from wdsfs.errors import DEAD_MOUNT_ERRNOS, MountError, UsageError
 from wdsfs.kernel.manifest import image_of
 from wdsfs.tree.options import Owner
 from wdsfs.trust import LINKS_MAX
@@ -101,9 +101,6 @@ def _number(option: str, value: str, base: int, largest: int) -> int:
         kind = f"an octal number up to {largest:o}" if base == 8 else f"a number up to {largest}"
         raise UsageError(f"-o {option}: {kind} is needed")
     return number
-
-
-DEAD_MOUNT_ERRNOS = frozenset((errno.ENOTCONN, errno.ECONNABORTED))
 
 
 class Obstacle(NamedTuple):

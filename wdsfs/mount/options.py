@@ -69,7 +69,8 @@ class MountOptions:
         selection = self.selection._replace(allow_missing=self.opening.tolerance.allow_missing)
         object.__setattr__(self, "selection", selection)
         if self.serving.follow is not None and self.fixed_because is not None:
-            raise UsageError(f"--follow: {self.fixed_because}")
+            leave_out = "; leave out --follow, or --overlay" if self.overlay is not None else ""
+            raise UsageError(f"--follow: {self.fixed_because}{leave_out}")
 
     @property
     def view(self) -> View:
@@ -101,10 +102,7 @@ class MountOptions:
     def fixed_because(self) -> str | None:
         """Return why the set of this mount is fixed; None if new shards can be looked for."""
         if self.serving.overlay is not None:
-            return (
-                "a mount with --overlay has a fixed set, because its changes belong to the names of the shards: "
-                "unmount it, and mount it again"
-            )
+            return "a mount with --overlay has a fixed set, because its changes belong to the names of the shards"
         if self.selection.slice is not None:
             return (
                 "a part of a set (--shard-id) is fixed: ranks look at different times, so a new shard could be in "

@@ -72,8 +72,11 @@ def ending_order() -> list[LiveMount]:
     return sorted(started, key=lambda mount: started[mount], reverse=True)
 
 
-def named(path: str) -> LiveMount:
-    """Return the mount of wdsfs at this path. Raises MountError, which says what is there, for any other path."""
+def named(path: str, otherwise: str = "see: wdsfs status") -> LiveMount:
+    """Return the mount of wdsfs at this path. Raises MountError, which says what is there, for any other path.
+
+    `otherwise` is the advice where nothing is mounted.
+    """
     mount = find(path)
     if mount is not None:
         return mount
@@ -83,7 +86,7 @@ def named(path: str) -> LiveMount:
     mounted = mount_table.mounted_at(mountpoint)
     if mounted is not None:
         raise MountError(f"{mountpoint}: that is a mount of type {mounted.fstype}, not one of wdsfs")
-    raise MountError(f"{mountpoint}: no mount of wdsfs is there; see: wdsfs status")
+    raise MountError(f"{mountpoint}: no mount of wdsfs is there; {otherwise}")
 
 
 def around(path: str) -> LiveMount | None:
@@ -100,7 +103,7 @@ def above(path: str) -> str | None:
 
 def writable(path: str) -> LiveMount:
     """Return the mount with an overlay at this path. Raises MountError."""
-    mount = named(path)
+    mount = named(path, "for changes that are not mounted name --overlay DIR")
     if mount.overlay is None:
         text = f"{path}: that mount has no overlay, so nothing in it was changed"
         if mount.registration is not None and mount.registration.composition:

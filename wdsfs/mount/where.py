@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wdsfs import mount_table, names
-from wdsfs.errors import MissingShard, NoSuchEntry, ShardError, UnreadableShard, UsageError, WdsfsError
+from wdsfs.errors import MissingShard, NoSuchEntry, ShardError, UnreadableShard, UsageError, WdsfsError, reason_of
 from wdsfs.mount import search
 from wdsfs.mount.live_mount import LiveMount
 from wdsfs.overlay.overlaid_tree import number_of
@@ -105,7 +105,7 @@ def origins(paths: Sequence[str]) -> list[Origin | NoOrigin]:
 
 
 def _failure(path: str, error: WdsfsError | OSError) -> NoOrigin:
-    return NoOrigin(path, error if isinstance(error, WdsfsError) else NoSuchEntry(f"{path}: {error.strerror}"))
+    return NoOrigin(path, error if isinstance(error, WdsfsError) else NoSuchEntry(f"{path}: {reason_of(error)}"))
 
 
 def _placed(number: int, path: str) -> tuple[LiveMount, _Place]:

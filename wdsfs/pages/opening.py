@@ -24,7 +24,7 @@ from wdsfs.host import in_directory
 from wdsfs.index.portable import attached
 from wdsfs.mount.live_mount import LiveMount
 from wdsfs.overlay import upper_format
-from wdsfs.overlay.overlay_directory import OverlayDirectory
+from wdsfs.overlay.overlay_directory import OverlayDirectory, unfinished
 from wdsfs.overlay.upper_directory import load_upper, opened_upper
 from wdsfs.overlay.upper_format import DIRECTORY, FILE, OPEN_DIRECTORY, THE_WHITEOUT, UpperNode
 from wdsfs.packing import diff
@@ -71,8 +71,8 @@ class WritableMount:
     No symbolic link is followed on the way to a file: it could lead out of the mount.
     """
 
-    def __init__(self, library: Library, mountpoint: str, overlay: str) -> None:
-        self.mountpoint = mountpoint
+    def __init__(self, library: Library, mountpoint: str, overlay: str, lasting: str) -> None:
+        self.mountpoint, self._lasting = mountpoint, lasting
         self._library, self._overlay = library, OverlayDirectory(Path(overlay))
         self._upper, self._upper_end = upper_format.empty(), 0.0
         self._new: Sequence[Sample] = ()
@@ -114,6 +114,16 @@ class WritableMount:
         return MountedSource(self, path, status.st_size, (path, status.st_ino, status.st_size, status.st_mtime_ns))
 
     # --- changes
+
+    @property
+    def lasting(self) -> str:
+        """Return why changes cannot be taken back now; empty if they can."""
+        if unfinished(self._overlay):
+            return (
+                "A commit in place is under way, or was stopped half-way, so changes cannot be taken back. To "
+                "finish one that was stopped, repeat that commit."
+            )
+        return self._lasting
 
     def _names(self) -> UpperNode:
         """Return the names in the upper, at most UPPER_SECONDS old."""
@@ -254,7 +264,7 @@ def opened_mount(mount: LiveMount, opening: Opening) -> Iterator[Subject]:
         if options.layout == "samples" and not options.merge:
             place = Place(mount.mountpoint, "")
             if mount.overlay is not None:
-                writable = WritableMount(renewal.library, mount.mountpoint, mount.overlay)
+                writable = WritableMount(renewal.library, mount.mountpoint, mount.overlay, mount.lasting)
         yield Subject(renewal.library, writable, place, "" if writable else _note(mount), renewal)
 
 

@@ -307,6 +307,7 @@ class Site:
             count=len(samples),
             remarks=[(word, remark) for word, some in remarks for remark in some[:CHANGES_MAX]],
             mountpoint=shlex.quote(self._mount.mountpoint),
+            lasting=self._mount.lasting,
         )
 
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from wdsfs.errors import NoRanges
+from wdsfs.errors import CacheFull, NoRanges
 from wdsfs.remote.cached_object import BLOCK, CachedObject
 from wdsfs.remote.parts import Part, RemoteObject, Span, in_thread, joined, split
 from wdsfs.remote.retries import Counters
@@ -88,7 +88,7 @@ class Demand:
                 self._used_now(item, begin, end)
                 self._count(item, end - begin, is_hit=not tried and not parts)
                 return pieces
-        raise AssertionError("without a cache, bytes cannot vanish")
+        raise no_room(item)  # which has come as a whole: without a cache, other bytes cannot vanish
 
     async def stored(self, item: RemoteObject, begin: int, end: int) -> None:
         """Return when nothing of a range is under way any more: the cache has what it takes."""
@@ -267,23 +267,31 @@ class Demand:
                     raise
                 if item.whole is None:
                     item.whole = item.start(self._bring_whole(item, item.cached))
+        whole = item.whole
         try:
-            await asyncio.shield(item.whole)
+            await asyncio.shield(whole)
         except Exception:
             item.whole = None  # the next reader tries again
             raise
+        if item.whole is whole and (item.cached is None or item.cached.missing(part.begin, part.end)):
+            item.whole = None  # the cache has lost what came
 
     async def _bring_whole(self, item: RemoteObject, cached: CachedObject) -> None:
-        """Bring an object into the cache from its first byte to its last."""
+        """Bring an object into the cache from its first byte to its last. Raises CacheFull."""
+        size = sum(end - begin for begin, end in cached.missing(0, item.pin.size))
+        if not await in_thread(partial(cached.has_room, size)):
+            raise no_room(item)
         rest, at = bytearray(), 0
         async for data in self._stores.get_all(item.url, item.pin):
             rest += data
             if len(rest) >= WRITE:
                 size = len(rest) // BLOCK * BLOCK
-                await in_thread(partial(cached.put, at, bytes(rest[:size])))
+                if not await in_thread(partial(cached.put, at, bytes(rest[:size]))):
+                    raise no_room(item)
                 at += size
                 del rest[:size]
-        await in_thread(partial(cached.put, at, bytes(rest)))
+        if not await in_thread(partial(cached.put, at, bytes(rest))):
+            raise no_room(item)
 
     async def _fetch_range(self, part: Part) -> None:
         item, cached = part.item, part.item.cached
@@ -316,6 +324,14 @@ class Demand:
         finally:
             self.fetched += part.fetched
             await part.stored()
+
+
+def no_room(item: RemoteObject) -> CacheFull:
+    """Return the error for an object that can only be read from the cache."""
+    return CacheFull(
+        f"{item.url.shown}: the cache has no room for it ({item.pin.size:,} bytes): give it more by --cache-size, "
+        "or remove what is not needed any more by `wdsfs cache`"
+    )
 
 
 async def _verify(item: RemoteObject, cached: CachedObject) -> None:

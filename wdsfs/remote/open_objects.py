@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from wdsfs.errors import CacheFull, MissingObject, ObjectChanged, UnreadableShard, WdsfsError
+from wdsfs.errors import MissingObject, ObjectChanged, UnreadableShard, WdsfsError
 from wdsfs.log_lines import LoggedMessages
-from wdsfs.remote.demand import PART, Demand
+from wdsfs.remote.demand import PART, Demand, no_room
 from wdsfs.remote.launcher import Alarm
 from wdsfs.remote.parts import RemoteObject, Span, split
 from wdsfs.remote.passes import WINDOW_MAX
@@ -178,7 +178,7 @@ class OpenObjects:
                 await self._read(item, begin, end)
                 await self.demand.stored(item, begin, end)
             if cached.missing(begin, end):
-                raise _no_room(item)
+                raise no_room(item)
             coming.left -= end - begin
             self._coming -= end - begin
             coming.report()
@@ -188,7 +188,7 @@ class OpenObjects:
         beating = asyncio.create_task(coming.beat())
         try:
             if coming.left and not await asyncio.to_thread(cached.has_room, self._coming):
-                raise _no_room(item)
+                raise no_room(item)
             async with asyncio.TaskGroup() as group:
                 for span in split(missing, PART):
                     group.create_task(bring(*span))
@@ -234,10 +234,3 @@ class OpenObjects:
             for _, _, part in item.parts:
                 counts[item.url.counted_as]["queued" if part.task is None else "in_flight"] += 1
         return counts
-
-
-def _no_room(item: RemoteObject) -> CacheFull:
-    return CacheFull(
-        f"{item.url.shown}: the cache has no room for it ({item.pin.size:,} bytes): give it more by --cache-size, "
-        "or remove what is not needed any more by `wdsfs cache`"
-    )

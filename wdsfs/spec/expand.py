@@ -26,7 +26,7 @@ from dataclasses import replace
 from itertools import islice
 
 from wdsfs import names
-from wdsfs.errors import MissingShard, ShardError, SpecError, UnreadableShard, and_others, several
+from wdsfs.errors import MissingShard, ShardError, SpecError, UnreadableShard, and_others, reason_of, several
 from wdsfs.names import PLAIN, Reading
 from wdsfs.remote import urls
 from wdsfs.shards import Shard
@@ -587,7 +587,7 @@ def _mode(word: str) -> int | None:
     except OSError as error:
         if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):  # a name, or a link, that leads nowhere
             return None
-        raise UnreadableShard(f"cannot look at the shard {word!r}: {error.strerror}") from error
+        raise UnreadableShard(f"cannot look at the shard {word!r}: {reason_of(error)}") from error
 
 
 def _listed_files(parent: str, siblings: list[str]) -> set[str]:
