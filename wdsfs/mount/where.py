@@ -97,7 +97,7 @@ def origins(paths: Sequence[str]) -> list[Origin | NoOrigin]:
     for mount, places in mounts.values():
         try:
             with contextlib.ExitStack() as stack:
-                tree = cache(partial(stack.enter_context, _tree_of(mount)))
+                tree = cache(partial(_entered, stack, mount))
                 answers |= {place.number: _answer(mount, tree, place) for place in places}
         except (WdsfsError, OSError) as error:
             answers |= {place.number: _failure(place.typed, error) for place in places}
@@ -143,6 +143,10 @@ def _tree_of(mount: LiveMount) -> Iterator[LowerTree]:
     options = mount.options
     with mount.opened(mount.shown(), Opening(quiet=True), on_demand=True) as below:
         yield numbered_tree.make_numbered(below, options.view(partial=True), options.merge)
+
+
+def _entered(stack: contextlib.ExitStack, mount: LiveMount) -> LowerTree:
+    return stack.enter_context(_tree_of(mount))
 
 
 def _answer(mount: LiveMount, tree: Callable[[], LowerTree], place: _Place) -> Origin | NoOrigin:
