@@ -604,7 +604,11 @@ def _inherited_sockets(pid: int) -> list[int]:
     """The sockets that programs inherit from this process: none of Python's, but that of libfuse."""
 
     def is_inherited(number: int) -> bool:
-        [flags] = re.findall(r"flags:\s*([0-7]+)", Path(f"/proc/{pid}/fdinfo/{number}").read_text())
+        try:
+            text = Path(f"/proc/{pid}/fdinfo/{number}").read_text()
+        except FileNotFoundError:  # closed since it was listed
+            return False
+        [flags] = re.findall(r"flags:\s*([0-7]+)", text)
         return not int(flags, 8) & os.O_CLOEXEC
 
     return [number for number, link in _links(pid).items() if link.startswith("socket:") and is_inherited(number)]
