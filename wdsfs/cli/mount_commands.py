@@ -124,7 +124,7 @@ serving_options = handing_over(
             type=AtLeastOne(),
             metavar="[=SECONDS]",
             help="Look at SHARDS again: show new ones, and hide those that are gone. At once after local "
-            f"changes, and every so many seconds ({FOLLOW_SECONDS:g} if not given). See also `wdsfs refresh`.",
+            f"changes, then every SECONDS ({FOLLOW_SECONDS:g} if not given). See also `wdsfs refresh`.",
         ),
     },
 )

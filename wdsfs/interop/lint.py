@@ -522,7 +522,7 @@ def findings_of_set(below: ShardSet, unreadable: Iterable[bytes]) -> Iterator[st
 
 def _findings_of_view(below: ShardSet) -> Iterator[str]:
     for number in below.numbers:
-        with suppress(ShardError):  # it was told of its source
+        with suppress(ShardError):  # reported already, of its source shard
             record, path = indexed(below.record, number), below.path_text(number)
             of_view = [problem for problem in record.problems if problem.kind in OF_VIEWS]
             yield from (

@@ -205,8 +205,8 @@ def _shows_lower(mount: LiveMount, tree: Callable[[], LowerTree], place: _Place,
     top = upper.removesuffix(below)
     if any(_is_opaque(top + path) for path in accumulate(below.split("/"), os.path.join)):
         return False
-    names = os.listxattr(upper, follow_symlinks=False)
-    if place.kind != DIRECTORY and _COPIED.isdisjoint(names):
+    attributes = os.listxattr(upper, follow_symlinks=False)
+    if place.kind != DIRECTORY and _COPIED.isdisjoint(attributes):
         return False
     if place.kind == DIRECTORY and mount.has_attributes:
         return bool(_attributes(place.path))
@@ -214,7 +214,7 @@ def _shows_lower(mount: LiveMount, tree: Callable[[], LowerTree], place: _Place,
         node = indexed(tree().resolve, os.fsencode(below))
         if stat.S_IFMT(node.mode) != stat.S_IFMT(place.about.st_mode):
             return False
-        if place.kind != DIRECTORY and ORIGIN in names:
+        if place.kind != DIRECTORY and ORIGIN in attributes:
             origin = parse_origin(os.getxattr(upper, ORIGIN))
             return origin is None or indexed(number_of, tree().lower, origin) == node.inode
     except NoSuchEntry:
@@ -237,9 +237,9 @@ def _is_opaque(path: str) -> bool:
 def _attributes(path: str) -> dict[str, str]:
     """Return the attributes that a mount gives for a path. Raises OSError."""
     prefix = os.fsdecode(XATTR)
-    found = [name for name in os.listxattr(path, follow_symlinks=False) if name.startswith(prefix)]
+    listed = [name for name in os.listxattr(path, follow_symlinks=False) if name.startswith(prefix)]
     return {
-        name.removeprefix(prefix): os.fsdecode(os.getxattr(path, name, follow_symlinks=False)) for name in found
+        name.removeprefix(prefix): os.fsdecode(os.getxattr(path, name, follow_symlinks=False)) for name in listed
     }
 
 
