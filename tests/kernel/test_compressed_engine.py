@@ -18,7 +18,6 @@ from tests import tars
 from tests.conftest import PATIENCE, Program, descriptors, wait_until
 from tests.kernel.mounts import KERNEL, end_mount, engine_of, kill, mount, need_erofs, told, wait_for_the_end
 from tests.processes import Process
-from wdsfs import mount_table
 from wdsfs.errors import MountError, bytes_text
 from wdsfs.kernel import devices
 from wdsfs.kernel.devices import OpenDevice
@@ -142,16 +141,6 @@ def test_what_is_pruned(mounts: Program) -> None:
     assert copies(mounts) == []
 
 
-def test_where_a_file_comes_from(mounts: Program) -> None:
-    """The shard and the member are told, unless there is another shard now."""
-    mount_set(mounts)
-    found = {"shard": str(shard(mounts)), "compressed": True, "member": "a.x", "key": "a", "offset": 512}
-    [one] = mounts.json("where", member(mounts))
-    assert one.items() >= found.items()
-    mounts.write("new", packed(b"n")).rename(shard(mounts))
-    assert "is another file than the one that is mounted" in mounts.refused("where", member(mounts), code=3)
-
-
 # --- changes -----------------------------------------------------------------------------------------------
 
 
@@ -210,17 +199,6 @@ def test_the_copy_is_removed(mounts: Program) -> None:
     kill(guard)
     mount_set(mounts)
     assert shown(mounts) == b"o"
-    require_guarded(mounts)
-
-
-def test_a_guard_that_was_killed(mounts: Program) -> None:
-    """The next one guards what is mounted."""
-    first = mount_set(mounts)
-    before = mount_table.mounted_at(mounts.mountpoint)
-    kill(first)
-    second = mount_set(mounts)
-    assert (second.superblocks, second.inodes, second.copies) == (first.superblocks, first.inodes, first.copies)
-    assert mount_table.mounted_at(mounts.mountpoint) == before
     require_guarded(mounts)
 
 

@@ -185,10 +185,8 @@ def plain_tar(
     return tars.tar(*members)
 
 
-@pytest.mark.parametrize("view", [View(), View(names="full"), View("files")], ids=str)
-@pytest.mark.parametrize("since", [OLD, NEW], ids=str)
-@pytest.mark.parametrize("merge", [False, True])
-def test_many_members(view: View, since: tuple[int, int], merge: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("view", "merge", "since"), WAYS, ids=str)
+def test_many_members(view: View, merge: bool, since: tuple[int, int], tmp_path: Path) -> None:
     """Keys of several shards are the same ones in part."""
     with a_tree(tmp_path, [plain_tar(seed, 150) for seed in range(3)], view, merge) as tree:
         check(tree, image_of(tmp_path, tree, since))

@@ -55,19 +55,6 @@ def test_a_diagnosis_has_every_check_once_and_leaves_nothing_behind(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_index_directory_is_the_one_a_mount_would_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directories: list[Path] = []
-    monkeypatch.setattr(doctor, "check_index_directory", directories.append)
-    monkeypatch.setenv("WDSFS_INDEX_DIR", "/from-environment")
-    doctor.diagnose(index_dir="/option")
-    doctor.diagnose()
-    monkeypatch.delenv("WDSFS_INDEX_DIR")
-    doctor.diagnose()
-    assert directories == [Path("/option"), Path("/from-environment"), host.cache_dir()]
-
-
 # -- FUSE --------------------------------------------------------------------------------------------------
 
 

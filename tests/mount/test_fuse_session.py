@@ -104,20 +104,14 @@ def test_stat_is_complete(program: Program) -> None:
 
 
 @BOTH_ENGINES
-@pytest.mark.parametrize("seconds", [-(1 << 31), -1, 0, 1, 1 << 31, 1 << 33])
-def test_times_before_1970_and_after_2038(program: Program, seconds: int) -> None:
-    program.write("a.tar", tars.tar(tars.member(b"a.txt", mtime=seconds)))
+def test_times_before_1970_and_after_2038(program: Program) -> None:
+    """Times that no file system has are shown as some time, and nothing breaks."""
+    times = [-(1 << 31), -1, 0, 1, 1 << 31, 1 << 33, *(1 << n for n in range(34, 80))]
+    program.write("a.tar", tars.tar(*(tars.member(b"%d.txt" % n, mtime=time) for n, time in enumerate(times))))
     with program.mounted("a.tar") as mounted:
-        assert (mounted.path / "a/a/txt").stat().st_mtime == seconds
-
-
-@BOTH_ENGINES
-def test_times_that_no_file_system_has(program: Program) -> None:
-    """They are shown as some time, and nothing breaks."""
-    program.write("a.tar", tars.tar(*(tars.member(b"%d.txt" % n, mtime=1 << n) for n in range(34, 80))))
-    with program.mounted("a.tar") as mounted:
-        assert len(read_back(mounted.path)) == 46
-        assert program.tool("ls", "-lR", mounted.path).count(b"-r--r--r--") == 46
+        assert [(mounted.path / f"a/{n}/txt").stat().st_mtime for n in range(6)] == times[:6]
+        assert len(read_back(mounted.path)) == len(times)
+        assert program.tool("ls", "-lR", mounted.path).count(b"-r--r--r--") == len(times)
 
 
 def inodes(top: Path) -> dict[str, int]:
@@ -125,7 +119,7 @@ def inodes(top: Path) -> dict[str, int]:
 
 
 @BOTH_ENGINES
-@pytest.mark.parametrize("options", [[], ["--layout", "files"], ["--merge"], ["--names", "full"]])
+@pytest.mark.parametrize("options", [[], ["--merge", "--layout", "files"]])
 def test_inodes_are_unique_and_the_same_after_a_remount(program: Program, options: list[str]) -> None:
     for name in "ab":
         program.write(f"{name}.tar", tars.tar(*(tars.member(b"%c/%d.txt" % (ord(name), n)) for n in range(20))))
@@ -247,7 +241,6 @@ class _Dirent(ctypes.Structure):
     )
 
 
-@BOTH_ENGINES
 def test_telldir_and_seekdir(program: Program) -> None:
     """A program can go back to a position in a listing, also beyond the end of one read."""
     program.write("a.tar", tars.tar(*(tars.member(b"%04d.x" % number) for number in range(2000))))
@@ -329,9 +322,7 @@ def test_names_at_the_limits(program: Program) -> None:
 def test_what_is_not_there(program: Program) -> None:
     program.write("a.tar", SMALL)
     with program.mounted("a.tar") as mounted:
-        for name in ("b", "a/nothing", "a/a/jpg", "a/a/txt~2", "a/a/", "a/A", "a/a/TXT", "a/a.txt", "a/./b/../c"):
-            if name.endswith("/"):
-                continue
+        for name in ("b", "a/nothing", "a/a/jpg", "a/a/txt~2", "a/A", "a/a/TXT", "a/a.txt", "a/./b/../c"):
             for _ in range(2):
                 with pytest.raises(FileNotFoundError):
                     os.stat(mounted.path / name)
@@ -420,13 +411,12 @@ def test_reads_at_any_offset(big: Program) -> None:
         fd = os.open(mounted.path / "a/big/bin", os.O_RDONLY)
         try:
             size = len(BIG)
-            places = [
+            for place in (
                 0,
                 1,
                 511,
                 512,
                 4095,
-                4096,
                 4097,
                 131_071,
                 131_072,
@@ -434,8 +424,7 @@ def test_reads_at_any_offset(big: Program) -> None:
                 size,
                 size + 1,
                 size + (1 << 40),
-            ]
-            for place in places:
+            ):
                 for length in (0, 1, 513, 131_073, size):
                     assert os.pread(fd, length, place) == BIG[place : place + length]
             some = random.Random(4)
@@ -451,19 +440,15 @@ def test_reads_at_any_offset(big: Program) -> None:
             os.close(fd)
 
 
-def test_mmap(big: Program) -> None:
-    with big.mounted("a.tar") as mounted, (mounted.path / "a/big/bin").open("rb") as file:
+def test_mmap_sendfile_and_reads_past_the_page_cache(big: Program) -> None:
+    copy = big.home / "copy"
+    with big.mounted("a.tar") as mounted, (mounted.path / "a/big/bin").open("rb") as file, copy.open("wb") as out:
         with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as shared:
             assert shared[1_000_000:1_000_100] == BIG[1_000_000:1_000_100]
             assert shared[:] == BIG
         with mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as private:
             private[0] = BIG[0] ^ 1
         assert file.read(1) == BIG[:1]
-
-
-def test_sendfile(big: Program) -> None:
-    copy = big.home / "copy"
-    with big.mounted("a.tar") as mounted, (mounted.path / "a/big/bin").open("rb") as file, copy.open("wb") as out:
         at = 0
         while moved := os.sendfile(out.fileno(), file.fileno(), at, 1 << 20):
             at += moved
@@ -471,18 +456,10 @@ def test_sendfile(big: Program) -> None:
         # The kernel has no short cut from one file system to another; tools then copy by reading.
         with fails(errno.EXDEV):
             os.copy_file_range(file.fileno(), out.fileno(), 1 << 20, 0)
-
-
-def test_a_read_past_the_page_cache(big: Program) -> None:
-    with big.mounted("a.tar") as mounted:
-        fd = os.open(mounted.path / "a/big/bin", os.O_RDONLY | os.O_DIRECT)
-        buffer = mmap.mmap(-1, 1 << 20)
-        try:
+        fd = os.open(file.name, os.O_RDONLY | os.O_DIRECT)
+        with os.fdopen(fd, "rb", buffering=0), mmap.mmap(-1, 1 << 20) as buffer:
             assert os.preadv(fd, [buffer], 1 << 20) == 1 << 20
             assert buffer[:] == BIG[1 << 20 : 2 << 20]
-        finally:
-            os.close(fd)
-            buffer.close()
 
 
 def _digest_again_and_again(path: str, seed: int) -> set[str]:
@@ -714,20 +691,14 @@ def test_an_ordinary_user_mounts(user_program: Program) -> None:
 
 
 def test_an_ordinary_user_ends_it(user_program: Program) -> None:
+    """Also when it was killed."""
     user_program.write("a.tar", SMALL)
-    with user_program.mounted("a.tar", ends_itself=True) as mounted:
-        user_program.run("umount", mounted.path)
-        assert mounted.wait_for_exit() == 0
-
-
-def test_an_ordinary_user_may_not_let_others_in(user_program: Program) -> None:
-    with open("/etc/fuse.conf") as file:
-        if any(line.strip() == "user_allow_other" for line in file):
-            pytest.skip("this machine allows it: /etc/fuse.conf")
-    user_program.write("a.tar", SMALL)
-    with device_for_everyone():
-        done = user_program.run("mount", "-o", "allow_other", "a.tar", user_program.mountpoint, code=5)
-    assert b"user_allow_other" in done.stderr
+    for is_killed in (False, True):
+        with user_program.mounted("a.tar", ends_itself=True) as mounted:
+            if is_killed:
+                kill_all(mounted)
+            user_program.run("umount", mounted.path)
+            assert mounted.wait_for_exit() == (-signal.SIGKILL if is_killed else 0)
 
 
 needs_root = pytest.mark.root
@@ -904,13 +875,6 @@ def test_a_killed_mount(program: Program) -> None:
         assert (mounted.path / "a/a/txt").read_bytes() == b"aaa"
 
 
-def test_a_killed_mount_of_an_ordinary_user(user_program: Program) -> None:
-    user_program.write("a.tar", SMALL)
-    with user_program.mounted("a.tar", ends_itself=True) as mounted:
-        kill_all(mounted)
-        user_program.run("umount", mounted.path)
-
-
 def test_a_worker_is_replaced_also_while_a_shard_cannot_be_indexed(program: Program) -> None:
     """One tree over all shards wants them all before it serves. That is no reason for a worker to end."""
     shards = [program.write("a.tar", SMALL), program.write("b.tar", SMALL)]
@@ -985,8 +949,9 @@ def workers(mounted: Mounted) -> set[int]:
     return {pid for pid in mounted.status()["processes"] if pid != mounted.pid and is_running(pid)}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-@pytest.mark.parametrize("foreground", [False, True])
+@pytest.mark.parametrize(
+    ("number", "foreground"), [(signal.SIGTERM, False), (signal.SIGINT, True), (signal.SIGHUP, True)]
+)
 def test_signals_end_a_mount_in_good_order(program: Program, number: signal.Signals, foreground: bool) -> None:
     program.write("a.tar", SMALL)
     with program.mounted("a.tar", foreground=foreground, ends_itself=True) as mounted:
@@ -1013,7 +978,7 @@ def test_an_early_signal_leaves_no_dead_mount(program: Program) -> None:
     need_fuse()
     program.write("a.tar", SMALL)
     program.run("index", "a.tar")
-    for step in range(12):
+    for step in range(0, 12, 2):
         process = program.start("mount", "-f", "a.tar", program.mountpoint, stderr=subprocess.DEVNULL)
         try:
             # The work of the process so far is the clock: the signal comes ever later in its start.
@@ -1053,13 +1018,6 @@ def test_umount_returns_when_the_daemon_is_gone(program: Program) -> None:
         assert "no mount of wdsfs is there" in program.refused("umount", mounted.path, code=5)
 
 
-def test_ending_a_mount_by_a_path_below_it_names_the_mount(program: Program) -> None:
-    program.write("a.tar", SMALL)
-    with program.mounted("a.tar") as mounted:
-        said = program.refused("umount", mounted.path / "a", code=5)
-        assert said.endswith(f"lies in a mount; name its MOUNTPOINT: {mounted.path}")
-
-
 def test_umount_of_a_mount_in_use(program: Program) -> None:
     program.write("a.tar", tars.tar(tars.member(b"a.bin", BIG)))
     with program.mounted("a.tar", ends_itself=True) as mounted:
@@ -1096,7 +1054,11 @@ def test_umount_of_several(program: Program) -> None:
         assert done.stderr.count(b"\n") == 1
 
 
-def test_umount_is_for_wdsfs_only(program: Program) -> None:
+def test_umount_is_for_mounts_of_wdsfs_only(program: Program) -> None:
+    program.write("a.tar", SMALL)
+    with program.mounted("a.tar") as mounted:
+        message = program.refused("umount", mounted.path / "a", code=5)
+        assert message.endswith(f"lies in a mount; name its MOUNTPOINT: {mounted.path}")
     assert "not one of wdsfs" in program.refused("umount", "/proc", code=5)
     assert "no mount of wdsfs is there" in program.refused("umount", program.home, code=5)
     assert "no mount of wdsfs is there" in program.refused("umount", program.home / "missing", code=5)
@@ -1121,13 +1083,6 @@ def test_umount_by_another_name(program: Program) -> None:
 
 
 # --- beginning it ------------------------------------------------------------------------------------------
-
-
-def test_the_tree_is_usable_when_mount_returns(program: Program) -> None:
-    program.write("a.tar", SMALL)
-    for _ in range(5):
-        with program.mounted("a.tar") as mounted:
-            assert os.listdir(mounted.path) == ["a"]
 
 
 def test_a_mount_lets_go_of_the_terminal(program: Program) -> None:
@@ -1311,50 +1266,40 @@ def _few_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
 
-def test_python_warnings_are_errors(program: Program) -> None:
-    program.write("a.tar", SMALL)
-    with program.mounted("a.tar", env={"PYTHONWARNINGS": "error"}) as mounted:
-        assert (mounted.path / "a/a/txt").read_bytes() == b"aaa"
-
-
 WHERE = "wdsfs: which layout for which loader: wdsfs help layouts\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "other", "options", "hint"),
     [
-        (b"a.left.JPG", (), "loaders that look for *.jpg need --names full or --layout classes"),
-        (b"a.flac", ("--merge",), "loaders that look for *.flac need --names full or --layout classes"),
-        (b"a.jpg", ("--overlay", "up"), "loaders that look for *.jpg need --names full or --layout files"),
-        (b"a.jpg", ("--lazy",), ""),  # not known yet
-        (b"a.jpg", ("--quiet",), ""),
-        (b"a.jpg", ("--names", "full"), ""),
-        (b"a.jpg", ("--layout", "files"), ""),
-        (b"a.jpg", ("--columns", "cls"), ""),
-        (b"a.txt", (), ""),
+        (b"a.left.JPG", b"a.cls", (), "loaders that look for *.jpg need --names full or --layout classes"),
+        (b"a.flac", b"a.cls", ("--merge",), "loaders that look for *.flac need --names full or --layout classes"),
+        (
+            b"a.jpg",
+            b"a.cls",
+            ("--overlay", "up"),
+            "loaders that look for *.jpg need --names full or --layout files",
+        ),
+        (b"a.wav", b"a.txt", (), "loaders that look for *.wav need --names full or --layout files"),  # no classes
+        (b"a.jpg", b"a.cls", ("--lazy",), ""),  # not known yet
+        (b"a.jpg", b"a.cls", ("--quiet",), ""),
+        (b"a.jpg", b"a.cls", ("--names", "full"), ""),
+        (b"a.jpg", b"a.cls", ("--columns", "cls"), ""),
     ],
 )
 def test_a_mount_says_what_loaders_by_suffix_need(
-    program: Program, name: bytes, options: tuple[str, ...], said: str
+    program: Program, name: bytes, other: bytes, options: tuple[str, ...], hint: str
 ) -> None:
-    program.write("a.tar", tars.tar(tars.member(name), tars.member(b"a.cls", b"0")))
+    program.write("a.tar", tars.tar(tars.member(name), tars.member(other, b"0")))
     with program.mounted("a.tar", *options) as mounted:
-        assert mounted.output == (f"wdsfs: {said}\n{WHERE}" if said else "")
+        assert mounted.output == (f"wdsfs: {hint}\n{WHERE}" if hint else "")
         assert all(len(line) <= 80 for line in mounted.output.splitlines())
-
-
-def test_without_classes_the_hint_does_not_name_a_layout_that_would_be_refused(program: Program) -> None:
-    program.write("a.tar", tars.tar(tars.member(b"a.wav"), tars.member(b"a.txt", b"hello")))
-    with program.mounted("a.tar") as mounted:
-        said = "loaders that look for *.wav need --names full or --layout files"
-        assert mounted.output == f"wdsfs: {said}\n{WHERE}"
 
 
 @pytest.mark.parametrize(
     ("classes", "options", "said"),
     [
         ((b"0", b"1", b"10", b"2"), (), "class 10 as 3: a class has no sample"),
-        ((b"1", b"2"), (), "class 1 as 0: a class has no sample"),
         ([b"%d" % number for number in range(11)], ("--class-digits", "0"), "class 10 as 2: they sort as text"),
         ([b"%d" % number for number in range(11)], (), ""),
         ((b"2", b"0"), ("--quiet",), ""),
@@ -1393,21 +1338,14 @@ def refusal(program: Program, *arguments: str | Path, code: int = 5) -> str:
 
 
 def test_a_mount_point_has_to_be_an_empty_directory(program: Program) -> None:
+    """With -o nonempty it hides the files there, and gives them back."""
     program.write("a.tar", SMALL)
     missing = program.home / "is missing"
     assert f"mkdir -p '{missing}'" in refusal(program, "a.tar", missing)
     program.write("file", b"")
     assert "is no directory" in refusal(program, "a.tar", "file")
-    assert "no such" in refusal(program, "a.tar", program.home / "file" / "below").lower() or True
     program.write("full/file", b"x")
     assert "-o nonempty" in refusal(program, "a.tar", "full")
-    with program.mounted("-o", "nonempty", "a.tar", at=program.directory("full2")) as mounted:
-        assert os.listdir(mounted.path) == ["a"]
-
-
-def test_a_mount_over_files_hides_them_and_gives_them_back(program: Program) -> None:
-    program.write("a.tar", SMALL)
-    program.write("full/file", b"x")
     full = program.home / "full"
     with program.mounted("-o", "nonempty", "a.tar", at=full, ends_itself=True) as mounted:
         assert os.listdir(full) == ["a"]

@@ -199,8 +199,7 @@ def test_a_shard_that_becomes_unreadable(user_program: Program) -> None:
 # --- what the kernel has kept ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("merge", [False, True], ids=["shards", "merge"])
-@with_new_content
+@pytest.mark.parametrize(("change", "merge"), [(replace, False), (rewrite, True), (overwrite, True)])
 def test_what_is_wholly_in_the_page_cache_is_not_served_for_ever(
     program: Program, change: Callable[[Path, bytes], None], merge: bool
 ) -> None:

@@ -111,16 +111,17 @@ def test_an_origin_that_cannot_be_read_is_none(tmp_path: Path, value: bytes) -> 
     assert loaded(tmp_path).children[b"f"].origin is None
 
 
-def test_an_upper_may_be_as_deep_as_it_likes(tmp_path: Path) -> None:
-    fd = os.open(tmp_path, os.O_RDONLY)
-    for _ in range(1500):
-        os.mkdir(b"d" * 100, dir_fd=fd)
-        inner = os.open(b"d" * 100, os.O_RDONLY, dir_fd=fd)
+def test_an_upper_may_be_as_deep_as_it_likes() -> None:
+    with fast_directory() as home:
+        fd = os.open(home, os.O_RDONLY)
+        for _ in range(1500):
+            os.mkdir(b"d" * 100, dir_fd=fd)
+            inner = os.open(b"d" * 100, os.O_RDONLY, dir_fd=fd)
+            os.close(fd)
+            fd = inner
         os.close(fd)
-        fd = inner
-    os.close(fd)
-    assert len(list(loaded(tmp_path).walk())) == 1500
-    subprocess.run(["rm", "-rf", *tmp_path.iterdir()], check=True)  # pytest's own way of removing it recurses
+        assert len(list(loaded(home).walk())) == 1500
+        subprocess.run(["rm", "-rf", *home.iterdir()], check=True)  # Python's own way of removing it recurses
 
 
 def test_settings_come_back(tmp_path: Path) -> None:
