@@ -32,6 +32,7 @@ from tests.remote import apart
 from tests.sets import at as shard_at
 from tests.thorough import THOROUGH
 from wdsfs.errors import WdsfsError
+from wdsfs.extras import zstd
 from wdsfs.index import record_of_file
 from wdsfs.index.portable import PortableIndex
 from wdsfs.index.portable_writer import checked_target, write_index
@@ -162,7 +163,7 @@ _COMPRESSED = {
     "gzip": gzip.compress,
     "bzip2": bz2.compress,
     "xz": lzma.compress,
-    "zstd": streams.zstd().compress,
+    "zstd": zstd().compress,
 }
 
 

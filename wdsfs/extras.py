@@ -1,4 +1,4 @@
-"""The command that installs missing libraries: those of an extra of wdsfs (`view`, `compressed` ...).
+"""Optional libraries, those of the extras of wdsfs (`view`, `compressed` ...): the command that installs them.
 
 wdsfs is on no package index that pip would look at, so the answer depends on how it was installed: by pip, pipx or
 uv, from a checkout, a repository or a file. The metadata of the installed distribution says that (PEP 376's
@@ -7,14 +7,17 @@ INSTALLER, PEP 610's direct_url.json).
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
 import shlex
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
+
+from wdsfs.errors import UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
@@ -38,6 +41,18 @@ def install_command(extra: str, distribution: Distribution | None = None, prefix
         return f"{_sudo(prefix)}pipx inject {NAME} {_libraries(distribution, extra)}"
     installer = (distribution.read_text("INSTALLER") or "").strip()
     return f"{_pip(prefix, installer)} {source or _libraries(distribution, extra)}"
+
+
+def zstd() -> Any:
+    """Import zstd of Python 3.14, or the same for earlier ones. Raises UsageError."""
+    for name in ("compression.zstd", "backports.zstd"):
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    raise UsageError(
+        f"before Python 3.14, zstd needs the package backports.zstd; type: {install_command('compressed')}"
+    )
 
 
 def _installed() -> Distribution | None:

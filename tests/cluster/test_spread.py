@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from tests import sets, work
-from wdsfs import errors
-from wdsfs.cluster import engines, far_side, spread
-from wdsfs.cluster.engines import Engine, Workers, opener
+from wdsfs import errors, executors
+from wdsfs.cluster import far_side, spread
 from wdsfs.cluster.far_side import Batch
 from wdsfs.errors import (
     ExecutorUnusable,
@@ -27,6 +26,7 @@ from wdsfs.errors import (
     UsageError,
     WdsfsError,
 )
+from wdsfs.executors import Engine, Workers, opener
 from wdsfs.index import process_pool, record_builder
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
@@ -153,7 +153,7 @@ def test_a_callable_that_makes_no_executor(name: str, what: str) -> None:
 
 @pytest.mark.parametrize("address", ["nonsense", "missing.json", "tcp://host"])
 def test_what_is_no_address_of_dask(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setattr(engines, "_package", lambda *_: None)
+    monkeypatch.setattr(executors, "_package", lambda *_: None)
     with pytest.raises(UsageError, match=f"--executor dask:{address}: is neither a scheduler file"):
         _ = Workers(f"dask:{address}").engine
 
@@ -330,7 +330,7 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     batch.version = "0.0.1"
     with pytest.raises(ExecutorUnusable, match=r"has wdsfs .*, and the command is of 0\.0\.1"):
         far_side.run(batch)
-    monkeypatch.setattr("wdsfs.cluster.engines.__version__", "0.0.1")
+    monkeypatch.setattr("wdsfs.executors.__version__", "0.0.1")
     workers = Workers("tests.work:threads")
     with pytest.raises(ExecutorUnusable, match=r"tests.work:threads: a worker has wdsfs .*: install 0\.0\.1"):
         _ = workers.engine

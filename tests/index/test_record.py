@@ -495,7 +495,7 @@ def samples_of(tar: bytes) -> list[tuple[bytes, list[tuple[bytes, bytes]]]]:
             if not one.entry_flags[entry] & STRAY:
                 members = one.entry_members(entry)
                 head = one.member(members[0]).head
-                raw = member_reader.read_name(fd, head)
+                raw = member_reader.placed(fd, head).name
                 key = raw[: len(raw) - len(one.extension(members[0])) - 1]
                 files = [(one.extension(member), content_of(fd, one, member)) for member in members]
                 samples.append((head, (key, files)))

@@ -33,8 +33,8 @@ from tests import sets, tars
 from tests.conftest import descendants, descriptors, new_processes, wait_until
 from tests.thorough import THOROUGH
 from wdsfs import host, mount_table
-from wdsfs.cluster.engines import Workers
 from wdsfs.errors import IndexUnusable, MissingShard, ShardError, UnreadableShard
+from wdsfs.executors import Workers
 from wdsfs.index import process_pool, record, record_builder, record_of_file, store
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file

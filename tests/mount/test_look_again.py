@@ -14,7 +14,7 @@ import pytest
 
 from tests import sets, tars
 from wdsfs.errors import IsADirectory, MissingShard, NoSuchEntry, ShardError, StaleShard, UnreadableShard
-from wdsfs.index import store
+from wdsfs.index import record_of_file, store
 from wdsfs.index.portable_writer import checked_target, write_index
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
@@ -329,10 +329,10 @@ def test_a_shard_that_is_being_written_is_left_out(shards: Path, tmp_path: Path)
     for part in (b"", whole[:1000], whole[: len(whole) // 2], whole[:-1024]):
         new.write_bytes(part)
         answer = followed.look()
-        assert (answer["new"], answer["left_out"]) == ([], {"t.tar": look_again.BEING_WRITTEN})
+        assert (answer["new"], answer["left_out"]) == ([], {"t.tar": record_of_file.BEING_WRITTEN})
     # The tail of a file of zeros looks like an end, and is none.
     new.write_bytes(tars.tar(tars.member(b"zeros.bin", bytes(8192)))[:-2048])
-    assert followed.look()["left_out"] == {"t.tar": look_again.BEING_WRITTEN}
+    assert followed.look()["left_out"] == {"t.tar": record_of_file.BEING_WRITTEN}
     new.write_bytes(whole)
     answer = followed.look()
     assert ([row[1] for row in answer["new"]], answer["left_out"]) == (["t"], {})
@@ -352,7 +352,7 @@ def test_a_compressed_shard_has_to_rest(shards: Path, tmp_path: Path, monkeypatc
     packed = gzip.compress(sets.content(7))
     new = shards / "t.tar.gz"
     new.write_bytes(packed)
-    assert followed.look()["left_out"] == {"t.tar.gz": look_again.BEING_WRITTEN}
+    assert followed.look()["left_out"] == {"t.tar.gz": record_of_file.BEING_WRITTEN}
     os.utime(new, (LONG_AGO, LONG_AGO))
     assert [row[1] for row in followed.look()["new"]] == ["t"]
 

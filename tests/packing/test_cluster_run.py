@@ -17,9 +17,9 @@ import pytest
 
 from tests import sets
 from tests.conftest import Program, wait_until
-from wdsfs.cluster.engines import Workers
 from wdsfs.cluster.far_side import SeenShard
 from wdsfs.errors import CommitError, ShardError, StaleShard
+from wdsfs.executors import Workers
 from wdsfs.packing import cluster_units
 from wdsfs.packing.cluster_units import ClusterRun, OutputUnit, remove_attempts
 from wdsfs.packing.plan import NEW, CopiedRange, NewMember, Output, SourceShard, Step, Zeros

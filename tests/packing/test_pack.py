@@ -32,8 +32,8 @@ from tests.processes import Process
 from tests.thorough import examples
 from tests.tree.test_shard_tree import a_tree, check_consistency
 from wdsfs import names
-from wdsfs.cluster.engines import Workers
 from wdsfs.errors import CommitError, UsageError
+from wdsfs.executors import Workers
 from wdsfs.packing.file_samples import parse_splits
 from wdsfs.packing.file_source import FilePlan, PackOptions, make_plan, pack_files
 from wdsfs.packing.file_table import WalkRules

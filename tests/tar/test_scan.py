@@ -499,10 +499,10 @@ def test_read_ends_with_the_member() -> None:
 def test_read_name() -> None:
     with tars.opened(tars.tar(A, tars.pax({b"path": b"p\xff.txt"}), B, gnu := tars.gnu_long(LONG), A)) as fd:
         found, _ = look(tars.tar(A, tars.pax({b"path": b"p\xff.txt"}), B, gnu, A))
-        assert [member_reader.read_name(fd, one.head) for one in found] == [b"a.txt", b"p\xff.txt", LONG]
+        assert [member_reader.placed(fd, one.head).name for one in found] == [b"a.txt", b"p\xff.txt", LONG]
         for offset in (BLOCK, os.fstat(fd).st_size - BLOCK, 1 << 40):
             with pytest.raises(CorruptShard):
-                member_reader.read_name(fd, offset)
+                member_reader.placed(fd, offset)
 
 
 # --- against tarfile ---------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from wdsfs.errors import (
     UsageError,
     ViewError,
 )
+from wdsfs.extras import zstd
 from wdsfs.index.record import STRAY
 from wdsfs.index.store import open_index
 from wdsfs.shards import Fingerprint, Shard
@@ -569,8 +570,8 @@ def test_label_files_that_cannot_be_meant(tmp_path: Path) -> None:
 
 # --- decoded members --------------------------------------------------------------------------------------
 
-zstd = streams.zstd()
-CODED = {b"gz": gzip.compress, b"bz2": bz2.compress, b"xz": lzma.compress, b"zst": zstd.compress}
+ZSTD = zstd()
+CODED = {b"gz": gzip.compress, b"bz2": bz2.compress, b"xz": lzma.compress, b"zst": ZSTD.compress}
 
 
 def test_compressed_members_are_shown_decoded_beside_themselves(

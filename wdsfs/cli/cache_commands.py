@@ -34,7 +34,7 @@ from wdsfs.names import shown
 from wdsfs.remote.shard_paths import FetchResult, fetch_all, fetch_counted, is_remote, pin_of
 
 if TYPE_CHECKING:
-    from wdsfs.cluster.engines import Workers
+    from wdsfs.executors import Workers
     from wdsfs.remote.object_cache import CachedEntry, ObjectCache
     from wdsfs.shards import Shard
     from wdsfs.spec.selection import Selection

@@ -225,7 +225,7 @@ def _commit_held(session: OverlaySession, overlay: NamedOverlay, packing: Packin
     options, lower = packing.options, session.tree.lower
     if session.is_half_done and not options.in_place:
         raise overlay.unfinished()
-    made = OverlayCommit(session.place, session.tree, options, session.changes, session.mountpoint)
+    made = OverlayCommit(session.place, session.tree, options, session.mountpoint)
     plan, unshown = made.plan, None
     paths = [*(step.target for step in plan.steps), *(shard.path for shard in lower.shards if options.in_place)]
     shard_report.refuse_exports(paths, packing.exports)

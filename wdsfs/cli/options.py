@@ -21,7 +21,7 @@ from wdsfs.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from wdsfs.cluster.engines import Workers
+    from wdsfs.executors import Workers
     from wdsfs.spec.selection import Selection
     from wdsfs.tree.options import Composition, Opening, Tolerance, TreeOptions
 
@@ -352,7 +352,7 @@ def workers_of(executor: str | None, jobs: int | None) -> Workers | None:
     """
     if not executor:
         return None
-    from wdsfs.cluster.engines import Workers
+    from wdsfs.executors import Workers
 
     workers = Workers(executor, jobs)
     click.get_current_context().call_on_close(workers.close)

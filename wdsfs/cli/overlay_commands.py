@@ -36,7 +36,6 @@ from wdsfs.errors import CommitError, UsageError, counted
 if TYPE_CHECKING:
     from wdsfs.mount.live_mount import LiveMount
     from wdsfs.mount.overlay_session import NamedSet, OverlaySession
-    from wdsfs.overlay.restore import RestoredChange
     from wdsfs.packing.diff import ChangedSample, Changes
     from wdsfs.packing.plan import Remark
     from wdsfs.spec.selection import Selection
@@ -143,10 +142,12 @@ def diff(overlay: NamedOverlay, as_json: bool, opening: Opening) -> None:
       wdsfs diff /mnt/train
       wdsfs diff --overlay edits 'train-{000000..000999}.tar'
     """
+    from wdsfs.packing.diff import changes_of
+
     with disk_errors(), overlay.opened(opening) as session:
         if session.is_half_done:
             raise overlay.unfinished()
-        changes = session.changes()
+        changes = changes_of(session.place, session.tree)
     if as_json:
         write_json(changes_json(changes))
     else:
@@ -317,8 +318,8 @@ def _below(path: str, mountpoint: str | None) -> bytes:
     return b"" if inside == "." else os.fsencode(inside)
 
 
-def _show_undone(changes: Sequence[RestoredChange], dry_run: bool, as_json: bool) -> None:
-    rows = [(change.kind, os.fsdecode(change.path), os.fsdecode(change.was)) for change in changes]
+def _show_undone(changes: Sequence[tuple[str, bytes, bytes]], dry_run: bool, as_json: bool) -> None:
+    rows = [(kind, os.fsdecode(path), os.fsdecode(was)) for kind, path, was in changes]
     if as_json:
         undone = [{"kind": kind, "path": path, "was": was or None} for kind, path, was in rows]
         write_json({"undone": undone, "dry_run": dry_run})

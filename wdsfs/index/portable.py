@@ -199,15 +199,11 @@ class PortableIndex:
         """Return the bytes of the record of a row, checked; None if they cannot be used, or had."""
         row = self.file.row(number)
         try:
-            file = shard_paths.open_shard(os.fsencode(self.file.path))
-            try:
-                if shard_paths.fingerprint_of(file) != self.file.fingerprint:
-                    return None
-                data = source.pread(file, row.length, row.offset)
-            finally:
-                source.close(file)
+            data, now = shard_paths.read_range(os.fsencode(self.file.path), row.length, row.offset)
         except (OSError, ShardError) as error:
             log.warning("%s: the record of %s cannot be read: %s", self, row.path, error)
+            return None
+        if now != self.file.fingerprint:
             return None
         return data if self._checked(number, row, memoryview(data)) is not None else None
 

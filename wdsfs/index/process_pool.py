@@ -31,9 +31,9 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from wdsfs.cluster import shard_units
-from wdsfs.cluster.engines import Workers
 from wdsfs.cluster.spread import InFlight, Job, spread
 from wdsfs.errors import ShardError, UnreadableShard
+from wdsfs.executors import Workers
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.shards import Fingerprint, Shard
 

@@ -19,11 +19,11 @@ from wdsfs.errors import StaleShard, UnreadableShard
 from wdsfs.index import record_builder
 from wdsfs.names import PLAIN, Reading
 from wdsfs.remote import shard_paths
-from wdsfs.remote.shard_paths import OpenShard, open_shard
+from wdsfs.remote.shard_paths import OpenShard, is_remote, open_shard
 from wdsfs.shards import TICK_NS, Fingerprint
 from wdsfs.storage import source
-from wdsfs.storage.source import TarBytes, TarReader
-from wdsfs.tar import compressed
+from wdsfs.storage.source import TarBytes, TarReader, open_beside
+from wdsfs.tar import compressed, streams
 from wdsfs.tar.problems import Problem
 
 START = 256 << 10  # bytes that the first request brings: some headers, to decide by
@@ -155,3 +155,37 @@ def wait_for_tick(status: os.stat_result) -> None:
     """Wait until another write to a file would change its times: within the tick of the last one it would not."""
     if 0 <= time.time_ns() - status.st_ctime_ns < TICK_NS:
         time.sleep(TICK_NS / 1e9)
+
+
+# Semantics decision: a new file that is damaged, or has no end yet, may be one that is being written, until it has
+# not changed for this time. Of a compressed one the end cannot be seen, so it has to rest first.
+SETTLED_SECONDS, RESTED_SECONDS = 30.0, 5.0
+AHEAD_SECONDS = 60.0  # of a time ahead of this clock by more than that nothing can be concluded
+BEING_WRITTEN = f"it may be being written; it is shown when it ends, or has not changed for {SETTLED_SECONDS:g} s"
+END = bytes(1024)  # of a complete tar
+
+
+def rest_of(path: bytes) -> float | None:
+    """Return how long (s) a file may not be read yet; None if it can be read."""
+    try:
+        with open_beside(path) as file:  # which does not wait for the writer of a pipe
+            size = os.fstat(file.fileno()).st_size
+            if streams.compression(os.pread(file.fileno(), 512, 0)) is not None:
+                return _until(path, RESTED_SECONDS)
+            is_ended = size >= len(END) and os.pread(file.fileno(), len(END), size - len(END)) == END
+    except OSError:
+        return None  # indexing it gives the error
+    return None if is_ended else _until(path, SETTLED_SECONDS)
+
+
+def settles_in(path: bytes) -> float | None:
+    """Return the time (s) until a file that is not whole counts as damaged; None if it does."""
+    return None if is_remote(path) else _until(path, SETTLED_SECONDS)
+
+
+def _until(path: bytes, seconds: float) -> float | None:
+    try:
+        age = time.time() - os.stat(path).st_mtime
+    except OSError:
+        return None
+    return seconds - age if -AHEAD_SECONDS < age < seconds else None

@@ -22,16 +22,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from wdsfs import __version__
-from wdsfs.cluster.engines import Workers
 from wdsfs.errors import MALFORMED, ExportError, ShardError, StaleShard, UnreadableShard, and_others, several
+from wdsfs.executors import Workers
 from wdsfs.index import process_pool, record_of_file
 from wdsfs.index.portable_writer import PortableWriter
 from wdsfs.index.record import Record
 from wdsfs.interop import dali, energon, wids
-from wdsfs.remote import shard_paths
+from wdsfs.remote import shard_paths, urls
 from wdsfs.remote.shard_paths import OpenShard, fingerprint_of, is_remote, open_shard
 from wdsfs.shards import Shard
-from wdsfs.spec import objects
 from wdsfs.storage import source
 from wdsfs.storage.durable import Disk, new_file, temporary_of
 from wdsfs.tree.shard_set import ShardSet, indexed
@@ -416,7 +415,7 @@ def below(directory: bytes, path: bytes) -> bytes | None:
 def _url(directory: bytes, path: bytes) -> str:
     """Return a shard as wids names it: relative to the index, and never what a reader takes for a command."""
     relative = below(directory, path)
-    return os.fsdecode(path) if relative is None else objects.local(os.fsdecode(relative))
+    return os.fsdecode(path) if relative is None else urls.local(os.fsdecode(relative))
 
 
 def energon_root(directory: bytes) -> bytes:

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs import names
-from wdsfs.cluster.engines import Workers
 from wdsfs.errors import ShardError, StaleShard, UnreadableShard
+from wdsfs.executors import Workers
 from wdsfs.index import process_pool, record_of_file
 from wdsfs.index.record import KINDS, STRAY, Record
 from wdsfs.interop import dali, energon

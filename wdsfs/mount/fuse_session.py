@@ -31,6 +31,7 @@ from wdsfs.fuse.read_ops import TIMEOUT_SECONDS, ReadOperations
 from wdsfs.fuse.supervisor import Supervisor, in_child
 from wdsfs.fuse.write_ops import WritableOperations
 from wdsfs.index.portable import attached
+from wdsfs.index.record_of_file import settles_in
 from wdsfs.index.store import Index, open_index
 from wdsfs.mount import daemon
 from wdsfs.mount.control_socket import ControlSocket
@@ -39,7 +40,6 @@ from wdsfs.mount.doctor import preventing
 from wdsfs.mount.followed_set import Growth
 from wdsfs.mount.hidden_directory import HiddenDirectory, HiddenDirectoryOperations, TextRing
 from wdsfs.mount.hints import hints
-from wdsfs.mount.look_again import settles_in
 from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.mount.mountpoint import FuseOptions, check_mountpoint, parse_options
 from wdsfs.mount.options import MountOptions, refuse_view

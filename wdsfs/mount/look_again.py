@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from wdsfs.errors import MissingShard, MountError, NotATar, ShardError, WdsfsErr
 from wdsfs.host import default_jobs
 from wdsfs.index.portable import attached
 from wdsfs.index.record import Record
+from wdsfs.index.record_of_file import BEING_WRITTEN, rest_of, settles_in
 from wdsfs.index.store import Index
 from wdsfs.inodes import SHARD_MAX
 from wdsfs.interop import lint
@@ -30,8 +30,6 @@ from wdsfs.spec import growth, index_file, objects, shard_lists
 from wdsfs.spec.dependencies import Dependencies, noted
 from wdsfs.spec.expand import LIST, expand_again
 from wdsfs.spec.growth import Change
-from wdsfs.storage.source import open_beside
-from wdsfs.tar import streams
 from wdsfs.tree import merged_tree, shard_access
 from wdsfs.tree.numbered_tree import NAME as BY_INDEX
 from wdsfs.tree.numbered_tree import make_numbered
@@ -41,12 +39,6 @@ from wdsfs.tree.view_set import open_set
 
 log = logging.getLogger(__name__)
 
-# Semantics decision: a new file that is damaged, or has no end yet, may be one that is being written, until it has
-# not changed for this time. Of a compressed one the end cannot be seen, so it has to rest first.
-SETTLED_SECONDS, RESTED_SECONDS = 30.0, 5.0
-AHEAD_SECONDS = 60.0  # of a time ahead of this clock by more than that nothing can be concluded
-BEING_WRITTEN = f"it may be being written; it is shown when it ends, or has not changed for {SETTLED_SECONDS:g} s"
-END = bytes(1024)  # of a complete tar
 FEW = 4  # shards that one process indexes
 
 
@@ -236,7 +228,7 @@ class _Look:
         if before is not None and before.seen is not None and tuple(before.seen) == tuple(seen):
             self.left_out.append(before)
             return False
-        wait = _rest(shard.path)
+        wait = rest_of(shard.path)
         if wait is not None:
             self._leave(shard, BEING_WRITTEN, wait)
         return wait is None
@@ -289,32 +281,3 @@ def change_of(served: MountedSet, answer: dict[str, Any]) -> Change:
         for path, name, without, samples in answer["new"]
     ]
     return Change(dict(answer["gone"]), answer["back"], new)
-
-
-# --- files that are being written --------------------------------------------------------------------------
-
-
-def _rest(path: bytes) -> float | None:
-    """Return how long (s) a file may not be read yet; None if it can be read."""
-    try:
-        with open_beside(path) as file:  # which does not wait for the writer of a pipe
-            size = os.fstat(file.fileno()).st_size
-            if streams.compression(os.pread(file.fileno(), 512, 0)) is not None:
-                return _until(path, RESTED_SECONDS)
-            is_ended = size >= len(END) and os.pread(file.fileno(), len(END), size - len(END)) == END
-    except OSError:
-        return None  # indexing it gives the error
-    return None if is_ended else _until(path, SETTLED_SECONDS)
-
-
-def settles_in(path: bytes) -> float | None:
-    """Return the time (s) until a file that is not whole counts as damaged; None if it does."""
-    return None if is_remote(path) else _until(path, SETTLED_SECONDS)
-
-
-def _until(path: bytes, seconds: float) -> float | None:
-    try:
-        age = time.time() - os.stat(path).st_mtime
-    except OSError:
-        return None
-    return seconds - age if -AHEAD_SECONDS < age < seconds else None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wdsfs.errors import UsageError
 from wdsfs.host import default_jobs
 from wdsfs.mount_registry import FUSE, KERNEL, canonical
+from wdsfs.remote import urls
 from wdsfs.spec import objects
 from wdsfs.spec.selection import Selection
 from wdsfs.tree.options import Composition, Opening, TreeOptions
@@ -108,7 +109,7 @@ class MountOptions:
                 "a part of a set (--shard-id) is fixed: ranks look at different times, so a new shard could be in "
                 "two parts, or in none. Mount the whole set, and have the loader divide it"
             )
-        if any(part.removeprefix("@") == objects.STDIN for spec in self.specs for part in objects.parts(spec)):
+        if any(part.removeprefix("@") == urls.STDIN for spec in self.specs for part in objects.parts(spec)):
             return "the standard input cannot be read again"
         return None
 

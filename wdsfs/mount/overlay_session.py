@@ -28,12 +28,8 @@ from wdsfs.overlay.overlay_directory import (
 )
 from wdsfs.overlay.overlay_shards import check_set
 from wdsfs.overlay.restore import Restoration, RestoredChange
-from wdsfs.overlay.upper_directory import UpperDirectory, load_upper, opened_upper
-from wdsfs.overlay.upper_format import UpperNode, open_below
+from wdsfs.overlay.upper_directory import UpperDirectory, load_upper
 from wdsfs.overlay.writable_tree import WritableTree
-from wdsfs.packing import diff
-from wdsfs.packing.diff import Changes
-from wdsfs.packing.upper_walk import Rules
 from wdsfs.shards import Shard
 from wdsfs.spec.expand import expand, refuse_left_out
 from wdsfs.spec.selection import Selection
@@ -97,16 +93,6 @@ class OverlaySession:
     def is_half_done(self) -> bool:
         """True if a commit in place of it was stopped half-way."""
         return unfinished(self.place)
-
-    def changes(self, rules: Rules | None = None) -> Changes:
-        """Find the changes of the overlay, by these rules. Raises ShardErrors, and OSErrors that name a file."""
-        with opened_upper(self.place) as directory:
-
-            def open_file(node: UpperNode) -> int:
-                return open_below(directory, node.path())
-
-            # Even if nothing is changed yet: shards that other tools read otherwise are reported, too.
-            return diff.find(self.tree, load_upper(self.place), open_file, rules or Rules())
 
     # --- a commit of it
 

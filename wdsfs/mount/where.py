@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wdsfs import mount_table, names
-from wdsfs.errors import MissingShard, NoSuchEntry, ShardError, UnreadableShard, UsageError, WdsfsError, reason_of
+from wdsfs.errors import NoSuchEntry, ShardError, UsageError, WdsfsError, reason_of
 from wdsfs.mount import search
 from wdsfs.mount.live_mount import LiveMount
 from wdsfs.overlay.overlaid_tree import number_of
 from wdsfs.overlay.overlay_directory import OverlayDirectory
 from wdsfs.overlay.upper_format import MERGED, OPAQUE, OPAQUE_OF_ROOT, ORIGIN, parse_origin
 from wdsfs.remote.shard_paths import is_remote
-from wdsfs.tar.compressed import kind_at
 from wdsfs.tree import numbered_tree
+from wdsfs.tree.open_shards import is_compressed
 from wdsfs.tree.options import Opening
 from wdsfs.tree.shard_set import indexed
 from wdsfs.tree.tree import XATTR, LowerTree
@@ -181,7 +181,7 @@ def _origin(mount: LiveMount, tree: Callable[[], LowerTree], place: _Place) -> O
         SAMPLE if kind == DIRECTORY and "key" in known else kind,
         shard=shard,
         url=shard if shard is not None and is_remote(os.fsencode(shard)) else None,
-        compressed=None if shard is None else _is_compressed(shard),
+        compressed=None if shard is None else is_compressed(os.fsencode(shard)),
         key=known.get("key"),
         member=known.get("member") if upper is None or kind == DIRECTORY else None,
         offset=int(offset) if offset is not None and has_bytes else None,
@@ -258,13 +258,3 @@ def _attributes_in(tree: LowerTree, path: bytes) -> dict[str, str]:
         os.fsdecode(name.removeprefix(XATTR)): os.fsdecode(indexed(tree.getxattr, inode, name))
         for name in indexed(tree.xattrs, inode)
     }
-
-
-def _is_compressed(shard: str) -> bool | None:
-    path = os.fsencode(shard)
-    if is_remote(path):
-        return names.suffix_of(path.partition(b"?")[0]) not in (b"", b".tar")
-    try:
-        return kind_at(path) is not None
-    except (MissingShard, UnreadableShard):
-        return None

@@ -21,7 +21,9 @@ from wdsfs.errors import ShardError
 from wdsfs.index.record import STRAY, Record
 from wdsfs.index.record_columns import equal_range
 from wdsfs.inodes import MEMBER, ROOT, SAMPLE, index_of, kind_of
-from wdsfs.overlay.upper_format import Origin, UpperNode
+from wdsfs.overlay.overlay_directory import OverlayDirectory
+from wdsfs.overlay.upper_directory import load_upper, opened_upper
+from wdsfs.overlay.upper_format import Origin, UpperNode, open_below
 from wdsfs.packing import reasons
 from wdsfs.packing.plan import NewMember, Remark
 from wdsfs.packing.upper_walk import Home, Rules, Spot, UpperFile, Walk
@@ -469,6 +471,15 @@ def _key_of(name: bytes) -> bytes:
     if parts is None:
         return name
     return b"/".join((*names.folder_components(parts.folder), parts.stem))
+
+
+def changes_of(place: OverlayDirectory, tree: LowerTree, rules: Rules = Rules()) -> Changes:  # noqa: B008  # immutable
+    """Return the changes of an overlay over this tree; raises what `find` raises.
+
+    Even if nothing is changed yet: shards that other tools read otherwise are reported, too.
+    """
+    with opened_upper(place) as directory:
+        return find(tree, load_upper(place), lambda node: open_below(directory, node.path()), rules)
 
 
 def find(

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsfs.cluster.engines import Workers
 from wdsfs.errors import CommitError, UsageError, counted
+from wdsfs.executors import Workers
 from wdsfs.packing.file_samples import (
     AUTO,
     CLASSES,

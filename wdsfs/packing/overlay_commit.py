@@ -15,13 +15,12 @@ from typing import NamedTuple
 from wdsfs.errors import CommitError
 from wdsfs.overlay.overlay_directory import OverlayDirectory, unfinished
 from wdsfs.overlay.overlay_shards import Written, add_outputs, sample_of
-from wdsfs.packing.diff import Changes
+from wdsfs.packing.diff import Changes, changes_of
 from wdsfs.packing.overlay_source import CommitOptions, Planner
 from wdsfs.packing.plan import Step, canonical, refuse_below
 from wdsfs.packing.replacement import Replacement, read_plan
 from wdsfs.packing.runner import Runner
 from wdsfs.packing.shard_writer import Files
-from wdsfs.packing.upper_walk import Rules
 from wdsfs.remote.shard_paths import is_remote, pin_of
 from wdsfs.tree.options import Opening
 from wdsfs.tree.tree import LowerTree
@@ -32,9 +31,8 @@ log = logging.getLogger(__name__)
 class OverlayCommit:
     """A commit of the overlay at `place` over the set that `tree` shows, planned.
 
-    `find_changes` finds the changes of the overlay by rules. It is not called where a commit in place was stopped
-    half-way, which only goes on: then there are no `changes`. `mountpoint` is that of the mount that is committed.
-    Raises UsageError, CommitError, ShardErrors, OSErrors.
+    Where a commit in place was stopped half-way, it only goes on: then there are no `changes`. `mountpoint` is
+    that of the mount that is committed. Raises UsageError, CommitError, ShardErrors, OSErrors.
     """
 
     def __init__(
@@ -42,7 +40,6 @@ class OverlayCommit:
         place: OverlayDirectory,
         tree: LowerTree,
         options: CommitOptions,
-        find_changes: Callable[[Rules], Changes],
         mountpoint: str | None = None,
     ) -> None:
         self.place, self.lower, self.options = place, tree.lower, options
@@ -50,7 +47,7 @@ class OverlayCommit:
         if unfinished(place):
             self.plan = read_plan(place, tree.lower)
         else:
-            self.changes = find_changes(options.rules)
+            self.changes = changes_of(place, tree, options.rules)
             self.plan = Planner(tree.lower, self.changes, options).make()
         refuse_below(self.plan, str(place.path), "the directory of the overlay")
         if mountpoint is not None:

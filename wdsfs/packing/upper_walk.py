@@ -20,8 +20,8 @@ from wdsfs.overlay.upper_format import DIRECTORY, FILE, SYMLINK, WHITEOUT, Origi
 from wdsfs.packing import reasons
 from wdsfs.packing.plan import NewMember, Remark
 from wdsfs.storage.durable import named
-from wdsfs.tar.member_reader import read_name
 from wdsfs.tree import content as content_module
+from wdsfs.tree.content import read_name
 from wdsfs.tree.tree import AT_PARENT, LowerTree
 
 
@@ -101,7 +101,7 @@ class Homes:
     def member_name(self, number: int, member: int) -> bytes:
         """Return the name of a member as written in the tar."""
         content = self.lower.content(number, self.lower.tag(number), member)
-        return read_name(content.file.source, self.lower.record(number).member(member).head)
+        return read_name(content, self.lower.record(number).member(member).head)
 
     def plain(self, name: bytes, inode: int | None) -> bytes:
         """Return the name of a directory as written in the tar."""

@@ -34,7 +34,6 @@ from wdsfs import names as naming
 from wdsfs.errors import NoSuchEntry, ShardError, StaleShard, UnreadableShard, WdsfsError
 from wdsfs.index.record import Member, Record
 from wdsfs.inodes import MEMBER, ROOT, position
-from wdsfs.tar.member_reader import read_name
 from wdsfs.tree import content as content_module
 from wdsfs.tree.content import Content
 from wdsfs.tree.numbered_tree import samples_of
@@ -426,8 +425,7 @@ class Snapshot:
         try:
             if member is None:
                 return Origin(content.file.path, path.rpartition(b"/")[2], b"", None)
-            raw = read_name(content.file.source, member.head)
-            content_module.check_unchanged(content)
+            raw = content_module.read_name(content, member.head)
         finally:
             with self.library.lock:
                 content.file.let_go()

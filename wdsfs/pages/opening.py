@@ -24,11 +24,9 @@ from wdsfs.host import in_directory
 from wdsfs.index.portable import attached
 from wdsfs.mount.live_mount import LiveMount
 from wdsfs.overlay import upper_format
-from wdsfs.overlay.overlay_directory import OverlayDirectory, unfinished
+from wdsfs.overlay.overlay_directory import OverlayDirectory
 from wdsfs.overlay.upper_directory import load_upper, opened_upper
 from wdsfs.overlay.upper_format import DIRECTORY, FILE, OPEN_DIRECTORY, THE_WHITEOUT, UpperNode
-from wdsfs.packing import diff
-from wdsfs.packing.diff import Changes
 from wdsfs.pages.library import FILES_MAX, NOWHERE, File, Library, Sample
 from wdsfs.pages.preview import Source
 from wdsfs.spec.selection import Selection
@@ -41,7 +39,7 @@ from wdsfs.tree.tree import FULL_NAMES, LowerTree
 from wdsfs.tree.view_sources import Companions
 
 UPPER_SECONDS = 1.0  # how long the names in the upper are believed: others change it at any time
-NEW_MAX = 10_000  # new samples that are listed; further ones are on the page of changes only
+NEW_MAX = 10_000  # new samples that are listed; `wdsfs diff` lists further ones, too
 SEARCH_REST_SHARE = 20  # new samples are not searched again for this many times the duration of the last search
 
 
@@ -71,8 +69,8 @@ class WritableMount:
     No symbolic link is followed on the way to a file: it could lead out of the mount.
     """
 
-    def __init__(self, library: Library, mountpoint: str, overlay: str, lasting: str) -> None:
-        self.mountpoint, self._lasting = mountpoint, lasting
+    def __init__(self, library: Library, mountpoint: str, overlay: str) -> None:
+        self.mountpoint = mountpoint
         self._library, self._overlay = library, OverlayDirectory(Path(overlay))
         self._upper, self._upper_end = upper_format.empty(), 0.0
         self._new: Sequence[Sample] = ()
@@ -115,30 +113,13 @@ class WritableMount:
 
     # --- changes
 
-    @property
-    def lasting(self) -> str:
-        """Return why changes cannot be taken back now; empty if they can."""
-        if unfinished(self._overlay):
-            return (
-                "A commit in place is under way, or was stopped half-way, so changes cannot be taken back. To "
-                "finish one that was stopped, repeat that commit."
-            )
-        return self._lasting
-
     def _names(self) -> UpperNode:
         """Return the names in the upper, at most UPPER_SECONDS old."""
         now = time.monotonic()
         if now > self._upper_end:
-            with self._opened_upper() as (upper, _):
-                self._upper, self._upper_end = upper, now + UPPER_SECONDS
-            return upper
+            with opened_upper(self._overlay):
+                self._upper, self._upper_end = load_upper(self._overlay), now + UPPER_SECONDS
         return self._upper
-
-    @contextlib.contextmanager
-    def _opened_upper(self) -> Iterator[tuple[UpperNode, int]]:
-        """Open the upper: its names, and a descriptor of its directory; before the first change none and -1."""
-        with opened_upper(self._overlay) as directory:
-            yield load_upper(self._overlay), directory
 
     def mark(self, path: bytes) -> str:
         """Return "removed", "changed", "new" or nothing for a directory or file at this path."""
@@ -151,13 +132,6 @@ class WritableMount:
                 return ""
             node = child
         return "changed" if self._library.answer(lambda now: now.has(path)) else "new"
-
-    def changes(self) -> Changes:
-        """Return the changes as `wdsfs diff` shows them."""
-        with self._opened_upper() as (names, directory), self._library.asking():
-            return diff.find(
-                self._library.tree, names, lambda node: upper_format.open_below(directory, node.path())
-            )
 
     def new_samples(self) -> Sequence[Sample]:
         """Return the samples that no shard has, by their paths. The list does not change."""
@@ -264,7 +238,7 @@ def opened_mount(mount: LiveMount, opening: Opening) -> Iterator[Subject]:
         if options.layout == "samples" and not options.merge:
             place = Place(mount.mountpoint, "")
             if mount.overlay is not None:
-                writable = WritableMount(renewal.library, mount.mountpoint, mount.overlay, mount.lasting)
+                writable = WritableMount(renewal.library, mount.mountpoint, mount.overlay)
         yield Subject(renewal.library, writable, place, "" if writable else _note(mount), renewal)
 
 

@@ -1,4 +1,4 @@
-"""The pages by address: routes, templates, and the pages of a sample, plots, problems and changes.
+"""The pages by address: routes, templates, and the pages of a sample, plots and problems.
 
 Every answer is made in a thread, of one snapshot of the set. Those that wait for the bytes of shards (thumbnails,
 previews, downloads) have threads of their own, so that a slow shard never holds up a page.
@@ -42,7 +42,6 @@ from wdsfs.tree.statistics import Distribution
 SIDE = 192  # pixels of a thumbnail, at the most
 SNIPPET = 600  # bytes of a text that is shown in the grid
 LINES = 2000  # of a text that a page shows: a browser takes seconds for 100,000
-CHANGES_MAX = 500  # changed samples that are listed
 QUICK, SLOW = 8, 12  # threads that read the index, and threads that wait for bytes
 
 # Decoders whose files come first on the page of a sample.
@@ -79,8 +78,7 @@ class Site:
             loader=loader, autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
         )
         self._templates.filters.update(text=text_of, size=bytes_text, path=quote, picture=_picture_url)
-        has_changes = self._mount is not None
-        self._templates.globals.update(title=title, note=subject.note, has_changes=has_changes, counted=counted)
+        self._templates.globals.update(title=title, note=subject.note, counted=counted)
         self.app = Starlette(routes=[*self._routes()])
 
     def close(self) -> None:
@@ -96,7 +94,6 @@ class Site:
             "/previous": functools.partial(self._grid.turn, back=True),
             "/sample/{path:path}": self.sample,
             "/problems": self.problems,
-            "/changes": self.changes,
         }
         slow: dict[str, Answer] = {
             "/preview/{path:path}": self.preview,
@@ -277,7 +274,7 @@ class Site:
         text = "\n".join(line for line in lines if line) + ("…" if source.size > SNIPPET else "")
         return PlainTextResponse(text.encode("utf-8", "backslashreplace"))
 
-    # --- plots, problems, changes
+    # --- plots, problems
 
     def plots(self, now: Snapshot, request: Request) -> Response:
         """Return the plots, and their figures as tables."""
@@ -292,23 +289,6 @@ class Site:
     def problems(self, now: Snapshot, request: Request) -> Response:
         """Return the shards that cannot be read or are damaged, as far as the index knows."""
         return self._page("problems.html", known=now.damaged())
-
-    def changes(self, now: Snapshot, request: Request) -> Response:
-        """Return the changes of the overlay, as `wdsfs diff` shows them."""
-        if self._mount is None:
-            raise UsageError("only a mount that was made with --overlay DIR has changes")
-        changes = self._mount.changes()
-        remarks = [("conflict", changes.conflicts), ("cannot be packed", changes.unpackable)]
-        remarks += [("left behind", changes.leavings), ("note", changes.notes)]
-        samples = [*changes.samples, *changes.others]
-        return self._page(
-            "changes.html",
-            samples=samples[:CHANGES_MAX],
-            count=len(samples),
-            remarks=[(word, remark) for word, some in remarks for remark in some[:CHANGES_MAX]],
-            mountpoint=shlex.quote(self._mount.mountpoint),
-            lasting=self._mount.lasting,
-        )
 
 
 async def _wait_for_the_end(request: Request) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from wdsfs.errors import UsageError, counted
+from wdsfs.extras import zstd
 from wdsfs.pages import decode_data, decode_media, sandbox, wire
 from wdsfs.pages.preview import (
     HEAD,
@@ -37,7 +38,6 @@ from wdsfs.pages.preview import (
     readable,
 )
 from wdsfs.pages.wire import Member, MemberFile
-from wdsfs.tar import streams
 
 PICKLE_NOTE = "A pickle could run anything when it is loaded, so it never is."
 
@@ -170,7 +170,7 @@ def _reader(member: Member) -> Any:
     if member.extension in ("xz", "lzma"):
         return lzma.LZMAFile(member.file)
     try:
-        return streams.zstd().ZstdFile(member.file)
+        return zstd().ZstdFile(member.file)
     except UsageError as error:
         raise TooMuch(f"It cannot be unpacked: {error}.") from None
 
@@ -195,7 +195,7 @@ def warm_up(libraries: Sequence[str]) -> None:
     for extension, data in (("gz", gzip.compress(b"a")), ("bz2", bz2.compress(b"a")), ("xz", lzma.compress(b"a"))):
         unpacked(Member(io.BytesIO(data), len(data), extension), 10)
     with contextlib.suppress(UsageError):
-        unpacked(Member(io.BytesIO(streams.zstd().compress(b"a")), 0, "zst"), 10)
+        unpacked(Member(io.BytesIO(zstd().compress(b"a")), 0, "zst"), 10)
     for encoding in ("utf-16", "utf-8-sig", "latin-1"):
         "a".encode(encoding).decode(encoding)
     if PARQUET in libraries:

@@ -276,6 +276,19 @@ def fingerprint_of(shard: OpenShard) -> Fingerprint:
     return Fingerprint.of(os.fstat(shard)) if isinstance(shard, int) else shard.fingerprint
 
 
+def read_range(path: bytes, size: int, offset: int) -> tuple[bytes, Fingerprint]:
+    """Read up to `size` bytes of a file or object at byte `offset`; return them with its fingerprint of before.
+
+    Raises ShardError, OSError.
+    """
+    shard = open_shard(path)
+    try:
+        now = fingerprint_of(shard)
+        return source.pread(shard, size, offset), now
+    finally:
+        source.close(shard)
+
+
 def failure_of(shard: OpenShard) -> str:
     """Return how the command failed whose output an open shard is; "" for all others."""
     return "" if isinstance(shard, int) else shard.failure

@@ -29,10 +29,13 @@ BUCKETS = frozenset({"s3", "gs", "az", "ais"})
 WEB = frozenset({"http", "https"})
 SCHEMES = BUCKETS | WEB | {"hf"}
 PIPE = "pipe:"
+STDIN = "-"  # as a shard
+HERE = "./"  # before a relative path that looks like something else
 KEY_MAX = 1 << 16  # characters; stores take 1,024 bytes, web servers some 8 KiB
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_LIKE_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 # `@refs/pr/1` and `@refs/convert/parquet` are the revisions with slashes that the hub itself writes so.
 _HUB = re.compile(r"datasets/([^/@]+/[^/@]+)(?:@(refs/(?:pr|convert)/[^/]+|[^/]+))?(?:/(.*))?", re.DOTALL)
 _ESCAPE = re.compile(rb"%((?!2[5Ff]|7[Ff])[2-9A-Fa-f][0-9A-Fa-f])")
@@ -170,6 +173,13 @@ class Pin(NamedTuple):
         if not shared and any(ours for _, ours, _ in facts):
             return "the answer has neither version nor ETag nor Last-Modified"
         return None
+
+
+def local(path: str) -> str:
+    """Return a path of this machine, so that it is not taken for a URL, a command or the standard input from here
+    on.
+    """
+    return HERE + path if path == STDIN or _LIKE_SCHEME.match(path) else path
 
 
 def is_url(text: str) -> bool:

@@ -163,7 +163,7 @@ def settled(text: str) -> str:
     """
     if not _is_special(text) or not os.path.lexists(text):
         return text
-    pattern = _ESCAPE.sub(r"[\g<0>]", os.fsdecode(_absolute([objects.local(text)])[0]))
+    pattern = _ESCAPE.sub(r"[\g<0>]", os.fsdecode(_absolute([urls.local(text)])[0]))
     pattern = pattern.replace("::", "[:][:]")
     return _BRACE.sub(r"\\\g<0>", pattern) if braces.are_in(pattern) else pattern
 
@@ -196,7 +196,7 @@ def names_a_shard(argument: str) -> bool:
 
 
 def _is_or_holds_a_shard(path: str) -> bool:
-    mode = stat.S_IFREG if path == located.STDIN else _mode(path)
+    mode = stat.S_IFREG if path == urls.STDIN else _mode(path)
     if mode is None or not stat.S_ISDIR(mode):
         return mode is not None
     return shard_lists.dataset_at(path) is not None or bool(_contents(path))
@@ -260,7 +260,7 @@ class _Expansion:
         word = self._literal(base, name, origin)
         if word is not None:
             yield word
-        elif name == located.STDIN:
+        elif name == urls.STDIN:
             yield Word(objects.standard_input() if self.read else name, origin)
         elif name.startswith(LIST):
             yield from self._list(base, name.removeprefix(LIST))
@@ -271,7 +271,7 @@ class _Expansion:
     def _list(self, base: str, name: str) -> Iterator[Word]:
         """Yield the words of the specs in a text file, one spec a line."""
         path = name
-        if name != located.STDIN:
+        if name != urls.STDIN:
             path = _existing(base, name) or _below(base, os.path.expanduser(name))
         objects.refuse_local(path, base)
         if objects.is_command(path):
@@ -283,7 +283,7 @@ class _Expansion:
         if not self.read:
             yield Word(path)
             return
-        identity = path if name == located.STDIN else os.path.realpath(path)
+        identity = path if name == urls.STDIN else os.path.realpath(path)
         if identity in self.inside:
             raise SpecError(f"the list {path!r} is named inside of itself")
         self.lists += 1
@@ -296,7 +296,7 @@ class _Expansion:
                 empty = False
                 origin = f"{path}:{number}"
                 try:
-                    yield from self.words(line, "" if name == located.STDIN else _parent(path), origin)
+                    yield from self.words(line, "" if name == urls.STDIN else _parent(path), origin)
                 except SpecError as error:
                     raise SpecError(f"{origin}: {error}") from None
         if empty:
@@ -316,7 +316,7 @@ def _refuse_no_path(text: str) -> None:
 
 def _is_special(text: str) -> bool:
     """Return True for a text that may mean something else than the path that it is."""
-    return text == located.STDIN or _PLAIN.fullmatch(text) is None
+    return text == urls.STDIN or _PLAIN.fullmatch(text) is None
 
 
 def _existing(base: str, text: str) -> str | None:
@@ -334,7 +334,7 @@ def _existing(base: str, text: str) -> str | None:
     if objects.is_url(base):
         return None
     path = base + text if base and not text.startswith("/") else text
-    return objects.local(path) if os.path.lexists(path) else None
+    return urls.local(path) if os.path.lexists(path) else None
 
 
 def _below(base: str, path: str) -> str:
@@ -391,12 +391,12 @@ def _matching(base: str, word: str) -> list[str]:
         objects.refuse_local(path, base)
     if not _GLOB.search(_ESCAPED.sub("", word)):
         literal = _ESCAPED.sub(r"\1", path)
-        return [path if literal == path else objects.local(literal)]
+        return [path if literal == path else urls.local(literal)]
     if word.count("/") > MAX_STEPS:
         raise SpecError(f"{word[:60]!r}... has too many directories for a glob: {MAX_STEPS} are the most")
     pattern = path if path == expanded else glob.escape(base) + expanded
     dependencies.note_glob(pattern)
-    matches = sorted(map(objects.local, glob.iglob(pattern, recursive=True)), key=os.fsencode)
+    matches = sorted(map(urls.local, glob.iglob(pattern, recursive=True)), key=os.fsencode)
     if not matches:
         raise SpecError(f"no file matches {objects.without_secrets(word)[:200]!r}")
     return matches

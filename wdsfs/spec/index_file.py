@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import os
-import stat
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
@@ -21,11 +20,10 @@ from typing import NamedTuple
 
 from wdsfs.errors import SpecError, UnreadableShard
 from wdsfs.names import Reading
-from wdsfs.remote import shard_paths
+from wdsfs.remote import shard_paths, urls
 from wdsfs.remote.urls import Pin
 from wdsfs.shards import Fingerprint
 from wdsfs.spec import objects
-from wdsfs.storage import source
 
 SUFFIX = ".wdsidx"
 MAGIC = b"wdsfs-x\n"
@@ -166,12 +164,12 @@ class IndexFile:
 
         Raises SpecError for what is refused.
         """
-        if ":" not in text and ".." not in text and not text.startswith(("/", objects.STDIN)):
+        if ":" not in text and ".." not in text and not text.startswith(("/", urls.STDIN)):
             return directory + text  # as nearly all are: below the directory, no URL, no command
         objects.refuse_command(text, self.path)
         if objects.is_url(text):
             return objects.path_of(text)
-        text = text.removeprefix(objects.HERE)
+        text = text.removeprefix(urls.HERE)
         if ".." in text.split("/"):
             raise _damaged(self.path, f"{text!r} leads out of the directory of the shards")
         if text.startswith("/"):
@@ -256,16 +254,10 @@ def _read(path: str, begin: int, end: int) -> tuple[bytes, Fingerprint]:
     Opened again for each: reads of one open remote file that go on look like a pass over all of it, of which much
     more would be fetched ahead.
     """
-    file = shard_paths.open_shard(os.fsencode(path))
     try:
-        if isinstance(file, int) and not stat.S_ISREG(os.fstat(file).st_mode):
-            raise SpecError(f"{path}: is no regular file")
-        now = shard_paths.fingerprint_of(file)
-        return source.pread(file, end - begin, begin), now
+        return shard_paths.read_range(os.fsencode(path), end - begin, begin)
     except OSError as error:
         raise UnreadableShard(f"{path}: {error.strerror}") from None
-    finally:
-        source.close(file)
 
 
 # --- writing one -------------------------------------------------------------------------------------------
@@ -294,9 +286,9 @@ def place_of(paths: Iterable[str], file: str) -> tuple[str, list[str]]:
     absolute = list(paths)
     own = file[: file.rfind("/") + 1]
     if all(path.startswith(own) for path in absolute):
-        return "", [objects.local(path[len(own) :]) for path in absolute]
+        return "", [urls.local(path[len(own) :]) for path in absolute]
     common = os.path.commonprefix([path[: path.rfind("/") + 1] for path in absolute])  # noqa: RUF071 -- also of URLs
     common = common[: common.rfind("/") + 1]
     if common in ("", "/") or common.endswith("://"):
         return "", absolute
-    return common, [objects.local(path[len(common) :]) for path in absolute]
+    return common, [urls.local(path[len(common) :]) for path in absolute]

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 from wdsfs.errors import SpecError, UnreadableShard
+from wdsfs.remote import urls
 from wdsfs.spec import dependencies, objects
 
-STDIN = objects.STDIN
 _PIECE = 1 << 20  # bytes
 MAX_BYTES = 256 << 20  # of a JSON or text file: some 1.5 million shards; a larger one was not meant
 MAX_YAML_BYTES = 32 << 20  # 100,000 scalars take 0.2 s, and much more memory than in the file
@@ -151,7 +151,7 @@ def read(path: str, limit: int = MAX_BYTES) -> bytes:
 
 def _read_local(path: str, limit: int) -> bytes:
     try:
-        with open(0 if path == STDIN else path, "rb", closefd=path != STDIN) as file:
+        with open(0 if path == urls.STDIN else path, "rb", closefd=path != urls.STDIN) as file:
             # Not all at once: that takes the memory for all that there may be.
             return b"".join(itertools.islice(iter(lambda: file.read(_PIECE), b""), limit // _PIECE + 1))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:

@@ -33,9 +33,6 @@ _SUFFIXES = tuple(os.fsdecode(suffix) for suffix in names.SHARD_SUFFIXES)
 
 
 is_url = urls.is_url
-STDIN = "-"  # as a shard
-HERE = "./"  # before a relative path that looks like something else
-_LIKE_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 _COMMAND = "{!r}: a command is run for SHARDS of the command line only, unless --allow-pipe is given"
 _NO_COMMAND = "{!r}: pipe:COMMAND is run for a line in fstab only with the option allow-pipe"
@@ -50,7 +47,7 @@ def refuse_command(text: str, file: str = "") -> None:
 
     `file` is the path of the file, or its directory. One at a URL may not name commands in any case.
     """
-    if is_command(text) or text == STDIN:
+    if is_command(text) or text == urls.STDIN:
         if is_url(file):
             raise SpecError(_OF_THIS_MACHINE.format(without_secrets(text)))
         if os.environ.get(ALLOW_PIPE) != ALWAYS:
@@ -64,13 +61,6 @@ def refuse_local(path: str, file: str) -> None:
     """
     if is_url(file) and is_local(path):
         raise SpecError(_OF_THIS_MACHINE.format(path))
-
-
-def local(path: str) -> str:
-    """Return a path of this machine, so that it is not taken for a URL, a command or the standard input from here
-    on.
-    """
-    return HERE + path if path == STDIN or _LIKE_SCHEME.match(path) else path
 
 
 def is_command(text: str) -> bool:

@@ -65,7 +65,7 @@ class Word(NamedTuple):
 def without_scheme(text: str) -> str:
     """Return the path of a `file:` URL without a host, as the webdataset library and wids do; else the text."""
     scheme = _FILE_URL.match(text)
-    return text if scheme is None else objects.local(text[scheme.end() :])
+    return text if scheme is None else urls.local(text[scheme.end() :])
 
 
 def is_elsewhere(text: str) -> bool:

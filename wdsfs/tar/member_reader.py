@@ -54,11 +54,6 @@ class Placed(NamedTuple):
     size: int
 
 
-def read_name(fd: TarBytes, head: int) -> bytes:
-    """Return the raw name of the member whose first header is at byte `head`. Raises CorruptShard."""
-    return placed(fd, head).name
-
-
 def placed(fd: TarBytes, head: int) -> Placed:
     """Return the member whose first header is at byte `head`. Raises CorruptShard."""
     batch = Batch()

@@ -16,16 +16,15 @@ mount needs `codec_of` before it needs NumPy.
 from __future__ import annotations
 
 import bz2
-import importlib
 import lzma
 import os
 import re
 import zlib
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
-from wdsfs.errors import CorruptShard, UsageError, counted
-from wdsfs.extras import install_command
+from wdsfs.errors import CorruptShard, counted
+from wdsfs.extras import zstd
 from wdsfs.storage import source
 from wdsfs.storage.cache_room import parse_size
 from wdsfs.storage.source import TarBytes
@@ -99,18 +98,6 @@ def memory_limit() -> int:
     """Return the most memory in bytes that a stream may ask for. Raises UsageError."""
     size = os.environ.get("WDSFS_UNPACK_MEMORY")
     return parse_size(size) if size else MEMORY
-
-
-def zstd() -> Any:
-    """Import zstd of Python 3.14, or the same for earlier ones. Raises UsageError."""
-    for name in ("compression.zstd", "backports.zstd"):
-        try:
-            return importlib.import_module(name)
-        except ImportError:
-            continue
-    raise UsageError(
-        f"before Python 3.14, zstd needs the package backports.zstd; type: {install_command('compressed')}"
-    )
 
 
 def unpack(kind: str, packed: TarBytes, write: Callable[[bytes], object]) -> tuple[str, int]:

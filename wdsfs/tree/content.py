@@ -153,6 +153,16 @@ def _held_cached(content: Content, offset: int, length: int) -> memoryview | Non
     return memoryview(content.held.data)[offset : offset + length]
 
 
+def read_name(content: Content, head: int) -> bytes:
+    """Return the raw name of a member of the shard of `content`, whose first header is at byte `head`.
+
+    Raises StaleShard, CorruptShard, OSError.
+    """
+    name = member_reader.placed(content.file.source, head).name
+    check_unchanged(content)
+    return name
+
+
 def check_unchanged(content: Content) -> None:
     """Raise StaleShard when the shard is no longer the file that was indexed.
 

@@ -14,10 +14,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wdsfs.errors import UnreadableShard
+from wdsfs import names
+from wdsfs.errors import MissingShard, UnreadableShard
 from wdsfs.index.record import Record
 from wdsfs.index.store import Index
-from wdsfs.remote.shard_paths import OpenShard
+from wdsfs.remote.shard_paths import OpenShard, is_remote
 from wdsfs.shards import Fingerprint
 from wdsfs.storage import source
 from wdsfs.storage.durable import named
@@ -265,3 +266,13 @@ class OpenFiles:
         for file in self.files.values():
             file.close()
         self.files.clear()
+
+
+def is_compressed(path: bytes) -> bool | None:
+    """Return True for a compressed shard, of a remote one by its name; None for one that cannot be read."""
+    if is_remote(path):
+        return names.suffix_of(path.partition(b"?")[0]) not in (b"", b".tar")
+    try:
+        return compressed.kind_at(path) is not None
+    except (MissingShard, UnreadableShard):
+        return None

@@ -23,8 +23,8 @@ from wdsfs.tar import streams
 from wdsfs.tree import json_fields
 
 if TYPE_CHECKING:
-    from wdsfs.cluster.engines import Workers
     from wdsfs.errors import ShardError
+    from wdsfs.executors import Workers
     from wdsfs.tree.shard_set import ShardSet
     from wdsfs.tree.tree import View
 

@@ -21,8 +21,7 @@ from wdsfs.errors import IsADirectory, NoSuchAttribute, NoSuchEntry, NotADirecto
 from wdsfs.index.record import BY_EXTENSION, STRAY, Record
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of, position
 from wdsfs.names import raw_key
-from wdsfs.tar.member_reader import read_name
-from wdsfs.tree.content import Content, check_unchanged
+from wdsfs.tree.content import Content, read_name
 from wdsfs.tree.shard_set import NotIndexed, ShardSet
 from wdsfs.tree.shown_names import NameColumns, ShownColumns, ShownNames, columns_of, names_of, parent_folder
 from wdsfs.tree.statistics import SetTotals
@@ -362,8 +361,7 @@ class ShardTree:
         if what == b"offset":
             return b"%d" % place.data
         content = below.content(number, tag, member)
-        raw = read_name(content.file.source, place.head)
-        check_unchanged(content)
+        raw = read_name(content, place.head)
         key = raw_key(raw)
         if what == b"member":
             return raw

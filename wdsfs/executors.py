@@ -243,7 +243,7 @@ log = logging.getLogger(__name__)
 
 
 class Workers:
-    """The workers that `name` stands for (`engines.py`). Used by one thread.
+    """The workers that `name` stands for (the words above). Used by one thread.
 
     `most` is how many units are in flight at most; None: as many as keep the workers busy. Raises UsageError for a
     name that means nothing. To be closed.
