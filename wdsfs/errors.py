@@ -265,3 +265,14 @@ def reason_of(error: OSError) -> str:
     """Return why a path cannot be looked at, with the remedy where it lies in a dead mount."""
     remedy = "; clear that dead mount with: wdsfs umount MOUNTPOINT" if error.errno in DEAD_MOUNT_ERRNOS else ""
     return f"{error.strerror}{remedy}"
+
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of `800M`, `32G`, or plain bytes. Raises UsageError."""
+    number, unit = (text[:-1], text[-1:].upper()) if text[-1:].isalpha() else (text, "")
+    if unit not in _UNITS or not number.isascii() or not number.isdigit():
+        raise UsageError(f"{text!r} is no size: write bytes, or a number with K, M, G or T, for example 32G")
+    return int(number) * _UNITS[unit]

@@ -21,7 +21,8 @@ from tests.servers import BUCKET, Server
 from tests.web_server import WebServer
 from wdsfs.errors import UsageError
 from wdsfs.mount.options import MountOptions, Serving
-from wdsfs.spec.selection import Selection, Slice
+from wdsfs.spec.expand import Slice
+from wdsfs.tree.options import Selection
 
 ROUNDS = int(os.environ.get("WDSFS_EDITS", "4"))
 SAMPLES = 3

@@ -23,9 +23,8 @@ from wdsfs.errors import MissingShard, SpecError, UnreadableShard, WdsfsError
 from wdsfs.shards import Shard
 from wdsfs.spec import expand as expand_module
 from wdsfs.spec import located
-from wdsfs.spec.expand import expand, refuse_left_out, split_path
+from wdsfs.spec.expand import Slice, expand, refuse_left_out, split_path
 from wdsfs.spec.located import Field
-from wdsfs.spec.selection import Slice
 
 pytestmark = pytest.mark.usefixtures("here")
 

@@ -31,9 +31,9 @@ from wdsfs.interop.lint import lint
 from wdsfs.names import PLAIN, Reading
 from wdsfs.shards import GONE, Shard
 from wdsfs.spec.expand import expand
-from wdsfs.spec.selection import Selection
 from wdsfs.tar import scan
 from wdsfs.tar.problems import Problem
+from wdsfs.tree.options import Selection
 from wdsfs.tree.shard_set import ShardSet, indexed
 
 ZEROS, BY_KEY, BOTH = Reading(ignore_zeros=True), Reading(group_by_key=True), Reading(True, True)

@@ -37,8 +37,7 @@ from wdsfs.extras import zstd
 from wdsfs.index.record import STRAY
 from wdsfs.index.store import open_index
 from wdsfs.shards import Fingerprint, Shard
-from wdsfs.spec.expand import expand
-from wdsfs.spec.selection import Slice
+from wdsfs.spec.expand import Slice, expand
 from wdsfs.tar import streams
 from wdsfs.tree import content as content_module
 from wdsfs.tree import label_files, shard_set, view_set, view_sources

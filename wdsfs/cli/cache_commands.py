@@ -37,14 +37,11 @@ if TYPE_CHECKING:
     from wdsfs.executors import Workers
     from wdsfs.remote.object_cache import CachedEntry, ObjectCache
     from wdsfs.shards import Shard
-    from wdsfs.spec.selection import Selection
-    from wdsfs.storage.cache_directory import CacheEntry
-    from wdsfs.storage.file_cache import FileCache
+    from wdsfs.tree.options import Selection
 
 JOBS = 8  # shards that are fetched at a time: small ones are a request each
 _TO_LIMIT = "limit"  # the value of --trim without one
 _GROUPS = {"remote": "remote shards", "unpacked": "unpacked shards", "images": "images", "labels": "label tables"}
-_GROUP_OF = {"table": "remote", "data": "remote", "erofs": "images", "labels": "labels"}  # by kind
 
 
 log = logging.getLogger("wdsfs")
@@ -95,9 +92,8 @@ def cache(
       wdsfs cache --trim 100G
       wdsfs cache --clear s3://bucket/old-
     """
+    from wdsfs.errors import parse_size
     from wdsfs.remote import object_cache
-    from wdsfs.storage import file_cache
-    from wdsfs.storage.cache_room import parse_size
 
     if (trim is not None) + clear + verify > 1:
         raise UsageError("--trim, --clear and --verify exclude each other")
@@ -105,12 +101,12 @@ def cache(
         raise UsageError("--trim takes no URL: it removes what was used the longest time ago")
     set_for_all("WDSFS_INDEX_DIR", index_dir)
     prefixes = [_prefix(url) for url in urls] or [""]
-    objects, files = object_cache.cache(), file_cache.cache()
+    objects = object_cache.cache()
     try:
         if trim is not None:
-            _report_freed(files.trim(None if trim == _TO_LIMIT else parse_size(trim)), as_json)
+            _report_freed(objects.files.trim(None if trim == _TO_LIMIT else parse_size(trim)), as_json)
         elif clear and not urls:
-            _report_freed(files.clear(), as_json)
+            _report_freed(objects.files.clear(), as_json)
         elif clear:
             freed = sum(entry.files.bytes for prefix in prefixes for entry in objects.clear(prefix))
             _report_freed(freed, as_json)
@@ -118,7 +114,7 @@ def cache(
             _verify(objects, prefixes, as_json)
         else:
             shards = {entry.files.key: entry for prefix in prefixes for entry in objects.usage(prefix)}
-            report = _report(files, [*shards.values()], bool(urls))
+            report = objects.report([*shards.values()], is_part=bool(urls))
             if as_json:
                 write_json(report)
             else:
@@ -157,35 +153,6 @@ def _verify(objects: ObjectCache, prefixes: Sequence[str], as_json: bool) -> Non
 
 
 # --- showing -----------------------------------------------------------------------------------------------
-
-
-def _report(files: FileCache, shards: Sequence[CachedEntry], is_part: bool) -> dict[str, Any]:
-    groups: dict[str, list[CacheEntry]] = {name: [] for name in _GROUPS}
-    for entry in [shard.files for shard in shards] if is_part else files.entries():
-        groups[_GROUP_OF.get(entry.kind, "unpacked")].append(entry)
-    report: dict[str, Any] = {name: _content(files, entries) for name, entries in groups.items()}
-    report["remote"]["objects"] = [_object(shard) for shard in shards]
-    return {"directory": str(files.directory), "limit": files.limit, **report}
-
-
-def _content(files: FileCache, entries: Sequence[CacheEntry]) -> dict[str, Any]:
-    return {
-        "files": len(entries),
-        "bytes": sum(entry.bytes for entry in entries),
-        "held_bytes": sum(entry.bytes for entry in entries if files.is_held(entry)),
-        "last_used": max((entry.used for entry in entries), default=None),
-    }
-
-
-def _object(shard: CachedEntry) -> dict[str, Any]:
-    return {
-        "url": shard.shown,
-        **shard.pin._asdict(),
-        "bytes": shard.bytes,
-        "complete": shard.complete,
-        "disk_bytes": shard.files.bytes,
-        "last_used": shard.used,
-    }
 
 
 def _show(report: dict[str, Any], shards: Sequence[CachedEntry], each: bool) -> None:
@@ -263,8 +230,8 @@ def fetch(
     Example:
       wdsfs fetch --cache-size 500G 's3://bucket/train-{000000..000999}.tar'
     """
+    from wdsfs.remote import object_cache
     from wdsfs.spec.expand import expand
-    from wdsfs.storage import cache_directory
 
     set_for_all("WDSFS_INDEX_DIR", index_dir)
     since = time.monotonic()
@@ -288,7 +255,7 @@ def fetch(
         "there": outcome.there,
         "failed": {os.fsdecode(path): str(error) for path, error in outcome.failed.items()},
         "seconds": round(time.monotonic() - since, 3),
-        "cache": str(cache_directory.place()) if workers is None else None,
+        "cache": str(object_cache.cache().directory) if workers is None else None,
     }
     _say_failures(outcome.failed)
     if as_json:

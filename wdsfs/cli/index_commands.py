@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from wdsfs.index.store import Index
     from wdsfs.interop.export import Report
     from wdsfs.shards import Fingerprint, Shard
-    from wdsfs.spec.selection import Selection
     from wdsfs.tree.opening import Refreshed
-    from wdsfs.tree.options import Opening
+    from wdsfs.tree.options import Opening, Selection
     from wdsfs.tree.shard_set import ShardSet
 
 log = logging.getLogger("wdsfs")

@@ -38,8 +38,7 @@ from wdsfs.names import SHARD_SUFFIXES, shown
 
 if TYPE_CHECKING:
     from wdsfs.shards import Shard
-    from wdsfs.spec.selection import Selection
-    from wdsfs.tree.options import Composition, Opening, TreeOptions
+    from wdsfs.tree.options import Composition, Opening, Selection, TreeOptions
     from wdsfs.tree.statistics import Distribution
     from wdsfs.tree.tree import Entry, LowerTree, Node
 

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from wdsfs.kernel.guard import Guarded, MadeBy
     from wdsfs.kernel.image_mount import ImageMount, MakeImage
     from wdsfs.shards import Shard
-    from wdsfs.spec.selection import Selection
-    from wdsfs.tree.options import Opening, TreeOptions
+    from wdsfs.tree.options import Opening, Selection, TreeOptions
 
 FOLLOW, FOLLOW_SECONDS = "--follow", 60.0
 # Variables that say where the index, and the caches beside it, are, what these may hold, and if commands may run.

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from wdsfs.executors import Workers
-    from wdsfs.spec.selection import Selection
-    from wdsfs.tree.options import Composition, Opening, Tolerance, TreeOptions
+    from wdsfs.tree.options import Composition, Opening, Selection, Tolerance, TreeOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Command], Command]
@@ -104,7 +103,8 @@ def _selection(
     base: str | None = None,
 ) -> Selection:
     from wdsfs.names import Reading
-    from wdsfs.spec.selection import Selection, Slice
+    from wdsfs.spec.expand import Slice
+    from wdsfs.tree.options import Selection
 
     reading = Reading(ignore_zeros, group_by_key)
     if shard_id is None and num_shards is None:
@@ -191,7 +191,7 @@ def _exported(flag: str, variable: str, text_of: Callable[[Any], str], **details
 
 
 def _size_text(value: str) -> str:
-    from wdsfs.storage.cache_room import parse_size
+    from wdsfs.errors import parse_size
 
     return str(parse_size(value))
 

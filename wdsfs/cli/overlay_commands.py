@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from wdsfs.mount.overlay_session import NamedSet, OverlaySession
     from wdsfs.packing.diff import ChangedSample, Changes
     from wdsfs.packing.plan import Remark
-    from wdsfs.spec.selection import Selection
-    from wdsfs.tree.options import Opening
+    from wdsfs.tree.options import Opening, Selection
 
 # --- naming an overlay -------------------------------------------------------------------------------------
 

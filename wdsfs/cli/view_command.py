@@ -19,8 +19,7 @@ from wdsfs.errors import UsageError, several
 
 if TYPE_CHECKING:
     from wdsfs.mount.live_mount import LiveMount
-    from wdsfs.spec.selection import Selection
-    from wdsfs.tree.options import Composition, Opening
+    from wdsfs.tree.options import Composition, Opening, Selection
 
 log = logging.getLogger("wdsfs")
 

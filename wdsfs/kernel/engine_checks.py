@@ -54,15 +54,15 @@ def _on_network(shards: Sequence[Shard]) -> str | None:
     local = [shard.path for shard in shards if not is_remote(shard.path)]
     place = mount_table.on_network(local)
     if place is not None:  # of compressed shards copies are read, which are here
-        from wdsfs.tar.compressed import kind_at
+        from wdsfs.tree.open_shards import is_compressed
 
-        place = mount_table.on_network(path for path in local if kind_at(path) is None)
+        place = mount_table.on_network(path for path in local if not is_compressed(path))
     return None if place is None else f"{os.fsdecode(place[0])} lies on {place[1]}, which other machines can write"
 
 
 def _not_here(path: bytes) -> str | None:
     """Return why the kernel cannot serve a remote shard, as far as that is known without asking its store."""
-    from wdsfs.tar.compressed import is_unpacked
+    from wdsfs.tree.open_shards import is_unpacked
 
     shown = os.fsdecode(path)
     if shard_paths.is_output(path):

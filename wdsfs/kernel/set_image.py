@@ -218,11 +218,11 @@ def _refuse_more_than_the_cache(shards: Sequence[bytes]) -> None:
 def _unpacked(
     shards: Mapping[bytes, str], stack: ExitStack, on_shard: Callable[[], None]
 ) -> dict[bytes, HeldFile]:
-    from wdsfs.tar import compressed
+    from wdsfs.tree import open_shards
 
     copies = {}
     with _threads() as threads:
-        waiting = [threads.submit(compressed.held_copy, kind, path) for path, kind in shards.items()]
+        waiting = [threads.submit(open_shards.held_copy, kind, path) for path, kind in shards.items()]
         for path, unpacking in zip(shards, waiting, strict=True):
             copy = unpacking.result()
             stack.callback(copy.close)

@@ -15,8 +15,7 @@ from wdsfs.host import default_jobs
 from wdsfs.mount_registry import FUSE, KERNEL, canonical
 from wdsfs.remote import urls
 from wdsfs.spec import objects
-from wdsfs.spec.selection import Selection
-from wdsfs.tree.options import Composition, Opening, TreeOptions
+from wdsfs.tree.options import Composition, Opening, Selection, TreeOptions
 
 if TYPE_CHECKING:
     from wdsfs.shards import Shard

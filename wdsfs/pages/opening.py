@@ -29,11 +29,10 @@ from wdsfs.overlay.upper_directory import load_upper, opened_upper
 from wdsfs.overlay.upper_format import DIRECTORY, FILE, OPEN_DIRECTORY, THE_WHITEOUT, UpperNode
 from wdsfs.pages.library import FILES_MAX, NOWHERE, File, Library, Sample
 from wdsfs.pages.preview import Source
-from wdsfs.spec.selection import Selection
 from wdsfs.tree import view_set
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.opening import make_view, opened
-from wdsfs.tree.options import Composition, Opening, view_of
+from wdsfs.tree.options import Composition, Opening, Selection, view_of
 from wdsfs.tree.shard_set import ShardSet, indexed
 from wdsfs.tree.tree import FULL_NAMES, LowerTree
 from wdsfs.tree.view_sources import Companions

@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,9 +26,11 @@ from wdsfs.remote.cached_object import BLOCK, BlockTable, CachedObject
 from wdsfs.remote.urls import Pin
 from wdsfs.storage import cache_directory
 from wdsfs.storage.cache_directory import DATA, TABLE, CacheDirectory, CacheEntry, flocked, is_at, unlink
-from wdsfs.storage.cache_room import CacheRoom, chosen_limit
+from wdsfs.storage.cache_room import chosen_limit
+from wdsfs.storage.file_cache import FileCache
 
 _NOTE_MAX = 1 << 16
+_GROUP_OF = {TABLE: "remote", DATA: "remote", "erofs": "images", "labels": "labels"}  # by kind; else unpacked
 
 
 class CachedEntry(NamedTuple):
@@ -43,6 +45,17 @@ class CachedEntry(NamedTuple):
     @property
     def complete(self) -> bool:
         return self.bytes == self.pin.size
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object as a row of `wdsfs cache --json`."""
+        return {
+            "url": self.shown,
+            **self.pin._asdict(),
+            "bytes": self.bytes,
+            "complete": self.complete,
+            "disk_bytes": self.files.bytes,
+            "last_used": self.used,
+        }
 
 
 def cache() -> ObjectCache:
@@ -60,8 +73,9 @@ class ObjectCache:
 
     def __init__(self, directory: Path, limit: int | None) -> None:
         self.directory, self.limit = directory, limit
+        self.files = FileCache(directory, limit)  # the same cache, for whole files
         self._directory = CacheDirectory(directory)
-        self.room = CacheRoom(self._directory, limit)
+        self.room = self.files.room
 
     # --- objects
 
@@ -223,6 +237,26 @@ class ObjectCache:
             os.close(fd)
             os.close(table.fd)
         return CachedEntry(table.shown, table.pin, files.used, here, files)
+
+    def report(self, objects: Sequence[CachedEntry], is_part: bool) -> dict[str, Any]:
+        """Return what the cache has: files, bytes, held bytes and last use by group, and each of `objects`.
+
+        Of these alone, if they are a part. Raises OSError.
+        """
+        groups: dict[str, list[CacheEntry]] = {"remote": [], "unpacked": [], "images": [], "labels": []}
+        for entry in [shard.files for shard in objects] if is_part else self.files.entries():
+            groups[_GROUP_OF.get(entry.kind, "unpacked")].append(entry)
+        report: dict[str, Any] = {
+            name: {
+                "files": len(entries),
+                "bytes": sum(entry.bytes for entry in entries),
+                "held_bytes": sum(entry.bytes for entry in entries if self.files.is_held(entry)),
+                "last_used": max((entry.used for entry in entries), default=None),
+            }
+            for name, entries in groups.items()
+        }
+        report["remote"]["objects"] = [shard.as_json() for shard in objects]
+        return {"directory": str(self.directory), "limit": self.limit, **report}
 
     def clear(self, prefix: str) -> list[CachedEntry]:
         """Remove the objects whose URL begins with `prefix`; return those that were removed. Raises OSError."""

@@ -35,11 +35,11 @@ from wdsfs.errors import (
     ShardError,
     Unreachable,
     UnreadableShard,
+    parse_size,
 )
 from wdsfs.remote.urls import BUCKETS, PIPE, Pin, Url, parse
 from wdsfs.shards import Fingerprint
 from wdsfs.storage import source
-from wdsfs.storage.cache_room import parse_size
 
 if TYPE_CHECKING:
     from wdsfs.remote.cached_object import CachedObject

@@ -24,6 +24,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import NamedTuple
 
 from wdsfs import names
 from wdsfs.errors import MissingShard, ShardError, SpecError, UnreadableShard, and_others, reason_of, several
@@ -31,7 +32,6 @@ from wdsfs.names import PLAIN, Reading
 from wdsfs.remote import urls
 from wdsfs.shards import Shard
 from wdsfs.spec import braces, dependencies, index_file, located, objects, shard_lists
-from wdsfs.spec.selection import Slice
 from wdsfs.spec.shard_lists import Word
 
 MAX_SHARDS = braces.MAX_WORDS  # per call
@@ -57,6 +57,16 @@ _PLAIN = re.compile(r"[^~@{}*?\[:][^{}*?\[:]*")  # has nothing to expand
 _ESCAPED = re.compile(r"\[([*?\[:])\]")  # a character that a glob, or the split at `::`, has to take as it is
 _ESCAPE, _BRACE = re.compile(r"[*?\[]"), re.compile(r"[{}\\]")  # what `settled` marks
 _SUFFIXES = tuple(os.fsdecode(suffix) for suffix in names.SHARD_SUFFIXES)
+
+
+class Slice(NamedTuple):
+    """One of `num_shards` equal parts of a set, counted from 0; the words are DALI's.
+
+    REQUIRES: 0 <= shard_id < num_shards.
+    """
+
+    shard_id: int
+    num_shards: int
 
 
 def expand(

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import xxhash
 
-from wdsfs.errors import UsageError
+from wdsfs.errors import parse_size
 from wdsfs.storage.cache_directory import CacheDirectory, CacheEntry, flocked
 
 NEEDED = -math.inf  # for what cannot be read without the cache: files go that are in use, too
@@ -41,7 +41,6 @@ RECOUNT_SECONDS = 600.0  # between two readings of the directory if nothing goes
 # Bytes that are taken; no file was used longer ago than this; when the directory was read (seconds, epoch).
 _SUMS = struct.Struct("<Qdd")
 _CHECK = 8
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def victims(entries: Sequence[CacheEntry], over: int, short: int, age: float, now: float) -> Sequence[CacheEntry]:
@@ -56,14 +55,6 @@ def victims(entries: Sequence[CacheEntry], over: int, short: int, age: float, no
             return entries[:count]
         freed += entry.bytes
     return entries
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes of `800M`, `32G`, or plain bytes. Raises UsageError."""
-    number, unit = (text[:-1], text[-1:].upper()) if text[-1:].isalpha() else (text, "")
-    if unit not in _UNITS or not number.isascii() or not number.isdigit():
-        raise UsageError(f"{text!r} is no size: write bytes, or a number with K, M, G or T, for example 32G")
-    return int(number) * _UNITS[unit]
 
 
 def chosen_limit() -> int | None:

@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 from wdsfs.errors import IndexUnusable, StaleShard, UnreadableShard, UsageError, counted
 from wdsfs.remote.shard_paths import OpenShard, fingerprint_of, open_shard
-from wdsfs.shards import Fingerprint
 from wdsfs.storage import file_cache, seekable, source
 from wdsfs.storage.cache_directory import key_of
 from wdsfs.storage.durable import named
@@ -38,7 +37,6 @@ POLICIES = (AUTO, ALWAYS, NEVER)  # whether shards are unpacked into the cache
 COPIES, INDEX = (WHOLE, TRAILING, TRUNCATED, DAMAGED), "seek"
 RECENT_SECONDS = 3600.0  # what was used since then does not go for a shard that can be read without a copy
 
-_COPIES_TRIED = 5  # of one shard, if others remove them at the same time
 RATIO_MAX = 200  # the most that a file may unpack to, as a multiple of its size, unless the policy is ALWAYS
 ALLOWED = 64 << 20  # bytes that any file may unpack to
 
@@ -106,52 +104,6 @@ def unpacked(kind: str, shard: OpenShard, path: bytes, how: str | None = None) -
         source.close(content.source)
         raise StaleShard(f"{name} has changed while it was unpacked")
     return content
-
-
-class HeldCopy(NamedTuple):
-    """The copy of a shard, open, and its path."""
-
-    fd: int
-    path: str
-
-    def close(self) -> None:
-        os.close(self.fd)
-
-
-def is_unpacked(path: bytes, fingerprint: Fingerprint) -> bool:
-    """Return True if the cache has the copy of a remote shard."""
-    copy = file_cache.cache().find(key_of(path, fingerprint), COPIES)
-    if copy is None:
-        return False
-    os.close(copy.fd)
-    return True
-
-
-def held_copy(kind: str, path: bytes) -> HeldCopy:
-    """Return the unpacked copy of a shard, which stays in the cache as long as a mount of the kernel's reads it.
-
-    Takes as long as unpacking, unless there is one that is as it was made. Raises ShardErrors.
-    """
-    if policy() == NEVER:
-        raise UnreadableShard(f"{os.fsdecode(path)} is {kind}-compressed, and is not to be unpacked")
-    shard = open_shard(path)
-    try:
-        for _ in range(_COPIES_TRIED):
-            fd = unpacked(kind, shard, path, ALWAYS).source
-            assert isinstance(fd, int)
-            try:
-                place = file_cache.cache().hold(fd)
-            except OSError as error:
-                os.close(fd)
-                raise UnreadableShard(
-                    f"{os.fsdecode(path)}: its copy cannot be kept in the cache: {error.strerror}"
-                ) from None
-            if place is not None:
-                return HeldCopy(fd, place)
-            os.close(fd)
-    finally:
-        source.close(shard)
-    raise UnreadableShard(f"{os.fsdecode(path)}: its copy in the cache is removed again and again")
 
 
 def _key_of(shard: OpenShard, path: bytes) -> str:

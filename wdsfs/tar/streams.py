@@ -23,10 +23,9 @@ import zlib
 from collections.abc import Callable
 from typing import Protocol
 
-from wdsfs.errors import CorruptShard, counted
+from wdsfs.errors import CorruptShard, counted, parse_size
 from wdsfs.extras import zstd
 from wdsfs.storage import source
-from wdsfs.storage.cache_room import parse_size
 from wdsfs.storage.source import TarBytes
 from wdsfs.tar.headers import (
     BLOCK,

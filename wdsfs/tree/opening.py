@@ -27,9 +27,8 @@ from wdsfs.inodes import ROOT
 from wdsfs.shards import Shard
 from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import expand
-from wdsfs.spec.selection import Selection
 from wdsfs.tar.problems import OF_VIEWS, problems_text
-from wdsfs.tree.options import Composition, Opening, Tolerance
+from wdsfs.tree.options import Composition, Opening, Selection, Tolerance
 from wdsfs.tree.shard_access import Access, access_of, refuse_foreign_lists
 from wdsfs.tree.shard_set import ShardSet, indexed
 from wdsfs.tree.tree import LowerTree, Node, text_of

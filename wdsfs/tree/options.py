@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdsfs.errors import UsageError
 from wdsfs.host import default_jobs
+from wdsfs.names import PLAIN, Reading
 from wdsfs.spec import objects
 from wdsfs.tar import streams
 from wdsfs.tree import json_fields
@@ -25,6 +26,7 @@ from wdsfs.tree import json_fields
 if TYPE_CHECKING:
     from wdsfs.errors import ShardError
     from wdsfs.executors import Workers
+    from wdsfs.spec.expand import Slice
     from wdsfs.tree.shard_set import ShardSet
     from wdsfs.tree.tree import View
 
@@ -433,3 +435,23 @@ def _refuse_twice(path: str, named: dict[str, str]) -> None:
 def text_of(name: bytes) -> str:
     """Return a name as text that can be turned back into the same bytes."""
     return name.decode("utf-8", "surrogateescape")
+
+
+class Selection(NamedTuple):
+    """The part of the set that is wanted, and how it is read: `expand(specs, *selection)`."""
+
+    split: str | None = None
+    slice: Slice | None = None
+    reading: Reading = PLAIN
+    allow_missing: bool = False
+    base: str | None = None  # where the shards of a portable index are, if not beside it
+
+    @property
+    def arguments(self) -> list[str]:
+        """The command line options that make the same selection among the shards that exist."""
+        arguments = [] if self.split is None else ["--split", self.split]
+        if self.slice is not None:
+            arguments += ["--shard-id", str(self.slice.shard_id), "--num-shards", str(self.slice.num_shards)]
+        if self.base is not None:
+            arguments += ["--base", self.base]
+        return arguments + self.reading.arguments
