@@ -347,7 +347,7 @@ def test_a_shard_that_rests_without_an_end_is_damaged_and_shown(shards: Path, tm
 
 
 def test_a_compressed_shard_has_to_rest(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look_again, "RESTED_SECONDS", 3600.0)  # however long this test takes
+    monkeypatch.setattr(record_of_file, "RESTED_SECONDS", 3600.0)  # however long this test takes
     followed = Followed(tmp_path, [str(shards)])
     packed = gzip.compress(sets.content(7))
     new = shards / "t.tar.gz"
