@@ -10,33 +10,20 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsfs.cli.options import (
-    Directory,
-    cache_size_option,
-    executor_option,
-    json_option,
-    remote_options,
-    set_for_all,
-    set_options,
-    shards_argument,
-    trust_option,
-    workers_of,
-)
+from wdsfs.cli import options
 from wdsfs.cli.output import bytes_bar, print_table, say, table_of, write_json
 from wdsfs.cli.process import when_interrupted
 from wdsfs.errors import CacheFull, IndexUnusable, ShardError, UsageError, bytes_text, counted, several
 from wdsfs.names import shown
-from wdsfs.remote.shard_paths import FetchResult, fetch_all, fetch_counted, is_remote, pin_of
+from wdsfs.remote.shard_paths import fetch_all, is_remote, pin_of
 
 if TYPE_CHECKING:
-    from wdsfs.executors import Workers
     from wdsfs.remote.object_cache import CachedEntry, ObjectCache
-    from wdsfs.shards import Shard
     from wdsfs.tree.options import Selection
 
 JOBS = 8  # shards that are fetched at a time: small ones are a request each
@@ -65,12 +52,12 @@ log = logging.getLogger("wdsfs")
 @click.option("--verify", is_flag=True, help="Read all cached bytes of remote shards; drop damaged ones.")
 @click.option(
     "--index-dir",
-    type=Directory(),
+    type=options.Directory(),
     envvar="WDSFS_INDEX_DIR",
     help="The cache is beside this index.  [env WDSFS_INDEX_DIR; WDSFS_CACHE_DIR names another place]",
 )
-@json_option
-@trust_option
+@options.json_option
+@options.trust_option
 def cache(
     urls: tuple[str, ...],
     each: bool,
@@ -99,7 +86,7 @@ def cache(
         raise UsageError("--trim, --clear and --verify exclude each other")
     if trim is not None and urls:
         raise UsageError("--trim takes no URL: it removes what was used the longest time ago")
-    set_for_all("WDSFS_INDEX_DIR", index_dir)
+    options.set_for_all("WDSFS_INDEX_DIR", index_dir)
     prefixes = [_prefix(url) for url in urls] or [""]
     objects = object_cache.cache()
     try:
@@ -192,8 +179,8 @@ def _when(seconds: float) -> str:
 
 
 @click.command()
-@shards_argument
-@set_options
+@options.shards_argument
+@options.set_options
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar, no hints.")
 @click.option(
     "-j",
@@ -201,17 +188,17 @@ def _when(seconds: float) -> str:
     type=click.IntRange(1),
     help=f"Shards fetched at a time.  [default: {JOBS}]",
 )
-@executor_option
+@options.executor_option
 @click.option(
     "--index-dir",
-    type=Directory(),
+    type=options.Directory(),
     envvar="WDSFS_INDEX_DIR",
     help="The index beside which the cache is.  [env WDSFS_INDEX_DIR; WDSFS_CACHE_DIR names another place]",
 )
-@json_option
-@remote_options
-@cache_size_option
-@trust_option
+@options.json_option
+@options.remote_options
+@options.cache_size_option
+@options.trust_option
 def fetch(
     shards: tuple[str, ...],
     selection: Selection,
@@ -230,23 +217,24 @@ def fetch(
     Example:
       wdsfs fetch --cache-size 500G 's3://bucket/train-{000000..000999}.tar'
     """
+    from wdsfs.index.process_pool import fetch_by
     from wdsfs.remote import object_cache
     from wdsfs.spec.expand import expand
 
-    set_for_all("WDSFS_INDEX_DIR", index_dir)
+    options.set_for_all("WDSFS_INDEX_DIR", index_dir)
     since = time.monotonic()
     every = expand(shards, *selection)
     remote_shards = [shard for shard in every if is_remote(shard.path)]
     local = len(every) - len(remote_shards)
     if local and not quiet:
         log.info("%s on this machine: passed over", counted(local, "shard"))
-    workers = workers_of(executor, jobs)
+    workers = options.workers_of(executor, jobs)
     total = sum(pin_of(shard.path).size for shard in remote_shards)
     with when_interrupted("; what has come is kept"), bytes_bar("fetching", total, quiet) as advance:
         if workers is None:
             outcome = fetch_all([shard.path for shard in remote_shards], jobs or JOBS, advance)
         else:
-            outcome = _fetch_elsewhere(remote_shards, workers, advance)
+            outcome = fetch_by(remote_shards, workers, advance)
     report: dict[str, Any] = {
         "shards": len(remote_shards),
         "local": local,
@@ -287,18 +275,3 @@ def _say_failures(failed: Mapping[bytes, ShardError]) -> None:
             counted(len(too_much), "shard"),
             several(too_much),
         )
-
-
-def _fetch_elsewhere(shards: Sequence[Shard], workers: Workers, advance: Callable[[int], None]) -> FetchResult:
-    """Fetch the shards by workers of a cluster."""
-    from wdsfs.index import process_pool
-
-    failed: dict[bytes, ShardError] = {}
-    size = there = 0
-    for shard, outcome in process_pool.each(fetch_counted, shards, 1, workers):
-        if isinstance(outcome, ShardError):
-            failed[shard.path] = outcome
-        else:
-            size, there = size + outcome[0], there + outcome[1]
-            advance(outcome[0])
-    return FetchResult(size, size - there, there, failed)

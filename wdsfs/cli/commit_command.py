@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from click.core import ParameterSource
 
-from wdsfs.cli import completion, index_commands, shard_report
+from wdsfs.cli import completion, index_commands, output
 from wdsfs.cli.options import (
     AtLeastOne,
     composition_options,
@@ -228,7 +228,7 @@ def _commit_held(session: OverlaySession, overlay: NamedOverlay, packing: Packin
     made = OverlayCommit(session.place, session.tree, options, session.mountpoint)
     plan, unshown = made.plan, None
     paths = [*(step.target for step in plan.steps), *(shard.path for shard in lower.shards if options.in_place)]
-    shard_report.refuse_exports(paths, packing.exports)
+    output.refuse_exports(paths, packing.exports)
     if made.changes is not None and options.changed_only:
         kinds = Counter(sample.kind for sample in made.changes.samples)
         unshown = {kind: kinds[kind] for kind in ("removed", "renamed")}
@@ -258,7 +258,7 @@ def _interrupts(made: OverlayCommit) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        text = shard_report.STOPPED
+        text = output.STOPPED
         if made.options.in_place:
             text = "; nothing was replaced, and the overlay is as it was"
         if made.is_half_way:
@@ -273,7 +273,7 @@ def _abandon(session: OverlaySession, as_json: bool) -> None:
 
     done, left, aside = abandon(session.place, session.tree, session.show_new)
     if as_json:
-        steps = {"shards": shard_report.steps_json(done), "left": shard_report.steps_json(left)}
+        steps = {"shards": output.steps_json(done), "left": output.steps_json(left)}
         write_json({**steps, "aside": None if aside is None else str(aside)})
         return
     say(f"abandoned: {len(done)} of {counted(len(done) + len(left), 'shard')} written")
@@ -302,7 +302,7 @@ def _commit_view(overlay: NamedOverlay, packing: Packing, composition: Compositi
         opened(overlay.sources, overlay.selection, opening, composition, whole=True) as below,
         shards_bar(label, len(below), opening.quiet) as on_shard,
         disk_errors(),
-        when_interrupted(shard_report.STOPPED),
+        when_interrupted(output.STOPPED),
     ):
         made = ViewCommit(below, packing.options, on_shard)
         made.run(write=not packing.dry_run)
@@ -340,10 +340,10 @@ def _show(committed: Committed, packing: Packing, seconds: float) -> None:
         _show_json(committed, packing.dry_run, seconds)
         return
     if packing.dry_run:
-        shard_report.print_steps(plan.steps)
-    shard_report.say_left_out(plan)
+        output.print_steps(plan.steps)
+    output.say_left_out(plan)
     if not packing.dry_run and plan.steps:
-        shard_report.say_done(plan, committed.done, seconds)
+        output.say_done(plan, committed.done, seconds)
         for step in plan.steps:
             if step.action == "new":
                 say(f"new: {os.fsdecode(step.target)}")
@@ -359,14 +359,14 @@ def _show(committed: Committed, packing: Packing, seconds: float) -> None:
 
 
 def _show_json(committed: Committed, dry_run: bool, seconds: float) -> None:
-    plan, shards = committed.plan, shard_report.steps_json(committed.plan.steps)
+    plan, shards = committed.plan, output.steps_json(committed.plan.steps)
     if dry_run:
         write_json(shards)
         return
     report = {
         "shards": shards,
         "written": len(committed.done),
-        "left_out": shard_report.remarks_json(plan.left_out),
+        "left_out": output.remarks_json(plan.left_out),
         "seconds": round(seconds, 3),
     }
     write_json(report if committed.unshown is None else {**report, "not_told": committed.unshown})

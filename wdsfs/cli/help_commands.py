@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -21,18 +20,14 @@ from wdsfs import __version__
 from wdsfs.cli.completion import SHELLS, commands, mount_points, script
 from wdsfs.cli.options import Directory, json_option, set_for_all, store_option
 from wdsfs.cli.output import say, write_json, write_page
-from wdsfs.errors import UsageError, bytes_text, counted
+from wdsfs.errors import UsageError
 from wdsfs.host import MachineFinding
 from wdsfs.names import meant
-from wdsfs.remote.urls import BUCKETS, Url
 
 LAYOUTS = "layouts"  # a topic: its page is for users who have the program and no checkout
-TOTAL_SECONDS = 10  # for a store that does not answer: a person waits
 
 _LINKS_INSIDE = re.compile(r"\[([^]]*)\]\(#[^)]*\)")  # of a page of Markdown: a terminal does not follow them
 _KEEP_LINES = "\b"  # click's mark of a paragraph whose lines are not filled
-_SPELLING = "check how it is spelt; the keys of a bucket are case-sensitive"
-_ADDRESS = "check the address, the network and the proxy (https_proxy)"
 
 
 @click.command("help")
@@ -135,27 +130,18 @@ def doctor(place: str | None, index_dir: str | None, shards_dir: str | None, as_
       wdsfs doctor s3://bucket/train-000000.tar
     """
     from wdsfs.kernel.engine_checks import check_engine, check_leases
-    from wdsfs.mount.doctor import check_mountpoint, diagnose
+    from wdsfs.mount.doctor import STORE_SECONDS, check_mountpoint, diagnose, diagnose_store
     from wdsfs.remote.urls import is_url
 
     if place is not None and is_url(place):
         set_for_all("WDSFS_INDEX_DIR", index_dir)
-        _show(_look_at_store(place), as_json, code=3)
+        given = os.environ.get("WDSFS_STORE_OPTIONS", "")
+        set_for_all("WDSFS_STORE_OPTIONS", f"total_time={STORE_SECONDS} {given}")
+        _show(diagnose_store(place), as_json, code=3)
     else:
         by_kernel = [check_engine(), *([] if shards_dir is None else [check_leases(shards_dir)])]
         about_place = [] if place is None else [check_mountpoint(place)]
         _show([*diagnose(index_dir=index_dir), *by_kernel, *about_place], as_json, code=5)
-
-
-def _look_at_store(text: str) -> list[MachineFinding]:
-    """Return the findings about a URL. Raises SpecError, UsageError."""
-    from wdsfs.remote.shard_paths import remote
-    from wdsfs.remote.urls import parse
-
-    given = os.environ.get("WDSFS_STORE_OPTIONS", "")
-    set_for_all("WDSFS_STORE_OPTIONS", f"total_time={TOTAL_SECONDS} {given}")
-    url = parse(text)
-    return list(findings_of(url, remote().describe(url)))
 
 
 def _show(findings: Sequence[MachineFinding], as_json: bool, code: int) -> None:
@@ -173,57 +159,6 @@ def _show(findings: Sequence[MachineFinding], as_json: bool, code: int) -> None:
             if finding.remedy:
                 say(f"      -> {finding.remedy}")
     sys.exit(code if any(finding.level == "fail" for finding in findings) else 0)
-
-
-def findings_of(url: Url, facts: dict[str, Any]) -> Iterator[MachineFinding]:
-    """Yield the findings about a URL of which `Stores.describe` gives these facts."""
-    yield _reached(url, facts)
-    if facts["credentials"] is not None:
-        yield MachineFinding("credentials", "ok", facts["credentials"])
-    if facts["ranges"] is not None:
-        yield _ranges(facts["ranges"])
-    if facts["conditions"] is not None:
-        works = "work: what has been replaced is not sent"
-        ignored = "ignored by its server; each answer is compared with what the object was"
-        yield MachineFinding("conditions", "ok", works if facts["conditions"] else ignored)
-    if facts.get("pinned") is False:
-        yield MachineFinding(
-            "changes",
-            "warn",
-            "its server gives no ETag: a change is seen only by the size, or by the time in seconds",
-            "give a shard a new name when its content changes",
-        )
-
-
-def _reached(url: Url, facts: dict[str, Any]) -> MachineFinding:
-    if facts["error"] is not None:
-        what, _, remedy = facts["error"].removeprefix(f"{url.shown}: ").partition(": ")
-        if not remedy:
-            remedy = _SPELLING if "no such object" in what else _address(url)
-        prefix = "it is there, but " if facts["reachable"] else ""
-        return MachineFinding(url.shown, "fail", prefix + what, remedy)
-    if "objects" not in facts:
-        return MachineFinding(url.shown, "ok", f"can be reached, {bytes_text(facts['size'])}")
-    if not facts["objects"]:
-        return MachineFinding(url.shown, "warn", "can be reached, but no object is below it", _SPELLING)
-    return MachineFinding(url.shown, "ok", f"can be reached, {counted(facts['objects'], 'object')} below it")
-
-
-def _address(url: Url) -> str:
-    if url.scheme in BUCKETS:
-        return f"{_ADDRESS}; for a store of your own: --store-option {url.store}:endpoint=https://..."
-    return _ADDRESS
-
-
-def _ranges(work: bool) -> MachineFinding:
-    if work:
-        return MachineFinding("ranges", "ok", "work: a read fetches what it needs")
-    return MachineFinding(
-        "ranges",
-        "warn",
-        "its server sends whole objects only: each shard is fetched as a whole when it is first read",
-        "fetch shards ahead of time (wdsfs fetch), with enough room for them in the cache (--cache-size)",
-    )
 
 
 # --- the manual page -----------------------------------------------------------------------------------------

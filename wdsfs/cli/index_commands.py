@@ -5,36 +5,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsfs.cli import completion
-from wdsfs.cli.options import (
-    Decorator,
-    Directory,
-    flag,
-    json_option,
-    opening_options_with,
-    set_options,
-    shards_argument,
-)
+from wdsfs.cli import completion, options
 from wdsfs.cli.output import contents_text, say, shards_bar, write_json
 from wdsfs.cli.process import ended_in_order, when_interrupted
 from wdsfs.errors import ExportError, UsageError, bytes_text, counted, several
 
 if TYPE_CHECKING:
-    from wdsfs.errors import ShardError
-    from wdsfs.index.store import Index
     from wdsfs.interop.export import Report
-    from wdsfs.shards import Fingerprint, Shard
-    from wdsfs.tree.opening import Refreshed
+    from wdsfs.shards import Shard
     from wdsfs.tree.options import Opening, Selection
     from wdsfs.tree.shard_set import ShardSet
 
@@ -43,8 +30,8 @@ log = logging.getLogger("wdsfs")
 
 @click.command()
 @click.argument("shards", nargs=-1, shell_complete=completion.paths)
-@set_options
-@opening_options_with(executor=True, tolerance=False)
+@options.set_options
+@options.opening_options_with(executor=True, tolerance=False)
 @click.option(
     "-o",
     "--output",
@@ -58,9 +45,9 @@ log = logging.getLogger("wdsfs")
     shell_complete=completion.paths,
     help="Renew FILE.wdsidx: its shards as they are now, and SHARDS at the end.",
 )
-@flag("--allow-missing", "Leave shards out of FILE.wdsidx that are missing or cannot be read.")
-@flag("--prune", "Also drop what is kept of shards that are gone.")
-@json_option
+@options.flag("--allow-missing", "Leave shards out of FILE.wdsidx that are missing or cannot be read.")
+@options.flag("--prune", "Also drop what is kept of shards that are gone.")
+@options.json_option
 def index(
     shards: tuple[str, ...],
     selection: Selection,
@@ -79,51 +66,22 @@ def index(
       wdsfs index -o set.wdsidx 'train-{000000..000999}.tar'
       wdsfs index --update set.wdsidx 'train-{001000..001999}.tar'
     """
-    from wdsfs.errors import IndexUnusable
-    from wdsfs.index.portable_writer import checked_target
-    from wdsfs.tree.opening import refresh_index
+    from wdsfs.tree.opening import index_set
 
     since = time.monotonic()
     if output is not None and update is not None:
         raise UsageError("-o and --update: one writes an index, the other renews it; leave one out")
-    target = None if (file := update or output) is None else checked_target(file)
     expanded = _shards(shards, update, selection._replace(allow_missing=allow_missing))
-    index = _opened(opening, expanded)
-    done = refresh_index(index, expanded, opening, exact=target is not None)
-    _warn(index, expanded, done)
-    pruned = index.prune() if prune else 0
-    written = None
-    if target is not None:
-        written = _write(index, expanded, target, done.unreadable, allow_missing, opening.quiet)
-    report = {
-        **_counts(index, expanded, done),
-        "pruned": pruned,
-        "seconds": round(time.monotonic() - since, 3),
-        "index": str(index.directory),
-    }
-    if written is not None:
-        report |= {"written": output or update, "bytes": written}
-    is_lasting = not index.temporary
-    index.close()
-    if not is_lasting and target is None:
-        raise IndexUnusable("nothing is kept: the index was a temporary one; see above, or set --index-dir")
+    text = "; no index was written, what was indexed is kept" if update or output else "; what was indexed is kept"
+    with when_interrupted(text):
+        counts = index_set(expanded, opening, update or output, allow_missing, prune)
+    report = {**counts, "seconds": round(time.monotonic() - since, 3)}
     if as_json:
         write_json(report)
     else:
         say(*_report_lines(report))
-    if done.unreadable and not allow_missing:
+    if report["unreadable"] and not allow_missing:
         sys.exit(3)
-
-
-def _opened(opening: Opening, shards: Sequence[Shard]) -> Index:
-    """Open the index, with the portable ones of these shards."""
-    from wdsfs.index.portable import attached
-    from wdsfs.index.store import open_index
-
-    index = open_index(opening.index_dir)
-    index.log_notices()
-    index.portables = attached(shards)
-    return index
 
 
 def _shards(specs: Sequence[str], update: str | None, selection: Selection) -> list[Shard]:
@@ -140,42 +98,6 @@ def _shards(specs: Sequence[str], update: str | None, selection: Selection) -> l
     return listed + [shard for shard in further if shard.path not in known]
 
 
-def _write(
-    index: Index,
-    shards: Sequence[Shard],
-    target: bytes,
-    unreadable: Mapping[bytes, ShardError],
-    allow_missing: bool,
-    quiet: bool,
-) -> int:
-    """Write the portable index; returns its size in bytes. Raises what `portable_writer.write_index` does."""
-    from wdsfs.errors import UnreadableShard, several
-    from wdsfs.index.portable_writer import write_index
-    from wdsfs.tree.opening import readable
-
-    if unreadable and not allow_missing:
-        text = f"{several([*map(str, unreadable.values())])}: an index lacks nothing, unless with --allow-missing"
-        raise UnreadableShard(text)
-    with (
-        when_interrupted("; nothing was written, what was indexed is kept"),
-        ended_in_order(),
-        shards_bar("writing", len(shards), quiet) as on_shard,
-    ):
-        return write_index(index, readable(shards, unreadable), target, on_shard)
-
-
-def _warn(index: Index, shards: Sequence[Shard], done: Refreshed) -> None:
-    """Log what is wrong with the shards, and counts of samples that differ from those in a list of shards."""
-    from wdsfs.tree.opening import judge
-    from wdsfs.tree.options import Tolerance
-    from wdsfs.tree.shard_set import ShardSet
-
-    below = ShardSet(shards, index)
-    remarks = judge(below, done.unreadable, Tolerance(allow_missing=True), whole=False)
-    for text in [*remarks, *index.miscounted(shards)]:
-        log.warning("%s", text)
-
-
 def _report_lines(report: Mapping[str, Any]) -> tuple[str, str]:
     written = "written" in report
     where = f"{bytes_text(report['bytes'])} in {report['written']}" if written else f"kept in {report['index']}"
@@ -186,34 +108,12 @@ def _report_lines(report: Mapping[str, Any]) -> tuple[str, str]:
     )
 
 
-def _counts(index: Index, shards: Sequence[Shard], done: Refreshed) -> dict[str, Any]:
-    summaries = [summary for summary in (index.summary(*known) for known in _known(shards)) if summary]
-    return {
-        "shards": len(shards),
-        "rebuilt": done.indexed,
-        "unreadable": len(done.unreadable),
-        "damaged": sum(bool(summary.problems) for summary in summaries) - len(index.no_tars(shards)),
-        "samples": sum(summary.samples for summary in summaries),
-        "members": sum(summary.members for summary in summaries),
-    }
-
-
-def _known(shards: Sequence[Shard]) -> Iterator[tuple[bytes, Fingerprint]]:
-    """Yield the keys of the shards that can be read, with their fingerprints."""
-    from wdsfs.errors import ShardError
-    from wdsfs.remote import shard_paths
-
-    for shard in shards:
-        with contextlib.suppress(ShardError):
-            yield shard.key, shard_paths.look(shard.path)
-
-
 # --- export, --export ----------------------------------------------------------------------------------------
 
 FORMATS = click.Choice(("dali", "energon", "wids", "wdsidx"))
 
 # Of the commands that write shards.
-export_option: Decorator[Any] = click.option(
+export_option: options.Decorator[Any] = click.option(
     "--export",
     "exports",
     type=FORMATS,
@@ -262,19 +162,19 @@ def after_commit(shards: Sequence[Shard], kinds: Sequence[str], in_place: bool, 
 
 @click.command()
 @click.option("--format", "kinds", type=FORMATS, multiple=True, required=True, help="Whose index; repeatable.")
-@shards_argument
-@set_options
+@options.shards_argument
+@options.set_options
 @click.option(
     "-o",
     "--output",
     metavar="DIR",
-    type=Directory(),
+    type=options.Directory(),
     required=True,
     help="Where it goes; for energon the root of the data set, which has the shards.",
 )
-@flag("--md5", "For wids: the MD5 of each shard, which takes reading all of it.")
-@json_option
-@opening_options_with("Processes that read shards.", executor=True)
+@options.flag("--md5", "For wids: the MD5 of each shard, which takes reading all of it.")
+@options.json_option
+@options.opening_options_with("Processes that read shards.", executor=True)
 def export(
     kinds: tuple[str, ...],
     shards: tuple[str, ...],

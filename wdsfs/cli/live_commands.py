@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -101,10 +102,11 @@ def refresh(mountpoint: str, as_json: bool) -> None:
       wdsfs refresh /mnt/train
       wdsfs refresh --json /mnt/train
     """
-    from wdsfs.cli.mount_commands import image_maker
+    from wdsfs.cli.mount_commands import options_of
     from wdsfs.mount import search
+    from wdsfs.mount.start import repeated
 
-    answer = search.named(mountpoint).refresh(image_maker())
+    answer = search.named(mountpoint).refresh(partial(repeated, options_of))
     if as_json:
         write_json(answer)
         return

@@ -14,24 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from wdsfs.cli import options
 from wdsfs.cli.completion import paths
-from wdsfs.cli.options import (
-    compressed_options,
-    executor_opening_options,
-    executor_option,
-    flag,
-    handing_over,
-    jobs_of,
-    json_option,
-    numbered_tree_options,
-    opening_options,
-    remote_options,
-    set_options,
-    shards_argument,
-    tree_options,
-    trust_option,
-    workers_of,
-)
 from wdsfs.cli.output import contents_text, is_directory, print_table, say, table_of, write_bytes, write_json
 from wdsfs.errors import UsageError, WdsfsError, bytes_text, counted
 from wdsfs.names import SHARD_SUFFIXES, shown
@@ -67,24 +51,24 @@ class Listing(NamedTuple):
         return text + (b"/" if is_directory(node) else b"") + end
 
 
-listing_options = handing_over(
+listing_options = options.handing_over(
     "listing",
     Listing,
     {
-        "long": flag("-l", "--long", "Also type, size and time."),
-        "recursive": flag("-R", "--recursive", "Everything below, as paths."),
-        "null": flag("-0", "--null", "End each name with a NUL byte."),
-        "as_json": json_option,
+        "long": options.flag("-l", "--long", "Also type, size and time."),
+        "recursive": options.flag("-R", "--recursive", "Everything below, as paths."),
+        "null": options.flag("-0", "--null", "End each name with a NUL byte."),
+        "as_json": options.json_option,
     },
 )
 
 
 @click.command()
 @click.argument("arguments", metavar="SHARDS... [PATH]", nargs=-1, required=True, shell_complete=paths)
-@set_options
-@numbered_tree_options
+@options.set_options
+@options.numbered_tree_options
 @listing_options
-@opening_options
+@options.opening_options
 def ls(
     arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, listing: Listing, opening: Opening
 ) -> None:
@@ -185,9 +169,9 @@ def _long_line(node: Node) -> bytes:
 
 @click.command()
 @click.argument("arguments", metavar="SHARDS... PATH", nargs=-1, required=True, shell_complete=paths)
-@set_options
-@tree_options
-@opening_options
+@options.set_options
+@options.tree_options
+@options.opening_options
 def cat(arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, opening: Opening) -> None:
     """Write a file of the tree to standard output without mounting it.
 
@@ -222,10 +206,10 @@ def cat(arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, ope
 
 
 @click.command()
-@shards_argument
-@set_options
-@json_option
-@executor_opening_options
+@options.shards_argument
+@options.set_options
+@options.json_option
+@options.executor_opening_options
 @click.option(
     "--plot",
     "plot_file",
@@ -357,15 +341,15 @@ def _show_counts(report: dict[str, Any]) -> None:
 
 
 @click.command()
-@shards_argument
-@set_options
+@options.shards_argument
+@options.set_options
 @click.option("-j", "--jobs", type=click.IntRange(1), help="Processes that read shards.  [default: one per core]")
-@executor_option
-@flag("--notes", "Also what is harmless: directories, __meta__ members.")
-@compressed_options
-@remote_options
-@trust_option
-@json_option
+@options.executor_option
+@options.flag("--notes", "Also what is harmless: directories, __meta__ members.")
+@options.compressed_options
+@options.remote_options
+@options.trust_option
+@options.json_option
 def check(
     shards: tuple[str, ...],
     selection: Selection,
@@ -391,7 +375,9 @@ def check(
     judge = Judge()
     counts: Counter[str] = Counter()
     expanded = expand(shards, *selection)
-    for path, finding in judge.findings(expanded, selection.reading, jobs_of(jobs), workers_of(executor, jobs)):
+    for path, finding in judge.findings(
+        expanded, selection.reading, options.jobs_of(jobs), options.workers_of(executor, jobs)
+    ):
         counts["note" if finding.is_note else UNREADABLE if finding.kind == UNREADABLE else "finding"] += 1
         if finding.is_note and not notes:
             continue

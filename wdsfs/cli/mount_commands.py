@@ -9,7 +9,7 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -29,25 +29,16 @@ from wdsfs.cli.options import (
 )
 from wdsfs.cli.output import say, write_json
 from wdsfs.cli.process import may_have_secrets
-from wdsfs.errors import MountError, UsageError, bytes_text, counted
-from wdsfs.host import in_directory
+from wdsfs.errors import UsageError, bytes_text, counted
 from wdsfs.mount.options import ENGINES, MountOptions, Serving
 from wdsfs.mount_registry import FUSE
 from wdsfs.names import SHARD_SUFFIXES
 
 if TYPE_CHECKING:
-    from wdsfs.kernel.guard import Guarded, MadeBy
-    from wdsfs.kernel.image_mount import ImageMount, MakeImage
-    from wdsfs.shards import Shard
     from wdsfs.tree.options import Opening, Selection, TreeOptions
 
 FOLLOW, FOLLOW_SECONDS = "--follow", 60.0
-# Variables that say where the index, and the caches beside it, are, what these may hold, and if commands may run.
-ENVIRONMENT = (
-    *("WDSFS_ALLOW_PIPE", "WDSFS_INDEX_DIR", "WDSFS_CACHE_DIR", "WDSFS_CACHE_SIZE", "WDSFS_UNPACK"),
-    *("WDSFS_UNPACK_MEMORY", "XDG_CACHE_HOME", "HOME"),
-)
-_ARGUMENTS, _PREPARED = "wdsfs.mount.arguments", "wdsfs.mount.prepared"  # in the context of the command
+_ARGUMENTS, _HAND_OUT = "wdsfs.mount.arguments", "wdsfs.mount.hand_out"  # in the context of the command
 
 
 class MountCommand(click.Command):
@@ -178,7 +169,7 @@ def mount(
       wdsfs mount train.erofs /mnt/train
       wdsfs mount --overlay edits --new /mnt/new
     """
-    from wdsfs.mount.start import is_of_image, start
+    from wdsfs.mount.start import is_of_image, made_by, start
 
     _refuse_own_options(serving.options)
     mountpoint = _mountpoint(shards, mountpoint, selection, serving)
@@ -189,10 +180,11 @@ def mount(
     else:
         shards = _settled(shards)
     options = MountOptions(shards, mountpoint, tree, selection, opening, serving)
-    hand_out = click.get_current_context().meta.get(_PREPARED)
-    if hand_out is None:
-        sys.exit(start(options, _made_by()))
-    hand_out(options)
+    meta = click.get_current_context().meta
+    if _HAND_OUT in meta:
+        meta[_HAND_OUT](options)
+    else:
+        sys.exit(start(options, None if may_have_secrets(meta[_ARGUMENTS]) else made_by(meta[_ARGUMENTS])))
 
 
 def _settled(shards: Sequence[str]) -> tuple[str, ...]:
@@ -221,63 +213,14 @@ def _mountpoint(shards: Sequence[str], mountpoint: str | None, selection: Select
     return mountpoint
 
 
-def image_maker(opening: Opening | None = None) -> MakeImage:
-    """Return the function that makes the new image of a mount by the kernel; `opening` is for given shards."""
-
-    from wdsfs.mount.start import image_of_shards
-
-    def make(guard: Guarded, shards: Sequence[Shard] | None) -> ImageMount:
-        if shards is not None and opening is not None:
-            return image_of_shards(guard, shards, opening)
-        if guard.made is None:
-            raise MountError(
-                f"{guard.mountpoint}: how it was mounted was not kept, as there may be a secret in it; type: "
-                f"wdsfs umount {shlex.quote(guard.mountpoint)}, and mount it again"
-            )
-        return prepared_again(guard.made)
-
-    return make
-
-
-def prepared_again(made: MadeBy) -> ImageMount:
-    """Return the mount that the command of a kernel's mount would make now. Raises WdsfsError."""
-    from wdsfs.mount import start
-
+@contextlib.contextmanager
+def options_of(arguments: Sequence[str]) -> Iterator[MountOptions]:
+    """Yield the options of `wdsfs mount` with these arguments, in force for the block. Raises UsageError."""
     options: list[MountOptions] = []
-    before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    with in_directory(made.directory), contextlib.ExitStack() as stack:
-        for name in ENVIRONMENT:
-            stack.callback(_set_variable, name, before[name])
-            _set_variable(name, made.environment.get(name))
-        with mount.make_context("mount", list(made.arguments)) as context:
-            context.meta[_PREPARED] = options.append
-            mount.invoke(context)
-            return start.prepared_again(options[0])
-
-
-def _set_variable(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
-
-
-def _made_by() -> MadeBy | None:
-    """Return the command, for `refresh` to repeat; None if it may have secrets, which are kept nowhere."""
-    from wdsfs.kernel.guard import MadeBy
-
-    arguments = click.get_current_context().meta[_ARGUMENTS]
-    if may_have_secrets(arguments):
-        return None
-    variables = {name: os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
-    return MadeBy(arguments, _current_directory(), variables)
-
-
-def _current_directory() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:  # it was removed: then no argument is relative to it
-        return "/"
+    with mount.make_context("mount", list(arguments)) as context:
+        context.meta[_HAND_OUT] = options.append
+        mount.invoke(context)
+        yield options[0]
 
 
 def _refuse_options_of_shards(serving: Serving) -> None:

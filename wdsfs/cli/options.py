@@ -230,8 +230,8 @@ cache_size_option = _exported(
     "WDSFS_CACHE_SIZE",
     _size_text,
     metavar="SIZE",
-    help="Room for unpacked shards, and as much for remote ones, such as 800M or 2T.  [default: 32G for "
-    "unpacked, half of the free disk for remote ones; env WDSFS_CACHE_SIZE]",
+    help="Room for the cache of remote and unpacked shards, images and label tables, such as 800M or 2T.  "
+    "[default: half of what is free on its disk; env WDSFS_CACHE_SIZE]",
 )
 _unpack_option = _exported(
     "--unpack",

@@ -18,18 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from click.core import ParameterSource
 
-from wdsfs.cli import completion
-from wdsfs.cli.options import (
-    ViewOptions,
-    flag,
-    handing_over,
-    index_options,
-    json_option,
-    set_for_all,
-    set_options,
-    view_options,
-)
-from wdsfs.cli.output import say, write_json
+from wdsfs.cli import completion, options
+from wdsfs.cli.output import remarks_json, say, write_json
 from wdsfs.cli.process import disk_errors
 from wdsfs.errors import CommitError, UsageError, counted
 
@@ -37,7 +27,6 @@ if TYPE_CHECKING:
     from wdsfs.mount.live_mount import LiveMount
     from wdsfs.mount.overlay_session import NamedSet, OverlaySession
     from wdsfs.packing.diff import ChangedSample, Changes
-    from wdsfs.packing.plan import Remark
     from wdsfs.tree.options import Opening, Selection
 
 # --- naming an overlay -------------------------------------------------------------------------------------
@@ -56,7 +45,7 @@ class NamedOverlay(NamedTuple):
     sources: Sequence[str]
     selection: Selection
     overlay: str | None
-    view: ViewOptions
+    view: options.ViewOptions
 
     def opened(
         self, opening: Opening, freeze: bool = False, whole: bool = False
@@ -72,12 +61,7 @@ class NamedOverlay(NamedTuple):
         if self.selection.arguments:
             raise UsageError(f"{self.selection.arguments[0]} is for SHARDS; a mount knows which it shows")
         mount = search.writable(self.sources[0])
-        opening = with_index_of(mount, opening)
-        if not freeze:
-            return mounted_session(mount, opening, whole=whole)
-        from wdsfs.cli.mount_commands import image_maker
-
-        return mounted_session(mount, opening, image_maker(opening), whole)
+        return mounted_session(mount, with_index_of(mount, opening), freeze, whole)
 
     def _below(self) -> NamedSet:
         from wdsfs.mount.overlay_session import NamedSet
@@ -97,16 +81,16 @@ class NamedOverlay(NamedTuple):
         )
 
 
-named_overlay = handing_over(
+named_overlay = options.handing_over(
     "overlay",
     NamedOverlay,
     {
         "sources": click.argument(
             "sources", metavar="[MOUNTPOINT|SHARDS...]", nargs=-1, shell_complete=completion.mount_points_or_paths
         ),
-        "selection": set_options,
+        "selection": options.set_options,
         "overlay": overlay_option,
-        "view": view_options,
+        "view": options.view_options,
     },
 )
 
@@ -115,7 +99,7 @@ def with_index_of(mount: LiveMount, opening: Opening) -> Opening:
     """Return the index of a mount, for this command and its processes, unless the user has named another."""
     if opening.index_dir is not None or not mount.index:
         return opening
-    set_for_all("WDSFS_INDEX_DIR", mount.index)
+    options.set_for_all("WDSFS_INDEX_DIR", mount.index)
     return opening._replace(index_dir=Path(mount.index))
 
 
@@ -124,8 +108,8 @@ def with_index_of(mount: LiveMount, opening: Opening) -> Opening:
 
 @click.command()
 @named_overlay
-@json_option
-@index_options
+@options.json_option
+@options.index_options
 def diff(overlay: NamedOverlay, as_json: bool, opening: Opening) -> None:
     """Show what was changed in a writable mount, or with --overlay DIR in SHARDS: samples added, changed, removed
     and renamed.
@@ -197,10 +181,10 @@ def changes_json(changes: Changes) -> dict[str, Any]:
     return {
         "samples": [_row(sample) for sample in changes.samples],
         "others": [_row(sample) for sample in changes.others],
-        "conflicts": _reasons(changes.conflicts),
-        "unpackable": _reasons(changes.unpackable),
-        "leavings": _reasons(changes.leavings),
-        "notes": _reasons(changes.notes),
+        "conflicts": remarks_json(changes.conflicts),
+        "unpackable": remarks_json(changes.unpackable),
+        "leavings": remarks_json(changes.leavings),
+        "notes": remarks_json(changes.notes),
     }
 
 
@@ -212,10 +196,6 @@ def _row(sample: ChangedSample) -> dict[str, Any]:
         "was": os.fsdecode(sample.was) or None,
         **{name: list(map(os.fsdecode, getattr(sample, name))) for name in columns},
     }
-
-
-def _reasons(remarks: Sequence[Remark]) -> list[dict[str, str]]:
-    return [{"path": os.fsdecode(remark.path), "reason": remark.reason} for remark in remarks]
 
 
 # --- restore -----------------------------------------------------------------------------------------------
@@ -231,10 +211,10 @@ def _reasons(remarks: Sequence[Remark]) -> list[dict[str, str]]:
     type=click.Path(exists=True, file_okay=False),
     help="The directory with the changes, if it is not mounted.",
 )
-@flag("-a", "--all", "everything", "Undo every change.")
-@flag("-n", "--dry-run", "Only show what would be undone.")
-@json_option
-@index_options
+@options.flag("-a", "--all", "everything", "Undo every change.")
+@options.flag("-n", "--dry-run", "Only show what would be undone.")
+@options.json_option
+@options.index_options
 def restore(
     arguments: tuple[str, ...],
     overlay: str | None,
@@ -257,11 +237,13 @@ def restore(
       wdsfs restore --dry-run --all /mnt/train
       wdsfs restore --overlay edits train-000000/images/dog1
     """
+    from wdsfs.mount import search
+
     mountpoint, given = (None, arguments) if overlay is not None else _apart(arguments)
     if everything and given:
         raise UsageError("--all takes no PATH")
     with _restorable(mountpoint, str(overlay), opening, bool(everything or given)) as session:
-        paths = [b""] if everything else [_below(path, mountpoint) for path in given]
+        paths = [b""] if everything else [search.below_top(path, mountpoint) for path in given]
         undone = session.restore(paths, dry_run)
     _show_undone(undone, dry_run, as_json)
 
@@ -292,29 +274,6 @@ def _apart(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
         raise UsageError("name PATHs in a mount, its MOUNTPOINT and PATHs below it, or --overlay DIR and PATHs")
     above = search.above(arguments[0])
     return (arguments[0], arguments[1:]) if above is None else (above, arguments)
-
-
-def _below(path: str, mountpoint: str | None) -> bytes:
-    """Return a path below the top of the tree, without a slash in front. Raises UsageError for one that is
-    outside.
-
-    Semantics decision: a relative PATH is one from the working directory, if that leads into the mount; else it is
-    one from the mount's top, as `diff` shows them.
-    """
-    from wdsfs import mount_registry
-
-    if not path:
-        raise UsageError("a PATH is empty; to undo every change say --all")
-    inside = os.path.normpath(path)
-    if mountpoint is not None:
-        for top in (os.path.abspath(mountpoint), mount_registry.canonical(mountpoint)):
-            whole = os.path.normpath(os.path.join(os.getcwd(), path))
-            if whole == top or whole.startswith(top.rstrip("/") + "/"):
-                inside = os.path.relpath(whole, top)
-                break
-    if os.path.isabs(inside) or inside == ".." or inside.startswith("../"):
-        raise UsageError(f"{path}: is outside of {mountpoint or 'the overlay'}")
-    return b"" if inside == "." else os.fsencode(inside)
 
 
 def _show_undone(changes: Sequence[tuple[str, bytes, bytes]], dry_run: bool, as_json: bool) -> None:

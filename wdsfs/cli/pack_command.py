@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wdsfs.cli import completion, index_commands, shard_report
+from wdsfs.cli import completion, index_commands, output
 from wdsfs.cli.options import (
     AtLeastOne,
     Directory,
@@ -175,7 +175,7 @@ def pack(directories: tuple[str, ...], packed: Packed, opening: Opening) -> None
     with ended_in_order():
         with disk_errors():
             plan = make_plan(directories, packed.options)
-        shard_report.refuse_exports([step.target for step in plan.steps], packed.exports)
+        output.refuse_exports([step.target for step in plan.steps], packed.exports)
         if packed.options.layout == "auto" and not packed.as_json and not opening.quiet:
             log.info("taken for %s; --layout says it otherwise", plan.layout.text)
         if not packed.dry_run:
@@ -183,7 +183,7 @@ def pack(directories: tuple[str, ...], packed: Packed, opening: Opening) -> None
             with (
                 bytes_bar(label, plan.length + plan.sent, opening.quiet) as on_bytes,
                 disk_errors(),
-                when_interrupted(shard_report.STOPPED),
+                when_interrupted(output.STOPPED),
             ):
                 done = pack_files(plan, opening.jobs, on_bytes, packed.space_check, opening.workers)
     _show(plan, done, packed, time.monotonic() - since)
@@ -204,24 +204,24 @@ def _show(plan: FilePlan, done: Sequence[Step], packed: Packed, seconds: float) 
         write_json(report)
         return
     if packed.dry_run:
-        shard_report.print_steps(plan.steps)
-    shard_report.say_left_out(plan)
+        output.print_steps(plan.steps)
+    output.say_left_out(plan)
     if plan.losses.summary:
         say(f"left out: {plan.losses.summary}")
     if not packed.dry_run:
-        shard_report.say_done(plan, done, seconds)
+        output.say_done(plan, done, seconds)
         for file in plan.beside:
             say(f"classes: {os.fsdecode(file.target)}")
 
 
 def _facts(plan: FilePlan) -> dict[str, Any]:
-    rows = shard_report.steps_json(plan.steps)
+    rows = output.steps_json(plan.steps)
     for row, split in zip(rows, plan.splits, strict=True):
         row |= {"split": split} if split else {}
     return {
         "layout": plan.layout.name,
         "shards": rows,
         "classes": next((os.fsdecode(file.target) for file in plan.beside), None),
-        "left_out": shard_report.remarks_json(plan.left_out),
+        "left_out": output.remarks_json(plan.left_out),
         "left_out_count": plan.losses.unpackable_count + plan.losses.leavings_count,
     }

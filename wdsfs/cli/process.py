@@ -64,9 +64,9 @@ def ended_in_order() -> Iterator[None]:
 def when_interrupted(text: str) -> Iterator[None]:
     """Print this text after the word "interrupted" if the block is interrupted."""
     meta = click.get_current_context().meta
-    meta[INTERRUPTED] = text
+    before, meta[INTERRUPTED] = meta.get(INTERRUPTED, ""), text
     yield
-    del meta[INTERRUPTED]  # and not after an exception: it may be the interrupt
+    meta[INTERRUPTED] = before  # and not after an exception: it may be the interrupt
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from wdsfs import host, mount_table
+from wdsfs import host, mount_registry, mount_table
 from wdsfs.errors import MountError, StaleShard, WdsfsError, several
 from wdsfs.kernel import erofs_mount, manifest
 from wdsfs.kernel.devices import (
@@ -49,17 +49,6 @@ from wdsfs.kernel.devices import (
     superblocks,
 )
 from wdsfs.kernel.manifest import identity_of
-from wdsfs.mount_registry import (
-    KERNEL,
-    Registration,
-    answer_one,
-    forget,
-    listening,
-    register,
-    registration_of,
-    registrations,
-    start_ticks,
-)
 
 if TYPE_CHECKING:
     from wdsfs.kernel.overlayfs import OverlayOver
@@ -92,7 +81,7 @@ class MadeBy(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guarded(Registration):
+class Guarded(mount_registry.Registration):
     """The registration of a guard: its process, and what it guards.
 
     `paths` are those of shards, `inodes` the numbers of the files that the kernel has open; `leased` have a lease.
@@ -150,7 +139,7 @@ def _is_the_same(shard: str, inode: int, copy: str) -> bool:
 
 def guard_of(mountpoint: str) -> Guarded | None:
     """Return the guard of the image at this path, alive or not; None if it has ended in good order."""
-    return registration_of(mountpoint, Guarded)
+    return mount_registry.registration_of(mountpoint, Guarded)
 
 
 class Guard:
@@ -247,7 +236,7 @@ class Guard:
         if device in current:  # by mount(8), on a loop device
             return {device}
         # The kernel does not say which is whose: without inotify those of others are waited for, too.
-        others = (guard for guard in registrations(Guarded) if guard.mountpoint != self.mountpoint)
+        others = (guard for guard in mount_registry.registrations(Guarded) if guard.mountpoint != self.mountpoint)
         return current - {name for guard in others for name in guard.superblocks}
 
     def _settle(self, attributes: int) -> None:
@@ -291,9 +280,9 @@ class Guard:
         """
         with contextlib.ExitStack() as stack:
             try:
-                self._listener = stack.enter_context(listening(self.mountpoint))
+                self._listener = stack.enter_context(mount_registry.listening(self.mountpoint))
                 registration = self._registration()
-                register(registration)
+                mount_registry.register(registration)
             except OSError as error:
                 if self._has_mounted:
                     self._held.end()
@@ -301,7 +290,7 @@ class Guard:
             try:
                 yield
             finally:
-                forget(registration)
+                mount_registry.forget(registration)
 
     def close(self) -> None:
         """Release all shards. This process guards nothing any more, and may mount by FUSE now."""
@@ -316,9 +305,9 @@ class Guard:
     def _registration(self) -> Guarded:
         held, about = self._held, self._held.about
         own = Guarded(
-            engine=KERNEL,
+            engine=mount_registry.KERNEL,
             pid=os.getpid(),
-            start_ticks=start_ticks(os.getpid()) or 0,
+            start_ticks=mount_registry.start_ticks(os.getpid()) or 0,
             mountpoint=self.mountpoint,
             specs=[os.fsdecode(held.image.path)],
             started=self._started,
@@ -358,7 +347,7 @@ class Guard:
                     self._end()
                     break
                 self._let_go()
-                answer_one(self._listener, self._answer)
+                mount_registry.answer_one(self._listener, self._answer)
                 if not self._is_mounted() and not self._is_used():
                     break
         if self._over is not None and not self._is_used():
@@ -416,7 +405,7 @@ class Guard:
             log.exception("a request has failed; please report this")
             return {"error": f"the guard has failed: {error!r}; see its log"}
         try:
-            register(self._registration())
+            mount_registry.register(self._registration())
         except OSError as error:
             log.error(
                 "%s: shows the new shards, but `wdsfs status` the old ones: %s: %s",

@@ -26,7 +26,6 @@ from wdsfs.tree.options import Owner
 if TYPE_CHECKING:
     from wdsfs.kernel.overlayfs import OverlayOver
     from wdsfs.overlay.overlay_directory import OverlayDirectory
-    from wdsfs.shards import Shard
 
 log = logging.getLogger(__name__)
 
@@ -78,10 +77,6 @@ def mount_of_set(
             *(list(options), None if index is None else str(index.absolute())),
         )
     return mount
-
-
-# Makes the image of a mount again: of these shards, or of what its SHARDS stand for now.
-MakeImage = Callable[[Guarded, "Sequence[Shard] | None"], ImageMount]
 
 
 class Unguarded(NamedTuple):

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from wdsfs.errors import CommitError, MountError, WdsfsError
 from wdsfs.kernel import erofs_mount
 from wdsfs.kernel.guard import Guarded
-from wdsfs.kernel.image_mount import ImageMount, MakeImage
+from wdsfs.kernel.image_mount import ImageMount
 from wdsfs.kernel.set_image import CannotServe
 from wdsfs.mount_registry import Talk
 
@@ -37,6 +37,7 @@ log = logging.getLogger("wdsfs")
 
 EXCHANGE_SECONDS = 60.0  # how long a guard may take
 
+MakeImage = Callable[["Sequence[Shard]"], ImageMount]  # of new shards
 Mount = Callable[[ImageMount], int]  # returns an exit code
 
 
@@ -154,7 +155,7 @@ def _send(connection: Connection, text: str) -> None:
 def _remount(connection: Connection, guard: Guarded, make_image: MakeImage, mount: Mount) -> None:
     """Do one step after the other, each when the command says so."""
     shards: list[Shard] = connection.recv()
-    image = make_image(guard, shards)
+    image = make_image(shards)
     connection.send("")
     connection.recv()
     reason = exchange(guard, image, shards, EXCHANGE_SECONDS)

@@ -1,7 +1,7 @@
-"""Checks that this machine can mount by FUSE, each with what to type if it cannot.
+"""Checks that this machine can mount by FUSE, or reach a store, each with what to type if it cannot.
 
 A check changes nothing. The place that it looks at is a parameter, so that tests can name another one. The checks
-of the kernel engine are in the room `kernel`, those of a store in `remote`.
+of the kernel engine are in the room `kernel`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import shlex
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from wdsfs import host, mount_table, trust
-from wdsfs.errors import MountError, bytes_text
+from wdsfs.errors import MountError, bytes_text, counted
 from wdsfs.host import MachineFinding
 from wdsfs.mount import mountpoint, search
 from wdsfs.mount_registry import SILENT, canonical
+from wdsfs.remote import shard_paths, urls
 
 ALLOW_OTHER = "allow_other"  # the name of a check
 CAP_SYS_ADMIN = 21
@@ -431,3 +433,67 @@ def _in_control_group(root: Path, word: str) -> bool:
         return word in (root / "proc/1/cgroup").read_text(errors="replace")
     except OSError:
         return False
+
+
+# --- a store -----------------------------------------------------------------------------------------------
+
+STORE_SECONDS = 10  # for one that does not answer: a person waits
+_SPELLING = "check how it is spelt; the keys of a bucket are case-sensitive"
+_ADDRESS = "check the address, the network and the proxy (https_proxy)"
+
+
+def diagnose_store(text: str) -> list[MachineFinding]:
+    """Return the findings about a URL. Raises SpecError, UsageError."""
+    url = urls.parse(text)
+    return list(_findings_of(url, shard_paths.remote().describe(url)))
+
+
+def _findings_of(url: urls.Url, facts: dict[str, Any]) -> Iterator[MachineFinding]:
+    """Yield the findings about a URL of which `Stores.describe` gives these facts."""
+    yield _reached(url, facts)
+    if facts["credentials"] is not None:
+        yield MachineFinding("credentials", "ok", facts["credentials"])
+    if facts["ranges"] is not None:
+        yield _ranges(facts["ranges"])
+    if facts["conditions"] is not None:
+        works = "work: what has been replaced is not sent"
+        ignored = "ignored by its server; each answer is compared with what the object was"
+        yield MachineFinding("conditions", "ok", works if facts["conditions"] else ignored)
+    if facts.get("pinned") is False:
+        yield MachineFinding(
+            "changes",
+            "warn",
+            "its server gives no ETag: a change is seen only by the size, or by the time in seconds",
+            "give a shard a new name when its content changes",
+        )
+
+
+def _reached(url: urls.Url, facts: dict[str, Any]) -> MachineFinding:
+    if facts["error"] is not None:
+        what, _, remedy = facts["error"].removeprefix(f"{url.shown}: ").partition(": ")
+        if not remedy:
+            remedy = _SPELLING if "no such object" in what else _address(url)
+        prefix = "it is there, but " if facts["reachable"] else ""
+        return MachineFinding(url.shown, "fail", prefix + what, remedy)
+    if "objects" not in facts:
+        return MachineFinding(url.shown, "ok", f"can be reached, {bytes_text(facts['size'])}")
+    if not facts["objects"]:
+        return MachineFinding(url.shown, "warn", "can be reached, but no object is below it", _SPELLING)
+    return MachineFinding(url.shown, "ok", f"can be reached, {counted(facts['objects'], 'object')} below it")
+
+
+def _address(url: urls.Url) -> str:
+    if url.scheme in urls.BUCKETS:
+        return f"{_ADDRESS}; for a store of your own: --store-option {url.store}:endpoint=https://..."
+    return _ADDRESS
+
+
+def _ranges(work: bool) -> MachineFinding:
+    if work:
+        return MachineFinding("ranges", "ok", "work: a read fetches what it needs")
+    return MachineFinding(
+        "ranges",
+        "warn",
+        "its server sends whole objects only: each shard is fetched as a whole when it is first read",
+        "fetch shards ahead of time (wdsfs fetch), with enough room for them in the cache (--cache-size)",
+    )

@@ -36,17 +36,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from wdsfs import inodes, names
-from wdsfs.errors import (
-    ExportError,
-    InvalidRequest,
-    IsADirectory,
-    NoSuchAttribute,
-    NoSuchEntry,
-    NotADirectory,
-    ShardError,
-    StaleEntry,
-)
+from wdsfs import errors, inodes, names
 from wdsfs.fuse import protocol
 from wdsfs.fuse.counters import Board, Slot
 from wdsfs.fuse.protocol import Request
@@ -175,11 +165,11 @@ class HiddenDirectory:
         if what == DALI:
             return self._node(self._inode_of_index(name))
         if what != HIDDEN:
-            raise NotADirectory(f"{text_of(name)!r}: its parent is a file")
+            raise errors.NotADirectory(f"{text_of(name)!r}: its parent is a file")
         if name == b"dali":
             return self.getattr(pack_extra(DALI))
         if name not in _FILES:
-            raise NoSuchEntry(f"no {text_of(name)!r} in {text_of(NAME)}")
+            raise errors.NoSuchEntry(f"no {text_of(name)!r} in {text_of(NAME)}")
         return self._node(self._make(_FILES[name]))
 
     def getattr(self, inode: int) -> Node:
@@ -198,7 +188,7 @@ class HiddenDirectory:
 
     def readlink(self, inode: int) -> bytes:
         """Raise InvalidRequest: there are no links here."""
-        raise InvalidRequest(f"inode {inode} is no symbolic link")
+        raise errors.InvalidRequest(f"inode {inode} is no symbolic link")
 
     def totals(self) -> Totals:
         """Return those of the set."""
@@ -217,7 +207,7 @@ class HiddenDirectory:
         """
         what, _ = self._open(inode)
         if what not in (HIDDEN, DALI):
-            raise NotADirectory(f"inode {inode} is a file")
+            raise errors.NotADirectory(f"inode {inode} is a file")
         if after < AT_SELF:
             yield Entry(b".", _typed(inode, DIRECTORY_MODE), AT_SELF)
         if after < AT_PARENT:
@@ -238,12 +228,12 @@ class HiddenDirectory:
 
     def getxattr(self, inode: int, name: bytes) -> bytes:
         """Raises NoSuchAttribute."""
-        raise NoSuchAttribute(f"no attribute {text_of(name)}")
+        raise errors.NoSuchAttribute(f"no attribute {text_of(name)}")
 
     def _open(self, inode: int) -> tuple[int, int]:
         what, number = inodes.unpack_extra(inode)
         if not HIDDEN <= what <= DALI_INDEX or (what in (HIDDEN, DALI) and number):
-            raise StaleEntry(f"no inode {inode}")
+            raise errors.StaleEntry(f"no inode {inode}")
         return what, number
 
     # --- the texts
@@ -252,16 +242,16 @@ class HiddenDirectory:
         """Return the text of a file. Raises IsADirectory, StaleEntry, ShardErrors, ExportError."""
         what, number = self._open(inode)
         if what in (HIDDEN, DALI):
-            raise IsADirectory(f"inode {inode} is a directory")
+            raise errors.IsADirectory(f"inode {inode} is a directory")
         if what in (STATUS, METRICS):
             text = self._snapshots.get(number)
             if text is None:
-                raise StaleEntry(f"the snapshot {number} has been replaced by later ones")
+                raise errors.StaleEntry(f"the snapshot {number} has been replaced by later ones")
             return text
         if what == DALI_INDEX:
             return self._dali_index(inode, number)
         if inode not in self._texts and self._make(what) != inode:
-            raise StaleEntry("the set has changed since this was looked up")
+            raise errors.StaleEntry("the set has changed since this was looked up")
         return self._cached(inode)
 
     def _make(self, what: int) -> int:
@@ -318,11 +308,11 @@ class HiddenDirectory:
     def _refuse_irregular(self, number: int) -> None:
         try:
             dali.refuse_irregular(indexed(self.plain.record, number), "wids")
-        except ExportError as error:
-            raise ExportError(f"{self.plain.path_text(number)}: {error}") from None
+        except errors.ExportError as error:
+            raise errors.ExportError(f"{self.plain.path_text(number)}: {error}") from None
 
     def _mtime_ns(self, number: int) -> int:
-        with contextlib.suppress(ShardError):
+        with contextlib.suppress(errors.ShardError):
             return self.lower.fingerprint(number).mtime_ns
         return 0
 
@@ -335,7 +325,7 @@ class HiddenDirectory:
     def _inode_of_index(self, name: bytes) -> int:
         number = self._numbers.get(name)
         if number is None:
-            raise NoSuchEntry(f"no shard has the index {text_of(name)!r}")
+            raise errors.NoSuchEntry(f"no shard has the index {text_of(name)!r}")
         return self._inode_of_record(number, indexed(self.plain.record, number))
 
     @staticmethod
@@ -345,21 +335,21 @@ class HiddenDirectory:
     def _dali_index(self, inode: int, packed: int) -> Text:
         number = packed & inodes.SHARD_MAX
         if number >= len(self.plain):
-            raise StaleEntry(f"no inode {inode}")
+            raise errors.StaleEntry(f"no inode {inode}")
         record = indexed(self.plain.record, number)
         if self._inode_of_record(number, record) != inode:
             self.plain.distrust()  # another process may have seen a change that this one has not looked for yet
             record = indexed(self.plain.record, number)
         if self._inode_of_record(number, record) != inode:
-            raise StaleEntry(f"{self.plain.path_text(number)} has changed since its index was looked up")
+            raise errors.StaleEntry(f"{self.plain.path_text(number)} has changed since its index was looked up")
         if inode not in self._texts:
             try:
                 with self._slowly():
                     if self.plain.is_compressed(number):
-                        raise ExportError("it is compressed, and DALI reads plain tars only")
+                        raise errors.ExportError("it is compressed, and DALI reads plain tars only")
                     text = b"".join(dali.dali_index(record))
-            except ExportError as error:
-                raise ExportError(f"{self.plain.path_text(number)}: {error}") from None
+            except errors.ExportError as error:
+                raise errors.ExportError(f"{self.plain.path_text(number)}: {error}") from None
             self._keep(inode, Text(text, record.fingerprint.mtime_ns))
         return self._cached(inode)
 

@@ -1,4 +1,4 @@
-"""Starts the mount of an image as a process, in the background or in front, after checks of `-o` and place.
+"""Starts the mount of an image as a process, after checks of `-o` and place; makes the image of new shards.
 
 What the process does is in `kernel/image_mount.py`.
 """
@@ -10,11 +10,14 @@ from pathlib import Path
 
 from wdsfs import mount_registry, mount_table
 from wdsfs.errors import UsageError
+from wdsfs.kernel.guard import Guarded
 from wdsfs.kernel.image_mount import ImageMount, mount_of_set, serve, unguarded
 from wdsfs.kernel.set_image import ServedSet
 from wdsfs.mount import daemon
 from wdsfs.mount.daemon import open_log
 from wdsfs.mount.mountpoint import check_mountpoint, parse_options
+from wdsfs.shards import Shard
+from wdsfs.tree.options import Composition, Opening, Progress, TreeOptions
 
 # Options of `-o` that need nothing: they say what holds for every mount of an image.
 _HOLD_ANYWAY = frozenset(
@@ -85,3 +88,14 @@ def _attributes(options: Sequence[str], writable: bool) -> tuple[int, bool]:
         if not is_known and option not in _HOLD_UNLESS_WRITABLE and not option.startswith(_NAMES):
             raise UsageError(f"-o {option}: not for an image, which has no daemon; see docs/engines.md")
     return attributes, parsed.nonempty
+
+
+def image_of_shards(guard: Guarded, opening: Opening, shards: Sequence[Shard]) -> ImageMount:
+    """Make the image for a mount with an overlay over new shards, and return the mount.
+
+    Raises CannotServe, WdsfsError.
+    """
+    tree = TreeOptions(guard.layout, guard.names, guard.merge, index_tree=False, composition=Composition())
+    served = ServedSet(shards, tree, opening._replace(quiet=True, workers=None, progress=Progress()))
+    overlay = None if guard.overlay is None else Path(guard.overlay)
+    return prepare(served, guard.mountpoint, guard.options, guard.trusting, overlay)

@@ -17,16 +17,7 @@ from typing import Any
 
 from wdsfs import host, mount_registry, mount_table
 from wdsfs.errors import CommitError, MountError, OverlayBusy, OverlayUnusable, bytes_text, several
-from wdsfs.kernel.image_mount import MakeImage
-from wdsfs.mount.live_mount import (
-    FREEZE_SECONDS,
-    THAW_SECONDS,
-    Frozen,
-    LiveMount,
-    ShownSet,
-    is_read_only,
-    options_of,
-)
+from wdsfs.mount import live_mount
 from wdsfs.mount_registry import DEAD, FOREIGN, RUNNING, SILENT, UNSUPERVISED, Registration, Talk
 from wdsfs.names import Reading
 from wdsfs.overlay.overlay_directory import OverlayDirectory, held, is_half_done
@@ -43,12 +34,12 @@ REFRESH_SECONDS = 24 * 3600.0  # indexing new shards may take long; a daemon tha
 _ANNOUNCE_SECONDS = 3.0  # of waiting for a daemon, after which it is said what it does
 
 
-class FuseMount(LiveMount):
+class FuseMount(live_mount.LiveMount):
     """A mount by FUSE; without a registration it is one of another user, or of another session."""
 
     engine = mount_registry.FUSE
     has_hidden_directory = has_attributes = True
-    _patience = FREEZE_SECONDS  # a page waits for a later answer, and for no first one
+    _patience = live_mount.FREEZE_SECONDS  # a page waits for a later answer, and for no first one
 
     @property
     def _daemon(self) -> Registration:
@@ -64,7 +55,7 @@ class FuseMount(LiveMount):
 
     @property
     def options(self) -> TreeOptions:
-        return options_of(self._daemon)
+        return live_mount.options_of(self._daemon)
 
     @property
     def directory(self) -> str:
@@ -95,29 +86,29 @@ class FuseMount(LiveMount):
             return MountError(f"{self.mountpoint}: the mount has ended: its daemon is gone; {again}")
         return MountError(f"{self.mountpoint}: its daemon does not answer ({error}); {again}")
 
-    def shown(self) -> ShownSet:
+    def shown(self) -> live_mount.ShownSet:
         seconds, self._patience = self._patience, mount_registry.ANSWER_SECONDS
         return _shown_set(self._ask({"do": "shards"}, seconds))
 
-    def lower(self) -> ShownSet:
+    def lower(self) -> live_mount.ShownSet:
         return self.shown()
 
     def restore(self, paths: Sequence[bytes]) -> None:
-        self._ask({"do": "restore", "paths": [os.fsdecode(path) for path in paths]}, FREEZE_SECONDS)
+        self._ask({"do": "restore", "paths": [os.fsdecode(path) for path in paths]}, live_mount.FREEZE_SECONDS)
 
-    def refresh(self, make_image: MakeImage) -> dict[str, Any]:
+    def refresh(self, repeat: object) -> dict[str, Any]:
         try:
             return self._ask({"do": "refresh"}, REFRESH_SECONDS)
         except OverlayBusy as error:
             raise MountError(str(error)) from None
 
     @contextlib.contextmanager
-    def frozen(self, make_image: MakeImage) -> Iterator[Frozen]:
+    def frozen(self, opening: object) -> Iterator[live_mount.Frozen]:
         self._sync()
         try:
             with contextlib.ExitStack() as stack:
                 talk = stack.enter_context(Talk(self.mountpoint))
-                answer = talk.ask({"do": "freeze"}, FREEZE_SECONDS)
+                answer = talk.ask({"do": "freeze"}, live_mount.FREEZE_SECONDS)
                 opened = stack.pop_all()
         except (OSError, ValueError) as error:
             raise self._silent(error) from None
@@ -127,7 +118,7 @@ class FuseMount(LiveMount):
             try:
                 yield _FrozenByDaemon(_shown_set(answer), self.mountpoint, talk)
             finally:
-                talk.finish(THAW_SECONDS)  # who writes when the command has ended gets no EBUSY
+                talk.finish(live_mount.THAW_SECONDS)  # who writes when the command has ended gets no EBUSY
 
     def _sync(self) -> None:
         """Flush changes of mapped files to the overlay. Raises CommitError, and MountError for a dead mount."""
@@ -156,7 +147,7 @@ class FuseMount(LiveMount):
             **(answer or {}),
             "user": user_name(os.geteuid()),
             "unfinished_commit": is_half_done(self.overlay),
-            "mode": "ro" if is_read_only(self.mountpoint, self.overlay) else "rw",
+            "mode": "ro" if live_mount.is_read_only(self.mountpoint, self.overlay) else "rw",
         }
 
     def _report_of_others(self) -> dict[str, Any]:
@@ -249,10 +240,10 @@ class FuseMount(LiveMount):
         return f"it has the changes in {self.overlay} written to the disk{rest}"
 
 
-class _FrozenByDaemon(Frozen):
+class _FrozenByDaemon(live_mount.Frozen):
     """A mount whose daemon refuses writes for as long as the conversation lasts."""
 
-    def __init__(self, lower: ShownSet, mountpoint: str, talk: Talk) -> None:
+    def __init__(self, lower: live_mount.ShownSet, mountpoint: str, talk: Talk) -> None:
         super().__init__(lower)
         self._mountpoint, self._talk = mountpoint, talk
         self._is_silent = False
@@ -278,11 +269,11 @@ class _FrozenByDaemon(Frozen):
             )
 
 
-def _shown_set(answer: dict[str, Any]) -> ShownSet:
+def _shown_set(answer: dict[str, Any]) -> live_mount.ShownSet:
     """Return the set of a mount, by the answer of its daemon."""
     reading, without = Reading(**answer["reading"]), answer["without"]
     shards = [Shard.of_texts(path, name, reading, without.get(path, ())) for name, path in answer["shards"]]
-    return ShownSet(answer, shards, access_from_json(answer["seen"]))
+    return live_mount.ShownSet(answer, shards, access_from_json(answer["seen"]))
 
 
 def waits_for_disk(pid: int) -> bool:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from typing import Any
 from wdsfs import mount_registry
 from wdsfs.errors import MountError, OverlayBusy, ShardError, several
 from wdsfs.kernel import erofs, manifest, overlayfs
-from wdsfs.kernel.guard import Guarded
-from wdsfs.kernel.image_mount import ImageMount, MakeImage, unguarded
+from wdsfs.kernel.guard import Guarded, MadeBy
+from wdsfs.kernel.image_mount import ImageMount, unguarded
 from wdsfs.kernel.manifest import Manifest, identity_of, image_of
 from wdsfs.kernel.remount import Remount, exchange, prepared
 from wdsfs.kernel.shown_image import ShownAccess, ShownImage, shown_at
@@ -31,7 +31,7 @@ from wdsfs.overlay.overlay_directory import OverlayDirectory, held, is_half_done
 from wdsfs.overlay.overlay_shards import check_set
 from wdsfs.shards import Shard
 from wdsfs.spec.expand import extended
-from wdsfs.tree.options import TreeOptions
+from wdsfs.tree.options import Opening, TreeOptions
 from wdsfs.tree.shard_access import Access
 from wdsfs.trust import user_name
 
@@ -137,10 +137,11 @@ class KernelMount(LiveMount):
         raise OverlayBusy(self.lasting)
 
     @contextlib.contextmanager
-    def frozen(self, make_image: MakeImage) -> Iterator[Frozen]:
+    def frozen(self, opening: Opening) -> Iterator[Frozen]:
         guard = self._guard_of_overlay()
         place = OverlayDirectory(Path(str(guard.overlay)))
         with contextlib.ExitStack() as stack:
+            make_image = partial(image_session.image_of_shards, guard, opening)
             run = partial(image_session.run, foreground=False)
             remount = stack.enter_context(prepared(guard, make_image, run))
             if not guard.alive:
@@ -159,7 +160,7 @@ class KernelMount(LiveMount):
             )
         return held(place, served_at=self.mountpoint)
 
-    def refresh(self, make_image: MakeImage) -> dict[str, Any]:
+    def refresh(self, repeat: Callable[[MadeBy], ImageMount]) -> dict[str, Any]:
         guard = self.guard
         if guard is None or not guard.alive:
             raise MountError(
@@ -170,8 +171,13 @@ class KernelMount(LiveMount):
             raise MountError(
                 f"{self.mountpoint}: a commit in place was stopped half-way; finish it first: repeat that commit"
             )
+        if guard.made is None:
+            raise MountError(
+                f"{self.mountpoint}: how it was mounted was not kept, as there may be a secret in it; type: "
+                f"wdsfs umount {shlex.quote(self.mountpoint)}, and mount it again"
+            )
         try:
-            image = make_image(guard, None)
+            image = repeat(guard.made)
         except ShardError as error:  # it may name an option of `mount`
             text = f"{error}; the mount shows what it has shown, and takes options when it is mounted"
             raise type(error)(text) from None

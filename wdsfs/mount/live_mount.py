@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,8 @@ from wdsfs.host import in_directory
 from wdsfs.mount_registry import Registration, forget
 
 if TYPE_CHECKING:
-    from wdsfs.kernel.image_mount import MakeImage
+    from wdsfs.kernel.guard import MadeBy
+    from wdsfs.kernel.image_mount import ImageMount
     from wdsfs.kernel.manifest import Manifest
     from wdsfs.shards import Shard
     from wdsfs.tree.options import Opening, TreeOptions
@@ -149,10 +150,11 @@ class LiveMount(ABC):
         """Return the set below its overlay, by the paths of the shards. Raises MountError, OverlayBusy."""
 
     @abstractmethod
-    def frozen(self, make_image: MakeImage) -> AbstractContextManager[Frozen]:
+    def frozen(self, opening: Opening) -> AbstractContextManager[Frozen]:
         """Freeze the mount for a block: nobody can write to it, and everything written before is on disk.
 
-        A commit in place that stops half-way leaves it so. Raises MountError, OverlayBusy, CommitError.
+        `opening` is how an image of new shards opens its set. A commit in place that stops half-way leaves it so.
+        Raises MountError, OverlayBusy, CommitError.
         """
 
     @abstractmethod
@@ -160,9 +162,10 @@ class LiveMount(ABC):
         """Show these paths as the shards have them. Raises MountError, OverlayBusy."""
 
     @abstractmethod
-    def refresh(self, make_image: MakeImage) -> dict[str, Any]:
+    def refresh(self, repeat: Callable[[MadeBy], ImageMount]) -> dict[str, Any]:
         """Look at SHARDS again, and show what they stand for now. Raises WdsfsError.
 
+        `repeat` returns the mount that the command of a mount by the kernel would make now.
         Returns what `wdsfs refresh --json` says.
         """
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wdsfs.errors import CommitError, MissingShard, MountError, NoSuchEntry, OverlayUnusable, UsageError, several
-from wdsfs.kernel.image_mount import MakeImage
 from wdsfs.mount.live_mount import Frozen, LiveMount
 from wdsfs.names import shown
 from wdsfs.overlay.overlaid_tree import NodeTable
@@ -147,15 +146,15 @@ class OverlaySession:
 
 @contextlib.contextmanager
 def mounted_session(
-    mount: LiveMount, opening: Opening, make_image: MakeImage | None = None, whole: bool = False
+    mount: LiveMount, opening: Opening, freeze: bool = False, whole: bool = False
 ) -> Iterator[OverlaySession]:
-    """Open the overlay of a mount; with `make_image` all writes to the mount are refused meanwhile.
+    """Open the overlay of a mount; with `freeze` all writes to the mount are refused meanwhile.
 
     `whole` says that all shards of the set are needed. Raises MountError, OverlayBusy, OverlayUnusable,
     CommitError.
     """
     with contextlib.ExitStack() as stack:
-        frozen = None if make_image is None else stack.enter_context(mount.frozen(make_image))
+        frozen = stack.enter_context(mount.frozen(opening)) if freeze else None
         lower = mount.lower() if frozen is None else frozen.lower
         place, options = OverlayDirectory(Path(str(mount.overlay))), mount.options
         # What the mount refuses to show, its user must not copy into shards, or write to, either.

@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from wdsfs import mount_table
-from wdsfs.errors import MountError
+from wdsfs.errors import MountError, UsageError
 from wdsfs.kernel.guard import Guarded
 from wdsfs.kernel.manifest import image_of
 from wdsfs.mount.live_fuse import FuseMount
@@ -111,3 +111,24 @@ def writable(path: str) -> LiveMount:
             text += f"; what it shows becomes new shards by: wdsfs commit {options} -o PATTERN SHARDS"
         raise MountError(text)
     return mount
+
+
+def below_top(path: str, mountpoint: str | None) -> bytes:
+    """Return a path below the top of the tree, without a slash in front. Raises UsageError for one that is
+    outside.
+
+    Semantics decision: a relative PATH is one from the working directory, if that leads into the mount; else it is
+    one from the mount's top, as `diff` shows them.
+    """
+    if not path:
+        raise UsageError("a PATH is empty; to undo every change say --all")
+    inside = os.path.normpath(path)
+    if mountpoint is not None:
+        for top in (os.path.abspath(mountpoint), canonical(mountpoint)):
+            whole = os.path.normpath(os.path.join(os.getcwd(), path))
+            if whole == top or whole.startswith(top.rstrip("/") + "/"):
+                inside = os.path.relpath(whole, top)
+                break
+    if os.path.isabs(inside) or inside == ".." or inside.startswith("../"):
+        raise UsageError(f"{path}: is outside of {mountpoint or 'the overlay'}")
+    return b"" if inside == "." else os.fsencode(inside)

@@ -9,29 +9,34 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from wdsfs import mount_table
 from wdsfs.errors import ImageError, MountError, StaleShard, UsageError
+from wdsfs.host import in_directory
 from wdsfs.kernel import engine_checks
-from wdsfs.kernel.guard import Guarded, MadeBy
+from wdsfs.kernel.guard import MadeBy
 from wdsfs.kernel.image_mount import ImageMount, end_if_wrong
 from wdsfs.kernel.manifest import is_image
 from wdsfs.kernel.set_image import CannotServe, ServedSet
 from wdsfs.mount import image_session
 from wdsfs.mount.options import AUTO, MountOptions, refuse_view
 from wdsfs.mount_registry import FUSE, KERNEL
-from wdsfs.shards import Shard
 from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import IMAGE_SUFFIX, expand
-from wdsfs.tree.options import Composition, Opening, Progress, TreeOptions
 
 if TYPE_CHECKING:
     from wdsfs.tree.shard_set import ShardSet
 
 log = logging.getLogger("wdsfs")
+
+# Variables that say where the index, and the caches beside it, are, what these may hold, and if commands may run.
+ENVIRONMENT = (
+    *("WDSFS_ALLOW_PIPE", "WDSFS_INDEX_DIR", "WDSFS_CACHE_DIR", "WDSFS_CACHE_SIZE", "WDSFS_UNPACK"),
+    *("WDSFS_UNPACK_MEMORY", "XDG_CACHE_HOME", "HOME"),
+)
 
 
 def start(mount: MountOptions, made: MadeBy | None = None) -> int:
@@ -48,6 +53,35 @@ def start(mount: MountOptions, made: MadeBy | None = None) -> int:
     from wdsfs.mount import fuse_session  # late: it takes long, and a mount by the kernel needs nothing of it
 
     return fuse_session.start(mount)
+
+
+def made_by(arguments: Sequence[str]) -> MadeBy:
+    """Return the command of a mount, for `refresh` to repeat: its arguments, directory and environment."""
+    try:
+        directory = os.getcwd()
+    except FileNotFoundError:  # it was removed: then no argument is relative to it
+        directory = "/"
+    environment = {name: os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
+    return MadeBy(list(arguments), directory, environment)
+
+
+def repeated(
+    options_of: Callable[[Sequence[str]], AbstractContextManager[MountOptions]], made: MadeBy
+) -> ImageMount:
+    """Return the mount that the command of a mount by the kernel would make now. Raises WdsfsError.
+
+    `options_of` reads its arguments, and has them in force for a block.
+    """
+    before = {name: os.environ.pop(name, None) for name in ENVIRONMENT}
+    os.environ.update(made.environment)
+    try:
+        with in_directory(made.directory), options_of(made.arguments) as mount:
+            return prepared_again(mount)
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def prepared_again(mount: MountOptions) -> ImageMount:
@@ -67,17 +101,6 @@ def prepared_again(mount: MountOptions) -> ImageMount:
         if mount.serving.engine == KERNEL:
             raise
     raise MountError("the command of this mount would take FUSE now; unmount it, and mount it again")
-
-
-def image_of_shards(guard: Guarded, shards: Sequence[Shard], opening: Opening) -> ImageMount:
-    """Make the image for a mount with an overlay over new shards, and return the mount.
-
-    Raises CannotServe, WdsfsError.
-    """
-    tree = TreeOptions(guard.layout, guard.names, guard.merge, index_tree=False, composition=Composition())
-    served = ServedSet(shards, tree, opening._replace(quiet=True, workers=None, progress=Progress()))
-    overlay = None if guard.overlay is None else Path(guard.overlay)
-    return image_session.prepare(served, guard.mountpoint, guard.options, guard.trusting, overlay)
 
 
 def is_of_image(specs: Sequence[str]) -> bool:

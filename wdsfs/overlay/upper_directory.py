@@ -13,16 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wdsfs.errors import OverlayUnusable
+from wdsfs.overlay import upper_format
 from wdsfs.overlay.overlay_directory import OverlayDirectory
 from wdsfs.overlay.upper_changes import UpperChanges
 from wdsfs.overlay.upper_files import DESCRIPTORS, SystemCalls, UpperFiles
-from wdsfs.overlay.upper_format import (
-    DIRECTORY,
-    OPEN_DIRECTORY,
-    UpperNode,
-    empty,
-    load,
-)
 from wdsfs.overlay.work_directory import Orphans, Whiteouts, WorkDirectory
 from wdsfs.storage.durable import Disk
 
@@ -51,9 +45,9 @@ class UpperDirectory:
         self.files = UpperFiles(SystemCalls() if calls is None else calls, descriptors)
         self.top = load_upper(place)
         try:
-            self._fd = os.open(place.upper, OPEN_DIRECTORY)
+            self._fd = os.open(place.upper, upper_format.OPEN_DIRECTORY)
             self.files.pin(self.top, self._fd)
-            work = self._pinned(place.work, UpperNode(DIRECTORY, 0, None, b"work"))
+            work = self._pinned(place.work, upper_format.UpperNode(upper_format.DIRECTORY, 0, None, b"work"))
             self.work = WorkDirectory(place.work, work, self.files.calls)
             self.orphans = Orphans(self.files, self.work)
             self._pinned(place.work / "orphans", self.orphans.top)
@@ -93,10 +87,10 @@ class UpperDirectory:
             raise OverlayUnusable(f"{place.path} cannot be used as an overlay: {error.strerror}") from error
         return bool(os.statvfs(place.upper).f_flag & os.ST_RDONLY)
 
-    def _pinned(self, path: Path, node: UpperNode) -> int:
+    def _pinned(self, path: Path, node: upper_format.UpperNode) -> int:
         """Return a pinned descriptor of a directory, -1 for one that a read-only file system has not."""
         try:
-            fd = os.open(path, OPEN_DIRECTORY)
+            fd = os.open(path, upper_format.OPEN_DIRECTORY)
         except OSError:
             if not self.read_only:
                 raise
@@ -122,7 +116,7 @@ class UpperDirectory:
         return os.fstatvfs(self._fd)
 
 
-def load_upper(place: OverlayDirectory) -> UpperNode:
+def load_upper(place: OverlayDirectory) -> upper_format.UpperNode:
     """Return the names in the upper of an overlay; none if it has no upper yet. Raises as `upper_format.load`
     does.
 
@@ -131,8 +125,8 @@ def load_upper(place: OverlayDirectory) -> UpperNode:
     """
     with opened_upper(place) as directory:
         if directory < 0:
-            return empty()
-        return load(directory, marks_of_root=not (place.is_ours and place.kernel_work.is_dir()))
+            return upper_format.empty()
+        return upper_format.load(directory, marks_of_root=not (place.is_ours and place.kernel_work.is_dir()))
 
 
 @contextlib.contextmanager
@@ -141,7 +135,7 @@ def opened_upper(place: OverlayDirectory) -> Iterator[int]:
     if not place.upper.is_dir():
         yield -1
         return
-    directory = os.open(place.upper, OPEN_DIRECTORY)
+    directory = os.open(place.upper, upper_format.OPEN_DIRECTORY)
     try:
         yield directory
     finally:

@@ -19,21 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wdsfs.errors import OverlayUnusable
+from wdsfs.overlay import upper_format
 from wdsfs.overlay.upper_files import EXCHANGE, SystemCalls, UpperFiles
-from wdsfs.overlay.upper_format import (
-    DIRECTORY,
-    MERGED,
-    OPAQUE,
-    OPEN_DIRECTORY,
-    ORIGIN,
-    ORPHANAGE,
-    THE_WHITEOUT,
-    WHITED_OUT,
-    WHITEOUT,
-    Origin,
-    UpperNode,
-    load,
-)
 
 PROTOTYPE = b"whiteout"  # in work/; all whiteouts are hard links to it
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}  # a later write fails with these; no reason not to mount
@@ -90,7 +77,7 @@ class WorkDirectory:
                 self.calls.unlink(name, directory)
                 return
             except IsADirectoryError:
-                fd = os.open(name, OPEN_DIRECTORY, dir_fd=directory)
+                fd = os.open(name, upper_format.OPEN_DIRECTORY, dir_fd=directory)
             try:
                 for entry in os.listdir(fd):
                     self.calls.unlink(os.fsencode(entry), fd)
@@ -105,7 +92,7 @@ class WorkDirectory:
                 self.by_attribute = False
             except PermissionError:
                 self.by_attribute = True
-                self._make_file(temporary, WHITED_OUT, b"y")
+                self._make_file(temporary, upper_format.WHITED_OUT, b"y")
             self.calls.rename(temporary, self.fd, PROTOTYPE, self.fd)
 
     def _make_file(self, name: bytes, attribute: str, value: bytes) -> None:
@@ -130,7 +117,7 @@ class WorkDirectory:
         needed = "attributes in the namespace 'user'"
         try:
             with self.prepared() as name, self.prepared() as other:
-                self._make_file(name, ORIGIN, b"0:0")
+                self._make_file(name, upper_format.ORIGIN, b"0:0")
                 needed = "hard links, or the exchange of two names"
                 self.calls.link(PROTOTYPE, self.fd, other, self.fd)
                 self.calls.rename(name, self.fd, other, self.fd, EXCHANGE)
@@ -158,54 +145,54 @@ class Whiteouts:
         self.work = work
         self.calls = files.calls
 
-    def hide(self, parent: UpperNode, name: bytes) -> None:
+    def hide(self, parent: upper_format.UpperNode, name: bytes) -> None:
         """Hide a name that the lower has and the upper has not."""
         self.make(name, self.files.directory(parent), parent)
-        parent.enter(name, THE_WHITEOUT)
+        parent.enter(name, upper_format.THE_WHITEOUT)
 
-    def reveal(self, parent: UpperNode, name: bytes) -> None:
+    def reveal(self, parent: upper_format.UpperNode, name: bytes) -> None:
         """Remove a whiteout: the name of the lower is visible again."""
         self.calls.unlink(name, self.files.directory(parent))
         del parent.children[name]
         parent.dirty = True
 
-    def make(self, name: bytes, directory: int, parent: UpperNode) -> None:
+    def make(self, name: bytes, directory: int, parent: upper_format.UpperNode) -> None:
         """Make a whiteout that is in the directory `parent`, or will be moved there."""
         self.mark(parent)
         self.work.link_whiteout(name, directory)
 
-    def mark(self, parent: UpperNode) -> None:
+    def mark(self, parent: upper_format.UpperNode) -> None:
         """Mark a directory for whiteouts: the kernel looks for them in marked ones only, once the lower's is gone,
         and always for those in the form of an attribute."""
         if not parent.merged and not parent.opaque and parent.parent is not None:
             with contextlib.suppress(OSError):  # a full disk is no reason to keep what shall go
-                self.calls.setxattr(self.files.directory(parent), MERGED, b"")
+                self.calls.setxattr(self.files.directory(parent), upper_format.MERGED, b"")
                 parent.merged = True
         if self.work.by_attribute:
             fd = self.files.directory(parent)
-            if OPAQUE not in os.listxattr(fd):
-                self.calls.setxattr(fd, OPAQUE, b"x")
+            if upper_format.OPAQUE not in os.listxattr(fd):
+                self.calls.setxattr(fd, upper_format.OPAQUE, b"x")
 
-    def make_opaque(self, node: UpperNode, origin: Origin | None = None) -> None:
+    def make_opaque(self, node: upper_format.UpperNode, origin: upper_format.Origin | None = None) -> None:
         """Make a directory opaque: nothing of the lower shows through, and its whiteouts, which hide nothing any
         more, go. `origin` keeps its inode number."""
         fd = self.files.directory(node)
         if origin is not None:
-            self.calls.setxattr(fd, ORIGIN, b"%d:%x" % origin)
+            self.calls.setxattr(fd, upper_format.ORIGIN, b"%d:%x" % origin)
             node.origin = origin
-        self.calls.setxattr(fd, OPAQUE, b"y")
+        self.calls.setxattr(fd, upper_format.OPAQUE, b"y")
         node.opaque = True
         node.lower = 0
         node.dirty = True
         self._clear(node)
 
-    def _clear(self, directory: UpperNode) -> None:
+    def _clear(self, directory: upper_format.UpperNode) -> None:
         """Remove all whiteouts of a directory. Errors are ignored: the next start tries again."""
-        for name in [name for name, child in directory.children.items() if child is THE_WHITEOUT]:
+        for name in [name for name, child in directory.children.items() if child is upper_format.THE_WHITEOUT]:
             with contextlib.suppress(OSError):
                 self.reveal(directory, name)
 
-    def settle(self, top: UpperNode) -> None:
+    def settle(self, top: upper_format.UpperNode) -> None:
         """Remove whiteouts that hide nothing, whatever the lower has, and mark the directories of the others.
 
         A process that was killed has left them, or an earlier version.
@@ -213,7 +200,7 @@ class Whiteouts:
         waiting = [(top, True)]
         while waiting:
             directory, is_seen_through = waiting.pop()
-            if any(child is THE_WHITEOUT for child in directory.children.values()):
+            if any(child is upper_format.THE_WHITEOUT for child in directory.children.values()):
                 if is_seen_through:
                     self.mark(directory)
                 else:
@@ -221,7 +208,7 @@ class Whiteouts:
             waiting += [
                 (child, is_seen_through and not child.opaque)
                 for child in directory.children.values()
-                if child.kind == DIRECTORY
+                if child.kind == upper_format.DIRECTORY
             ]
 
 
@@ -229,7 +216,7 @@ class Orphans:
     """The orphans of an upper: the children of `top`, which stands for work/orphans."""
 
     def __init__(self, files: UpperFiles, work: WorkDirectory) -> None:
-        self.top = UpperNode(DIRECTORY, ORPHANAGE, None, b"orphans")
+        self.top = upper_format.UpperNode(upper_format.DIRECTORY, upper_format.ORPHANAGE, None, b"orphans")
         self.files = files
         self.work = work
 
@@ -241,9 +228,9 @@ class Orphans:
     def start(self, inherited: bool) -> None:
         """Find the orphans of former processes: keep them if `inherited`, as the kernel may know them, else
         remove them."""
-        self.top.children = load(self.fd).children
+        self.top.children = upper_format.load(self.fd).children
         for name, node in list(self.top.children.items()):
-            if inherited and node.kind != WHITEOUT:
+            if inherited and node.kind != upper_format.WHITEOUT:
                 node.parent, node.inode = self.top, _number(name)
             else:
                 del self.top.children[name]
@@ -258,12 +245,12 @@ class Orphans:
         for name in list(self.top.children):
             self.throw_away(name)
 
-    def adopt(self, node: UpperNode) -> None:
+    def adopt(self, node: upper_format.UpperNode) -> None:
         """Note in memory that a node has been moved to work/orphans."""
         node.parent, node.name = self.top, orphan_name(node)
         self.top.children[node.name] = node
 
-    def destroy(self, node: UpperNode) -> None:
+    def destroy(self, node: upper_format.UpperNode) -> None:
         """Remove an orphan that the kernel has forgotten. Raises nothing."""
         self.files.drop(node)
         self.throw_away(node.name)
@@ -271,7 +258,7 @@ class Orphans:
         node.parent = None
 
 
-def orphan_name(node: UpperNode) -> bytes:
+def orphan_name(node: upper_format.UpperNode) -> bytes:
     """Return the name of a node in work/orphans."""
     return b"%x" % node.inode
 

@@ -19,18 +19,7 @@ import stat
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from wdsfs.errors import (
-    CrossDevice,
-    EntryExists,
-    InvalidRequest,
-    IsADirectory,
-    NoSuchAttribute,
-    NoSuchEntry,
-    NotADirectory,
-    NotEmpty,
-    NotPermitted,
-    Unsupported,
-)
+from wdsfs import errors
 from wdsfs.inodes import ROOT, SAMPLE, kind_of
 from wdsfs.overlay.copy_up import CopyUp, is_directory
 from wdsfs.overlay.overlaid_tree import Child, OverlaidTree, is_users
@@ -106,7 +95,7 @@ class WritableTree(OverlaidTree):
         if there is None:
             return None
         if not repeated:
-            raise EntryExists(f"{text_of(name)!r} is there")
+            raise errors.EntryExists(f"{text_of(name)!r} is there")
         return there if isinstance(there, Node) else self.status(there)
 
     def _make(self, what: str, parent: int, name: bytes, make: Callable[[UpperNode], UpperNode]) -> Node:
@@ -149,7 +138,7 @@ class WritableTree(OverlaidTree):
         if stat.S_ISREG(mode) or not stat.S_IFMT(mode):
             return self.create(parent, name, mode, owner)
         if stat.S_ISCHR(mode) and not device:
-            raise NotPermitted("the device 0:0 stands for a removed file in an overlay")
+            raise errors.NotPermitted("the device 0:0 stands for a removed file in an overlay")
         attributes, form, mknod = (
             Attributes(stat.S_IMODE(mode), owner),
             stat.S_IFMT(mode),
@@ -172,12 +161,12 @@ class WritableTree(OverlaidTree):
         if there is not None:
             if repeated and there.inode == inode:
                 return self.getattr(inode)
-            raise EntryExists(f"{text_of(new_name)!r} is there")
+            raise errors.EntryExists(f"{text_of(new_name)!r} is there")
         node = self.copies.anything(inode)
         if node.kind == DIRECTORY:
-            raise NotPermitted(f"inode {inode} is a directory")
+            raise errors.NotPermitted(f"inode {inode} is a directory")
         if node.is_orphan:
-            raise NoSuchEntry(f"inode {inode} has been removed")
+            raise errors.NoSuchEntry(f"inode {inode} has been removed")
         directory = self.copies.directory(new_parent)
         self.journal.begin("link", (inode, new_parent, new_name))
         self.upper.changes.link(node, directory, new_name)
@@ -192,7 +181,7 @@ class WritableTree(OverlaidTree):
         if there is None:
             return
         if is_directory(there):
-            raise IsADirectory(f"{text_of(name)!r} is a directory")
+            raise errors.IsADirectory(f"{text_of(name)!r} is a directory")
         self._remove("unlink", parent, name, there)
 
     def rmdir(self, parent: int, name: bytes) -> None:
@@ -202,7 +191,7 @@ class WritableTree(OverlaidTree):
         if there is None:
             return
         if not is_directory(there):
-            raise NotADirectory(f"{text_of(name)!r} is a file")
+            raise errors.NotADirectory(f"{text_of(name)!r} is a file")
         self.check_empty(there)
         self._remove("rmdir", parent, name, there)
 
@@ -213,7 +202,7 @@ class WritableTree(OverlaidTree):
         if about is not None and (there is None or there.inode != about[0]):
             return None
         if there is None:
-            raise NoSuchEntry(f"no {text_of(name)!r} in the directory {parent}")
+            raise errors.NoSuchEntry(f"no {text_of(name)!r} in the directory {parent}")
         return there
 
     def check_empty(self, there: Child) -> None:
@@ -225,7 +214,7 @@ class WritableTree(OverlaidTree):
         if any(child is not THE_WHITEOUT for child in children.values()) or (
             below and any(entry.name not in children for entry in self.tree.listing(below, AT_PARENT))
         ):
-            raise NotEmpty(f"the directory {there.inode} is not empty")
+            raise errors.NotEmpty(f"the directory {there.inode} is not empty")
 
     def _remove(self, what: str, parent: int, name: bytes, there: Child) -> None:
         """Remove a name; `there` is what it stands for, `what` the request in the journal."""
@@ -273,7 +262,7 @@ class WritableTree(OverlaidTree):
             self.upper.files.chown(node, change.uid, change.gid)
         if change.mode is not None:
             if node.kind == SYMLINK:
-                raise Unsupported("a symbolic link has no mode")
+                raise errors.Unsupported("a symbolic link has no mode")
             self.upper.files.chmod(node, stat.S_IMODE(change.mode))
         if change.atime_ns is not None or change.mtime_ns is not None:
             self.upper.files.utime(node, change.atime_ns, change.mtime_ns)
@@ -284,11 +273,11 @@ class WritableTree(OverlaidTree):
         self._follow()
         repeated = bool(flags) and self.journal.repeats("setxattr", (inode, name, flags)) is not None
         if not is_users(name):
-            raise Unsupported(f"the attribute {text_of(name)} cannot be set here")
+            raise errors.Unsupported(f"the attribute {text_of(name)} cannot be set here")
         node = self._nodes.get(inode)
         if node is None:
             if flags & os.XATTR_REPLACE:
-                raise NoSuchAttribute(f"no attribute {text_of(name)}")
+                raise errors.NoSuchAttribute(f"no attribute {text_of(name)}")
             node = self.copies.copy_up(inode)
         if flags:
             self.journal.begin("setxattr", (inode, name, flags))
@@ -299,12 +288,12 @@ class WritableTree(OverlaidTree):
         self._follow()
         repeated = self.journal.repeats("removexattr", (inode, name)) is not None
         if not is_users(name):
-            raise Unsupported(f"the attribute {text_of(name)} cannot be removed here")
+            raise errors.Unsupported(f"the attribute {text_of(name)} cannot be removed here")
         node = self._nodes.get(inode)
         if node is None or name not in self.upper.files.listxattr(node):
             if repeated:
                 return
-            raise NoSuchAttribute(f"no attribute {text_of(name)}")
+            raise errors.NoSuchAttribute(f"no attribute {text_of(name)}")
         self.journal.begin("removexattr", (inode, name))
         self.upper.files.removexattr(node, name)
 
@@ -322,18 +311,18 @@ class Renames:
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
         """Rename, as `WritableTree.rename`."""
         if flags not in (0, NOREPLACE, EXCHANGE):
-            raise InvalidRequest(f"renaming with the flags {flags}")
+            raise errors.InvalidRequest(f"renaming with the flags {flags}")
         key = (parent, name, new_parent, new_name, flags)
         about = self.journal.repeats("rename", key)
         source, target = self.copies.child(parent, name), self.copies.child(new_parent, new_name)
         if about is not None and self._was_renamed(about, parent, name, source, target):
             return
         if source is None:
-            raise NoSuchEntry(f"no {text_of(name)!r} in the directory {parent}")
+            raise errors.NoSuchEntry(f"no {text_of(name)!r} in the directory {parent}")
         if target is not None and flags == NOREPLACE:
-            raise EntryExists(f"{text_of(new_name)!r} is there")
+            raise errors.EntryExists(f"{text_of(new_name)!r} is there")
         if target is None and flags == EXCHANGE:
-            raise NoSuchEntry(f"no {text_of(new_name)!r} in the directory {new_parent}")
+            raise errors.NoSuchEntry(f"no {text_of(new_name)!r} in the directory {new_parent}")
         if target is not None and source.inode == target.inode:
             return  # two names of one file: nothing happens, says POSIX
         self._check_not_inside(source, new_parent)
@@ -365,7 +354,7 @@ class Renames:
         at = parent
         while is_directory(source) and at != ROOT:
             if at == source.inode:
-                raise InvalidRequest(f"the directory {at} would go into itself")
+                raise errors.InvalidRequest(f"the directory {at} would go into itself")
             at = self.tree.parent(at)
 
     def _check_replaceable(self, source: Child, target: Child | None) -> None:
@@ -373,10 +362,10 @@ class Renames:
             return
         if is_directory(source):
             if not is_directory(target):
-                raise NotADirectory(f"inode {target.inode} is a file")
+                raise errors.NotADirectory(f"inode {target.inode} is a file")
             self.tree.check_empty(target)
         elif is_directory(target):
-            raise IsADirectory(f"inode {target.inode} is a directory")
+            raise errors.IsADirectory(f"inode {target.inode} is a directory")
 
     def _movable(self, there: Child) -> UpperNode:
         """Return the node in the upper, complete: copied up so that nothing of the lower shows through. Raises
@@ -386,7 +375,7 @@ class Renames:
         if isinstance(there, UpperNode) and not there.lower:
             return there
         if kind_of(there.inode) != SAMPLE:
-            raise CrossDevice("a shard or a folder of keys cannot be renamed, only copied")
+            raise errors.CrossDevice("a shard or a folder of keys cannot be renamed, only copied")
         directory = self.copies.directory(there.inode)
         missing = [
             entry.node.inode

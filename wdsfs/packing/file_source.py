@@ -19,17 +19,7 @@ from numpy.typing import NDArray
 
 from wdsfs.errors import CommitError, UsageError, counted
 from wdsfs.executors import Workers
-from wdsfs.packing.file_samples import (
-    AUTO,
-    CLASSES,
-    Layout,
-    Samples,
-    Split,
-    group,
-    layout_of,
-    order_of,
-    split_of,
-)
+from wdsfs.packing import file_samples
 from wdsfs.packing.file_table import LeftOut, WalkRules, walk
 from wdsfs.packing.plan import (
     MAXSIZE,
@@ -79,13 +69,13 @@ class PackOptions:
     """
 
     output: str
-    layout: str = AUTO
+    layout: str = file_samples.AUTO
     class_as: str = NUMBER
     class_column: str = "cls"
     class_names: str | None = None
     shuffle: str | None = None
     order: str | None = None
-    splits: tuple[Split, ...] = ()
+    splits: tuple[file_samples.Split, ...] = ()
     maxcount: int = MAXCOUNT
     maxsize: float = MAXSIZE
     mtime: int | None = None
@@ -213,13 +203,15 @@ class FilePlan(Plan):
     `splits` has the split of each shard, "" if there are none. `losses` are all files that are in no shard.
     """
 
-    def __init__(self, samples: Samples, options: PackOptions, labels: Sequence[bytes], losses: LeftOut) -> None:
+    def __init__(
+        self, samples: file_samples.Samples, options: PackOptions, labels: Sequence[bytes], losses: LeftOut
+    ) -> None:
         super().__init__(left_out=losses.named)
         self.samples, self.options, self.labels, self.losses = samples, options, labels, losses
         self.splits: list[str] = []
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> file_samples.Layout:
         return self.samples.layout
 
     def class_header(self, sample: int) -> bytes:
@@ -265,10 +257,10 @@ def make_plan(directories: Sequence[str], options: PackOptions) -> FilePlan:
     table = walk(directories, options.walk, left_out)
     if not len(table):
         _refuse_losses(left_out, options)
-    layout = layout_of(table, options.layout)
+    layout = file_samples.layout_of(table, options.layout)
     column = None if options.class_as == NONE else os.fsencode(options.class_column).lower()
-    samples = group(table, layout, left_out, column)
-    order = order_of(samples, options.shuffle, options.order, left_out)
+    samples = file_samples.group(table, layout, left_out, column)
+    order = file_samples.order_of(samples, options.shuffle, options.order, left_out)
     _refuse_losses(left_out, options)
     if not len(order):
         raise CommitError(f"there is no sample to pack in {', '.join(directories)}, {layout.text}")
@@ -298,9 +290,9 @@ def _listing(left_out: LeftOut) -> list[str]:
 # --- classes -------------------------------------------------------------------------------------------------
 
 
-def _labels(samples: Samples, options: PackOptions) -> list[bytes]:
+def _labels(samples: file_samples.Samples, options: PackOptions) -> list[bytes]:
     """Return the content of the column of the class, by class. Raises UsageError, CommitError."""
-    if samples.layout.name != CLASSES:
+    if samples.layout.name != file_samples.CLASSES:
         if options.class_names is not None:
             raise UsageError(f"--class-names is for --layout classes, and these are {samples.layout.text}")
         return []
@@ -341,7 +333,7 @@ def _classes_file(plan: FilePlan) -> Step | None:
 def _distribute(plan: FilePlan, order: Numbers) -> None:
     """Make the shards of the plan."""
     options = plan.options
-    parts = split_of(plan.samples, order, options.splits) if options.splits else [order]
+    parts = file_samples.split_of(plan.samples, order, options.splits) if options.splits else [order]
     titles = [split.name for split in options.splits] or [""]
     sizes, lengths = plan.samples.sizes, _lengths(plan)
     for name, title, numbers in zip(options.names, titles, parts, strict=True):

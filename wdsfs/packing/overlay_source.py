@@ -24,31 +24,8 @@ from numpy.typing import NDArray
 from wdsfs.errors import CommitError, MissingShard, ShardError, StaleShard, UsageError
 from wdsfs.index.record import STRAY, Record
 from wdsfs.names import split
+from wdsfs.packing import plan
 from wdsfs.packing.diff import Changes, NewSample, ShardChanges
-from wdsfs.packing.plan import (
-    COPY,
-    LINK,
-    NEW,
-    REWRITE,
-    CopiedRange,
-    NewMember,
-    Output,
-    Piece,
-    Plan,
-    Remark,
-    ShardFill,
-    SourceShard,
-    Step,
-    Targets,
-    Zeros,
-    canonical,
-    continued,
-    joined,
-    namer,
-    refuse_compressed_name,
-    refuse_foreign_link,
-    split_trailing,
-)
 from wdsfs.packing.source_layout import Cut, SourceLayout, layout, unpacked_size
 from wdsfs.packing.upper_walk import Rules
 from wdsfs.remote.shard_paths import is_remote
@@ -104,7 +81,7 @@ class CommitOptions:
             if wrong:
                 raise UsageError(text)
         if output is not None:
-            refuse_compressed_name(namer(output)(0))
+            plan.refuse_compressed_name(plan.namer(output)(0))
         return self
 
     @property
@@ -123,7 +100,7 @@ class Unit(NamedTuple):
     key: bytes
     samples: int
     size: int
-    pieces: list[Piece]
+    pieces: list[plan.Piece]
 
 
 class Planner:
@@ -134,16 +111,16 @@ class Planner:
 
     def __init__(self, lower: ShardSet, changes: Changes, options: CommitOptions) -> None:
         self.lower, self.changes, self.options = lower, changes, options
-        self.plan = Plan()
+        self.plan = plan.Plan()
 
-    def make(self) -> Plan:
+    def make(self) -> plan.Plan:
         """Make the plan. Raises what the class says."""
         self._refuse_losses()
         if self.options.in_place:
             self._plan_in_place()
         else:
             in_a_row = self.options.changed_only or self.options.resplits
-            name = namer(self.options.output)
+            name = plan.namer(self.options.output)
             for number, step in enumerate(self._in_a_row() if in_a_row else self._shard_by_shard()):
                 step.output.target = name(number)
                 self.plan.steps.append(step)
@@ -160,7 +137,10 @@ class Planner:
         if self.changes.upper is None:
             return
         written = {
-            piece.path for step in self.plan.steps for piece in step.output.pieces if isinstance(piece, NewMember)
+            piece.path
+            for step in self.plan.steps
+            for piece in step.output.pieces
+            if isinstance(piece, plan.NewMember)
         }
         named = {remark.path for remark in self.plan.left_out}
         forgotten = set(self.changes.upper.contents()) - written - named - self.changes.covered
@@ -182,18 +162,18 @@ class Planner:
         if options.changed_only:
             self.plan.left_out += self._changed_strays()
 
-    def _changed_strays(self) -> Iterator[Remark]:
+    def _changed_strays(self) -> Iterator[plan.Remark]:
         """Yield changed members of no sample, which have no place among whole samples."""
         for number, changes in sorted(self.changes.shards.items()):
             record = self.lower.record(number)
             for member, news in sorted(changes.members.items()):
                 if record.entry_flags[record.entry_of(member)] & STRAY:
-                    yield from (Remark(new.path, NO_SAMPLE) for new in news)
+                    yield from (plan.Remark(new.path, NO_SAMPLE) for new in news)
 
     def _source(self, number: int) -> Record:
         """Return the record of a shard, and add the shard to the plan."""
         record = indexed(self.lower.record, number)
-        self.plan.sources[number] = SourceShard(self.lower.shards[number].path, record.fingerprint)
+        self.plan.sources[number] = plan.SourceShard(self.lower.shards[number].path, record.fingerprint)
         return record
 
     def _layout(self, number: int) -> tuple[Record, SourceLayout]:
@@ -205,16 +185,16 @@ class Planner:
         return record, layout(number, self.lower.shards[number].path, record)
 
     def _refuse_clashes(self) -> None:
-        places = Counter(canonical(shard.path) for shard in self.lower.shards)
-        targets = Targets(() if self.options.in_place else places, "choose another --output, or --in-place")
-        for target in (canonical(step.target) for step in self.plan.steps):
+        places = Counter(plan.canonical(shard.path) for shard in self.lower.shards)
+        targets = plan.Targets(() if self.options.in_place else places, "choose another --output, or --in-place")
+        for target in (plan.canonical(step.target) for step in self.plan.steps):
             targets.add(target, self.options.in_place and (target in places or os.path.lexists(target)))
             if places[target] > 1:
                 raise CommitError(f"{os.fsdecode(target)} is several shards of the set")
 
     # --- one shard for each
 
-    def _shard_by_shard(self) -> Iterator[Step]:
+    def _shard_by_shard(self) -> Iterator[plan.Step]:
         for number in readable_numbers(self.lower, self.options.allow_missing):
             as_it_is = number not in self.changes.shards and not self.options.sort and not self._mends(number)
             yield self._whole(number) if as_it_is else self._rewritten(number)
@@ -241,21 +221,23 @@ class Planner:
             log.warning(text, self.lower.path_text(number), reason)
         return reason is None
 
-    def _whole(self, number: int) -> Step:
+    def _whole(self, number: int) -> plan.Step:
         """Return the step that copies or links a shard. Its record is not read: most shards are unchanged."""
         summary = indexed(self.lower.summary, number)
         path = self.lower.shards[number].path
-        self.plan.sources[number] = SourceShard(path, summary.fingerprint)
+        self.plan.sources[number] = plan.SourceShard(path, summary.fingerprint)
         if self.options.link and is_remote(path):
             raise CommitError(f"{os.fsdecode(path)}: there are no hard links to a shard in a store; use --copy")
         size = unpacked_size(path)
         if size is not None and self.options.link:
             text = "is compressed: a hard link would not be the plain tar that its name promises; use --copy"
             raise CommitError(f"{os.fsdecode(path)} {text}, which unpacks it")
-        pieces: list[Piece] = [CopiedRange(number, 0, summary.size if size is None else size)]
-        return Step(Output(b"", pieces), LINK if self.options.link else COPY, number, summary.samples)
+        pieces: list[plan.Piece] = [plan.CopiedRange(number, 0, summary.size if size is None else size)]
+        return plan.Step(
+            plan.Output(b"", pieces), plan.LINK if self.options.link else plan.COPY, number, summary.samples
+        )
 
-    def _rewritten(self, number: int) -> Step:
+    def _rewritten(self, number: int) -> plan.Step:
         record, source = self._layout(number)
         changes = self.changes.shards.get(number, ShardChanges())
         samples = record.samples + len(changes.appended) - _removed(record, changes)
@@ -268,11 +250,11 @@ class Planner:
             new = (member for sample in changes.appended for member in sample.members)
             appended = [member._replace(common=source.common) for member in new]
             pieces = source.pieces(_cuts(source, changes), appended)
-        return Step(Output(b"", pieces), REWRITE, number, samples)
+        return plan.Step(plan.Output(b"", pieces), plan.REWRITE, number, samples)
 
     # --- samples in a row
 
-    def _in_a_row(self) -> Iterator[Step]:
+    def _in_a_row(self) -> Iterator[plan.Step]:
         """Yield shards of the samples of the set, or of those that change, then of new shard directories."""
         if self.options.changed_only:
             old = map(self._delta_units, sorted(self.changes.shards))
@@ -287,14 +269,14 @@ class Planner:
             log.warning("%s: the data after its end mark is not in the new shards", self.lower.path_text(number))
         yield from self._units(number, record, source, self.changes.shards.get(number, ShardChanges()))
 
-    def _further(self) -> Iterator[Step]:
+    def _further(self) -> Iterator[plan.Step]:
         """Yield the samples of new shard directories: at least a shard for each."""
         for top in sorted(self.changes.further):
             yield from self._rolled(map(_unit_of, self.changes.further[top]))
 
-    def _rolled(self, units: Iterator[Unit]) -> Iterator[Step]:
+    def _rolled(self, units: Iterator[Unit]) -> Iterator[plan.Step]:
         """Yield shards of these units."""
-        fill = ShardFill(self.options.maxcount, self.options.maxsize)
+        fill = plan.ShardFill(self.options.maxcount, self.options.maxsize)
         placed: list[Unit] = []
         for unit in units:
             if unit.samples and fill.starts_another(unit.size, unit.key):
@@ -305,12 +287,12 @@ class Planner:
         if placed:
             yield self._shard_of(placed)[0]
 
-    def _shard_of(self, units: list[Unit]) -> tuple[Step, list[Piece]]:
+    def _shard_of(self, units: list[Unit]) -> tuple[plan.Step, list[plan.Piece]]:
         """Return a new shard, and the global headers after its last member."""
         units = self._sorted(units) if self.options.sort else units
-        pieces, trailing = split_trailing([piece for unit in units for piece in unit.pieces])
-        output = Output(b"", joined([*pieces, Zeros(len(headers.END))]))
-        return Step(output, NEW, None, sum(unit.samples for unit in units)), trailing
+        pieces, trailing = plan.split_trailing([piece for unit in units for piece in unit.pieces])
+        output = plan.Output(b"", plan.joined([*pieces, plan.Zeros(len(headers.END))]))
+        return plan.Step(output, plan.NEW, None, sum(unit.samples for unit in units)), trailing
 
     def _sorted(self, units: list[Unit]) -> list[Unit]:
         """Sort the samples by key, bytewise; strays before the first sample stay there."""
@@ -360,10 +342,10 @@ class Planner:
         if changes.entries:
             self._refuse_scattering(number, record, source)
         for entry in sorted(changes.entries, key=lambda entry: source.member(record.entry_member[entry])):
-            pieces: list[Piece] = []
+            pieces: list[plan.Piece] = []
             for member in record.entry_members(entry):
                 new = changes.members.get(member)
-                pieces += [CopiedRange(number, *source.member(member))] if new is None else new
+                pieces += [plan.CopiedRange(number, *source.member(member))] if new is None else new
                 pieces += changes.following.get(member, ())
             key, _, change = _outcome(record, entry, changes)
             size = sum(record.member(member).size for member in record.entry_members(entry))
@@ -378,9 +360,9 @@ class Planner:
             if number not in self.changes.shards and not self._mends(number):
                 continue
             self._refuse_compressed_in_place(number, "replaced")
-            refuse_foreign_link(self.lower.shards[number].path)
+            plan.refuse_foreign_link(self.lower.shards[number].path)
             step = self._rewritten(number)
-            step.output.target = canonical(self.lower.shards[number].path)
+            step.output.target = plan.canonical(self.lower.shards[number].path)
             self.plan.steps.append(step)
         further = list(self._further())
         if further:
@@ -404,14 +386,14 @@ class Planner:
     def _further_names(self) -> Iterator[bytes]:
         """Return names for new shards beside the old ones: by the pattern, or counting on from the set's."""
         if self.options.output is not None:
-            name = namer(self.options.output)
+            name = plan.namer(self.options.output)
             candidates: Iterator[bytes] = map(name, itertools.count())
         elif not self.lower.shards:
             raise UsageError("a new set has no shards to put new ones beside: name them with --output")
         else:
             with contextlib.suppress(*[MissingShard] * self.options.allow_missing):
                 self._refuse_compressed_in_place(len(self.lower) - 1, "followed")
-            candidates = continued(self.lower.shards[-1].path)
+            candidates = plan.continued(self.lower.shards[-1].path)
         return (name for name in candidates if not _exists(name))
 
 
@@ -453,7 +435,7 @@ def _removed(record: Record, changes: ShardChanges) -> int:
 
 
 def _cuts(source: SourceLayout, changes: ShardChanges) -> list[Cut]:
-    def with_common(news: dict[int, tuple[NewMember, ...]]) -> dict[int, tuple[NewMember, ...]]:
+    def with_common(news: dict[int, tuple[plan.NewMember, ...]]) -> dict[int, tuple[plan.NewMember, ...]]:
         return {m: tuple(new._replace(common=source.common) for new in some) for m, some in news.items()}
 
     return source.cut(with_common(changes.members), with_common(changes.following))

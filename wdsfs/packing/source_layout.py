@@ -15,17 +15,7 @@ import numpy as np
 
 from wdsfs.errors import CommitError, StaleShard
 from wdsfs.index.record import LINK, Record
-from wdsfs.packing.plan import (
-    CopiedRange,
-    GlobalHeader,
-    MemberPlaces,
-    NewMember,
-    Numbers,
-    Piece,
-    Zeros,
-    joined,
-    split_trailing,
-)
+from wdsfs.packing import plan
 from wdsfs.remote.shard_paths import OpenShard, fingerprint_of
 from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import named
@@ -43,7 +33,7 @@ class Cut(NamedTuple):
 
     start: int
     end: int
-    new: tuple[Piece, ...] = ()
+    new: tuple[plan.Piece, ...] = ()
     common: tuple[tuple[int, int], ...] = ()
 
 
@@ -64,22 +54,22 @@ class SourceLayout:
     path: bytes
     size: int
     fingerprint: Fingerprint
-    heads: Numbers
-    ends: Numbers
-    sizes: Numbers
-    members: Numbers
-    entries: Numbers
+    heads: plan.Numbers
+    ends: plan.Numbers
+    sizes: plan.Numbers
+    members: plan.Numbers
+    entries: plan.Numbers
     tail: int
     globals: list[tuple[int, int]] = field(default_factory=list)
     common: tuple[bytes, ...] = ()
     marks: list[tuple[int, int]] = field(default_factory=list)
     moves: list[tuple[int, list[int]]] = field(default_factory=list)
-    _place: Numbers | None = None
+    _place: plan.Numbers | None = None
 
     @property
-    def places(self) -> MemberPlaces:
+    def places(self) -> plan.MemberPlaces:
         """Return the places of all members, with which a shard is verified."""
-        return MemberPlaces(self.heads, self.ends, self.sizes)
+        return plan.MemberPlaces(self.heads, self.ends, self.sizes)
 
     def place(self, member: int) -> int:
         """Return the place of a member (by its number in the record) in the order of the tar."""
@@ -97,7 +87,9 @@ class SourceLayout:
         return int(self.heads[at]), int(self.ends[at])
 
     def cut(
-        self, members: Mapping[int, tuple[NewMember, ...]], following: Mapping[int, tuple[NewMember, ...]]
+        self,
+        members: Mapping[int, tuple[plan.NewMember, ...]],
+        following: Mapping[int, tuple[plan.NewMember, ...]],
     ) -> list[Cut]:
         """Return the cuts that replace some members and add others after some, sorted by their place.
 
@@ -105,7 +97,7 @@ class SourceLayout:
         """
         cuts = [Cut(*mark) for mark in self.marks]
         moved = {member for _, some in self.moves for member in some}
-        after: dict[int, list[Piece]] = {
+        after: dict[int, list[plan.Piece]] = {
             anchor: list(new) for anchor, new in following.items() if anchor not in moved
         }
         with named(self.path), opened_shard(self.path) as (_, tar):
@@ -124,39 +116,39 @@ class SourceLayout:
         cuts += [Cut(self.member(anchor)[1], self.member(anchor)[1], tuple(new)) for anchor, new in after.items()]
         return sorted(cuts, key=lambda cut: (cut.start, cut.end))
 
-    def pieces(self, cuts: Sequence[Cut], appended: Sequence[NewMember] = ()) -> list[Piece]:
+    def pieces(self, cuts: Sequence[Cut], appended: Sequence[plan.NewMember] = ()) -> list[plan.Piece]:
         """Return the pieces of the whole shard with these cuts, then new members; at least an end mark follows."""
         return self.whole([*self.between(0, self.tail, cuts), *appended])
 
-    def whole(self, pieces: Sequence[Piece]) -> list[Piece]:
+    def whole(self, pieces: Sequence[plan.Piece]) -> list[plan.Piece]:
         """Return a shard of these pieces, with the end of this one."""
-        return joined([*split_trailing(pieces)[0], *self.end()])
+        return plan.joined([*plan.split_trailing(pieces)[0], *self.end()])
 
-    def between(self, start: int, end: int, cuts: Sequence[Cut]) -> Iterator[Piece]:
+    def between(self, start: int, end: int, cuts: Sequence[Cut]) -> Iterator[plan.Piece]:
         """Return the pieces of a range before the tail, with the cuts in it."""
         for cut in cuts:
             yield from self._run(start, cut.start)
             for header in cut.common:
-                yield GlobalHeader(self.number, *header)
+                yield plan.GlobalHeader(self.number, *header)
             yield from cut.new
             start = cut.end
         yield from self._run(start, end)
 
-    def _run(self, start: int, end: int) -> Iterator[Piece]:
+    def _run(self, start: int, end: int) -> Iterator[plan.Piece]:
         first, last = (bisect.bisect_left(self.globals, (at,)) for at in (start, end))
         for header_start, header_end in self.globals[first:last]:
-            yield CopiedRange(self.number, start, header_start)
-            yield GlobalHeader(self.number, header_start, header_end)
+            yield plan.CopiedRange(self.number, start, header_start)
+            yield plan.GlobalHeader(self.number, header_start, header_end)
             start = header_end
-        yield CopiedRange(self.number, min(start, self.size), min(end, self.size))
-        yield Zeros(max(end - max(self.size, start), 0))
+        yield plan.CopiedRange(self.number, min(start, self.size), min(end, self.size))
+        yield plan.Zeros(max(end - max(self.size, start), 0))
 
-    def end(self) -> Iterator[Piece]:
+    def end(self) -> Iterator[plan.Piece]:
         """Yield the end mark and all bytes after it, unchanged. Two zero blocks if there is no mark."""
         if self.size - self.tail >= headers.BLOCK:
-            yield CopiedRange(self.number, self.tail, self.size)
+            yield plan.CopiedRange(self.number, self.tail, self.size)
         else:
-            yield Zeros(len(headers.END))
+            yield plan.Zeros(len(headers.END))
 
 
 def layout(number: int, path: bytes, record: Record) -> SourceLayout:

@@ -6,24 +6,19 @@ Every command and front end opens its sets here, with plain values as options. W
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from wdsfs.errors import (
-    CorruptShard,
-    NoSuchEntry,
-    NotATar,
-    ShardError,
-    UnreadableShard,
-    ViewError,
-    several,
-)
+from wdsfs import errors
 from wdsfs.index.portable import attached
+from wdsfs.index.portable_writer import checked_target, write_index
 from wdsfs.index.store import Index, Summary, open_index
 from wdsfs.inodes import ROOT
+from wdsfs.remote import shard_paths
 from wdsfs.shards import Shard
 from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import expand
@@ -86,7 +81,7 @@ def opened_set(
         access = access_of(files, shared, tolerance.allow_missing)
     index = open_index(opening.index_dir)
     index.portables = attached([*shards, *further])
-    unreadable: dict[bytes, ShardError] = {}
+    unreadable: dict[bytes, errors.ShardError] = {}
     if not on_demand:
         index.log_notices()
         unreadable = refresh_index(index, [*shards, *further], opening).unreadable
@@ -106,11 +101,13 @@ def opened_set(
         below.close()
 
 
-def readable(shards: Sequence[Shard], unreadable: Mapping[bytes, ShardError]) -> list[Shard]:
+def readable(shards: Sequence[Shard], unreadable: Mapping[bytes, errors.ShardError]) -> list[Shard]:
     """Return the shards without those that cannot be read. Raises UnreadableShard if none is left."""
     left = [shard for shard in shards if shard.path not in unreadable]
     if not left:
-        raise UnreadableShard(f"no shard of the set can be read: {several([*map(str, unreadable.values())])}")
+        raise errors.UnreadableShard(
+            f"no shard of the set can be read: {errors.several([*map(str, unreadable.values())])}"
+        )
     return left
 
 
@@ -118,7 +115,7 @@ class Refreshed(NamedTuple):
     """The number of shards indexed, and by path why others cannot be read."""
 
     indexed: int
-    unreadable: dict[bytes, ShardError]
+    unreadable: dict[bytes, errors.ShardError]
 
 
 def refresh_index(
@@ -126,14 +123,14 @@ def refresh_index(
 ) -> Refreshed:
     """Index those of the shards that are new or have changed. `ready` and `exact` are those of `Index.stale`."""
     stale = [shard for shard, _ in index.stale(shards, ready, exact)]
-    unreadable: dict[bytes, ShardError] = {}
+    unreadable: dict[bytes, errors.ShardError] = {}
     count = 0
     if stale:
         with opening.progress.indexing(len(stale)) as advance:
 
             def on_done(shard: Shard, summary: Summary | None, error: str | None) -> None:
                 if error is not None:
-                    unreadable[shard.path] = UnreadableShard(error)
+                    unreadable[shard.path] = errors.UnreadableShard(error)
                 advance(summary.members if summary else 0)
 
             copied = index.refresh(stale, opening.jobs, on_done, opening.workers, exact)
@@ -144,7 +141,7 @@ def refresh_index(
     return Refreshed(count, unreadable)
 
 
-def make_view(below: ShardSet, opening: Opening) -> dict[bytes, ShardError]:
+def make_view(below: ShardSet, opening: Opening) -> dict[bytes, errors.ShardError]:
     """Make the records of a view; returns by path why those of some shards cannot be made.
 
     Raises ViewError when the view is refused.
@@ -154,14 +151,16 @@ def make_view(below: ShardSet, opening: Opening) -> dict[bytes, ShardError]:
     with opening.progress.composing(len(below)) as update:
         refused = below.make(update)
     if refused is not None:
-        raise ViewError(refused)
+        raise errors.ViewError(refused)
     for field in [] if opening.quiet else below.fields_not_found(FIRST_SHARDS):
         text = "--field %s: no sample of the first shards has this field, so there are no such files"
         log.warning(text, field.text)
     return below.unmade
 
 
-def judge(below: ShardSet, unreadable: Mapping[bytes, ShardError], tolerance: Tolerance, whole: bool) -> list[str]:
+def judge(
+    below: ShardSet, unreadable: Mapping[bytes, errors.ShardError], tolerance: Tolerance, whole: bool
+) -> list[str]:
     """Return the warnings about an indexed set (or its indexed part); empty when all is well.
 
     The one home of the rule whether a command goes on with a set that is damaged or not whole. Records have the
@@ -179,12 +178,12 @@ def judge(below: ShardSet, unreadable: Mapping[bytes, ShardError], tolerance: To
     if not tolerance.allow_missing:
         advice = "; --allow-missing goes on without" if tolerance.is_option else ""
         # As shards that are not there: a download has failed, and will not be better later.
-        no_tars = dict.fromkeys(str(error) for error in unreadable.values() if isinstance(error, NotATar))
+        no_tars = dict.fromkeys(str(error) for error in unreadable.values() if isinstance(error, errors.NotATar))
         if no_tars and tolerance.is_option:
-            raise NotATar(f"{several([*no_tars])}{advice}")
+            raise errors.NotATar(f"{errors.several([*no_tars])}{advice}")
         if whole and texts:
-            raise UnreadableShard(
-                f"without what cannot be read the set would be smaller: {several(texts)}{advice}"
+            raise errors.UnreadableShard(
+                f"without what cannot be read the set would be smaller: {errors.several(texts)}{advice}"
             )
     damaged = [
         f"{path}: {problems_text(first, count)}; {LISTED_BY_STRICT if first.kind in OF_VIEWS else LISTED_BY_CHECK}"
@@ -198,7 +197,7 @@ def _refuse_all(findings: Sequence[str]) -> None:
         log.error("%s", text)
     if findings:
         count = f"{len(findings):,} finding{'s' * (len(findings) > 1)}"
-        raise CorruptShard(f"--strict: {count}, listed above")
+        raise errors.CorruptShard(f"--strict: {count}, listed above")
 
 
 def _first_of(texts: Sequence[str], what: str) -> list[str]:
@@ -212,13 +211,60 @@ def resolved(tree: LowerTree, path: bytes) -> Node:
     """Return the node at a path of a tree. Raises EntryError, with names that exist for an unknown first one."""
     try:
         return indexed(tree.resolve, path)
-    except NoSuchEntry as error:
+    except errors.NoSuchEntry as error:
         try:
             indexed(tree.lookup, ROOT, path.partition(b"/")[0])
-        except NoSuchEntry:
+        except errors.NoSuchEntry:
             names = (entry.name for entry in tree.listing(ROOT) if entry.name not in (b".", b".."))
             there = [repr(text_of(name)) for name in itertools.islice(names, NAMED + 1)]
             more = " ..." if len(there) > NAMED else ""
             if there:
-                raise NoSuchEntry(f"{error}; there is {', '.join(there[:NAMED])}{more}") from None
+                raise errors.NoSuchEntry(f"{error}; there is {', '.join(there[:NAMED])}{more}") from None
         raise
+
+
+def index_set(
+    shards: Sequence[Shard], opening: Opening, target: str | None, allow_missing: bool, prune: bool
+) -> dict[str, Any]:
+    """Build or refresh the index of these shards; return the counts of `wdsfs index --json`.
+
+    Logs what is wrong with them. All of it is written to `target` (.wdsidx), too, if there is one; it lacks shards
+    only with `allow_missing`. `prune` drops what is kept of shards that are gone. Raises UsageError,
+    IndexUnusable for an index that would not last, UnreadableShard, ExportError.
+    """
+    place = None if target is None else checked_target(target)
+    with contextlib.closing(open_index(opening.index_dir)) as index:
+        index.log_notices()
+        index.portables = attached(shards)
+        done = refresh_index(index, shards, opening, exact=place is not None)
+        remarks = judge(ShardSet(shards, index), done.unreadable, Tolerance(allow_missing=True), whole=False)
+        for text in [*remarks, *index.miscounted(shards)]:
+            log.warning("%s", text)
+        pruned, written = index.prune() if prune else 0, None
+        if place is not None:
+            if done.unreadable and not allow_missing:
+                texts = errors.several([*map(str, done.unreadable.values())])
+                raise errors.UnreadableShard(f"{texts}: an index lacks nothing, unless with --allow-missing")
+            with opening.progress.shards("writing", len(shards)) as on_shard:
+                written = write_index(index, readable(shards, done.unreadable), place, on_shard)
+        if index.temporary and place is None:
+            raise errors.IndexUnusable(
+                "nothing is kept: the index was a temporary one; see above, or set --index-dir"
+            )
+        counts = {**_counts(index, shards, done), "pruned": pruned, "index": str(index.directory)}
+        return counts if written is None else {**counts, "written": target, "bytes": written}
+
+
+def _counts(index: Index, shards: Sequence[Shard], done: Refreshed) -> dict[str, int]:
+    summaries = list[Summary]()
+    for shard in shards:
+        with contextlib.suppress(errors.ShardError):
+            summaries += filter(None, [index.summary(shard.key, shard_paths.look(shard.path))])
+    return {
+        "shards": len(shards),
+        "rebuilt": done.indexed,
+        "unreadable": len(done.unreadable),
+        "damaged": sum(bool(summary.problems) for summary in summaries) - len(index.no_tars(shards)),
+        "samples": sum(summary.samples for summary in summaries),
+        "members": sum(summary.members for summary in summaries),
+    }
