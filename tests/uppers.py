@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def a_tree(
     index.refresh([one for one, _ in index.stale(found)])
     below = ShardSet(found, index)
     try:
-        yield make_tree(below, view, merge)
+        yield make_tree(below, replace(view, merge=merge))
     finally:
         below.close()
 

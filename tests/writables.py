@@ -16,6 +16,7 @@ import stat
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def a_set(shards: Sequence[Members], view: View = EXT, merge: bool = False) -> I
         found = expand([f"{home}/s{{0..{len(shards) - 1}}}.tar"])
         index = open_index(Path(home, "index"))
         index.refresh(found)
-        tree = make_tree(ShardSet(found, index), view, merge)
+        tree = make_tree(ShardSet(found, index), replace(view, merge=merge))
         try:
             yield tree
         finally:

@@ -18,6 +18,7 @@ import stat
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -78,7 +79,7 @@ def a_tree(
     below = open_set(found, index, wanted or Composition(), companions)
     if isinstance(below, ViewSet):
         assert below.make() is None
-    tree = make_numbered(below, view, merge)
+    tree = make_numbered(below, replace(view, merge=merge))
     try:
         yield tree
     finally:

@@ -114,7 +114,7 @@ class Mount:
         # The index in one process is opened once; its workers are made one after the other.
         below = ShardSet(self.shards, self.index, tags=self.lowers[0]._tags if self.lowers else None)
         self.lowers.append(below)
-        tree: Any = make_tree(below, view or View(), merge)
+        tree: Any = make_tree(below, replace(view or View(), merge=merge))
         kind: type[Operations[Any]] = ReadOperations
         if overlay is not None:
             tree, kind = WritableTree(tree, UpperDirectory(OverlayDirectory(overlay))), WritableOperations

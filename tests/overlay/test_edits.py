@@ -19,7 +19,7 @@ import subprocess
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -574,7 +574,7 @@ def a_tree(shards: list[Path], index: Path, view: View, merge: bool) -> Iterator
     named = expand([os.fspath(path) for path in shards])
     opened = open_index(index)
     opened.refresh(named)
-    tree = make_tree(ShardSet(named, opened), view, merge)
+    tree = make_tree(ShardSet(named, opened), replace(view, merge=merge))
     try:
         yield tree
     finally:

@@ -78,10 +78,10 @@ def test_names_for_joined_columns_in_every_layout(tmp_path: Path) -> None:
             (View(names="full"), False, [b"s1/a/a.img.jpg", b"s1/a/a.depth", b"s1/a/a.class"]),
             (View("files"), True, [b"a.img.jpg", b"a.depth", b"a.class", b"a.depth~s1"]),
         ):
-            tree = make_tree(below, view, merge)
+            tree = make_tree(below, replace(view, merge=merge))
             assert [tree.resolve(path).size for path in paths] == [1, 2, 1, 2][: len(paths)]
     with a_view(tmp_path, shards, replace(wanted, classes=True)) as below:
-        tree = make_tree(below, View("classes"), merge=True)
+        tree = make_tree(below, View("classes", merge=True))
         assert [tree.resolve(b"0/s1--a." + name).size for name in (b"img.jpg", b"depth", b"class")] == [1, 2, 1]
 
 
@@ -265,7 +265,7 @@ def test_where_a_field_comes_from_and_its_inode(tmp_path: Path) -> None:
     inodes = set()
     for _ in range(2):
         with a_view(tmp_path, [shard], wanted) as below:
-            tree = make_tree(below, View(names="full"), merge=False)
+            tree = make_tree(below, View(names="full"))
             inode = tree.resolve(b"s/d/k/k.t.txt").inode
             inodes.add(inode)
             told = {name: tree.getxattr(inode, name) for name in tree.xattrs(inode)}
@@ -288,7 +288,7 @@ def test_the_class_may_be_a_field(tmp_path: Path) -> None:
     ):
         wanted = Composition(classes=True, **options)  # type: ignore[arg-type]  # of two types
         with a_view(tmp_path, [shard], wanted) as below:
-            assert make_tree(below, View("classes"), merge=True).resolve(b"cat/s--k.json").size
+            assert make_tree(below, View("classes", merge=True)).resolve(b"cat/s--k.json").size
 
 
 # --- against a model ------------------------------------------------------------------------------------------

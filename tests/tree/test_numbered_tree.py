@@ -9,6 +9,7 @@ import random
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -52,7 +53,7 @@ def a_tree(shards: Sequence[bytes], view: View = EXT, merge: bool = False) -> It
         found = expand([f"{home}/s{{0..{len(shards) - 1}}}.tar"])
         index = open_index(Path(home, "index"))
         index.refresh(found)
-        tree = make_numbered(ShardSet(found, index), view, merge)
+        tree = make_numbered(ShardSet(found, index), replace(view, merge=merge))
         assert isinstance(tree, NumberedTree)
         tree.prepare()
         try:
@@ -254,8 +255,8 @@ def test_links_follow_a_change(tmp_path: Path) -> None:
     shards = expand([f"{tmp_path}/s{{0,1}}.tar"])
     index = open_index(tmp_path / "index")
     index.refresh(shards)
-    one = make_numbered(ShardSet(shards, index), EXT, False)
-    another = make_numbered(ShardSet(shards, index, tags=one.lower._tags), EXT, False)
+    one = make_numbered(ShardSet(shards, index), EXT)
+    another = make_numbered(ShardSet(shards, index, tags=one.lower._tags), EXT)
     assert isinstance(one, NumberedTree)
     assert isinstance(another, NumberedTree)
     before = one.resolve(b"by-index/000/000/000003")
@@ -320,9 +321,9 @@ def forged() -> Iterator[Any]:
 def test_a_shard_of_that_name_is_refused() -> None:
     shard = Shard(b"/d/by-index.tar", b"by-index")
     with pytest.raises(UsageError, match=r"/d/by-index\.tar: .*rename the shard, or leave out --index-tree"):
-        check_name([shard], EXT, merge=False)
-    check_name([shard], EXT, merge=True)
-    check_name([shard], View(), merge=False)
+        check_name([shard], EXT)
+    check_name([shard], replace(EXT, merge=True))
+    check_name([shard], View())
 
 
 def test_a_folder_of_that_name_wins() -> None:

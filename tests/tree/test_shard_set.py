@@ -392,7 +392,7 @@ def test_a_shard_that_cannot_be_indexed(
         for ask in (below.record, below.summary):
             with pytest.raises(UnreadableShard, match="there is no room"):
                 ask(1)
-        tree = make_tree(below, View(), merge=True)
+        tree = make_tree(below, View(merge=True))
         tree.prepare()
         assert tree.totals().damaged == 1
         assert tried == 1

@@ -10,6 +10,7 @@ import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -59,7 +60,7 @@ def a_tree(shards: Sequence[bytes], view: View, merge: bool = False, indexed: bo
         assert not index.notices
         if indexed:
             index.refresh(found)
-        tree = make_tree(ShardSet(found, index), view, merge)
+        tree = make_tree(ShardSet(found, index), replace(view, merge=merge))
         try:
             yield tree
         finally:
@@ -258,7 +259,7 @@ def test_an_inode_number_is_the_same_in_every_view_and_after_a_remount() -> None
             index = open_index(Path(home, "index"))
             shards = expand([f"{home}/s0.tar"])
             index.refresh([one for one, _ in index.stale(shards)])
-            tree = make_tree(ShardSet(shards, index), view, merge=False)
+            tree = make_tree(ShardSet(shards, index), view)
             numbers.append({e.node.inode for _, e in walk(tree) if kind_of(e.node.inode) == MEMBER})
             tree.lower.close()
     assert len(numbers[0]) == 5
@@ -508,7 +509,7 @@ def test_odd_bytes_in_the_path_of_a_shard(tmp_path: Path) -> None:
     index = open_index(tmp_path / "index")
     shards = expand([directory + b"/\xffx.tar"])
     index.refresh(shards)
-    tree = make_tree(ShardSet(shards, index), View(), merge=False)
+    tree = make_tree(ShardSet(shards, index), View())
     assert names_in(tree) == [b"\xffx"]
     tree.lower.close()
 

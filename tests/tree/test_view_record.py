@@ -179,7 +179,7 @@ def test_strays_are_shown_unless_columns_are_chosen(tmp_path: Path) -> None:
     shard = write(tmp_path / "s.tar", AB, tars.member(b"README", b"me") + link + hard + dangling)
     left_out = replace(shard, without=frozenset([b"./d/b"]))
     with a_view(tmp_path, [left_out], Composition()) as below:
-        tree = make_tree(below, View("files"), merge=False)
+        tree = make_tree(below, View("files"))
         names = [entry.name for entry in tree.listing(tree.resolve(b"s").inode, 2)]
         assert names == [b"d", b"c.JPG", b"c.txt", b"README", b"link", b"hard.x"]
         assert tree.readlink(tree.resolve(b"s/link").inode) == b"d/a.jpg"
@@ -190,7 +190,7 @@ def test_strays_are_shown_unless_columns_are_chosen(tmp_path: Path) -> None:
             b"a.cls",
         ]
     with a_view(tmp_path, [left_out], Composition(columns=columns_of(["JPG;jpg"]))) as below:
-        tree = make_tree(below, View("files"), merge=False)
+        tree = make_tree(below, View("files"))
         assert [entry.name for entry in tree.listing(tree.resolve(b"s").inode, 2)] == [b"d", b"c.JPG"]
 
 
@@ -429,7 +429,7 @@ def test_a_label_has_the_time_of_its_file(tmp_path: Path) -> None:
     file = as_csv(tmp_path / "l.csv", [{"key": "d/a", "label": "x"}])
     os.utime(file, ns=(0, 1_600_000_000_123_456_789))
     with a_view(tmp_path, [shard], Composition(associate=(str(file),), missing=SKIP)) as below:
-        label = make_tree(below, View(), merge=False).resolve(b"s/d/a/label")
+        label = make_tree(below, View()).resolve(b"s/d/a/label")
         assert label.mtime_ns == 1_600_000_000_123_456_789
 
 
@@ -478,7 +478,7 @@ def test_samples_that_are_refused_have_no_numbers(tmp_path: Path) -> None:
     shards = [write(tmp_path / f"s{n}.tar", [(b"k%d" % n, [(b"cls", b"%d" % n)])]) for n in (0, 1)]
     wanted = Composition(associate=(str(as_csv(tmp_path / "l.csv", [{"key": "k1", "a": "1"}])),))
     with a_view(tmp_path, shards, wanted, indexed=False) as below:
-        tree = make_numbered(below, View(index_tree=True), False)
+        tree = make_numbered(below, View(index_tree=True))
         for path in (b"by-index/000/000/000000", b"by-index/000", b"by-index/000/000/000001"):
             for number in (0, 1):
                 settled_or_refused(below, number)
@@ -492,7 +492,7 @@ def test_numbers_of_a_key_that_comes_again(tmp_path: Path) -> None:
     samples: list[Sample] = [(b"a", [(b"txt", b"1")]), (b"b", [(b"jpg", b"2")]), (b"a", [(b"jpg", b"3")])]
     shard = write(tmp_path / "s.tar", [*samples, (b"c", [(b"jpg", b"4")]), (b"a", [(b"jpg", b"5")])])
     with a_view(tmp_path, [shard], Composition(columns=columns_of(["jpg"]), missing=SKIP)) as below:
-        tree = make_numbered(below, View(index_tree=True), False)
+        tree = make_numbered(below, View(index_tree=True))
         links = [tree.readlink(tree.resolve(b"by-index/000/000/%06d" % number).inode) for number in range(4)]
         assert [link.rpartition(b"/")[2] for link in links] == [b"b", b"a", b"c", b"a~2"]
 
@@ -621,7 +621,7 @@ def classes(directory: Path, shards: Sequence[Shard], **options: Any) -> dict[st
     """All files of the classes layout, by path."""
     found = {}
     with a_view(directory, shards, Composition(classes=True, **options)) as below:
-        tree = make_tree(below, View("classes"), merge=False)
+        tree = make_tree(below, View("classes"))
         tree.prepare()
         for folder in tree.listing(tree.getattr(1).inode, 2):
             for entry in tree.listing(folder.node.inode, 2):
@@ -984,7 +984,7 @@ def test_a_merged_tree_shows_what_was_not_refused(tmp_path: Path) -> None:
     shards = [write(tmp_path / f"s{n}.tar", [(b"k%d" % n, [(b"jpg", b"J")])]) for n in range(2)]
     file = as_lines(tmp_path / "l.jsonl", [{"key": "k0", "label": 0}, {"key": "k1", "label": 1}])
     with a_view(tmp_path, shards, Composition(associate=(str(file),))) as below:
-        tree = make_tree(below, View(partial=True), merge=True)
+        tree = make_tree(below, View(partial=True, merge=True))
         tree.prepare()
         assert [entry.name for entry in tree.listing(1, 2)] == [b"k0", b"k1"]
         as_lines(file, [{"key": "k1", "label": "new"}])
@@ -993,7 +993,7 @@ def test_a_merged_tree_shows_what_was_not_refused(tmp_path: Path) -> None:
             with contextlib.suppress(ViewError):
                 settled(below, number)
         assert [entry.name for entry in tree.listing(1, 2)] == [b"k1"]
-        whole = make_tree(below, View(), merge=True)
+        whole = make_tree(below, View(merge=True))
         with pytest.raises(UnreadableShard, match=r"'k0' is not in .*; until it can be read, names .* missing"):
             list(whole.listing(1, 2))
         with pytest.raises(UnreadableShard):
@@ -1057,7 +1057,7 @@ def test_where_a_file_comes_from(tmp_path: Path) -> None:
         missing=EMPTY,
     )
     with a_view(tmp_path, [shard], wanted) as below:
-        tree = make_tree(below, View(), merge=False)
+        tree = make_tree(below, View())
 
         def told(path: bytes, what: bytes) -> bytes:
             return tree.getxattr(tree.resolve(b"s/d/k/" + path).inode, b"user.wdsfs." + what)
@@ -1118,7 +1118,7 @@ def test_a_joined_record_that_is_gone_is_made_again_for_an_attribute(tmp_path: P
         write(tmp_path / "other1.tar", [(b"k", [(b"depth", b"1")])]),
     ]
     with a_view(tmp_path, [shard], Composition(join=(os.fsdecode(tmp_path / "other{0,1}.tar"),))) as below:
-        tree = make_tree(below, View(), merge=False)
+        tree = make_tree(below, View())
         inode = tree.resolve(b"s/k/depth").inode
         below.index.forget(others[1].path)
         with pytest.raises(NotIndexed) as caught:

@@ -83,7 +83,6 @@ def ls(
       wdsfs ls -R --layout files train-000000.tar
     """
     from wdsfs.spec.expand import split_path
-    from wdsfs.tree.merged_tree import is_merged
     from wdsfs.tree.numbered_tree import check_name, make_numbered
     from wdsfs.tree.opening import opened
 
@@ -91,9 +90,9 @@ def ls(
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
     failures: list[WdsfsError] = []
     view = tree.view(opening.tolerance.allow_missing)
-    with opened(shards, selection, opening, tree.composition, is_merged(view, tree.merge)) as below:
-        check_name(below.shards, view, tree.merge)
-        shown_tree = make_numbered(below, view, tree.merge)
+    with opened(shards, selection, opening, tree.composition, view.merged) as below:
+        check_name(below.shards, view)
+        shown_tree = make_numbered(below, view)
         start, node = _start(shown_tree, path)
         walk = _walk(shown_tree, node, b"", listing.recursive, failures)
         for name, child in walk if is_directory(node) else [(start, node)]:
@@ -181,7 +180,7 @@ def cat(arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, ope
     """
     from wdsfs.errors import IsADirectory, NoSuchEntry
     from wdsfs.tree import content as content_module
-    from wdsfs.tree.merged_tree import is_merged, make_tree
+    from wdsfs.tree.merged_tree import make_tree
     from wdsfs.tree.opening import opened, resolved
     from wdsfs.tree.shard_set import indexed
 
@@ -189,8 +188,8 @@ def cat(arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, ope
     if not shards:
         raise UsageError("cat needs SHARDS and the PATH of a file")
     view = tree.view(opening.tolerance.allow_missing)
-    with opened(shards, selection, opening, tree.composition, is_merged(view, tree.merge)) as below:
-        shown_tree = make_tree(below, view, tree.merge)
+    with opened(shards, selection, opening, tree.composition, view.merged) as below:
+        shown_tree = make_tree(below, view)
         node = resolved(shown_tree, os.fsencode(path).strip(b"/"))
         if is_directory(node):
             raise IsADirectory(f"{path} is a directory; see: wdsfs ls")

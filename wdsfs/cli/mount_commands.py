@@ -381,9 +381,9 @@ def image(
         directory=os.getcwdb() if tree.composition.names_files else None,
     )
     with opened(shards, selection, opening, tree.composition, whole=True) as below:
-        check_name(below.shards, view, tree.merge)
+        check_name(below.shards, view)
         with opening.progress.shards("writing", len(below)) as on_shard:
-            made = make_image(make_numbered(below, view, tree.merge), target, options, on_shard)
+            made = make_image(make_numbered(below, view), target, options, on_shard)
     files = [device.shard(os.fsdecode(base)) for device in manifest.read(target).devices]
     if as_json:
         write_json({"image": output, **made._asdict(), "files": files})

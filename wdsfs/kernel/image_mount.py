@@ -69,11 +69,10 @@ def mount_of_set(
     mount = ImageMount(image, mountpoint, "/", list(options), trusting, open_files=open_files)
     if overlay is not None:
         from wdsfs.kernel.overlayfs import OverlayOver
-        from wdsfs.tree.merged_tree import is_merged
 
         view, index = served.tree.view(served.partial), served.opening.index_dir
         mount.overlay = OverlayOver(
-            *(overlay.absolute(), served.shards, view, is_merged(view, served.tree.merge), owner[:2], private),
+            *(overlay.absolute(), served.shards, view, owner[:2], private),
             *(list(options), None if index is None else str(index.absolute())),
         )
     return mount

@@ -56,7 +56,6 @@ class OverlayOver:
     directory: Path
     shards: Sequence[Shard]
     view: View
-    merge: bool
     owner: tuple[int, int]
     private: bool
     options: list[str]
@@ -67,9 +66,7 @@ class OverlayOver:
 
         `served_at` is the mount of it that is there already, without a guard.
         """
-        overlay = MountedOverlay(
-            *(self.directory, self.shards, self.view, self.merge, self.owner), served_at=served_at
-        )
+        overlay = MountedOverlay(*(self.directory, self.shards, self.view, self.owner), served_at=served_at)
         _refuse_whiteouts(overlay.place)
         return overlay
 

@@ -112,8 +112,8 @@ def _made(served: ServedSet, options: ImageOptions, stack: ExitStack) -> CachedF
     view, progress = served.tree.view(served.partial), served.opening.progress
     composition = served.tree.composition
     with opened_set(served.shards, served.opening, composition, whole=True, shared=True) as lower:
-        check_name(lower.shards, view, served.tree.merge)
-        tree = make_numbered(lower, view, served.tree.merge)
+        check_name(lower.shards, view)
+        tree = make_numbered(lower, view)
         options = options._replace(copies=_copies_of(lower, progress, stack))
         key = key_of(tree, options)
 

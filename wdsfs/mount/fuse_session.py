@@ -112,7 +112,7 @@ def run(mount: MountOptions, leave: daemon.Leave, ready: Callable[[], None]) -> 
     access = access_of(files, shared, mount.opening.tolerance.allow_missing)
     if mount.overlay is not None:
         refuse_view(shards, tree)
-    check_name(shards, view, mount.merge)
+    check_name(shards, view)
     index = open_index(mount.opening.index_dir)
     try:
         index.log_notices()
@@ -126,7 +126,7 @@ def run(mount: MountOptions, leave: daemon.Leave, ready: Callable[[], None]) -> 
         descriptors, overlay = raise_file_limit(), None
         if mount.overlay is not None:
             owner = parsed.owner.uid, parsed.owner.gid
-            overlay = MountedOverlay(mount.overlay, shards, view, mount.merge, owner, parsed.owner.umask)
+            overlay = MountedOverlay(mount.overlay, shards, view, owner, parsed.owner.umask)
         tags = Generations(len(shards), followed=serving.follow is not None)
         served = MountedSet(mount, shards, composition, companions, access, index, descriptors, tags, overlay)
         growth = Growth(served, _working_directory(), directories, SetState(serving.follow))

@@ -197,7 +197,7 @@ class KernelMount(LiveMount):
                         f"{self.mountpoint}: has an overlay, and its command has none; please report this"
                     )
                 place, shards = OverlayDirectory(image_mount.overlay.directory), image_mount.overlay.shards
-                check_set(place, shards, image_mount.overlay.view, image_mount.overlay.merge)
+                check_set(place, shards, image_mount.overlay.view)
                 stack.enter_context(overlayfs.frozen(self.mountpoint, place))
             reason = exchange(guard, image_mount, shards, REFRESH_SECONDS)
         if reason:

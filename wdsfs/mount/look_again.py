@@ -258,7 +258,7 @@ class _Look:
             with contextlib.suppress(ShardError):
                 indexed(below.record, number)
         with contextlib.suppress(ShardError):
-            indexed(make_numbered(below, served.mount.view, served.mount.merge).prepare)
+            indexed(make_numbered(below, served.mount.view).prepare)
 
     def drop_tables(self, superseded: Sequence[Shard]) -> None:
         """Drop the tables of an earlier list of shards."""

@@ -86,7 +86,7 @@ class MountedSet:
             tags=self.tags,
             access=self.access,
         )
-        return _prepared(make_numbered(below, self.mount.view, self.mount.merge))
+        return _prepared(make_numbered(below, self.mount.view))
 
 
 TreeKind = TypeVar("TreeKind", bound=MountedTree)

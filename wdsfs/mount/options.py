@@ -80,9 +80,7 @@ class MountOptions:
     @property
     def merge(self) -> bool:
         """True if one tree is shown over all shards."""
-        from wdsfs.tree.merged_tree import is_merged  # late: it loads NumPy
-
-        return is_merged(self.view, self.tree.merge)
+        return self.view.merged
 
     @property
     def overlay(self) -> Path | None:

@@ -158,7 +158,7 @@ def mounted_session(
         lower = mount.lower() if frozen is None else frozen.lower
         place, options = OverlayDirectory(Path(str(mount.overlay))), mount.options
         # What the mount refuses to show, its user must not copy into shards, or write to, either.
-        below = _tree_below(place, lower.shards, options.view(), options.merge, opening, whole, lower.access)
+        below = _tree_below(place, lower.shards, options.view(), opening, whole, lower.access)
         yield OverlaySession(place, stack.enter_context(below), mount, frozen)
 
 
@@ -187,8 +187,8 @@ def held_session(
         refuse_left_out(shards, "the overlay is of whole shards")
         if not unfinished(place):
             clean(place)
-        view = view_of(below.layout, below.names)
-        with _tree_below(place, shards, view, below.merge, opening, whole) as tree:
+        view = view_of(below.layout, below.names, below.merge)
+        with _tree_below(place, shards, view, opening, whole) as tree:
             yield OverlaySession(place, tree)
 
 
@@ -226,8 +226,8 @@ def remembered_session(directory: str, opening: Opening) -> Iterator[OverlaySess
                 "by hand what is to go (docs/overlay.md)"
             )
         shards = [Shard(shard.path, shard.name, reading=settings.reading) for shard in settings.shards]
-        view = view_of(settings.layout, settings.names)
-        with _tree_below(place, shards, view, settings.merge, opening) as tree:
+        view = view_of(settings.layout, settings.names, settings.merge)
+        with _tree_below(place, shards, view, opening) as tree:
             yield OverlaySession(place, tree)
 
 
@@ -236,18 +236,17 @@ def _tree_below(
     place: OverlayDirectory,
     shards: Sequence[Shard],
     view: View,
-    merge: bool,
     opening: Opening,
     whole: bool = False,
     access: Access | None = None,
 ) -> Iterator[LowerTree]:
     """Open the tree below an overlay. Unreadable shards stay in it, so their changes are no new samples."""
-    if merge and opening.tolerance.allow_missing:
+    if view.merged and opening.tolerance.allow_missing:
         raise UsageError(
             "--allow-missing is not for an overlay with --merge: a sample could be new, or belong to one "
             "that cannot be read"
         )
-    check_set(place, shards, view, merge)
-    whole = (whole or merge) and not opening.tolerance.allow_missing
+    check_set(place, shards, view)
+    whole = (whole or view.merged) and not opening.tolerance.allow_missing
     with opened_set(shards, opening, whole=whole, access=access) as below:
-        yield make_tree(below, view, merge)
+        yield make_tree(below, view)

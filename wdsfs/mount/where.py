@@ -142,7 +142,7 @@ def _tree_of(mount: LiveMount) -> Iterator[LowerTree]:
     """Open the tree that a mount shows, without the changes in its overlay. Raises WdsfsError, OSError."""
     options = mount.options
     with mount.opened(mount.shown(), Opening(quiet=True), on_demand=True) as below:
-        yield numbered_tree.make_numbered(below, options.view(partial=True), options.merge)
+        yield numbered_tree.make_numbered(below, options.view(partial=True))
 
 
 def _entered(stack: contextlib.ExitStack, mount: LiveMount) -> LowerTree:

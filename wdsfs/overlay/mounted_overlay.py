@@ -47,7 +47,6 @@ class MountedOverlay:
         directory: Path,
         shards: Sequence[Shard],
         view: View,
-        merge: bool,
         owner: tuple[int, int],
         umask: int = 0,
         served_at: str | None = None,
@@ -68,7 +67,7 @@ class MountedOverlay:
                     f"--in-place {which} (or end it as it is: use --abandon instead of --in-place)"
                 )
             clean(self.place)
-            settings = check_set(self.place, shards, view, merge)
+            settings = check_set(self.place, shards, view)
             if served_at is None:
                 # Makes missing directories, and raises now what would fail.
                 UpperDirectory(self.place, owner).close()

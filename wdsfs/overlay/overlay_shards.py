@@ -42,7 +42,7 @@ NAMED_MAX = 5  # changed shards that a warning names
 # --- the shards that it was made over
 
 
-def check_set(place: OverlayDirectory, shards: Sequence[Shard], view: View, merge: bool) -> OverlaySettings:
+def check_set(place: OverlayDirectory, shards: Sequence[Shard], view: View) -> OverlaySettings:
     """Return the settings of an overlay over these shards in this view. Raises OverlayUnusable if it cannot be
     over them.
 
@@ -53,7 +53,7 @@ def check_set(place: OverlayDirectory, shards: Sequence[Shard], view: View, merg
     if not is_halfway:
         refuse_outputs(place, [shard.path for shard in shards])
     seen = tuple(_seen(shard) for shard in shards)
-    settings = OverlaySettings(view.layout, view.names, merge, seen, shards[0].reading if shards else PLAIN)
+    settings = OverlaySettings(view.layout, view.names, view.merged, seen, shards[0].reading if shards else PLAIN)
     before = read_settings(place)
     if before is not None:
         check_view(place, before, settings)

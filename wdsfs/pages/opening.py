@@ -255,7 +255,7 @@ def _note(mount: LiveMount) -> str:
 
 def _samples_of(shards: ShardSet, names: str = "ext") -> LowerTree:
     """Return the tree of the pages: a directory for each sample, below that of its shard."""
-    return make_tree(shards, view_of("samples", names), merge=False)
+    return make_tree(shards, view_of("samples", names))
 
 
 class Renewal:

@@ -46,7 +46,6 @@ from wdsfs.tree.texts import Texts
 from wdsfs.tree.tree import (
     AT_PARENT,
     AT_SELF,
-    CLASSES_LAYOUT,
     Entry,
     ListingRun,
     LowerTree,
@@ -517,13 +516,6 @@ def _shared(named: NameColumns, table: PathTable, keys: Keys) -> list[bytes | No
     return [path if is_shared else None for path, is_shared in zip(paths, shared.tolist(), strict=True)]
 
 
-def make_tree(lower: ShardSet, view: View, merge: bool) -> LowerTree:
+def make_tree(lower: ShardSet, view: View) -> LowerTree:
     """Return the tree that a mount with these options shows."""
-    return MergedTree(lower, view) if is_merged(view, merge) else ShardTree(lower, view)
-
-
-def is_merged(view: View, merge: bool) -> bool:
-    """Return True if these options show one tree over all shards, as the class layout does: any shard may have
-    samples of a class.
-    """
-    return merge or view.layout == CLASSES_LAYOUT
+    return MergedTree(lower, view) if view.merged else ShardTree(lower, view)

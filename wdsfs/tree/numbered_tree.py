@@ -108,16 +108,16 @@ class Links(NamedTuple):
     targets: Texts
 
 
-def make_numbered(lower: ShardSet, view: View, merge: bool) -> LowerTree:
+def make_numbered(lower: ShardSet, view: View) -> LowerTree:
     """Return the tree that a mount with these options shows, with links by number if the view has them."""
-    tree = make_tree(lower, view, merge)
+    tree = make_tree(lower, view)
     return NumberedTree(tree) if view.index_tree else tree
 
 
-def check_name(shards: Sequence[Shard], view: View, merge: bool) -> None:
+def check_name(shards: Sequence[Shard], view: View) -> None:
     """Raise UsageError when a shard has the name of the directory of links."""
     for shard in shards:
-        if view.index_tree and not merge and shard.name == NAME:
+        if view.index_tree and not view.merged and shard.name == NAME:
             raise UsageError(
                 f"{text_of(shard.path)}: is shown as {text_of(NAME)}, which is the directory of --index-tree; "
                 "rename the shard, or leave out --index-tree"

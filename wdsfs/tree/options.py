@@ -120,10 +120,10 @@ class TreeOptions(NamedTuple):
 
     def view(self, partial: bool = False) -> View:
         """Return the layout as trees take it; `partial`: some shards may be missing. Raises UsageError."""
-        return view_of(self.layout, self.names, self.index_tree, partial)
+        return view_of(self.layout, self.names, self.merge, self.index_tree, partial)
 
 
-def view_of(layout: str, names: str, index_tree: bool = False, partial: bool = False) -> View:
+def view_of(layout: str, names: str, merge: bool = False, index_tree: bool = False, partial: bool = False) -> View:
     """Return the layout as trees take it. Raises UsageError for options that do not go together."""
     from wdsfs.tree.tree import View
 
@@ -131,7 +131,7 @@ def view_of(layout: str, names: str, index_tree: bool = False, partial: bool = F
         raise UsageError(f"--index-tree is for --layout samples; in --layout {layout} a sample has no directory")
     if layout != "samples" and names == "full":
         raise UsageError(f"--names full is for --layout samples; in --layout {layout} the names are always whole")
-    return View(layout, names, index_tree, partial)
+    return View(layout, names, merge, index_tree, partial)
 
 
 def composition_of(layout: str, **typed: Any) -> Composition:

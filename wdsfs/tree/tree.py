@@ -42,15 +42,22 @@ XATTR = b"user.wdsfs."
 class View:
     """The way in which a set is shown.
 
-    `layout` is samples, files or classes; `names`, of the files in a sample, is ext or full; with `index_tree`
-    there is a link to each sample by its number. The class layout shows files of records whose folders are the
-    classes (`tree/view_record.py`). With `partial`, a merged tree can be listed although a shard cannot be read.
+    `layout` is samples, files or classes; `names`, of the files in a sample, is ext or full; `merge` asks for one
+    tree over all shards; with `index_tree` there is a link to each sample by its number. The class layout shows
+    files of records whose folders are the classes (`tree/view_record.py`). With `partial`, a merged tree can be
+    listed although a shard cannot be read.
     """
 
     layout: str = SAMPLES_LAYOUT
     names: str = EXTENSION_NAMES
+    merge: bool = False
     index_tree: bool = False
     partial: bool = False
+
+    @property
+    def merged(self) -> bool:
+        """True for one tree over all shards, as classes are shown: any shard may have samples of a class."""
+        return self.merge or self.layout == CLASSES_LAYOUT
 
     @property
     def domain(self) -> int:
