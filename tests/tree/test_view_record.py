@@ -598,7 +598,7 @@ def test_members_that_cannot_be_decoded_are_shown_as_they_are(
         (b"a.gz", good[:-9]),
         (b"b.gz", gzip.compress(bytes(1001))),
         (b"c.xz", b"no"),
-        (b"d.zst", zstd.compress(bytes(1000))[:-3]),
+        (b"d.zst", ZSTD.compress(bytes(1000))[:-3]),
     ]
     shard = write(tmp_path / "s.tar", [(b"k", [*bad, (b"e.gz", good)])])
     with a_view(tmp_path, [shard], Composition(decode=True)) as below:

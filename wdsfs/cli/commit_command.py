@@ -273,7 +273,7 @@ def _abandon(session: OverlaySession, as_json: bool) -> None:
 
     done, left, aside = abandon(session.place, session.tree, session.show_new)
     if as_json:
-        steps = {"shards": output.steps_json(done), "left": output.steps_json(left)}
+        steps = {"shards": [step.as_json() for step in done], "left": [step.as_json() for step in left]}
         write_json({**steps, "aside": None if aside is None else str(aside)})
         return
     say(f"abandoned: {len(done)} of {counted(len(done) + len(left), 'shard')} written")
@@ -359,14 +359,14 @@ def _show(committed: Committed, packing: Packing, seconds: float) -> None:
 
 
 def _show_json(committed: Committed, dry_run: bool, seconds: float) -> None:
-    plan, shards = committed.plan, output.steps_json(committed.plan.steps)
+    plan, shards = committed.plan, [step.as_json() for step in committed.plan.steps]
     if dry_run:
         write_json(shards)
         return
     report = {
         "shards": shards,
         "written": len(committed.done),
-        "left_out": output.remarks_json(plan.left_out),
+        "left_out": [remark.as_json() for remark in plan.left_out],
         "seconds": round(seconds, 3),
     }
     write_json(report if committed.unshown is None else {**report, "not_told": committed.unshown})

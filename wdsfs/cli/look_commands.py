@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import os
@@ -22,13 +21,11 @@ from wdsfs.names import SHARD_SUFFIXES, shown
 
 if TYPE_CHECKING:
     from wdsfs.shards import Shard
-    from wdsfs.tree.options import Composition, Opening, Selection, TreeOptions
+    from wdsfs.tree.options import Opening, Selection, TreeOptions
     from wdsfs.tree.statistics import Distribution
-    from wdsfs.tree.tree import Entry, LowerTree, Node
+    from wdsfs.tree.tree import LowerTree, Node
 
 log = logging.getLogger("wdsfs")
-
-BATCH = 1000  # entries of a directory that are listed at a time
 
 # --- ls, cat ------------------------------------------------------------------------------------------------
 
@@ -84,7 +81,7 @@ def ls(
     """
     from wdsfs.spec.expand import split_path
     from wdsfs.tree.numbered_tree import check_name, make_numbered
-    from wdsfs.tree.opening import opened
+    from wdsfs.tree.opening import opened, walk
 
     shards, path = split_path(arguments)
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
@@ -94,8 +91,8 @@ def ls(
         check_name(below.shards, view)
         shown_tree = make_numbered(below, view)
         start, node = _start(shown_tree, path)
-        walk = _walk(shown_tree, node, b"", listing.recursive, failures)
-        for name, child in walk if is_directory(node) else [(start, node)]:
+        entries = walk(shown_tree, node, b"", listing.recursive, failures)
+        for name, child in entries if is_directory(node) else [(start, node)]:
             write_bytes(listing.line(name, child, on_terminal))
     if failures:
         sys.stdout.flush()
@@ -114,36 +111,6 @@ def _start(tree: LowerTree, path: str | None) -> tuple[bytes, Node]:
         if path is None or not os.fsencode(path).endswith(SHARD_SUFFIXES):
             raise
         raise MissingShard(f"no such shard: {path!r}; nor is it a path in the tree ({error})") from None
-
-
-def _walk(
-    tree: LowerTree, node: Node, prefix: bytes, recursive: bool, failures: list[WdsfsError]
-) -> Iterator[tuple[bytes, Node]]:
-    """Yield (path, node) of the entries of a directory, in the tree's order; with `recursive` of everything below.
-
-    An error of a directory below it is logged and appended to `failures`; the listing goes on.
-    """
-    from wdsfs.tree.shard_set import indexed
-    from wdsfs.tree.tree import AT_PARENT
-
-    cursor = AT_PARENT
-    while True:
-        batch = indexed(_batch, tree, node.inode, cursor)
-        for entry in batch:
-            yield prefix + entry.name, entry.node
-            if recursive and is_directory(entry.node):
-                try:
-                    yield from _walk(tree, entry.node, prefix + entry.name + b"/", recursive, failures)
-                except WdsfsError as error:
-                    log.error("%s", error)
-                    failures.append(error)
-        if len(batch) < BATCH:
-            return
-        cursor = batch[-1].cursor
-
-
-def _batch(tree: LowerTree, inode: int, cursor: int) -> list[Entry]:
-    return list(itertools.islice(tree.listing(inode, cursor), BATCH))
 
 
 def _describe(name: bytes, node: Node) -> dict[str, Any]:
@@ -246,9 +213,16 @@ def info(
       wdsfs info --plot train.svg --class-from cls 'train-{000000..000999}.tar'
     """
     from wdsfs.tree.opening import opened
+    from wdsfs.tree.options import Composition, view_of_classes
     from wdsfs.tree.statistics import Distribution, count_classes, gather
 
-    composition = _composition_of_classes(plot_file, class_from, class_names)
+    if plot_file is not None:
+        _refuse_plot(plot_file)
+    elif class_from or class_names:
+        raise UsageError("--class-from and --class-names say what --plot FILE counts")
+    if class_names and not class_from:
+        raise UsageError("--class-names needs --class-from: the column that has the numbers of the classes")
+    composition = view_of_classes(class_from, class_names) if class_from else Composition()
     distribution = None if plot_file is None else Distribution()
     with opened(shards, selection, opening, composition, whole=True) as below:
         report = gather(below.plain if class_from else below, distribution)
@@ -262,32 +236,6 @@ def info(
         write_json(report)
     else:
         _show_counts(report)
-
-
-def _composition_of_classes(plot_file: str | None, class_from: str | None, class_names: str | None) -> Composition:
-    """Return the view whose folders are the classes, or the plain one. Raises UsageError."""
-    from wdsfs.tree.options import SKIP, Column, Composition, class_source
-
-    if plot_file is not None:
-        _refuse_plot(plot_file)
-    elif class_from or class_names:
-        raise UsageError("--class-from and --class-names say what --plot FILE counts")
-    if class_names and not class_from:
-        raise UsageError("--class-names needs --class-from: the column that has the numbers of the classes")
-    if not class_from:
-        return Composition()
-    extension, field = class_source(class_from)
-    # The column alone: a folder then has as many samples as the class, also where a sample has no other file.
-    return Composition(
-        columns=(Column((extension,)),),
-        missing=SKIP,
-        duplicates=SKIP,
-        classes=True,
-        class_from=extension,
-        class_field=field,
-        class_names=class_names,
-        class_digits=0,
-    )
 
 
 def _refuse_plot(plot_file: str) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.progress import ProgressColumn
     from rich.table import Table
 
-    from wdsfs.packing.plan import Plan, Remark, Step
+    from wdsfs.packing.plan import Plan, Step
     from wdsfs.tree.options import Progress
     from wdsfs.tree.tree import Node
 
@@ -237,24 +237,6 @@ def bars(quiet: bool) -> Progress:
 
 STOPPED = "; what is finished is kept, and the same command goes on from there"
 _DONE = {"rewrite": "rewritten", "new": "new", "copy": "copied", "link": "linked"}
-
-
-def steps_json(steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """Return the shards of a plan, as `--json` shows them."""
-    return [
-        {
-            "shard": os.fsdecode(step.target),
-            "action": step.action,
-            "samples": step.samples,
-            "bytes": step.output.length,
-        }
-        for step in steps
-    ]
-
-
-def remarks_json(remarks: Sequence[Remark]) -> list[dict[str, str]]:
-    """Return remarks about files, as `--json` shows them."""
-    return [{"path": os.fsdecode(remark.path), "reason": remark.reason} for remark in remarks]
 
 
 def print_steps(steps: Sequence[Step]) -> None:

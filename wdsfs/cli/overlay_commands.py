@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 from click.core import ParameterSource
 
 from wdsfs.cli import completion, options
-from wdsfs.cli.output import remarks_json, say, write_json
+from wdsfs.cli.output import say, write_json
 from wdsfs.cli.process import disk_errors
 from wdsfs.errors import CommitError, UsageError, counted
 
@@ -132,7 +132,7 @@ def diff(overlay: NamedOverlay, as_json: bool, opening: Opening) -> None:
             raise overlay.unfinished()
         changes = changes_of(session.place, session.tree)
     if as_json:
-        write_json(changes_json(changes))
+        write_json(changes.as_json())
     else:
         show_changes(changes)
     say(counts_line(changes), err=True)
@@ -174,28 +174,6 @@ def _sample_line(sample: ChangedSample) -> str:
     # Of a sample that comes or goes as a whole its extensions say nothing new.
     is_whole = sample.kind in ("added", "removed")
     return " ".join([f"{sample.kind:<8}", path, *(() if is_whole else marked)])
-
-
-def changes_json(changes: Changes) -> dict[str, Any]:
-    """Return the changes of an overlay as `diff --json` shows them."""
-    return {
-        "samples": [_row(sample) for sample in changes.samples],
-        "others": [_row(sample) for sample in changes.others],
-        "conflicts": remarks_json(changes.conflicts),
-        "unpackable": remarks_json(changes.unpackable),
-        "leavings": remarks_json(changes.leavings),
-        "notes": remarks_json(changes.notes),
-    }
-
-
-def _row(sample: ChangedSample) -> dict[str, Any]:
-    columns = ("added", "changed", "removed", "times")
-    return {
-        "kind": sample.kind,
-        "path": os.fsdecode(sample.path),
-        "was": os.fsdecode(sample.was) or None,
-        **{name: list(map(os.fsdecode, getattr(sample, name))) for name in columns},
-    }
 
 
 # --- restore -----------------------------------------------------------------------------------------------

@@ -215,13 +215,13 @@ def _show(plan: FilePlan, done: Sequence[Step], packed: Packed, seconds: float) 
 
 
 def _facts(plan: FilePlan) -> dict[str, Any]:
-    rows = output.steps_json(plan.steps)
+    rows = [step.as_json() for step in plan.steps]
     for row, split in zip(rows, plan.splits, strict=True):
         row |= {"split": split} if split else {}
     return {
         "layout": plan.layout.name,
         "shards": rows,
         "classes": next((os.fsdecode(file.target) for file in plan.beside), None),
-        "left_out": output.remarks_json(plan.left_out),
+        "left_out": [remark.as_json() for remark in plan.left_out],
         "left_out_count": plan.losses.unpackable_count + plan.losses.leavings_count,
     }

@@ -10,11 +10,12 @@ sample; everything else goes into further shards. docs/overlay.md has the same r
 from __future__ import annotations
 
 import contextlib
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wdsfs import names
 from wdsfs.errors import ShardError
@@ -47,6 +48,13 @@ class ChangedSample(NamedTuple):
     removed: tuple[bytes, ...] = ()
     was: bytes = b""
     times: tuple[bytes, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the sample as a row of `wdsfs diff --json`."""
+        lists = {
+            name: list(map(os.fsdecode, getattr(self, name))) for name in ("added", "changed", "removed", "times")
+        }
+        return {"kind": self.kind, "path": os.fsdecode(self.path), "was": os.fsdecode(self.was) or None, **lists}
 
 
 class NewSample(NamedTuple):
@@ -98,6 +106,11 @@ class Changes:
     leavings: list[Remark] = field(default_factory=list)
     upper: UpperNode | None = field(default=None, compare=False)
     covered: set[bytes] = field(default_factory=set, compare=False)
+
+    def as_json(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the changes as `wdsfs diff --json` shows them."""
+        lists = ("samples", "others", "conflicts", "unpackable", "leavings", "notes")
+        return {name: [row.as_json() for row in getattr(self, name)] for name in lists}
 
 
 class SampleSummary:

@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -239,6 +239,10 @@ class Remark(NamedTuple):
     path: bytes
     reason: str
 
+    def as_json(self) -> dict[str, str]:
+        """Return the remark as `--json` shows it."""
+        return {"path": os.fsdecode(self.path), "reason": self.reason}
+
 
 class SourceShard(NamedTuple):
     """A source shard as it was when the plan was made. `checksum` is that of its record, "" if not known."""
@@ -267,6 +271,11 @@ class Step(NamedTuple):
     def is_remote(self) -> bool:
         """True if the shard goes to a store."""
         return is_remote(self.output.target)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the shard as `--json` shows it."""
+        size = self.output.length
+        return {"shard": os.fsdecode(self.target), "action": self.action, "samples": self.samples, "bytes": size}
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from wdsfs.tar.problems import OF_VIEWS, problems_text
 from wdsfs.tree.options import Composition, Opening, Selection, Tolerance
 from wdsfs.tree.shard_access import Access, access_of, refuse_foreign_lists
 from wdsfs.tree.shard_set import ShardSet, indexed
-from wdsfs.tree.tree import LowerTree, Node, text_of
+from wdsfs.tree.tree import AT_PARENT, Entry, LowerTree, Node, text_of
 from wdsfs.tree.view_set import ViewSet, open_set
 from wdsfs.tree.view_sources import Companions
 
@@ -36,6 +37,7 @@ LISTED_BY_CHECK = "see: wdsfs check"
 LISTED_BY_STRICT = "--strict lists all"  # of problems that only a view has, which `wdsfs check` does not see
 NAMED = 3  # shards that warnings name one by one, and names in a message; the others are counted
 FIRST_SHARDS = 3  # that are searched for the fields of a view
+BATCH = 1000  # entries of a directory that are listed at a time
 
 
 @contextmanager
@@ -268,3 +270,30 @@ def _counts(index: Index, shards: Sequence[Shard], done: Refreshed) -> dict[str,
         "samples": sum(summary.samples for summary in summaries),
         "members": sum(summary.members for summary in summaries),
     }
+
+
+def walk(
+    tree: LowerTree, node: Node, prefix: bytes, recursive: bool, failures: list[errors.WdsfsError]
+) -> Iterator[tuple[bytes, Node]]:
+    """Yield (path, node) of the entries of a directory, in the tree's order; with `recursive` of everything below.
+
+    An error of a directory below it is logged and appended to `failures`; the listing goes on.
+    """
+    cursor = AT_PARENT
+    while True:
+        batch = indexed(_batch, tree, node.inode, cursor)
+        for entry in batch:
+            yield prefix + entry.name, entry.node
+            if recursive and stat.S_ISDIR(entry.node.mode):
+                try:
+                    yield from walk(tree, entry.node, prefix + entry.name + b"/", recursive, failures)
+                except errors.WdsfsError as error:
+                    log.error("%s", error)
+                    failures.append(error)
+        if len(batch) < BATCH:
+            return
+        cursor = batch[-1].cursor
+
+
+def _batch(tree: LowerTree, inode: int, cursor: int) -> list[Entry]:
+    return list(itertools.islice(tree.listing(inode, cursor), BATCH))
