@@ -1,4 +1,4 @@
-"""Opens the engine of `--executor` (Dask, Ray, MPI, Slurm, a callable) as a `concurrent.futures.Executor`.
+"""Executors: the engine of `--executor` (Dask, Ray, MPI, Slurm, a callable), and threads that nobody waits for.
 
 ::
 
@@ -20,13 +20,17 @@ import os
 import re
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
-from typing import Any, NamedTuple
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeVar
 
 from wdsfs import __version__
 from wdsfs.errors import ExecutorUnusable, UsageError
 from wdsfs.extras import install_command
+
+Result = TypeVar("Result")
 
 CONNECT_SECONDS = 10
 SPELLINGS = "dask:ADDRESS, ray[:ADDRESS], mpi, slurm:jobs=N[,NAME=VALUE...] or MODULE:CALLABLE"
@@ -320,3 +324,35 @@ class Workers:
 
     def _unusable(self, text: str) -> ExecutorUnusable:
         return ExecutorUnusable(f"--executor {self.name}: {text}")
+
+
+class DaemonThreads(Executor):
+    """Threads that nobody waits for after an interrupt: a store may be silent for a minute."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        for _ in range(count):
+            threading.Thread(target=self._run, name="pool", daemon=True).start()
+
+    def submit(self, function: Callable[..., Result], /, *arguments: Any, **options: Any) -> Future[Result]:
+        future: Future[Result] = Future()
+
+        def work() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(*arguments, **options))
+                except BaseException as error:
+                    future.set_exception(error)
+
+        self._work.put(work)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the threads, each after its present work."""
+        for _ in range(self._count):
+            self._work.put(None)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()

@@ -33,6 +33,10 @@ _GROUPS = {"remote": "remote shards", "unpacked": "unpacked shards", "images": "
 
 log = logging.getLogger("wdsfs")
 
+_index_dir_option = options.index_dir_option(
+    "The cache is beside this index.  [env WDSFS_INDEX_DIR; WDSFS_CACHE_DIR names another place]"
+)
+
 
 @click.command()
 @click.argument("urls", metavar="[URL...]", nargs=-1)
@@ -50,11 +54,8 @@ log = logging.getLogger("wdsfs")
     help="Remove everything, or the shards that the URLs select. What mounts have open stays.",
 )
 @click.option("--verify", is_flag=True, help="Read all cached bytes of remote shards; drop damaged ones.")
-@click.option(
-    "--index-dir",
-    type=options.Directory(),
-    envvar="WDSFS_INDEX_DIR",
-    help="The cache is beside this index.  [env WDSFS_INDEX_DIR; WDSFS_CACHE_DIR names another place]",
+@options.index_dir_option(
+    "The cache is beside this index.  [env WDSFS_INDEX_DIR; WDSFS_CACHE_DIR names another place]"
 )
 @options.json_option
 @options.trust_option
@@ -64,7 +65,6 @@ def cache(
     trim: str | None,
     clear: bool,
     verify: bool,
-    index_dir: str | None,
     as_json: bool,
 ) -> None:
     """Show which remote shards are in the cache, and how much unpacked ones, images of `mount --engine kernel` and
@@ -86,7 +86,6 @@ def cache(
         raise UsageError("--trim, --clear and --verify exclude each other")
     if trim is not None and urls:
         raise UsageError("--trim takes no URL: it removes what was used the longest time ago")
-    options.set_for_all("WDSFS_INDEX_DIR", index_dir)
     prefixes = [_prefix(url) for url in urls] or [""]
     objects = object_cache.cache()
     try:
@@ -182,18 +181,10 @@ def _when(seconds: float) -> str:
 @options.shards_argument
 @options.set_options
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar, no hints.")
-@click.option(
-    "-j",
-    "--jobs",
-    type=click.IntRange(1),
-    help=f"Shards fetched at a time.  [default: {JOBS}]",
-)
+@options.jobs_option(f"Shards fetched at a time.  [default: {JOBS}]")
 @options.executor_option
-@click.option(
-    "--index-dir",
-    type=options.Directory(),
-    envvar="WDSFS_INDEX_DIR",
-    help="The index beside which the cache is.  [env WDSFS_INDEX_DIR; WDSFS_CACHE_DIR names another place]",
+@options.index_dir_option(
+    "The index beside which the cache is.  [env WDSFS_INDEX_DIR; WDSFS_CACHE_DIR names another place]"
 )
 @options.json_option
 @options.remote_options
@@ -205,7 +196,6 @@ def fetch(
     quiet: bool,
     jobs: int | None,
     executor: str | None,
-    index_dir: str | None,
     as_json: bool,
 ) -> None:
     """Bring SHARDS at URLs into the cache, each as a whole, so that reading them needs no network.
@@ -221,7 +211,6 @@ def fetch(
     from wdsfs.remote import object_cache
     from wdsfs.spec.expand import expand
 
-    options.set_for_all("WDSFS_INDEX_DIR", index_dir)
     since = time.monotonic()
     every = expand(shards, *selection)
     remote_shards = [shard for shard in every if is_remote(shard.path)]

@@ -18,7 +18,7 @@ import click
 
 from wdsfs import __version__
 from wdsfs.cli.completion import SHELLS, commands, mount_points, script
-from wdsfs.cli.options import Directory, json_option, set_for_all, store_option
+from wdsfs.cli.options import Directory, index_dir_option, json_option, set_for_all, store_option
 from wdsfs.cli.output import say, write_json, write_page
 from wdsfs.errors import UsageError
 from wdsfs.host import MachineFinding
@@ -106,12 +106,7 @@ def completion(shell: str | None) -> None:
 
 @click.command()
 @click.argument("place", metavar="[MOUNTPOINT|URL]", required=False, shell_complete=mount_points)
-@click.option(
-    "--index-dir",
-    type=Directory(),
-    envvar="WDSFS_INDEX_DIR",
-    help="Check this directory for the index.  [env WDSFS_INDEX_DIR]",
-)
+@index_dir_option("Check this directory for the index.  [env WDSFS_INDEX_DIR]")
 @click.option(
     "--shards",
     "shards_dir",
@@ -120,7 +115,7 @@ def completion(shell: str | None) -> None:
 )
 @store_option
 @json_option
-def doctor(place: str | None, index_dir: str | None, shards_dir: str | None, as_json: bool) -> None:
+def doctor(place: str | None, shards_dir: str | None, as_json: bool) -> None:
     """Check if this machine can mount, or read shards from a URL, and say what to type if not.
 
     \b
@@ -134,14 +129,13 @@ def doctor(place: str | None, index_dir: str | None, shards_dir: str | None, as_
     from wdsfs.remote.urls import is_url
 
     if place is not None and is_url(place):
-        set_for_all("WDSFS_INDEX_DIR", index_dir)
         given = os.environ.get("WDSFS_STORE_OPTIONS", "")
         set_for_all("WDSFS_STORE_OPTIONS", f"total_time={STORE_SECONDS} {given}")
         _show(diagnose_store(place), as_json, code=3)
     else:
         by_kernel = [check_engine(), *([] if shards_dir is None else [check_leases(shards_dir)])]
         about_place = [] if place is None else [check_mountpoint(place)]
-        _show([*diagnose(index_dir=index_dir), *by_kernel, *about_place], as_json, code=5)
+        _show([*diagnose(), *by_kernel, *about_place], as_json, code=5)
 
 
 def _show(findings: Sequence[MachineFinding], as_json: bool, code: int) -> None:

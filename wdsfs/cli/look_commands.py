@@ -290,7 +290,7 @@ def _show_counts(report: dict[str, Any]) -> None:
 @click.command()
 @options.shards_argument
 @options.set_options
-@click.option("-j", "--jobs", type=click.IntRange(1), help="Processes that read shards.  [default: one per core]")
+@options.jobs_option("Processes that read shards.  [default: one per core]")
 @options.executor_option
 @options.flag("--notes", "Also what is harmless: directories, __meta__ members.")
 @options.compressed_options

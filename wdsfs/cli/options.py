@@ -86,6 +86,11 @@ leave_out_option: Decorator[Any] = flag("--leave-out", "Go ahead without the fil
 dry_run_option: Decorator[Any] = flag("-n", "--dry-run", "Only show which shards would be written.")
 
 
+def jobs_option(text: str) -> Decorator[Any]:
+    """Return the option for how much is done at a time; `text` is its help."""
+    return click.option("-j", "--jobs", type=click.IntRange(1), help=text)
+
+
 def space_check_option(text: str) -> Decorator[Any]:
     """Return the option that leaves out the check for room; `text` is its help."""
     return click.option("--no-space-check", "space_check", is_flag=True, default=True, flag_value=False, help=text)
@@ -287,6 +292,11 @@ index_file_option = _exported(
 )
 
 
+def index_dir_option(text: str) -> Decorator[Any]:
+    """Return the option for the directory of the index of a command that opens none; `text` is its help."""
+    return _exported("--index-dir", "WDSFS_INDEX_DIR", str, type=Directory(), help=text)
+
+
 def _all_of(*options: Decorator[Any]) -> Decorator[Any]:
     """Return a decorator that adds these options, in this order."""
 
@@ -396,7 +406,7 @@ def opening_options_with(
         **(_TOLERANCE if tolerance else {}),
         **({"executor": executor_option} if executor else {}),
         "quiet": flag("-q", "--quiet", "No progress bar, no hints."),
-        "jobs": click.option("-j", "--jobs", type=click.IntRange(1), help=f"{jobs}  [default: one per core]"),
+        "jobs": jobs_option(f"{jobs}  [default: one per core]"),
         "index_dir": click.option(
             "--index-dir",
             type=Directory(),

@@ -25,15 +25,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from wdsfs.cluster import shard_units
 from wdsfs.cluster.spread import InFlight, Job, spread
 from wdsfs.errors import ShardError, UnreadableShard
-from wdsfs.executors import Workers
+from wdsfs.executors import DaemonThreads, Workers
 from wdsfs.remote.shard_paths import FetchResult, fetch_counted, is_remote
 from wdsfs.shards import Fingerprint, Shard
 
@@ -171,7 +170,7 @@ def _in_threads(
     def call(_: Shard, unit: Any) -> Result | ShardError:
         return _try(function, unit)
 
-    threads = _DaemonThreads(min(TOGETHER, len(shards)))
+    threads = DaemonThreads(min(TOGETHER, len(shards)))
     try:
         yield from _through(threads, call, shards, TOGETHER, argument)
     finally:
@@ -200,38 +199,6 @@ def _in_processes(
         processes.kill()
         threads.shutdown(cancel_futures=True)
         processes.close()
-
-
-class _DaemonThreads(Executor):
-    """Threads that nobody waits for after an interrupt: a store may be silent for a minute."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        for _ in range(count):
-            threading.Thread(target=self._run, name="pool", daemon=True).start()
-
-    def submit(self, function: Callable[..., Result], /, *arguments: Any, **options: Any) -> Future[Result]:
-        future: Future[Result] = Future()
-
-        def work() -> None:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(function(*arguments, **options))
-                except BaseException as error:
-                    future.set_exception(error)
-
-        self._work.put(work)
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the threads, each after its present work."""
-        for _ in range(self._count):
-            self._work.put(None)
-
-    def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()
 
 
 class _Processes:

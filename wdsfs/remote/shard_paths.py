@@ -17,10 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import queue
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -349,7 +346,10 @@ def fetch_all(paths: Sequence[bytes], jobs: int, advance: Callable[[int], None])
 
     By threads that do not hold up the end of the program when it is interrupted. Raises WdsfsError.
     """
-    waiting, outcomes = deque(paths), queue.SimpleQueue[tuple[bytes, Pin | Exception]]()
+    from concurrent.futures import as_completed
+
+    from wdsfs.executors import DaemonThreads
+
     there: dict[bytes, int] = {}  # bytes that were in the cache at the start
     here: dict[bytes, int] = {}  # bytes that are in the cache
 
@@ -358,28 +358,15 @@ def fetch_all(paths: Sequence[bytes], jobs: int, advance: Callable[[int], None])
         advance(size - here.get(path, 0))
         here[path] = size
 
-    def work() -> None:
-        while waiting:
-            try:
-                path = waiting.popleft()
-            except IndexError:  # another thread was faster
-                return
-            try:
-                outcomes.put((path, fetch(path, partial(progress, path))))
-            except Exception as error:  # raised by the caller's thread
-                outcomes.put((path, error))
-
     before, size, failed = _bytes_from_stores(), 0, dict[bytes, ShardError]()
-    for _ in range(min(jobs, len(paths))):
-        threading.Thread(target=work, daemon=True).start()
-    for _ in paths:
-        path, outcome = outcomes.get()
-        if isinstance(outcome, ShardError):
-            failed[path] = outcome
-        elif isinstance(outcome, Exception):
-            raise outcome
-        else:
-            size += outcome.size
+    threads = DaemonThreads(min(jobs, len(paths)))
+    fetching = {threads.submit(fetch, path, partial(progress, path)): path for path in paths}
+    threads.shutdown()
+    for done in as_completed(fetching):
+        try:
+            size += done.result().size
+        except ShardError as error:
+            failed[fetching[done]] = error
     # Of a fetcher that has died, nothing is known.
     return FetchResult(size, max(_bytes_from_stores() - before, 0), sum(there.values()), failed)
 
