@@ -9,6 +9,7 @@ import stat
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -194,6 +195,7 @@ def cat(arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, ope
     metavar="FILE",
     help="Names of the classes in --plot: one a line for 0, 1, 2 ..., or a JSON list or object.",
 )
+@options.keys_option
 def info(
     shards: tuple[str, ...],
     selection: Selection,
@@ -202,6 +204,7 @@ def info(
     plot_file: str | None,
     class_from: str | None,
     class_names: str | None,
+    keys: str | None,
 ) -> None:
     """Count shards, samples, members and bytes, and the sizes of each extension.
 
@@ -222,11 +225,12 @@ def info(
         raise UsageError("--class-from and --class-names say what --plot FILE counts")
     if class_names and not class_from:
         raise UsageError("--class-names needs --class-from: the column that has the numbers of the classes")
-    composition = view_of_classes(class_from, class_names) if class_from else Composition()
+    classes = replace(view_of_classes(class_from, class_names), keys=keys) if class_from else None
     distribution = None if plot_file is None else Distribution()
-    with opened(shards, selection, opening, composition, whole=True) as below:
-        report = gather(below.plain if class_from else below, distribution)
-        if distribution is not None and class_from:
+    with opened(shards, selection, opening, Composition(keys=keys), whole=True) as below:
+        report = gather(below, distribution)
+    if distribution is not None and classes is not None and class_from:
+        with opened(shards, selection, opening, classes, whole=True) as below:
             count_classes(distribution, below, class_from)
     if distribution is not None and plot_file is not None:
         _write_plots(distribution, plot_file)
@@ -293,6 +297,7 @@ def _show_counts(report: dict[str, Any]) -> None:
 @options.jobs_option("Processes that read shards.  [default: one per core]")
 @options.executor_option
 @options.flag("--notes", "Also what is harmless: directories, __meta__ members.")
+@options.keys_option
 @options.compressed_options
 @options.remote_options
 @options.trust_option
@@ -303,6 +308,7 @@ def check(
     jobs: int | None,
     executor: str | None,
     notes: bool,
+    keys: str | None,
     as_json: bool,
 ) -> None:
     """Look for what readers of the format trip over: one line per finding.
@@ -310,13 +316,14 @@ def check(
     Damaged and truncated shards, samples that are split or whose members are not side by side, extensions
     that occur twice, members in no sample, samples without an extension that the others have, keys in
     several shards, numbers of samples that differ from those in a list of shards, indexes of DALI and Energon that
-    do not fit the shard beside them. Exit code 0: nothing found; 1: findings; 3: a shard could not be read.
+    do not fit the shard beside them; with --keys also keys of no sample. Exit code 0: nothing found; 1: findings;
+    3: a shard could not be read.
 
     \b
     Example:
       wdsfs check 'train-{000000..000999}.tar'
     """
-    from wdsfs.interop.lint import UNREADABLE, Judge
+    from wdsfs.interop.lint import UNREADABLE, Judge, LintFinding
     from wdsfs.spec.expand import expand
 
     judge = Judge()
@@ -332,11 +339,31 @@ def check(
             write_json({"shard": path, **finding._asdict()})
         else:
             say(finding.line(path))
+    missing = None if keys is None else _keys_missing(expanded, keys)
+    if missing is not None:
+        counts["finding"] += 1
+        if as_json:
+            write_json({"shard": keys, **LintFinding("missing key", -1, "", missing)._asdict()})
+        else:
+            say(f"[missing key] {missing}")
     hint = " (--notes shows them)" if counts["note"] and not notes else ""
     findings = counted(counts["finding"] + counts[UNREADABLE], "finding")
     contents = contents_text(len(expanded), judge.samples, judge.members)
     say(f"{contents}: {findings}, {counted(counts['note'], 'note')}{hint}", *_remarks(expanded), err=True)
     sys.exit(3 if counts[UNREADABLE] else 1 if counts["finding"] else 0)
+
+
+def _keys_missing(shards: Sequence[Shard], keys: str) -> str | None:
+    """Return a remark if keys of this list are those of no sample. The shards are indexed. Raises ViewError."""
+    from wdsfs.tree.opening import opened_set
+    from wdsfs.tree.options import Composition, Opening
+    from wdsfs.tree.view_set import ViewSet
+
+    with opened_set(shards, Opening(quiet=True), Composition(keys=keys), on_demand=True) as below:
+        if not isinstance(below, ViewSet):
+            return None
+        below.make()
+        return below.keys_missing()
 
 
 def _remarks(shards: Sequence[Shard]) -> Iterator[str]:

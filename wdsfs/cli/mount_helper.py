@@ -31,7 +31,17 @@ _OWN_VALUES = frozenset(
         *("split", "shard-id", "num-shards", "unpack", "unpack-memory", "cache-size", "trust"),
         *("store-option", "fetch-memory"),
         *("engine", "layout", "names", "index-dir", "jobs", "workers", "spin", "readahead", "overlay"),
-        *("class-from", "class-names", "class-digits", "columns", "missing", "duplicates", "join", "associate"),
+        *(
+            "class-from",
+            "class-names",
+            "class-digits",
+            "columns",
+            "missing",
+            "duplicates",
+            "join",
+            "associate",
+            "keys",
+        ),
         *("field", "base", "index-file"),
     )
 )

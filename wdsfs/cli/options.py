@@ -475,7 +475,35 @@ def _view_group(*layouts: str) -> dict[str, Decorator[Any]]:
 
 _POLICY = click.Choice(["error", "skip", "empty"])
 
+
+def _keys(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
+    """Return the list of keys; one that can be read only once is copied into a file for this command."""
+    if value != "-" and (value is None or not os.path.exists(value) or os.path.isfile(value)):
+        return value
+    if os.path.isdir(value):
+        raise UsageError(f"--keys {value}: is a directory")
+    if ctx.info_name in ("mount", "image"):
+        raise UsageError(f"--keys {value}: a mount reads the list again when it changes: write it into a file")
+    import shutil
+    import tempfile
+
+    copy = os.path.join(ctx.with_resource(tempfile.TemporaryDirectory(prefix="wdsfs-keys-")), "keys.txt")
+    with open(0 if value == "-" else value, "rb", closefd=value != "-") as stream, open(copy, "wb") as file:
+        shutil.copyfileobj(stream, file)
+    return copy
+
+
+keys_option: Decorator[Any] = click.option(
+    "--keys",
+    metavar="FILE[:COLUMN]",
+    callback=_keys,
+    shell_complete=completion.paths,
+    help="Only the samples that FILE lists, KEY or SHARD/KEY in each line, or in a COLUMN of .csv, .tsv, .jsonl, "
+    ".parquet or .sqlite:TABLE; `-` reads the standard input.",
+)
+
 _COMPOSITION: dict[str, Decorator[Any]] = {
+    "keys": keys_option,
     "class_from": click.option(
         "--class-from",
         metavar="EXT[:FIELD]",

@@ -35,6 +35,7 @@ from wdsfs.tar import compressed, headers, scan
 from wdsfs.tar.columns import Chunk
 from wdsfs.tar.problems import OF_VIEWS, Problem, Problems
 from wdsfs.tree.shard_set import ShardSet, indexed
+from wdsfs.tree.view_set import ViewSet
 
 EXAMPLES = 100  # findings of one kind in one shard that are listed; further ones are counted
 KEPT = 1000  # samples of a shard that are remembered in case they lack an extension that others have
@@ -516,7 +517,9 @@ def findings_of_set(below: ShardSet, unreadable: Iterable[bytes]) -> Iterator[st
                 continue
             yield from (finding.line(path) for finding in judge.add(path, findings))
     yield from (finding.line(path) for path, finding in judge.missing())
-    if below.plain is not below:
+    if isinstance(below, ViewSet):
+        missing = below.keys_missing()
+        yield from [] if missing is None else [missing]
         yield from _findings_of_view(below)
 
 

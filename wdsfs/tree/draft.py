@@ -18,6 +18,7 @@ from wdsfs.shards import Fingerprint, Shard
 from wdsfs.tar import streams
 from wdsfs.tar.problems import Problem
 from wdsfs.tree import json_fields
+from wdsfs.tree.key_lists import KeyList
 from wdsfs.tree.label_files import OpenLabels
 from wdsfs.tree.options import ERROR, SKIP, Composition, text_of
 from wdsfs.tree.view_sources import DECODED, FIELD, SHARD, VALUES, JoinedSet
@@ -86,6 +87,7 @@ class Ingredients:
     record: Record
     joined: Sequence[JoinedSet]
     labels: Sequence[OpenLabels]
+    keys: KeyList | None
     class_names: dict[str, str] | None
     read: Callable[[bytes, int], bytes]
 
@@ -93,10 +95,10 @@ class Ingredients:
 class Draft:
     """The record of a shard in the making.
 
-    `paths`, `strays` and `classes` have an element for each entry, `rows` one for each member. Steps
-    change them in place, and keep `places`, `values`, `decoded` (address, codec), `fields` (address of the
-    JSON), `problems` and `if_shown` (problems of members by their address, if these are shown) for the
-    record.
+    `paths`, `strays` and `classes` have an element for each entry, `rows` one for each member. Steps change them
+    in place, and keep `places`, `values`, `decoded` (address, codec), `fields` (address of the JSON), `listed`
+    (places in the list of keys), `problems` and `if_shown` (problems of members by their address, if these are
+    shown) for the record.
     """
 
     def __init__(self, options: Composition, source: Ingredients) -> None:
@@ -125,6 +127,7 @@ class Draft:
         self.values = Values()
         self.decoded: list[tuple[int, int]] = []
         self.fields: list[int] = []
+        self.listed = np.zeros(0, np.int64)
         self.problems: list[Problem] = []
         self.if_shown: dict[int, Problem] = {}
         self.classes: list[bytes | None] = [None] * len(self.paths)

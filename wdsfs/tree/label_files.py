@@ -1,4 +1,4 @@
-"""Label files: small columns by key, from SQLite, CSV, TSV or JSON lines (`--associate`).
+"""Label files (`--associate`): small columns by key, from SQLite, CSV, TSV, JSON lines; lists of keys (`--keys`).
 
 A file of any format is read once into a table in the cache (SQLite: key, line, values), so that memory stays flat
 and a shard's keys are looked up in microseconds. Its key there contains the fingerprint of the file.
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gzip
 import hashlib
+import importlib.util
 import io
 import itertools
 import json
@@ -21,13 +23,14 @@ import shutil
 import sqlite3
 import struct
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TextIO
+from typing import IO, Any, BinaryIO, NamedTuple, TextIO
 
-from wdsfs import names
+from wdsfs import extras, names
 from wdsfs.errors import CorruptShard, MissingShard, StaleShard, UnreadableShard, UsageError, ViewError
 from wdsfs.remote.shard_paths import OpenShard, is_remote, open_shard
 from wdsfs.shards import Fingerprint
@@ -38,7 +41,7 @@ from wdsfs.tree import json_fields
 
 FORMAT, KIND = "2", "labels"  # of tables in the cache
 KEYS = ("__key__", "key")
-_SQLITE, _CSV, _TSV, _LINES = "SQLite", "CSV", "TSV", "JSON lines"
+_SQLITE, _CSV, _TSV, _LINES, _PARQUET, _TEXT = "SQLite", "CSV", "TSV", "JSON lines", "parquet", "text"
 KINDS = {
     **dict.fromkeys((".sqlite", ".sqlite3", ".db"), _SQLITE),
     ".csv": _CSV,
@@ -47,6 +50,8 @@ KINDS = {
 }
 LINE_MAX = json_fields.JSON_MAX  # bytes of a line of JSON, characters of a row of CSV
 VALUE_MAX = 64 << 20  # bytes of a value in SQLite
+KEY_MAX = 1 << 20  # bytes of a line of a list of keys
+UNPACKED_MAX = 200  # bytes for each of a file in gzip, as of compressed shards
 # Bounds of reading SQLite: for each byte of the file, and at least. A damaged tree of pages may have no end.
 WORK, WORK_LEAST = 100, 1 << 20  # bytes of values, steps of SQLite's machine
 _ROW, _STEPS = 16, 100_000  # bytes that a row counts for; steps between two looks at what is left
@@ -63,11 +68,28 @@ Row = tuple[bytes, int, dict[str, bytes]]  # key, line, values by column
 
 
 class LabelFile(NamedTuple):
-    """A label file of the options: an absolute path, or a URL without secrets, and for SQLite a table."""
+    """A label file of the options: an absolute path, or a URL without secrets, and for SQLite a table.
+
+    `column` has the keys, if it is not called as usual. `is_list`: only they are read.
+    """
 
     path: bytes
     kind: str
     table: str | None = None
+    column: str | None = None
+    is_list: bool = False
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """The names that the column of the keys may have."""
+        return KEYS if self.column is None else (self.column,)
+
+    def shows(self, column: str) -> bool:
+        """Return True for a column that becomes one of the samples.
+
+        Semantics decision: `__url__` and the like are metadata by the webdataset library's convention.
+        """
+        return not (self.is_list or column.startswith("__"))
 
     @property
     def parts(self) -> list[bytes]:
@@ -81,24 +103,49 @@ def settled_label(text: str) -> str:
     return os.path.abspath(text) if objects.is_url(text) and os.path.exists(text) else text
 
 
-def label_file(text: str) -> LabelFile:
-    """Return the label file of `--associate FILE` or `FILE.sqlite:TABLE`. Raises UsageError."""
-    path, table = text, None
+def label_file(text: str, is_list: bool = False) -> LabelFile:
+    """Return the label file of `--associate FILE` or `FILE.sqlite:TABLE`; with `is_list` the list of `--keys
+    FILE`, `FILE:COLUMN` or `FILE.sqlite:TABLE:COLUMN`. Raises UsageError.
+    """
+    path, table, column = text, None, None
     if os.path.exists(text):  # whatever it looks like, as for SHARDS
         path = text = os.path.abspath(text)
     else:
-        before, colon, after = text.rpartition(":")
-        if colon and KINDS.get(Path(before).suffix.lower()) == _SQLITE:
-            path, table = before, after
+        path, table, column = _divided(text, is_list)
+    option = "--keys" if is_list else "--associate"
     shown = objects.without_secrets(text) if objects.is_url(text) else text
     path = objects.path_of(path) if objects.is_url(path) else os.path.abspath(path)
-    kind = KINDS.get(Path(path.partition("?")[0] if objects.is_url(path) else path).suffix.lower())
+    kind = _kind_of(path, is_list) or (_TEXT if is_list else None)
     if kind is None:
         known = " ".join(KINDS)
-        raise UsageError(f"--associate {shown}: no kind of label file that is known; they end in {known}")
+        raise UsageError(f"{option} {shown}: no kind of label file that is known; they end in {known}")
     if not objects.is_file(path):
-        raise UsageError(f"--associate {shown}: there is no such file")
-    return LabelFile(os.fsencode(path), kind, table)
+        raise UsageError(f"{option} {shown}: there is no such file")
+    if kind == _PARQUET and importlib.util.find_spec("pyarrow") is None:
+        raise UsageError(f"{option} {shown}: needs pyarrow; type: {extras.install_command('parquet')}")
+    return LabelFile(os.fsencode(path), kind, table, column, is_list)
+
+
+def _divided(text: str, is_list: bool) -> tuple[str, str | None, str | None]:
+    """Divide the text of an option into the file, the table of SQLite, and for a list the column of the keys."""
+    before, colon, after = text.rpartition(":")
+    kind = _kind_of(before, is_list) if colon else None
+    if kind == _SQLITE:
+        return before, after, None
+    if kind is not None and is_list:
+        return before, None, after
+    above, colon, table = before.rpartition(":")
+    if is_list and colon and _kind_of(above, is_list) == _SQLITE:
+        return above, table, after
+    return text, None, None
+
+
+def _kind_of(path: str, is_list: bool) -> str | None:
+    """Return the kind of a file by its name, which may end in `.gz`; None for one that is not known."""
+    name = path.partition("?")[0] if objects.is_url(path) else path
+    plain = Path(name.removesuffix(".gz"))
+    kind = _PARQUET if is_list and plain.suffix.lower() == ".parquet" else KINDS.get(plain.suffix.lower())
+    return None if name.endswith(".gz") and kind in (_SQLITE, _PARQUET) else kind
 
 
 class OpenLabels:
@@ -138,14 +185,23 @@ def opened(
 
     Raises MissingShard, UnreadableShard, IndexUnusable, ViewError for a file that does not contain labels.
     """
+    with table_of(file, fingerprint, KIND, partial(_import, file, open_file)) as fd:
+        uri = f"file:/proc/self/fd/{fd}?mode=ro&immutable=1"
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
+            yield OpenLabels(file.path, fingerprint, db)
+
+
+@contextlib.contextmanager
+def table_of(
+    file: LabelFile, fingerprint: Fingerprint, kind: str, fill: Callable[[NewFile], tuple[str, int]]
+) -> Iterator[int]:
+    """Open the table of a label file, of this kind, in the cache; `fill` makes it. Raises as `opened`."""
     key = hashlib.blake2b(repr((FORMAT, *file, *fingerprint)).encode(), digest_size=16).hexdigest()
     cache, path = file_cache.cache(), os.fsdecode(file.path)
     try:
-        table = cache.make(key, (KIND,), partial(_import, file, open_file))
+        table = cache.make(key, (kind,), fill)
         try:
-            uri = f"file:/proc/self/fd/{table.fd}?mode=ro&immutable=1"
-            with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
-                yield OpenLabels(file.path, fingerprint, db)
+            yield table.fd
         finally:
             os.close(table.fd)
     except FileNotFoundError:
@@ -158,7 +214,7 @@ def opened(
         raise UnreadableShard(f"{path}: {error.strerror}") from None
     except sqlite3.Error as error:
         if error.sqlite_errorcode in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            cache.drop(key, KIND)  # the next process makes it again
+            cache.drop(key, kind)  # the next process makes it again
         raise UnreadableShard(f"the table of {path} in {cache.directory}: {error}") from None
 
 
@@ -172,7 +228,7 @@ def _import(file: LabelFile, open_file: Callable[[bytes], OpenShard], table: New
             "CREATE TABLE columns (number INTEGER PRIMARY KEY, name BLOB);"
         )
         numbers: dict[str, int] = {}
-        for batch in _batches(_rows(file, open_file)):
+        for batch in batches(rows(file, open_file)):
             packed = [(names.plain_key(key), line, _pack(file, line, row, numbers)) for key, line, row in batch]
             db.executemany("INSERT INTO labels VALUES (?, ?, ?)", packed)
             table.reserve(os.fstat(table.fd).st_size)
@@ -183,7 +239,8 @@ def _import(file: LabelFile, open_file: Callable[[bytes], OpenShard], table: New
     return KIND, os.fstat(table.fd).st_size
 
 
-def _batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
+def batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    """Yield the rows in lists."""
     while batch := list(itertools.islice(rows, _BATCH)):
         yield batch
 
@@ -196,7 +253,7 @@ def _pack(file: LabelFile, line: int, values: dict[str, bytes], numbers: dict[st
         if number is None:
             _check_column(file, line, column)
             if len(numbers) >= COLUMNS_MAX:
-                raise _wrong(file, line, f"the field {column!r} is one too many: there are {COLUMNS_MAX:,} others")
+                raise wrong(file, line, f"the field {column!r} is one too many: there are {COLUMNS_MAX:,} others")
             number = numbers[column] = len(numbers)
         parts += [_VALUE.pack(number, len(value)), value]
     return b"".join(parts)
@@ -208,28 +265,21 @@ def _check_column(file: LabelFile, line: int, column: str) -> None:
     except UnicodeEncodeError:
         fits = False
     if not fits or "/" in column or "\0" in column or column in (".", ".."):
-        raise _wrong(file, line, f"the column {column!r} cannot be the name of a file; rename it")
+        raise wrong(file, line, f"the column {column!r} cannot be the name of a file; rename it")
 
 
-def _wrong(file: LabelFile, line: int | None, text: str) -> ViewError:
+def wrong(file: LabelFile, line: int | None, text: str) -> ViewError:
+    """Return an error about a label file."""
     where = os.fsdecode(file.path) if line is None else f"{os.fsdecode(file.path)}:{line}"
     return ViewError(f"{where}: {text}")
 
 
 def _key_column(file: LabelFile, columns: Sequence[str], others: Sequence[str] = ()) -> str:
-    for name in (*KEYS, *others):
+    for name in file.key_names if file.column else (*KEYS, *others):
         if name in columns:
             return name
-    raise _wrong(
-        file,
-        None,
-        f"has no column '__key__' or 'key' that says which sample a row is for; it has {_listed(columns)}",
-    )
-
-
-def _is_shown(column: str) -> bool:
-    """Semantics decision: `__url__` and the like are metadata by the webdataset library's convention."""
-    return not column.startswith("__")
+    what = " or ".join(map(repr, file.key_names))
+    raise wrong(file, None, f"has no column {what} that says which sample a row is for; it has {_listed(columns)}")
 
 
 def _value(file: LabelFile, line: int, column: str, value: Any) -> bytes | None:
@@ -237,7 +287,7 @@ def _value(file: LabelFile, line: int, column: str, value: Any) -> bytes | None:
     try:
         return json_fields.content_of(value)
     except CorruptShard as error:
-        raise _wrong(file, line, f"the field {column!r} {error}") from None
+        raise wrong(file, line, f"the field {column!r} {error}") from None
 
 
 @contextlib.contextmanager
@@ -252,20 +302,93 @@ def _content(path: bytes, open_file: Callable[[bytes], OpenShard]) -> Iterator[B
             yield stream
 
 
-def _rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[Row]:
+@contextlib.contextmanager
+def _unpacked(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[IO[bytes]]:
+    """Open a file of text as `_content`, unpacked if its name ends in `.gz`. Raises also ViewError."""
+    with _content(file.path, open_file) as stream:
+        if not file.path.partition(b"?" if is_remote(file.path) else b"\0")[0].endswith(b".gz"):
+            yield stream
+            return
+        most = UNPACKED_MAX * os.fstat(stream.fileno()).st_size + LINE_MAX
+        try:
+            yield io.BufferedReader(_Bounded(file, gzip.GzipFile(fileobj=stream), most))
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise wrong(file, None, f"cannot be unpacked: {error}") from None
+
+
+class _Bounded(io.RawIOBase):
+    """A file that is unpacked, of at most `most` bytes. Raises ViewError at the next one."""
+
+    def __init__(self, file: LabelFile, stream: gzip.GzipFile, most: int) -> None:
+        super().__init__()
+        self._file, self._stream, self._left = file, stream, most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        self._left -= len(data)
+        if self._left < 0:
+            raise wrong(self._file, None, f"unpacks to more than {UNPACKED_MAX} times its size")
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[Row]:
     """Yield the rows of a label file. Raises ViewError, which names file, line and field, and OSError."""
-    if file.kind == _SQLITE:
-        yield from _sqlite_rows(file, open_file)
-    elif file.kind == _LINES:
-        yield from _json_rows(file, open_file)
-    else:
-        yield from _csv_rows(file, open_file)
+    read = {_SQLITE: _sqlite_rows, _LINES: _json_rows, _PARQUET: _parquet_rows, _TEXT: _text_rows}
+    yield from read.get(file.kind, _csv_rows)(file, open_file)
+
+
+def _text_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[Row]:
+    """Yield the keys of a text.
+
+    Semantics decision: a key in each line; if there is a NUL in the first MiB, NULs are between the keys, which
+    may then have newlines, as in `pack --order`. Nothing else is left out: a key may have blanks, or begin with #.
+    """
+    with _unpacked(file, open_file) as stream:
+        block, lines, rest = stream.read(KEY_MAX), 0, b""
+        if block.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise wrong(file, None, "is in UTF-16: save it as UTF-8")
+        block, between = block.removeprefix(b"\xef\xbb\xbf"), b"\0" if b"\0" in block else b"\n"
+        while block:
+            *keys, rest = (rest + block).split(between)
+            for line, key in enumerate(keys, lines + 1):
+                yield key if between == b"\0" else key.removesuffix(b"\r"), line, {}
+            lines += len(keys)
+            if len(rest) > KEY_MAX:
+                raise wrong(file, lines + 1, TOO_LONG)
+            block = stream.read(KEY_MAX)
+        yield rest if between == b"\0" else rest.removesuffix(b"\r"), lines + 1, {}
+
+
+TOO_LONG = f"is longer than {KEY_MAX >> 20} MiB; a key in each line is needed"
+
+
+def _parquet_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[Row]:
+    """Yield the keys of a parquet file."""
+    pyarrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    with _content(file.path, open_file) as stream:
+        try:
+            with parquet.ParquetFile(stream, memory_map=False, pre_buffer=False) as table:
+                column = _key_column(file, table.schema_arrow.names)
+                lines = 0
+                for batch in table.iter_batches(_BATCH, columns=[column]):
+                    for line, value in enumerate(batch.column(0).to_pylist(), lines + 1):
+                        key = _value(file, line, column, value)
+                        if key is None:
+                            raise wrong(file, line, f"the column {column!r} is null in this row")
+                        yield key, line, {}
+                    lines += len(batch)
+        except pyarrow.ArrowException as error:
+            raise wrong(file, None, f"cannot be read as parquet: {_short(str(error))}") from None
 
 
 def _csv_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[Row]:
     delimiter = "\t" if file.kind == _TSV else ","
     before = csv.field_size_limit(LINE_MAX)
-    with _content(file.path, open_file) as raw:
+    with _unpacked(file, open_file) as raw:
         stream = io.TextIOWrapper(raw, "utf-8-sig", "surrogateescape", newline="")
         given = _Lines(file, stream)
         lines = csv.reader(given, delimiter=delimiter, strict=True)
@@ -278,7 +401,7 @@ def _csv_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Itera
                 if not fields:  # an empty line
                     continue
                 if len(fields) != len(columns):
-                    raise _wrong(
+                    raise wrong(
                         file, lines.line_num, f"has {len(fields)} fields; the first line has {len(columns)}"
                     )
                 # Semantics decision: an empty field is no value, hence no file: CSV has no other way to write
@@ -286,11 +409,11 @@ def _csv_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Itera
                 shown = {
                     name: os.fsencode(text)
                     for name, text in zip(columns, fields, strict=True)
-                    if text and name != columns[key] and _is_shown(name)
+                    if text and name != columns[key] and file.shows(name)
                 }
                 yield os.fsencode(fields[key]), lines.line_num, shown
         except csv.Error as error:
-            raise _wrong(file, lines.line_num, str(error)) from None
+            raise wrong(file, lines.line_num, str(error)) from None
         finally:
             csv.field_size_limit(before)
 
@@ -310,17 +433,17 @@ class _Lines:
             self._line += 1
             self._length += len(line)
             if self._length > LINE_MAX:
-                raise _wrong(self._file, self._line, f"is part of a row of more than {LINE_MAX >> 20} MiB")
+                raise wrong(self._file, self._line, f"is part of a row of more than {LINE_MAX >> 20} MiB")
             yield line
 
 
 def _checked_columns(file: LabelFile, columns: list[str]) -> int:
     """Return the place of the key among the columns of a CSV file. Raises ViewError."""
     if len(columns) > COLUMNS_MAX:
-        raise _wrong(file, 1, f"has {len(columns):,} columns; there may be {COLUMNS_MAX:,}")
+        raise wrong(file, 1, f"has {len(columns):,} columns; there may be {COLUMNS_MAX:,}")
     twice = next((name for name, count in Counter(columns).items() if count > 1), None)
     if twice is not None:
-        raise _wrong(file, 1, f"the column {_short(twice)} is there twice")
+        raise wrong(file, 1, f"the column {_short(twice)} is there twice")
     return columns.index(_key_column(file, columns))
 
 
@@ -336,28 +459,29 @@ def _listed(columns: Iterable[str]) -> str:
 
 
 def _json_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[Row]:
-    with _content(file.path, open_file) as stream:
+    with _unpacked(file, open_file) as stream:
         for line, text in enumerate(iter(lambda: stream.readline(LINE_MAX + 1), b""), 1):
             if not text.strip():
                 continue
             if len(text) > LINE_MAX:
-                raise _wrong(file, line, f"is longer than {LINE_MAX >> 20} MiB; one object in each line is needed")
+                raise wrong(file, line, f"is longer than {LINE_MAX >> 20} MiB; one object in each line is needed")
             try:
                 row = json.loads(text)
             except (ValueError, RecursionError) as error:
-                raise _wrong(file, line, f"is no JSON: {error}") from None
+                raise wrong(file, line, f"is no JSON: {error}") from None
             if not isinstance(row, dict):
-                raise _wrong(file, line, "is no JSON object")
-            name = next((name for name in KEYS if name in row), None)
+                raise wrong(file, line, "is no JSON object")
+            name = next((name for name in file.key_names if name in row), None)
             if name is None:
-                raise _wrong(file, line, f"has no field '__key__' or 'key'; it has {_listed(row)}")
+                what = " or ".join(map(repr, file.key_names))
+                raise wrong(file, line, f"has no field {what}; it has {_listed(row)}")
             key = _value(file, line, name, row[name])
             if key is None or isinstance(row[name], dict | list | bool):
-                raise _wrong(file, line, f"the field {name!r} is no key: {_short(row[name])}")
+                raise wrong(file, line, f"the field {name!r} is no key: {_short(row[name])}")
             values = {
                 column: _value(file, line, column, value)
                 for column, value in row.items()
-                if column != name and _is_shown(column)
+                if column != name and file.shows(column)
             }
             yield key, line, {column: value for column, value in values.items() if value is not None}
 
@@ -454,7 +578,7 @@ def _sqlite_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> It
             with _guarded(uri, bounds) as db:
                 yield from _table_rows(file, db, bounds)
         except sqlite3.Error as error:
-            raise _wrong(file, None, f"cannot be read as SQLite: {error}") from None
+            raise wrong(file, None, f"cannot be read as SQLite: {error}") from None
 
 
 def _table_rows(file: LabelFile, db: sqlite3.Connection, bounds: _Bounds) -> Iterator[Row]:
@@ -466,30 +590,32 @@ def _table_rows(file: LabelFile, db: sqlite3.Connection, bounds: _Bounds) -> Ite
     for line, row in enumerate(cursor, 1):
         name = _value(file, line, key, row[at])
         if name is None:
-            raise _wrong(file, line, f"the column {key!r} is NULL in this row of {table!r}")
+            raise wrong(file, line, f"the column {key!r} is NULL in this row of {table!r}")
         values = {
             column: content
             for column, value in zip(columns, row, strict=True)
             if column != key and (content := _value(file, line, column, value)) is not None
         }
         if bounds.spend(values.values()):
-            raise _wrong(file, line, f"the rows of {table!r} hold more than {WORK} times the bytes of the file")
+            raise wrong(file, line, f"the rows of {table!r} hold more than {WORK} times the bytes of the file")
         yield name, line, values
 
 
 def _stored_columns(file: LabelFile, db: sqlite3.Connection, table: str) -> tuple[list[str], list[str]]:
     """Return the shown columns of a table, and those of its primary key. Raises ViewError, sqlite3.Error."""
     about = db.execute(f"PRAGMA table_xinfo({_quoted(table)})").fetchall()
-    shown = [(name, hidden) for _, name, *_, hidden in about if _is_shown(name) or name in KEYS]
+    primary = [name for _, name, *_, number, _ in about if number]
+    keys = {*file.key_names, *(primary if file.is_list else ())}
+    shown = [(name, hidden) for _, name, *_, hidden in about if file.shows(name) or name in keys]
     computed = next((name for name, hidden in shown if hidden == _VIRTUAL), None)
     if computed is not None:
-        raise _wrong(
+        raise wrong(
             file,
             None,
             f"the column {computed!r} of {table!r} is computed by what the file says, and only what is stored is "
             "read; declare it STORED",
         )
-    return [name for name, _ in shown], [name for _, name, *_, number, _ in about if number]
+    return [name for name, _ in shown], primary
 
 
 _VIRTUAL = 2  # of a generated column that is not stored
@@ -509,7 +635,7 @@ def _table(file: LabelFile, db: sqlite3.Connection) -> str:
     computed = [name for type_, name, *_ in schema if type_ in ("table", "view") and name not in tables]
     if file.table in computed or (file.table is None and computed and not tables):
         name = file.table or computed[0]
-        raise _wrong(
+        raise wrong(
             file,
             None,
             f"{name!r} is computed by what the file says, and only what is stored is read; make a table of it: "
@@ -517,7 +643,7 @@ def _table(file: LabelFile, db: sqlite3.Connection) -> str:
         )
     what = "name one of its tables" if file.table is None else f"has no table {file.table!r}"
     listed = ", ".join(tables[:_NAMED]) or "none"
-    raise _wrong(file, None, f"{what}, as in {os.path.basename(os.fsdecode(file.path))}:TABLE; it has {listed}")
+    raise wrong(file, None, f"{what}, as in {os.path.basename(os.fsdecode(file.path))}:TABLE; it has {listed}")
 
 
 _PLAIN = re.compile(r"CREATE\s+TABLE\b", re.I)

@@ -154,6 +154,9 @@ def make_view(below: ShardSet, opening: Opening) -> dict[bytes, errors.ShardErro
         refused = below.make(update)
     if refused is not None:
         raise errors.ViewError(refused)
+    missing = below.keys_missing()
+    if missing is not None and opening.tolerance.strict is None:  # which lists it
+        log.warning("%s", missing)
     for field in [] if opening.quiet else below.fields_not_found(FIRST_SHARDS):
         text = "--field %s: no sample of the first shards has this field, so there are no such files"
         log.warning(text, field.text)

@@ -144,7 +144,7 @@ def composition_of(layout: str, **typed: Any) -> Composition:
     extension, field = class_source("cls" if typed["class_from"] is None else typed["class_from"])
     columns, fields = columns_of(typed["columns"]), fields_of(typed["field"])
     refuse_equal_names(columns, fields)
-    join, associate = _settled(typed["join"], typed["associate"])
+    join, associate, keys = _settled(typed["join"], typed["associate"], typed.get("keys"))
     as_typed = ("ignore_case", "missing", "duplicates", "class_names", "class_digits")
     return Composition(
         columns=columns,
@@ -155,23 +155,26 @@ def composition_of(layout: str, **typed: Any) -> Composition:
         class_field=field,
         join=join,
         associate=associate,
+        keys=keys,
         **{name: typed[name] for name in as_typed},
     )
 
 
-def _settled(join: Sequence[str], associate: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return joined shards and label files so that they mean the same when another process reads them."""
-    if not (join or associate):
-        return (), ()
+def _settled(
+    join: Sequence[str], associate: Sequence[str], keys: str | None
+) -> tuple[tuple[str, ...], tuple[str, ...], str | None]:
+    """Return joined shards, label files and list so that they mean the same when another process reads them."""
+    if not (join or associate or keys):
+        return (), (), None
     from wdsfs.spec.expand import settled
     from wdsfs.tree.label_files import settled_label
 
-    return tuple(map(settled, join)), tuple(map(settled_label, associate))
+    return tuple(map(settled, join)), tuple(map(settled_label, associate)), settled_label(keys) if keys else None
 
 
 def parse_composition(layout: str, text: str) -> Composition:
     """Return the options of a view from their text (`Composition.text`). Raises UsageError."""
-    typed: dict[str, Any] = dict.fromkeys(OF_CLASSES) | dict.fromkeys(_FLAGS, False)
+    typed: dict[str, Any] = dict.fromkeys((*OF_CLASSES, "keys")) | dict.fromkeys(_FLAGS, False)
     typed |= dict.fromkeys(_POLICIES, "error") | {name: [] for name in _MANY}
     names = [name.replace("_", "-") for name in typed]
     flags = [name.replace("_", "-") for name in _FLAGS]
@@ -217,9 +220,9 @@ class Field(NamedTuple):
 class Composition:
     """The options of a view.
 
-    `columns` are the outputs of `--columns`, `fields` are files that are made of JSON. `join` are specs of shard
-    sets, `associate` and `class_names` paths of files. `class_from` is an extension, `class_field` the path to a
-    field of its JSON.
+    `keys` is the list of the samples that are shown, None for all. `columns` are the outputs of `--columns`,
+    `fields` are files that are made of JSON. `join` are specs of shard sets, `associate` and `class_names` paths
+    of files. `class_from` is an extension, `class_field` the path to a field of its JSON.
     Classes that are whole numbers are shown with `class_digits` digits, 0: as they are, None: with as many as the
     longest of the set has, for which all shards are looked at (`view_set.py`).
     """
@@ -237,22 +240,28 @@ class Composition:
     class_field: str = ""
     class_names: str | None = None
     class_digits: int | None = None
+    keys: str | None = None
 
     @property
     def is_plain(self) -> bool:
         """True if shards are shown unchanged, but for samples that are left out."""
+        return self.only_chooses and self.keys is None
+
+    @property
+    def only_chooses(self) -> bool:
+        """True if samples are shown unchanged, all or some."""
         changes = self.columns or self.fields or self.ignore_case or self.join or self.associate
         return not (changes or self.decode or self.classes)
 
     @property
     def names_files(self) -> bool:
         """True if files are named, whose paths may be relative."""
-        return bool(self.join or self.associate or self.class_names)
+        return bool(self.join or self.associate or self.class_names or self.keys)
 
     @property
     def text(self) -> str:
         """The options as typed on a command line."""
-        words: list[str] = []
+        words: list[str] = [] if self.keys is None else ["--keys", self.keys]
         words += [word for column in self.columns for word in ("--columns", column.text)]
         words += [word for field in self.fields for word in ("--field", field.text)]
         words += ["--ignore-case"] * self.ignore_case
@@ -274,7 +283,8 @@ class Composition:
     def public_text(self) -> str:
         """Return `text` without possible secrets in URLs, fit for files and for other users."""
         join, associate = (tuple(map(objects.without_secrets, some)) for some in (self.join, self.associate))
-        return replace(self, join=join, associate=associate).text
+        keys = None if self.keys is None else objects.without_secrets(self.keys)
+        return replace(self, join=join, associate=associate, keys=keys).text
 
     def codec_of(self, extension: bytes) -> tuple[int, bytes] | None:
         """Return the codec as `streams.codec_of`; with `ignore_case`, in any letter case."""
@@ -309,7 +319,7 @@ class Composition:
         `left_out` are keys, `name` is the name of the shard in the mount: both are part of what is shown.
         `companions` stands for the files that the options name.
         """
-        text = repr((FORMAT, self, sorted(left_out), name if self.classes else b"", companions))
+        text = repr((FORMAT, self, sorted(left_out), name if self.classes or self.keys else b"", companions))
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 

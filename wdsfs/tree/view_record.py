@@ -1,4 +1,4 @@
-"""The record of a shard in a view, and the steps that make it: join, decode, associate, fields, columns.
+"""The record of a shard in a view, and the steps that make it: keys, join, decode, associate, fields, columns.
 
 `compose` works out once what a shard shows in such a view, and returns a second record of the same format: a
 function of the shard's own record, of the records and values that it is joined with, and of the options. So
@@ -16,8 +16,8 @@ follows from the place's kind:
 | field   | a field of a JSON column | the row in the section `field.from` (its address); the place has the path |
 | empty   | none: a file that stands for a missing column | 0 |
 
-The order in which the options work: samples that are left out, join, decode, associate, fields, columns, classes
-(`classes.py`). They work on a `Draft` (`draft.py`); the options are a `Composition` (`options.py`).
+The order in which the options work: samples that are left out, keys, join, decode, associate, fields, columns,
+classes (`classes.py`). They work on a `Draft` (`draft.py`); the options are a `Composition` (`options.py`).
 """
 
 from __future__ import annotations
@@ -46,9 +46,12 @@ from wdsfs.tree.draft import (
     Rows,
     rows_of,
 )
+from wdsfs.tree.key_lists import KeyList
 from wdsfs.tree.label_files import OpenLabels
 from wdsfs.tree.options import EMPTY, Column, Composition, Field, text_of
 from wdsfs.tree.view_sources import DECODED, FIELD, MISSING, NOTHING, OWN, TWICE, VALUES, JoinedSet
+
+LISTED = "keys.place"  # the section with the places in the list of keys that the samples of the shard have
 
 
 def compose(options: Composition, source: Ingredients, fingerprint: Fingerprint) -> bytes:
@@ -69,6 +72,8 @@ def _compose(draft: Draft, fingerprint: Fingerprint) -> bytes:
     """Run the steps in their order. Raises ViewError if the options refuse a sample."""
     options = draft.options
     _leave_out(draft)
+    if draft.source.keys is not None:
+        _choose(draft, draft.source.keys)
     for joined in draft.source.joined:
         add_joined(draft, joined)
     if options.decode:
@@ -97,6 +102,15 @@ def _leave_out(draft: Draft) -> None:
         draft.keep(np.fromiter((stray or path not in left_out for path, stray in pairs), bool, len(draft.paths)))
     if draft.options.columns or draft.options.classes:
         draft.keep(~draft.strays)
+
+
+def _choose(draft: Draft, keys: KeyList) -> None:
+    """Keep only the samples that are listed."""
+    samples = draft.samples()
+    is_kept = np.zeros(len(draft.paths), bool)
+    places, draft.listed = keys.find(draft.source.shard.name, [draft.paths[entry] for entry in samples.tolist()])
+    is_kept[samples[places >= 0]] = True
+    draft.keep(is_kept)
 
 
 def _derived(draft: Draft) -> DerivedMembers:
@@ -150,8 +164,10 @@ def _packed(draft: Draft, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _further_columns(draft: Draft) -> dict[str, list[int]]:
-    """Return the sections of what is made of other members: of which, and how."""
+    """Return the sections of what is made of other members, of which, and how; and of the lines of a list."""
     problems: dict[str, list[int]] = {}
+    if len(draft.listed):
+        problems[LISTED] = draft.listed.tolist()
     if draft.decoded:
         raw = np.array([address for address, _ in draft.decoded], np.int64)
         problems["decoded.from"] = _packed(draft, raw).tolist()

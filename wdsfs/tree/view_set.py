@@ -10,24 +10,30 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from typing import TypeVar
 
-from wdsfs.errors import ShardError, StaleShard, UnreadableShard, UsageError, ViewError, and_others
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsfs import names
+from wdsfs.errors import ShardError, StaleShard, UnreadableShard, UsageError, ViewError, and_others, counted
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import PATIENCE_SECONDS, wait_for_tick
 from wdsfs.index.store import COMMIT_BYTES, COMMIT_SECONDS, Index
 from wdsfs.shards import Fingerprint, Shard
 from wdsfs.tar.problems import OF_VIEWS, Problem
-from wdsfs.tree import label_files
+from wdsfs.tree import key_lists, label_files
 from wdsfs.tree.content import Content, ContentColumns
 from wdsfs.tree.draft import Ingredients
 from wdsfs.tree.freshness import Generations
+from wdsfs.tree.key_lists import KeyList
+from wdsfs.tree.label_files import LabelFile
 from wdsfs.tree.options import Composition, Field, read_class_names
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.shard_set import NotIndexed, ShardSet
-from wdsfs.tree.view_record import compose, digits_needed, refusal, refuse
+from wdsfs.tree.view_record import LISTED, compose, digits_needed, refusal, refuse
 from wdsfs.tree.view_sources import Companions, CompanionWatch, DerivedContent, JoinedSet, KeysMissing
 
 log = logging.getLogger(__name__)
@@ -175,7 +181,11 @@ class ViewSet(ShardSet):
 
     def _record_or_refusal(self, number: int, fingerprint: Fingerprint) -> bytes:
         """Return the record of a shard from what is indexed; of a label file that cannot be used, a refusal."""
-        labels, class_names = self._companions.labels, self._companions.class_names
+        labels, class_names, keys = (
+            self._companions.labels,
+            self._companions.class_names,
+            self._companions.keys,
+        )
         self._wait_for_writers()
         try:
             with ExitStack() as stack:
@@ -188,6 +198,7 @@ class ViewSet(ShardSet):
                     record=self.plain.record(number),
                     joined=self._joined,
                     labels=[stack.enter_context(table) for table in tables],
+                    keys=None if keys is None else stack.enter_context(self._key_list(keys)),
                     class_names=None if class_names is None else read_class_names(class_names),
                     read=self._content.read_member,
                 )
@@ -195,10 +206,36 @@ class ViewSet(ShardSet):
         except (ViewError, UsageError) as error:  # names of classes were right when the mount began
             return refuse(str(error), fingerprint)
 
+    def _key_list(self, file: LabelFile) -> AbstractContextManager[KeyList]:
+        return key_lists.opened(file, self._watch.fingerprint_of(file), self.access.open)
+
+    def keys_missing(self) -> str | None:
+        """Return a warning if some keys of the list are those of no sample. Raises ViewError if all are."""
+        file, used = self._companions.keys, list[NDArray[np.int64]]()
+        if file is None:
+            return None
+        for number in self.numbers:
+            with suppress(ShardError, NotIndexed):  # a warning of its own
+                record = self.record(number)
+                used += [record.array(LISTED)] if LISTED in record.column else []
+        with self._key_list(file) as keys:
+            missing = keys.missing(used)
+        if not missing.number:
+            return None
+        first = ", ".join(repr(names.readable(key)) for key in missing.first)
+        more = " ..." if missing.number > len(missing.first) else ""
+        what = f"--keys {os.fsdecode(file.path)}: of its {counted(missing.lines, 'key')}"
+        if not any(map(len, used)):
+            raise ViewError(
+                f"{what} not one is that of a sample of the set (first: {first}{more}); a line is KEY or "
+                "SHARD/KEY, as the mount shows them"
+            )
+        return f"{what} {missing.number:,} {'is' if missing.number == 1 else 'are'} not in the set: {first}{more}"
+
     def _wait_for_writers(self) -> None:
         """Wait until a later write to a companion would show in its times."""
         names = self._companions.class_names
-        for path in [file.path for file in self._companions.labels] + ([names] if names is not None else []):
+        for path in [file.path for file in self._companions.tables] + ([names] if names is not None else []):
             with suppress(OSError):  # reported when it is read; a remote one never changes while it is open
                 wait_for_tick(os.stat(path))
 

@@ -2,7 +2,7 @@
 
 A record of a view says which member of which shard a file is. That shard is read through its plain set, so what is
 true of reading a plain mount is true of a view. The record is valid as long as the shard and all its companions
-are what they were (`CompanionWatch`): label files, joined shards, names of classes.
+are what they were (`CompanionWatch`): label files, joined shards, names of classes, a list of keys.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def content_of(source: ShardSet, number: int, member: int) -> Content:
 
 
 class Companions:
-    """The companions by the options of a view: joined sets of shards, label files, names of classes.
+    """The companions of a view: joined sets of shards, label files, a list of keys, names of classes.
 
     Raises what `expand.expand` raises, UsageError.
     """
@@ -160,6 +160,7 @@ class Companions:
         # Semantics decision: joined shards are read as those of the set are.
         self.joined: list[list[Shard]] = [expand([spec], reading=reading) for spec in composition.join]
         self.labels: list[LabelFile] = [label_file(text) for text in composition.associate]
+        self.keys = None if composition.keys is None else label_file(composition.keys, is_list=True)
         self.class_names = None if composition.class_names is None else os.path.abspath(composition.class_names)
         if self.class_names is not None:
             read_class_names(self.class_names)
@@ -178,14 +179,19 @@ class Companions:
     def digest(self) -> bytes:
         """16 bytes that differ for other companions, or the same ones read in another way."""
         parts = [shard.key for shard in self.shards] + self.others
-        parts += [repr(file.table).encode() for file in self.labels]
+        parts += [repr(file[1:]).encode() for file in self.tables]
         parts += [repr(sorted(shard.without)).encode() for shard in self.shards]
         return hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
 
     @property
+    def tables(self) -> list[LabelFile]:
+        """The label files and the list of keys."""
+        return self.labels + ([] if self.keys is None else [self.keys])
+
+    @property
     def others(self) -> list[bytes]:
         """The paths of those that are no shards."""
-        paths = [path for file in self.labels for path in file.parts]
+        paths = [path for file in self.tables for path in file.parts]
         return paths + ([os.fsencode(self.class_names)] if self.class_names is not None else [])
 
 
@@ -248,7 +254,7 @@ class CompanionWatch:
 
     def _fingerprints(self) -> list[Fingerprint]:
         fingerprints = [self._access.look(shard.path) for shard in self._companions.shards]
-        fingerprints += [self.fingerprint_of(file) for file in self._companions.labels]
+        fingerprints += [self.fingerprint_of(file) for file in self._companions.tables]
         if self._companions.class_names is not None:
             fingerprints.append(self._look_beside(os.fsencode(self._companions.class_names)))
         return fingerprints

@@ -1,0 +1,290 @@
+"""`--keys`: only the samples that a list names, whatever its format; what is listed and not there is said."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sqlite3
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import BOTH_ENGINES, Program, wait_until
+from tests.tree.test_view_record import Sample, a_view, member, write
+from wdsfs.errors import UsageError, ViewError
+from wdsfs.shards import Fingerprint
+from wdsfs.tree import key_lists, label_files
+from wdsfs.tree.key_lists import Missing
+from wdsfs.tree.label_files import label_file
+from wdsfs.tree.options import Composition, parse_composition
+
+KEYS = ["a", "b/c", "b/d", "s1/a"]
+SHARDS = {"s0": ["a", "b/c", "e"], "s1": ["a", "b/d", "x"], "s2": ["y"]}
+
+
+def keys_of(directory: Path, text: str) -> list[str]:
+    file = label_file(text, is_list=True)
+    cache = directory / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WDSFS_INDEX_DIR", str(cache))
+        with key_lists.opened(file, Fingerprint.at(file.path)) as keys:
+            missing = keys.missing([])
+            rows = sorted(int(row) & (1 << 32) - 1 for row in keys._rows)
+            return [keys._key(row).decode() for row in dict.fromkeys(rows)] if missing.lines else []
+
+
+def a_set(home: Path) -> None:
+    for name, keys in SHARDS.items():
+        samples: list[Sample] = [
+            (key.encode(), [(b"txt", f"{name} {key}".encode()), (b"cls", b"1")]) for key in keys
+        ]
+        write(home / f"{name}.tar", samples, member(b"README", b"no sample"))
+
+
+def as_database(path: Path) -> Path:
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE good (path TEXT, note TEXT)")
+        db.execute("CREATE TABLE other (x)")
+        db.executemany("INSERT INTO good VALUES (?, 'x')", [(key,) for key in KEYS])
+    return path
+
+
+def as_parquet(path: Path) -> Path:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"n": [1, 2, 3, 4], "path": KEYS}), path)
+    return path
+
+
+def text(*lines: str, end: str = "\n") -> bytes:
+    return "".join(line + end for line in lines).encode()
+
+
+FORMATS: dict[str, tuple[str, bytes | Callable[[Path], Path]]] = {
+    "text": ("k.txt", text(*KEYS)),
+    "no end of the last line": ("k", text(*KEYS)[:-1]),
+    "mark and CRLF": ("k.txt", b"\xef\xbb\xbf" + text(*KEYS, end="\r\n")),
+    "empty lines": ("k.lst", b"\n\n" + text(*KEYS, end="\n\n")),
+    "NULs": ("k.txt", text(*KEYS, end="\0")),
+    "leading ./": ("k.txt", text(*KEYS).replace(b"b/", b"./b/")),
+    "twice": ("k.txt", text(*KEYS, *KEYS, "a", "a")),
+    "gz": ("k.txt.gz", gzip.compress(text(*KEYS))),
+    "csv": ("k.csv", text("__key__,x", *(f'"{key}",1' for key in KEYS))),
+    "csv.gz, column": ("k.csv.gz:path", gzip.compress(text("n,path", *(f"1,{key}" for key in KEYS)))),
+    "tsv": ("k.tsv:path", text("n\tpath", *(f"1\t{key}" for key in KEYS))),
+    "jsonl": ("k.jsonl:path", text(*(json.dumps({"path": key, "__x": [{}]}) for key in KEYS))),
+    "sqlite": ("k.db:good:path", as_database),
+    "parquet": ("k.parquet:path", as_parquet),
+}
+
+
+@pytest.mark.parametrize("case", FORMATS)
+def test_a_list_of_any_format(tmp_path: Path, case: str) -> None:
+    name, content = FORMATS[case]
+    file = tmp_path / name.partition(":")[0]
+    content(file) if callable(content) else file.write_bytes(content)
+    assert keys_of(tmp_path, str(tmp_path / name)) == KEYS
+
+
+WRONG = {
+    "empty": ("k.txt", b"", r"k\.txt: lists no key"),
+    "lines only": ("k.txt", b"\n\r\n\n", r"k\.txt: lists no key"),
+    "10 MB": (
+        "k.txt",
+        b"a\n" + b"x" * (10 << 20) + b"\nb\n",
+        r"k\.txt:2: is longer than 1 MiB; a key in each line",
+    ),
+    "long in csv": ("k.csv", b"key\n" + b"x" * (2 << 20), r"k\.csv:2: is longer than 1 MiB"),
+    "UTF-16": ("k.txt", "a\n".encode("utf-16"), r"is in UTF-16"),
+    "no gz": ("k.txt.gz", b"what is this?", r"k\.txt\.gz: cannot be unpacked"),
+    "cut gz": ("k.txt.gz", gzip.compress(os.urandom(5000))[:-100], r"k\.txt\.gz: cannot be unpacked"),
+    "bomb": ("k.txt.gz", gzip.compress(bytes(1 << 20)), r"unpacks to more than 200 times"),
+    "no column": ("k.csv", b"a,b\n1,2\n", r"has no column '__key__' or 'key'"),
+    "not this column": ("k.csv:c", b"a,key\n1,2\n", r"has no column 'c'"),
+    "no parquet": ("k.parquet", b"PAR1 what is this? PAR1", r"k\.parquet: cannot be read as parquet"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_list_that_is_wrong(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, content, message = WRONG[case]
+    if case == "bomb":
+        monkeypatch.setattr(label_files, "LINE_MAX", 0)
+    if case == "no parquet":
+        pytest.importorskip("pyarrow")
+    (tmp_path / name.partition(":")[0]).write_bytes(content)
+    with pytest.raises(ViewError, match=message):
+        keys_of(tmp_path, str(tmp_path / name))
+    assert not list(tmp_path.glob("cache/**/*.keys"))
+
+
+def test_lists_that_cannot_be_meant(tmp_path: Path) -> None:
+    for name in ("none", "none.csv:key", "none.db:t:key"):
+        with pytest.raises(UsageError, match="there is no such file"):
+            label_file(str(tmp_path / name), is_list=True)
+    assert parse_composition("samples", "--keys 'a b.csv:key'").text == "--keys 'a b.csv:key'"
+
+
+def collide(count: int) -> list[bytes]:
+    """Different keys of one CRC-32: it is linear, so a suffix of four bytes gives any sum."""
+    wanted, keys = zlib.crc32(b"x"), []
+    columns = [zlib.crc32((1 << bit).to_bytes(4, "little")) ^ zlib.crc32(bytes(4)) for bit in range(32)]
+    for number in range(count):
+        start = b"%08d" % number
+        rest, solution = wanted ^ zlib.crc32(bytes(4), zlib.crc32(start)), 0
+        rows = [(column, 1 << bit) for bit, column in enumerate(columns)]
+        for bit in range(32):  # Gauss, once more for each: they are few
+            pivot = next((row for row in rows if row[0] >> bit & 1), None)
+            if pivot is None:
+                continue
+            rows = [(a ^ pivot[0], b ^ pivot[1]) if a >> bit & 1 else (a, b) for a, b in rows if (a, b) != pivot]
+            if rest >> bit & 1:
+                rest, solution = rest ^ pivot[0], solution ^ pivot[1]
+        keys.append(start + solution.to_bytes(4, "little"))
+    assert {zlib.crc32(key) for key in keys} == {wanted}
+    return keys
+
+
+def test_keys_of_one_checksum_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that a hostile list has: never a sample that is not listed, and no search without an end."""
+    keys = [key for key in collide(40) if not {b"\0", b"\n", b"\r", b"/"} & {bytes([byte]) for byte in key}]
+    listed, others = keys[::2], keys[1::2]
+    assert len(others) > 10
+    (tmp_path / "k").write_bytes(b"".join(key + b"\n" for key in [*listed, *listed, b"none"]))
+    monkeypatch.setenv("WDSFS_INDEX_DIR", str(tmp_path / "cache"))
+    file = label_file(str(tmp_path / "k"), is_list=True)
+    with key_lists.opened(file, Fingerprint.at(file.path)) as opened:
+        places, used = opened.find(b"s", [*others, *listed])
+        assert [place >= 0 for place in places.tolist()] == [False] * len(others) + [True] * len(listed)
+        assert opened.missing([used]) == Missing(1, 2 * len(listed) + 1, [b"none"])
+    monkeypatch.setattr(key_lists, "_EQUAL_MAX", 5)
+    with (
+        pytest.raises(ViewError, match="made to have one checksum"),
+        key_lists.opened(file, Fingerprint(1, 2, 3)),
+    ):
+        pass
+
+
+@given(
+    st.lists(
+        st.binary(min_size=1, max_size=3).filter(lambda key: b"\n" not in key and b"\0" not in key), min_size=1
+    ),
+    st.lists(st.binary(min_size=1, max_size=2)),
+)
+def test_a_list_is_what_a_set_of_python_is(listed: list[bytes], keys: list[bytes]) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WDSFS_INDEX_DIR", str(Path(directory) / "cache"))
+        patch.setattr(key_lists, "_CHUNK", 8)
+        path = Path(directory) / "k"
+        path.write_bytes(b"x\n" + b"".join(b"x" + key + b"\n" for key in listed))
+        file = label_file(str(path), is_list=True)
+        with key_lists.opened(file, Fingerprint.at(file.path)) as opened:
+            there = {b"x", *(b"x" + key.removesuffix(b"\r").rstrip(b"/").replace(b"//", b"/") for key in listed)}
+            asked = [b"x" + key for key in keys if b"/" not in key]
+            if any(b"/" in key or key.startswith(b"\xfe\xff") for key in listed):
+                return  # plain keys have a test of their own
+            places, used = opened.find(b"s", asked)
+            assert [place >= 0 for place in places.tolist()] == [key in there for key in asked]
+            assert opened.missing([used]).number == len(there - set(asked))
+
+
+def test_a_table_of_keys_is_as_format_md_says(tmp_path: Path) -> None:
+    (tmp_path / "k").write_bytes(text("b/d", "a", "a"))
+    assert keys_of(tmp_path, str(tmp_path / "k")) == ["b/d", "a"]
+    [table] = tmp_path.glob("cache/**/*.keys")
+    sums = {key: zlib.crc32(key) << 32 for key in (b"a", b"b/d")}
+    rows = sorted([sums[b"b/d"] | 16 // 8, sums[b"a"] | 24 // 8, sums[b"a"] | 24 // 8])
+    keys = b"\3\0\0\0b/d\0" + 2 * b"\1\0\0\0a\0\0\0"
+    assert table.read_bytes() == struct.pack("<QQ", 40, 3) + keys + struct.pack("<3Q", *rows)
+
+
+# --- what is shown -------------------------------------------------------------------------------------------
+
+
+def test_the_view_has_the_listed_samples_alone(tmp_path: Path) -> None:
+    a_set(tmp_path)
+    (tmp_path / "k.txt").write_bytes(text("s0/a", "b/d", "y", "nowhere", "s0/x", "README"))
+    from wdsfs.spec.expand import expand
+
+    shards = expand([str(tmp_path / "s{0..2}.tar")])
+    with a_view(tmp_path, shards, Composition(keys=str(tmp_path / "k.txt"))) as below:
+        assert [below.record(number).paths() for number in below.numbers] == [[b"a"], [b"b/d"], [b"y"]]
+        missing = below.keys_missing()  # type: ignore[attr-defined]  # it is a ViewSet
+        assert missing.endswith("of its 6 keys 3 are not in the set: 'nowhere', 's0/x', 'README'")
+
+
+COMMANDS = [
+    ("ls", "-R", "--layout", "files"),
+    ("ls", "-R", "--merge"),
+    ("ls", "-R", "--index-tree"),
+    ("ls", "-R", "--layout", "classes"),
+    ("ls", "-R", "--columns", "txt", "--names", "full"),
+    ("info", "--json"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_shows_the_chosen_samples(program: Program, command: tuple[str, ...]) -> None:
+    """As it shows shards that have no others."""
+    a_set(program.home)
+    chosen = program.home / "chosen"
+    for name, keys in {"s0": ["a"], "s1": ["a", "b/d"], "s2": ["y"]}.items():
+        samples: list[Sample] = [
+            (key.encode(), [(b"txt", f"{name} {key}".encode()), (b"cls", b"1")]) for key in keys
+        ]
+        write(chosen / f"{name}.tar", samples)
+    listing = text("a", "s1/b/d", "y")
+    shown = program.run(*command, "--keys", str(program.write("k.txt", listing)), "s{0..2}.tar").stdout
+    with (program.home / "k.txt").open() as stdin:
+        assert shown == program.run(*command, "--keys", "-", "s{0..2}.tar", stdin=stdin).stdout
+    expected = program.run(*command, "chosen/s{0..2}.tar").stdout
+    if command[0] == "info":
+        assert json.loads(shown)["extensions"] == json.loads(expected)["extensions"]
+    else:
+        assert shown == expected
+
+
+def test_what_is_listed_and_not_there_is_said(program: Program) -> None:
+    a_set(program.home)
+    program.write("k.txt", text("a", "gone", "s2/a"))
+    done = program.run("ls", "--keys", "k.txt", "s{0..2}.tar")
+    assert b"of its 3 keys 2 are not in the set: 'gone', 's2/a'" in done.stderr
+    refusal = program.run("ls", "--strict", "--keys", "k.txt", "s{0..2}.tar", code=3).stderr
+    assert b"2 are not in the set" in refusal
+    checked = program.run("check", "--keys", "k.txt", "s{0..2}.tar", code=1).stdout
+    assert b"[missing key] --keys" in checked
+    program.write("none.txt", b"\x1b[2Jgone\n")
+    refusal = program.run("ls", "--keys", "none.txt", "s{0..2}.tar", code=3).stderr
+    assert b"of its 1 key not one is that of a sample of the set (first: '\\x1b[2Jgone')" in refusal
+    assert "write it into a file" in program.refused("mount", "--keys", "-", "s0.tar", program.mountpoint, code=2)
+
+
+@BOTH_ENGINES
+def test_a_list_changes_under_a_mount(program: Program) -> None:
+    a_set(program.home)
+    file = program.write("k.txt", text("s0/a", "s1/b/d"))
+    with program.mounted("--keys", "k.txt", "s{0..2}.tar") as mounted:
+        assert (mounted.path / "s0/a/txt").read_text() == "s0 a"
+        assert os.listdir(mounted.path / "s0") == ["a"]
+        assert os.listdir(mounted.path / "s2") == []
+        mounted.allow_log("has changed", "is not in the set", "exchanged")
+        file.write_bytes(text("s0/e", "s2/y"))
+        if program.engine == "kernel":
+            program.run("refresh", mounted.path)
+        wait_until(lambda: listing(mounted.path / "s0") == ["e"], "the new choice")
+        wait_until(lambda: listing(mounted.path / "s2") == ["y"], "the new choice")
+        assert (mounted.path / "s2/y/txt").read_text() == "s2 y"
+
+
+def listing(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []

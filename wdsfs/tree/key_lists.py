@@ -1,0 +1,179 @@
+"""Lists of keys (`--keys`): which samples of a shard are listed, and which lines are those of no sample.
+
+A list of any format that `label_files.py` reads becomes a table in the cache, which is mapped and never loaded:
+the keys in the order of the list, and a row for each of them, sorted by the CRC-32 of the key. Keys are compared
+byte by byte, so no equal sum chooses a sample that is not listed.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import mmap
+import os
+import struct
+import tempfile
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsfs import names
+from wdsfs.remote.shard_paths import OpenShard, open_shard
+from wdsfs.shards import Fingerprint
+from wdsfs.storage.file_cache import NewFile
+from wdsfs.tree import label_files
+from wdsfs.tree.label_files import LabelFile, wrong
+
+KIND = "keys"  # of tables in the cache
+NAMED = 3  # keys of no sample that a message names
+_HEAD = struct.Struct("<QQ")  # where the rows begin, how many there are
+_LENGTH = struct.Struct("<I")  # in front of each key
+_UNIT = 8  # bytes: keys begin at multiples, so that the place of one, in units, and its sum are 64 bits
+_PLACE = np.uint64((1 << 32) - 1)
+_CHUNK = 1 << 20  # rows that are looked at at a time
+_EQUAL_MAX = 10_000  # different keys of one sum: by chance 100 million keys have 5
+
+Rows = NDArray[np.uint64]  # the sum of a key, and its place
+
+
+class Missing(NamedTuple):
+    """The keys of a list that no sample has: how many of all `lines`, and the first ones."""
+
+    number: int
+    lines: int
+    first: list[bytes]
+
+
+class KeyList:
+    """A list of keys, opened for lookups. Made by `opened`."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        start, self.lines = _HEAD.unpack_from(data)
+        self._rows: Rows = np.frombuffer(data, np.uint64, self.lines, start)
+
+    def _key(self, row: int) -> bytes:
+        at = (row & int(_PLACE)) * _UNIT
+        (length,) = _LENGTH.unpack_from(self._data, at)
+        return self._data[at + _LENGTH.size : at + _LENGTH.size + length]
+
+    def find(self, shard: bytes, keys: Sequence[bytes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return for each key of a shard its first place in the list, or -1; and the places of all lines used.
+
+        Semantics decision: a line is `KEY`, of any shard, or `SHARD/KEY`, with the name of the shard in the mount.
+        """
+        places, used = np.full(len(keys), -1, np.int64), list[int]()
+        for prefix in (b"", shard + b"/"):
+            begun = zlib.crc32(prefix)
+            sums = np.fromiter((zlib.crc32(key, begun) for key in keys), np.uint64, len(keys)) << np.uint64(32)
+            firsts, stops = np.searchsorted(self._rows, sums), np.searchsorted(self._rows, sums | _PLACE, "right")
+            for at in np.flatnonzero(firsts < stops).tolist():
+                place = self._place(prefix + keys[at], int(firsts[at]), int(stops[at]))
+                if place is not None:
+                    used.append(place)
+                    places[at] = place if places[at] < 0 else min(place, places[at])
+        return places, np.unique(np.array(used, np.int64))
+
+    def _place(self, key: bytes, first: int, stop: int) -> int | None:
+        """Return the place of a key among rows with its sum, which are in the order of their keys."""
+        at = bisect.bisect_left(range(stop), key, first, key=lambda row: self._key(int(self._rows[row])))
+        row = int(self._rows[at]) if at < stop else None
+        return None if row is None or self._key(row) != key else row & int(_PLACE)
+
+    def missing(self, used: Iterable[NDArray[np.int64]]) -> Missing:
+        """Return the keys without a sample; `used` are the places of the others, as `find` returns them."""
+        bits = np.zeros(len(self._data) // (8 * _UNIT) + 1, np.uint8)
+        for places in used:
+            np.bitwise_or.at(bits, places >> 3, (1 << (places & 7)).astype(np.uint8))
+        count, first, last = 0, np.zeros(0, np.int64), -1
+        for begin in range(0, self.lines, _CHUNK):
+            places = (self._rows[begin : begin + _CHUNK] & _PLACE).astype(np.int64)
+            fresh = np.diff(places, prepend=last) != 0  # a key that is listed twice has equal rows
+            last = int(places[-1])
+            places = places[fresh & (bits[places >> 3] >> (places & 7) & 1 == 0)]
+            count += len(places)
+            first = np.sort(np.concatenate((first, places)))[:NAMED]
+        return Missing(count, self.lines, [self._key(place) for place in first.tolist()])
+
+
+@contextlib.contextmanager
+def opened(
+    file: LabelFile, fingerprint: Fingerprint, open_file: Callable[[bytes], OpenShard] = open_shard
+) -> Iterator[KeyList]:
+    """Open a list with this fingerprint, by its table in the cache. Raises as `label_files.opened`."""
+    with label_files.table_of(file, fingerprint, KIND, partial(_import, file, open_file)) as fd:
+        yield KeyList(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
+
+
+def _import(file: LabelFile, open_file: Callable[[bytes], OpenShard], table: NewFile) -> tuple[str, int]:
+    """Read a list into a new table; returns the kind and the size (bytes) of that."""
+    table.write(bytes(_HEAD.size))
+    end = _HEAD.size
+    with tempfile.TemporaryFile(dir=os.path.dirname(table.path)) as unsorted:  # memory does not grow with the list
+        for batch in label_files.batches(label_files.rows(file, open_file)):
+            text, rows = _packed(file, batch, end)
+            table.write(text)
+            unsorted.write(rows)
+            end += len(text)
+        lines = unsorted.tell() // _UNIT
+        if not lines:
+            raise wrong(file, None, "lists no key")
+        unsorted.seek(0)
+        while rows := unsorted.read(_CHUNK):
+            table.write(rows)
+    os.pwrite(table.fd, _HEAD.pack(end, lines), 0)
+    data = mmap.mmap(table.fd, 0)
+    _sort(file, np.frombuffer(data, np.uint64, lines, end), KeyList(data)._key)
+    return KIND, end + lines * _UNIT
+
+
+def _packed(file: LabelFile, batch: Sequence[label_files.Row], end: int) -> tuple[bytes, bytes]:
+    """Return what a table has of these keys: their text, which begins at `end`, and their rows."""
+    text, rows = bytearray(), array("Q")
+    for raw, line, _ in batch:
+        if len(raw) > label_files.KEY_MAX:
+            raise wrong(file, line, label_files.TOO_LONG)
+        if raw:
+            key = names.plain_key(raw) if b"/" in raw else raw
+            rows.append(zlib.crc32(key) << 32 | end + len(text) >> 3)
+            text += _LENGTH.pack(len(key)) + key
+            text += bytes(-len(text) % _UNIT)
+    if end + len(text) >= _UNIT << 32:
+        raise wrong(file, None, f"lists more than {_UNIT * 4} GiB of keys")
+    return bytes(text), rows.tobytes()
+
+
+def _sort(file: LabelFile, rows: Rows, key_of: Callable[[int], bytes]) -> None:
+    """Sort rows by sum and key, so that a hostile list takes no longer. Rows of equal keys become equal."""
+    rows.sort()
+    for first, stop in _equal_sums(rows):
+        places: dict[bytes, int] = {}
+        for begin in range(first, stop, _CHUNK):
+            for row in rows[begin : min(begin + _CHUNK, stop)].tolist():
+                places.setdefault(key_of(row), row)
+            if len(places) > _EQUAL_MAX:
+                raise wrong(file, None, "has keys that were made to have one checksum")
+        ordered = [places[key] for key in sorted(places)]
+        rows[first : first + len(ordered)] = ordered
+        rows[first + len(ordered) : stop] = ordered[-1]
+
+
+def _equal_sums(rows: Rows) -> Iterator[tuple[int, int]]:
+    """Yield the first of several rows of equal sums, and the one after the last of them."""
+    inside, first = False, 0
+    for begin in range(0, len(rows), _CHUNK):
+        sums = rows[begin : begin + _CHUNK + 1] >> np.uint64(32)
+        same = np.concatenate(([inside], sums[1:] == sums[:-1]))
+        for at in np.flatnonzero(same[1:] != same[:-1]).tolist():
+            inside = bool(same[at + 1])
+            if inside:
+                first = begin + at
+            else:
+                yield first, begin + at + 1
+    if inside:
+        yield first, len(rows)
