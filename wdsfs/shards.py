@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+import time
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -116,3 +117,9 @@ class Shard:
         if self.expected_samples in (None, samples):
             return ""
         return f"has {samples:,} samples; the file that names it says {self.expected_samples:,}"
+
+
+def wait_for_tick(status: os.stat_result) -> None:
+    """Wait until another write to a file would change its times: within the tick of the last one it would not."""
+    if 0 <= time.time_ns() - status.st_ctime_ns < TICK_NS:
+        time.sleep(TICK_NS / 1e9)

@@ -14,19 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from wdsfs.cli import completion
-from wdsfs.cli.options import (
-    AtLeastOne,
-    Directory,
-    flag,
-    handing_over,
-    json_option,
-    numbered_tree_options,
-    opening_options,
-    set_options,
-    set_options_without_base,
-    shards_argument,
-)
+from wdsfs.cli import completion, options
 from wdsfs.cli.output import say, write_json
 from wdsfs.cli.process import may_have_secrets
 from wdsfs.errors import UsageError, bytes_text, counted
@@ -51,7 +39,7 @@ class MountCommand(click.Command):
         return super().parse_args(ctx, given + args[end:])
 
 
-serving_options = handing_over(
+serving_options = options.handing_over(
     "serving",
     Serving,
     {
@@ -63,13 +51,13 @@ serving_options = handing_over(
             help="Who serves: a daemon by FUSE, or the kernel (root; shards of this machine); auto: the kernel "
             "where it can.",
         ),
-        "trust_shards": flag(
+        "trust_shards": options.flag(
             "--trust-shards",
             "Served by the kernel: accept shards with other times than when it was made, such as copies, and "
             "shards on network file systems.",
         ),
-        "foreground": flag("-f", "--foreground", "Stay in front and log to the terminal."),
-        "read_only": flag("-r", "--read-only", "The same as -o ro: an overlay is shown, not changed."),
+        "foreground": options.flag("-f", "--foreground", "Stay in front and log to the terminal."),
+        "read_only": options.flag("-r", "--read-only", "The same as -o ro: an overlay is shown, not changed."),
         "options": click.option(
             "-o",
             "options",
@@ -101,17 +89,17 @@ serving_options = handing_over(
         ),
         "overlay": click.option(
             "--overlay",
-            type=Directory(),
+            type=options.Directory(),
             metavar="DIR",
             help="Make the tree writable; all changes go to DIR. See also `wdsfs diff` and `wdsfs commit`.",
         ),
-        "new": flag(
+        "new": options.flag(
             "--new", "With --overlay and without SHARDS: a set that begins empty. `wdsfs commit` makes its shards."
         ),
-        "lazy": flag("--lazy", "Mount at once; index each shard when it is first used."),
+        "lazy": options.flag("--lazy", "Mount at once; index each shard when it is first used."),
         "follow": click.option(
             FOLLOW,
-            type=AtLeastOne(),
+            type=options.AtLeastOne(),
             metavar="[=SECONDS]",
             help="Look at SHARDS again: show new ones, and hide those that are gone. At once after local "
             f"changes, then every SECONDS ({FOLLOW_SECONDS:g} if not given). See also `wdsfs refresh`.",
@@ -139,11 +127,11 @@ _FOR_IMAGES = frozenset(
 
 @click.command(cls=MountCommand)
 @click.argument("shards", metavar="SHARDS...", nargs=-1, shell_complete=completion.paths)
-@set_options
+@options.set_options
 @click.argument("mountpoint", metavar="MOUNTPOINT", required=False, shell_complete=completion.directories)
-@numbered_tree_options
+@options.numbered_tree_options
 @serving_options
-@opening_options
+@options.opening_options
 def mount(
     shards: tuple[str, ...],
     selection: Selection,
@@ -179,12 +167,12 @@ def mount(
         raise UsageError("--trust-shards is for images, which `wdsfs image` makes, and for --engine kernel")
     else:
         shards = _settled(shards)
-    options = MountOptions(shards, mountpoint, tree, selection, opening, serving)
+    chosen = MountOptions(shards, mountpoint, tree, selection, opening, serving)
     meta = click.get_current_context().meta
     if _HAND_OUT in meta:
-        meta[_HAND_OUT](options)
+        meta[_HAND_OUT](chosen)
     else:
-        sys.exit(start(options, None if may_have_secrets(meta[_ARGUMENTS]) else made_by(meta[_ARGUMENTS])))
+        sys.exit(start(chosen, None if may_have_secrets(meta[_ARGUMENTS]) else made_by(meta[_ARGUMENTS])))
 
 
 def _settled(shards: Sequence[str]) -> tuple[str, ...]:
@@ -216,11 +204,11 @@ def _mountpoint(shards: Sequence[str], mountpoint: str | None, selection: Select
 @contextlib.contextmanager
 def options_of(arguments: Sequence[str]) -> Iterator[MountOptions]:
     """Yield the options of `wdsfs mount` with these arguments, in force for the block. Raises UsageError."""
-    options: list[MountOptions] = []
+    chosen: list[MountOptions] = []
     with mount.make_context("mount", list(arguments)) as context:
-        context.meta[_HAND_OUT] = options.append
+        context.meta[_HAND_OUT] = chosen.append
         mount.invoke(context)
-        yield options[0]
+        yield chosen[0]
 
 
 def _refuse_options_of_shards(serving: Serving) -> None:
@@ -256,14 +244,14 @@ def _check_new(shards: Sequence[str], selection: Selection, serving: Serving) ->
         raise UsageError(f"{selection.arguments[0]} is for SHARDS, and --new begins a set without any")
 
 
-def _refuse_own_options(options: Sequence[str]) -> None:
+def _refuse_own_options(dash_o: Sequence[str]) -> None:
     """Raise UsageError for `-o layout=files`, which only mount(8) takes, and for `-o layot=files`."""
     from wdsfs.mount.mountpoint import known_options
     from wdsfs.names import closest
 
     own = {name[2:] for param in mount.params for name in param.opts if name.startswith("--")}
     known = {name.rstrip("=") for name in known_options()}
-    for option in ",".join(options).split(","):
+    for option in ",".join(dash_o).split(","):
         name, equals, value = option.partition("=")
         dashed = name.replace("_", "-")
         if dashed in own:
@@ -301,13 +289,13 @@ class Making(NamedTuple):
     linux: str
 
 
-_making_options = handing_over(
+_making_options = options.handing_over(
     "making",
     Making,
     {
         "base": click.option(
             "--base",
-            type=Directory(),
+            type=options.Directory(),
             metavar="DIR",
             help="Paths of shards below DIR are kept relative to it.  [default: the directory of FILE]",
         ),
@@ -332,8 +320,8 @@ _making_options = handing_over(
 
 
 @click.command()
-@shards_argument
-@set_options_without_base
+@options.shards_argument
+@options.set_options_without_base
 @click.option(
     "-o",
     "--output",
@@ -342,10 +330,10 @@ _making_options = handing_over(
     shell_complete=completion.paths,
     help="The image, such as set.erofs.",
 )
-@numbered_tree_options
+@options.numbered_tree_options
 @_making_options
-@json_option
-@opening_options
+@options.json_option
+@options.opening_options
 def image(
     shards: tuple[str, ...],
     selection: Selection,
@@ -376,14 +364,14 @@ def image(
     base = os.path.dirname(target) if making.base is None else os.path.abspath(os.fsencode(making.base))
     view = tree.view(opening.tolerance.allow_missing)
     owner = Owner(making.uid, making.gid, _octal(making.umask))
-    options = ImageOptions(
+    about = ImageOptions(
         *(owner, base, _version(making.linux), tree.merge, tree.composition.public_text),
         directory=os.getcwdb() if tree.composition.names_files else None,
     )
     with opened(shards, selection, opening, tree.composition, whole=True) as below:
         check_name(below.shards, view)
         with opening.progress.shards("writing", len(below)) as on_shard:
-            made = make_image(make_numbered(below, view), target, options, on_shard)
+            made = make_image(make_numbered(below, view), target, about, on_shard)
     files = [device.shard(os.fsdecode(base)) for device in manifest.read(target).devices]
     if as_json:
         write_json({"image": output, **made._asdict(), "files": files})

@@ -31,18 +31,8 @@ _OWN_VALUES = frozenset(
         *("split", "shard-id", "num-shards", "unpack", "unpack-memory", "cache-size", "trust"),
         *("store-option", "fetch-memory"),
         *("engine", "layout", "names", "index-dir", "jobs", "workers", "spin", "readahead", "overlay"),
-        *(
-            "class-from",
-            "class-names",
-            "class-digits",
-            "columns",
-            "missing",
-            "duplicates",
-            "join",
-            "associate",
-            "keys",
-        ),
-        *("field", "base", "index-file"),
+        *("class-from", "class-names", "class-digits", "columns", "missing", "duplicates", "join", "associate"),
+        *("field", "base", "index-file", "keys"),
     )
 )
 _OWN_FLAGS = frozenset(

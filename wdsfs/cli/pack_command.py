@@ -11,18 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wdsfs.cli import completion, index_commands, output
-from wdsfs.cli.options import (
-    AtLeastOne,
-    Directory,
-    dry_run_option,
-    flag,
-    handing_over,
-    json_option,
-    leave_out_option,
-    opening_options_with,
-    space_check_option,
-)
+from wdsfs.cli import completion, index_commands, options, output
 from wdsfs.cli.output import bytes_bar, note_uneven, say, uneven_text, write_json
 from wdsfs.cli.process import disk_errors, ended_in_order, when_interrupted
 from wdsfs.errors import ExportError
@@ -61,11 +50,11 @@ def _packed(
 
     typed = {name: value for name, value in given.items() if value is not None}
     rules = WalkRules(follow_links, with_leavings)
-    options = PackOptions(splits=tuple(parse_splits(splits)), walk=rules, **typed).check()
-    return Packed(options, exports, space_check, dry_run, as_json)
+    chosen = PackOptions(splits=tuple(parse_splits(splits)), walk=rules, **typed).check()
+    return Packed(chosen, exports, space_check, dry_run, as_json)
 
 
-packed_options = handing_over(
+packed_options = options.handing_over(
     "packed",
     _packed,
     {
@@ -126,7 +115,7 @@ packed_options = handing_over(
         ),
         "maxsize": click.option(
             "--maxsize",
-            type=AtLeastOne(),
+            type=options.AtLeastOne(),
             metavar="BYTES",
             help="Bytes of content in a shard, after which the next one begins.  [default: 3e9]",
         ),
@@ -137,23 +126,25 @@ packed_options = handing_over(
             help="Give all members this time, so that copies of a tree give the same bytes.  [default: that of "
             "each file]",
         ),
-        "follow_links": flag("--follow-links", "Pack what symbolic links lead to, wherever it is."),
-        "leave_out": leave_out_option,
-        "with_leavings": flag(
+        "follow_links": options.flag("--follow-links", "Pack what symbolic links lead to, wherever it is."),
+        "leave_out": options.leave_out_option,
+        "with_leavings": options.flag(
             "--with-leavings", "Also pack what programs have left behind (`1.cls~`, `Thumbs.db`)."
         ),
         "exports": index_commands.export_option,
-        "space_check": space_check_option("Go ahead where the file system seems too full."),
-        "dry_run": dry_run_option,
-        "as_json": json_option,
+        "space_check": options.space_check_option("Go ahead where the file system seems too full."),
+        "dry_run": options.dry_run_option,
+        "as_json": options.json_option,
     },
 )
 
 
 @click.command()
-@click.argument("directories", metavar="DIRECTORY...", nargs=-1, required=True, type=Directory())
+@click.argument("directories", metavar="DIRECTORY...", nargs=-1, required=True, type=options.Directory())
 @packed_options
-@opening_options_with("Shards that are written at a time, each by a process.", executor=True, tolerance=False)
+@options.opening_options_with(
+    "Shards that are written at a time, each by a process.", executor=True, tolerance=False
+)
 def pack(directories: tuple[str, ...], packed: Packed, opening: Opening) -> None:
     """Pack the files in each DIRECTORY into new shards.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from wdsfs.errors import ShardError, StaleMount
 from wdsfs.executors import Workers
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
-from wdsfs.shards import TICK_NS, Fingerprint, Shard
+from wdsfs.shards import Fingerprint, Shard, wait_for_tick
 
 Result = TypeVar("Result")
 
@@ -74,8 +74,6 @@ def seen_here(path: bytes) -> SeenShard:
 
 def _settled(path: bytes) -> Fingerprint:
     """Return the fingerprint of a file, which another write from now on changes."""
-    fingerprint = Fingerprint.at(path)
-    if 0 <= time.time_ns() - os.stat(path).st_ctime_ns < TICK_NS:
-        time.sleep(TICK_NS / 1e9)
-        return Fingerprint.at(path)
-    return fingerprint
+    with contextlib.suppress(OSError):  # which the fingerprint says
+        wait_for_tick(os.stat(path))
+    return Fingerprint.at(path)

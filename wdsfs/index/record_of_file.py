@@ -13,29 +13,26 @@ import os
 import stat
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from wdsfs.errors import StaleShard, UnreadableShard
 from wdsfs.index import record_builder
 from wdsfs.names import PLAIN, Reading
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import OpenShard, is_remote, open_shard
-from wdsfs.shards import TICK_NS, Fingerprint
+from wdsfs.shards import Fingerprint, wait_for_tick
 from wdsfs.storage import source
-from wdsfs.storage.source import TarBytes, TarReader, open_beside
+from wdsfs.storage.source import TarBytes, open_beside
 from wdsfs.tar import compressed, streams
 from wdsfs.tar.problems import Problem
+
+if TYPE_CHECKING:
+    from wdsfs.remote.client import RemoteTar
 
 START = 256 << 10  # bytes that the first request brings: some headers, to decide by
 WINDOW = 128 << 20  # bytes that are fetched ahead
 # What the network brings within the latency of a request (20 ms at 500 MB/s).
 BYTES_PER_HOP = 10 << 20
-
-
-class RemoteReader(TarReader, Protocol):
-    """The part of a `RemoteTar` that a scan uses."""
-
-    def will_need(self, begin: int, end: int) -> None: ...
 
 
 class ScanReader:
@@ -44,7 +41,7 @@ class ScanReader:
     `together` is how many shards are scanned at the same time.
     """
 
-    def __init__(self, tar: RemoteReader, together: int = 1) -> None:
+    def __init__(self, tar: RemoteTar, together: int = 1) -> None:
         self.size = tar.size
         self._tar, self._gap_max = tar, BYTES_PER_HOP // together
         self._hops = self._front = 0  # reads that went on, and where the last of them began
@@ -149,12 +146,6 @@ def _wait_for_writer(path: bytes, deadline: float) -> None:
     if time.monotonic() > deadline:
         raise UnreadableShard(f"{os.fsdecode(path)}: is being written; try again when it is finished")
     time.sleep(PAUSE_SECONDS)
-
-
-def wait_for_tick(status: os.stat_result) -> None:
-    """Wait until another write to a file would change its times: within the tick of the last one it would not."""
-    if 0 <= time.time_ns() - status.st_ctime_ns < TICK_NS:
-        time.sleep(TICK_NS / 1e9)
 
 
 # Semantics decision: a new file that is damaged, or has no end yet, may be one that is being written, until it has

@@ -300,3 +300,12 @@ def walk(
 
 def _batch(tree: LowerTree, inode: int, cursor: int) -> list[Entry]:
     return list(itertools.islice(tree.listing(inode, cursor), BATCH))
+
+
+def keys_missing(shards: Sequence[Shard], keys: str) -> str | None:
+    """Return a remark if keys of this list are those of no sample. The shards are indexed. Raises ViewError."""
+    with opened_set(shards, Opening(quiet=True), Composition(keys=keys), on_demand=True) as below:
+        if not isinstance(below, ViewSet):
+            return None
+        below.make()
+        return below.keys_missing()

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from wdsfs import names
 from wdsfs.errors import ShardError, StaleShard, UnreadableShard, UsageError, ViewError, and_others, counted
 from wdsfs.index.record import Record
-from wdsfs.index.record_of_file import PATIENCE_SECONDS, wait_for_tick
+from wdsfs.index.record_of_file import PATIENCE_SECONDS
 from wdsfs.index.store import COMMIT_BYTES, COMMIT_SECONDS, Index
-from wdsfs.shards import Fingerprint, Shard
+from wdsfs.shards import Fingerprint, Shard, wait_for_tick
 from wdsfs.tar.problems import OF_VIEWS, Problem
 from wdsfs.tree import key_lists, label_files
 from wdsfs.tree.content import Content, ContentColumns
