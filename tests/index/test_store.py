@@ -40,7 +40,7 @@ from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import Index, Summary, open_index
 from wdsfs.names import Reading
-from wdsfs.shards import GONE, Fingerprint, Shard
+from wdsfs.shards import GONE, TICK_NS, Fingerprint, Shard
 
 Prepared = tuple[Path, list[Shard]]
 
@@ -333,10 +333,10 @@ def test_a_shard_that_was_written_this_very_moment_is_read_a_tick_later(
     os.utime(shard.path, (1, 1))  # the mtime can be set to anything
     ctime_ns = os.stat(shard.path).st_ctime_ns
     monkeypatch.setattr(time, "sleep", waits.append)
-    for age_ns in (0, record_of_file.TICK_NS - 1, record_of_file.TICK_NS, -1, 10**12):
+    for age_ns in (0, TICK_NS - 1, TICK_NS, -1, 10**12):
         monkeypatch.setattr(time, "time_ns", lambda now=ctime_ns + age_ns: now)
         build_file(shard.path)
-    assert waits == [record_of_file.TICK_NS / 1e9] * 2
+    assert waits == [TICK_NS / 1e9] * 2
 
 
 # --- several processes ------------------------------------------------------------------------------------
