@@ -20,7 +20,7 @@ from wdsfs.cli.output import bytes_bar, print_table, say, table_of, write_json
 from wdsfs.cli.process import when_interrupted
 from wdsfs.errors import CacheFull, IndexUnusable, ShardError, UsageError, bytes_text, counted, several
 from wdsfs.names import shown
-from wdsfs.remote.shard_paths import fetch_all, is_remote, pin_of
+from wdsfs.remote.shard_paths import is_remote, pin_of
 
 if TYPE_CHECKING:
     from wdsfs.remote.object_cache import CachedEntry, ObjectCache
@@ -207,9 +207,9 @@ def fetch(
     Example:
       wdsfs fetch --cache-size 500G 's3://bucket/train-{000000..000999}.tar'
     """
-    from wdsfs.index.process_pool import fetch_by
     from wdsfs.remote import object_cache
     from wdsfs.spec.expand import expand
+    from wdsfs.tree.opening import fetch_shards
 
     since = time.monotonic()
     every = expand(shards, *selection)
@@ -220,10 +220,7 @@ def fetch(
     workers = options.workers_of(executor, jobs)
     total = sum(pin_of(shard.path).size for shard in remote_shards)
     with when_interrupted("; what has come is kept"), bytes_bar("fetching", total, quiet) as advance:
-        if workers is None:
-            outcome = fetch_all([shard.path for shard in remote_shards], jobs or JOBS, advance)
-        else:
-            outcome = fetch_by(remote_shards, workers, advance)
+        outcome = fetch_shards(remote_shards, jobs or JOBS, workers, advance)
     report: dict[str, Any] = {
         "shards": len(remote_shards),
         "local": local,

@@ -124,8 +124,7 @@ def doctor(place: str | None, shards_dir: str | None, as_json: bool) -> None:
       wdsfs doctor --shards /data/train
       wdsfs doctor s3://bucket/train-000000.tar
     """
-    from wdsfs.kernel.engine_checks import check_engine, check_leases
-    from wdsfs.mount.doctor import STORE_SECONDS, check_mountpoint, diagnose, diagnose_store
+    from wdsfs.mount.doctor import STORE_SECONDS, diagnose_engines, diagnose_store
     from wdsfs.remote.urls import is_url
 
     if place is not None and is_url(place):
@@ -133,9 +132,7 @@ def doctor(place: str | None, shards_dir: str | None, as_json: bool) -> None:
         set_for_all("WDSFS_STORE_OPTIONS", f"total_time={STORE_SECONDS} {given}")
         _show(diagnose_store(place), as_json, code=3)
     else:
-        by_kernel = [check_engine(), *([] if shards_dir is None else [check_leases(shards_dir)])]
-        about_place = [] if place is None else [check_mountpoint(place)]
-        _show([*diagnose(), *by_kernel, *about_place], as_json, code=5)
+        _show(diagnose_engines(place, shards_dir), as_json, code=5)
 
 
 def _show(findings: Sequence[MachineFinding], as_json: bool, code: int) -> None:

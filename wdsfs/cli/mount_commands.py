@@ -353,26 +353,11 @@ def image(
       wdsfs image 'train-{000000..000999}.tar' -o train.erofs
       wdsfs mount train.erofs /mnt/train
     """
-    from wdsfs.kernel import manifest
-    from wdsfs.kernel.image import make_image
-    from wdsfs.kernel.manifest import ImageOptions
-    from wdsfs.tree.numbered_tree import check_name, make_numbered
-    from wdsfs.tree.opening import opened
+    from wdsfs.mount.image_session import write_image
     from wdsfs.tree.options import Owner
 
-    target = os.path.abspath(os.fsencode(output))
-    base = os.path.dirname(target) if making.base is None else os.path.abspath(os.fsencode(making.base))
-    view = tree.view(opening.tolerance.allow_missing)
     owner = Owner(making.uid, making.gid, _octal(making.umask))
-    about = ImageOptions(
-        *(owner, base, _version(making.linux), tree.merge, tree.composition.public_text),
-        directory=os.getcwdb() if tree.composition.names_files else None,
-    )
-    with opened(shards, selection, opening, tree.composition, whole=True) as below:
-        check_name(below.shards, view)
-        with opening.progress.shards("writing", len(below)) as on_shard:
-            made = make_image(make_numbered(below, view), target, about, on_shard)
-    files = [device.shard(os.fsdecode(base)) for device in manifest.read(target).devices]
+    made, files = write_image(shards, selection, tree, opening, output, making.base, owner, making.linux)
     if as_json:
         write_json({"image": output, **made._asdict(), "files": files})
     else:
@@ -388,17 +373,3 @@ def _octal(text: str) -> int:
     if not 0 <= number <= 0o777:
         raise UsageError(f"--umask {text}: an octal number up to 777 is needed")
     return number
-
-
-def _version(text: str) -> tuple[int, int]:
-    """Return the first two numbers of a kernel's version: `6.12.3-amd64` is (6, 12). Raises UsageError."""
-    from wdsfs import host
-    from wdsfs.kernel.erofs import OLDEST_KERNEL
-
-    numbers = host.kernel_version(text)
-    if len(numbers) < 2:
-        raise UsageError(f"--linux {text}: a version such as 6.12 is needed")
-    if numbers < OLDEST_KERNEL:
-        oldest = ".".join(map(str, OLDEST_KERNEL))
-        raise UsageError(f"--linux {text}: images over several files take Linux {oldest} or later")
-    return numbers[0], numbers[1]

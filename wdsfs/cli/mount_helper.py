@@ -111,14 +111,11 @@ def _is_mounted(arguments: Sequence[str]) -> bool:
 
     `mount -a` leaves out what the list of mounts has; there it finds the image, not the first field of a line.
     """
-    from wdsfs import mount_registry
-    from wdsfs.kernel.guard import guard_of
-
     if not any(argument.startswith("--engine=") for argument in arguments):
         return False
-    guard = guard_of(mount_registry.canonical(arguments[-1]))
-    made = None if guard is None or not guard.alive else guard.made
-    return made is not None and ["mount", *made.arguments] == list(arguments)
+    from wdsfs.mount.start import has_made
+
+    return has_made(arguments[1:], arguments[-1])
 
 
 def translate(argv: Sequence[str]) -> Call:

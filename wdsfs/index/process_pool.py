@@ -33,7 +33,7 @@ from wdsfs.cluster import shard_units
 from wdsfs.cluster.spread import InFlight, Job, spread
 from wdsfs.errors import ShardError, UnreadableShard
 from wdsfs.executors import DaemonThreads, Workers
-from wdsfs.remote.shard_paths import FetchResult, fetch_counted, is_remote
+from wdsfs.remote.shard_paths import is_remote
 from wdsfs.shards import Fingerprint, Shard
 
 ALONE_BYTES = 64 << 20  # less work than this is finished here before other processes have started
@@ -297,19 +297,3 @@ def _outcome(function: Callable[[Any], Any], unit: Any) -> tuple[Any, BaseExcept
         return function(unit), None
     except Exception as error:
         return None, error
-
-
-def fetch_by(shards: Sequence[Shard], workers: Workers, advance: Callable[[int], None]) -> FetchResult:
-    """Bring remote shards into the caches of the workers of a cluster; `advance` gets the bytes that come.
-
-    Raises as `each`.
-    """
-    failed: dict[bytes, ShardError] = {}
-    size = there = 0
-    for shard, outcome in each(fetch_counted, shards, 1, workers):
-        if isinstance(outcome, ShardError):
-            failed[shard.path] = outcome
-        else:
-            size, there = size + outcome[0], there + outcome[1]
-            advance(outcome[0])
-    return FetchResult(size, size - there, there, failed)

@@ -21,6 +21,7 @@ from typing import Any
 from wdsfs import host, mount_table, trust
 from wdsfs.errors import MountError, bytes_text, counted
 from wdsfs.host import MachineFinding
+from wdsfs.kernel import engine_checks
 from wdsfs.mount import mountpoint, search
 from wdsfs.mount_registry import SILENT, canonical
 from wdsfs.remote import shard_paths, urls
@@ -72,6 +73,13 @@ def diagnose(place: str | None = None, index_dir: str | None = None) -> list[Mac
     if place is not None:
         findings.append(check_mountpoint(place))
     return findings
+
+
+def diagnose_engines(place: str | None, shards_dir: str | None) -> list[MachineFinding]:
+    """Return the findings about FUSE, the kernel, a directory of shards and a mount point."""
+    by_kernel = [engine_checks.check_engine()]
+    by_kernel += [] if shards_dir is None else [engine_checks.check_leases(shards_dir)]
+    return [*diagnose(), *by_kernel, *([] if place is None else [check_mountpoint(place)])]
 
 
 def preventing(place: str, options: Collection[str]) -> list[MachineFinding]:

@@ -1,15 +1,18 @@
-"""Starts the mount of an image as a process, after checks of `-o` and place; makes the image of new shards.
+"""Starts the mount of an image as a process, after checks of `-o` and place; makes images of sets.
 
 What the process does is in `kernel/image_mount.py`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from wdsfs import mount_registry, mount_table
+from wdsfs import host, mount_registry, mount_table
 from wdsfs.errors import UsageError
+from wdsfs.kernel import erofs, manifest
 from wdsfs.kernel.guard import Guarded
 from wdsfs.kernel.image_mount import ImageMount, mount_of_set, serve, unguarded
 from wdsfs.kernel.set_image import ServedSet
@@ -17,7 +20,10 @@ from wdsfs.mount import daemon
 from wdsfs.mount.daemon import open_log
 from wdsfs.mount.mountpoint import check_mountpoint, parse_options
 from wdsfs.shards import Shard
-from wdsfs.tree.options import Composition, Opening, Progress, TreeOptions
+from wdsfs.tree.options import Composition, Opening, Owner, Progress, Selection, TreeOptions
+
+if TYPE_CHECKING:
+    from wdsfs.kernel.image import Built
 
 # Options of `-o` that need nothing: they say what holds for every mount of an image.
 _HOLD_ANYWAY = frozenset(
@@ -99,3 +105,46 @@ def image_of_shards(guard: Guarded, opening: Opening, shards: Sequence[Shard]) -
     served = ServedSet(shards, tree, opening._replace(quiet=True, workers=None, progress=Progress()))
     overlay = None if guard.overlay is None else Path(guard.overlay)
     return prepare(served, guard.mountpoint, guard.options, guard.trusting, overlay)
+
+
+def write_image(
+    specs: Sequence[str],
+    selection: Selection,
+    tree: TreeOptions,
+    opening: Opening,
+    output: str,
+    base: str | None,
+    owner: Owner,
+    linux: str,
+) -> tuple[Built, list[str]]:
+    """Write the image of the set that these words name; return what it has, and the paths of its shards.
+
+    Paths below `base` (its own directory) are relative to that in the image; `linux` is the oldest version of the
+    kernel that is to mount it. Raises UsageError, ImageError, and what `opened` raises.
+    """
+    from wdsfs.kernel.image import make_image  # late: a mount of an image needs none of these
+    from wdsfs.tree.numbered_tree import check_name, make_numbered
+    from wdsfs.tree.opening import opened
+
+    target, view = os.path.abspath(os.fsencode(output)), tree.view(opening.tolerance.allow_missing)
+    top = os.path.dirname(target) if base is None else os.path.abspath(os.fsencode(base))
+    about = manifest.ImageOptions(
+        *(owner, top, _version(linux), tree.merge, tree.composition.public_text),
+        directory=os.getcwdb() if tree.composition.names_files else None,
+    )
+    with opened(specs, selection, opening, tree.composition, whole=True) as below:
+        check_name(below.shards, view)
+        with opening.progress.shards("writing", len(below)) as on_shard:
+            built = make_image(make_numbered(below, view), target, about, on_shard)
+    return built, [device.shard(os.fsdecode(top)) for device in manifest.read(target).devices]
+
+
+def _version(text: str) -> tuple[int, int]:
+    """Return the first two numbers of a kernel's version: `6.12.3-amd64` is (6, 12). Raises UsageError."""
+    numbers = host.kernel_version(text)
+    if len(numbers) < 2:
+        raise UsageError(f"--linux {text}: a version such as 6.12 is needed")
+    if numbers < erofs.OLDEST_KERNEL:
+        oldest = ".".join(map(str, erofs.OLDEST_KERNEL))
+        raise UsageError(f"--linux {text}: images over several files take Linux {oldest} or later")
+    return numbers[0], numbers[1]

@@ -17,13 +17,13 @@ from wdsfs import mount_table
 from wdsfs.errors import ImageError, MountError, StaleShard, UsageError
 from wdsfs.host import in_directory
 from wdsfs.kernel import engine_checks
-from wdsfs.kernel.guard import MadeBy
+from wdsfs.kernel.guard import MadeBy, guard_of
 from wdsfs.kernel.image_mount import ImageMount, end_if_wrong
 from wdsfs.kernel.manifest import is_image
 from wdsfs.kernel.set_image import CannotServe, ServedSet
 from wdsfs.mount import image_session
 from wdsfs.mount.options import AUTO, MountOptions, refuse_view
-from wdsfs.mount_registry import FUSE, KERNEL
+from wdsfs.mount_registry import FUSE, KERNEL, canonical
 from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import IMAGE_SUFFIX, expand
 
@@ -63,6 +63,15 @@ def made_by(arguments: Sequence[str]) -> MadeBy:
         directory = "/"
     environment = {name: os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
     return MadeBy(list(arguments), directory, environment)
+
+
+def has_made(arguments: Sequence[str], mountpoint: str) -> bool:
+    """Return True if the mount at this path is one by the kernel that a command with these arguments has made.
+
+    Its guard has to live.
+    """
+    guard = guard_of(canonical(mountpoint))
+    return guard is not None and guard.alive and guard.made is not None and guard.made.arguments == list(arguments)
 
 
 def repeated(

@@ -10,11 +10,13 @@ import contextlib
 import itertools
 import logging
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from wdsfs import errors
+from wdsfs.executors import Workers
+from wdsfs.index import process_pool
 from wdsfs.index.portable import attached
 from wdsfs.index.portable_writer import checked_target, write_index
 from wdsfs.index.store import Index, Summary, open_index
@@ -309,3 +311,23 @@ def keys_missing(shards: Sequence[Shard], keys: str) -> str | None:
             return None
         below.make()
         return below.keys_missing()
+
+
+def fetch_shards(
+    shards: Sequence[Shard], jobs: int, workers: Workers | None, advance: Callable[[int], None]
+) -> shard_paths.FetchResult:
+    """Bring remote shards into the cache, `jobs` at a time, or into the caches of the workers of a cluster.
+
+    `advance` gets the bytes that come. Raises WdsfsError.
+    """
+    if workers is None:
+        return shard_paths.fetch_all([shard.path for shard in shards], jobs, advance)
+    failed: dict[bytes, errors.ShardError] = {}
+    size = there = 0
+    for shard, outcome in process_pool.each(shard_paths.fetch_counted, shards, 1, workers):
+        if isinstance(outcome, errors.ShardError):
+            failed[shard.path] = outcome
+        else:
+            size, there = size + outcome[0], there + outcome[1]
+            advance(outcome[0])
+    return shard_paths.FetchResult(size, size - there, there, failed)
