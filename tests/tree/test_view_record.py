@@ -1299,7 +1299,7 @@ def test_options_that_do_not_go_together() -> None:
         with pytest.raises(UsageError, match="is for --layout classes"):
             tree_options.composition_of("samples", **options, **further)
     with pytest.raises(UsageError, match="is for --layout samples"):
-        tree_options.view_of("classes", "full")
+        tree_options.TreeOptions("classes", "full").view()
 
 
 def test_what_commands_refuse(program: Program) -> None:

@@ -11,7 +11,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -426,18 +426,16 @@ index_options = opening_options_with(tolerance=False)
 # --- how a set is shown ---------------------------------------------------------------------------------------
 
 
-class ViewOptions(NamedTuple):
-    """The options of a mount that can be written: shards are shown as they are."""
-
-    layout: str
-    names: str
-    merge: bool
-
-
 def _composition(layout: str = "samples", **typed: Any) -> Composition:
     from wdsfs.tree.options import OF_CLASSES, composition_of
 
     return composition_of(layout, **{**dict.fromkeys(OF_CLASSES), **typed})
+
+
+def _plain_tree(**typed: Any) -> TreeOptions:
+    from wdsfs.tree.options import TreeOptions
+
+    return TreeOptions(**typed)
 
 
 def _tree(layout: str, names: str, merge: bool, index_tree: bool = False, **composed: Any) -> TreeOptions:
@@ -574,7 +572,7 @@ _INDEX_TREE = flag(
 )
 
 
-view_options = handing_over("view", ViewOptions, _view_group("samples", "files"))
+view_options = handing_over("tree", _plain_tree, _view_group("samples", "files"))
 
 # Of a command that shows no tree, and so has no layout.
 composition_options = handing_over(

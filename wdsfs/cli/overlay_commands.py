@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from wdsfs.mount.live_mount import LiveMount
     from wdsfs.mount.overlay_session import NamedSet, OverlaySession
     from wdsfs.packing.diff import ChangedSample, Changes
-    from wdsfs.tree.options import Opening, Selection
+    from wdsfs.tree.options import Opening, Selection, TreeOptions
 
 # --- naming an overlay -------------------------------------------------------------------------------------
 
@@ -45,7 +45,7 @@ class NamedOverlay(NamedTuple):
     sources: Sequence[str]
     selection: Selection
     overlay: str | None
-    view: options.ViewOptions
+    tree: TreeOptions
 
     def opened(
         self, opening: Opening, freeze: bool = False, whole: bool = False
@@ -67,9 +67,9 @@ class NamedOverlay(NamedTuple):
         from wdsfs.mount.overlay_session import NamedSet
 
         context, default = click.get_current_context(), (ParameterSource.DEFAULT, None)
-        names = (*self.view._fields, *self.selection.reading._fields)
+        names = ("layout", "names", "merge", *self.selection.reading._fields)
         typed = frozenset(name for name in names if context.get_parameter_source(name) not in default)
-        return NamedSet(self.sources, self.selection, *self.view, typed=typed)
+        return NamedSet(self.sources, self.selection, self.tree, typed)
 
     def unfinished(self) -> CommitError:
         """Return the error for an overlay with an unfinished commit: how to finish it."""
@@ -90,7 +90,7 @@ named_overlay = options.handing_over(
         ),
         "selection": options.set_options,
         "overlay": overlay_option,
-        "view": options.view_options,
+        "tree": options.view_options,
     },
 )
 

@@ -20,7 +20,7 @@ from wdsfs.mount import daemon
 from wdsfs.mount.daemon import open_log
 from wdsfs.mount.mountpoint import check_mountpoint, parse_options
 from wdsfs.shards import Shard
-from wdsfs.tree.options import Composition, Opening, Owner, Progress, Selection, TreeOptions
+from wdsfs.tree.options import Opening, Owner, Progress, Selection, TreeOptions
 
 if TYPE_CHECKING:
     from wdsfs.kernel.image import Built
@@ -101,7 +101,7 @@ def image_of_shards(guard: Guarded, opening: Opening, shards: Sequence[Shard]) -
 
     Raises CannotServe, WdsfsError.
     """
-    tree = TreeOptions(guard.layout, guard.names, guard.merge, index_tree=False, composition=Composition())
+    tree = TreeOptions(guard.layout, guard.names, guard.merge)
     served = ServedSet(shards, tree, opening._replace(quiet=True, workers=None, progress=Progress()))
     overlay = None if guard.overlay is None else Path(guard.overlay)
     return prepare(served, guard.mountpoint, guard.options, guard.trusting, overlay)

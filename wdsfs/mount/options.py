@@ -15,7 +15,7 @@ from wdsfs.host import default_jobs
 from wdsfs.mount_registry import FUSE, KERNEL, canonical
 from wdsfs.remote import urls
 from wdsfs.spec import objects
-from wdsfs.tree.options import Composition, Opening, Selection, TreeOptions
+from wdsfs.tree.options import Opening, Selection, TreeOptions
 
 if TYPE_CHECKING:
     from wdsfs.shards import Shard
@@ -49,17 +49,13 @@ class Serving(NamedTuple):
     follow: float | None = None
 
 
-def _plain_tree() -> TreeOptions:
-    return TreeOptions("samples", "ext", merge=False, index_tree=False, composition=Composition())
-
-
 @dataclass(frozen=True, slots=True)
 class MountOptions:
     """The options of a mount: SHARDS and the mount point, and all that is said of them."""
 
     specs: Sequence[str]
     mountpoint: str
-    tree: TreeOptions = field(default_factory=_plain_tree)
+    tree: TreeOptions = field(default_factory=TreeOptions)
     selection: Selection = field(default_factory=Selection)
     opening: Opening = field(default_factory=Opening)
     serving: Serving = field(default_factory=Serving)

@@ -33,7 +33,7 @@ from wdsfs.shards import Shard
 from wdsfs.spec.expand import expand, refuse_left_out
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.opening import opened_set
-from wdsfs.tree.options import Opening, Selection, view_of
+from wdsfs.tree.options import Opening, Selection, TreeOptions
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.shard_set import indexed
 from wdsfs.tree.tree import LowerTree, View
@@ -47,9 +47,7 @@ class NamedSet(NamedTuple):
 
     specs: Sequence[str]
     selection: Selection
-    layout: str = "samples"
-    names: str = "ext"
-    merge: bool = False
+    tree: TreeOptions = TreeOptions()
     typed: frozenset[str] = frozenset()
 
     def as_made(self, settings: OverlaySettings | None) -> NamedSet:
@@ -60,12 +58,12 @@ class NamedSet(NamedTuple):
         if settings is None:
             return self
         reading = settings.reading
-        made = self._replace(layout=settings.layout, names=settings.names, merge=settings.merge)
-        before = {**self._asdict(), **self.selection.reading._asdict()}
-        after = {**made._asdict(), **reading._asdict()}
+        tree = TreeOptions(settings.layout, settings.names, settings.merge)
+        before = {**self.tree._asdict(), **self.selection.reading._asdict()}
+        after = {**tree._asdict(), **reading._asdict()}
         if any(before[name] != after[name] for name in self.typed):
             raise UsageError(f"the overlay was made with {' '.join(settings.options)}: use these options, or none")
-        return made._replace(selection=self.selection._replace(reading=reading))
+        return self._replace(tree=tree, selection=self.selection._replace(reading=reading))
 
 
 @dataclass(slots=True)
@@ -187,8 +185,7 @@ def held_session(
         refuse_left_out(shards, "the overlay is of whole shards")
         if not unfinished(place):
             clean(place)
-        view = view_of(below.layout, below.names, below.merge)
-        with _tree_below(place, shards, view, opening, whole) as tree:
+        with _tree_below(place, shards, below.tree.view(), opening, whole) as tree:
             yield OverlaySession(place, tree)
 
 
@@ -226,7 +223,7 @@ def remembered_session(directory: str, opening: Opening) -> Iterator[OverlaySess
                 "by hand what is to go (docs/overlay.md)"
             )
         shards = [Shard(shard.path, shard.name, reading=settings.reading) for shard in settings.shards]
-        view = view_of(settings.layout, settings.names, settings.merge)
+        view = TreeOptions(settings.layout, settings.names, settings.merge).view()
         with _tree_below(place, shards, view, opening) as tree:
             yield OverlaySession(place, tree)
 

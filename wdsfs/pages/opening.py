@@ -32,7 +32,7 @@ from wdsfs.pages.preview import Source
 from wdsfs.tree import view_set
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.opening import make_view, opened
-from wdsfs.tree.options import Composition, Opening, Selection, view_of
+from wdsfs.tree.options import Composition, Opening, Selection, TreeOptions
 from wdsfs.tree.shard_set import ShardSet, indexed
 from wdsfs.tree.tree import FULL_NAMES, LowerTree
 from wdsfs.tree.view_sources import Companions
@@ -255,7 +255,7 @@ def _note(mount: LiveMount) -> str:
 
 def _samples_of(shards: ShardSet, names: str = "ext") -> LowerTree:
     """Return the tree of the pages: a directory for each sample, below that of its shard."""
-    return make_tree(shards, view_of("samples", names))
+    return make_tree(shards, TreeOptions(names=names).view())
 
 
 class Renewal:

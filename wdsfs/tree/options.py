@@ -109,31 +109,6 @@ class Opening(NamedTuple):
     progress: Progress = Progress()
 
 
-class TreeOptions(NamedTuple):
-    """The options of a tree: layout, names, and the view of the set."""
-
-    layout: str
-    names: str
-    merge: bool
-    index_tree: bool
-    composition: Composition
-
-    def view(self, partial: bool = False) -> View:
-        """Return the layout as trees take it; `partial`: some shards may be missing. Raises UsageError."""
-        return view_of(self.layout, self.names, self.merge, self.index_tree, partial)
-
-
-def view_of(layout: str, names: str, merge: bool = False, index_tree: bool = False, partial: bool = False) -> View:
-    """Return the layout as trees take it. Raises UsageError for options that do not go together."""
-    from wdsfs.tree.tree import View
-
-    if layout != "samples" and index_tree:
-        raise UsageError(f"--index-tree is for --layout samples; in --layout {layout} a sample has no directory")
-    if layout != "samples" and names == "full":
-        raise UsageError(f"--names full is for --layout samples; in --layout {layout} the names are always whole")
-    return View(layout, names, merge, index_tree, partial)
-
-
 def composition_of(layout: str, **typed: Any) -> Composition:
     """Return the options of a view, by their names, checked. Raises UsageError."""
     # Late, as all imports here: commands that need none of it start without NumPy.
@@ -321,6 +296,31 @@ class Composition:
         """
         text = repr((FORMAT, self, sorted(left_out), name if self.classes or self.keys else b"", companions))
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+class TreeOptions(NamedTuple):
+    """The options of a tree: layout, names, and the view of the set."""
+
+    layout: str = "samples"
+    names: str = "ext"
+    merge: bool = False
+    index_tree: bool = False
+    composition: Composition = Composition()
+
+    def view(self, partial: bool = False) -> View:
+        """Return the layout as trees take it; `partial`: some shards may be missing. Raises UsageError."""
+        from wdsfs.tree.tree import View
+
+        layout = self.layout
+        if layout != "samples" and self.index_tree:
+            raise UsageError(
+                f"--index-tree is for --layout samples; in --layout {layout} a sample has no directory"
+            )
+        if layout != "samples" and self.names == "full":
+            raise UsageError(
+                f"--names full is for --layout samples; in --layout {layout} the names are always whole"
+            )
+        return View(layout, self.names, self.merge, self.index_tree, partial)
 
 
 def columns_of(texts: Sequence[str]) -> tuple[Column, ...]:
