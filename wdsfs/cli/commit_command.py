@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
-from click.core import ParameterSource
 
 from wdsfs.cli import completion, index_commands, output
 from wdsfs.cli.options import (
@@ -24,6 +23,7 @@ from wdsfs.cli.options import (
     json_option,
     leave_out_option,
     opening_options_with,
+    refuse_typed,
     space_check_option,
 )
 from wdsfs.cli.output import bytes_bar, note_uneven, say, shards_bar, uneven_text, write_json
@@ -294,7 +294,7 @@ def _commit_view(overlay: NamedOverlay, packing: Packing, composition: Compositi
     from wdsfs.packing.view_source import ViewCommit
     from wdsfs.tree.opening import opened
 
-    _refuse_options()
+    refuse_typed(_NOT_FOR_VIEWS, "the options of a view")
     _refuse_mount(overlay)
     label = "planning" if packing.dry_run else "packing"
     with (
@@ -308,16 +308,6 @@ def _commit_view(overlay: NamedOverlay, packing: Packing, composition: Compositi
         made.run(write=not packing.dry_run)
     uneven = uneven_text(made.plan.steps[0].target, made.first)
     return Committed(made.plan, made.done, uneven, strays=made.left_out)
-
-
-def _refuse_options() -> None:
-    """Raise UsageError for options of an overlay."""
-    context = click.get_current_context()
-    for param in context.command.params:
-        reason = _NOT_FOR_VIEWS.get(str(param.name))
-        typed = context.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
-        if reason is not None and typed:
-            raise UsageError(f"{param.opts[-1]}: not with the options of a view: {reason}")
 
 
 def _refuse_mount(overlay: NamedOverlay) -> None:

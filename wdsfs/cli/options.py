@@ -73,6 +73,16 @@ def handing_over(name: str, make: Callable[..., object], group: Mapping[str, Dec
     return decorate
 
 
+def refuse_typed(reasons: Mapping[str, str], where: str) -> None:
+    """Raise UsageError, with the reason, for an option that was typed and is not to be used here."""
+    context = click.get_current_context()
+    for param in context.command.params:
+        reason = reasons.get(str(param.name))
+        typed = context.get_parameter_source(str(param.name)) is click.core.ParameterSource.COMMANDLINE
+        if reason is not None and typed:
+            raise UsageError(f"{param.opts[-1]}: not with {where}: {reason}")
+
+
 def flag(*names: str) -> Decorator[Any]:
     """Return an option without a value; the last of `names` is its help."""
     return click.option(*names[:-1], is_flag=True, help=names[-1])

@@ -1,4 +1,4 @@
-"""The command `pack`: makes shards of directories of files."""
+"""The command `pack`: makes new shards of directories of files, or of the samples of other shards."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from wdsfs.cli import completion, index_commands, options, output
-from wdsfs.cli.output import bytes_bar, note_uneven, say, uneven_text, write_json
+from wdsfs.cli.output import bytes_bar, note_uneven, say, shards_bar, uneven_text, write_json
 from wdsfs.cli.process import disk_errors, ended_in_order, when_interrupted
-from wdsfs.errors import ExportError
+from wdsfs.errors import ExportError, UsageError, counted
 
 if TYPE_CHECKING:
-    from wdsfs.packing.file_source import FilePlan, PackOptions
-    from wdsfs.packing.plan import Step
+    from wdsfs.packing.file_source import PackOptions
+    from wdsfs.packing.plan import Plan, Step
     from wdsfs.tree.options import Opening
 
 log = logging.getLogger("wdsfs")
@@ -28,6 +28,7 @@ class Packed(NamedTuple):
     """The options of `pack`; `options` are those that the plan depends on."""
 
     options: PackOptions
+    keys: str | None
     exports: tuple[str, ...]
     space_check: bool
     dry_run: bool
@@ -35,6 +36,7 @@ class Packed(NamedTuple):
 
 
 def _packed(
+    keys: str | None,
     exports: tuple[str, ...],
     space_check: bool,
     dry_run: bool,
@@ -51,7 +53,7 @@ def _packed(
     typed = {name: value for name, value in given.items() if value is not None}
     rules = WalkRules(follow_links, with_leavings)
     chosen = PackOptions(splits=tuple(parse_splits(splits)), walk=rules, **typed).check()
-    return Packed(chosen, exports, space_check, dry_run, as_json)
+    return Packed(chosen, keys, exports, space_check, dry_run, as_json)
 
 
 packed_options = options.handing_over(
@@ -67,13 +69,14 @@ packed_options = options.handing_over(
             help="Names of the shards: 'out/set-%06d.tar' or braces, with {split} for --split; also 's3://...', "
             "gs, az, ais.",
         ),
+        "keys": options.keys_option,
         "layout": click.option(
             "--layout",
             type=click.Choice(["auto", "files", "samples", "classes"]),
             default="auto",
             show_default=True,
             help="files: key.ext; samples: a directory for each sample; classes: one for each class "
-            "(ImageFolder); auto: what it looks like, or an error.",
+            "(ImageFolder); auto: what it looks like, or an error. Not for SHARDS.",
         ),
         "class_as": click.option(
             "--class-as",
@@ -100,7 +103,8 @@ packed_options = options.handing_over(
             "--order",
             type=click.Path(dir_okay=False),
             metavar="FILE",
-            help="The samples in the order of the keys in FILE, one a line, or with a NUL after each.",
+            help="The samples in the order of the keys in FILE, one a line, or with a NUL after each; of SHARDS "
+            "in the order of a list as --keys takes it.",
         ),
         "splits": click.option(
             "--split",
@@ -139,17 +143,45 @@ packed_options = options.handing_over(
 )
 
 
+# Options that are about files.
+_NOT_FOR_SHARDS = {
+    "layout": "shards have samples",
+    "class_as": "the column of the class is a member like others",
+    "class_column": "the column of the class is a member like others",
+    "class_names": "the column of the class is a member like others",
+    "mtime": "members keep their headers",
+    "follow_links": "there are none to follow",
+    "with_leavings": "members in samples are all packed",
+    "executor": "shards are packed by this process",
+}
+
+
+class Made(NamedTuple):
+    """New shards that are planned, or made: their plan, those written now, and what is said of them."""
+
+    plan: Plan
+    done: Sequence[Step]
+    facts: dict[str, Any]
+    left_out: str
+    uneven: str
+
+
 @click.command()
-@click.argument("directories", metavar="DIRECTORY...", nargs=-1, required=True, type=options.Directory())
+@click.argument(
+    "sources", metavar="DIRECTORY...|SHARDS...", nargs=-1, required=True, shell_complete=completion.paths
+)
 @packed_options
 @options.opening_options_with(
     "Shards that are written at a time, each by a process.", executor=True, tolerance=False
 )
-def pack(directories: tuple[str, ...], packed: Packed, opening: Opening) -> None:
-    """Pack the files in each DIRECTORY into new shards.
+def pack(sources: tuple[str, ...], packed: Packed, opening: Opening) -> None:
+    """Pack the files in each DIRECTORY, or the samples of SHARDS, into new shards.
 
     Keys are paths below DIRECTORY. What cannot be packed is named, and nothing is written, or with --leave-out it
     is left out. A command that was stopped goes on when it is repeated. The same files give the same bytes.
+
+    Samples of SHARDS, with --keys those of a list, are copied as they are. A directory is SHARDS if it has shards,
+    and beside them nothing but files about shards.
 
     \b
     Examples:
@@ -157,62 +189,115 @@ def pack(directories: tuple[str, ...], packed: Packed, opening: Opening) -> None
       wdsfs pack --layout classes ImageNet/train -o 'train/%06d.tar' --shuffle 1
       wdsfs pack --split train=0.9 --split val=0.1 images/ -o 'out/{split}-%06d.tar'
       wdsfs pack --layout samples /mnt/train/* -o 's3://bucket/new/train-%06d.tar'
+      wdsfs pack --keys good.txt 'train-{000000..000999}.tar' -o 'good-%06d.tar'
     """
-    from wdsfs.packing.file_source import make_plan, pack_files
-    from wdsfs.packing.plan import Step, member_names
     from wdsfs.spec.expand import expand
 
-    since, done = time.monotonic(), list[Step]()
+    since = time.monotonic()
     with ended_in_order():
-        with disk_errors():
-            plan = make_plan(directories, packed.options)
-        output.refuse_exports([step.target for step in plan.steps], packed.exports)
-        if packed.options.layout == "auto" and not packed.as_json and not opening.quiet:
-            log.info("taken for %s; --layout says it otherwise", plan.layout.text)
-        if not packed.dry_run:
-            label = "packing and sending" if plan.sent else "packing"
-            with (
-                bytes_bar(label, plan.length + plan.sent, opening.quiet) as on_bytes,
-                disk_errors(),
-                when_interrupted(output.STOPPED),
-            ):
-                done = pack_files(plan, opening.jobs, on_bytes, packed.space_check, opening.workers)
-    _show(plan, done, packed, time.monotonic() - since)
-    first = plan.steps[0].output
-    note_uneven(uneven_text(first.target, member_names(first)), opening.quiet)
+        pack_these = _pack_files if _are_files(sources, packed.options.layout) else _pack_shards
+        made = pack_these(sources, packed, opening)
+    _show(made, packed, time.monotonic() - since)
+    note_uneven(made.uneven, opening.quiet)
     if packed.exports and not packed.dry_run:
-        shards = expand([step.target for step in plan.steps])
+        shards = expand([step.target for step in made.plan.steps])
         if index_commands.after_commit(shards, packed.exports, False, opening):
             sys.exit(ExportError.exit_code)
 
 
-def _show(plan: FilePlan, done: Sequence[Step], packed: Packed, seconds: float) -> None:
+def _are_files(sources: Sequence[str], layout: str) -> bool:
+    """Return True if these are directories of files, False for SHARDS. Raises UsageError for both, SpecError."""
+    from wdsfs.spec.expand import holds_files
+
+    are_files = {os.path.isdir(source) if layout != "auto" else holds_files(source) for source in sources}
+    if len(are_files) > 1:
+        raise UsageError(
+            "directories of files and SHARDS are packed one after the other, with commands of their own"
+        )
+    return are_files.pop()
+
+
+def _pack_files(directories: Sequence[str], packed: Packed, opening: Opening) -> Made:
+    from wdsfs.packing.file_source import make_plan, pack_files
+    from wdsfs.packing.plan import Step, member_names
+
+    options.refuse_typed({"keys": "it chooses samples of SHARDS"}, "directories of files")
+    done = list[Step]()
+    with disk_errors():
+        plan = make_plan(directories, packed.options)
+    output.refuse_exports([step.target for step in plan.steps], packed.exports)
+    if packed.options.layout == "auto" and not packed.as_json and not opening.quiet:
+        log.info("taken for %s; --layout says it otherwise", plan.layout.text)
+    if not packed.dry_run:
+        label = "packing and sending" if plan.sent else "packing"
+        with (
+            bytes_bar(label, plan.length + plan.sent, opening.quiet) as on_bytes,
+            disk_errors(),
+            when_interrupted(output.STOPPED),
+        ):
+            done = pack_files(plan, opening.jobs, on_bytes, packed.space_check, opening.workers)
+    first = plan.steps[0].output
+    facts = {**_facts(plan, plan.splits), "layout": plan.layout.name}
+    facts["left_out_count"] = plan.losses.unpackable_count + plan.losses.leavings_count
+    return Made(plan, done, facts, plan.losses.summary, uneven_text(first.target, member_names(first)))
+
+
+def _pack_shards(sources: Sequence[str], packed: Packed, opening: Opening) -> Made:
+    from wdsfs.packing.overlay_source import CommitOptions
+    from wdsfs.packing.view_source import ViewCommit, parts_of
+    from wdsfs.tree.opening import opened
+    from wdsfs.tree.options import Composition, Selection
+
+    options.refuse_typed(_NOT_FOR_SHARDS, "SHARDS")
+    _refuse_own_directory(sources, packed)
+    output.refuse_exports([name(0) for name in packed.options.names], packed.exports)
+    with (
+        opened(sources, Selection(), opening, Composition(keys=packed.keys), whole=True) as below,
+        shards_bar("planning" if packed.dry_run else "packing", len(below), opening.quiet) as on_shard,
+        disk_errors(),
+        when_interrupted(output.STOPPED),
+    ):
+        wanted = packed.options
+        chosen = CommitOptions(wanted.output, wanted.maxcount, wanted.maxsize)
+        made = ViewCommit(below, chosen, on_shard, parts_of(below, wanted, on_shard))
+        made.run(write=not packed.dry_run)
+    strays = f"{counted(made.left_out, 'member')} in no sample" if made.left_out else ""
+    facts = {**_facts(made.plan, made.splits), "layout": "shards", "left_out_count": made.left_out}
+    return Made(made.plan, made.done, facts, strays, uneven_text(made.plan.steps[0].target, made.first))
+
+
+def _refuse_own_directory(sources: Sequence[str], packed: Packed) -> None:
+    """Raise UsageError for new shards in a directory that is packed: a second time they would be packed, too."""
+    for place in (os.path.dirname(os.path.realpath(name(0))) for name in packed.options.names):
+        if any(os.path.realpath(os.fsencode(source)) == place for source in sources):
+            raise UsageError(f"--output: the new shards would be in {os.fsdecode(place)}, which is packed")
+
+
+def _show(made: Made, packed: Packed, seconds: float) -> None:
     """Print the shards that are planned, or that were written, and in how many seconds."""
     if packed.as_json:
-        report = _facts(plan)
+        report = made.facts
         if not packed.dry_run:
-            report |= {"written": len(done), "seconds": round(seconds, 3)}
+            report |= {"written": len(made.done), "seconds": round(seconds, 3)}
         write_json(report)
         return
     if packed.dry_run:
-        output.print_steps(plan.steps)
-    output.say_left_out(plan)
-    if plan.losses.summary:
-        say(f"left out: {plan.losses.summary}")
+        output.print_steps(made.plan.steps)
+    output.say_left_out(made.plan)
+    if made.left_out:
+        say(f"left out: {made.left_out}")
     if not packed.dry_run:
-        output.say_done(plan, done, seconds)
-        for file in plan.beside:
+        output.say_done(made.plan, made.done, seconds)
+        for file in made.plan.beside:
             say(f"classes: {os.fsdecode(file.target)}")
 
 
-def _facts(plan: FilePlan) -> dict[str, Any]:
+def _facts(plan: Plan, splits: Sequence[str]) -> dict[str, Any]:
     rows = [step.as_json() for step in plan.steps]
-    for row, split in zip(rows, plan.splits, strict=True):
+    for row, split in zip(rows, splits, strict=True):
         row |= {"split": split} if split else {}
     return {
-        "layout": plan.layout.name,
         "shards": rows,
         "classes": next((os.fsdecode(file.target) for file in plan.beside), None),
         "left_out": [remark.as_json() for remark in plan.left_out],
-        "left_out_count": plan.losses.unpackable_count + plan.losses.leavings_count,
     }

@@ -20,7 +20,7 @@ import math
 import os
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import xxhash
@@ -359,13 +359,29 @@ def order_of(samples: Samples, seed: str | None, listed: str | None, left_out: L
     """
     if listed is not None:
         return _as_listed(samples, listed, left_out)
+    return shuffled(samples, seed)
+
+
+class Keyed(Protocol):
+    """Samples by number, each with its key and class."""
+
+    @property
+    def class_of(self) -> NDArray[np.int32]: ...
+
+    def __len__(self) -> int: ...
+
+    def key(self, sample: int) -> bytes: ...
+
+
+def shuffled(samples: Keyed, seed: str | None) -> Numbers:
+    """Return the numbers of the samples in the order of a seed; without one in their own."""
     if seed is None:
         return np.arange(len(samples), dtype=np.int64)
     # Equal numbers keep the order by name.
     return np.argsort(_hashed(samples, _SHUFFLE + b" " + os.fsencode(seed)), kind="stable").astype(np.int64)
 
 
-def split_of(samples: Samples, order: Numbers, splits: Sequence[Split]) -> list[Numbers]:
+def split_of(samples: Keyed, order: Numbers, splits: Sequence[Split]) -> list[Numbers]:
     """Return the samples of each split, in their order. Raises CommitError for a split without samples.
 
     In each class, and in a set without classes as a whole, a split gets its fraction to less than one sample:
@@ -388,7 +404,7 @@ def split_of(samples: Samples, order: Numbers, splits: Sequence[Split]) -> list[
     return parts
 
 
-def _hashed(samples: Samples, salt: bytes) -> NDArray[np.uint64]:
+def _hashed(samples: Keyed, salt: bytes) -> NDArray[np.uint64]:
     """Return a number for each sample that follows from its key and the salt."""
     salted, sums = hashlib.blake2b(salt + b"\0", digest_size=8), bytearray()
     for number in range(len(samples)):

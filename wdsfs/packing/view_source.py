@@ -1,7 +1,7 @@
-"""A view of a set as a source of new shards: renamed columns, fields of JSON, joined columns, labels.
+"""A view of a set as a source of new shards: chosen samples, renamed columns, fields of JSON, labels ...
 
-Every member gets a new header, and the content that a mount would show; the order is that of the tar. The plan of
-one shard at a time is in memory.
+Samples that are only chosen are copied as raw ranges. Else every member gets a new header, and the content that a
+mount would show. The order is that of the tar, or one that is given; the plan of one shard at a time is in memory.
 """
 
 from __future__ import annotations
@@ -9,32 +9,57 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from wdsfs import names
-from wdsfs.errors import CommitError
+from wdsfs.errors import CommitError, counted
 from wdsfs.index.record import Record
 from wdsfs.packing import reasons
+from wdsfs.packing.file_samples import NO_CLASS, shuffled, split_of
+from wdsfs.packing.file_source import PackOptions
 from wdsfs.packing.overlay_source import CommitOptions
-from wdsfs.packing.plan import NEW, NewMember, Output, Plan, ShardFill, Step, Targets, Zeros, member_names, namer
+from wdsfs.packing.plan import (
+    NEW,
+    CopiedRange,
+    NewMember,
+    Output,
+    Piece,
+    Plan,
+    ShardFill,
+    SourceShard,
+    Step,
+    Targets,
+    Zeros,
+    joined,
+    member_names,
+    namer,
+)
 from wdsfs.packing.runner import Runner
+from wdsfs.packing.source_layout import SourceLayout, layout
+from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import CHUNK
 from wdsfs.tar import headers
 from wdsfs.tar.problems import HARMLESS, UNDECODED
 from wdsfs.tree import content as content_module
+from wdsfs.tree import key_lists
+from wdsfs.tree.label_files import LabelFile, label_file
 from wdsfs.tree.numbered_tree import samples_of
 from wdsfs.tree.shard_set import ShardSet, indexed, readable_numbers
+from wdsfs.tree.view_set import ViewSet
 
 
 class _Sample(NamedTuple):
-    key: bytes
-    members: list[NewMember]
+    """A sample to be packed: its key, its members without padding to others, and their content in bytes."""
 
-    @property
-    def size(self) -> int:
-        """Bytes of content."""
-        return sum(member.size for member in self.members)
+    key: bytes
+    pieces: list[Piece]
+    size: int
 
 
 class ViewContents:
@@ -54,12 +79,26 @@ class ViewContents:
 
 
 FIRST_MEMBERS = 1000  # of the first shard, that a commit reports
+LAYOUTS = 64  # of source shards that are kept, for samples in another order
+
+Namer = Callable[[int], bytes]  # from a number, from 0 on, to the path of that new shard
+# A set of new shards: its split, names, and samples in order (shard, entry).
+Part = tuple[str, Namer, Iterable[tuple[int, int]]]
+
+
+class _Source(NamedTuple):
+    """A shard of the set; `layout` is None if its samples cannot be copied as they are."""
+
+    record: Record
+    tag: int
+    layout: SourceLayout | None
 
 
 class ViewCommit:
     """A commit of what `lower` shows. `options` are those of the output.
 
-    `on_shard` is called after each shard of the set. Members that cannot be decoded are packed as they are stored.
+    `parts` are new sets of its samples; without them there is one, in the order of the set. `on_shard` is called
+    after each shard of the set. Members that cannot be decoded are packed as they are stored.
     """
 
     def __init__(
@@ -67,13 +106,23 @@ class ViewCommit:
         lower: ShardSet,
         options: CommitOptions,
         on_shard: Callable[[], None] = lambda: None,
+        parts: Sequence[Part] = (),
     ) -> None:
-        self.lower, self.options, self._on_shard = lower, options, on_shard
+        self.lower, self.options, self._on_shard, self._parts = lower, options, on_shard, parts
+        only_chooses = not isinstance(lower, ViewSet) or lower.composition.only_chooses
+        self._source = lru_cache(LAYOUTS)(partial(self._opened, only_chooses))
+        self.counts_on = "%" in (options.output or "") and bool(parts or options.resplits)
         self.plan = Plan()  # of the shards so far, without their pieces
+        self._splits: list[str] = []
         self.done: list[Step] = []  # those of them that were written now
         self.left_out = 0  # members of the set that are in no sample
         # Members at the start of the first shard, as `member_names` has them.
         self.first: list[tuple[bytes, bytes]] = []
+
+    @property
+    def splits(self) -> list[str]:
+        """The split of each shard of the plan, "" for none."""
+        return self._splits or [""] * len(self.plan.steps)
 
     def run(self, write: bool) -> None:
         """Write the shards, or only plan them. Shards that a killed commit has finished are kept.
@@ -88,11 +137,19 @@ class ViewCommit:
             # Only the length is kept, or memory would grow with the set.
             short = step._replace(output=Output(step.target, (), length=step.output.length))
             # One thread: a set is read by one.
-            if write and Runner(Plan([step]), ViewContents(self.lower)).write_missing():
+            if write and self._runner(step).write_missing():
                 self.done.append(short)
             self.plan.steps.append(short)
         if not self.plan.steps:
             raise CommitError("nothing is left to be written: no sample is shown with these options")
+
+    def _runner(self, step: Step) -> Runner:
+        plain = self.lower.plain
+        sources = {
+            number: SourceShard(plain.shards[number].path, plain.record(number).fingerprint)
+            for number in step.output.sources
+        }
+        return Runner(Plan([step], sources), ViewContents(self.lower), plain)
 
     def _refuse_damage(self) -> None:
         """Refuse damaged shards before anything is written. Raises CommitError."""
@@ -107,17 +164,20 @@ class ViewCommit:
     # --- which samples are in which shard
 
     def _steps(self) -> Iterator[Step]:
-        name = namer(self.options.output)
-        for nth, (number, samples) in enumerate(self._shards()):
-            members = [member for sample in samples for member in sample.members]
-            output = Output(name(nth), [*members, Zeros(len(headers.END))])
-            yield Step(output, NEW, number, len(samples))
+        if self._parts:
+            for split, name, places in self._parts:
+                for step in self._rolled(name, (self._sample(*place) for place in places)):
+                    self._splits.append(split)
+                    yield step
+        elif self.options.resplits:
+            yield from self._rolled(namer(self.options.output), self._all_samples())
+        else:
+            name = namer(self.options.output)
+            for nth, (number, samples) in enumerate(self._shards()):
+                yield _step(name(nth), number, samples)
 
-    def _shards(self) -> Iterator[tuple[int | None, list[_Sample]]]:
-        """Yield the samples of each new shard. Semantics decision: there is no shard without samples."""
-        if self.options.resplits:
-            yield from ((None, samples) for samples in self._rolled())
-            return
+    def _shards(self) -> Iterator[tuple[int, list[_Sample]]]:
+        """Yield the samples of each shard. Semantics decision: there is no shard without samples."""
         for number in readable_numbers(self.lower, self.options.allow_missing):
             samples = list(self._samples(number))
             for first, second in itertools.pairwise(samples):
@@ -128,35 +188,65 @@ class ViewCommit:
                 yield number, samples
             self._on_shard()
 
-    def _rolled(self) -> Iterator[list[_Sample]]:
-        """Yield the samples of each new shard."""
-        fill = ShardFill(self.options.maxcount, self.options.maxsize)
-        placed: list[_Sample] = []
+    def _all_samples(self) -> Iterator[_Sample]:
         for number in readable_numbers(self.lower, self.options.allow_missing):
-            for sample in self._samples(number):
-                if fill.starts_another(sample.size, sample.key):
-                    yield placed
-                    placed = []
-                placed.append(sample)
+            yield from self._samples(number)
             self._on_shard()
+
+    def _rolled(self, name: Namer, samples: Iterable[_Sample]) -> Iterator[Step]:
+        """Yield shards of these samples."""
+        fill, nth = ShardFill(self.options.maxcount, self.options.maxsize), 0
+        placed: list[_Sample] = []
+        for sample in samples:
+            if fill.starts_another(sample.size, sample.key):
+                yield _step(name(nth), None, placed)
+                placed, nth = [], nth + 1
+            placed.append(sample)
         if placed:
-            yield placed
+            yield _step(name(nth), None, placed)
+            nth += 1
+        self._refuse_beyond(name, nth)
+
+    def _refuse_beyond(self, name: Namer, count: int) -> None:
+        """Raise CommitError if the next name is taken: a glob over the new set would take that for a part."""
+        if self.counts_on and os.path.lexists(name(count)):
+            raise CommitError(
+                f"{os.fsdecode(name(count))} exists, and this set ends before it: it would be taken for a part"
+            )
 
     def _samples(self, number: int) -> Iterator[_Sample]:
         """Yield the samples of a shard of the set, in the order of the tar or of their keys."""
         entries = indexed(samples_of, self.lower, number)
-        record, tag = indexed(self.lower.record, number), self.lower.tag(number)
+        record = indexed(self.lower.record, number)
         plain = indexed(self.lower.plain.record, number)
         self.left_out += plain.entries - plain.samples
         order = [int(entry) for entry in entries]
         if self.options.sort:
             order.sort(key=record.entry_path)
         for entry in order:
-            yield self._sample(record, number, tag, entry)
+            yield self._sample(number, entry)
 
-    def _sample(self, record: Record, number: int, tag: int, entry: int) -> _Sample:
-        key, members = record.entry_path(entry), []
-        taken: set[bytes] = set()
+    def _opened(self, only_chooses: bool, number: int) -> _Source:
+        record, tag = indexed(self.lower.record, number), self.lower.tag(number)
+        plain, source = indexed(self.lower.plain.record, number), None
+        if only_chooses:
+            source = layout(number, self.lower.shards[number].path, plain)
+        # Headers of members that a global one in front of them completes mean something else without it.
+        return _Source(record, tag, None if source is None or source.common else source)
+
+    def _sample(self, number: int, entry: int) -> _Sample:
+        record, tag, source = self._source(number)
+        members = record.entry_members(entry)
+        size = int(record.sizes(members).sum())
+        if source is None:
+            return _Sample(record.entry_path(entry), list(self._new_members(record, number, tag, entry)), size)
+        own = members if record.view is None else [record.address(member)[1] for member in members]
+        ranges = sorted(source.member(member) for member in own)
+        pieces = joined(CopiedRange(number, *bounds) for bounds in ranges)
+        return _Sample(record.entry_path(entry), pieces, size)
+
+    def _new_members(self, record: Record, number: int, tag: int, entry: int) -> Iterator[NewMember]:
+        key, taken = record.entry_path(entry), set[bytes]()
         for member in record.entry_members(entry):
             extension = record.extension(member)
             name = key + b"." + extension
@@ -168,8 +258,66 @@ class ViewCommit:
                 )
             taken.add(extension.lower())
             size, mtime_ns = record.size_and_time(member)
-            members.append(NewMember(name, b"%d %d %d" % (number, tag, member), size, mtime_ns))
-        return _Sample(key, members)
+            yield NewMember(name, b"%d %d %d" % (number, tag, member), size, mtime_ns)
+
+
+class _Samples:
+    """The samples of a set, by number, in its order: what the order and the splits of new shards follow from."""
+
+    def __init__(self, lower: ShardSet, on_shard: Callable[[], None]) -> None:
+        self._lower = lower
+        self.shards, self.entries = array("I"), array("I")
+        for number in lower.numbers:
+            entries = array("I", np.asarray(indexed(samples_of, lower, number), np.uint32).tobytes())
+            self.shards.extend(itertools.repeat(number, len(entries)))
+            self.entries.extend(entries)
+            on_shard()
+        self.class_of = np.full(len(self), NO_CLASS, np.int32)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def key(self, sample: int) -> bytes:
+        """Return the key of a sample."""
+        return indexed(self._lower.record, self.shards[sample]).entry_path(self.entries[sample])
+
+    def listed(self, file: LabelFile) -> NDArray[np.int64]:
+        """Return the place of each sample in a list of keys, -1 for none."""
+        parts = [np.zeros(0, np.int64)]
+        with key_lists.opened(file, Fingerprint.at(file.path)) as keys:
+            for number, some in itertools.groupby(range(len(self)), self.shards.__getitem__):
+                parts.append(keys.find(self._lower.shards[number].name, [*map(self.key, some)])[0])
+        return np.concatenate(parts)
+
+
+def parts_of(lower: ShardSet, options: PackOptions, on_shard: Callable[[], None]) -> list[Part]:
+    """Return the samples of a set in the order, and in the splits, of the options; none for those of the set.
+
+    16 bytes a sample are in memory then. Raises CommitError for a sample that `--order` does not list.
+    """
+    if options.shuffle is None and options.order is None and not options.splits:
+        return []
+    samples = _Samples(lower, on_shard)
+    if options.order is None:
+        order = shuffled(samples, options.shuffle)
+    else:
+        places = samples.listed(label_file(options.order, is_list=True))
+        order = np.argsort(places, kind="stable")[np.count_nonzero(places < 0) :]
+        if len(order) < len(samples) and not options.leave_out:
+            missing = counted(len(samples) - len(order), "sample")
+            text = "is not in the list of --order; --keys takes only the samples of a list, --leave-out these"
+            raise CommitError(f"{missing}, the first {os.fsdecode(samples.key(int(np.argmin(places))))!r}: {text}")
+    numbers = split_of(samples, order, options.splits) if options.splits else [order]
+    titles = [split.name for split in options.splits] or [""]
+    return [
+        (title, name, ((samples.shards[at], samples.entries[at]) for at in some))
+        for title, name, some in zip(titles, options.names, numbers, strict=True)
+    ]
+
+
+def _step(target: bytes, number: int | None, samples: Sequence[_Sample]) -> Step:
+    pieces = joined(piece for sample in samples for piece in sample.pieces)
+    return Step(Output(target, [*pieces, Zeros(len(headers.END))]), NEW, number, len(samples))
 
 
 def _obstacle(name: bytes, key: bytes, extension: bytes, taken: set[bytes]) -> str | None:

@@ -56,6 +56,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _PLAIN = re.compile(r"[^~@{}*?\[:][^{}*?\[:]*")  # has nothing to expand
 _ESCAPED = re.compile(r"\[([*?\[:])\]")  # a character that a glob, or the split at `::`, has to take as it is
 _ESCAPE, _BRACE = re.compile(r"[*?\[]"), re.compile(r"[{}\\]")  # what `settled` marks
+_ABOUT_SHARDS = (".idx", ".index", ".wdsidx", ".json", ".yaml", ".yml", ".txt", ".md")
 _SUFFIXES = tuple(os.fsdecode(suffix) for suffix in names.SHARD_SUFFIXES)
 
 
@@ -203,6 +204,29 @@ def names_a_shard(argument: str) -> bool:
         return True  # it exists; `expand` reports what is wrong with it
     except SpecError:
         return False
+
+
+def holds_files(argument: str) -> bool:
+    """Return True for a directory of files that become shards, False for SHARDS: `wdsfs pack` takes both.
+
+    Semantics decision: a directory is SHARDS if it is a prepared dataset of Energon, or has shards and besides
+    nothing but hidden names and files about shards (indexes, lists, notes). Raises SpecError for one with both.
+    """
+    if not os.path.lexists(argument):
+        return not (_is_special(argument) or argument.endswith(_SUFFIXES))
+    if objects.is_url(argument) or not os.path.isdir(argument) or shard_lists.dataset_at(argument) is not None:
+        return False
+    shards = _shard_names(argument)
+    others = (
+        name for name in os.listdir(argument) if not name.startswith(".") and not name.endswith(_ABOUT_SHARDS)
+    )
+    other = next((name for name in others if os.path.join(argument, name) not in shards), None)
+    if shards and other is not None:
+        raise SpecError(
+            f"{argument}: has shards ({os.path.basename(shards[0])}) and other files ({other}): name the shards, "
+            f"such as {shlex.quote(os.path.join(argument, '*.tar'))}, or say what the files are with --layout"
+        )
+    return not shards
 
 
 def _is_or_holds_a_shard(path: str) -> bool:
