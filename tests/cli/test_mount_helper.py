@@ -1,7 +1,6 @@
 """From what mount(8) passes to what `wdsfs mount` takes. What it passes was seen with util-linux 2.38."""
 
 import re
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -261,17 +260,15 @@ def test_a_misspelt_option_is_refused_with_what_was_meant(
         ("x.tar", "-o", "engine=auto,join=pipe:touch PWNED"),
     ],
 )
-def test_a_command_is_run_only_if_that_is_allowed(program: Program, words: tuple[str, ...]) -> None:
+def test_a_command_is_run_only_if_that_is_allowed(
+    program: Program, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     program.write("x.tar", sets.content(0))
+    monkeypatch.chdir(program.home)
+    for name, value in {**program.environment, "WDS_HIDDEN": "pipe:touch PWNED"}.items():
+        monkeypatch.setenv(name, value)
     spec, *rest = words
-    script = "import sys; from wdsfs.cli.mount_helper import main; sys.exit(main(sys.argv[1:]))"
-    done = subprocess.run(
-        [sys.executable, "-c", script, spec, program.mountpoint, *rest],
-        cwd=program.home,
-        env={**program.environment, "WDS_HIDDEN": "pipe:touch PWNED"},
-        capture_output=True,
-        check=False,
-    )
-    assert (done.returncode, b"allow-pipe" in done.stderr) == (mount_helper.WRONG_CALL, True), done
+    assert mount_helper.main([spec, str(program.mountpoint), *rest]) == mount_helper.WRONG_CALL
+    assert "allow-pipe" in capfd.readouterr().err
     assert not (program.home / "PWNED").exists()
     assert "--allow-pipe" in options("ro,allow_pipe", "pipe:cat x.tar")

@@ -23,7 +23,7 @@ def million(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
     each = SAMPLES // SHARDS
     for number in range(SHARDS):
         sets.write_samples(program.home / f"m-{number:06d}.tar", each, number * each, b"k%s.cls")
-    with viewing(program, "m-{000000..000003}.tar") as found:
+    with viewing(program, "m-{000000..000003}.tar", new_interpreter=True) as found:
         yield found
 
 

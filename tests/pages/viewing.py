@@ -80,7 +80,9 @@ class Viewer:
 
 
 @contextlib.contextmanager
-def viewing(program: Program, *arguments: str | Path, cwd: Path | None = None) -> Iterator[Viewer]:
+def viewing(
+    program: Program, *arguments: str | Path, cwd: Path | None = None, new_interpreter: bool = False
+) -> Iterator[Viewer]:
     """`wdsfs view` with these arguments; ends as by Ctrl-C, and leaves no process behind."""
     said = program.home / "view.log"
     with said.open("wb") as log:
@@ -88,7 +90,7 @@ def viewing(program: Program, *arguments: str | Path, cwd: Path | None = None) -
             "view",
             "--no-browser",
             *arguments,
-            new_interpreter=True,
+            new_interpreter=new_interpreter,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
