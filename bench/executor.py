@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 from bench.report import Case
 from bench.systems import Broken, Wdsfs, run
-from wdsfs.cluster.far_side import Batch, Outcome
-from wdsfs.cluster.spread import Job, spread
 from wdsfs.executors import Workers
+from wdsfs.index.far_side import Batch, Outcome
+from wdsfs.index.spread import Job, spread
 
 if TYPE_CHECKING:
     from bench.workloads import Bench

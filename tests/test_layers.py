@@ -30,7 +30,6 @@ storage | fuse trio lmdb numpy terminal
 remote  | fuse trio lmdb numpy terminal
 spec    | fuse trio lmdb numpy terminal clock
 tar     | fuse trio lmdb terminal clock
-cluster | fuse trio lmdb numpy terminal
 index   | fuse trio terminal
 tree    | fuse trio lmdb terminal
 interop | fuse trio lmdb terminal clock

@@ -16,11 +16,10 @@ import pytest
 
 from tests import sets, work
 from tests.conftest import descendants, descriptors, new_processes, wait_until
-from wdsfs.cluster import spread
-from wdsfs.cluster.far_side import Batch
 from wdsfs.errors import CorruptShard, MissingShard, ShardError, UnreadableShard
 from wdsfs.executors import Workers
-from wdsfs.index import process_pool
+from wdsfs.index import process_pool, spread
+from wdsfs.index.far_side import Batch
 from wdsfs.shards import Shard
 
 

@@ -1,6 +1,6 @@
 """Output shards as units of work: what a worker refuses, what it leaves, and how an unfinished commit goes on.
 
-Here the workers are threads of this process or of the command; real clusters are in cluster/test_clusters.py.
+Here the workers are threads of this process or of the command; real clusters are in index/test_clusters.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import pytest
 
 from tests import sets
 from tests.conftest import Program, wait_until
-from wdsfs.cluster.far_side import SeenShard
 from wdsfs.errors import CommitError, ShardError, StaleShard
 from wdsfs.executors import Workers
+from wdsfs.index.far_side import SeenShard
 from wdsfs.packing import cluster_units
 from wdsfs.packing.cluster_units import ClusterRun, OutputUnit, remove_attempts
 from wdsfs.packing.plan import NEW, CopiedRange, NewMember, Output, SourceShard, Step, Zeros

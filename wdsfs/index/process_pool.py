@@ -1,7 +1,7 @@
 """Work on each shard by several processes: results as they come, memory flat, an orderly interrupt.
 
 The work is a function of a path (or of another unit) that touches nothing else, so it can be done anywhere: by the
-workers of a cluster (`cluster/spread.py`), or here. Here that is a thread for each of some processes; a thread
+workers of a cluster (`index/spread.py`), or here. Here that is a thread for each of some processes; a thread
 hands its process one unit at a time, through pipes.
 
 Threads of this process read remote shards: it has the connection to the fetcher, with the secrets of the stores,
@@ -29,10 +29,10 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from wdsfs.cluster import shard_units
-from wdsfs.cluster.spread import InFlight, Job, spread
 from wdsfs.errors import ShardError, UnreadableShard
 from wdsfs.executors import DaemonThreads, Workers
+from wdsfs.index import shard_units
+from wdsfs.index.spread import InFlight, Job, spread
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.shards import Fingerprint, Shard
 

@@ -18,11 +18,11 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from wdsfs.cluster.far_side import SeenShard, agree, here
-from wdsfs.cluster.shard_units import seen_here
-from wdsfs.cluster.spread import Job, spread
 from wdsfs.errors import CommitError, ShardError, StaleShard
 from wdsfs.executors import Workers
+from wdsfs.index.far_side import SeenShard, agree, here
+from wdsfs.index.shard_units import seen_here
+from wdsfs.index.spread import Job, spread
 from wdsfs.packing.plan import Output, SourceShard, Step
 from wdsfs.packing.shard_writer import Contents, ObjectOutputs, ShardWriter
 from wdsfs.remote.shard_paths import is_remote, look, look_again

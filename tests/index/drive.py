@@ -14,7 +14,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 
-from tests.cluster import dying
+from tests.index import dying
 from wdsfs.cli.main import main
 from wdsfs.index import store
 from wdsfs.packing import cluster_units

@@ -64,7 +64,7 @@ def environment(home: Path) -> dict[str, str]:
 def drive(home: Path, *words: str, launcher: tuple[Any, ...] = (PYTHON,), code: int | None = 0) -> str:
     """Run drive.py; returns what it says."""
     done = subprocess.run(
-        [*launcher, ROOT / "tests/cluster/drive.py", home, *words],
+        [*launcher, ROOT / "tests/index/drive.py", home, *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -14,8 +14,6 @@ import pytest
 
 from tests import sets, work
 from wdsfs import errors, executors
-from wdsfs.cluster import far_side, spread
-from wdsfs.cluster.far_side import Batch
 from wdsfs.errors import (
     ExecutorUnusable,
     MissingShard,
@@ -27,7 +25,8 @@ from wdsfs.errors import (
     WdsfsError,
 )
 from wdsfs.executors import Engine, Workers, opener
-from wdsfs.index import process_pool, record_builder
+from wdsfs.index import far_side, process_pool, record_builder, spread
+from wdsfs.index.far_side import Batch
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.remote import shard_paths
@@ -232,7 +231,7 @@ def test_a_worker_that_sees_another_file_is_found(tmp_path: Path, monkeypatch: p
         "look_again",
         lambda path: real(path)._replace(mtime_ns=5) if path == shards[0].path else real(path),
     )
-    monkeypatch.setattr("wdsfs.cluster.shard_units.shard_paths.look_again", far_side.shard_paths.look_again)
+    monkeypatch.setattr("wdsfs.index.shard_units.shard_paths.look_again", far_side.shard_paths.look_again)
     seen = {one.path: far_side.SeenShard(one.path, real(one.path)) for one in shards}
     with pytest.raises(StaleMount, match=r"/a: the worker on .* sees another file"):
         far_side.agree(seen[shards[0].path])

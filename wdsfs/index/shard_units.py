@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
-from wdsfs.cluster.far_side import SeenShard, on_shard
-from wdsfs.cluster.spread import Job, spread
 from wdsfs.errors import ShardError, StaleMount
 from wdsfs.executors import Workers
+from wdsfs.index.far_side import SeenShard, on_shard
+from wdsfs.index.spread import Job, spread
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.shards import Fingerprint, Shard, wait_for_tick
