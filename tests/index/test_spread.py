@@ -231,7 +231,7 @@ def test_a_worker_that_sees_another_file_is_found(tmp_path: Path, monkeypatch: p
         "look_again",
         lambda path: real(path)._replace(mtime_ns=5) if path == shards[0].path else real(path),
     )
-    monkeypatch.setattr("wdsfs.index.shard_units.shard_paths.look_again", far_side.shard_paths.look_again)
+    monkeypatch.setattr("wdsfs.index.process_pool.shard_paths.look_again", far_side.shard_paths.look_again)
     seen = {one.path: far_side.SeenShard(one.path, real(one.path)) for one in shards}
     with pytest.raises(StaleMount, match=r"/a: the worker on .* sees another file"):
         far_side.agree(seen[shards[0].path])

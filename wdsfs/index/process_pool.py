@@ -29,12 +29,13 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from wdsfs.errors import ShardError, UnreadableShard
+from wdsfs.errors import ShardError, StaleMount, UnreadableShard
 from wdsfs.executors import DaemonThreads, Workers
-from wdsfs.index import shard_units
+from wdsfs.index.far_side import SeenShard, on_shard
 from wdsfs.index.spread import InFlight, Job, spread
-from wdsfs.remote.shard_paths import is_remote
-from wdsfs.shards import Fingerprint, Shard
+from wdsfs.remote import shard_paths
+from wdsfs.remote.shard_paths import is_output, is_remote
+from wdsfs.shards import Fingerprint, Shard, wait_for_tick
 
 ALONE_BYTES = 64 << 20  # less work than this is finished here before other processes have started
 AHEAD = 4  # results per process that may wait to be taken
@@ -82,9 +83,9 @@ def each(
     `spread.py` says; `adopt` then makes a result ours: it gets the fingerprint that the shard has here.
     """
     if workers is not None:
-        local, elsewhere = shard_units.divided(shards)
+        local, elsewhere = _divided(shards)
         yield from _in_threads(function, local, argument)
-        yield from shard_units.each(workers, function, elsewhere, argument, adopt)
+        yield from _by_workers(workers, function, elsewhere, argument, adopt)
         return
     remote = [shard for shard in shards if is_remote(shard.path)]
     if remote:
@@ -114,6 +115,63 @@ def units(
             yield item, _try(lambda item: function(prepare(item)), item)
     else:
         yield from _in_processes(function, items, min(jobs, len(items)), name, prepare)
+
+
+def _divided(shards: Sequence[Shard]) -> tuple[list[Shard], list[Shard]]:
+    """Divide shards into those that only this machine can read, which are outputs of commands, and all others."""
+    here = [shard for shard in shards if is_output(shard.path)]
+    return here, [shard for shard in shards if not is_output(shard.path)] if here else list(shards)
+
+
+def _by_workers(
+    workers: Workers,
+    function: Callable[[Any], Result],
+    shards: Sequence[Shard],
+    argument: Callable[[Shard], Any],
+    adopt: Callable[[Result, Fingerprint], Result],
+) -> Generator[tuple[Shard, Result | ShardError], None, None]:
+    """Yield each shard with `adopt(function(argument(shard)), fingerprint)`, or with the ShardError it gave.
+
+    The fingerprint is that which the shard had here before the worker looked at it. A worker that sees another
+    shard gives StaleMount. Raises as `spread`.
+    """
+    seen: dict[bytes, Fingerprint] = {}
+
+    def prepare(shard: Shard) -> tuple[Callable[[Any], Any], SeenShard, Any]:
+        seen_shard = seen_here(shard.path)
+        seen[shard.path] = seen_shard.fingerprint
+        return function, seen_shard, argument(shard)
+
+    def again(shard: Shard, sent: tuple[Any, SeenShard, Any], error: ShardError) -> bool:
+        """Return True if the shard has changed since it was looked at here."""
+        return isinstance(error, StaleMount) and not sent[1].is_same(shard_paths.look_again(shard.path))
+
+    job = Job(on_shard, prepare, lambda shard: os.fsdecode(shard.path), again)
+    for shard, result in spread(workers, job, shards):
+        fingerprint = seen.pop(shard.path, None)
+        if isinstance(result, ShardError) or fingerprint is None:
+            yield shard, result
+            continue
+        try:
+            ours: Result | ShardError = adopt(result, fingerprint)
+        except StaleMount as error:
+            ours = StaleMount(f"{os.fsdecode(shard.path)}: {error}")
+        yield shard, ours
+
+
+def seen_here(path: bytes) -> SeenShard:
+    """Return the shard at `path` as this machine sees it, for a worker to compare. Raises ShardError."""
+    if not is_remote(path):
+        return SeenShard(path, _settled(path))
+    url = shard_paths.url_of(path)
+    return SeenShard(path, shard_paths.look(path), url if url.query or url.user else None)
+
+
+def _settled(path: bytes) -> Fingerprint:
+    """Return the fingerprint of a file, which another write from now on changes."""
+    with contextlib.suppress(OSError):  # which the fingerprint says
+        wait_for_tick(os.stat(path))
+    return Fingerprint.at(path)
 
 
 def _bytes_exceed(shards: Sequence[Shard], limit: int) -> bool:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from wdsfs.errors import CommitError, ShardError, StaleShard
 from wdsfs.executors import Workers
 from wdsfs.index.far_side import SeenShard, agree, here
-from wdsfs.index.shard_units import seen_here
+from wdsfs.index.process_pool import seen_here
 from wdsfs.index.spread import Job, spread
 from wdsfs.packing.plan import Output, SourceShard, Step
 from wdsfs.packing.shard_writer import Contents, ObjectOutputs, ShardWriter
