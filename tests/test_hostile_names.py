@@ -81,6 +81,7 @@ def forging(program: Program) -> Program:
     data = tars.tar(tars.member(os.fsencode(f"{NAME}.txt"), b"1"), tars.member(b"b.txt", b"2"))
     program.write(f"{NAME}.tar", data)
     program.write(f"x{NAME}.tar", data[:1600])
+    program.write(f"edits/upper/{NAME}/{NAME}/cls", b"1")
     return program
 
 
@@ -88,13 +89,14 @@ SHARDS = [f"{NAME}.tar", f"x{NAME}.tar"]
 COMMANDS: list[tuple[str, ...]] = [
     *(("info",), ("check",), ("check", "--notes"), ("index",), ("mount", "--strict")),
     *(("export", "--format", "wids", "-o", "."), ("image", "-o", f"{NAME}.erofs"), ("cat",)),
+    *(("diff", "--overlay", "edits"), ("doctor", f"no {NAME}")),
 ]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_what_commands_say_of_them(forging: Program, command: tuple[str, ...]) -> None:
     last = {"cat": [f"no {NAME}"], "mount": [forging.mountpoint]}.get(command[0], [])
-    done = forging.run(*command, *SHARDS, *last, code=None)
+    done = forging.run(*command, *([] if command[0] == "doctor" else SHARDS), *last, code=None)
     said = (done.stdout + done.stderr).decode("utf-8", "surrogateescape")
     assert said
     assert is_safe(said)

@@ -344,28 +344,6 @@ def test_one_tree_has_the_samples_of_all_shards(
         assert shown_samples(mounted.path, names) == expected
 
 
-def test_one_tree_hides_nothing(program: Program, second: Path, shards: list[Path]) -> None:
-    """Three shards with the same files: the later ones' samples end with the name of their shard."""
-    chosen = [shard for shard in shards if shard.stem in WITH_DIRECTORIES]
-    with program.mounted("--merge", *chosen, at=second) as mounted:
-        for suffix in ("", *(f"~{shard.stem}" for shard in chosen[1:])):
-            assert (mounted.path / f"two{suffix}" / "txt").read_bytes() == b""
-            assert (
-                mounted.path / "dir" / "with space" / f"four{suffix}" / "txt"
-            ).read_bytes() == b"line\nneedle\n"
-        assert not (mounted.path / f"two~{chosen[0].stem}").exists()
-
-
-def test_one_tree_of_files(program: Program, second: Path, shards: list[Path]) -> None:
-    chosen = [shard for shard in shards if shard.stem.startswith(("wds-", "ustar-few", "hand"))]
-    with program.mounted("--merge", "--layout", "files", *chosen, at=second) as mounted:
-        shown = {str(path.relative_to(mounted.path)): path for path in mounted.path.rglob("*") if path.is_file()}
-        expected = {path: content for shard in chosen for path, content in samples_of(shard).items()}
-        extra = {"zwei.txt", "dir/five.txt", "h/link.bin"}  # links, which the library leaves out
-        assert set(shown) - extra == set(expected)
-        assert all(shown[path].read_bytes() == content for path, content in expected.items())
-
-
 def test_the_files_layout_has_the_names_of_the_tar(mounted: Mounted, shards: list[Path]) -> None:
     for shard in shards:
         listed = subprocess.run(

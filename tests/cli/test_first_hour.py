@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 from tests import tars
 from tests.conftest import BOTH_ENGINES, Program
 from wdsfs import mount_table
-from wdsfs.errors import bytes_text, counted
 
 SHARD = tars.tar(tars.member(b"a.txt", b"a"), tars.member(b"b.txt", b"b"))
 
@@ -52,20 +50,6 @@ def test_without_arguments_there_is_help(program: Program) -> None:
     said = program.run(code=2).stderr
     assert said == program.run("--help").stdout
     assert said.count(b"Usage:") == 1
-
-
-def test_one_function_for_numbers_of_things() -> None:
-    assert [bytes_text(size) for size in (0, 1, 1023, 1536, 5 << 20, 5 << 50)] == [
-        *("0 B", "1 B", "1023 B", "1.5 KiB", "5.0 MiB", "5,120.0 TiB")
-    ]
-    assert counted(1, "byte") == "1 byte"
-
-
-def test_one_byte_is_one_byte(program: Program) -> None:
-    program.write("a.tar", tars.tar(tars.member(b"a.txt", b"aa"), end=b"")[: tars.BLOCK + 1])
-    assert "1 byte before the end of the member" in program.run("ls", "a.tar").stderr.decode()
-    program.write("b.tar", SHARD + b"x")
-    assert "1 byte from offset" in program.run("ls", "b.tar").stderr.decode()
 
 
 # --- help --------------------------------------------------------------------------------------------------
@@ -180,19 +164,3 @@ def test_restore_takes_a_path_alone(shard: Program) -> None:
 
 
 # --- view, pack -------------------------------------------------------------------------------------------
-
-
-def test_a_port_that_is_taken(shard: Program) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        said = shard.refused("view", "--no-browser", "--port", str(port), "a.tar", code=2)
-    assert f"port {port}: Address already in use; name another one with --port, or leave it out" in said
-
-
-def test_pack_does_not_speak_of_commits(program: Program) -> None:
-    files = program.directory("files")
-    for name in ("a.txt", "a.txt~", ".x", "noext"):
-        (files / name).write_bytes(b"1")
-    assert "commit" not in program.run("pack", "-o", "new/%d.tar", files, code=7).stderr.decode()
-    said = program.run("pack", "--leave-out", "-o", "new/%d.tar", files).stdout.decode()
-    assert "a.txt~: looks like what an editor or a desktop has left behind; --with-leavings packs it" in said

@@ -657,13 +657,6 @@ def test_check_has_a_line_for_each_finding(program: Program) -> None:
     assert (found[0]["kind"], found[0]["offset"], found[0]["member"]) == ("split sample", split, "a")
 
 
-@pytest.mark.parametrize("name", [name for name, case in tars.ODD.items() if case.problems])
-def test_check_finds_what_is_wrong(program: Program, name: str) -> None:
-    shard = program.home / "a.tar"
-    tars.ODD[name].write(shard)
-    assert re.search(rf"^{shard}:\d+: .*\[\w".encode(), program.run("check", shard, code=1).stdout, re.M)
-
-
 # --- shards that cannot be had -----------------------------------------------------------------------------
 
 
@@ -942,42 +935,6 @@ def test_a_bar_on_a_terminal(shards: Program) -> None:
 
 # --- what is said -------------------------------------------------------------------------------------------
 
-CONTROLS = tars.tar(
-    tars.member(b"d/\x1b[31mred\x07.j\x1bpg", b"x"),
-    tars.member(b"d/\x1b]0;title\x07", b"x"),
-    tars.member("d/ü\nb.jpg".encode(), b"x"),
-)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (("ls", "-R", "s.tar"), 0),
-        (("ls", "-lR", "--layout", "files", "s.tar"), 0),
-        (("info", "s.tar"), 0),
-        (("check", "--notes", "s.tar"), 1),
-        (("cat", "s.tar", "s/d/\x1b[31mred"), 6),
-        (("ls", "s.tar", "s/\x1b[31m"), 6),
-        (("ls", "\x1b.tar"), 3),
-        (("diff", "--overlay", "ov", "s.tar"), 0),
-    ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else None,
-)
-def test_names_cannot_control_a_terminal(tmp_path: Path, arguments: tuple[str, ...], code: int) -> None:
-    program = Program(tmp_path)
-    program.write("s.tar", CONTROLS)
-    program.write("ov/upper/s/d/\x1b[31mred\x07/\x1b[2Jcls", b"1")
-    program.run("index", "s.tar")
-    text = program.on_terminal(*arguments, code=code)
-    plain = re.sub(rb"\x1b\[[0-9;]*m", b"", text) if arguments[0] == "info" else text  # its header is bold
-    assert b"\\x1b" in plain
-    assert not re.search(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", plain), text
-
-
-def test_in_a_pipe_names_are_as_they_are(program: Program) -> None:
-    program.write("s.tar", CONTROLS)
-    assert b"d/\x1b[31mred\x07/" in program.run("ls", "-R", "s.tar", "s").stdout
-
 
 def test_mount_says_which_argument_is_missing(program: Program) -> None:
     program.write("s.tar", SAMPLES)
@@ -1005,10 +962,6 @@ def test_options_of_mount_that_are_misspelt(program: Program) -> None:
         assert said == f"wdsfs: -o {wrong}: no such option; did you mean {meant}?"
     said = program.refused("mount", "-o", "allow_othr", "s.tar", "mnt", code=2)
     assert said.endswith("; did you mean allow_other?")
-
-
-def test_doctor_shows_escapes_of_a_misspelt_place(program: Program) -> None:
-    assert b"\x1b" not in program.run("doctor", "a\x1b]0;x\x07", code=5).stdout
 
 
 def test_a_misspelt_shard_is_no_path(program: Program) -> None:

@@ -808,14 +808,3 @@ def test_the_board_is_shared_with_children() -> None:
         os._exit(0)
     os.waitpid(pid, 0)
     assert board.failures == 1
-
-
-def test_a_killed_mount_process_leaves_a_mount_that_can_be_cleared(program: Program, shard: Path) -> None:
-    with program.mounted("--layout", "files", shard, ends_itself=True) as mounted:
-        for pid in [mounted.pid, *workers_of(mounted)]:
-            kill(pid)
-        mounted.wait_for_exit()
-        path = mounted.path / "s" / "d" / "0000.bin"
-        wait_until(lambda: _error_of_reading(path) == errno.ENOTCONN, "the connection's end")
-        assert subprocess.run(["ls", mounted.path], capture_output=True, check=False).returncode
-        program.run("umount", mounted.path)

@@ -23,7 +23,6 @@ import stat
 import struct
 import subprocess
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -334,24 +333,6 @@ def test_what_is_not_there(program: Program) -> None:
             os.listdir(mounted.path / "a/a/txt")
         with pytest.raises(IsADirectoryError):
             (mounted.path / "a/a").read_bytes()
-
-
-def test_a_missing_name_is_asked_for_once(program: Program) -> None:
-    """Loaders probe for files that are not there; the kernel remembers the answer."""
-    program.write("a.tar", SMALL)
-    with program.mounted("a.tar") as mounted:
-        # From within the sample: the names of shards, on the way to it, are asked for again every second.
-        sample = os.open(mounted.path / "a/a", os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            counts = []
-            for times in (1, 100):
-                for _ in range(times):
-                    with pytest.raises(FileNotFoundError):
-                        os.stat("jpg", dir_fd=sample)
-                counts.append(mounted.status()["requests"]["lookup"])
-        finally:
-            os.close(sample)
-        assert counts[0] == counts[1]
 
 
 def test_a_request_wakes_nobody_but_who_answers_it(program: Program) -> None:
@@ -900,50 +881,6 @@ def _listed(path: Path) -> list[str]:
     return []
 
 
-def test_a_killed_worker_is_not_noticed(big: Program) -> None:
-    """While a file is read again and again, the processes that serve it are killed one after the other."""
-    with big.mounted("a.tar") as mounted:
-        mounted.expect_log("ended .killed by SIGKILL.; it is replaced")
-        failures: list[object] = []
-        done = threading.Event()
-        reads = [0, 0, 0]
-
-        def read(number: int) -> None:
-            try:
-                while not done.is_set():
-                    fd = os.open(mounted.path / "a/big/bin", os.O_RDONLY)
-                    try:
-                        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-                        if b"".join(iter(lambda: os.read(fd, 1 << 17), b"")) != BIG:  # noqa: B023  # used at once
-                            failures.append("other bytes")
-                    finally:
-                        os.close(fd)
-                    reads[number] += 1
-            except OSError as error:
-                failures.append(error)
-
-        threads = [threading.Thread(target=read, args=(number,)) for number in range(3)]
-        for thread in threads:
-            thread.start()
-        try:
-            while mounted.status()["restarts"] < 10:
-                before, seen = workers(mounted), list(reads)
-                with contextlib.suppress(ProcessLookupError):  # a surplus one ends by itself
-                    os.kill(max(before), signal.SIGKILL)
-                # Each reader has begun and ended a read since: what was under way has been answered. A request at
-                # which worker after worker dies would get EIO, as documented.
-                wait_until(
-                    lambda: failures or all(new > old + 1 for new, old in zip(reads, seen, strict=True)),  # noqa: B023  # at once
-                    "every reader to go on",
-                )
-                assert failures == []
-        finally:
-            done.set()
-            for thread in threads:
-                thread.join()
-        assert failures == []
-
-
 def workers(mounted: Mounted) -> set[int]:
     """Without the process that hears of changes, which serves nobody."""
     return {pid for pid in mounted.status()["processes"] if pid != mounted.pid and is_running(pid)}
@@ -1248,22 +1185,6 @@ def test_an_index_directory_that_cannot_be_made(program: Program) -> None:
     assert list(temporary.iterdir()) == []
     program.run("mount", "a.tar", program.home / "missing", code=5, env=places)
     assert list(temporary.iterdir()) == []
-
-
-def test_few_descriptors(program: Program) -> None:
-    """A set of more shards than the process may open files."""
-    for number in range(150):
-        program.write(f"{number:03d}.tar", tars.tar(tars.member(b"a.txt", b"%d" % number)))
-    with program.mounted("{000..149}.tar", preexec_fn=_few_descriptors) as mounted:
-        for _ in range(2):
-            for number in range(150):
-                assert (mounted.path / f"{number:03d}" / "a" / "txt").read_bytes() == b"%d" % number
-
-
-def _few_descriptors() -> None:
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
 
 WHERE = "wdsfs: which layout for which loader: wdsfs help layouts\n"

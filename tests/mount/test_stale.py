@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import faulthandler
-import itertools
 import mmap
 import os
 import signal
@@ -17,8 +16,6 @@ import pytest
 
 from tests import tars
 from tests.conftest import Mounted, Program, drop_pages, fails, wait_until
-from wdsfs.shards import Fingerprint
-from wdsfs.tree.freshness import Generations
 
 Answer = TypeVar("Answer")
 
@@ -277,34 +274,6 @@ def test_a_change_that_hides_its_time(program: Program) -> None:
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
     with program.mounted("a.tar") as mounted:
         assert read_all(mounted.path / "a/small/txt") == b"\2" * 100
-
-
-def test_a_change_with_the_same_tag(program: Program, mounted: Mounted) -> None:
-    """For any fingerprint of the new content, its inode numbers were not in use before: what the kernel
-    has kept under those is not taken for it. Here a remount would give both the same numbers.
-    """
-    path = program.home / "a.tar"
-    big = mounted.path / "a/big/bin"
-    old_tag = Generations(1).of(0, Fingerprint.of(path.stat()))
-    fd = os.open(big, os.O_RDONLY)
-    try:
-        assert os.pread(fd, 4096, 0) == b"\1" * 4096
-        assert (mounted.path / "a/small/txt").read_bytes() == b"\1" * 100
-        new = program.write("new", shard(2))
-        found = Fingerprint.of(new.stat())
-        times = itertools.count(found.mtime_ns)
-        chosen = next(t for t in times if Generations(1).of(0, found._replace(mtime_ns=t)) == old_tag)
-        os.utime(new, ns=(chosen, chosen))
-        new.rename(path)
-        mounted.expect_log(CHANGED)
-        mounted.allow_log(r"a\.tar")
-        wait_until(lambda: read_all(mounted.path / "a/2/txt") == b"only here", "the new content")
-        assert (mounted.path / "a/small/txt").read_bytes() == b"\2" * 100
-        assert big.read_bytes() == b"\2" * SIZE
-        for place in range(0, SIZE, 100_000):
-            assert unless_gone(lambda: os.pread(fd, 10, place)) in (None, b"\1" * 10)  # noqa: B023  # at once
-    finally:
-        os.close(fd)
 
 
 def test_mapped_files(program: Program, mounted: Mounted) -> None:

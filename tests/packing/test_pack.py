@@ -39,7 +39,7 @@ from wdsfs.packing.file_source import FilePlan, PackOptions, make_plan, pack_fil
 from wdsfs.packing.file_table import WalkRules
 from wdsfs.packing.shard_writer import Files as TreeFiles
 from wdsfs.packing.shard_writer import ShardWriter
-from wdsfs.storage.durable import Disk, temporary_of
+from wdsfs.storage.durable import temporary_of
 from wdsfs.tree.tree import View
 
 Files = Mapping[Any, bytes]
@@ -362,12 +362,6 @@ def test_times_that_need_more_than_a_field(tmp_path: Path, mtime: int) -> None:
     assert len(shard) == plan.length
 
 
-def test_large_files_are_read_in_pieces(tmp_path: Path) -> None:
-    content = bytes(range(256)) * 12_000
-    (shard,) = pack(write(tmp_path / "tree", {"a.bin": content, "b.bin": content[:-1]}))
-    assert members(shard) == [(b"a.bin", content), (b"b.bin", content[:-1])]
-
-
 def test_copies_with_other_times_give_the_same_bytes_with_one_time(tmp_path: Path) -> None:
     one = pack(write(tmp_path / "a/tree", FLAT, mtime=5), mtime=7)
     other = pack(write(tmp_path / "b/tree", dict(reversed(FLAT.items())), mtime=6), mtime=7)
@@ -544,25 +538,6 @@ def test_what_is_there_is_kept_if_it_is_the_same_and_refused_if_not(tmp_path: Pa
     (tmp_path / "out/s-000003.tar").touch()
     with pytest.raises(CommitError, match=r"s-000003\.tar exists, and this set ends before it"):
         pack_files(plan_of(tree, **options))
-
-
-def test_a_shard_is_read_back_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = plan_of(write(tmp_path / "tree", FLAT))
-    monkeypatch.setattr(Disk, "sync", lambda _, fd: os.pwrite(fd, b"?", 600))
-    with pytest.raises(CommitError, match="cannot be read back"):
-        pack_files(plan)
-    assert left_behind(tmp_path) == []
-
-
-def test_a_shard_that_appears_meanwhile_is_not_overwritten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = plan_of(write(tmp_path / "tree", FLAT))
-    target = tmp_path / "out/s-000000.tar"
-    monkeypatch.setattr(Disk, "sync", lambda _, fd: target.write_bytes(b"somebody's"))
-    with pytest.raises(CommitError, match="is there already"):
-        pack_files(plan)
-    assert target.read_bytes() == b"somebody's"
 
 
 def test_a_full_disk_leaves_whole_shards_only(program: Program) -> None:  # noqa: F811

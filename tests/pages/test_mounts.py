@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tests import tars
-from tests.conftest import BOTH_ENGINES, Program, wait_until
+from tests.conftest import BOTH_ENGINES, FUSE, KERNEL, Program, wait_until
 from tests.pages.viewing import Viewer, viewing
 
 NAMES = b"cat\ndog\n"
@@ -86,8 +86,9 @@ def test_what_a_split_leaves_out_is_left_out(program: Program) -> None:
             assert viewer.paths() == ["t-0/s01"]
 
 
-@BOTH_ENGINES
-@pytest.mark.parametrize("options", [(), ("--field", "caption.txt=json:caption")])
+@pytest.mark.parametrize(
+    ("engine", "options"), [(FUSE, ("--field", "caption.txt=json:caption")), (KERNEL, ())], indirect=["engine"]
+)
 def test_shards_that_come_and_go_do_so_on_the_page(shards: Program, options: tuple[str, ...]) -> None:
     def shows(viewer: Viewer, expected: list[str]) -> bool:
         return viewer.paths() == expected

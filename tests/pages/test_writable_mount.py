@@ -9,7 +9,7 @@ import shlex
 import pytest
 
 from tests import tars
-from tests.conftest import BOTH_ENGINES, Program, wait_until
+from tests.conftest import BOTH_ENGINES, FUSE, KERNEL, Program, wait_until
 from tests.pages.viewing import viewing
 
 SET = "t-{000000..000001}.tar"
@@ -55,8 +55,7 @@ def test_changed_and_removed_samples(program: Program) -> None:
         assert _cards(viewer.ask("/?column=cls&value=7").text) == [f"{A} changed"]
 
 
-@BOTH_ENGINES
-@pytest.mark.parametrize("names", ["ext", "full"])
+@pytest.mark.parametrize(("engine", "names"), [(FUSE, "full"), (KERNEL, "ext")], indirect=["engine"])
 def test_new_samples_are_in_the_grid(program: Program, names: str) -> None:
     stem = "n." if names == "full" else ""
     with program.mounted("-q", "--overlay", "edits", "--names", names, SET) as mounted:
@@ -88,8 +87,9 @@ def test_new_samples_are_in_the_grid(program: Program, names: str) -> None:
             assert ">new<" in viewer.ask(f"/sample/{A}").text
 
 
-@BOTH_ENGINES
-@pytest.mark.parametrize("options", [(), ("--overlay", "edits")])
+@pytest.mark.parametrize(
+    ("engine", "options"), [(FUSE, ("--overlay", "edits")), (KERNEL, ())], indirect=["engine"]
+)
 def test_the_page_of_a_sample_has_its_path_in_the_mount(program: Program, options: tuple[str, ...]) -> None:
     with program.mounted("-q", *options, SET) as mounted:
         with viewing(program, mounted.path) as viewer:

@@ -136,50 +136,6 @@ def test_a_sample_is_a_directory_of_files_named_by_their_extensions() -> None:
         assert check_consistency(tree)[b"/s0/images12/image4/left.jpg"] == b"L"
 
 
-def test_full_names_put_the_stem_in_front() -> None:
-    with a_tree([tar(ORDINARY)], View(names="full")) as tree:
-        full = [b"image194.left.jpg", b"image194.right.jpg", b"image194.json"]
-        assert names_in(tree, b"s0/images17/image194") == full
-
-
-def test_the_files_layout_is_what_tar_extracts() -> None:
-    items = [("d/", b""), *ORDINARY, ("README", b"read me"), ("d/.hidden", b"h"), ("__m__/info.json", b"1")]
-    with a_tree([tar(items)], View("files")) as tree:
-        expected = {b"/s0/" + name.encode(): content for name, content in items if not name.endswith("/")}
-        assert check_consistency(tree) == expected
-
-
-def test_a_key_that_is_also_a_folder_shares_its_directory() -> None:
-    items = [("a.jpg", b"1"), ("a/b.jpg", b"2"), ("a.cls", b"3")]
-    with a_tree([tar(items)], View()) as tree:
-        # `a.cls` comes again after another sample: a second run of the key, so it has a directory of its own.
-        assert check_consistency(tree) == {b"/s0/a/jpg": b"1", b"/s0/a/b/jpg": b"2", b"/s0/a~2/cls": b"3"}
-    with a_tree([tar(items)], View("files")) as tree:
-        assert check_consistency(tree) == {b"/s0/a.jpg": b"1", b"/s0/a/b.jpg": b"2", b"/s0/a.cls": b"3"}
-
-
-def test_a_column_that_meets_a_sub_key_gets_the_suffix() -> None:
-    with a_tree([tar([("a.b", b"column"), ("a/b.jpg", b"sample")])], View()) as tree:
-        assert check_consistency(tree) == {b"/s0/a/b/jpg": b"sample", b"/s0/a/b~2": b"column"}
-
-
-def test_a_repeated_extension_and_a_repeated_key_get_a_suffix() -> None:
-    items = [("a.x", b"1"), ("a.x", b"2"), ("b.x", b"3"), ("a.x", b"4"), ("a~2.x", b"5")]
-    with a_tree([tar(items)], View()) as tree:
-        assert check_consistency(tree) == {
-            b"/s0/a/x": b"1",
-            b"/s0/a/x~2": b"2",
-            b"/s0/b/x": b"3",
-            b"/s0/a~3/x": b"4",  # a~2 is a key of its own
-            b"/s0/a~2/x": b"5",
-        }
-
-
-def test_letter_case_is_kept() -> None:
-    with a_tree([tar([("A.JPG", b"1"), ("A.jpg", b"2"), ("a.jpg", b"3")])], View()) as tree:
-        assert set(check_consistency(tree)) == {b"/s0/A/JPG", b"/s0/A/jpg", b"/s0/a/jpg"}
-
-
 def test_nothing_leads_outside_the_mount() -> None:
     items = [("../up.jpg", b"1"), ("/abs/a.jpg", b"2"), ("./dot.jpg", b"3"), ("a//b.jpg", b"4"), ("e.", b"5")]
     with a_tree([tar(items)], View()) as tree:
