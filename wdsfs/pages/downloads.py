@@ -72,7 +72,7 @@ class Downloads:
         status = 206 if begun.is_part else 200
         if request.method == "HEAD":
             return Response(None, status, headers, media_type)
-        return _Download(self._parts(begun), status, headers, media_type)
+        return Download(self._parts(begun), status, headers, media_type)
 
     async def _parts(self, begun: _Begun) -> AsyncIterator[bytes]:
         at, data = begun.begin, begun.first
@@ -112,8 +112,8 @@ def _part(source: Source, begin: int, end: int) -> bytes:
     return data
 
 
-class _Download(StreamingResponse):
-    """The bytes of a file. One that cannot be read to its end is cut off, so that nobody takes it for whole."""
+class Download(StreamingResponse):
+    """A file that is sent. One that cannot be read to its end is cut off, so that nobody takes it for whole."""
 
     async def stream_response(self, send: Send) -> None:
         try:

@@ -39,6 +39,7 @@ from wdsfs.tree.content import Content
 from wdsfs.tree.numbered_tree import samples_of
 from wdsfs.tree.shard_set import indexed
 from wdsfs.tree.tree import AT_PARENT, LowerTree, Node
+from wdsfs.tree.view_sources import OWN
 
 ORDERS_MAX = 8  # shards whose order of samples is kept
 FILES_MAX = 1000  # files of one sample that a page lists
@@ -386,6 +387,19 @@ class Snapshot:
     def record(self, shard: int, question: Callable[[Record], Answer]) -> Answer:
         """Call `question` with the record of a shard, under the lock. Raises ShardErrors."""
         return question(self._record(shard))
+
+    @_locked
+    def keys(self, shard: int, places: Sequence[int]) -> list[bytes]:
+        """Return the keys of samples, by their places in the order of a shard. Raises ShardErrors."""
+        order, record = self.order(shard), self._record(shard)
+        entries = [int(order[place]) for place in places]
+        if not self.library.in_classes:
+            return [record.entry_path(entry) for entry in entries]
+        # The record has the classes in their place; the shard has the keys.
+        record, plain = self._lower.record_and_plain(shard, self._tag(shard))
+        addresses = ([record.address(member) for member in record.entry_members(entry)] for entry in entries)
+        own = (next(row for place, row in some if place == OWN) for some in addresses)
+        return [plain.entry_path(plain.entry_of(row)) for row in own]
 
     @_locked
     def damaged(self) -> list[tuple[str, str]]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import bisect
 import fnmatch
+import itertools
 import json
+import logging
 import random
 import re
 import threading
@@ -24,13 +26,17 @@ from urllib.parse import urlencode
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsfs.errors import MALFORMED, NoSuchEntry, StaleShard, WdsfsError
+from wdsfs.errors import MALFORMED, NoSuchEntry, StaleShard, UsageError, WdsfsError, counted
 from wdsfs.index.record import STRAY, Record
+from wdsfs.names import readable
 from wdsfs.pages.library import Sample, Snapshot
 from wdsfs.pages.preview import Source
 
+log = logging.getLogger("wdsfs")
+
 SECONDS = 1.0  # how long a search goes on before it answers with its result so far
 VALUE_MAX = 256 << 10  # bytes of a file that is read for a value; what is larger does not match
+LINES = 10_000  # keys of a list that are made at a time
 MASKS_MAX = 8  # shards whose mask is cached
 _WORDS = {"q": "key", "has": "with column", "lacks": "without"}
 FIELDS = ("q", "shard", "class", "has", "lacks", "column", "field", "value")
@@ -287,6 +293,33 @@ class Search:
         total = now.total + len(query.new)
         steps = ((at, number if query.is_candidate(number) else None) for at, number in draws(total, seed, after))
         return query.collected([], steps, count, draws_of(total))
+
+    def listed(self, filter_: Filter, now: Snapshot, after: int, pace: Pace) -> tuple[bytes, int | None]:
+        """Return lines as `--keys` takes them, SHARD/KEY, of samples of the shards that pass, from a number on.
+
+        Also where to continue, None at the end. Raises UsageError for a key that is no line, ShardErrors.
+        """
+        query, following = _Query(self, filter_, now, pace), None
+        numbers: list[int] = []
+        for at, is_candidate in itertools.takewhile(lambda step: step[0] < now.total, query.candidates(after)):
+            if pace.is_over or len(numbers) == LINES:
+                following = at
+                break
+            if is_candidate and (not filter_.column or query.passed(at) is not None):
+                numbers.append(at)
+            pace.steps += 1
+        if query.unread:
+            log.warning("%s could not be read, and are not in the list", counted(query.unread, "file"))
+        lines = []
+        for shard, some in itertools.groupby(numbers, now.shard_of):
+            name, first = now.shards[shard].name, now.first_of(shard)
+            for key in now.keys(shard, [number - first for number in some]):
+                if not {10, 13, 0}.isdisjoint(key):
+                    raise UsageError(
+                        f"{readable(name + b'/' + key)}: a list cannot have this key, which has a line end"
+                    )
+                lines.append(b"%s/%s\n" % (name, key))
+        return b"".join(lines), following
 
     def unknown(self, filter_: Filter, now: Snapshot, pace: Pace) -> Unknown | None:
         """Return the columns of a filter that no sample has.

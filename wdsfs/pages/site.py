@@ -12,9 +12,9 @@ import os
 import secrets
 import shlex
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import anyio
@@ -29,14 +29,14 @@ from starlette.staticfiles import StaticFiles
 from wdsfs import names as naming
 from wdsfs.errors import NoSuchEntry, NotADirectory, StaleShard, UsageError, WdsfsError, bytes_text, counted
 from wdsfs.index.record import Record
-from wdsfs.pages.downloads import MEMBER_POLICY, Downloads, path_of, saved_as, suffix, text_of
+from wdsfs.pages.downloads import MEMBER_POLICY, Download, Downloads, path_of, saved_as, suffix, text_of
 from wdsfs.pages.grid import Grid, query_of
 from wdsfs.pages.library import File, Sample, Snapshot
 from wdsfs.pages.opening import Subject
 from wdsfs.pages.plots import Plot, drawn, plots_of
 from wdsfs.pages.preview import PLAYERS, Picture, Source, content_of, decoded, readable
 from wdsfs.pages.previewer import Previewer
-from wdsfs.pages.search import Filter, Search
+from wdsfs.pages.search import Filter, Pace, Search
 from wdsfs.tree.statistics import Distribution
 
 SIDE = 192  # pixels of a thumbnail, at the most
@@ -58,6 +58,14 @@ Value = TypeVar("Value")
 
 def _data_url(media_type: str, data: bytes) -> str:
     return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+
+
+class _Lines(NamedTuple):
+    """Lines of a list of keys, where to continue (None at the end), and the version of the set."""
+
+    text: bytes
+    after: int | None
+    version: tuple[int, int]
 
 
 class Site:
@@ -106,6 +114,7 @@ class Site:
             *(Route(path, self._answering(answer, self._slow)) for path, answer in slow.items()),
             Route("/file/{path:path}", functools.partial(self._downloads.answer, as_media=False)),
             Route("/media/{path:path}", functools.partial(self._downloads.answer, as_media=True)),
+            Route("/keys.txt", self._keys),
             Mount("/static", StaticFiles(directory=_HERE / "static")),
         ]
 
@@ -121,6 +130,39 @@ class Site:
             return response
 
         return endpoint
+
+    async def _keys(self, request: Request) -> Response:
+        """Return the samples that pass the filter, all of them, as a list for `--keys`."""
+        try:
+            filter_ = Filter.of(query_of(request))
+            # The first lines before the answer begins, so that an error has a page.
+            first = await self._lines(filter_, 0, None)
+        except (WdsfsError, OSError) as error:
+            return self._refused(error)
+        headers = {
+            "Content-Security-Policy": MEMBER_POLICY,
+            "Content-Disposition": "attachment; filename=keys.txt",
+        }
+        return Download(self._all_lines(filter_, first), headers=headers, media_type="text/plain")
+
+    async def _all_lines(self, filter_: Filter, first: _Lines) -> AsyncIterator[bytes]:
+        yield first.text
+        after = first.after
+        while after is not None:
+            lines = await self._lines(filter_, after, first.version)
+            yield lines.text
+            after = lines.after
+
+    async def _lines(self, filter_: Filter, after: int, version: tuple[int, int] | None) -> _Lines:
+        """Return the next lines of a list. Raises StaleShard if the set is not of this version any more."""
+
+        def question(now: Snapshot) -> _Lines:
+            if version not in (None, now.version):
+                raise StaleShard("the set has changed while its keys were listed")
+            return _Lines(*self.search.listed(filter_, now, after, Pace()), now.version)
+
+        limiter = self._slow if filter_.column else self._quick
+        return await anyio.to_thread.run_sync(self.library.answer, question, limiter=limiter)
 
     def _answered(self, answer: Answer, request: Request) -> Response:
         """Return the answer of one snapshot of the set, or a page that says what is wrong."""
