@@ -13,19 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wdsfs.cli import completion, index_commands, output
-from wdsfs.cli.options import (
-    AtLeastOne,
-    composition_options,
-    dry_run_option,
-    flag,
-    handing_over,
-    json_option,
-    leave_out_option,
-    opening_options_with,
-    refuse_typed,
-    space_check_option,
-)
+from wdsfs.cli import completion, index_commands, options, output
 from wdsfs.cli.output import bytes_bar, note_uneven, say, shards_bar, uneven_text, write_json
 from wdsfs.cli.overlay_commands import NamedOverlay, named_overlay
 from wdsfs.cli.process import INTERRUPTED, disk_errors, ended_in_order, when_interrupted
@@ -73,12 +61,12 @@ class Packing(NamedTuple):
         """Return the same, with what is tolerated. Raises UsageError for options that do not go together."""
         from wdsfs.packing.overlay_source import CommitOptions
 
-        options = dataclasses.replace(self.options, allow_missing=tolerance.allow_missing)
-        if self.abandon and (options != CommitOptions() or self.copy or self.exports or self.dry_run):
+        chosen = dataclasses.replace(self.options, allow_missing=tolerance.allow_missing)
+        if self.abandon and (chosen != CommitOptions() or self.copy or self.exports or self.dry_run):
             raise UsageError("--abandon only ends what was begun: it takes no option that says what to write")
-        if options.link and self.copy:
+        if chosen.link and self.copy:
             raise UsageError("--link and --copy exclude each other")
-        return self._replace(options=options if self.abandon else options.check())
+        return self._replace(options=chosen if self.abandon else chosen.check())
 
 
 def _packing(
@@ -95,7 +83,7 @@ def _packing(
     return Packing(CommitOptions(**given), abandon, copy, exports, space_check, dry_run, as_json)
 
 
-packing_options = handing_over(
+packing_options = options.handing_over(
     "packing",
     _packing,
     {
@@ -111,34 +99,36 @@ packing_options = handing_over(
         ),
         "maxsize": click.option(
             "--maxsize",
-            type=AtLeastOne(),
+            type=options.AtLeastOne(),
             metavar="BYTES",
             help="The same for bytes of content, for example 3e9.",
         ),
-        "changed_only": flag("--changed-only", "Only new and changed samples, whole, into shards of their own."),
-        "in_place": flag(
+        "changed_only": options.flag(
+            "--changed-only", "Only new and changed samples, whole, into shards of their own."
+        ),
+        "in_place": options.flag(
             "--in-place", "Replace the shards that change, and empty the overlay, but for what is left out."
         ),
-        "abandon": flag(
+        "abandon": options.flag(
             "--abandon",
             "End a commit in place that was stopped half-way as it is: what is not replaced stays in the overlay.",
         ),
-        "link": flag("--link", "Hard-link shards without changes. (That changes their ctime.)"),
-        "copy": flag("--copy", "Copy shards without changes.  [default]"),
-        "sort": flag("--sort", "Sort the samples of each shard by key."),
-        "leave_out": leave_out_option,
-        "with_leavings": flag(
+        "link": options.flag("--link", "Hard-link shards without changes. (That changes their ctime.)"),
+        "copy": options.flag("--copy", "Copy shards without changes.  [default]"),
+        "sort": options.flag("--sort", "Sort the samples of each shard by key."),
+        "leave_out": options.leave_out_option,
+        "with_leavings": options.flag(
             "--with-leavings", "Also pack what programs have left behind (`.cls.swp`, `cls~`, `.DS_Store`)."
         ),
-        "ignore_times": flag(
+        "ignore_times": options.flag(
             "--ignore-times", "Files of which only the time has changed stay as they are in the shards."
         ),
         "exports": index_commands.export_option,
-        "space_check": space_check_option(
+        "space_check": options.space_check_option(
             "Go ahead in place where the file system seems too full: it may have reflinks or compression."
         ),
-        "dry_run": dry_run_option,
-        "as_json": json_option,
+        "dry_run": options.dry_run_option,
+        "as_json": options.json_option,
     },
 )
 
@@ -146,8 +136,8 @@ packing_options = handing_over(
 @click.command()
 @named_overlay
 @packing_options
-@composition_options
-@opening_options_with("Processes that index shards, and shards that are written at a time.", executor=True)
+@options.composition_options
+@options.opening_options_with("Processes that index shards, and shards that are written at a time.", executor=True)
 def commit(overlay: NamedOverlay, packing: Packing, composition: Composition, opening: Opening) -> None:
     """Pack the changes of a writable mount, or with --overlay DIR those to SHARDS, into new shards.
 
@@ -206,8 +196,8 @@ def _commit_overlay(overlay: NamedOverlay, packing: Packing, opening: Opening) -
 
     Raises CommitError, ShardErrors.
     """
-    options = packing.options
-    whole = not (options.in_place or options.changed_only or packing.abandon)
+    chosen = packing.options
+    whole = not (chosen.in_place or chosen.changed_only or packing.abandon)
     opened = overlay.opened(opening, freeze=not packing.dry_run, whole=whole)
     committed = None
     with disk_errors(), ended_in_order(), opened as session:
@@ -222,14 +212,14 @@ def _commit_held(session: OverlaySession, overlay: NamedOverlay, packing: Packin
     from wdsfs.packing.overlay_commit import OverlayCommit
     from wdsfs.packing.plan import Step
 
-    options, lower = packing.options, session.tree.lower
-    if session.is_half_done and not options.in_place:
+    chosen, lower = packing.options, session.tree.lower
+    if session.is_half_done and not chosen.in_place:
         raise overlay.unfinished()
-    made = OverlayCommit(session.place, session.tree, options, session.mountpoint)
+    made = OverlayCommit(session.place, session.tree, chosen, session.mountpoint)
     plan, unshown = made.plan, None
-    paths = [*(step.target for step in plan.steps), *(shard.path for shard in lower.shards if options.in_place)]
+    paths = [*(step.target for step in plan.steps), *(shard.path for shard in lower.shards if chosen.in_place)]
     output.refuse_exports(paths, packing.exports)
-    if made.changes is not None and options.changed_only:
+    if made.changes is not None and chosen.changed_only:
         kinds = Counter(sample.kind for sample in made.changes.samples)
         unshown = {kind: kinds[kind] for kind in ("removed", "renamed")}
     uneven, done = _uneven(made), list[Step]()
@@ -294,7 +284,7 @@ def _commit_view(overlay: NamedOverlay, packing: Packing, composition: Compositi
     from wdsfs.packing.view_source import ViewCommit
     from wdsfs.tree.opening import opened
 
-    refuse_typed(_NOT_FOR_VIEWS, "the options of a view")
+    options.refuse_typed(_NOT_FOR_VIEWS, "the options of a view")
     _refuse_mount(overlay)
     label = "planning" if packing.dry_run else "packing"
     with (
