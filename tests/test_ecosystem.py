@@ -299,14 +299,15 @@ def loaded_rows(samples: Samples) -> list[dict[str, Any]]:
 
 
 def test_hugging_face_loads_committed_sets_and_mounts(
-    program: Program, written: Path, packed: Path, made: Path, committed: Path, classes: Mounted
+    program: Program, written: Path, packed: Path, made: Path, committed: Path, classes: Mounted, twelve: Mounted
 ) -> None:
     need_tool("datasets")
     places = (written, packed, made, committed)
     jobs: list[dict[str, Any]] = [
         {"path": "webdataset", "data_files": sorted(map(str, place.glob("*.tar")))} for place in places
     ]
-    *sets, folders = run_script(program, "huggingface", [*jobs, {"path": "imagefolder", "data_dir": classes.path}])
+    jobs += [{"path": "imagefolder", "data_dir": mounted.path} for mounted in (classes, twelve)]
+    *sets, folders, many = run_script(program, "huggingface", jobs)
     for found, samples in zip(sets, (original(), original(), in_folders(), changed()), strict=True):
         for row in found["rows"]:
             assert os.path.basename(row.pop("__url__")).startswith("t-")
@@ -316,35 +317,28 @@ def test_hugging_face_loads_committed_sets_and_mounts(
     assert sorted((row["label"], row["image"]) for row in folders["rows"]) == sorted(
         (int(label), digest) for _, label, digest in in_classes(changed())
     )
+    assert many["classes"] == [f"{number:02d}" for number in range(12)]
+    contents = {sha256(path.read_bytes()): int(path.parent.name) for path in twelve.path.glob("*/*.jpg")}
+    assert len(many["rows"]) == 24
+    assert {row["label"] == contents[row["image"]] for row in many["rows"]} == {True}
 
 
 # --- PyTorch -------------------------------------------------------------------------------------------------
 
 
-def test_pytorch_loads_mounts_in_several_processes(program: Program, committed: Path, classes: Mounted) -> None:
+def test_pytorch_loads_mounts_in_several_processes(
+    program: Program, committed: Path, classes: Mounted, twelve: Mounted
+) -> None:
+    """Of twelve classes, too: by the sorted names of their folders, 10 must not come before 2."""
     need_tool("torchvision")
     with program.mounted(f"{committed}/t-{SHARDS}") as mounted:
-        jobs = [{"folders": classes.path}, {"samples": mounted.path}]
-        images, samples = run_script(program, "pytorch", jobs)
+        jobs = [{"folders": classes.path}, {"samples": mounted.path}, {"numbers": str(twelve.path)}]
+        images, samples, numbers = run_script(program, "pytorch", jobs)
     assert images == in_classes(changed())
-    found = {path.partition("/")[2]: json.loads(content) for path, _, content in samples}
-    assert found == digests(changed())
-
-
-def test_loaders_of_folders_number_classes_as_the_samples_do(program: Program, twelve: Mounted) -> None:
-    """Twelve classes: by the sorted names of their folders, 10 must not come before 2."""
-    need_tool("torchvision")
-    need_tool("datasets")
-    (found,) = run_script(program, "pytorch", [{"numbers": str(twelve.path)}])
-    assert found["class_to_idx"] == {f"{number:02d}": number for number in range(12)}
-    assert len(found["labels"]) == 24
-    assert {label == number_in(path) for path, label in found["labels"]} == {True}
-
-    (folders,) = run_script(program, "huggingface", [{"path": "imagefolder", "data_dir": twelve.path}])
-    assert folders["classes"] == [f"{number:02d}" for number in range(12)]
-    contents = {sha256(path.read_bytes()): int(path.parent.name) for path in twelve.path.glob("*/*.jpg")}
-    assert len(folders["rows"]) == 24
-    assert {row["label"] == contents[row["image"]] for row in folders["rows"]} == {True}
+    assert {path.partition("/")[2]: json.loads(content) for path, _, content in samples} == digests(changed())
+    assert numbers["class_to_idx"] == {f"{number:02d}": number for number in range(12)}
+    assert len(numbers["labels"]) == 24
+    assert {label == number_in(path) for path, label in numbers["labels"]} == {True}
 
 
 # --- Megatron-Energon ----------------------------------------------------------------------------------------

@@ -67,25 +67,17 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     [pytest.param(title, marks=pytest.mark.dali if title == "DALI" else ()) for title in PAGES if title != FIRST],
 )
 def test_a_page_can_be_typed(program: Program, shards: list[Path], title: str) -> None:
+    """One of them after another in the same directory: each has names of its own for what it leaves there."""
     need_fuse()
     if title in NEEDS:
         need_tool(NEEDS[title], DALI if title == "DALI" else TOOLS)
     data = program.directory("data")
     for shard in shards:
         shutil.copy(shard, data)
+    if title == "Megatron-Energon":
+        type_page(program, "webdataset", data)
     type_page(program, title, data)
     assert not os.path.ismount(program.mountpoint), "the page does not unmount"
-
-
-def test_a_page_can_be_typed_after_another(program: Program, shards: list[Path]) -> None:
-    """In the same directory: each page has names of its own for what it leaves there."""
-    need_fuse()
-    need_tool(NEEDS["Megatron-Energon"])
-    data = program.directory("data")
-    for shard in shards:
-        shutil.copy(shard, data)
-    for title in ("webdataset", "Megatron-Energon"):
-        type_page(program, title, data)
 
 
 def test_every_tool_has_a_page_that_does_something() -> None:

@@ -92,7 +92,7 @@ def require_guarded(program: Program) -> None:
 # --- held --------------------------------------------------------------------------------------------------
 
 
-def test_a_copy_stays_as_long_as_it_is_mounted(mounts: Program) -> None:
+def test_an_unpacked_copy_stays_while_it_is_mounted(mounts: Program) -> None:
     """Whoever clears the cache, or wants its room; also without a guard; and not after the unmount."""
     guard = mount_set(mounts)
     [copy] = copies(mounts)
@@ -117,7 +117,7 @@ def test_a_copy_stays_as_long_as_it_is_mounted(mounts: Program) -> None:
     assert left != copy
 
 
-def test_it_stays_as_long_as_a_program_reads_it(mounts: Program) -> None:
+def test_an_unpacked_copy_stays_while_a_program_reads_it(mounts: Program) -> None:
     mount_set(mounts)
     with member(mounts).open("rb") as opened:
         mounts.run("umount", "--lazy", mounts.mountpoint)
@@ -129,7 +129,7 @@ def test_it_stays_as_long_as_a_program_reads_it(mounts: Program) -> None:
     assert copies(mounts) == []
 
 
-def test_what_is_pruned(mounts: Program) -> None:
+def test_prune_spares_copies_that_are_mounted(mounts: Program) -> None:
     """`wdsfs index --prune` removes what belongs to shards that are gone, but not under a mount."""
     mount_set(mounts)
     shard(mounts).unlink()
@@ -145,7 +145,7 @@ def test_what_is_pruned(mounts: Program) -> None:
 
 
 @pytest.mark.parametrize("how", ["replaced", "in place", "removed"])
-def test_the_shard_changes(how: str, mounts: Program) -> None:
+def test_a_changed_compressed_shard_is_shown_after_a_refresh(how: str, mounts: Program) -> None:
     """The mount shows what it was, whole; nobody waits; `refresh` takes what is there now."""
     guard = mount_set(mounts)
     with member(mounts).open("rb") as opened:
@@ -169,7 +169,7 @@ def test_the_shard_changes(how: str, mounts: Program) -> None:
     assert "replaced" not in mounts.run("status", mounts.mountpoint).stdout.decode()
 
 
-def test_the_copy_is_written(mounts: Program) -> None:
+def test_writing_an_unpacked_copy_ends_the_mount(mounts: Program) -> None:
     """The mount ends first, and the next one shows the shard, not what was written."""
     mount_set(mounts)
     require_guarded(mounts)
@@ -178,7 +178,7 @@ def test_the_copy_is_written(mounts: Program) -> None:
     require_guarded(mounts)
 
 
-def test_the_copy_is_written_without_a_guard(mounts: Program) -> None:
+def test_a_copy_written_without_a_guard_is_replaced(mounts: Program) -> None:
     """The next guard does not take that over: a new copy takes its place."""
     kill(mount_set(mounts))
     [copy] = copies(mounts)
@@ -189,7 +189,7 @@ def test_the_copy_is_written_without_a_guard(mounts: Program) -> None:
     require_guarded(mounts)
 
 
-def test_the_copy_is_removed(mounts: Program) -> None:
+def test_a_mount_outlives_the_removal_of_its_copy(mounts: Program) -> None:
     """The mount goes on; the same command again unpacks the shard, and what is mounted then is guarded."""
     guard = mount_set(mounts)
     for one in copies(mounts):
@@ -205,7 +205,7 @@ def test_the_copy_is_removed(mounts: Program) -> None:
 # --- what cannot be ----------------------------------------------------------------------------------------
 
 
-def test_what_the_cache_has_no_room_for(mounts: Program) -> None:
+def test_copies_larger_than_the_cache_are_refused(mounts: Program) -> None:
     """All copies have to be there at once: `kernel` says so, and `auto` takes FUSE."""
     mounts.run("index", "-q", "set")
     mounts.run("cache", "--clear")
@@ -223,7 +223,7 @@ def test_what_the_cache_has_no_room_for(mounts: Program) -> None:
     assert mounts.json("cache")["unpacked"]["held_bytes"] == 0
 
 
-def test_a_cache_without_leases(mounts: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_need_a_cache_with_leases(mounts: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """There a writer of a copy could not be noticed: its times change when it is used, too."""
     plainly = fcntl.fcntl
 
@@ -243,7 +243,7 @@ def test_a_cache_without_leases(mounts: Program, monkeypatch: pytest.MonkeyPatch
         held.take_leases()
 
 
-def test_an_overlay_above(mounts: Program) -> None:
+def test_an_overlay_above_copies_is_committed(mounts: Program) -> None:
     """Edits above copies are committed as those above plain shards."""
     mounts.run(*KERNEL, "--overlay", "edits", "set", mounts.mountpoint)
     (mounts.mountpoint / "s0" / "b" / "x").write_bytes(b"changed")

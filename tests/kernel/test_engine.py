@@ -29,7 +29,7 @@ def names_below(top: Path) -> set[str]:
     return {str(path.relative_to(top)) for path in top.rglob("*")}
 
 
-def test_the_kernel_in_one_step(program: Program) -> None:
+def test_an_image_is_made_kept_and_mounted_in_one_step(program: Program) -> None:
     """The image is kept for the next mount, and made anew when options are others or a shard has changed."""
     need_erofs()
     shard = program.write("s0.tar", sets.content(0))
@@ -253,7 +253,7 @@ def test_a_current_directory_that_was_removed(program: Program) -> None:
         end_mount(program.mountpoint)
 
 
-def test_what_keeps_the_kernel_from_serving(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_obstacles_to_the_kernel_engine_are_named(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     need_erofs()
     file = program.write("s0.tar", sets.content(0))
     shard = sets.at(file)

@@ -24,7 +24,7 @@ from wdsfs.kernel.engine_checks import check_engine, check_leases
         ((6, 18), False, True, 0, "warn", "this kernel has no EROFS"),
     ],
 )
-def test_what_the_engine_takes(
+def test_doctor_checks_the_requirements_of_the_engine(
     version: tuple[int, ...],
     has_erofs: bool,
     has_loops: bool,
@@ -63,7 +63,7 @@ def test_leases_are_tried_with_a_shard(tmp_path: Path, monkeypatch: pytest.Monke
     assert check_leases(str(tmp_path / "none")).level == "warn"
 
 
-def test_doctor_says_it(program: Program) -> None:
+def test_doctor_reports_the_engine_and_leases(program: Program) -> None:
     program.write("set/s.tar", b"")
     names = [one["name"] for one in program.json("doctor", "--shards", program.home / "set")]
     assert "kernel engine" in names

@@ -172,7 +172,7 @@ def test_shards_are_named_by_their_whole_paths(mounts: Program) -> None:
     check()
 
 
-def test_what_cannot_be_refreshed(mounts: Program) -> None:
+def test_a_refused_refresh_leaves_the_mount_and_says_why(mounts: Program) -> None:
     """Then the mount goes on as it is, and the message says what to do."""
     image, source = mounts.home / "set.erofs", mounts.home / "set"
     mounts.run("image", source, "-o", image)
@@ -247,7 +247,7 @@ def test_a_mount_whose_guard_was_killed_is_guarded_again(mounts: Program) -> Non
 
 
 @pytest.mark.parametrize("in_place", [True, False], ids=["in place", "replaced"])
-def test_shards_that_changed_meanwhile(in_place: bool, mounts: Program) -> None:
+def test_shards_changed_without_a_guard_are_shown_by_the_next_mount(in_place: bool, mounts: Program) -> None:
     """The set as it is now takes the place of what was mounted, without a moment of nothing."""
     kill(mount_set(mounts))
     if in_place:
@@ -259,7 +259,7 @@ def test_shards_that_changed_meanwhile(in_place: bool, mounts: Program) -> None:
     assert sum(one.path == os.fsencode(mounts.mountpoint) for one in mount_table.mounts()) == 1
 
 
-def test_an_image_over_shards_that_changed_meanwhile(mounts: Program) -> None:
+def test_an_image_over_shards_changed_without_a_guard_is_refused(mounts: Program) -> None:
     """It cannot be guarded. What may be a mix is ended; what was replaced is whole, and stays."""
     image = mounts.home / "set.erofs"
     mounts.run("image", "set", "-o", image)

@@ -392,7 +392,7 @@ def layer(program: Program) -> Iterator[tuple[Path, Path]]:
         subprocess.run(["umount", "--lazy", shown], check=True)
 
 
-def test_what_is_written_below_a_layer(program: Program) -> None:
+def test_a_write_below_an_overlay_layer_ends_the_mount(program: Program) -> None:
     """No lease tells of it; so the times are looked at."""
     need_erofs()
     with layer(program) as (below, shown):

@@ -194,7 +194,7 @@ def test_many_members(view: View, merge: bool, since: tuple[int, int], tmp_path:
 
 
 @given(things=st.lists(st.tuples(st.integers(1, 16), st.booleans()), max_size=80))
-def test_what_is_whole_crosses_no_block(things: list[tuple[int, bool]]) -> None:
+def test_whole_entries_cross_no_block(things: list[tuple[int, bool]]) -> None:
     """Things lie one behind the other; before a whole one lie only its gap and some of those that follow it."""
     slots = np.array([count for count, _ in things], np.int64)
     whole = np.array([is_whole for _, is_whole in things], bool)
@@ -301,7 +301,9 @@ def test_any_views(
 
 @pytest.mark.parametrize("view", [View(), View("files")], ids=str)
 @pytest.mark.parametrize("merge", [False, True])
-def test_little_is_in_memory(view: View, merge: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_does_not_grow_with_stored_content(
+    view: View, merge: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However much of a shard is stored in the image."""
     monkeypatch.setattr(shard_table, "STORED_MAX", 5000)
     append, stored = ImageFile.append, list[int]()
@@ -530,7 +532,7 @@ def test_image_and_mount_by_the_program(program: Program) -> None:
         end_mount(program.mountpoint)
 
 
-def test_what_has_changed_is_not_mounted(program: Program) -> None:
+def test_changed_shards_and_cut_images_are_not_mounted(program: Program) -> None:
     need_erofs()
     home, shard = program.home, program.write("s0.tar", sets.content(0))
     image, mountpoint = home / "set.erofs", program.mountpoint

@@ -367,7 +367,7 @@ def test_a_commit_in_place_that_was_killed_is_finished(program: Program, monkeyp
         assert "changed  s0/d/0 ~txt" in program.run("diff", top).stdout.decode()
 
 
-def test_everything_is_killed(program: Program) -> None:
+def test_an_overlay_whose_guard_was_killed_can_be_committed(program: Program) -> None:
     """The mount goes on without its guard; nothing takes its overlay from it; then it is committed."""
     sources = make_set(program)
     overlay = program.home / "edits"
@@ -429,7 +429,7 @@ def test_a_mount_whose_guard_was_killed_is_guarded_again(program: Program) -> No
         assert the_guard(program).pid == guard.pid
 
 
-def test_what_is_not_adopted(program: Program) -> None:
+def test_a_guard_adopts_only_its_own_mount(program: Program) -> None:
     """Another overlay, no overlay, another view; a mount of which nothing is known any more."""
     sources = make_set(program)
     with mounted(program, *sources) as top:
@@ -655,7 +655,7 @@ def check_committed(program: Program) -> None:
 
 
 @pytest.mark.parametrize("step", ["begun", "one shard", "all shards"])
-def test_what_is_advised_when_guard_and_commit_were_killed(step: str, program: Program) -> None:
+def test_the_advice_after_guard_and_commit_were_killed_works(step: str, program: Program) -> None:
     """`diff` and the mount command name the command that finishes the commit, and has the mount guarded again."""
     sources = make_set(program)
     with mounted(program, *sources) as top:

@@ -69,7 +69,7 @@ def data_of(program: Program, letter: bytes) -> Path:
 # --- complete, or not --------------------------------------------------------------------------------------
 
 
-def test_what_is_fetched_is_served(mounts: Program, web: WebServer) -> None:
+def test_fetched_objects_are_served_without_the_store(mounts: Program, web: WebServer) -> None:
     """Without the store; `where`, `status` and `cache` say what it is."""
     guard = fetch_and_mount(mounts, web)
     web.requests.clear()
@@ -90,7 +90,7 @@ def test_what_is_fetched_is_served(mounts: Program, web: WebServer) -> None:
     assert guard.alive
 
 
-def test_what_has_holes_is_not_served(mounts: Program, web: WebServer) -> None:
+def test_an_incomplete_object_is_not_served(mounts: Program, web: WebServer) -> None:
     """One block that is not there is enough: `kernel` says what to do, `auto` takes FUSE."""
     message = mounts.refused(*KERNEL, urls(web), mounts.mountpoint, code=5)
     assert f"{web.url}/x-0.tar is not complete in the cache; `wdsfs fetch` brings it there" in message
@@ -107,7 +107,7 @@ def test_what_has_holes_is_not_served(mounts: Program, web: WebServer) -> None:
 
 
 @pytest.mark.parametrize("how", ["flipped", "hole"])
-def test_what_is_damaged_is_not_served(how: str, mounts: Program, web: WebServer) -> None:
+def test_a_damaged_object_is_not_served(how: str, mounts: Program, web: WebServer) -> None:
     """All bytes are compared with their checksums, however complete the table says that they are."""
     mounts.run("fetch", urls(web))
     mounts.run("index", "-q", urls(web))
@@ -134,7 +134,7 @@ def test_an_image_for_others_cannot_have_copies(mounts: Program, web: WebServer)
     assert "wdsfs mount --engine kernel" in message
 
 
-def test_a_compressed_one(mounts: Program, web: WebServer) -> None:
+def test_a_compressed_object_is_served_from_its_copy(mounts: Program, web: WebServer) -> None:
     """Of which the unpacked copy is read, as long as there is one; the object may go."""
     web.put("/z.tar.gz", gzip.compress(content(b"z")), etag='"z"')
     url = web.url + "/z.tar.gz"
@@ -154,7 +154,7 @@ def test_a_compressed_one(mounts: Program, web: WebServer) -> None:
 # --- held --------------------------------------------------------------------------------------------------
 
 
-def test_it_stays_as_long_as_it_is_mounted(mounts: Program, web: WebServer) -> None:
+def test_a_cached_object_stays_while_it_is_mounted(mounts: Program, web: WebServer) -> None:
     """... or a program has a file of it open; also without a guard."""
     guard = fetch_and_mount(mounts, web)
     data = data_of(mounts, b"o")
@@ -175,7 +175,7 @@ def test_it_stays_as_long_as_it_is_mounted(mounts: Program, web: WebServer) -> N
 # --- changes -----------------------------------------------------------------------------------------------
 
 
-def test_the_store_has_another_one(mounts: Program, web: WebServer) -> None:
+def test_a_replaced_object_is_shown_after_fetch_and_refresh(mounts: Program, web: WebServer) -> None:
     """The mount shows the object that it was made over, whole, until the new one is here and is taken."""
     fetch_and_mount(mounts, web)
     web.put("/x-0.tar", content(b"n"), etag='"n"')

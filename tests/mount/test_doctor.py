@@ -106,7 +106,9 @@ def test_a_mount_that_fails_says_what_doctor_finds(user_program: Program, user: 
         (["allow_root"], ["/dev/fuse", "allow_other"]),
     ],
 )
-def test_what_prevents_a_mount(monkeypatch: pytest.MonkeyPatch, options: list[str], names: list[str]) -> None:
+def test_findings_that_prevent_a_mount_are_selected(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], names: list[str]
+) -> None:
     findings = [
         MachineFinding("/dev/fuse", "fail", "is closed", "open it"),
         MachineFinding("kernel", "ok", "is there"),
@@ -143,7 +145,7 @@ def test_privileges(
     assert doctor.check_privileges(str(tmp_path / "nothing")).level == "warn"
 
 
-def test_the_helper_of_users(tmp_path: Path, user: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fusermount_is_found_setuid_and_usable(tmp_path: Path, user: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is there, setuid root, and not on a disk that takes that away."""
     program = fake_fusermount(tmp_path)
     assert doctor.fusermount_version(program) == (3, 14, 0)
@@ -210,7 +212,7 @@ def test_allow_other_is_read_as_fusermount_reads_it(
 
 
 @pytest.mark.parametrize(("version", "missing"), [((6, 9), 0), ((6, 1, 90), 1), ((4, 15), 2)])
-def test_what_a_kernel_enables(version: tuple[int, ...], missing: int) -> None:
+def test_the_kernel_check_names_missing_features(version: tuple[int, ...], missing: int) -> None:
     finding = doctor.check_kernel(version)
     assert (finding.level, finding.detail.count("not yet")) == ("ok", missing)
 
@@ -243,7 +245,7 @@ def place(tmp_path: Path) -> Path:
     return directory
 
 
-def test_what_is_no_empty_directory(place: Path, root: None) -> None:
+def test_a_mount_point_that_is_no_empty_directory_fails(place: Path, root: None) -> None:
     assert doctor.check_mountpoint(str(place)).level == "ok"
     assert_remedy(doctor.check_mountpoint(f"{place}/x"), "fail", "no such directory", f"mkdir -p '{place}/x'")
     (place / "x").touch()
@@ -294,7 +296,7 @@ def test_a_healthy_mount(program: Program) -> None:
         assert f"wdsfs is mounted there already (process {mounted.pid})" in said
 
 
-def test_the_same_is_wrong_for_both_commands(program: Program) -> None:
+def test_doctor_and_mount_give_the_same_reason(program: Program) -> None:
     """`mount` refuses what `doctor` warns of, in the same words."""
     program.write("a.tar", tars.tar(tars.member(b"a.txt", b"a")))
     program.write("full/x", b"")
@@ -395,7 +397,7 @@ def test_a_directory_of_another_user(place: Path, user: int, monkeypatch: pytest
         ("", (3, 14, 0), True),
     ],
 )
-def test_what_fusermount_lets_a_user_mount_over(fstype: str, version: tuple[int, ...], allowed: bool) -> None:
+def test_file_systems_that_fusermount_allows(fstype: str, version: tuple[int, ...], allowed: bool) -> None:
     assert doctor.mountable(fstype, version) == allowed
 
 

@@ -318,7 +318,7 @@ def test_names_at_the_limits(program: Program) -> None:
 
 
 @BOTH_ENGINES
-def test_what_is_not_there(program: Program) -> None:
+def test_missing_paths_give_the_usual_errors(program: Program) -> None:
     program.write("a.tar", SMALL)
     with program.mounted("a.tar") as mounted:
         for name in ("b", "a/nothing", "a/a/jpg", "a/a/txt~2", "a/A", "a/a/TXT", "a/a.txt", "a/./b/../c"):
@@ -335,7 +335,7 @@ def test_what_is_not_there(program: Program) -> None:
             (mounted.path / "a/a").read_bytes()
 
 
-def test_a_request_wakes_nobody_but_who_answers_it(program: Program) -> None:
+def test_a_request_wakes_only_the_worker_that_answers(program: Program) -> None:
     """The kernel wakes whoever polls its descriptor, at each request. For each that is another switch of tasks."""
     program.write("a.tar", SMALL)
     with program.mounted("a.tar") as mounted:

@@ -155,7 +155,7 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
 
 @pytest.mark.parametrize("merge", [False, True])
 @pytest.mark.parametrize("layout", ["samples", "files"])
-def test_it_is_found_and_never_listed(mount: Mount, layout: str, merge: bool) -> None:
+def test_the_hidden_directory_is_found_and_never_listed(mount: Mount, layout: str, merge: bool) -> None:
     worker = mount.worker(View(layout), merge)
     assert worker.error(wire.lookup(ROOT, b".wdsfs2")) != 0
     found = worker.lookup(b".wdsfs")
@@ -191,7 +191,7 @@ def test_it_is_found_and_never_listed(mount: Mount, layout: str, merge: bool) ->
 
 
 @pytest.mark.parametrize("writable", [False, True])
-def test_it_is_there_when_a_merged_tree_cannot_be_read(tmp_path: Path, writable: bool) -> None:
+def test_the_hidden_directory_is_there_when_a_merged_tree_cannot_be_read(tmp_path: Path, writable: bool) -> None:
     """Its texts say which shard is to blame."""
     with a_mount(tmp_path / "set", [sets.content(0), sets.content(1)]) as made:
         (made.home / "s1.tar").unlink()
@@ -203,7 +203,7 @@ def test_it_is_there_when_a_merged_tree_cannot_be_read(tmp_path: Path, writable:
         assert b"s1.tar" in worker.read(worker.lookup(b".wdsfs/problems.txt").nodeid)
 
 
-def test_what_the_data_has_wins(tmp_path: Path) -> None:
+def test_a_name_of_the_data_wins_over_the_hidden_directory(tmp_path: Path) -> None:
     data = tars.tar(tars.member(b".wdsfs/a.txt", b"data"))
     with a_mount(tmp_path / "set", [data]) as made:
         worker = made.worker(merge=True)
@@ -259,7 +259,7 @@ def test_numbers_of_extras() -> None:
 # --- what changes from one moment to the next --------------------------------------------------------------
 
 
-def test_each_look_has_a_text_of_its_own_in_every_worker(mount: Mount) -> None:
+def test_each_lookup_gets_a_snapshot_that_all_workers_share(mount: Mount) -> None:
     first, second = mount.worker(), mount.worker()
     one = first.lookup(b".wdsfs/status.json")
     first.lookup(b"s0")
@@ -419,7 +419,7 @@ def test_an_index_for_dali_is_of_plain_tars_only(
         assert "it is compressed" in caplog.text
 
 
-def test_what_is_not_indexed_is_so_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_texts_that_need_an_index_have_the_shard_indexed(tmp_path: Path) -> None:
     with a_mount(tmp_path / "set", [sets.content(0), sets.content(1), sets.content(2)], indexed=False) as made:
         worker = made.worker()
         assert json.loads(worker.cat(b".wdsfs/status.json"))["indexed"] == 0
@@ -433,7 +433,7 @@ def test_what_is_not_indexed_is_so_when_it_is_asked_for(tmp_path: Path) -> None:
         assert made.board.waiting == 0
 
 
-def test_what_other_tools_read_are_the_shards_as_they_are(tmp_path: Path) -> None:
+def test_indexes_for_other_tools_are_of_the_plain_shards(tmp_path: Path) -> None:
     """Also where what is mounted is made of them: then the two have one index, and records of a time in it."""
     with a_mount(tmp_path / "set", [sets.content(0), sets.content(1)], indexed=False) as made:
         worker = made.worker()
@@ -449,7 +449,7 @@ def test_what_other_tools_read_are_the_shards_as_they_are(tmp_path: Path) -> Non
         assert len(json.loads(worker.cat(b".wdsfs/shards.json"))["shardlist"]) == 2
 
 
-def test_texts_are_kept_up_to_a_limit(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_texts_is_bounded(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = mount.worker()
     assert isinstance(worker.operations.hidden, HiddenDirectoryOperations)
     hidden = worker.operations.hidden.tree
@@ -477,7 +477,7 @@ def test_long_names_of_shards_are_cut(tmp_path: Path) -> None:
 # --- changes -----------------------------------------------------------------------------------------------
 
 
-def test_nothing_of_it_can_be_changed(mount: Mount, tmp_path: Path) -> None:
+def test_the_hidden_directory_cannot_be_changed(mount: Mount, tmp_path: Path) -> None:
     worker = mount.worker(overlay=tmp_path / "edits")
     (tmp_path / "edits").mkdir(exist_ok=True)
     hidden, status = worker.lookup(b".wdsfs").nodeid, worker.lookup(b".wdsfs/status.json").nodeid

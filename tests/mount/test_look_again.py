@@ -223,7 +223,7 @@ def test_numbers_of_samples_that_are_gone_stay_unused(shards: Path, tmp_path: Pa
     assert followed.shown()[b"by-index/000/000/000002"][1] == b"../../../s0/d0/0-2"
 
 
-def test_what_was_open_goes_on_while_its_file_is_there(shards: Path, tmp_path: Path) -> None:
+def test_open_files_of_a_removed_shard_can_be_read_while_it_exists(shards: Path, tmp_path: Path) -> None:
     names = tmp_path / "list.txt"
     names.write_text("shards/s0.tar\nshards/s1.tar\n")
     followed = Followed(tmp_path, [f"@{names}"])
@@ -275,7 +275,7 @@ def test_a_listing_goes_on_in_the_next_list(shards: Path, tmp_path: Path) -> Non
     tree.close(True)
 
 
-def test_superseded_tables_are_dropped_and_made_again_for_who_needs_them(shards: Path, tmp_path: Path) -> None:
+def test_superseded_tables_are_dropped_and_rebuilt_on_demand(shards: Path, tmp_path: Path) -> None:
     followed = Followed(tmp_path, [str(shards)], merge=True)
     fixed = followed.served.lower_tree()  # another mount of the same set, which does not follow it
     before = [entry.name for entry in fixed.listing(ROOT)]
@@ -357,7 +357,7 @@ def test_a_compressed_shard_has_to_rest(shards: Path, tmp_path: Path, monkeypatc
     assert [row[1] for row in followed.look()["new"]] == ["t"]
 
 
-def test_what_cannot_be_read_is_left_out_and_not_read_again(
+def test_an_unreadable_shard_is_left_out_and_not_read_again(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     followed = Followed(tmp_path, [str(shards)])
@@ -376,7 +376,7 @@ def test_what_cannot_be_read_is_left_out_and_not_read_again(
     assert [row[1] for row in followed.look()["new"]] == ["t"]
 
 
-def test_what_is_no_file_keeps_no_other_from_being_shown(shards: Path, tmp_path: Path) -> None:
+def test_a_path_that_is_no_file_does_not_hide_other_shards(shards: Path, tmp_path: Path) -> None:
     """A look does not wait for the writer of a pipe either."""
     followed = Followed(tmp_path, [str(shards)])
     os.mkfifo(shards / "fifo.tar")
@@ -414,7 +414,9 @@ def test_a_class_that_needs_more_digits_is_left_out(tmp_path: Path) -> None:
     assert "digits" in answer["left_out"]["b.tar"]
 
 
-def test_no_number_is_left(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_beyond_the_last_number_is_left_out(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(look_again, "SHARD_MAX", 3)
     followed = Followed(tmp_path, [str(shards)])
     write(shards / "t.tar", 7)
@@ -496,7 +498,7 @@ def test_a_link_in_a_directory_of_others_is_left_out(tmp_path: Path) -> None:
     assert all("refused" in why for why in answer["left_out"].values())
 
 
-def test_what_is_missing_at_the_mount_may_come(tmp_path: Path) -> None:
+def test_a_shard_missing_at_the_mount_may_appear_later(tmp_path: Path) -> None:
     write(tmp_path / "a.tar", 1)
 
     def names(**options: Any) -> tuple[list[bytes], list[str]]:

@@ -50,6 +50,6 @@ def test_shards_of_a_set_that_begins_empty(program: Program) -> None:  # noqa: F
         (("diff",), "name one MOUNTPOINT"),
     ],
 )
-def test_what_a_new_set_does_not_go_with(program: Program, arguments: tuple[str, ...], message: str) -> None:  # noqa: F811
+def test_options_that_a_new_set_excludes(program: Program, arguments: tuple[str, ...], message: str) -> None:  # noqa: F811
     Path(program.home, "edits").mkdir()
     assert message in program.refused(*arguments, code=2)

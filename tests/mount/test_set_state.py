@@ -14,7 +14,7 @@ def state(count: int, why: str = "x", error: str = "") -> dict[str, Any]:
     return {"follow": 5.0, "looked": 1.5, "left_out": left_out, **counts, "error": error}
 
 
-def test_what_is_written_is_read() -> None:
+def test_a_written_state_is_read_back() -> None:
     shared = SetState(5.0)
     assert (shared.read()["follow"], shared.read()["looked"]) == (5.0, None)
     shared.write(state(3))

@@ -100,7 +100,9 @@ def names(path: Path) -> list[str] | None:
 
 
 @every_change
-def test_what_was_open_is_stale(program: Program, mounted: Mounted, change: Callable[[Path, bytes], None]) -> None:
+def test_open_files_of_a_changed_shard_are_stale(
+    program: Program, mounted: Mounted, change: Callable[[Path, bytes], None]
+) -> None:
     """Nothing that had not been read before can be read: not even where the new content has the same bytes."""
     path = mounted.path / "a/big/bin"
     fd = os.open(path, os.O_RDONLY)
@@ -119,7 +121,7 @@ def test_what_was_open_is_stale(program: Program, mounted: Mounted, change: Call
 
 
 @with_new_content
-def test_what_is_opened_again_is_new(
+def test_files_opened_after_a_change_are_new(
     program: Program, mounted: Mounted, change: Callable[[Path, bytes], None]
 ) -> None:
     for name in ("big/bin", "small/txt", "1/txt"):
@@ -197,7 +199,7 @@ def test_a_shard_that_becomes_unreadable(user_program: Program) -> None:
 
 
 @pytest.mark.parametrize(("change", "merge"), [(replace, False), (rewrite, True), (overwrite, True)])
-def test_what_is_wholly_in_the_page_cache_is_not_served_for_ever(
+def test_a_change_invalidates_the_page_cache(
     program: Program, change: Callable[[Path, bytes], None], merge: bool
 ) -> None:
     """Nobody asks the mount for the path, the listing or the content any more, and yet the next open is of the new

@@ -180,7 +180,7 @@ def test_changes_of_several_shards(heard: Heard) -> None:
     assert heard.numbers() == {0, 1}
 
 
-def test_other_files_are_no_business_of_ours(heard: Heard, tmp_path: Path) -> None:
+def test_other_files_are_ignored(heard: Heard, tmp_path: Path) -> None:
     """Neither next to a shard nor with a name that is much the same; nor is reading."""
     for name in ("other.tar", "a.tar.part", ".a.tar", "A.tar", "a", "a.ta"):
         for change in (rewrite, append, chmod, touch, delete):
@@ -299,7 +299,7 @@ UNHEARD = {
 
 
 @pytest.mark.parametrize(("name", "change"), UNHEARD.items(), ids=lambda one: getattr(one, "__name__", None))
-def test_what_is_not_heard_is_looked_for(
+def test_changes_without_events_are_noticed_by_polling(
     tmp_path: Path, listen: Listen, monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Path], None]
 ) -> None:
     """One tree over all shards lets the kernel keep names for an hour, so nothing may be missed there."""

@@ -90,7 +90,7 @@ def test_both_engines_say_the_same(options: list[str], program: Program) -> None
     assert by_fuse == by_kernel
 
 
-def test_what_is_shown_to_people(program: Program) -> None:
+def test_where_prints_lines_for_people(program: Program) -> None:
     with mounted(program, "kernel") as mountpoint:
         lines = program.run("where", mountpoint / "s0" / "a" / "1" / "seg.png").stdout.decode().splitlines()
         assert lines[0].endswith("seg.png: a file, served by the kernel")
@@ -105,7 +105,7 @@ def test_what_is_shown_to_people(program: Program) -> None:
         assert f"{program.home}/s0.tar: is another file than the one that is mounted" in refused
 
 
-def test_by_mount_8_alone(program: Program) -> None:
+def test_where_works_on_an_image_mounted_by_mount_8(program: Program) -> None:
     """An image on loop devices, without a guard."""
     need_erofs()
     shard, image, loops = program.write("s0.tar", SHARD), program.home / "set.erofs", []
@@ -150,7 +150,7 @@ def test_an_image_that_is_another_one_now(program: Program) -> None:
 
 
 @pytest.mark.parametrize("engine", ["fuse", "kernel"])
-def test_labels(engine: str, program: Program) -> None:
+def test_where_names_the_file_of_a_label(engine: str, program: Program) -> None:
     """A label comes from its file, the sample from its shard; also with a relative path of the file."""
     labels = program.write("labels.csv", b"key,cls\na/1,7\n")
     with mounted(program, engine, "--associate", "labels.csv", "--missing", "skip") as mountpoint:
@@ -160,7 +160,7 @@ def test_labels(engine: str, program: Program) -> None:
 
 
 @pytest.mark.parametrize("engine", ["fuse", "kernel"])
-def test_classes(engine: str, program: Program) -> None:
+def test_where_names_the_member_behind_a_class(engine: str, program: Program) -> None:
     program.write("c.tar", tars.tar(member(b"x.jpg", b"j"), member(b"x.cls", b"7")))
     with mounted(program, engine, "--layout", "classes", "--missing", "skip", "c.tar") as mountpoint:
         (file,) = said(program, mountpoint / "7" / "c--x.jpg")
@@ -168,7 +168,7 @@ def test_classes(engine: str, program: Program) -> None:
 
 
 @pytest.mark.parametrize("engine", ["fuse", "kernel"])
-def test_an_overlay(engine: str, program: Program) -> None:
+def test_where_tells_the_layers_of_an_overlay_apart(engine: str, program: Program) -> None:
     """What was changed names its sample, what is new is in no shard, the rest shows through."""
     upper = program.home / "edits" / "upper" / "s0" / "a"
     with mounted(program, engine, "--overlay", str(program.home / "edits")) as mountpoint:
@@ -254,7 +254,7 @@ def test_a_mount_of_another_session(program: Program) -> None:
         assert [one] == said(program, path)
 
 
-def test_what_is_in_no_shard(program: Program, tmp_path: Path) -> None:
+def test_paths_in_no_shard_are_named(program: Program, tmp_path: Path) -> None:
     """One line each, and the others are answered all the same."""
     with mounted(program, "fuse") as mountpoint:
         done = program.run("where", tmp_path, mountpoint / "none", mountpoint / "s0", code=6)

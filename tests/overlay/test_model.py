@@ -377,6 +377,6 @@ def test_the_tree_behaves_as_a_plain_directory(tree: LowerTree) -> None:
 
 
 @pytest.mark.parametrize("calls", [Refusing, WithoutDevices])
-def test_the_tree_behaves_so_on_poorer_file_systems(calls: type[SystemCalls]) -> None:
+def test_the_tree_behaves_as_a_plain_directory_on_poorer_file_systems(calls: type[SystemCalls]) -> None:
     with a_set(*SETS["samples"]) as tree:
         check(tree, calls, 15)

@@ -85,7 +85,7 @@ def test_every_kind_of_thing_is_read(tmp_path: Path) -> None:
 
 
 @as_root
-def test_what_the_kernel_writes_as_root_is_read(tmp_path: Path) -> None:
+def test_marks_that_the_kernel_writes_as_root_are_read(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     os.setxattr(tmp_path / "d", "trusted.overlay.opaque", b"y")
     os.mknod(tmp_path / "w", stat.S_IFCHR, 0)
@@ -96,7 +96,7 @@ def test_what_the_kernel_writes_as_root_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["user.overlay.redirect", "user.overlay.metacopy"])
-def test_what_changes_the_meaning_of_a_path_is_refused(tmp_path: Path, name: str) -> None:
+def test_attributes_that_change_the_meaning_of_a_path_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/f").touch()
     os.setxattr(tmp_path / "a/f", name, b"/elsewhere")

@@ -133,7 +133,7 @@ def test_a_picture_that_is_too_large_for_a_card(previewer: Previewer) -> None:
     assert previewer.preview("bmp", Bytes(data)).kind == "image"
 
 
-def test_what_needs_too_much_memory_is_refused_and_the_worker_replaced() -> None:
+def test_a_member_that_needs_too_much_memory_is_refused_and_the_worker_replaced() -> None:
     """A list of a million empty lists: 4 MB of text, some 90 MB as values."""
     limited = Previewer(workers=1, limits=Limits(memory=48 << 20))
     try:
@@ -213,7 +213,7 @@ def test_a_worker_that_died_at_rest_is_replaced_unnoticed(impatient: Previewer) 
     assert impatient.workers != [pid]
 
 
-def test_what_a_worker_may_use() -> None:
+def test_the_limits_of_a_worker() -> None:
     limited = Previewer(workers=1, limits=Limits(memory=MEMORY, seconds=7))
     try:
         limited.preview("json", Bytes(b"[1]"))

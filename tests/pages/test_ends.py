@@ -49,7 +49,7 @@ def test_a_signal_leaves_nothing_behind(program: Program, place: Path, number: i
         assert os.listdir(place) == []
 
 
-def test_what_a_killed_view_has_left_is_removed_by_the_next_one(program: Program, place: Path) -> None:
+def test_the_leftovers_of_a_killed_view_are_removed_by_the_next_one(program: Program, place: Path) -> None:
     with a_view(program, place) as killed:
         [left] = pages(place)
         killed.kill()

@@ -76,7 +76,7 @@ def test_a_mount_with_a_file_that_is_no_tar(shards: Program, begins_so: bool) ->
             assert viewer.paths() == ["t-0/s00", "t-0/s01"]
 
 
-def test_what_a_split_leaves_out_is_left_out(program: Program) -> None:
+def test_samples_that_a_split_excludes_are_not_shown(program: Program) -> None:
     program.write("set/t-0.tar", a_shard(0))
     program.write("set/.nv-meta/.info.json", b'{"shard_counts": {"t-0.tar": 2}}')
     program.write("set/.nv-meta/split.yaml", b"split_parts:\n  train: [t-0.tar]\nexclude: [t-0.tar/s00]\n")

@@ -93,7 +93,7 @@ def test_many_classes() -> None:
     assert len(drawn([plot], "svg")) < 100_000
 
 
-def test_without_anything_it_is_said() -> None:
+def test_an_empty_set_has_sentences_instead_of_charts() -> None:
     sizes, shards, classes = plots_of(distribution())
     assert sizes.alt == "There are no files in samples."
     assert shards.alt == "There are no samples in 0 shards."

@@ -121,7 +121,7 @@ def test_a_picture_that_is_cut_off_is_shown_as_far_as_it_goes(previewer: Preview
     assert "damaged or cut off" in found.problem
 
 
-def test_what_is_no_picture_is_shown_in_hex(previewer: Previewer) -> None:
+def test_a_file_that_is_no_picture_is_shown_in_hex(previewer: Previewer) -> None:
     found = previewer.preview("jpg", Bytes(b"not a picture"))
     assert found.kind == "hex"
     assert found.text.startswith("00000000  6e 6f 74 20")
@@ -154,7 +154,7 @@ def test_json_is_laid_out_as_it_is_written(previewer: Previewer) -> None:
     ]
 
 
-def test_what_is_long_or_deep_in_json_is_left_out(previewer: Previewer) -> None:
+def test_long_or_deep_json_is_shortened(previewer: Previewer) -> None:
     value = {"list": list(range(1000)), "deep": json.loads("[" * 30 + "]" * 30), "long": "x" * 10_000}
     found = previewer.preview("json", Bytes(json.dumps(value).encode()))
     assert found.is_cut
@@ -494,7 +494,7 @@ def test_the_cache_is_bounded() -> None:
         with_little.close()
 
 
-def test_what_reading_raises_is_raised(previewer: Previewer) -> None:
+def test_an_error_of_reading_is_raised(previewer: Previewer) -> None:
     def stale(offset: int) -> None:
         if offset:
             raise StaleShard("s.tar has changed")
