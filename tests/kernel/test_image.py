@@ -158,7 +158,7 @@ RIVALS = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(shards=SHARDS | RIVALS, way=st.sampled_from(WAYS), merge=st.booleans())
 def test_any_names(shards: list[list[str]], way: tuple[View, bool, tuple[int, int]], merge: bool) -> None:
     view, _, since = way
@@ -247,7 +247,7 @@ def check_large(home: Path, count: int, merge: bool) -> None:
             assert set(image.listing(image.inode(top[name][0]))) == {b".", b"..", b"x"}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     shards=st.lists(
         st.dictionaries(

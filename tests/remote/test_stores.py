@@ -245,17 +245,6 @@ def test_a_server_that_is_throttling_is_left_alone_for_as_long_as_it_says(
     assert 40 < sum(apart.waits()) <= 47.1
 
 
-def test_a_wait_longer_than_the_reader_has_is_an_error_at_once(
-    apart: Apart, web: WebServer, served: Served, url: str
-) -> None:
-    pin = apart.head(url)
-    served.always = Fault(status=429, headers={"Retry-After": "3600"})
-    with pytest.raises(Unreachable, match="429"):
-        apart.get(url, pin, 0, 10)
-    assert apart.waits() == []
-    assert len(web.gets()) == 2
-
-
 @pytest.mark.parametrize(
     "fault",
     [

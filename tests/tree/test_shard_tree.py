@@ -435,7 +435,7 @@ def _sample_members(items: Sequence[Item], layout: str, tree: LowerTree, number:
     return len(stray) - sum(map(bool, stray))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @example(shards=[["./"]], view=View(layout="files"), merge=False)
 @given(shards=SHARDS, view=st.sampled_from(VIEWS), merge=st.booleans())
 def test_every_member_is_shown_once_under_a_name_of_its_own(
