@@ -1,3 +1,75 @@
-"""wdsfs: mount WebDataset shards as directories."""
+"""wdsfs: WebDataset shards as directories that a mount shows, and as a library without a mount.
+
+The names in `__all__` are public, nothing else of the package is. They are loaded at their first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wdsfs.errors import (
+        CorruptShard,
+        EntryError,
+        MissingShard,
+        NoSuchEntry,
+        ShardError,
+        SpecError,
+        StaleShard,
+        UnreadableShard,
+        UsageError,
+        ViewError,
+        WdsfsError,
+    )
+    from wdsfs.library.files import Tree, tree
+    from wdsfs.library.samples import Samples, samples
 
 __version__ = "0.1.0"
+__all__ = [
+    "CorruptShard",
+    "EntryError",
+    "MissingShard",
+    "NoSuchEntry",
+    "Samples",
+    "ShardError",
+    "SpecError",
+    "StaleShard",
+    "Tree",
+    "UnreadableShard",
+    "UsageError",
+    "ViewError",
+    "WdsfsError",
+    "samples",
+    "tree",
+]
+
+_SAMPLES, _FILES = "library.samples", "library.files"
+_MODULES = {"Samples": _SAMPLES, "samples": _SAMPLES, "Tree": _FILES, "tree": _FILES}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'wdsfs' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"wdsfs.{_MODULES.get(name, 'errors')}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
+class _Package(ModuleType):
+    """The package, in which a room has the name of a public function: importing it does not hide the function."""
+
+    @property
+    def tree(self) -> Any:
+        return __getattr__("tree")
+
+    @tree.setter
+    def tree(self, room: ModuleType) -> None:
+        pass
+
+
+sys.modules[__name__].__class__ = _Package

@@ -254,7 +254,7 @@ def test_a_huge_document_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     shard = write(tmp_path / "s.tar", [(b"k", [(b"json", b'"' + b"x" * 5000 + b'"')])])
     with a_view(tmp_path, [shard], Composition(fields=fields_of(["t=json:t"]))) as below:
         content = below.content(0, below.tag(0), 1)
-        monkeypatch.setattr("wdsfs.tree.view_sources.content_module.member_reader.read", lambda *_: 1 / 0)
+        monkeypatch.setattr(content_module.member_reader, "read", lambda *_: 1 / 0)
         with pytest.raises(CorruptShard, match="5,002 bytes"):
             content_module.read(content, 0, 1)
 

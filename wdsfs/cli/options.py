@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from wdsfs.cli import completion
-from wdsfs.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,28 +108,10 @@ def space_check_option(text: str) -> Decorator[Any]:
 # --- which shards, and how they are read -------------------------------------------------------------------
 
 
-def _selection(
-    split: str | None,
-    shard_id: int | None,
-    num_shards: int | None,
-    ignore_zeros: bool,
-    group_by_key: bool,
-    base: str | None = None,
-) -> Selection:
-    from wdsfs.names import Reading
-    from wdsfs.spec.expand import Slice
-    from wdsfs.tree.options import Selection
+def _selection(**typed: Any) -> Selection:
+    from wdsfs.tree.options import selection_of
 
-    reading = Reading(ignore_zeros, group_by_key)
-    if shard_id is None and num_shards is None:
-        return Selection(split, reading=reading, base=base)
-    if shard_id is None or num_shards is None:
-        raise UsageError("--shard-id and --num-shards belong together: part N of M")
-    if shard_id >= num_shards:
-        raise UsageError(
-            f"--shard-id {shard_id}: parts are counted from 0, so the last of {num_shards} is {num_shards - 1}"
-        )
-    return Selection(split, Slice(shard_id, num_shards), reading=reading, base=base)
+    return selection_of(**typed)
 
 
 # Which part of a set is wanted, and how its shards are read.

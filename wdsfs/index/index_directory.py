@@ -255,6 +255,8 @@ def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
 
 log = logging.getLogger(__name__)
 
+_open: dict[Path, IndexDirectory] = {}  # by path: those that this process has open
+
 
 class IndexDirectory:
     """The LMDB environments of an index: `env` in the directory `path`, and perhaps a `base`.
@@ -271,16 +273,45 @@ class IndexDirectory:
         base_path: Path | None = None,
         temporary: tempfile.TemporaryDirectory[str] | None = None,
     ) -> None:
-        self.env, self.path, self.notices = env, path, notices
+        self._env: lmdb.Environment | None = env
+        self.path, self.notices = path, notices
         self._base_path = base_path
         self.base = None if base_path is None else open_read_only(base_path)
         self._temporary = temporary
         self._retired: lmdb.Environment | None = None  # damaged; kept mapped, in case a Record is still around
         self._data_inode = data_inode(path)
+        self._maker, self._users = os.getpid(), 1
+
+    @property
+    def env(self) -> lmdb.Environment:
+        """The environment to which new values are written, opened again after `close`."""
+        if self._env is None:
+            self._reopen()
+        assert self._env is not None
+        return self._env
+
+    def _reopen(self) -> None:
+        fresh = self.reopened()
+        self._env, self.base, self.path, self._data_inode = fresh._env, fresh.base, fresh.path, fresh._data_inode
+        self._discard_here()
+        self._temporary = self._temporary or fresh._temporary
+        if fresh._temporary is None:
+            _open[self.path] = self
+
+    def join(self) -> IndexDirectory:
+        """Return this, for one more user in this process."""
+        self._users += 1
+        return self
+
+    def left(self) -> bool:
+        """Note that a user of `join` has left; True if it was the last one."""
+        self._users -= 1
+        return self._users == 0
 
     def environments(self) -> list[lmdb.Environment]:
         """Return the environments in which to look for a value, in this order."""
-        return [self.env] if self.base is None else [self.env, self.base]
+        env = self.env
+        return [env] if self.base is None else [env, self.base]
 
     @property
     def temporary(self) -> bool:
@@ -298,7 +329,7 @@ class IndexDirectory:
             with contextlib.suppress(OSError, lmdb.Error, lmdb_check.Damaged), _lock(self.path):
                 if data_inode(self.path) == self._data_inode:  # no other process has replaced it yet
                     remove(self.path)
-                self._retired, self.env = self.env, open_env(self.path)
+                self._retired, self._env = self.env, open_env(self.path)
                 self._data_inode = data_inode(self.path)
                 self._say(f"the index in {self.path} is damaged ({error}); it is rebuilt")
                 return
@@ -307,7 +338,8 @@ class IndexDirectory:
         # LMDB calls it an input/output error when a write stops half-way.
         full = "; its disk is full" if is_full(self.path) else ""
         why = f"the index in {self.path} cannot be used ({error}{full})"
-        self.env, self.path, self._temporary = temporary_env()
+        _open.pop(self.path, None)
+        self._env, self.path, self._temporary = temporary_env()
         self._say(_uses_temporary(why, self.path))
 
     def _say(self, notice: str) -> None:
@@ -320,14 +352,23 @@ class IndexDirectory:
 
     def close(self) -> None:
         """Close the environments; a temporary directory stays. REQUIRES: no transaction is open."""
-        for env in (self.env, self.base, self._retired):
+        for env in (self._env, self.base, self._retired):
             if env is not None:
                 env.close()
+        self._env = self.base = self._retired = None
+        _open.pop(self.path, None)
 
     def discard(self) -> None:
         """Delete a temporary directory that was closed."""
+        self._discard_here()
         if self._temporary is not None:
             self._temporary.cleanup()
+
+    def _discard_here(self) -> None:
+        """Leave the temporary directory of a parent to the parent."""
+        if self._temporary is not None and self._maker != os.getpid():
+            self._temporary._finalizer.detach()  # type: ignore[attr-defined]
+            self._temporary = None
 
     def reopened(self) -> IndexDirectory:
         """Return the same, after `close`, in this process; a temporary directory is not deleted by it."""
@@ -343,13 +384,20 @@ def open_directory(directory: Path | None = None) -> IndexDirectory:
     """Open the index in `directory` (default: `WDSFS_INDEX_DIR`, else the user's cache directory).
 
     If anything is wrong with it, the notices say what was done. Raises IndexUnusable only if even a temporary
-    one cannot be made.
+    one cannot be made. What this process has open already is shared, as LMDB wants it.
     """
     chosen = directory or (Path(os.environ["WDSFS_INDEX_DIR"]) if os.environ.get("WDSFS_INDEX_DIR") else None)
     home = Path(os.path.abspath(chosen or host.cache_dir()))
     notices: list[str] = []
     local = host.index_place(home, notices)
-    return _open_temporary(notices.pop(), None, notices) if local is None else _open_at(local, notices)
+    if local is None:
+        return _open_temporary(notices.pop(), None, notices)
+    if local in _open:
+        return _open[local].join()
+    opened = _open_at(local, notices)
+    if not opened.temporary:
+        _open[local] = opened
+    return opened
 
 
 def _lock(home: Path) -> contextlib.AbstractContextManager[None]:

@@ -461,7 +461,8 @@ class Index:
     def suspend(self) -> None:
         """Close the environments, so that processes forked from here on can `reopen` them.
 
-        LMDB can neither be used over a fork nor be opened twice in one process.
+        LMDB can neither be used over a fork nor be opened twice in one process. The next question to this index,
+        in this process or in a child, opens them again.
         """
         self.renew()
         self._whole.clear()
@@ -472,9 +473,15 @@ class Index:
         return Index(self._home.reopened(), self.portables)
 
     def close(self) -> None:
-        """Close the index and delete a temporary one. No Record may be used afterwards."""
-        self.suspend()
-        self.discard()
+        """Close the index and delete a temporary one, unless others of this process have it open.
+
+        No Record may be used afterwards.
+        """
+        self.renew()
+        self._whole.clear()
+        if self._home.left():
+            self.suspend()
+            self.discard()
 
 
 def open_index(directory: Path | None = None) -> Index:

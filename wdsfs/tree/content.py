@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from wdsfs.errors import CorruptShard, StaleShard, UnreadableShard
 from wdsfs.index.record import Record
+from wdsfs.storage import source
 from wdsfs.tar import member_reader
 from wdsfs.tar.headers import BLOCK
 from wdsfs.tar.sparse import Extents
@@ -90,6 +91,8 @@ def read(content: Content, offset: int, length: int) -> bytes:
     Raises StaleShard when the shard has changed, CorruptShard when it ends too early, UnreadableShard.
     """
     file = content.file
+    if length > READ_MAX:
+        offset, length = _existing(content, offset, length)
     try:
         if content.held is not None:
             data = _held(content.held, offset, length)
@@ -100,9 +103,23 @@ def read(content: Content, offset: int, length: int) -> bytes:
         raise CorruptShard(f"{os.fsdecode(file.path)}: {error}") from None
     except OSError as error:
         raise UnreadableShard(f"{os.fsdecode(file.path)}: {error.strerror}") from None
+    except MemoryError:
+        raise UnreadableShard(f"{os.fsdecode(file.path)}: no memory for {length:,} bytes of a member") from None
     # After the read: a change before or during it shows in the times, one after it does not matter.
     check_unchanged(content)
     return data
+
+
+def _existing(content: Content, offset: int, length: int) -> tuple[int, int]:
+    """Return the range of a long read; of a member that goes on after the end of its shard only the last byte.
+
+    That gives the error of the shard before memory is taken for what a header claims.
+    """
+    length = min(length, content.size - offset)
+    plain = content.held is None and content.extents is None
+    if plain and content.data + offset + length > source.size_of(content.file.source):
+        return offset + length - 1, 1
+    return offset, length
 
 
 def read_cached(content: Content, offset: int, length: int) -> memoryview | None:

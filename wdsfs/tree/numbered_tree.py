@@ -59,6 +59,7 @@ from wdsfs.tree.tree import (
     resolve,
     text_of,
 )
+from wdsfs.tree.view_sources import OWN
 
 NAME = b"by-index"
 LOOK_SECONDS = 5.0  # how often all shards are checked without an alarm
@@ -134,13 +135,15 @@ def sample_order(record: Record) -> Sequence[int] | NDArray[np.uint32]:
 
 def view_order(
     record: Record, plain: Record, own: Callable[[int], int | None] = lambda _: None
-) -> NDArray[np.uint32]:
+) -> Sequence[int] | NDArray[np.uint32]:
     """Return the samples of a derived record, in the order of the tar; `plain` is the record that it is made of.
 
     A derived record has no offsets, but the same keys. Samples of one key are distinguished by their members:
     `own` returns the number that a member has in `plain`. A sample without such a member takes the first place
     that is left.
     """
+    if isinstance(sample_order(plain), range) and _keeps_order(record):
+        return range(record.entries)
     places: dict[bytes, list[tuple[int, int]]] = {}
     keys, own_keys = plain.paths(), record.paths()
     for place, entry in enumerate(sample_order(plain)):
@@ -158,6 +161,14 @@ def view_order(
     entries = np.flatnonzero((record.array("entry.flags") & STRAY) == 0)
     order = np.argsort([place_of(entry) for entry in entries.tolist()], kind="stable")
     return entries[order].astype(np.uint32)
+
+
+def _keeps_order(record: Record) -> bool:
+    """Return True if a derived record has only samples, which begin with ascending members of the shard itself."""
+    assert record.view is not None
+    firsts = record.array("member.head")[record.array("entry.member")[:-1]].astype(np.int64)
+    own = not len(firsts) or int(firsts.max()) >> record.view["shift"] == OWN
+    return own and not (record.array("entry.flags") & STRAY).any() and bool(np.all(firsts[1:] > firsts[:-1]))
 
 
 def class_order(record: Record, plain: Record, own: Callable[[int], int | None]) -> NDArray[np.uint32]:

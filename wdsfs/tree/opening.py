@@ -92,9 +92,9 @@ def opened_set(
     if whole and tolerance.allow_missing:
         shards = readable(shards, unreadable)
     if composition is None or companions is None:
-        below = ShardSet(shards, index, access=access)
+        below = ShardSet(shards, index, opening.descriptors, access=access)
     else:
-        below = open_set(shards, index, composition, companions, access=access)
+        below = open_set(shards, index, composition, companions, descriptors=opening.descriptors, access=access)
     try:
         if not on_demand or (composition is not None and composition.classes):  # which are of the whole set
             unreadable = make_view(below, opening) | unreadable  # which says more

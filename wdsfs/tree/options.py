@@ -98,7 +98,7 @@ class Opening(NamedTuple):
     """The way to open a set: the place of the index, the processes that build it, the damage tolerated, the
     progress.
 
-    `workers` are those of a cluster. With `quiet` no hints are logged.
+    `workers` are those of a cluster. With `quiet` no hints are logged. `descriptors`: shards open at a time.
     """
 
     index_dir: Path | None = None
@@ -107,6 +107,7 @@ class Opening(NamedTuple):
     tolerance: Tolerance = Tolerance()
     workers: Workers | None = None
     progress: Progress = Progress()
+    descriptors: int = 256
 
 
 def composition_of(layout: str, **typed: Any) -> Composition:
@@ -465,6 +466,29 @@ class Selection(NamedTuple):
         if self.base is not None:
             arguments += ["--base", self.base]
         return arguments + self.reading.arguments
+
+
+def selection_of(
+    split: str | None = None,
+    shard_id: int | None = None,
+    num_shards: int | None = None,
+    ignore_zeros: bool = False,
+    group_by_key: bool = False,
+    base: str | None = None,
+) -> Selection:
+    """Return the selection that these options mean. Raises UsageError."""
+    from wdsfs.spec.expand import Slice
+
+    reading = Reading(ignore_zeros, group_by_key)
+    if shard_id is None and num_shards is None:
+        return Selection(split, reading=reading, base=base)
+    if shard_id is None or num_shards is None:
+        raise UsageError("--shard-id and --num-shards belong together: part N of M")
+    if not 0 <= shard_id < num_shards:
+        raise UsageError(
+            f"--shard-id {shard_id}: parts are counted from 0, so the last of {num_shards} is {num_shards - 1}"
+        )
+    return Selection(split, Slice(shard_id, num_shards), reading=reading, base=base)
 
 
 def view_of_classes(class_from: str, class_names: str | None) -> Composition:

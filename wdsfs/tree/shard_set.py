@@ -501,6 +501,10 @@ class ShardSet:
             content.sample = lambda: _places(record, member)
         return content
 
+    def opened(self, number: int) -> ShardFile:
+        """Return the shard, open. Raises what `record` raises."""
+        return self._file(number, self.record(number))
+
     def content_columns(self, number: int) -> ContentColumns:
         """Return the content of all members, as `content`; no file is looked at. Raises what `record` raises."""
         return content_in_shard(self.record(number), self.shards[number].path)

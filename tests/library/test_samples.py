@@ -1,0 +1,401 @@
+"""`wdsfs.samples`: numbers, keys, options, threads, forks, pickles, changes of shards."""
+
+from __future__ import annotations
+
+import gzip
+import multiprocessing
+import os
+import pickle
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wdsfs
+from tests import tars
+from tests.library.conftest import columns, expected, shard
+from tests.web_server import WebServer
+from wdsfs.remote import shard_paths
+from wdsfs.tree import content, sample_reader
+
+EXPECTED = expected()
+
+
+@pytest.fixture
+def samples(shards: str) -> Iterator[wdsfs.Samples]:
+    with wdsfs.samples(shards) as samples:
+        yield samples
+
+
+def test_numbers_slices_and_lists(samples: wdsfs.Samples) -> None:
+    assert isinstance(samples, Sequence)
+    assert len(samples) == 12
+    assert [samples[number] for number in range(12)] == EXPECTED == list(samples)
+    assert samples[-1] == EXPECTED[-1]
+    assert samples[3:9:2] == EXPECTED[3:9:2]
+    assert samples[[7, 0, -1, 7]] == [EXPECTED[at] for at in (7, 0, -1, 7)] == samples.__getitems__([7, 0, -1, 7])
+    assert samples[[]] == []
+    assert list(samples[0]) == ["__key__", "__shard__", "jpg", "cls", "json"]  # in the order of the tar
+
+
+@pytest.mark.parametrize("number", [12, -13, [0, 12]])
+def test_a_number_that_is_not_there(samples: wdsfs.Samples, number: Any) -> None:
+    with pytest.raises(IndexError, match="the set has 12"):
+        samples[number]
+
+
+def test_keys(samples: wdsfs.Samples) -> None:
+    assert list(samples.keys()) == [sample["__key__"] for sample in EXPECTED]
+    assert samples.by_key("d1/k2-3") == EXPECTED[-1] == samples.by_key("t-2/d1/k2-3")
+    for unknown in ("d1/k9-3", "t-1/d1/k2-3", "t-9/d1/k2-3", ""):
+        with pytest.raises(wdsfs.NoSuchEntry, match="no sample has the key"):
+            samples.by_key(unknown)
+
+
+def test_a_key_that_several_shards_have(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.tar").write_bytes(tars.tar(tars.member(b"k.txt", name.encode())))
+    with wdsfs.samples(["a.tar", tmp_path / "b.tar"]) as samples:
+        assert samples.by_key("b/k")["txt"] == b"b"
+        with pytest.raises(wdsfs.UsageError, match="SHARD/KEY"):
+            samples.by_key("k")
+
+
+def test_a_table_of_keys_that_is_kept_is_used_again(shards: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with wdsfs.samples(shards) as samples:
+        samples.by_key("d0/k1-0")
+    monkeypatch.setattr(sample_reader.KeyTable, "build", lambda _: pytest.fail("it is made again"))
+    with wdsfs.samples(shards) as samples:
+        assert samples.by_key("d0/k1-0") == EXPECTED[4]
+
+
+def test_options_have_the_words_and_errors_of_the_mount(shards: str, tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("key,age\n" + "".join(f"{s['__key__']},7\n" for s in EXPECTED))
+    options: dict[str, Any] = {"columns": ["img=jpg", "age", "n.txt"], "field": "n.txt=json:n"}
+    with wdsfs.samples(shards, associate="labels.csv", shard_id=1, num_shards=3, **options) as samples:
+        assert len(samples) == 4
+        assert samples[2] == {
+            "__key__": "d0/k1-2",
+            "__shard__": "t-1",
+            "img": columns(1, 2)["jpg"],
+            "age": b"7",
+            "n.txt": b"2",
+        }
+        assert samples.by_key("d0/k1-2") == samples[2]
+    with pytest.raises(wdsfs.UsageError, match="--shard-id and --num-shards belong together"):
+        wdsfs.samples(shards, shard_id=1)
+    with pytest.raises(wdsfs.UsageError, match="missing='no': is one of error, skip, empty"):
+        wdsfs.samples(shards, missing="no")
+    with pytest.raises(wdsfs.ViewError, match="'png'"):
+        wdsfs.samples(shards, columns=["png"])
+    with pytest.raises(TypeError, match="there is no option 'colums'"):
+        wdsfs.samples(shards, colums=["jpg"])  # type: ignore[call-arg]
+    with pytest.raises(wdsfs.MissingShard):
+        wdsfs.samples("t-{0..5}.tar")
+    with wdsfs.samples("t-{0..5}.tar", allow_missing=True) as samples:
+        assert len(samples) == 12
+
+
+def test_a_sample_that_lacks_a_column_is_left_out(tmp_path: Path) -> None:
+    members = [b"a.jpg", b"a.cls", b"b.cls", b"c.cls", b"c.jpg"]
+    (tmp_path / "s.tar").write_bytes(tars.tar(*(tars.member(name, name) for name in members)))
+    with wdsfs.samples("s.tar", columns=["jpg", "cls"], missing="skip") as samples:
+        assert [sample["__key__"] for sample in samples] == ["a", "c"] == list(samples.keys())
+        assert samples[1]["jpg"] == b"c.jpg"
+    with wdsfs.samples("s.tar", columns=["jpg", "cls"], missing="empty") as samples:
+        assert [sample["jpg"] for sample in samples] == [b"a.jpg", b"", b"c.jpg"]
+
+
+@pytest.mark.parametrize("view", [{}, {"columns": ["cls", "jpg"]}], ids=["plain", "columns"])
+def test_a_sample_takes_one_read(shards: str, monkeypatch: pytest.MonkeyPatch, view: dict[str, Any]) -> None:
+    reads: list[int] = []
+    preadv = os.preadv
+    with wdsfs.samples(shards, **view) as samples:
+        assert samples[5]  # opens the shard
+        monkeypatch.setattr(os, "preadv", lambda *given: reads.append(given[2]) or preadv(*given))
+        monkeypatch.setattr(content, "read", lambda *_: pytest.fail("another read"))
+        assert samples[6]["jpg"] == columns(1, 2)["jpg"]
+    assert len(reads) == 1
+
+
+def test_many_are_read_in_the_order_of_the_shards(samples: wdsfs.Samples, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers: list[int] = []
+    sample = sample_reader.SampleReader.sample
+    monkeypatch.setattr(
+        sample_reader.SampleReader, "sample", lambda self, at: numbers.append(at) or sample(self, at)
+    )
+    assert [one["__key__"] for one in samples[[9, 2, 11, 2]]] == [EXPECTED[at]["__key__"] for at in (9, 2, 11, 2)]
+    assert numbers == [2, 2, 9, 11]
+
+
+def test_columns_far_apart_and_out_of_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the columns that are shown lie 300 kB: each is read by itself, as what a disk has to bring."""
+    members = {b"k.a": b"A" * 10, b"k.big": bytes(300_000), b"k.z": b"Z" * 10}
+    (tmp_path / "s.tar").write_bytes(tars.tar(*(tars.member(*pair) for pair in members.items())))
+    sizes: list[int] = []
+    read = content.read
+    monkeypatch.setattr(content, "read", lambda *given: sizes.append(given[2]) or read(*given))
+    with wdsfs.samples("s.tar", columns=["a", "z"]) as samples:
+        assert (samples[0]["a"], samples[0]["z"]) == (b"A" * 10, b"Z" * 10)
+        assert sizes == [10, 10] * 2
+    sizes.clear()
+
+    def nothing_cached(*_: object) -> int:
+        raise BlockingIOError
+
+    monkeypatch.setattr(os, "preadv", nothing_cached)
+    with wdsfs.samples("s.tar") as samples:
+        assert samples[0]["big"] == bytes(300_000)
+    assert len(sizes) == 1
+
+
+@pytest.mark.parametrize("name", sorted(tars.ODD))
+def test_every_odd_tar_gives_what_its_tree_shows(tmp_path: Path, name: str) -> None:
+    """Sparse members, links, columns twice, odd names, damage: the same bytes, or the same error."""
+    tars.ODD[name].write(tmp_path / "s.tar")
+
+    def given() -> list[bytes]:
+        with wdsfs.samples("s.tar") as samples:
+            return [value for sample in samples for value in sample.values() if isinstance(value, bytes)]
+
+    def shown() -> list[bytes]:
+        with wdsfs.tree("s.tar") as tree:
+            if not tree.exists("s"):
+                tree.listdir("s")
+            return [tree.read(f"{path}/{name}") for path, _, names in tree.walk() for name in names]
+
+    assert _outcome(given) == _outcome(shown)
+
+
+def _outcome(question: Callable[[], list[bytes]]) -> object:
+    try:
+        return sorted(question())
+    except wdsfs.WdsfsError as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("unpack", ["always", "never"])
+def test_compressed_shards(tmp_path: Path, unpack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDSFS_UNPACK", unpack)
+    for number in range(3):
+        (tmp_path / f"t-{number}.tar.gz").write_bytes(gzip.compress(shard(number)))
+    with wdsfs.samples("t-{0..2}.tar.gz") as samples:
+        assert [{**sample, "__shard__": sample["__shard__"][:3]} for sample in samples] == EXPECTED
+
+
+# --- changes
+
+
+def test_a_shard_that_changes_raises(shards: str, tmp_path: Path) -> None:
+    with wdsfs.samples(shards) as samples:
+        assert samples[5] == EXPECTED[5]
+        with (tmp_path / "t-1.tar").open("r+b") as file:
+            file.seek(600)
+            file.write(b"other")
+        (tmp_path / "new").write_bytes(shard(7))
+        (tmp_path / "new").rename(tmp_path / "t-2.tar")
+        for number in (4, 5, 8, 11):
+            for _ in range(2):
+                with pytest.raises(wdsfs.StaleShard, match=r"t-[12]\.tar has changed"):
+                    samples[number]
+        assert samples[3] == EXPECTED[3]
+    with wdsfs.samples(shards) as samples:
+        assert samples[8]["__key__"] == "d0/k7-0"
+
+
+def test_a_change_during_a_read_is_no_mix(samples: wdsfs.Samples, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert samples[0]
+    preadv = os.preadv
+
+    def changed_meanwhile(*given: Any) -> int:
+        got = preadv(*given)
+        with Path("t-0.tar").open("r+b") as file:
+            file.write(b"x")
+        return got
+
+    monkeypatch.setattr(os, "preadv", changed_meanwhile)
+    with pytest.raises(wdsfs.StaleShard):
+        samples[1]
+
+
+def test_a_label_file_that_changes_raises(shards: str, tmp_path: Path) -> None:
+    labels = tmp_path / "labels.csv"
+    labels.write_text("key,age\nd0/k0-0,7\n")
+    with wdsfs.samples(shards, associate=labels, missing="skip") as samples:
+        assert (len(samples), samples[0]["age"]) == (1, b"7")
+        labels.write_text("key,age\nd0/k0-0,8\n")
+        with pytest.raises(wdsfs.StaleShard):
+            samples[0]
+
+
+# --- threads, forks, other processes
+
+
+def test_threads(samples: wdsfs.Samples, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One descriptor for three shards: each thread closes what the others read."""
+    with wdsfs.samples("t-{0..2}.tar", columns=["json", "jpg"]) as view:
+        for some in (samples, view):
+            for source in some._set.lower.sources:
+                monkeypatch.setattr(source._files, "_most", 1)
+        numbers = random.Random(1).choices(range(12), k=2000)
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(samples.__getitem__, numbers)) == [EXPECTED[at] for at in numbers]
+            keys = list(pool.map(lambda at: (view[at]["__key__"], view[at]["jpg"]), numbers))
+        assert keys == [(EXPECTED[at]["__key__"], EXPECTED[at]["jpg"]) for at in numbers]
+
+
+def _in_child(question: Callable[[], object]) -> object:
+    """The answer of a forked child."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.write(writer, pickle.dumps(question()))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as file:
+        answer = pickle.load(file)
+    assert os.waitpid(pid, 0)[1] == 0
+    return answer
+
+
+def test_forks(samples: wdsfs.Samples, shards: str) -> None:
+    """Children and the parent read and index at the same time: each opens the index for itself."""
+    with wdsfs.samples(shards, columns=["jpg"]) as view:
+        assert (samples[0], view[0]["jpg"]) == (EXPECTED[0], EXPECTED[0]["jpg"])
+        for _ in range(3):
+            assert _in_child(lambda: (samples[7], view[7]["jpg"])) == (EXPECTED[7], EXPECTED[7]["jpg"])
+            assert _in_child(lambda: _in_child(lambda: samples.by_key("d1/k2-3"))) == EXPECTED[11]
+            assert samples[8] == EXPECTED[8]
+        assert _in_child(lambda: [wdsfs.samples(shards)[1], samples.close()][0]) == EXPECTED[1]
+        assert (samples[3], view[3]["jpg"]) == (EXPECTED[3], EXPECTED[3]["jpg"])
+
+
+def test_a_fork_with_an_index_that_is_only_temporary(shards: str, tmp_path: Path) -> None:
+    """The child neither deletes it nor needs it."""
+    (tmp_path / "no-directory").write_text("")
+    with wdsfs.samples(shards, index_dir=tmp_path / "no-directory") as samples:
+        place = samples._set.lower.index.directory
+        assert place.exists()
+        assert _in_child(lambda: [samples[7], samples.close()][0]) == EXPECTED[7]
+        assert place.exists()
+        assert samples[0] == EXPECTED[0]
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+def test_workers(samples: wdsfs.Samples, start: str) -> None:
+    with multiprocessing.get_context(start).Pool(2) as pool:
+        assert pool.map(samples.__getitem__, range(12)) == EXPECTED
+    assert samples[0] == EXPECTED[0]
+
+
+def test_a_pickle_is_small_and_notices_another_set(samples: wdsfs.Samples) -> None:
+    pickled = pickle.dumps(samples)
+    assert len(pickled) < 300
+    with pickle.loads(pickled) as same:
+        assert same[5] == EXPECTED[5]
+        assert samples[5] == EXPECTED[5]
+    Path("t-1.tar").write_bytes(shard(1, 5))
+    with pytest.raises(wdsfs.StaleShard, match="has changed since it was sent"):
+        pickle.loads(pickled)
+
+
+def test_two_sets_share_an_index_that_stays_open_until_both_are_closed(shards: str) -> None:
+    first, second = wdsfs.samples(shards), wdsfs.samples("t-0.tar")
+    assert not second._set.lower.index.temporary
+    first.close()
+    assert second[1] == EXPECTED[1]
+    second.close()
+    with wdsfs.samples(shards) as third:
+        assert not third._set.lower.index.temporary
+
+
+# --- remote shards
+
+
+def indexed_only(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Index a remote shard, and forget what came of it on the way."""
+    wdsfs.samples(url).close()
+    shard_paths.close()
+    monkeypatch.setenv("WDSFS_CACHE_DIR", "empty-cache")
+
+
+def test_remote_samples_take_one_request_each(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read at random by threads, and as a list."""
+    big = {at: tars.member(b"k%02d.bin" % at, b"%02d" % at * 200_000) for at in range(24)}
+    web.put("/s.tar", tars.tar(*(big[at] + tars.member(b"k%02d.cls" % at, b"%d" % at) for at in big)))
+    indexed_only(f"{web.url}/s.tar", monkeypatch)
+    with wdsfs.samples(f"{web.url}/s.tar") as samples:
+        web.requests.clear()
+        with ThreadPoolExecutor(8) as pool:
+            read = list(pool.map(samples.__getitem__, range(0, 24, 4)))
+        assert [sample["cls"] for sample in read] == [b"%d" % at for at in range(0, 24, 4)]
+        assert len(web.gets()) == 6
+        assert [sample["bin"][:2] for sample in samples[[14, 2, 6]]] == [b"14", b"02", b"06"]
+        assert len(web.gets()) == 9
+
+
+def test_a_remote_shard_that_changes_raises(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    web.put("/s.tar", shard(0, 600))
+    indexed_only(f"{web.url}/s.tar", monkeypatch)
+    with wdsfs.samples(f"{web.url}/s.tar") as samples:
+        assert samples[0] == {**EXPECTED[0], "__shard__": "s"}
+        web.put("/s.tar", shard(3, 600), etag='"2"')
+        with pytest.raises(wdsfs.StaleShard):
+            samples[400]
+
+
+# --- the library in a program
+
+
+def run(script: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60, env=os.environ
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_it_writes_nothing_and_reports_progress_and_logs(tmp_path: Path) -> None:
+    whole = shard(0)
+    (tmp_path / "a.tar").write_bytes(whole[:-3000])
+    (tmp_path / "b.tar").write_bytes(shard(1))
+    assert run("import wdsfs; print(len(wdsfs.samples(['a.tar', 'b.tar'])))") == "8\n"
+    report: list[tuple[str, int, int]] = []
+    wdsfs.samples(["b.tar"], index_dir="other", progress=lambda *given: report.append(given)).close()
+    assert report == [("indexing", 1, 1)]
+    logged = run(
+        "import wdsfs, logging, sys; logging.basicConfig(stream=sys.stdout); wdsfs.samples(['a.tar', 'b.tar'])"
+    )
+    assert "WARNING:wdsfs:" in logged
+    assert "a.tar" in logged
+
+
+def test_importing_is_cheap_and_public_names_are_these() -> None:
+    script = "import sys; before = set(sys.modules); import wdsfs; print(*sorted(set(sys.modules) - before))"
+    loaded = run(script).split()
+    assert [name for name in loaded if name.startswith("wdsfs")] == ["wdsfs"]
+    assert len(loaded) < 20
+    assert not {"numpy", "lmdb", "logging", "fsspec", "pyfuse3"} & set(loaded)
+    assert wdsfs.__all__ == [
+        *("CorruptShard", "EntryError", "MissingShard", "NoSuchEntry", "Samples", "ShardError", "SpecError"),
+        *("StaleShard", "Tree", "UnreadableShard", "UsageError", "ViewError", "WdsfsError", "samples", "tree"),
+    ]
+    assert dir(wdsfs) == sorted([*wdsfs.__all__, "__version__"])
+    for name in wdsfs.__all__:
+        assert getattr(wdsfs, name).__doc__ or issubclass(getattr(wdsfs, name), wdsfs.WdsfsError)
+    with pytest.raises(AttributeError, match="has no attribute 'mount'"):
+        wdsfs.mount  # noqa: B018
+
+
+def test_a_program_that_ends_without_closing(shards: str) -> None:
+    assert run("import wdsfs; samples = wdsfs.samples('t-{0..2}.tar'); print(samples, samples[3]['cls'])") == (
+        "<wdsfs.samples: 12 in 3 shards> b'0'\n"
+    )

@@ -1,0 +1,7 @@
+"""wdsfs as a library: the samples and the files of a set without a mount.
+
+Users import `wdsfs` itself, which loads this room when it is used. `opened_set.py` takes the options and opens a
+set for threads, forks and pickles; `samples.py` is its sequence of samples, `files.py` its tree of files, and
+`fsspec_files.py` that tree as a file system of fsspec. How a set is opened and read is decided in `tree`.
+Start with `opened_set.py`.
+"""

@@ -1,0 +1,185 @@
+"""A set that is open for the threads of a process, its forks, and the processes that it is sent to."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias, TypedDict
+
+from wdsfs.errors import UsageError
+from wdsfs.tree.opening import opened
+from wdsfs.tree.options import OF_CLASSES, Composition, Opening, Progress, Tolerance, composition_of, selection_of
+from wdsfs.tree.shard_set import ShardSet
+
+logging.getLogger("wdsfs").addHandler(logging.NullHandler())  # nothing is written unless the program wants it
+
+DESCRIPTORS_MAX = 16384  # shards open at a time
+
+Report: TypeAlias = Callable[[str, int, int], object]
+Shards: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+class SetOptions(TypedDict, total=False):
+    """Options of a set: the words and the meaning of those of `wdsfs mount`."""
+
+    columns: str | Sequence[str]
+    field: str | Sequence[str]
+    join: str | Sequence[str]
+    associate: str | Sequence[str]
+    ignore_case: bool
+    decode_members: bool
+    missing: str
+    duplicates: str
+    split: str | None
+    shard_id: int | None
+    num_shards: int | None
+    ignore_zeros: bool
+    group_by_key: bool
+    base: str | None
+    allow_missing: bool
+    strict: bool
+    index_dir: str | os.PathLike[str] | None
+    jobs: int | None
+    progress: Report | None
+
+
+_DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(("columns", "field", "join", "associate"), ()),
+    **dict.fromkeys(("ignore_case", "decode_members"), False),
+    **dict.fromkeys(("missing", "duplicates"), "error"),
+}
+_SELECTION = ("split", "shard_id", "num_shards", "ignore_zeros", "group_by_key", "base")
+_POLICIES = ("error", "skip", "empty")
+
+
+class OpenedSet:
+    """The shards that `shards` names, opened with `options`, in which None stands for the default.
+
+    `whole`: shards that cannot be read would be missing unnoticed. `lock` is held for every question to the set.
+    Raises what opening a set for a command raises.
+    """
+
+    def __init__(self, shards: Shards, layout: str, whole: bool, **options: Any) -> None:
+        self.shards, self._layout = _texts(shards), layout
+        # Those that open the same set in another process.
+        self.options = {name: value for name, value in options.items() if value is not None and name != "progress"}
+        self.lock = threading.RLock()
+        self._stack = ExitStack()
+        with _opening:
+            self._open(whole, options.get("progress"))
+            _sets.add(self)
+
+    def _open(self, whole: bool, progress: Report | None) -> None:
+        known = {*SetOptions.__annotations__, *OF_CLASSES}
+        for name in self.options.keys() - known:
+            raise TypeError(f"there is no option {name!r}")
+        selection, opening = _selection_of(self.options), _opening_of(self.options, progress)
+        set_ = opened(self.shards, selection, opening, self._composition(), whole)
+        self.lower: ShardSet = self._stack.enter_context(set_)
+
+    def _composition(self) -> Composition:
+        typed: dict[str, Any] = {**dict.fromkeys(OF_CLASSES), **_DEFAULTS}
+        typed |= {name: value for name, value in self.options.items() if name in typed}
+        for name in ("missing", "duplicates"):
+            check_choice(name, typed[name], _POLICIES)
+        for name in ("columns", "field", "join", "associate"):
+            typed[name] = _texts(typed[name])
+        return composition_of(self._layout, **typed)
+
+    def close(self) -> None:
+        """Close the set. Nothing may be asked of it any more."""
+        with _opening, self.lock:
+            _sets.discard(self)
+            self._stack.close()
+
+    def suspend(self) -> None:
+        """Close what does not survive a fork; the next question opens it again."""
+        for lower in {id(lower): lower for lower in (self.lower, *self.lower.sources)}.values():
+            lower.index.suspend()
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise UsageError for an option that is none of these."""
+    if value not in choices:
+        raise UsageError(f"{name}={value!r}: is one of {', '.join(choices)}")
+
+
+def _texts(values: Shards) -> list[str]:
+    some = [values] if isinstance(values, str | os.PathLike) else values
+    return [os.fspath(value) for value in some]
+
+
+def _selection_of(options: dict[str, Any]) -> Any:
+    chosen = {name: options[name] for name in _SELECTION if name in options}
+    return selection_of(**chosen)
+
+
+def _opening_of(options: dict[str, Any], report: Report | None) -> Opening:
+    from wdsfs.interop.lint import findings_of_set
+
+    strict = findings_of_set if options.get("strict") else None
+    tolerance = Tolerance(bool(options.get("allow_missing")), strict).check()
+    place, jobs = options.get("index_dir"), options.get("jobs")
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    opening = Opening(
+        index_dir=None if place is None else Path(place),
+        tolerance=tolerance,
+        progress=Progress() if report is None else _Reported(report),
+        descriptors=min(max(limit // 2, 1), DESCRIPTORS_MAX),
+    )
+    return opening if jobs is None else opening._replace(jobs=jobs)
+
+
+class _Reported(Progress):
+    """Calls a function with what is being done, how many shards are done, and how many there are."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+
+    @contextmanager
+    def indexing(self, shards: int) -> Iterator[Callable[[int], None]]:
+        done = 0
+
+        def advance(members: int) -> None:
+            nonlocal done
+            done += 1
+            self._report("indexing", done, shards)
+
+        yield advance
+
+    @contextmanager
+    def composing(self, shards: int) -> Iterator[Callable[[int], None]]:
+        def update(done: int) -> None:
+            self._report("composing", done, shards)
+
+        yield update
+
+
+# --- forks: LMDB survives none, and a lock that another thread has would be held in the child for ever
+
+_sets: weakref.WeakSet[OpenedSet] = weakref.WeakSet()
+_opening = threading.RLock()
+_locked: list[OpenedSet] = []
+
+
+def _before_fork() -> None:
+    _opening.acquire()
+    for set_ in list(_sets):
+        set_.lock.acquire()
+        _locked.append(set_)
+        set_.suspend()
+
+
+def _after_fork() -> None:
+    while _locked:
+        _locked.pop().lock.release()
+    _opening.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -1,0 +1,129 @@
+"""The samples of a set as a sequence: also a data set for PyTorch, which is not needed for it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Self, TypeAlias, Unpack, overload
+
+from wdsfs.errors import NoSuchEntry, StaleShard, UsageError
+from wdsfs.library.opened_set import OpenedSet, SetOptions, Shards
+from wdsfs.tree.sample_reader import SampleReader
+
+Sample: TypeAlias = dict[str, Any]
+
+
+class Samples(Sequence[Sample]):
+    """The samples of a set by their numbers, made by `wdsfs.samples`.
+
+    A sample is a dict of the bytes of its columns by their names, with the texts `__key__` and `__shard__`. A
+    number, a slice or a list of numbers can be in the brackets. It can be used by several threads, after a fork,
+    and in processes to which it is pickled; a set that is another one there raises StaleShard.
+    """
+
+    def __init__(self, shards: Shards, **options: Any) -> None:
+        self._set = OpenedSet(shards, "samples", True, **options)
+        try:
+            self._reader = SampleReader(self._set.lower, self._set.lock)
+        except BaseException:
+            self._set.close()
+            raise
+        self._count = self._reader.count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, number: int) -> Sample: ...
+    @overload
+    def __getitem__(self, number: slice | Iterable[int]) -> list[Sample]: ...
+    def __getitem__(self, number: int | slice | Iterable[int]) -> Sample | list[Sample]:
+        """Return a sample, or a list of those of a slice or of many numbers.
+
+        Raises IndexError, StaleShard for a shard that has changed since the set was opened, other ShardErrors.
+        """
+        if type(number) is int and 0 <= number < self._count:  # nearly always
+            return self._reader.sample(number)
+        if isinstance(number, slice):
+            return self._reader.samples(range(self._count)[number])
+        try:
+            at = operator.index(number)  # type: ignore[arg-type]
+        except TypeError:
+            return self.__getitems__(number)  # type: ignore[arg-type]
+        return self._reader.sample(self._checked(at))
+
+    def __getitems__(self, numbers: Iterable[int]) -> list[Sample]:
+        """Return many samples, in the order of the numbers. They are read in the order of the shards."""
+        return self._reader.samples([self._checked(operator.index(number)) for number in numbers])
+
+    def _checked(self, number: int) -> int:
+        """Return the number of a sample, which may be counted from the end. Raises IndexError."""
+        if not -self._count <= number < self._count:
+            raise IndexError(f"there is no sample {number:,}; the set has {self._count:,}")
+        return number % self._count
+
+    def __iter__(self) -> Iterator[Sample]:
+        return map(self._reader.sample, range(self._count))
+
+    def by_key(self, key: str) -> Sample:
+        """Return the sample with this key, `KEY` or `SHARD/KEY`.
+
+        The first call makes a table of all keys, which the index keeps. Raises NoSuchEntry, UsageError if several
+        shards have it.
+        """
+        numbers = self._reader.find(key)
+        if not numbers:
+            raise NoSuchEntry(f"no sample has the key {key!r}")
+        if len(numbers) > 1:
+            first = self[numbers[0]]
+            raise UsageError(
+                f"{len(numbers)} samples have the key {key!r}, the first in {first['__shard__']}: name the "
+                "shard before the key, SHARD/KEY, or use numbers"
+            )
+        return self[numbers[0]]
+
+    def keys(self) -> Iterator[str]:
+        """Yield the keys of all samples, in the order of the set."""
+        for shard in range(len(self._set.lower)):
+            yield from self._reader.keys(shard)
+
+    def close(self) -> None:
+        """Close the shards and the index."""
+        self._set.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<wdsfs.samples: {self._count:,} in {len(self._set.lower):,} shards>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _sent, (self._set.shards, self._set.options, self._reader.digest)
+
+
+def _sent(shards: list[str], options: dict[str, Any], digest: bytes) -> Samples:
+    """Open the samples that another process has sent. Raises StaleShard if they are others by now."""
+    samples = Samples(shards, **options)
+    if samples._reader.digest != digest:
+        samples.close()
+        raise StaleShard("the set has changed since it was sent to this process: open it again")
+    return samples
+
+
+def samples(shards: Shards, **options: Unpack[SetOptions]) -> Samples:
+    """Open the samples of a set; SHARDS and options are those of `wdsfs mount`.
+
+    ::
+
+        train = wdsfs.samples("train-{000000..000999}.tar", columns=["jpg", "cls"])
+        train[0]["jpg"], train[-1]["__key__"], len(train), train[[5, 3]]
+
+    `columns`, `field`, `join`, `associate` (each a text or several), `ignore_case`, `decode_members`, `missing`,
+    `duplicates`, `split`, `shard_id` of `num_shards`, `ignore_zeros`, `group_by_key`, `base`, `allow_missing`,
+    `strict`, `index_dir` and `jobs` mean what `wdsfs mount --help` says. `progress` is called with what is being
+    done, how many shards are done, and how many there are. Raises WdsfsError.
+    """
+    return Samples(shards, **options)

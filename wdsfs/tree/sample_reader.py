@@ -1,0 +1,315 @@
+"""Whole samples by their numbers: the places of their columns, and one read where these lie together.
+
+The direct way past names, inodes and `Content` for samples whose columns are pieces of one shard; any other goes
+through `ShardSet.content`.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import operator
+import os
+import zlib
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from time import monotonic
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wdsfs.errors import StaleShard
+from wdsfs.index.record import Record
+from wdsfs.inodes import MEMBER, position
+from wdsfs.remote.shard_paths import is_remote
+from wdsfs.tar.headers import BLOCK
+from wdsfs.tree import content as content_module
+from wdsfs.tree.content import READ_MAX, SAMPLE_MAX, Content
+from wdsfs.tree.numbered_tree import samples_of
+from wdsfs.tree.open_shards import RENEW_SECONDS
+from wdsfs.tree.path_table import KeyTable
+from wdsfs.tree.shard_set import ShardSet, indexed
+from wdsfs.tree.shown_names import ShownNames
+from wdsfs.tree.tree import View
+from wdsfs.tree.view_sources import KEYS, OWN, SHARD
+
+# Bytes between the columns of a sample that are read with them; in a store each request costs more.
+GAP, REMOTE_GAP = 32 << 10, 256 << 10
+SHARDS_MAX = 16384  # whose columns are at hand, 3 KB each
+
+TEXT = ("utf-8", "surrogateescape")
+
+Sample = dict[str, Any]
+Piece = tuple[str, int, int]  # a column: its name, its first byte, the byte after its last one
+
+
+class _ShardColumns:
+    """The samples of a shard as columns of its record, and the open shard; valid as long as both are."""
+
+    __slots__ = (
+        *("_aliased", "_body", "_direct", "_entry_member", "_extension", "_folder", "_head", "_is_view", "_names"),
+        *("_record", "_rows", "_shift", "_shown", "_size", "_starts", "_text", "_watched"),
+        *("fd", "file", "order", "shard"),
+    )
+
+    def __init__(self, lower: ShardSet, number: int, tag: int, shown: ShownNames) -> None:
+        order = samples_of(lower, number, tag)
+        self.order: Any = order if isinstance(order, range) else np.ascontiguousarray(order).data
+        record, plain = lower.record_and_plain(number, tag)
+        self.shard = os.fsdecode(lower.shards[number].name)
+        self._record, self._shown = record, shown
+        self._aliased = record.aliases[shown.domain] is not None
+        self._names: dict[int, str] = {}
+        self._folder = (range(0), "")  # the entries of the last folder, and its path
+        self._entry_member = record.entry_member
+        self._starts, self._text = record.entry_name.starts, record.entry_name.text
+        self._extension, self._size = record.column["member.ext"], record.column["member.size"]
+        # Of a view: `_rows` is where a member comes from. Most come from the shard itself, whose number is 0.
+        self._is_view, self._rows = record is not plain, record.column["member.head"]
+        self._shift: int = 64 if record.view is None else record.view["shift"]
+        self._head, self._body = plain.column["member.head"], plain.column["member.body"]
+        self._direct = _is_direct(record) and _is_direct(plain)
+        self.file = lower.plain.opened(number)
+        self.fd = self.file.source if isinstance(self.file.source, int) else None
+        self._watched = self.file.shard if isinstance(self.file.shard, int) else None
+
+    def key(self, entry: int) -> str:
+        """Return the key of a sample."""
+        entries, path = self._folder
+        if entry not in entries:
+            folder = self._record.folder_of(entry)
+            entries = self._record.folder_entries(folder)
+            path = (self._record.folder_path(folder) + b"/").decode(*TEXT) if folder else ""
+            self._folder = entries, path
+        starts = self._starts
+        return path + str(self._text[starts[entry] : starts[entry + 1]], *TEXT)
+
+    def members(self, entry: int) -> range:
+        """Return the members of a sample."""
+        return range(self._entry_member[entry], self._entry_member[entry + 1])
+
+    def name(self, member: int) -> str:
+        """Return the name of a column: the extension; a second one of a sample has a suffix, as in a mount."""
+        name = self._shown.shown(self._record, position(MEMBER, member)).decode(*TEXT)
+        if not self._aliased:
+            self._names[self._extension[member]] = name
+        return name
+
+    def pieces(self, entry: int) -> list[Piece]:
+        """Return the columns of a sample in the order of the shard; none if one of them is no piece of it."""
+        pieces: list[Piece] = []
+        if not self._direct:
+            return pieces
+        head, body, sizes, names, is_view = self._head, self._body, self._size, self._names, self._is_view
+        last, in_order = 0, True
+        for member in range(self._entry_member[entry], self._entry_member[entry + 1]):
+            row = self._rows[member] if is_view else member
+            if row >> self._shift != OWN:
+                return []
+            start = (head[row] + body[row]) * BLOCK
+            in_order &= start >= last
+            last = start + sizes[member]
+            pieces.append((names.get(self._extension[member]) or self.name(member), start, last))
+        if not in_order:
+            pieces.sort(key=operator.itemgetter(1))
+        return pieces
+
+    def read_cached(self, pieces: list[Piece], sample: Sample, scratch: memoryview) -> bool:
+        """Add the columns to a sample if that takes one read, without waiting for a disk. Raises StaleShard."""
+        begin, fd = pieces[0][1], self.fd
+        size = pieces[-1][2] - begin
+        if fd is None or size > READ_MAX:
+            return False
+        last = begin
+        for _, start, stop in pieces:
+            if start - last > GAP:
+                return False
+            last = stop
+        try:
+            if os.preadv(fd, (scratch[:size],), begin, os.RWF_NOWAIT) < size:
+                return False
+        except OSError as error:  # EAGAIN: not in the page cache
+            if error.errno == errno.EOPNOTSUPP:
+                self.fd = None
+            return False
+        # After the read, as in `content.check_unchanged`: a change before or during it shows in the time.
+        if self._watched is not None and os.fstat(self._watched).st_ctime_ns != self.file.ctime_ns:
+            raise StaleShard(f"{os.fsdecode(self.file.path)} has changed since this was opened")
+        for name, start, stop in pieces:
+            sample[name] = bytes(scratch[start - begin : stop - begin])
+        return True
+
+    def reads(self, pieces: list[Piece]) -> list[_Read]:
+        """Return the reads that bring the columns of a sample: one, unless too much lies between them."""
+        gap = GAP if self.file.remote is None else REMOTE_GAP
+        runs: list[list[Piece]] = []
+        for piece in pieces:
+            if runs and piece[1] - runs[-1][-1][2] <= gap and piece[2] - runs[-1][0][1] <= SAMPLE_MAX:
+                runs[-1].append(piece)
+            else:
+                runs.append([piece])
+        return [_Read(Content(self.file, run[0][1], run[-1][2] - run[0][1], None), run) for run in runs]
+
+
+class _Read(NamedTuple):
+    """A range of a shard, and the columns that lie in it."""
+
+    content: Content
+    pieces: list[Piece]
+
+    def into(self, sample: Sample) -> None:
+        """Read, and add the columns to a sample. Raises ShardErrors."""
+        data, base = content_module.read(self.content, 0, self.content.size), self.content.data
+        for name, start, stop in self.pieces:
+            sample[name] = data[start - base : stop - base]
+
+
+def _is_direct(record: Record) -> bool:
+    """Return True if the members of samples are whole pieces of the shard."""
+    own = record.view is None or record.view["places"][OWN]["kind"] == SHARD
+    return own and record.is_plain and record.moved is None and "sparse.member" not in record.column
+
+
+class SampleReader:
+    """The samples of a set by their numbers, as they were when this was made.
+
+    `lock` is held for every question to the set, which is for one thread at a time; what waits for a disk or the
+    network is read outside of it. Questions about a shard that has changed since raise StaleShard.
+    """
+
+    def __init__(self, lower: ShardSet, lock: AbstractContextManager[Any]) -> None:
+        self._lower, self._lock, self._shown = lower, lock, ShownNames(View())
+        self._columns: dict[int, _ShardColumns] = {}
+        self._snapshot, self._old_at = -1, 0.0
+        self._table = b""  # the key of the table of keys in the index
+        self._scratch = memoryview(bytearray(READ_MAX))
+        self._is_remote = any(is_remote(shard.path) for shard in lower.shards)
+        # Of each shard: the tag of its content, and the number after its last sample.
+        self._tags, self._ends = array("q"), array("q")
+        count, digest = 0, hashlib.blake2b(digest_size=16)
+        for number in range(len(lower)):
+            summary = indexed(lower.summary, number)
+            count += summary.samples
+            self._tags.append(lower.tag(number))
+            self._ends.append(count)
+            digest.update(summary.fingerprint.packed)
+        self.count = count
+        self.digest = digest.digest()  # of what is read: the same in each process that opens the same set
+
+    # --- reading
+
+    def sample(self, number: int) -> Sample:
+        """Return the sample with this number, which exists. Raises ShardErrors."""
+        ends = self._ends
+        shard = bisect_right(ends, number)
+        with self._lock:
+            columns = self._columns.get(shard)
+            if columns is None or columns.file.ended or self._is_old():
+                columns = self._open(shard)
+            entry = columns.order[number - ends[shard - 1] if shard else number]
+            sample: Sample = {"__key__": columns.key(entry), "__shard__": columns.shard}
+            pieces = columns.pieces(entry)
+            if pieces and columns.read_cached(pieces, sample, self._scratch):
+                return sample
+            reads = (
+                columns.reads(pieces) if pieces else indexed(self._parts, shard, columns.members(entry), sample)
+            )
+            for read in reads:
+                sample.update((name, b"") for name, _, _ in read.pieces)  # in the order of the shard
+                read.content.file.hold()
+        try:
+            for read in reads:
+                read.into(sample)
+        finally:
+            with self._lock:
+                for read in reads:
+                    read.content.file.let_go()
+        return sample
+
+    def samples(self, numbers: Sequence[int]) -> list[Sample]:
+        """Return the samples with these numbers, read in the order of the shards. Raises ShardErrors."""
+        samples: list[Sample] = [{}] * len(numbers)
+        order = sorted(range(len(numbers)), key=numbers.__getitem__)
+        self._announce(sorted(set(numbers)))
+        for at in order:
+            samples[at] = self.sample(numbers[at])
+        return samples
+
+    def _announce(self, numbers: Sequence[int]) -> None:
+        """Have the network bring what will be read, all at the same time."""
+        if not self._is_remote:
+            return
+        for number in numbers:
+            shard = bisect_right(self._ends, number)
+            with self._lock:
+                columns = self._open(shard) if self._is_old() else self._columns.get(shard) or self._open(shard)
+                entry = columns.order[number - (self._ends[shard - 1] if shard else 0)]
+                for content, _ in columns.reads(columns.pieces(entry)):
+                    if content.file.remote is not None:
+                        content.file.remote.will_need(content.data, content.data + content.size)
+
+    def _is_old(self) -> bool:
+        """Return True if the index has another snapshot than all columns, or should get one."""
+        return self._snapshot != self._lower.index.snapshot or monotonic() > self._old_at
+
+    def _open(self, shard: int) -> _ShardColumns:
+        if monotonic() > self._old_at:
+            self._lower.renew()
+            self._old_at = monotonic() + RENEW_SECONDS
+        columns = indexed(_ShardColumns, self._lower, shard, self._tags[shard], self._shown)
+        if self._snapshot != self._lower.index.snapshot or len(self._columns) >= SHARDS_MAX:
+            self._columns.clear()
+            self._snapshot = self._lower.index.snapshot
+        self._columns[shard] = columns
+        return columns
+
+    def _parts(self, shard: int, members: range, sample: Sample) -> list[_Read]:
+        """Return the reads of members that lie anywhere; add those that have to be made to the sample."""
+        reads = []
+        for member in members:
+            content = self._lower.content(shard, self._tags[shard], member)
+            name = self._columns[shard].name(member)
+            if content.held is None:
+                reads.append(_Read(content, [(name, content.data, content.data + content.size)]))
+            else:
+                sample[name] = content_module.read(content, 0, content.size)
+        return reads
+
+    # --- keys
+
+    def keys(self, shard: int) -> list[str]:
+        """Return the keys of the samples of a shard, in the order of the tar. Raises ShardErrors."""
+        with self._lock:
+            columns = self._open(shard)
+            return [columns.key(entry) for entry in columns.order]
+
+    def find(self, key: str) -> list[int]:
+        """Return the numbers of the samples with this key, or with this shard and key. Raises ShardErrors."""
+        with self._lock:
+            numbers = self._with_key(key, range(len(self._lower)))
+            name, slash, rest = key.partition("/")
+            if not numbers and slash:
+                shards = [n for n, shard in enumerate(self._lower.shards) if os.fsdecode(shard.name) == name]
+                numbers = self._with_key(rest, shards)
+            return numbers
+
+    def _with_key(self, key: str, shards: Sequence[int]) -> list[int]:
+        path = key.encode("utf-8", "surrogateescape")
+        crc = zlib.crc32(path)
+        candidates = self._candidates(crc) if len(shards) > 1 else shards
+        numbers: list[int] = []
+        for shard in candidates:
+            order = np.asarray(self._open(shard).order)
+            first = self._ends[shard - 1] if shard else 0
+            entries = indexed(self._lower.record, shard, self._tags[shard]).find_samples(path, crc)
+            numbers += [first + int(at) for entry in sorted(entries) for at in np.flatnonzero(order == entry)]
+        return numbers
+
+    def _candidates(self, crc: int) -> list[int]:
+        """Return the shards that may have a key with this CRC-32, by a table made at the first question."""
+        if not self._table:
+            record, numbers = self._lower.record, range(len(self._lower))
+            self._table = indexed(self._lower.keep_table, KEYS, lambda: KeyTable.build(map(record, numbers)))
+        return KeyTable.parse(self._lower.index.table(self._table)).candidates(crc)
