@@ -111,6 +111,15 @@ def test_a_sample_that_lacks_a_column_is_left_out(tmp_path: Path) -> None:
         assert [sample["jpg"] for sample in samples] == [b"a.jpg", b"", b"c.jpg"]
 
 
+def test_a_list_of_keys_chooses(shards: str, tmp_path: Path) -> None:
+    (tmp_path / "good.txt").write_text("t-2/d1/k2-3\nd0/k0-2\n")
+    with wdsfs.samples(shards, keys=tmp_path / "good.txt", columns="cls") as samples:
+        assert [sample["__key__"] for sample in samples] == ["d0/k0-2", "d1/k2-3"] == list(samples.keys())
+        assert samples.by_key("d1/k2-3") == samples[1]
+        with pytest.raises(wdsfs.NoSuchEntry):
+            samples.by_key("d0/k0-0")
+
+
 @pytest.mark.parametrize("view", [{}, {"columns": ["cls", "jpg"]}], ids=["plain", "columns"])
 def test_a_sample_takes_one_read(shards: str, monkeypatch: pytest.MonkeyPatch, view: dict[str, Any]) -> None:
     reads: list[int] = []

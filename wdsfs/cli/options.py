@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from wdsfs.cli import completion
+from wdsfs.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -36,6 +36,7 @@ class SetOptions(TypedDict, total=False):
     decode_members: bool
     missing: str
     duplicates: str
+    keys: str | os.PathLike[str] | None
     split: str | None
     shard_id: int | None
     num_shards: int | None
@@ -84,12 +85,13 @@ class OpenedSet:
         self.lower: ShardSet = self._stack.enter_context(set_)
 
     def _composition(self) -> Composition:
-        typed: dict[str, Any] = {**dict.fromkeys(OF_CLASSES), **_DEFAULTS}
+        typed: dict[str, Any] = {**dict.fromkeys((*OF_CLASSES, "keys")), **_DEFAULTS}
         typed |= {name: value for name, value in self.options.items() if name in typed}
         for name in ("missing", "duplicates"):
             check_choice(name, typed[name], _POLICIES)
         for name in ("columns", "field", "join", "associate"):
             typed[name] = _texts(typed[name])
+        typed["keys"] = typed["keys"] and os.fspath(typed["keys"])
         return composition_of(self._layout, **typed)
 
     def close(self) -> None:
