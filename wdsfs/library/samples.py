@@ -123,7 +123,7 @@ def samples(shards: Shards, **options: Unpack[SetOptions]) -> Samples:
 
     `columns`, `field`, `join`, `associate` (each a text or several), `ignore_case`, `decode_members`, `missing`,
     `duplicates`, `keys`, `split`, `shard_id` of `num_shards`, `ignore_zeros`, `group_by_key`, `base`,
-    `allow_missing`, `strict`, `index_dir` and `jobs` mean what `wdsfs mount --help` says. `progress` is called with
-    what is being done, how many shards are done, and how many there are. Raises WdsfsError.
+    `allow_missing`, `strict`, `index_dir` and `jobs` mean what `wdsfs mount --help` says. `progress` is called
+    with what is being done, how many shards are done, and how many there are. Raises WdsfsError.
     """
     return Samples(shards, **options)
