@@ -15,7 +15,7 @@ from wdsfs.library.opened_set import OpenedSet, SetOptions, Shards, check_choice
 from wdsfs.tree import content as content_module
 from wdsfs.tree.numbered_tree import check_name, make_numbered
 from wdsfs.tree.opening import resolved
-from wdsfs.tree.options import view_of
+from wdsfs.tree.options import TreeOptions
 from wdsfs.tree.shard_set import indexed
 from wdsfs.tree.tree import AT_PARENT, Entry, Node, text_of
 
@@ -26,7 +26,7 @@ P = ParamSpec("P")
 Answer = TypeVar("Answer")
 
 
-class TreeOptions(SetOptions, total=False):
+class FilesOptions(SetOptions, total=False):
     """Options of a tree, with those of its classes."""
 
     names: str
@@ -63,7 +63,7 @@ class Tree:
     ) -> None:
         check_choice("layout", layout, LAYOUTS)
         check_choice("names", names, NAMES)
-        view = view_of(layout, names, merge, index_tree, partial=bool(options.get("allow_missing")))
+        view = TreeOptions(layout, names, merge, index_tree).view(bool(options.get("allow_missing")))
         self._arguments = {"layout": layout, "names": names, "merge": merge, "index_tree": index_tree}
         self._set = OpenedSet(shards, layout, view.merged or index_tree, **options)
         try:
@@ -295,7 +295,7 @@ def _sent(shards: list[str], arguments: dict[str, Any]) -> Tree:
     return Tree(shards, **arguments)
 
 
-def tree(shards: Shards, layout: str = "samples", **options: Unpack[TreeOptions]) -> Tree:
+def tree(shards: Shards, layout: str = "samples", **options: Unpack[FilesOptions]) -> Tree:
     """Open the tree that `wdsfs mount` would show for the same SHARDS and options, without a mount.
 
     ::
