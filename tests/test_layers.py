@@ -249,7 +249,7 @@ def _odd_introduction(file: Path) -> str:
 
 
 # The rooms that need an extra; what others load of them they load when a command asks for it.
-EXTRA_OF = {"pages": "view"}
+EXTRA_OF = {"pages": "view", "library": "fsspec"}
 
 
 def test_what_is_imported_is_a_declared_dependency() -> None:

@@ -1,0 +1,161 @@
+"""`wdsfs://` for fsspec: its own tests for what is read, chained URLs, errors."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.tests.abstract import AbstractFixtures
+from fsspec.tests.abstract.get import AbstractGetTests
+
+from tests.conftest import ROOT
+from tests.library.conftest import columns
+from tests.web_server import WebServer
+from wdsfs.errors import UsageError
+from wdsfs.library import fsspec_files
+from wdsfs.library.fsspec_files import WdsfsFileSystem
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> Iterator[None]:
+    """As the entry point of an installed wdsfs does, which the checkout's environment may not have yet."""
+    fsspec.register_implementation("wdsfs", WdsfsFileSystem, clobber=True)
+    yield
+    WdsfsFileSystem.clear_instance_cache()
+
+
+SCENARIOS = ("bulk_operations_scenario_0", "glob_edge_cases_files", "dir_and_file_with_same_name_prefix")
+
+
+class TestGet(AbstractFixtures, AbstractGetTests):
+    """fsspec's tests of `get`, over a shard that has the files of each scenario in a directory of its own."""
+
+    test_get_directory_recursive = None  # makes its files in the file system itself
+
+    @pytest.fixture
+    def fs(self, tmp_path: Path) -> WdsfsFileSystem:
+        local, top = LocalFileSystem(auto_mkdir=True), tmp_path / "files"
+        for name in (*SCENARIOS, "10_files_with_hashed_names"):
+            getattr(self, f"_{name}")(local, os.path.join, str(top / name))
+        subprocess.run(["tar", "-cf", tmp_path / "s.tar", "-C", top, "."], check=True)
+        shutil.rmtree(top)
+        return WdsfsFileSystem(str(tmp_path / "s.tar"), layout="files")
+
+    @pytest.fixture
+    def fs_path(self) -> str:
+        return "s"
+
+    @pytest.fixture
+    def fs_bulk_operations_scenario_0(self, fs: Any) -> str:
+        return "s/bulk_operations_scenario_0/source"
+
+    @pytest.fixture
+    def fs_glob_edge_cases_files(self, fs: Any) -> str:
+        return "s/glob_edge_cases_files/source"
+
+    @pytest.fixture
+    def fs_dir_and_file_with_same_name_prefix(self, fs: Any) -> str:
+        return "s/dir_and_file_with_same_name_prefix/source"
+
+    @pytest.fixture
+    def fs_10_files_with_hashed_names(self, fs: Any) -> str:
+        return "s/10_files_with_hashed_names/source"
+
+
+def test_the_entry_point_is_this_class() -> None:
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["fsspec.specs"]
+    assert points == {"wdsfs": f"{WdsfsFileSystem.__module__}:{WdsfsFileSystem.__name__}"}
+
+
+def test_chained_urls(shards: str, tmp_path: Path) -> None:
+    with fsspec.open(f"wdsfs://t-1/d0/k1-2/jpg::{shards}") as file:
+        assert file.read() == columns(1, 2)["jpg"]
+    with fsspec.open(
+        f"wdsfs://t-1/d0/k1-2.json::file://{tmp_path}/{shards}", "r", wdsfs={"layout": "files"}
+    ) as file:
+        assert file.read() == '{"n": 2}'
+    with pytest.raises(UsageError, match="options of file mean nothing to it: auto_mkdir"):
+        fsspec.open(f"wdsfs://t-1::{shards}", file={"auto_mkdir": True})
+
+
+@pytest.mark.parametrize(
+    ("rest", "protocol", "spec"),
+    [
+        ("bucket/t-{0..9}.tar", "s3", "s3://bucket/t-{0..9}.tar"),
+        ("bucket/t.tar", "gcs", "gs://bucket/t.tar"),
+        ("https://host/t-{0..9}.tar", "https", "https://host/t-{0..9}.tar"),
+        ("/data/t.tar", "file", "/data/t.tar"),
+        ("/data/t.tar", None, "/data/t.tar"),
+    ],
+)
+def test_shards_in_stores_are_read_by_wdsfs(rest: str, protocol: str | None, spec: str) -> None:
+    assert fsspec_files._spec_of(rest, protocol, {}) == spec
+
+
+def test_remote_shards(tmp_path: Path, shards: str, web: WebServer) -> None:
+    web.put("/a-0.tar", (tmp_path / "t-0.tar").read_bytes())
+    fs = fsspec.filesystem("wdsfs", shards=f"{web.url}/a-{{0..0}}.tar")
+    assert fs.ls("a-0/d1", detail=False) == ["a-0/d1/k0-1", "a-0/d1/k0-3"]
+    assert fs.cat("a-0/d1/k0-1/jpg") == columns(0, 1)["jpg"]
+
+
+def test_a_file_system_of_shards(shards: str) -> None:
+    fs = fsspec.filesystem("wdsfs", shards=shards, columns=["jpg", "cls"])
+    assert fs.ls("", detail=False) == ["t-0", "t-1", "t-2"]
+    assert fs.find("t-0/d1") == [f"t-0/d1/k0-{at}/{name}" for at in (1, 3) for name in ("cls", "jpg")]
+    assert fs.glob("*/d0/*/cls") == [f"t-{n}/d0/k{n}-{at}/cls" for n in range(3) for at in (0, 2)]
+    assert fs.cat("t-0/d0/*/cls", recursive=True) == {"t-0/d0/k0-0/cls": b"0", "t-0/d0/k0-2/cls": b"2"}
+    data = columns(0, 0)["jpg"]
+    path = "wdsfs://t-0/d0/k0-0/jpg"
+    assert (fs.size(path), fs.isfile(path), fs.isdir(path)) == (len(data), True, False)
+    assert fs.cat_file(path, 5, -5) == data[5:-5]
+    assert fs.cat_file(path, -7) == data[-7:]
+    assert fs.cat_ranges([path] * 2, [0, 10], [3, 12]) == [data[:3], data[10:12]]
+    assert fs.modified(path).timestamp() == 1
+    with fs.open(path) as file:
+        file.seek(-3, os.SEEK_END)
+        assert file.read() == data[-3:]
+    assert pickle.loads(pickle.dumps(fs)).cat(path) == data
+    fs.close()
+    assert fsspec.filesystem("wdsfs", shards=shards, columns=["jpg", "cls"]).cat(path) == data
+
+
+def test_errors_are_those_of_the_operating_system(shards: str) -> None:
+    fs = fsspec.filesystem("wdsfs", shards=shards)
+    assert not fs.exists("t-0/none")
+    for ask in (fs.info, fs.ls, fs.cat, fs.open):
+        with pytest.raises(FileNotFoundError, match="none"):
+            ask("t-0/none")
+    with pytest.raises(IsADirectoryError):
+        fs.cat_file("t-0")
+    with pytest.raises(NotADirectoryError):
+        fs.info("t-0/d0/k0-0/cls/x")
+    with pytest.raises(OSError, match="no such shard: 'none"):
+        fsspec.filesystem("wdsfs", shards="none.tar")
+    with pytest.raises(UsageError, match="no shards are named"):
+        fsspec.filesystem("wdsfs")
+
+
+@pytest.mark.parametrize("name", ["mkdir", "makedirs", "rmdir", "rm", "rm_file", "touch"])
+def test_nothing_is_written(shards: str, name: str) -> None:
+    fs = fsspec.filesystem("wdsfs", shards=shards)
+    with pytest.raises(OSError, match="Read-only file system"):
+        getattr(fs, name)("t-0/d0")
+    for write in (
+        lambda: fs.open("t-0/x", "wb"),
+        lambda: fs.pipe("t-0/x", b""),
+        lambda: fs.copy("t-0/d0/k0-0/cls", "t-0/x"),
+        lambda: fs.mv("t-0/d0/k0-0/cls", "t-0/x"),
+        lambda: fs.put(__file__, "t-0/x"),
+    ):
+        with pytest.raises(OSError, match="Read-only file system"):
+            write()
