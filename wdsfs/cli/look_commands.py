@@ -22,6 +22,7 @@ from wdsfs.names import SHARD_SUFFIXES, shown
 
 if TYPE_CHECKING:
     from wdsfs.shards import Shard
+    from wdsfs.spec.metadataset import Part
     from wdsfs.tree.options import Opening, Selection, TreeOptions
     from wdsfs.tree.statistics import Distribution
     from wdsfs.tree.tree import LowerTree, Node
@@ -215,6 +216,7 @@ def info(
       wdsfs info 'train-{000000..000999}.tar'
       wdsfs info --plot train.svg --class-from cls 'train-{000000..000999}.tar'
     """
+    from wdsfs.spec import metadataset
     from wdsfs.tree.opening import opened
     from wdsfs.tree.options import Composition, view_of_classes
     from wdsfs.tree.statistics import Distribution, count_classes, gather
@@ -236,10 +238,21 @@ def info(
         _write_plots(distribution, plot_file)
         if not opening.quiet:
             log.info("the plots are in %s", plot_file)
+    parts = [part for spec in shards for part in metadataset.parts_of(spec, selection.split)]
     if as_json:
-        write_json(report)
+        write_json(report | ({"parts": [part.as_json() for part in parts]} if parts else {}))
     else:
         _show_counts(report)
+        _show_parts(parts)
+
+
+def _show_parts(parts: Sequence[Part]) -> None:
+    """Print the datasets of a metadataset, with their weights."""
+    if parts:
+        table = table_of("split", "dataset", "part", "weight")
+        for part in parts:
+            table.add_row(part.of, part.path, part.split, part.weight)
+        print_table(table)
 
 
 def _refuse_plot(plot_file: str) -> None:

@@ -31,7 +31,7 @@ from wdsfs.errors import MissingShard, ShardError, SpecError, UnreadableShard, a
 from wdsfs.names import PLAIN, Reading
 from wdsfs.remote import urls
 from wdsfs.shards import Shard
-from wdsfs.spec import braces, dependencies, index_file, located, objects, shard_lists
+from wdsfs.spec import braces, dependencies, index_file, located, metadataset, objects, shard_lists
 from wdsfs.spec.shard_lists import Word
 
 MAX_SHARDS = braces.MAX_WORDS  # per call
@@ -515,7 +515,7 @@ def _shard_words(
             yield from listed
             continue
         elif mode is not None and stat.S_ISREG(mode) and word.path.endswith(shard_lists.SUFFIXES):
-            yield from shard_lists.words_of(word.path, split)
+            yield from metadataset.words_of(word.path, split)
             continue
         elif mode is not None and stat.S_ISREG(mode) and word.path.endswith(IMAGE_SUFFIX):
             raise SpecError(f"{word.shown}: is an image over shards, which is mounted alone; name the shards")

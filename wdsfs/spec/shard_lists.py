@@ -128,6 +128,11 @@ def _path(base: str, text: str, place: Field) -> str:
         raise place.wrong(str(error)) from None
 
 
+def path_in(file: str, field: Field) -> str:
+    """Return the path that a field of a file means, below the directory of the file. Raises SpecError."""
+    return _path(_base(file), field.text(), field)
+
+
 def _base(path: str) -> str:
     """Return the directory of a file, with its last slash; empty for the current one."""
     return path[: path.rfind("/") + 1]

@@ -1,0 +1,168 @@
+"""Energon's metadatasets: YAML files that blend and join prepared datasets, read as the shards of their parts.
+
+The fields are those of Megatron-Energon: `MetadatasetV2` (`metadataset_v2.py`), `Metadataset` (`metadataset.py`).
+What a mount cannot follow, weights and repetitions, is listed by `parts_of`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from wdsfs.errors import SpecError
+from wdsfs.spec import objects, shard_lists
+from wdsfs.spec.located import Field, load_yaml
+from wdsfs.spec.shard_lists import Word
+
+log = logging.getLogger(__name__)
+
+SUFFIXES = (".yaml", ".yml")
+PARTS_MAX = 100_000  # of one metadataset: aliases of YAML repeat a list at no cost
+NESTED_MAX = 20  # metadatasets in each other
+_WEIGHTS = {"datasets": "weight", "blend": "weight", "blend_epochized": "repetitions"}
+
+
+class Part(NamedTuple):
+    """A prepared dataset in a metadataset: its directory, split, and split file if it is not the usual one.
+
+    `weight` is what the metadataset gives it in a split `of`, as written: `2`, or `2
+    repetitions`; of a nested one all weights on the way to it.
+    """
+
+    path: str
+    split: str
+    split_file: str | None
+    of: str
+    weight: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the part for a report."""
+        return {"split": self.of, "dataset": self.path, "part": self.split, "weight": self.weight}
+
+
+def words_of(path: str, split: str | None) -> Iterator[Word]:
+    """Return the shards that a JSON or YAML file names, as `shard_lists.words_of`, or a metadataset.
+
+    Semantics decision: a shard that several parts name is there once, in its first place, whatever their weights;
+    without `--split` those of all splits of the metadataset. Raises SpecError, UnreadableShard.
+    """
+    top = _metadataset(path)
+    return shard_lists.words_of(path, split) if top is None else _words(top, split)
+
+
+def _words(top: Field, split: str | None) -> Iterator[Word]:
+    seen: set[str] = set()
+    for part in dict.fromkeys(part[:3] for part in _parts(top, split)):
+        for word in shard_lists.energon(*part):
+            place = word.path if objects.is_url(word.path) else os.path.abspath(word.path)
+            if place not in seen:
+                seen.add(place)
+                yield word
+
+
+def parts_of(path: str, split: str | None) -> list[Part]:
+    """Return the datasets of a metadataset, with their weights; none for any other file. Raises as `words_of`."""
+    top = _metadataset(path) if path.endswith(SUFFIXES) and os.path.isfile(path) else None
+    return [] if top is None else list(_parts(top, split))
+
+
+def _metadataset(path: str) -> Field | None:
+    """Read a metadataset; None for any other file."""
+    if not path.endswith(SUFFIXES) or os.path.basename(os.path.dirname(path)) == shard_lists.META:
+        return None
+    top = load_yaml(path)
+    return top if top.is_object() and top.get("splits") is not None else None
+
+
+def _parts(top: Field, split: str | None) -> Iterator[Part]:
+    reader = _Reader()
+    for name, part in top.need("splits").named():
+        if split in (None, name):
+            yield from reader.node(part, name, _Way(name, (), ()))
+    if not reader.count:
+        known = ", ".join(repr(name) for name, _ in top.need("splits").named())
+        raise top.wrong(
+            "names no datasets" if split is None else f"no split is called {split!r}; there are: {known}"
+        )
+
+
+class _Way(NamedTuple):
+    """The way to a part: the split of the outermost metadataset, the files around, the weights so far."""
+
+    of: str
+    inside: tuple[str, ...]
+    weights: tuple[str, ...]
+
+
+class _Reader:
+    """Reads the parts of a metadataset, up to a number of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def node(self, node: Field, split: str, way: _Way) -> Iterator[Part]:
+        """Yield the parts of a split, a blend, a join or a reference."""
+        self.count += 1
+        if self.count > PARTS_MAX:
+            raise node.wrong(f"is one part too many: {PARTS_MAX:,} are read")
+        if node.get("subset") is not None:
+            log.warning("%s: the subset is not followed; all samples of these shards are shown", node.where)
+        own = node.get("split_part")
+        split = split if own is None else own.text()
+        for blend, unit in _WEIGHTS.items():
+            if (items := node.get(blend)) is not None:
+                for item in items.items():
+                    yield from self.node(item, split, way._replace(weights=(*way.weights, _weight(item, unit))))
+                return
+        joined = node.get("join")
+        if joined is None:
+            yield from self._reference(node, split, way)
+        elif joined.is_object():
+            for _, item in joined.named():
+                yield from self.node(item, split, way)
+        else:
+            for item in joined.items():
+                yield from self.node(item, split, way)
+
+    def _reference(self, node: Field, split: str, way: _Way) -> Iterator[Part]:
+        path = shard_lists.path_in(node.file, node.need("path"))
+        if path.endswith(".jsonl"):
+            raise node.wrong("a JSONL dataset of Energon has no shards")
+        if path.endswith(SUFFIXES) and objects.is_file(path):
+            yield from self._nested(path, node, split, way)
+            return
+        file = node.get("split_config")
+        split_file = None if file is None else os.path.join(path, shard_lists.META, _name_of(file))
+        weight = " x ".join(filter(None, way.weights)) or "1"
+        yield Part(path, split, split_file, way.of, weight)
+
+    def _nested(self, path: str, node: Field, split: str, way: _Way) -> Iterator[Part]:
+        inside = (*way.inside, os.path.realpath(node.file))
+        if os.path.realpath(path) in inside or len(inside) > NESTED_MAX:
+            raise node.wrong(f"the metadataset {path!r} is inside of itself, or more than {NESTED_MAX} deep")
+        top = _metadataset(path)
+        if top is None:
+            raise node.wrong(f"{path!r} is no metadataset: it has no 'splits'")
+        yield from self.node(top.need("splits").need(split), split, way._replace(inside=inside))
+
+
+def _weight(item: Field, unit: str) -> str:
+    """Return a weight as it is shown. Raises SpecError for what is no number."""
+    field = item.get(unit)
+    text = "1" if field is None else field.text()
+    try:
+        if not 0 <= float(text) < float("inf"):
+            raise ValueError(text)
+    except ValueError:
+        raise item.wrong(f"the {unit} is no number from 0 on: {text[:40]!r}") from None
+    return text if unit == "weight" else f"{text} repetitions"
+
+
+def _name_of(file: Field) -> str:
+    """Return the name of a file in the directory of a dataset. Raises SpecError for one that leads elsewhere."""
+    name = str(file.text())
+    if "/" in name or "\0" in name or not name.endswith((*SUFFIXES, ".json")):
+        raise SpecError(f"{file.where}: {name!r} is no split file, a name in {shard_lists.META}")
+    return name
