@@ -1,0 +1,86 @@
+"""docs/python.md: every block is typed in, with the tools that it is about, and where there is no FUSE."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from tests import tars
+from tests.conftest import ROOT, Program
+from tests.peers import LONG_PATIENCE, TOOLS, environment_of, need_tool
+
+PAGE = (ROOT / "docs/python.md").read_text()
+BLOCKS = {
+    title: re.findall(r"^```pycon\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    for title, _, text in (part.partition("\n") for part in PAGE.split("\n## ")[1:])
+}
+NEEDS = {"PyTorch": ("torch",), "pandas, pyarrow, DuckDB, Hugging Face datasets": ("duckdb", "datasets", "pandas")}
+# What the entry point of an installed wdsfs does.
+REGISTER = "import fsspec; fsspec.register_implementation('wdsfs', 'wdsfs.library.fsspec_files.WdsfsFileSystem')"
+ONLINE = {"HF_DATASETS_OFFLINE": "0", "HF_HUB_OFFLINE": "0"}  # to `datasets` other file systems are the network
+NO_FUSE = 'mount -t tmpfs none /dev && exec "$@"'  # a namespace whose /dev has no device at all
+
+
+def write_set(directory: Path) -> None:
+    for number in range(3):
+        members = [
+            member
+            for at in range(number * 4, number * 4 + 4)
+            for member in (
+                tars.member(b"k%d.txt" % at, b"text of k%d" % at),
+                tars.member(b"k%d.cls" % at, b"%d" % (at % 3)),
+            )
+        ]
+        (directory / f"train-{number}.tar").write_bytes(tars.tar(*members))
+    table = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"x": [1, 2, 3]}), table)
+    members = [tars.member(b"a.csv", b"x\n1\n2\n3\n"), tars.member(b"a.parquet", table.getvalue())]
+    (directory / "tables.tar").write_bytes(tars.tar(*members))
+
+
+def type_in(program: Program, titles: list[str], interpreter: str, *start: str) -> None:
+    write_set(program.home)
+    blocks = "\n".join(block for title in titles for block in BLOCKS[title])
+    (program.home / "page.txt").write_text(blocks)
+    done = subprocess.run(
+        [*start, interpreter, "-m", "doctest", "-o", "ELLIPSIS", "-o", "IGNORE_EXCEPTION_DETAIL", "page.txt"],
+        cwd=program.home,
+        env={**environment_of(program), **ONLINE, "PYTHONPATH": f"{ROOT}:{program.home}"},
+        capture_output=True,
+        text=True,
+        timeout=LONG_PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+def test_every_block_is_typed_in() -> None:
+    assert sum(map(len, BLOCKS.values())) == PAGE.count("\n```pycon") == 6 == PAGE.count("\n```") // 2
+    assert NEEDS.keys() <= BLOCKS.keys()
+
+
+@pytest.mark.parametrize("title", BLOCKS)
+def test_a_chapter_can_be_typed_in(program: Program, title: str) -> None:
+    for tool in NEEDS.get(title, ()):
+        need_tool(tool)
+    if title in NEEDS:
+        (program.home / "sitecustomize.py").write_text(REGISTER)
+    interpreter = str(TOOLS / "bin" / "python") if title in NEEDS else sys.executable
+    type_in(program, list(dict.fromkeys(["Samples", title])), interpreter)
+
+
+def test_without_the_device_of_fuse(program: Program) -> None:
+    """As in a pod: a namespace of its own, in which /dev is empty."""
+    as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
+    space = ["unshare", "--mount", "--propagation", "private", *as_root, "sh", "-c"]
+    if subprocess.run([*space, f"{NO_FUSE}", "sh", "test", "!", "-e", "/dev/fuse"], check=False).returncode:
+        pytest.skip("no namespace can be made here")
+    type_in(program, ["Samples", "Files"], sys.executable, *space, NO_FUSE, "sh")
