@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import itertools
 import mmap
 import os
 import struct
@@ -34,7 +35,7 @@ NAMED = 3  # keys of no sample that a message names
 _HEAD = struct.Struct("<QQ")  # where the rows begin, how many there are
 _LENGTH = struct.Struct("<I")  # in front of each key
 _UNIT = 8  # bytes: keys begin at multiples, so that the place of one, in units, and its sum are 64 bits
-_PLACE = np.uint64((1 << 32) - 1)
+_PLACE, _SUM = np.uint64((1 << 32) - 1), np.uint64(32)  # the lower half of a row; how far the upper one is shifted
 _CHUNK = 1 << 20  # rows that are looked at at a time
 _EQUAL_MAX = 10_000  # different keys of one sum: by chance 100 million keys have 5
 
@@ -69,21 +70,26 @@ class KeyList:
         """
         places, used = np.full(len(keys), -1, np.int64), list[int]()
         for prefix in (b"", shard + b"/"):
-            begun = zlib.crc32(prefix)
-            sums = np.fromiter((zlib.crc32(key, begun) for key in keys), np.uint64, len(keys)) << np.uint64(32)
-            firsts, stops = np.searchsorted(self._rows, sums), np.searchsorted(self._rows, sums | _PLACE, "right")
-            for at in np.flatnonzero(firsts < stops).tolist():
-                place = self._place(prefix + keys[at], int(firsts[at]), int(stops[at]))
+            crcs = map(zlib.crc32, keys, itertools.repeat(zlib.crc32(prefix)))
+            sums = np.fromiter(crcs, np.uint64, len(keys)) << _SUM
+            order = np.argsort(sums)  # so that the search goes through the rows once
+            firsts = np.searchsorted(self._rows, sums[order])
+            same = self._rows[np.minimum(firsts, self.lines - 1)] >> _SUM == sums[order] >> _SUM
+            for at, first in zip(order[same].tolist(), firsts[same].tolist(), strict=True):
+                place = self._place(prefix + keys[at], first)
                 if place is not None:
                     used.append(place)
                     places[at] = place if places[at] < 0 else min(place, places[at])
         return places, np.unique(np.array(used, np.int64))
 
-    def _place(self, key: bytes, first: int, stop: int) -> int | None:
-        """Return the place of a key among rows with its sum, which are in the order of their keys."""
-        at = bisect.bisect_left(range(stop), key, first, key=lambda row: self._key(int(self._rows[row])))
-        row = int(self._rows[at]) if at < stop else None
-        return None if row is None or self._key(row) != key else row & int(_PLACE)
+    def _place(self, key: bytes, first: int) -> int | None:
+        """Return the place of a key among the rows with its sum, from the first on, in the order of their keys."""
+        row = int(self._rows[first])
+        if self._key(row) != key:
+            stop = int(np.searchsorted(self._rows, self._rows[first] | _PLACE, "right"))
+            at = bisect.bisect_left(range(stop), key, first, key=lambda row: self._key(int(self._rows[row])))
+            row = int(self._rows[at]) if at < stop else row
+        return row & int(_PLACE) if self._key(row) == key else None
 
     def missing(self, used: Iterable[NDArray[np.int64]]) -> Missing:
         """Return the keys without a sample; `used` are the places of the others, as `find` returns them."""
@@ -167,7 +173,7 @@ def _equal_sums(rows: Rows) -> Iterator[tuple[int, int]]:
     """Yield the first of several rows of equal sums, and the one after the last of them."""
     inside, first = False, 0
     for begin in range(0, len(rows), _CHUNK):
-        sums = rows[begin : begin + _CHUNK + 1] >> np.uint64(32)
+        sums = rows[begin : begin + _CHUNK + 1] >> _SUM
         same = np.concatenate(([inside], sums[1:] == sums[:-1]))
         for at in np.flatnonzero(same[1:] != same[:-1]).tolist():
             inside = bool(same[at + 1])
