@@ -152,13 +152,15 @@ SLOW = ("--store-option", f"total_time={2 * PATIENCE:g}", "--store-option", f"ti
 
 @contextlib.contextmanager
 def waiting(web: WebServer, command: list[str | Path], path: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A command whose request to the server, for this object, is under way and not answered."""
+    """A command whose request to the server, for this object, is under way; bodies wait until the block ends."""
     before = len(web.gets(path))
+    web.hold.clear()
     with Process(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
         try:
             wait_until(lambda: len(web.gets(path)) > before, "the request")
             yield process
         finally:
+            web.hold.set()
             process.kill()
 
 
@@ -170,18 +172,14 @@ def dies(process: subprocess.Popen[bytes]) -> bool:
 def test_who_waits_for_a_shard_to_be_indexed_can_be_killed(program: Program, web: WebServer) -> None:
     """With more of them than workers, too. What comes later is answered all the same."""
     with program.mounted("--lazy", "--workers", "1", *SLOW, web.url + "/x-{0..1}.tar") as mounted:
-        web.hold.clear()
-        try:
-            with contextlib.ExitStack() as stack:
-                listing: list[str | Path] = ["ls", mounted.path / "x-0"]
-                first = stack.enter_context(waiting(web, listing, "/x-0.tar"))
-                more = [stack.enter_context(Process(listing)) for _ in range(20)]
-                with pytest.raises(subprocess.TimeoutExpired):
-                    more[-1].wait(0.5)
-                assert dies(first)
-                assert all(map(dies, more))
-        finally:
-            web.hold.set()
+        with contextlib.ExitStack() as stack:
+            listing: list[str | Path] = ["ls", mounted.path / "x-0"]
+            first = stack.enter_context(waiting(web, listing, "/x-0.tar"))
+            more = [stack.enter_context(Process(listing)) for _ in range(20)]
+            with pytest.raises(subprocess.TimeoutExpired):
+                more[-1].wait(0.5)
+            assert dies(first)
+            assert all(map(dies, more))
         assert len(os.listdir(mounted.path / "x-0")) == SAMPLES
 
 
@@ -189,13 +187,9 @@ def test_an_interrupted_wait_says_nothing_of_the_shard(program: Program, web: We
     """A signal that ends a program that has a handler for it: it gets EINTR."""
     text = "import os, sys\ntry:\n    os.listdir(sys.argv[1])\nexcept KeyboardInterrupt:\n    sys.exit(7)"
     with program.mounted("--lazy", *SLOW, web.url + "/x-{0..1}.tar") as mounted:
-        web.hold.clear()
-        try:
-            with waiting(web, [sys.executable, "-c", text, mounted.path / "x-0"], "/x-0.tar") as process:
-                process.send_signal(signal.SIGINT)
-                assert process.wait(PATIENCE) == 7
-        finally:
-            web.hold.set()
+        with waiting(web, [sys.executable, "-c", text, mounted.path / "x-0"], "/x-0.tar") as process:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE) == 7
         assert len(os.listdir(mounted.path / "x-0")) == SAMPLES
 
 
@@ -204,33 +198,27 @@ def test_a_signal_that_does_not_end_a_program_does_not_end_its_wait(program: Pro
         "import os, signal, sys\nsignal.signal(signal.SIGCHLD, lambda *_: None)\n"
         "print('ready', flush=True)\nassert len(os.listdir(sys.argv[1])) == 30"
     )
-    with program.mounted("--lazy", *SLOW, web.url + "/x-{0..1}.tar") as mounted:
-        web.hold.clear()
-        try:
-            with waiting(web, [sys.executable, "-c", text, mounted.path / "x-0"], "/x-0.tar") as process:
-                process.send_signal(signal.SIGCHLD)
-                with pytest.raises(subprocess.TimeoutExpired):
-                    process.wait(1)
-                web.hold.set()
-                assert process.wait(PATIENCE) == 0
-        finally:
-            web.hold.set()
+    with (
+        program.mounted("--lazy", *SLOW, web.url + "/x-{0..1}.tar") as mounted,
+        waiting(web, [sys.executable, "-c", text, mounted.path / "x-0"], "/x-0.tar") as process,
+    ):
+        process.send_signal(signal.SIGCHLD)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)
+        web.hold.set()
+        assert process.wait(PATIENCE) == 0
 
 
 def test_who_waits_for_a_compressed_shard_can_be_killed(program: Program, web: WebServer) -> None:
     """The first unpacks it, the second waits for the first."""
     web.put("/y-0.tar.gz", gzip.compress(shard(0)))
     with program.mounted("--lazy", *SLOW, web.url + "/y-0.tar.gz") as mounted:
-        web.hold.clear()
-        try:
-            listing: list[str | Path] = ["ls", mounted.path / "y-0"]
-            with waiting(web, listing, "/y-0.tar.gz") as first, Process(listing) as second:
-                with pytest.raises(subprocess.TimeoutExpired):
-                    second.wait(0.5)
-                assert dies(second)
-                assert dies(first)
-        finally:
-            web.hold.set()
+        listing: list[str | Path] = ["ls", mounted.path / "y-0"]
+        with waiting(web, listing, "/y-0.tar.gz") as first, Process(listing) as second:
+            with pytest.raises(subprocess.TimeoutExpired):
+                second.wait(0.5)
+            assert dies(second)
+            assert dies(first)
         assert len(os.listdir(mounted.path / "y-0")) == SAMPLES
 
 
@@ -240,16 +228,12 @@ def test_who_waits_for_a_copy_up_can_be_killed_and_readers_beside_it(
     """There is one worker only, so nobody receives an INTERRUPT."""
     with cold_mount(program, web, "--overlay", str(tmp_path / "overlay"), *SLOW) as mounted:
         (mounted.path / "x-1" / "020" / "cls").read_bytes()  # the kernel asks once if closing is its own business
-        web.hold.clear()
-        try:
-            reading: list[str | Path] = ["cat", mounted.path / "x-1" / "000" / "jpg"]
-            text = "import sys\nopen(sys.argv[1], 'r+b').write(b'x')"
-            writing = [sys.executable, "-c", text, mounted.path / "x-0" / "000" / "jpg"]
-            with waiting(web, reading, "/x-1.tar") as reader, waiting(web, writing, "/x-0.tar") as writer:
-                assert dies(reader)
-                assert dies(writer)
-        finally:
-            web.hold.set()
+        reading: list[str | Path] = ["cat", mounted.path / "x-1" / "000" / "jpg"]
+        text = "import sys\nopen(sys.argv[1], 'r+b').write(b'x')"
+        writing = [sys.executable, "-c", text, mounted.path / "x-0" / "000" / "jpg"]
+        with waiting(web, reading, "/x-1.tar") as reader, waiting(web, writing, "/x-0.tar") as writer:
+            assert dies(reader)
+            assert dies(writer)
         assert (mounted.path / "x-0" / "000" / "jpg").read_bytes() == image(0, 0)
 
 
