@@ -42,16 +42,18 @@ from wdsfs.index.store import Index, Summary, open_index
 from wdsfs.names import Reading
 from wdsfs.shards import GONE, TICK_NS, Fingerprint, Shard
 
-Prepared = tuple[Path, list[Shard]]
+
+@pytest.fixture
+def shards(tmp_path: Path) -> list[Shard]:
+    return sets.make(tmp_path / "shards", 4)
 
 
 @pytest.fixture
-def prepared(tmp_path: Path) -> Prepared:
-    """An index directory that knows four shards."""
-    shards = sets.make(tmp_path / "shards", 4)
+def directory(tmp_path: Path, shards: list[Shard]) -> Path:
+    """An index directory that knows the four shards."""
     with opened(tmp_path / "index") as index:
         index.refresh(shards)
-    return tmp_path / "index", shards
+    return tmp_path / "index"
 
 
 @contextlib.contextmanager
@@ -152,8 +154,9 @@ def _replace(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [_touch, _append, _rewrite, _replace])
-def test_only_what_has_changed_is_built_again(prepared: Prepared, change: Callable[[Path], None]) -> None:
-    directory, shards = prepared
+def test_only_what_has_changed_is_built_again(
+    directory: Path, shards: list[Shard], change: Callable[[Path], None]
+) -> None:
     change(sets.path_of(shards[2]))
     with opened(directory) as index:
         assert index.record(shards[2].path, Fingerprint.at(shards[2].path)) is None
@@ -162,8 +165,9 @@ def test_only_what_has_changed_is_built_again(prepared: Prepared, change: Callab
         assert refresh(index, shards) == []
 
 
-def test_reading_changes_nothing_and_what_changes_the_ctime_is_not_trusted(prepared: Prepared) -> None:
-    directory, shards = prepared
+def test_reading_changes_nothing_and_what_changes_the_ctime_is_not_trusted(
+    directory: Path, shards: list[Shard]
+) -> None:
     path = sets.path_of(shards[0])
     with opened(directory) as index:
         path.read_bytes()
@@ -175,8 +179,9 @@ def test_reading_changes_nothing_and_what_changes_the_ctime_is_not_trusted(prepa
         sets.check(index, shards)
 
 
-def test_a_link_is_a_shard_of_its_own_and_follows_what_it_names(prepared: Prepared, tmp_path: Path) -> None:
-    directory, shards = prepared
+def test_a_link_is_a_shard_of_its_own_and_follows_what_it_names(
+    directory: Path, shards: list[Shard], tmp_path: Path
+) -> None:
     link = tmp_path / "link.tar"
     link.symlink_to(sets.path_of(shards[0]))
     both = [shards[0], sets.at(link)]
@@ -378,9 +383,8 @@ index.close()
         sets.check(index, shards)
 
 
-def test_what_is_being_read_stays_as_it_was_until_it_is_renewed(prepared: Prepared) -> None:
+def test_what_is_being_read_stays_as_it_was_until_it_is_renewed(directory: Path, shards: list[Shard]) -> None:
     """... however often another process writes meanwhile."""
-    directory, shards = prepared
     with opened(directory) as index:
         fingerprints = {one: Fingerprint.at(one.path) for one in shards}
         kept = {one: index.record(one.path, fingerprints[one]) for one in shards}
@@ -440,9 +444,8 @@ while True:
             sets.path_of(one).write_bytes(sets.content(random.randrange(100), 4))
 
 
-def test_readers_that_were_killed_do_not_count_any_more(prepared: Prepared) -> None:
+def test_readers_that_were_killed_do_not_count_any_more(directory: Path, shards: list[Shard]) -> None:
     """As long as one counts, LMDB does not use the pages again that it could see, and the file grows."""
-    directory, shards = prepared
     with opened(directory) as index:
         process = sets.start(
             _INDEX + "index.summary(shards[0].path); print(flush=True); sys.stdin.read()",
@@ -533,8 +536,7 @@ def test_an_error_while_indexing_keeps_what_is_finished_and_leaves_no_process(
         sets.check(index, told)
 
 
-def test_a_fork_can_open_again_what_was_suspended(prepared: Prepared) -> None:
-    directory, shards = prepared
+def test_a_fork_can_open_again_what_was_suspended(directory: Path, shards: list[Shard]) -> None:
     code = (
         _INDEX
         + """
@@ -558,8 +560,7 @@ index.discard()
         sets.check(index, shards)
 
 
-def test_a_temporary_index_can_be_opened_again_too(prepared: Prepared) -> None:
-    directory, shards = prepared
+def test_a_temporary_index_can_be_opened_again_too(directory: Path, shards: list[Shard]) -> None:
     shutil.rmtree(directory)
     directory.write_bytes(b"a file")
     with opened(directory, "using a temporary index") as index:
@@ -575,8 +576,7 @@ def test_a_temporary_index_can_be_opened_again_too(prepared: Prepared) -> None:
     assert not place.exists()
 
 
-def test_an_index_that_cannot_be_opened_again_gives_a_temporary_one(prepared: Prepared) -> None:
-    directory, shards = prepared
+def test_an_index_that_cannot_be_opened_again_gives_a_temporary_one(directory: Path, shards: list[Shard]) -> None:
     with opened(directory) as index:
         index.suspend()
         shutil.rmtree(directory)
@@ -703,8 +703,7 @@ def test_a_temporary_index_ends_with_its_use(tmp_path: Path) -> None:
     assert not index.directory.exists()
 
 
-def test_no_descriptor_is_left_open(prepared: Prepared) -> None:
-    directory, shards = prepared
+def test_no_descriptor_is_left_open(directory: Path, shards: list[Shard]) -> None:
     before = descriptors()
     with opened(directory) as index:
         sets.check(index, shards)
@@ -888,8 +887,7 @@ index.close()
 
 
 @pytest.mark.parametrize("gigabytes", [300, 40, 4])
-def test_limited_address_space_gives_a_smaller_map(prepared: Prepared, gigabytes: int) -> None:
-    directory, shards = prepared
+def test_limited_address_space_gives_a_smaller_map(directory: Path, shards: list[Shard], gigabytes: int) -> None:
     code = (
         """
 import resource, sys
@@ -908,8 +906,9 @@ index.close()
     sets.run(code, str(gigabytes), directory, *paths_of(shards))
 
 
-def test_too_little_address_space_is_no_reason_to_throw_an_index_away(prepared: Prepared) -> None:
-    directory, shards = prepared
+def test_too_little_address_space_is_no_reason_to_throw_an_index_away(
+    directory: Path, shards: list[Shard]
+) -> None:
     code = """
 import resource, sys
 from pathlib import Path
@@ -932,8 +931,7 @@ else:
 # --- damage -----------------------------------------------------------------------------------------------
 
 
-def test_an_empty_data_file_is_a_new_index(prepared: Prepared) -> None:
-    directory, shards = prepared
+def test_an_empty_data_file_is_a_new_index(directory: Path, shards: list[Shard]) -> None:
     data_of(directory).write_bytes(b"")
     with opened(directory) as index:
         assert len(refresh(index, shards)) == 4
@@ -943,8 +941,7 @@ def test_an_empty_data_file_is_a_new_index(prepared: Prepared) -> None:
 @pytest.mark.parametrize(
     "nonsense", [b"x", b"nonsense" * 100, random.Random(1).randbytes(100_000), bytes(1 << 20)]
 )
-def test_garbage_is_replaced(prepared: Prepared, nonsense: bytes) -> None:
-    directory, shards = prepared
+def test_garbage_is_replaced(directory: Path, shards: list[Shard], nonsense: bytes) -> None:
     data_of(directory).write_bytes(nonsense)
     with opened(directory, "is damaged") as index:
         assert len(refresh(index, shards)) == 4
@@ -952,8 +949,7 @@ def test_garbage_is_replaced(prepared: Prepared, nonsense: bytes) -> None:
         sets.check(index, shards)
 
 
-def test_another_format_is_replaced(prepared: Prepared) -> None:
-    directory, shards = prepared
+def test_another_format_is_replaced(directory: Path, shards: list[Shard]) -> None:
     with lmdb.open(str(directory), map_size=1 << 30) as env, env.begin(write=True) as txn:
         txn.put(b"format", b"0.9\xff")
     with opened(directory, "has format 0.9") as index:
@@ -988,8 +984,7 @@ def _flip(at: int) -> Callable[[bytearray], object]:
 
 
 @pytest.mark.parametrize("kind", [b"s", b"r"])
-def test_a_flipped_bit_in_a_value_makes_it_unknown(prepared: Prepared, kind: bytes) -> None:
-    directory, shards = prepared
+def test_a_flipped_bit_in_a_value_makes_it_unknown(directory: Path, shards: list[Shard], kind: bytes) -> None:
     right = [sets.right_summary(one) for one in shards]
     for at in random.Random(3).sample(range(1 << 20), 40):
         _alter(directory, kind, shards[1], _flip(at))
@@ -1004,8 +999,7 @@ def test_a_flipped_bit_in_a_value_makes_it_unknown(prepared: Prepared, kind: byt
 
 
 @pytest.mark.parametrize("kind", [b"s", b"r"])
-def test_a_value_of_another_length_makes_it_unknown(prepared: Prepared, kind: bytes) -> None:
-    directory, shards = prepared
+def test_a_value_of_another_length_makes_it_unknown(directory: Path, shards: list[Shard], kind: bytes) -> None:
     for size in (0, 3, 4, 60, 63, 64, 100):
         _alter(directory, kind, shards[1], lambda value, size=size: value.__delitem__(slice(size, None)))
         with opened(directory) as index:
@@ -1015,8 +1009,7 @@ def test_a_value_of_another_length_makes_it_unknown(prepared: Prepared, kind: by
             sets.check(index, shards)
 
 
-def test_a_summary_of_another_shard_is_not_believed(prepared: Prepared) -> None:
-    directory, shards = prepared
+def test_a_summary_of_another_shard_is_not_believed(directory: Path, shards: list[Shard]) -> None:
     with lmdb.open(str(directory), map_size=1 << 30) as env, env.begin(write=True) as txn:
         keys = [b"s" + store._digest(one.path) for one in shards]
         txn.put(keys[0], txn.get(keys[1]))
@@ -1025,8 +1018,9 @@ def test_a_summary_of_another_shard_is_not_believed(prepared: Prepared) -> None:
         assert index.summary(shards[1].path) == sets.right_summary(shards[1])
 
 
-def test_a_record_of_another_format_is_built_again(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory, shards = prepared
+def test_a_record_of_another_format_is_built_again(
+    directory: Path, shards: list[Shard], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with opened(directory) as index, monkeypatch.context() as patch:
         patch.setattr(record, "FORMAT", record.FORMAT + 1)
         patch.setattr(record_builder, "FORMAT", record.FORMAT)
@@ -1180,9 +1174,8 @@ def test_damage_that_shows_while_writing_has_the_index_rebuilt(tmp_path: Path) -
     [(lmdb.CorruptedError("x"), True), (lmdb.DiskError("x"), False), (lmdb.MapFullError("x"), False)],
 )
 def test_what_is_wrong_decides_whether_the_index_is_kept(
-    prepared: Prepared, monkeypatch: pytest.MonkeyPatch, error: Exception, rebuilt: bool
+    directory: Path, shards: list[Shard], monkeypatch: pytest.MonkeyPatch, error: Exception, rebuilt: bool
 ) -> None:
-    directory, shards = prepared
     with opened(directory) as index:
         apply, errors = index._apply, [error]
 
@@ -1224,8 +1217,7 @@ def test_a_file_that_does_not_reach_to_its_last_page_is_whole(tmp_path: Path) ->
 # --- pruning ----------------------------------------------------------------------------------------------
 
 
-def test_prune_drops_what_is_gone_and_nothing_else(prepared: Prepared) -> None:
-    directory, shards = prepared
+def test_prune_drops_what_is_gone_and_nothing_else(directory: Path, shards: list[Shard]) -> None:
     sets.path_of(shards[1]).unlink()
     sets.path_of(shards[2]).unlink()
     sets.path_of(shards[2]).symlink_to(sets.path_of(shards[2]))  # nobody can say
@@ -1266,8 +1258,7 @@ def unexpected() -> tuple[list[Fingerprint], bytes]:
     raise AssertionError
 
 
-def test_a_table_is_kept_until_a_shard_changes(prepared: Prepared) -> None:
-    directory, shards = prepared
+def test_a_table_is_kept_until_a_shard_changes(directory: Path, shards: list[Shard]) -> None:
     paths = [one.path for one in shards]
     with opened(directory) as index:
         before = table_of(index, shards)
@@ -1282,9 +1273,8 @@ def test_a_table_is_kept_until_a_shard_changes(prepared: Prepared) -> None:
             index.keep_table(b"t2", paths, fingerprints_of(shards), unexpected)
 
 
-def test_a_table_says_which_records_went_into_it(prepared: Prepared) -> None:
+def test_a_table_says_which_records_went_into_it(directory: Path, shards: list[Shard]) -> None:
     """A shard that disappears while the table is made must not be taken for a part of it later."""
-    directory, shards = prepared
     with opened(directory) as index:
         now = fingerprints_of(shards)
         part = [now[0], GONE, *now[2:]]
@@ -1292,8 +1282,7 @@ def test_a_table_says_which_records_went_into_it(prepared: Prepared) -> None:
         assert table_of(index, shards) == repr(now).encode()
 
 
-def test_a_damaged_table_is_made_again(prepared: Prepared) -> None:
-    directory, shards = prepared
+def test_a_damaged_table_is_made_again(directory: Path, shards: list[Shard]) -> None:
     key = b"t" + store._digest(b"\0".join([*(one.path for one in shards), b"1"]))
     with opened(directory) as index:
         expected = table_of(index, shards)

@@ -25,14 +25,19 @@ from wdsfs.mount import fuse_session
 from wdsfs.mount.options import MountOptions
 
 
+@pytest.fixture
+def shard(program: Program) -> Path:
+    """A shard for the kernel to serve."""
+    need_erofs()
+    return program.write("s0.tar", sets.content(0))
+
+
 def names_below(top: Path) -> set[str]:
     return {str(path.relative_to(top)) for path in top.rglob("*")}
 
 
-def test_an_image_is_made_kept_and_mounted_in_one_step(program: Program) -> None:
+def test_an_image_is_made_kept_and_mounted_in_one_step(program: Program, shard: Path) -> None:
     """The image is kept for the next mount, and made anew when options are others or a shard has changed."""
-    need_erofs()
-    shard = program.write("s0.tar", sets.content(0))
     mount, said = ("mount", "--engine", "kernel"), list[bytes]()
     shown = {
         "s0",
@@ -60,10 +65,9 @@ def test_an_image_is_made_kept_and_mounted_in_one_step(program: Program) -> None
     assert said == [b"", b"", b""]  # nothing odd, no hints
 
 
-def test_a_kept_image_is_mounted_without_the_index(program: Program) -> None:
+def test_a_kept_image_is_mounted_without_the_index(program: Program, shard: Path) -> None:
     """Its set is known by the shards alone; not if one has changed, or something is to be said of the set."""
-    need_erofs()
-    shard, index = program.write("s0.tar", sets.content(0)), program.home / "index" / "data.mdb"
+    index = program.home / "index" / "data.mdb"
 
     def mount(*options: str) -> tuple[bool, bytes]:
         """Mount the set, without an index; if one was made, and what was said."""
@@ -92,10 +96,9 @@ def test_a_kept_image_is_mounted_without_the_index(program: Program) -> None:
     assert b"see: wdsfs check" in first[1]
 
 
-def test_two_mounts_of_one_image(program: Program) -> None:
+def test_two_mounts_of_one_image(program: Program, shard: Path) -> None:
     """At two places: each has its guard, and a refresh of one leaves the other."""
-    need_erofs()
-    shard, other = program.write("s0.tar", sets.content(0)), program.directory("other")
+    other = program.directory("other")
     try:
         first = mount(program, shard)
         program.run(*KERNEL, shard, other)
@@ -131,9 +134,8 @@ def test_hints_are_given_when_an_image_is_made(program: Program) -> None:
     assert said == [hint + b"wdsfs: which layout for which loader: wdsfs help layouts\n", b"", b""]
 
 
-def test_options_of_the_mount(program: Program) -> None:
-    need_erofs()
-    shard, edits = program.write("s0.tar", sets.content(0)), program.home / "edits"
+def test_options_of_the_mount(program: Program, shard: Path) -> None:
+    edits = program.home / "edits"
     mount = ("mount", "--engine", "kernel")
     try:
         for words, wanted in (
@@ -166,10 +168,9 @@ def test_auto_takes_fuse_where_the_kernel_cannot_serve(program: Program) -> None
 
 
 @pytest.mark.parametrize("what", ["large", "written"])
-def test_auto_takes_fuse_for_what_no_image_can_hold(what: str, program: Program) -> None:
+def test_auto_takes_fuse_for_what_no_image_can_hold(what: str, program: Program, shard: Path) -> None:
     """A shard of more than 2 TiB (most of it a hole), known when the image is made; and one that is written."""
-    need_erofs()
-    shard, reason = program.write("s0.tar", sets.content(0)), "EROFS takes devices of up to 2 TiB"
+    reason = "EROFS takes devices of up to 2 TiB"
     with shard.open("r+b") if what == "written" else contextlib.nullcontext():
         if what == "written":
             reason = f"engine: FUSE, because {shard}: a program has it open for writing"
@@ -234,10 +235,8 @@ def test_a_process_that_may_not_mount(program: Program) -> None:
     assert erofs_mount.refusal_of_kernel() is None
 
 
-def test_a_current_directory_that_was_removed(program: Program) -> None:
+def test_a_current_directory_that_was_removed(program: Program, shard: Path) -> None:
     """Whole paths still lead to everything, for the mount and for `wdsfs refresh`."""
-    need_erofs()
-    shard = program.write("s0.tar", sets.content(0))
     script = 'mkdir "$0" && cd "$0" && rmdir "$0" && exec "$@"'
 
     def run(*words: str | Path) -> None:

@@ -39,6 +39,11 @@ def make_set(program: Program) -> list[Path]:
     return [program.write("s0.tar", shard(plain)), program.write("s1.tar", shard([*plain, *more]))]
 
 
+@pytest.fixture
+def sources(program: Program) -> list[Path]:
+    return make_set(program)
+
+
 @contextmanager
 def mounted(program: Program, *words: str | Path, overlay: str = "edits") -> Iterator[Path]:
     """A mount by the kernel with an overlay, which is ended afterwards."""
@@ -166,9 +171,8 @@ def test_the_same_edits_are_the_same_changes(kind: str, program: Program) -> Non
     assert all(one == written[0] for one in written)
 
 
-def test_either_engine_goes_on_where_the_other_was(program: Program) -> None:
+def test_either_engine_goes_on_where_the_other_was(program: Program, sources: list[Path]) -> None:
     """An overlay changes hands; what it shows stays the same."""
-    sources = make_set(program)
     with mounted(program, *sources) as top:
         edit_samples(top, ("s0", "s1"))
         before = walk_directory(os.fsencode(top))
@@ -186,9 +190,8 @@ def test_either_engine_goes_on_where_the_other_was(program: Program) -> None:
         assert "renamed  s1/d/1 -> s1/d/renamed" in program.run("diff", top, code=1).stdout.decode()
 
 
-def test_whiteouts_that_hide_nothing_are_not_listed(program: Program) -> None:
+def test_whiteouts_that_hide_nothing_are_not_listed(program: Program, sources: list[Path]) -> None:
     """Neither those that earlier versions left in renamed samples, nor where a shard has lost the sample."""
-    sources = make_set(program)
     with program.mounted("--overlay", "edits", *sources) as by_fuse:
         for number in range(3):
             (by_fuse.path / f"s0/d/{number}/cls").unlink()
@@ -216,8 +219,7 @@ def test_whiteouts_that_hide_nothing_are_not_listed(program: Program) -> None:
         assert set(walk_directory(os.fsencode(by_fuse.path))) == set(found) - gone
 
 
-def test_who_may_write_and_enter(program: Program) -> None:
-    sources = make_set(program)
+def test_who_may_write_and_enter(program: Program, sources: list[Path]) -> None:
     with mounted(program, *sources) as top:
         assert [oct(path.stat().st_mode & 0o777) for path in (top, top / "s0/d", top / "s0/d/0/txt")] == [
             *("0o700", "0o755", "0o644")
@@ -240,9 +242,8 @@ def test_who_may_write_and_enter(program: Program) -> None:
             (top / "s0/d/1/txt").write_bytes(b"")
 
 
-def test_marks_of_root_are_refused(program: Program) -> None:
+def test_marks_of_root_are_refused(program: Program, sources: list[Path]) -> None:
     """Root can copy attributes of another overlay into the mount: the kernel does not heed them there."""
-    sources = make_set(program)
     with mounted(program, *sources) as top:
         os.setxattr(top / "s0/d", "trusted.overlay.opaque", b"y")
         assert (top / "s0/d/0").exists()
@@ -252,8 +253,7 @@ def test_marks_of_root_are_refused(program: Program) -> None:
         program.run("diff", top)
 
 
-def test_a_name_that_fuse_mounts_keep_is_not_packed(program: Program) -> None:
-    sources = make_set(program)
+def test_a_name_that_fuse_mounts_keep_is_not_packed(program: Program, sources: list[Path]) -> None:
     with mounted(program, *sources) as top:
         (top / ".wdsfs/k").mkdir(parents=True)
         put(top / ".wdsfs/k/txt", b"")
@@ -261,9 +261,8 @@ def test_a_name_that_fuse_mounts_keep_is_not_packed(program: Program) -> None:
         assert "cannot be packed: .wdsfs: is the name under which a mount tells about itself" in said
 
 
-def test_hard_links_that_come_apart_are_a_conflict(program: Program) -> None:
+def test_hard_links_that_come_apart_are_a_conflict(program: Program, sources: list[Path]) -> None:
     """By the kernel one name of a linked member is changed alone: no tar can have that."""
-    sources = make_set(program)
     with mounted(program, "--layout", "files", *sources) as top:
         put(top / "s1/e/x.txt", b"changed")
         assert (top / "s1/e/y.txt").read_bytes() == b"x"
@@ -274,8 +273,7 @@ def test_hard_links_that_come_apart_are_a_conflict(program: Program) -> None:
         assert "changed" in program.run("diff", top).stdout.decode()
 
 
-def test_status_lock_and_refusals(program: Program) -> None:
-    sources = make_set(program)
+def test_status_lock_and_refusals(program: Program, sources: list[Path]) -> None:
     overlay = program.home / "edits"
     with mounted(program, *sources) as top:
         (about,) = program.json("status", top)
@@ -297,9 +295,8 @@ def test_status_lock_and_refusals(program: Program) -> None:
     assert "--new is for FUSE" in message
 
 
-def test_a_commit_waits_for_no_writer(program: Program) -> None:
+def test_a_commit_waits_for_no_writer(program: Program, sources: list[Path]) -> None:
     """A file that is open for writing stops a commit before it begins; while it runs nobody can open one."""
-    sources = make_set(program)
     with mounted(program, *sources) as top:
         file = top / "s0/d/0/txt"
         with file.open("r+b") as writer:
@@ -318,9 +315,8 @@ def test_a_commit_waits_for_no_writer(program: Program) -> None:
         put(file, b"3")
 
 
-def test_commit_in_place_makes_the_mount_anew(program: Program) -> None:
+def test_commit_in_place_makes_the_mount_anew(program: Program, sources: list[Path]) -> None:
     """The mount shows the new shards and can be written; what is open from the old one stays as it was."""
-    sources = make_set(program)
     with mounted(program, "-o", "uid=7", *sources) as top:
         edit_samples(top, ("s0", "s1"))
         (top / "s0/newer/pipe").unlink()
@@ -344,9 +340,10 @@ def test_commit_in_place_makes_the_mount_anew(program: Program) -> None:
         assert [path.name for path in sorted(program.home.glob("s*.tar"))] == ["s0.tar", "s1.tar", "s2.tar"]
 
 
-def test_a_commit_in_place_that_was_killed_is_finished(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_in_place_that_was_killed_is_finished(
+    program: Program, sources: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The mount stays as it was, read-only, until then."""
-    sources = make_set(program)
     with mounted(program, *sources) as top:
         put(top / "s0/d/0/txt", b"changed")
 
@@ -367,9 +364,8 @@ def test_a_commit_in_place_that_was_killed_is_finished(program: Program, monkeyp
         assert "changed  s0/d/0 ~txt" in program.run("diff", top).stdout.decode()
 
 
-def test_an_overlay_whose_guard_was_killed_can_be_committed(program: Program) -> None:
+def test_an_overlay_whose_guard_was_killed_can_be_committed(program: Program, sources: list[Path]) -> None:
     """The mount goes on without its guard; nothing takes its overlay from it; then it is committed."""
-    sources = make_set(program)
     overlay = program.home / "edits"
     with mounted(program, *sources) as top:
         put(top / "s0/d/0/txt", b"before")
@@ -402,9 +398,8 @@ def replace(shard: Path, text: bytes) -> None:
     other.rename(shard)
 
 
-def test_a_mount_whose_guard_was_killed_is_guarded_again(program: Program) -> None:
+def test_a_mount_whose_guard_was_killed_is_guarded_again(program: Program, sources: list[Path]) -> None:
     """By the same command, under the hands of a writer; commits and writers of shards are as before."""
-    sources = make_set(program)
     with mounted(program, *sources) as top:
         first, before = the_guard(program), mount_table.mounted_at(top)
         put(top / "s0/d/0/txt", b"before")
@@ -429,9 +424,8 @@ def test_a_mount_whose_guard_was_killed_is_guarded_again(program: Program) -> No
         assert the_guard(program).pid == guard.pid
 
 
-def test_a_guard_adopts_only_its_own_mount(program: Program) -> None:
+def test_a_guard_adopts_only_its_own_mount(program: Program, sources: list[Path]) -> None:
     """Another overlay, no overlay, another view; a mount of which nothing is known any more."""
-    sources = make_set(program)
     with mounted(program, *sources) as top:
         guard = the_guard(program)
         kill(guard)
@@ -452,9 +446,8 @@ def test_a_guard_adopts_only_its_own_mount(program: Program) -> None:
 
 
 @pytest.mark.parametrize("how", ["refresh", "mount"])
-def test_shards_that_were_replaced(how: str, program: Program) -> None:
+def test_shards_that_were_replaced(how: str, program: Program, sources: list[Path]) -> None:
     """Changes stay above the new shards. Nobody may be writing meanwhile; then nothing has happened."""
-    sources = make_set(program)
     with mounted(program, *sources) as top:
         put(top / "s0/d/1/txt", b"changed")
         replace(sources[0], b"next")
@@ -655,9 +648,10 @@ def check_committed(program: Program) -> None:
 
 
 @pytest.mark.parametrize("step", ["begun", "one shard", "all shards"])
-def test_the_advice_after_guard_and_commit_were_killed_works(step: str, program: Program) -> None:
+def test_the_advice_after_guard_and_commit_were_killed_works(
+    step: str, program: Program, sources: list[Path]
+) -> None:
     """`diff` and the mount command name the command that finishes the commit, and has the mount guarded again."""
-    sources = make_set(program)
     with mounted(program, *sources) as top:
         edit_some(top)
         shown = walk_directory(os.fsencode(top))
@@ -673,8 +667,7 @@ def test_the_advice_after_guard_and_commit_were_killed_works(step: str, program:
         check_committed(program)
 
 
-def test_edits_between_the_new_mount_and_the_end_of_its_commit_stay(program: Program) -> None:
-    sources = make_set(program)
+def test_edits_between_the_new_mount_and_the_end_of_its_commit_stay(program: Program, sources: list[Path]) -> None:
     with mounted(program, *sources) as top:
         edit_some(top)
         assert commit_with_a_kill(program, "both", "at the end").returncode == -signal.SIGKILL
@@ -688,8 +681,9 @@ def test_edits_between_the_new_mount_and_the_end_of_its_commit_stay(program: Pro
 
 
 @pytest.mark.parametrize("step", ["begun", "all shards"])
-def test_a_guard_that_is_killed_during_a_commit_is_replaced(step: str, program: Program) -> None:
-    sources = make_set(program)
+def test_a_guard_that_is_killed_during_a_commit_is_replaced(
+    step: str, program: Program, sources: list[Path]
+) -> None:
     with mounted(program, *sources) as top:
         edit_some(top)
         before = the_guard(program)
@@ -701,10 +695,9 @@ def test_a_guard_that_is_killed_during_a_commit_is_replaced(step: str, program: 
 
 
 def test_the_image_is_made_before_the_overlay_is_emptied(
-    program: Program, monkeypatch: pytest.MonkeyPatch
+    program: Program, sources: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without room for it the mount stays as it was, and the commit is finished later."""
-    sources = make_set(program)
     with mounted(program, *sources) as top:
         edit_some(top)
         shown = walk_directory(os.fsencode(top))
@@ -723,9 +716,10 @@ def test_the_image_is_made_before_the_overlay_is_emptied(
         check_committed(program)
 
 
-def test_a_mount_that_cannot_be_exchanged_ends(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mount_that_cannot_be_exchanged_ends(
+    program: Program, sources: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would show neither the old set nor the new one; the exit code says so."""
-    sources = make_set(program)
     need_erofs()
     try:
         program.run(*KERNEL, "--overlay", "edits", *sources, program.mountpoint)

@@ -50,6 +50,13 @@ SMALL = tars.tar(tars.A, tars.B)  # a.txt and b.txt
 NANOSECONDS = tars.tar(tars.pax({b"mtime": b"1500000000.123456789"}), tars.member(b"n.txt", b"n"), tars.A)
 
 
+@pytest.fixture
+def small(program: Program) -> Program:
+    """The program, with a shard `a.tar`."""
+    program.write("a.tar", SMALL)
+    return program
+
+
 def read_back(path: Path) -> dict[bytes, bytes | int]:
     """Everything below a directory: content by relative path; for what cannot be read, the errno."""
     found: dict[bytes, bytes | int] = {}
@@ -130,9 +137,8 @@ def test_inodes_are_unique_and_the_same_after_a_remount(program: Program, option
 
 
 @BOTH_ENGINES
-def test_readdir_tells_the_inodes_of_stat(program: Program) -> None:
-    program.write("a.tar", SMALL)
-    with program.mounted("a.tar") as mounted:
+def test_readdir_tells_the_inodes_of_stat(small: Program) -> None:
+    with small.mounted("a.tar") as mounted:
         for directory in (mounted.path, mounted.path / "a", mounted.path / "a/a"):
             with os.scandir(directory) as listing:
                 entries = list(listing)
@@ -318,9 +324,8 @@ def test_names_at_the_limits(program: Program) -> None:
 
 
 @BOTH_ENGINES
-def test_missing_paths_give_the_usual_errors(program: Program) -> None:
-    program.write("a.tar", SMALL)
-    with program.mounted("a.tar") as mounted:
+def test_missing_paths_give_the_usual_errors(small: Program) -> None:
+    with small.mounted("a.tar") as mounted:
         for name in ("b", "a/nothing", "a/a/jpg", "a/a/txt~2", "a/A", "a/a/TXT", "a/a.txt", "a/./b/../c"):
             for _ in range(2):
                 with pytest.raises(FileNotFoundError):
@@ -335,10 +340,9 @@ def test_missing_paths_give_the_usual_errors(program: Program) -> None:
             (mounted.path / "a/a").read_bytes()
 
 
-def test_a_request_wakes_only_the_worker_that_answers(program: Program) -> None:
+def test_a_request_wakes_only_the_worker_that_answers(small: Program) -> None:
     """The kernel wakes whoever polls its descriptor, at each request. For each that is another switch of tasks."""
-    program.write("a.tar", SMALL)
-    with program.mounted("a.tar") as mounted:
+    with small.mounted("a.tar") as mounted:
         found: list[set[int]] = []
 
         def there_is_one() -> bool:
@@ -496,9 +500,8 @@ def test_a_member_over_8_gib(program: Program) -> None:
 
 
 @BOTH_ENGINES
-def test_locks_and_access_checks(program: Program) -> None:
-    program.write("a.tar", SMALL)
-    with program.mounted("a.tar") as mounted:
+def test_locks_and_access_checks(small: Program) -> None:
+    with small.mounted("a.tar") as mounted:
         path = mounted.path / "a/a/txt"
         assert os.access(path, os.R_OK)
         assert not os.access(path, os.W_OK)
@@ -538,9 +541,8 @@ WRITES: dict[str, Callable[[Path], object]] = {
 
 
 @BOTH_ENGINES
-def test_everything_that_writes_gets_erofs(program: Program) -> None:
-    program.write("a.tar", SMALL)
-    with program.mounted("a.tar") as mounted:
+def test_everything_that_writes_gets_erofs(small: Program) -> None:
+    with small.mounted("a.tar") as mounted:
         for write in WRITES.values():
             with fails(errno.EROFS):
                 write(mounted.path)
@@ -702,27 +704,25 @@ def test_processes_that_run_tests_do_not_close_the_device_to_each_other(
 
 
 @needs_root
-def test_allow_other(program: Program, user_program: Program) -> None:
-    program.write("a.tar", SMALL)
+def test_allow_other(small: Program, user_program: Program) -> None:
     open_to_all = Path(user_program.home / "all")
     open_to_all.mkdir()
     os.chmod(user_program.home, 0o755)
-    with program.mounted("-o", "allow_other,uid=12,gid=34,umask=007", "a.tar", at=open_to_all) as mounted:
+    with small.mounted("-o", "allow_other,uid=12,gid=34,umask=007", "a.tar", at=open_to_all) as mounted:
         found = (mounted.path / "a/a/txt").stat()
         assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (12, 34, 0o440)
         assert stat.S_IMODE(mounted.path.stat().st_mode) == 0o550
         user_program.tool("cat", mounted.path / "a/a/txt", code=1)
-    with program.mounted("-o", "allow_other", "a.tar", at=open_to_all) as mounted:
+    with small.mounted("-o", "allow_other", "a.tar", at=open_to_all) as mounted:
         assert user_program.tool("cat", mounted.path / "a/a/txt") == b"aaa"
-    with program.mounted("a.tar", at=open_to_all) as mounted:
+    with small.mounted("a.tar", at=open_to_all) as mounted:
         assert user_program.tool("ls", mounted.path, code=2) == b""
 
 
 @needs_root
-def test_under_an_overlay_of_the_kernel(program: Program) -> None:
+def test_under_an_overlay_of_the_kernel(small: Program) -> None:
     """A way to write on top of a mount, which asks more of a file system than most programs do."""
-    program.write("a.tar", SMALL)
-    lower, upper, work, merged = (program.directory(name) for name in ("lower", "upper", "work", "merged"))
+    lower, upper, work, merged = (small.directory(name) for name in ("lower", "upper", "work", "merged"))
 
     def overlay(lowest: Path) -> subprocess.CompletedProcess[bytes]:
         options = f"lowerdir={lowest},upperdir={upper},workdir={work}"
@@ -731,7 +731,7 @@ def test_under_an_overlay_of_the_kernel(program: Program) -> None:
     if overlay(lower).returncode:
         pytest.skip("no overlay can be mounted here")
     subprocess.run(["umount", merged], check=True)
-    with program.mounted("a.tar") as mounted:
+    with small.mounted("a.tar") as mounted:
         assert overlay(mounted.path).returncode == 0
         try:
             assert (merged / "a/b/txt").read_bytes() == tars.ABC
@@ -777,23 +777,21 @@ def test_the_mount_table_says_what_is_mounted(program: Program) -> None:
         ("remount", "read-only"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(program: Program, option: str, word: str) -> None:
-    program.write("a.tar", SMALL)
-    message = program.refused("mount", "-o", f"ro,{option}", "a.tar", program.mountpoint, code=2)
+def test_options_that_mean_nothing_are_refused(small: Program, option: str, word: str) -> None:
+    message = small.refused("mount", "-o", f"ro,{option}", "a.tar", small.mountpoint, code=2)
     assert f"-o {option}" in message
     assert word in message
 
 
 @needs_root  # for others fusermount3 looks as root, which the kernel does not let in without allow_other
-def test_auto_unmount(program: Program) -> None:
+def test_auto_unmount(small: Program) -> None:
     """The mount point is free again when the whole mount is killed."""
-    program.write("a.tar", SMALL)
-    with program.mounted("-o", "auto_unmount", "a.tar", ends_itself=True) as mounted:
+    with small.mounted("-o", "auto_unmount", "a.tar", ends_itself=True) as mounted:
         kill_all(mounted, but=_is_fusermount)
         assert mounted.wait_for_exit() == -signal.SIGKILL
         wait_until(lambda: mount_table.mounted_at(mounted.path) is None, "the unmount")
-        assert program.json("status", mounted.path)[0]["state"] == "dead"
-        program.run("umount", mounted.path)
+        assert small.json("status", mounted.path)[0]["state"] == "dead"
+        small.run("umount", mounted.path)
 
 
 def _is_fusermount(pid: int) -> bool:
@@ -836,23 +834,22 @@ def _state(pid: int) -> bytes:
 # --- death -------------------------------------------------------------------------------------------------
 
 
-def test_a_killed_mount(program: Program) -> None:
+def test_a_killed_mount(small: Program) -> None:
     """It is dead, status says so, mounting there says what to type, and that clears it."""
-    program.write("a.tar", SMALL)
-    with program.mounted("a.tar", ends_itself=True) as mounted:
+    with small.mounted("a.tar", ends_itself=True) as mounted:
         kill_all(mounted)
         with fails(errno.ENOTCONN, errno.ECONNABORTED):
             os.listdir(mounted.path)
         assert mounted.status()["state"] == "dead"
-        assert b"dead" in program.run("status").stdout
+        assert b"dead" in small.run("status").stdout
         wait_until(lambda: is_dead(mounted.path), "stat to say so")
-        message = program.refused("mount", "a.tar", mounted.path, code=5)
+        message = small.refused("mount", "a.tar", mounted.path, code=5)
         assert f"wdsfs umount {mounted.path}" in message
         for command, code in (("where", 6), ("ls", 3), ("view", 3)):
-            assert "wdsfs umount MOUNTPOINT" in program.refused(command, mounted.path / "a", code=code)
-        program.run("umount", mounted.path)
+            assert "wdsfs umount MOUNTPOINT" in small.refused(command, mounted.path / "a", code=code)
+        small.run("umount", mounted.path)
         assert mounted.wait_for_exit() == -signal.SIGKILL
-    with program.mounted("a.tar") as mounted:
+    with small.mounted("a.tar") as mounted:
         assert (mounted.path / "a/a/txt").read_bytes() == b"aaa"
 
 
@@ -889,9 +886,8 @@ def workers(mounted: Mounted) -> set[int]:
 @pytest.mark.parametrize(
     ("number", "foreground"), [(signal.SIGTERM, False), (signal.SIGINT, True), (signal.SIGHUP, True)]
 )
-def test_signals_end_a_mount_in_good_order(program: Program, number: signal.Signals, foreground: bool) -> None:
-    program.write("a.tar", SMALL)
-    with program.mounted("a.tar", foreground=foreground, ends_itself=True) as mounted:
+def test_signals_end_a_mount_in_good_order(small: Program, number: signal.Signals, foreground: bool) -> None:
+    with small.mounted("a.tar", foreground=foreground, ends_itself=True) as mounted:
         assert (mounted.path / "a/a/txt").read_bytes() == b"aaa"
         os.kill(mounted.pid, number)
         assert mounted.wait_for_exit() == 0
@@ -899,9 +895,8 @@ def test_signals_end_a_mount_in_good_order(program: Program, number: signal.Sign
         assert number.name in mounted.log()
 
 
-def test_a_signal_ends_a_mount_that_is_in_use(program: Program) -> None:
-    program.write("a.tar", SMALL)
-    with program.mounted("a.tar", ends_itself=True) as mounted:
+def test_a_signal_ends_a_mount_that_is_in_use(small: Program) -> None:
+    with small.mounted("a.tar", ends_itself=True) as mounted:
         fd = os.open(mounted.path / "a/a/txt", os.O_RDONLY)
         os.kill(mounted.pid, signal.SIGTERM)
         assert mounted.wait_for_exit() == 0
@@ -910,23 +905,22 @@ def test_a_signal_ends_a_mount_that_is_in_use(program: Program) -> None:
             os.close(fd)
 
 
-def test_an_early_signal_leaves_no_dead_mount(program: Program) -> None:
+def test_an_early_signal_leaves_no_dead_mount(small: Program) -> None:
     """Whenever it comes, the mount point is usable afterwards."""
     need_fuse()
-    program.write("a.tar", SMALL)
-    program.run("index", "a.tar")
+    small.run("index", "a.tar")
     for step in range(0, 12, 2):
-        process = program.start("mount", "-f", "a.tar", program.mountpoint, stderr=subprocess.DEVNULL)
+        process = small.start("mount", "-f", "a.tar", small.mountpoint, stderr=subprocess.DEVNULL)
         try:
             # The work of the process so far is the clock: the signal comes ever later in its start.
             wait_until(lambda: _cpu_ticks(process.pid) >= 8 + 2 * step, "it to get on")  # noqa: B023  # called at once
             process.terminate()
             process.wait(PATIENCE)
-            assert mount_table.mounted_at(program.mountpoint) is None
-            assert os.listdir(program.mountpoint) == []
+            assert mount_table.mounted_at(small.mountpoint) is None
+            assert os.listdir(small.mountpoint) == []
         finally:
             process.kill()
-            force_unmount(program.mountpoint)
+            force_unmount(small.mountpoint)
             process.wait()
 
 
@@ -940,11 +934,10 @@ def _cpu_ticks(pid: int) -> int:
 # --- ending it ---------------------------------------------------------------------------------------------
 
 
-def test_umount_returns_when_the_daemon_is_gone(program: Program) -> None:
-    program.write("a.tar", SMALL)
-    with program.mounted("a.tar", ends_itself=True) as mounted:
+def test_umount_returns_when_the_daemon_is_gone(small: Program) -> None:
+    with small.mounted("a.tar", ends_itself=True) as mounted:
         processes = mounted.processes()
-        done = program.run("umount", mounted.path)
+        done = small.run("umount", mounted.path)
         # On a busy machine it says after a while what it waits for.
         assert re.fullmatch(rb"(wdsfs: waiting for process \d+: .*\n)?", done.stderr)
         assert done.stdout == b""
@@ -952,7 +945,7 @@ def test_umount_returns_when_the_daemon_is_gone(program: Program) -> None:
         # The daemon has waited for all others: none has become a child of the tests.
         assert [pid for pid in processes if os.path.exists(f"/proc/{pid}")] == [mounted.pid]
         assert mounted.wait_for_exit() == 0
-        assert "no mount of wdsfs is there" in program.refused("umount", mounted.path, code=5)
+        assert "no mount of wdsfs is there" in small.refused("umount", mounted.path, code=5)
 
 
 def test_umount_of_a_mount_in_use(program: Program) -> None:
@@ -970,53 +963,49 @@ def test_umount_of_a_mount_in_use(program: Program) -> None:
         assert mounted.wait_for_exit() == 0
 
 
-def test_a_mount_point_is_free_after_a_lazy_unmount(program: Program) -> None:
+def test_a_mount_point_is_free_after_a_lazy_unmount(small: Program) -> None:
     """While the old mount still has a user, a new one can be made; the end of the old does not touch it."""
-    program.write("a.tar", SMALL)
-    with program.mounted("a.tar", ends_itself=True) as old, (old.path / "a/a/txt").open("rb") as file:
-        program.run("umount", "--lazy", old.path)
-        with program.mounted("a.tar") as new:
+    with small.mounted("a.tar", ends_itself=True) as old, (old.path / "a/a/txt").open("rb") as file:
+        small.run("umount", "--lazy", old.path)
+        with small.mounted("a.tar") as new:
             file.close()
             assert old.wait_for_exit() == 0
             assert new.status()["pid"] == new.pid
             assert (new.path / "a/a/txt").read_bytes() == b"aaa"
 
 
-def test_umount_of_several(program: Program) -> None:
+def test_umount_of_several(small: Program) -> None:
     """One that fails does not keep the others."""
-    program.write("a.tar", SMALL)
-    other = program.directory("other")
-    with program.mounted("a.tar", ends_itself=True) as one, program.mounted("a.tar", at=other, ends_itself=True):
-        done = program.run("umount", one.path, program.home, other, code=5)
+    other = small.directory("other")
+    with small.mounted("a.tar", ends_itself=True) as one, small.mounted("a.tar", at=other, ends_itself=True):
+        done = small.run("umount", one.path, small.home, other, code=5)
         assert done.stderr.count(b"\n") == 1
 
 
-def test_umount_is_for_mounts_of_wdsfs_only(program: Program) -> None:
-    program.write("a.tar", SMALL)
-    with program.mounted("a.tar") as mounted:
-        message = program.refused("umount", mounted.path / "a", code=5)
+def test_umount_is_for_mounts_of_wdsfs_only(small: Program) -> None:
+    with small.mounted("a.tar") as mounted:
+        message = small.refused("umount", mounted.path / "a", code=5)
         assert message.endswith(f"lies in a mount; name its MOUNTPOINT: {mounted.path}")
-    assert "not one of wdsfs" in program.refused("umount", "/proc", code=5)
-    assert "no mount of wdsfs is there" in program.refused("umount", program.home, code=5)
-    assert "no mount of wdsfs is there" in program.refused("umount", program.home / "missing", code=5)
+    assert "not one of wdsfs" in small.refused("umount", "/proc", code=5)
+    assert "no mount of wdsfs is there" in small.refused("umount", small.home, code=5)
+    assert "no mount of wdsfs is there" in small.refused("umount", small.home / "missing", code=5)
 
 
 @BOTH_ENGINES
-def test_umount_by_another_name(program: Program) -> None:
+def test_umount_by_another_name(small: Program) -> None:
     """However the mount point is written, with links or relative, it is the same mount."""
-    program.write("a.tar", SMALL)
-    (program.home / "link").symlink_to("mnt")
-    (program.home / "up").symlink_to(program.home)
+    (small.home / "link").symlink_to("mnt")
+    (small.home / "up").symlink_to(small.home)
     for name in ("link", "up/link"):
-        with program.mounted("a.tar", ends_itself=True) as mounted:
-            assert program.json("status", name)[0]["pid"] == mounted.pid
-            program.run("umount", name)
+        with small.mounted("a.tar", ends_itself=True) as mounted:
+            assert small.json("status", name)[0]["pid"] == mounted.pid
+            small.run("umount", name)
             assert mounted.wait_for_exit() == 0
     need_fuse()
-    program.run("mount", "a.tar", "up/link")
-    assert program.json("status", "./mnt/")[0]["state"] == "running"
-    program.run("umount", "mnt")
-    assert not program.registration(program.mountpoint).exists()
+    small.run("mount", "a.tar", "up/link")
+    assert small.json("status", "./mnt/")[0]["state"] == "running"
+    small.run("umount", "mnt")
+    assert not small.registration(small.mountpoint).exists()
 
 
 # --- beginning it ------------------------------------------------------------------------------------------
@@ -1041,26 +1030,24 @@ def test_a_mount_lets_go_of_the_terminal(program: Program) -> None:
         assert os.readlink(f"/proc/{mounted.pid}/cwd") == "/"
 
 
-def test_a_mount_in_the_foreground_tells_the_service_manager(program: Program) -> None:
+def test_a_mount_in_the_foreground_tells_the_service_manager(small: Program) -> None:
     """READY=1 comes when the tree is usable; `mounted` has waited for it."""
-    program.write("a.tar", SMALL)
-    with program.mounted("a.tar", foreground=True) as mounted:
+    with small.mounted("a.tar", foreground=True) as mounted:
         assert os.listdir(mounted.path) == ["a"]
-        assert mounted.status()["log"] == str(program.home / "foreground.log")  # where stderr goes
+        assert mounted.status()["log"] == str(small.home / "foreground.log")  # where stderr goes
         assert f"mounted 1 shard at {mounted.path}" in mounted.log()
 
 
-def test_a_service_manager_that_does_not_listen(program: Program) -> None:
+def test_a_service_manager_that_does_not_listen(small: Program) -> None:
     """The mount works all the same."""
-    program.write("a.tar", SMALL)
     need_fuse()
-    gone = program.home / "gone"
-    with program.start(
-        "mount", "-f", "a.tar", program.mountpoint, env={"NOTIFY_SOCKET": str(gone)}, stderr=subprocess.PIPE
+    gone = small.home / "gone"
+    with small.start(
+        "mount", "-f", "a.tar", small.mountpoint, env={"NOTIFY_SOCKET": str(gone)}, stderr=subprocess.PIPE
     ) as process:
-        wait_until(lambda: program.registration(program.mountpoint).exists(), "the mount")
-        assert (program.mountpoint / "a/a/txt").read_bytes() == b"aaa"
-        program.run("umount", program.mountpoint)
+        wait_until(lambda: small.registration(small.mountpoint).exists(), "the mount")
+        assert (small.mountpoint / "a/a/txt").read_bytes() == b"aaa"
+        small.run("umount", small.mountpoint)
         assert str(gone).encode() in process.stderr.read()  # type: ignore[union-attr]
     assert process.returncode == 0
 
@@ -1138,52 +1125,49 @@ def test_a_runtime_directory_with_a_long_name(user_program: Program) -> None:
         assert report["state"] == "running"
 
 
-def test_closed_standard_streams(program: Program) -> None:
+def test_closed_standard_streams(small: Program) -> None:
     """Nothing that the daemon opens may take their numbers: what is written to them would go there."""
-    program.write("a.tar", SMALL)
     need_fuse()
-    command = [*program.command("mount", "a.tar", program.mountpoint)]
+    command = [*small.command("mount", "a.tar", small.mountpoint)]
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command],
-        env=program.environment,
-        cwd=program.home,
+        env=small.environment,
+        cwd=small.home,
         timeout=PATIENCE,
         check=False,
     )
     try:
         assert done.returncode == 0
-        assert (program.mountpoint / "a/a/txt").read_bytes() == b"aaa"
+        assert (small.mountpoint / "a/a/txt").read_bytes() == b"aaa"
     finally:
-        program.run("umount", program.mountpoint)
-    assert not program.registration(program.mountpoint).exists()
+        small.run("umount", small.mountpoint)
+    assert not small.registration(small.mountpoint).exists()
 
 
-def test_a_state_directory_that_cannot_be_made(program: Program) -> None:
+def test_a_state_directory_that_cannot_be_made(small: Program) -> None:
     """The mount works, and says that it keeps its log elsewhere."""
-    program.write("a.tar", SMALL)
-    program.write("state", b"a file where the directory should be")
-    with program.mounted("a.tar") as mounted:
+    small.write("state", b"a file where the directory should be")
+    with small.mounted("a.tar") as mounted:
         mounted.expect_log("no log can be kept")
         log = Path(mounted.status()["log"])
-        assert log.parent == program.registration(mounted.path).parent
+        assert log.parent == small.registration(mounted.path).parent
         assert "mounted 1 shard" in log.read_text()
         log.unlink()
 
 
-def test_an_index_directory_that_cannot_be_made(program: Program) -> None:
+def test_an_index_directory_that_cannot_be_made(small: Program) -> None:
     """The mount works with a temporary index, says so, and leaves nothing of it."""
-    program.write("a.tar", SMALL)
-    program.write("file", b"where a directory should be")
-    temporary = program.directory("tmp")
-    places = {"TMPDIR": str(temporary), "WDSFS_INDEX_DIR": str(program.home / "file" / "index")}
-    with program.mounted("a.tar", env=places) as mounted:
+    small.write("file", b"where a directory should be")
+    temporary = small.directory("tmp")
+    places = {"TMPDIR": str(temporary), "WDSFS_INDEX_DIR": str(small.home / "file" / "index")}
+    with small.mounted("a.tar", env=places) as mounted:
         mounted.expect_log("temporary index")
         assert (mounted.path / "a/a/txt").read_bytes() == b"aaa"
         report = mounted.status()
         assert report["index"].startswith(str(temporary))
         assert "temporary index" in report["notices"][0]
     assert list(temporary.iterdir()) == []
-    program.run("mount", "a.tar", program.home / "missing", code=5, env=places)
+    small.run("mount", "a.tar", small.home / "missing", code=5, env=places)
     assert list(temporary.iterdir()) == []
 
 
@@ -1258,19 +1242,18 @@ def refusal(program: Program, *arguments: str | Path, code: int = 5) -> str:
     return message
 
 
-def test_a_mount_point_has_to_be_an_empty_directory(program: Program) -> None:
+def test_a_mount_point_has_to_be_an_empty_directory(small: Program) -> None:
     """With -o nonempty it hides the files there, and gives them back."""
-    program.write("a.tar", SMALL)
-    missing = program.home / "is missing"
-    assert f"mkdir -p '{missing}'" in refusal(program, "a.tar", missing)
-    program.write("file", b"")
-    assert "is no directory" in refusal(program, "a.tar", "file")
-    program.write("full/file", b"x")
-    assert "-o nonempty" in refusal(program, "a.tar", "full")
-    full = program.home / "full"
-    with program.mounted("-o", "nonempty", "a.tar", at=full, ends_itself=True) as mounted:
+    missing = small.home / "is missing"
+    assert f"mkdir -p '{missing}'" in refusal(small, "a.tar", missing)
+    small.write("file", b"")
+    assert "is no directory" in refusal(small, "a.tar", "file")
+    small.write("full/file", b"x")
+    assert "-o nonempty" in refusal(small, "a.tar", "full")
+    full = small.home / "full"
+    with small.mounted("-o", "nonempty", "a.tar", at=full, ends_itself=True) as mounted:
         assert os.listdir(full) == ["a"]
-        program.run("umount", full)
+        small.run("umount", full)
         assert mounted.wait_for_exit() == 0
         assert os.listdir(full) == ["file"]
         (full / "file").unlink()
@@ -1294,21 +1277,19 @@ def test_a_mount_must_not_hide_what_it_needs(program: Program) -> None:
     assert "would hide" in refusal(program, "shards/a.tar", program.home / "state/wdsfs")
 
 
-def test_mounting_twice_is_refused(program: Program) -> None:
-    program.write("a.tar", SMALL)
-    with program.mounted("a.tar") as mounted:
-        message = program.refused("mount", "a.tar", mounted.path, code=5)
+def test_mounting_twice_is_refused(small: Program) -> None:
+    with small.mounted("a.tar") as mounted:
+        message = small.refused("mount", "a.tar", mounted.path, code=5)
         assert f"mounted there already (process {mounted.pid}); end that mount with: wdsfs umount" in message
-        program.refused("mount", "-o", "nonempty", "a.tar", mounted.path, code=5)
-        (program.home / "link").symlink_to("mnt")
-        assert "mounted there already" in program.refused("mount", "a.tar", program.home / "link", code=5)
+        small.refused("mount", "-o", "nonempty", "a.tar", mounted.path, code=5)
+        (small.home / "link").symlink_to("mnt")
+        assert "mounted there already" in small.refused("mount", "a.tar", small.home / "link", code=5)
 
 
-def test_shards_that_are_not_there(program: Program) -> None:
-    program.write("a.tar", SMALL)
-    assert "b.tar" in refusal(program, "{a,b}.tar", program.mountpoint, code=3)
-    assert "*.tar.gz" in refusal(program, "*.tar.gz", program.mountpoint, code=2)
-    assert os.listdir(program.mountpoint) == []
+def test_shards_that_are_not_there(small: Program) -> None:
+    assert "b.tar" in refusal(small, "{a,b}.tar", small.mountpoint, code=3)
+    assert "*.tar.gz" in refusal(small, "*.tar.gz", small.mountpoint, code=2)
+    assert os.listdir(small.mountpoint) == []
 
 
 def test_an_unreadable_shard_does_not_stop_the_mount(user_program: Program) -> None:
@@ -1335,11 +1316,10 @@ def test_an_unreadable_shard_in_one_tree(user_program: Program) -> None:
         assert user_program.tool("cat", mounted.path / "a/txt") == b"aaa"
 
 
-def test_the_status_socket_answers_anything(program: Program) -> None:
+def test_the_status_socket_answers_anything(small: Program) -> None:
     """Clients that send, leave at once or never read do not disturb it."""
-    program.write("a.tar", SMALL)
-    with program.mounted("a.tar") as mounted:
-        path = str(program.registration(mounted.path).with_suffix(".sock"))
+    with small.mounted("a.tar") as mounted:
+        path = str(small.registration(mounted.path).with_suffix(".sock"))
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
         clients = [socket.socket(socket.AF_UNIX) for _ in range(20)]
         for number, client in enumerate(clients):
