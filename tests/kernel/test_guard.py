@@ -475,7 +475,7 @@ def test_a_runtime_directory_that_is_full(room: int, program: Program, monkeypat
         left[0] -= 1
         plainly(registration)
 
-    monkeypatch.setattr(guard_module, "register", write)
+    monkeypatch.setattr(mount_registry, "register", write)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(program.home / "run"))
     wanted = ImageMount(str(image), str(program.mountpoint), str(program.home))
     wanted.made = MadeBy([str(image), str(program.mountpoint)], str(program.home), {})
