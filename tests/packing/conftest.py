@@ -7,7 +7,7 @@ import hashlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
@@ -29,8 +29,12 @@ class FakeS3:
         self.faults: deque[Callable[[str, bytes], Answer | None]] = deque()
         self.etag: Callable[[bytes], str] = lambda content: hashlib.md5(content).hexdigest()
         self.hangs: str | None = None  # a PUT of this key is never answered
+        self.part_hangs: int | None = None  # a part of this number is never answered
+        self.part_faults: deque[Answer] = deque()  # answers to the next parts
         self.hanging: list[str] = []  # keys of such PUTs
         self.end = threading.Event()
+        self.uploads: dict[str, dict[int, bytes]] = {}  # parts by number, of uploads that have not ended
+        self.begun = 0  # uploads in parts
         self.generation = 0  # of the last object that was written, in Google's words
         web.handler = self._answer
 
@@ -54,6 +58,9 @@ class FakeS3:
 
     async def _answer(self, request: Request) -> Answer | None:
         path = unquote(request.path.removeprefix("/s3"))
+        query = parse_qs(urlsplit(request.target).query, keep_blank_values=True)
+        if "uploads" in query or "uploadId" in query:
+            return await self._part(request, path.removeprefix("/bucket/"), query)
         served = self.web.objects.get(path)
         if request.method != "PUT":
             return None if served is None or path == request.path else right_answer(request, served)
@@ -74,6 +81,46 @@ class FakeS3:
             return 412, {}, b"<Error><Code>PreconditionFailed</Code></Error>"
         assert wanted is not None or generation == "0" or request.headers["if-none-match"] == "*"
         return 200, {"ETag": str(self.store(key, request.body).etag)}, b""
+
+    async def _part(self, request: Request, key: str, query: dict[str, list[str]]) -> Answer:
+        """Answer a request of an upload in parts; it is a PUT to `puts` and `faults` when its parts are joined."""
+        assert "x-amz-signature" in str(query).lower() or "/s3/" in request.target
+        if "uploads" in query:
+            self.begun += 1
+            self.uploads[f"a+b/{self.begun}"] = {}
+            return 200, {}, b"<a><UploadId>a+b/%d</UploadId></a>" % self.begun
+        [upload] = query["uploadId"]
+        if upload not in self.uploads:
+            return 404, {}, b"<Error><Code>NoSuchUpload</Code></Error>"
+        if request.method == "DELETE":
+            del self.uploads[upload]
+            return 204, {}, b""
+        if request.method == "PUT":
+            number = int(query["partNumber"][0])
+            if self.part_hangs == number:
+                self.hanging.append(key)
+                await asyncio.to_thread(self.end.wait)
+            if self.part_faults:
+                return self.part_faults.popleft()
+            self.uploads[upload][number] = request.body
+            return 200, {"ETag": f'"{hashlib.md5(request.body).hexdigest()}"'}, b""
+        parts = self.uploads[upload]
+        content = b"".join(parts[number] for number in range(1, len(parts) + 1))
+        sums = [hashlib.md5(parts[number]).digest() for number in range(1, len(parts) + 1)]
+        assert request.body.count(b"<Part>") == len(parts)
+        self.puts.append(key)
+        served = self.web.objects.get(f"/bucket/{key}")
+        answer = self.faults.popleft()(key, content) if self.faults else None
+        if answer is not None:
+            return answer
+        served = self.web.objects.get(f"/bucket/{key}")
+        if (served and served.etag) != request.headers.get("if-match"):
+            return 412, {}, b"<Error><Code>PreconditionFailed</Code></Error>"
+        assert served is not None or request.headers["if-none-match"] == "*"
+        del self.uploads[upload]
+        etag = f'"{hashlib.md5(b"".join(sums)).hexdigest()}-{len(sums)}"'
+        self.web.put(f"/bucket/{key}", content, etag=etag)
+        return 200, {}, f"<a><ETag>{etag}</ETag></a>".replace('"', "&#34;").encode()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import urllib.request
 from email.message import Message
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -79,7 +80,7 @@ def left_over(program: Program) -> list[Path]:
 
 def fetched(server: Server, scheme: str, key: str) -> tuple[bytes, Message]:
     """Content and headers of an object, without wdsfs."""
-    url = f"{server.url}/{BUCKET}/{key}?{servers.azure_signature()}"
+    url = f"{server.url}/{BUCKET}/{quote(key)}?{servers.azure_signature()}"
     with urllib.request.urlopen(servers.sign(server, key) if scheme == "s3" else url, timeout=PATIENCE) as answer:
         return answer.read(), answer.headers
 
@@ -282,6 +283,119 @@ def test_remote_shards_are_sources(with_fake: Program, s3: FakeS3) -> None:
         (with_fake.home / name).unlink()
     with_fake.run("commit", "--overlay", "o", "-o", PATTERN, f"s3://{BUCKET}/s{{0..2}}.tar")
     assert {name: s3.objects[name] for name in NAMES} == wanted
+
+
+# --- in parts
+
+PARTS = ("--store-option", "part_size=20000")  # of the 90 kB of a shard
+
+
+@pytest.mark.parametrize(("scheme", "by_sas"), [("s3", False), ("az", False), ("az", True)])
+def test_what_is_too_large_for_one_request_goes_in_parts(
+    a_set: Program, request: pytest.FixtureRequest, scheme: str, by_sas: bool
+) -> None:
+    server: Server = request.getfixturevalue({"s3": "seaweedfs", "az": "azurite"}[scheme])
+    options = {**server.options, "part_size": str(5 << 20)}
+    if by_sas:
+        del options["account_key"]
+        options["sas_token"] = servers.azure_signature()
+    configure(a_set, f"{scheme}://{BUCKET}", options)
+    (a_set.home / "o/upper/s0/003/jpg").write_bytes(os.urandom(11 << 20))
+    wanted = expected(a_set)
+    directory = a_set.home.name + ("" if options.get("account_key") else " +é")
+    place = f"{scheme}://{BUCKET}/{directory}"
+    commit(a_set, "--jobs", "2", output=f"{place}/t-%d.tar")
+    for name in NAMES:
+        content, headers = fetched(server, scheme, f"{directory}/{os.path.basename(name)}")
+        assert content == wanted[name]
+        assert scheme == "az" or headers["ETag"].endswith('-3"') == (len(content) > 11 << 20)
+    assert "3 of them there already" in commit(a_set, output=f"{place}/t-%d.tar")[0]
+    changed = a_set.home / "p/upper/t-0/004/jpg"
+    changed.parent.mkdir(parents=True)
+    changed.write_bytes(b"changed")
+    a_set.run("commit", "--overlay", "p", "--in-place", f"{place}/t-{{0..2}}.tar")
+    assert a_set.run("cat", f"{place}/t-0.tar", "t-0/004/jpg").stdout == b"changed"
+
+
+def test_a_name_for_which_azure_needs_a_token(a_set: Program, azurite: Server) -> None:
+    configure(a_set, "az://", {**azurite.options, "part_size": "20000"})
+    _, said = commit(a_set, output=f"az://{BUCKET}/odd +/t-%d.tar", code=3)
+    assert "needs a SAS token (sas_token)" in said
+
+
+def test_parts_to_aistore(a_set: Program, s3: FakeS3) -> None:
+    configure(a_set, "ais://", {"endpoint": s3.web.url})
+    commit(a_set, *PARTS, output=f"ais://{BUCKET}/new/t-%d.tar")
+    assert s3.objects == expected(a_set)
+    assert s3.begun == len(NAMES)
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_parts_are_not_joined_over_what_somebody_else_has_written(
+    with_fake: Program, s3: FakeS3, replaces: bool
+) -> None:
+    def appears(key: str, _: bytes) -> None:
+        s3.store(key, b"newer")
+
+    name = "s0.tar" if replaces else NAMES[0]
+    for shard in SHARDS if replaces else ():
+        s3.store(shard, (with_fake.home / shard).read_bytes())
+    s3.faults.append(appears)
+    if replaces:
+        in_place(with_fake, "--in-place", *PARTS, code=7)
+    else:
+        _, said = commit(with_fake, *PARTS, "--jobs", "1", code=7)
+        assert "t-0.tar is there already: somebody else has written it meanwhile" in said
+    assert s3.puts == [name]
+    assert s3.objects[name] == b"newer"
+    assert not s3.uploads
+
+
+def test_a_part_is_sent_again_and_a_lost_answer_is_no_error(with_fake: Program, s3: FakeS3) -> None:
+    def lost(key: str, content: bytes) -> Answer:
+        s3.store(key, content)
+        s3.uploads.clear()
+        raise ConnectionResetError
+
+    s3.part_faults.append((503, {}, b"<Error><Code>SlowDown</Code></Error>"))
+    s3.faults += [lost, lambda *_: (200, {}, b"<Error><Code>InternalError</Code></Error>")]
+    wanted = expected(with_fake)
+    commit(with_fake, *PARTS, "--jobs", "1")
+    assert s3.objects == wanted
+    assert s3.begun == len(NAMES)
+    assert not s3.uploads
+
+
+def test_a_part_that_was_changed_on_its_way_is_an_error(with_fake: Program, s3: FakeS3) -> None:
+    s3.faults.append(
+        lambda key, content: (200, {}, b"<ETag>%s</ETag>" % s3.store(key, content[:-1]).etag.encode())
+    )
+    _, said = commit(with_fake, *PARTS, "--jobs", "1", code=3)
+    assert "t-0.tar: what the store has is not what was sent; remove it" in said
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_parts_of_a_command_that_ends_are_aborted(with_fake: Program, s3: FakeS3, how: int) -> None:
+    s3.part_hangs = 2
+    with with_fake.start("commit", "--overlay", "o", *PARTS, "--jobs", "1", "-o", PATTERN, *SHARDS) as process:
+        wait_until(lambda: s3.hanging, "a part that hangs")
+        process.send_signal(how)
+        process.wait(PATIENCE)
+        wait_until(lambda: not s3.uploads, "the upload to be aborted")
+    assert not s3.objects
+    assert not left_over(with_fake)
+
+
+def test_parts_of_a_fetcher_that_was_killed_are_aborted_by_the_next(with_fake: Program, s3: FakeS3) -> None:
+    s3.part_hangs = 2
+    with with_fake.start("commit", "--overlay", "o", *PARTS, "--jobs", "1", "-o", PATTERN, *SHARDS) as process:
+        wait_until(lambda: s3.hanging, "a part that hangs")
+        s3.part_hangs = None
+        os.kill(child_of(process), signal.SIGKILL)
+        assert process.wait(PATIENCE) == 0
+    assert s3.begun == len(NAMES) + 1
+    assert not s3.uploads
+    assert s3.objects == expected(with_fake)
 
 
 # --- in place

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from wdsfs.remote.urls import Pin
 
 DENSE = 8192  # bytes per member; with less, comparing all bytes is quicker than reading the headers
-OBJECT_MAX = 5_000 << 20  # bytes that Azure's store takes in one request; S3 takes 5 GiB
 OPEN_DIRECTORIES = 64  # at a time: a shuffled set goes to and fro between directories
 
 _OPEN_FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -470,16 +469,10 @@ class ObjectOutputs:
             return all(tar.pread(len(data), at) == data for at, data in self._writer.content(output))
 
     def refuse_without_space(self, outputs: Sequence[Output], jobs: int) -> None:
-        """Raise CommitError if the shards that are written at a time have no room, or one is too large to send.
+        """Raise CommitError if the shards that are written at a time have no room.
 
         `jobs` is how many are written at a time on this machine: none if a cluster writes them.
         """
-        for output in outputs:
-            if output.length > OBJECT_MAX:
-                text = (
-                    f"{output.length:,} bytes are more than stores take at once: make smaller shards (--maxsize)"
-                )
-                raise CommitError(f"{os.fsdecode(output.target)}: {text}")
         needed = sum(sorted((output.length for output in outputs), reverse=True)[:jobs])
         with _staging() as directory:
             space = os.statvfs(directory)

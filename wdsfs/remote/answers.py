@@ -26,6 +26,7 @@ from wdsfs.remote.parts import Take
 from wdsfs.remote.retries import Transient
 from wdsfs.remote.urls import WEB, Pin, Url
 
+OBSTORE_ERRORS = (exceptions.BaseError, OSError, ValueError)
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>")
 _KIND = re.compile(r"HttpError \{\s+kind: ([A-Za-z]+)")

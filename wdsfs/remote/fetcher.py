@@ -20,7 +20,7 @@ import socket
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -257,7 +257,8 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         for task in self._tasks:
-            task.cancel()
+            if not task.cancelling():  # it may be about to abort an upload
+                task.cancel()
         for item in self._objects.values():
             self._fetcher.close(item, self)
         self._objects.clear()
@@ -433,7 +434,7 @@ async def serve(
     stores: Stores,
     cache: ObjectCache | None,
     counters: Counters | None = None,
-    end: Callable[[], object] = lambda: None,
+    end: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Serve, and end the process when no other process is left that could ask; `end` is called before."""
     replies = None if configuration.device is None else KernelReplies(configuration.device)
@@ -447,7 +448,8 @@ async def serve(
     if replies is not None and configuration.has_predecessor:
         replies.resend()  # those for the first fetcher wait in its connections
     await ended.wait()
-    end()
+    if end is not None:
+        await end()
     logging.shutdown()
     os._exit(0)  # nobody waits for what is under way
 

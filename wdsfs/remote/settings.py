@@ -63,6 +63,7 @@ OPTIONS = {
     "token": Option(WEB | {"gs", "az", "hf"}, "secret", "HF_TOKEN (hf://)"),
     "user": Option(WEB),
     "password": Option(WEB, "secret"),
+    "part_size": Option(_S3 | {"az"}, "number"),  # bytes of the parts of an upload, and the most that goes in one
     "certificates": Option(SCHEMES),  # a file of PEM, besides those that the system trusts
     "requests": Option(SCHEMES, "number"),  # at once, at most
     "timeout": Option(SCHEMES, "number"),  # seconds without a byte

@@ -37,13 +37,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import math
 import mmap
 import os
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -62,9 +61,10 @@ from wdsfs.errors import (
     Unreachable,
     UnreadableShard,
 )
-from wdsfs.remote import answers, settings, store_clients, urls
+from wdsfs.remote import answers, multipart, settings, store_clients, urls
 from wdsfs.remote.answers import OtherAnswer, OtherServer, Transfer, require_same, require_size
 from wdsfs.remote.hub import Hub
+from wdsfs.remote.multipart import Upload
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.remote.parts import Buffer, Take
 from wdsfs.remote.retries import Clock, Counters, Limit, Patience, Traffic, Transient, again
@@ -91,7 +91,7 @@ _RENEW = 60.0  # seconds until a client that is refused is made again
 _FRUITLESS = 3  # times in a row that it may not
 READ_BACK, READ_BACK_AT_ONCE = 8 << 20, 4  # bytes of what was sent that are read back at a time; pieces at once
 LISTED = 512 << 10  # bytes of a page of a listing, at most
-_OBSTORE_ERRORS = (exceptions.BaseError, OSError, ValueError)
+ABORT_SECONDS = 5.0  # for which the end of the process waits for uploads that are aborted
 
 
 class _Route(NamedTuple):
@@ -117,7 +117,9 @@ class Stores:
         cache: ObjectCache | None = None,
     ) -> None:
         self._settings = chosen
+        self._cache = cache
         self._spooled = SpooledObjects(cache)
+        self._uploads: set[asyncio.Task[Any]] = set()  # in parts
         self._counters = counters
         self._clock = clock or Clock()
         self._clients: OrderedDict[tuple[object, ...], tuple[ObjectStore, float]] = OrderedDict()
@@ -294,13 +296,13 @@ class Stores:
 
     # --- into it
     #
-    # Each object is sent by one conditional PUT, from a mapping of its file, so that it takes no memory: multipart
-    # uploads have no condition in obstore (0.12), and without one somebody else's object could be overwritten.
-    # Several objects at a time use the line as well as several parts of one. An upload that breaks leaves nothing.
+    # Each object is sent by one conditional PUT, from a mapping of its file, so that it takes no memory. Several
+    # objects at a time use the line as well as several parts of one, and an upload that breaks leaves nothing.
+    # What is too large for one request goes in parts (`multipart.py`), which one conditional request joins.
     #
     # S3 compares what arrives with the SHA-256 in the signature of the request. Afterwards the ETag is compared
-    # with the MD5 of the file (0.4 GB/s), which it is in S3 (but for SSE-KMS and SSE-C) and in Google's store.
-    # Where it differs, as always in Azure, the object is read back, which is the only proof there.
+    # with the MD5 of the file (0.4 GB/s), or that of its parts, which it is in S3 (but for SSE-KMS and SSE-C) and
+    # in Google's store. Where it differs, as always in Azure, the object is read back: the only proof there.
 
     async def upload(self, url: Url, file: str, replaces: Pin | None) -> Pin:
         """Put a file into a store, in the place of the pinned object or of none; return the pin of the new one.
@@ -309,10 +311,14 @@ class Stores:
         which ObjectExists and ObjectChanged say that another object is there; OSError of the file.
         """
         content = _mapped(file)
-        digest = await asyncio.to_thread(lambda: hashlib.md5(content, usedforsecurity=False).hexdigest())
+        size = multipart.part_size(url, len(content), self._options(url))
+        digest = await asyncio.to_thread(multipart.digest, memoryview(content), size)
         seconds, etag = self._sending(url, len(content)), ""
         try:
-            etag = await self._again(url, lambda: self._put(url, content, replaces, seconds), seconds)
+            if size is None:
+                etag = await self._again(url, lambda: self._put(url, content, replaces, seconds), seconds)
+            else:
+                etag = await self._put_parts(url, memoryview(content), size, replaces)
         except (ObjectExists, ObjectChanged) as error:
             refusal = error
         try:
@@ -323,7 +329,7 @@ class Stores:
             raise ObjectChanged(f"{url}: somebody else has removed it right after it was written") from None
         if etag and pin.etag != etag:
             raise ObjectChanged(f"{url}: somebody else has replaced it right after it was written")
-        if pin.size == len(content) and (pin.etag == f'"{digest}"' or await self._has(url, pin, content)):
+        if pin.size == len(content) and (pin.etag == digest or await self._has(url, pin, content)):
             return pin
         if not etag:
             raise refusal
@@ -341,6 +347,67 @@ class Stores:
                 mode["version"] = meta["version"]
         sent = obstore.put_async(client, path, content, mode=mode, use_multipart=False)
         return answers.etag_of(await self._answer_of(url, sent, seconds=seconds))
+
+    async def _put_parts(self, url: Url, content: memoryview, size: int, replaces: Pin | None) -> str:
+        """Send an object in parts of `size` bytes, as `_put`; return its ETag.
+
+        Nothing is left in the store if that fails. After a kill the next upload to this URL aborts this one.
+        """
+        options, seconds = self._options(url), self._sending(url, size)
+        condition = {"If-None-Match": "*"}
+        if replaces is not None:
+            now = await self.head(url)
+            require_same(url, replaces, now)
+            condition = {"If-Match": now.etag}
+        await self._abort(url, None if self._cache is None else self._cache.upload_to(url.shown))
+        upload = await self._again(url, lambda: Upload.begin(url, options))
+        task = asyncio.current_task()
+        assert task is not None
+        self._uploads.add(task)
+        try:
+            self._note_upload(url, upload.id)
+            etags = await self._parts(upload, content, size, seconds)
+            joining = self._sending(url, len(content))
+            etag = await self._again(url, lambda: upload.join(etags, condition, joining), joining)
+        except BaseException:
+            await self._abort(url, upload.id)
+            raise
+        finally:
+            self._uploads.discard(task)
+        self._note_upload(url, None)
+        return etag
+
+    async def _parts(self, upload: Upload, content: memoryview, size: int, seconds: float) -> Sequence[str]:
+        """Send all parts, a few at a time; return their ETags."""
+        slots = asyncio.Semaphore(multipart.AT_ONCE)
+
+        async def send(number: int) -> str:
+            piece = content[number * size : (number + 1) * size]
+            async with slots:
+                sending = partial(upload.put, number, piece, seconds)
+                return await self._again(
+                    upload.url, lambda: self._answer_of(upload.url, sending(), seconds=seconds), seconds
+                )
+
+        tasks: list[asyncio.Task[str]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks += [group.create_task(send(number)) for number in range(-(-len(content) // size))]
+        except ExceptionGroup as error:
+            raise error.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _abort(self, url: Url, upload: str | None) -> None:
+        """Have the store forget the parts of an upload, if there is one. Where it does not, a note stays."""
+        if upload is not None:
+            with contextlib.suppress(ShardError):
+                await self._again(url, Upload(url, self._options(url), upload).abort)
+                self._note_upload(url, None)
+
+    def _note_upload(self, url: Url, upload: str | None) -> None:
+        if self._cache is not None:
+            with contextlib.suppress(OSError):
+                self._cache.keep_upload(url.shown, upload)
 
     async def _has(self, url: Url, pin: Pin, content: mmap.mmap) -> bool:
         """Read an object back; return True if it has this content."""
@@ -362,6 +429,8 @@ class Stores:
         The copy has no condition on its source, so that is compared before and after. Raises ShardError:
         ObjectExists; NoRanges if the store does not do that.
         """
+        if url.scheme in ("s3", "ais") and pin.size > multipart.WHOLE_MAX:
+            raise NoRanges(f"{url}: is too large for its store to copy at once")
         require_same(url, pin, await self.head(url))
         seconds = self._sending(target, pin.size)
 
@@ -386,9 +455,14 @@ class Stores:
         # Few timeouts, as each needs a client of its own.
         return pace.silence + 2.0 ** math.ceil(math.log2(1 + size / pace.rate))
 
-    def end(self) -> None:
-        """End the commands that still run."""
+    async def end(self) -> None:
+        """End the commands that still run, and abort uploads in parts."""
         self._spooled.end()
+        for task in self._uploads:
+            if not task.cancelling():
+                task.cancel()
+        if self._uploads:
+            await asyncio.wait(self._uploads, timeout=ABORT_SECONDS)
 
     # --- for `doctor`
 
@@ -565,7 +639,7 @@ class Stores:
                 return await answer
         except TimeoutError:
             raise Transient("its server does not answer, or too slowly", silent=True) from None
-        except _OBSTORE_ERRORS as error:
+        except answers.OBSTORE_ERRORS as error:
             failed = answers.failure(error, url)
         if isinstance(failed, Transient) and failed.throttled and url.scheme in WEB:
             failed.wait = await self._fallback.how_long(url, self._options(url))

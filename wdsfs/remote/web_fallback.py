@@ -16,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from functools import lru_cache, partial
 from typing import Any
@@ -31,10 +31,11 @@ from wdsfs.remote.urls import Pin, Url
 SECONDS = 60.0  # for how long a server is asked here that gave such an answer
 PIECE = 1 << 20  # bytes of a range that are asked for at a time
 WIDER = 1 << 20  # bytes before a range that are taken, too, if a server sends them
+ANSWER_MAX = 1 << 20  # bytes of the answer to a small request
 HOW_LONG_SECONDS = 10.0  # for the answer to a question for Retry-After
 _NO_ANSWER = (OSError, ValueError, http.client.HTTPException)  # of urllib, at any moment of an answer
 _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
-_Answer = tuple[int, dict[str, str], bytes]  # status, headers with names in lower case, body
+Answer = tuple[int, dict[str, str], bytes]  # status, headers with names in lower case, body
 
 
 class WebFallback:
@@ -97,7 +98,7 @@ class WebFallback:
 
     async def _ask(
         self, url: Url, options: Options, begin: int, end: int, condition: dict[str, str], most: int
-    ) -> _Answer:
+    ) -> Answer:
         seconds = pace(options).seconds(most)
         headers = {**condition, "Range": f"bytes={begin}-{end - 1}"}
         return await blocking(partial(_read, url, options, headers, most, seconds), seconds)
@@ -106,29 +107,55 @@ class WebFallback:
 # --- in threads ----------------------------------------------------------------------------------------------
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: object) -> None:
-        """Refuse to follow: the headers for the first place are not for another."""
+def send(
+    url: Url,
+    options: Options,
+    address: str,
+    headers: dict[str, str],
+    method: str,
+    body: bytes,
+    seconds: float,
+) -> Answer:
+    """Return the answer to a small request about an object, at an address that is signed.
 
-
-def _read(url: Url, options: Options, headers: dict[str, str], most: int, seconds: float) -> _Answer:
-    """Return the answer to GET, with up to `most` bytes of its body. Raises Transient, Unreachable.
-
-    Reads no body for longer than `seconds`, for its thread is one of few.
+    Raises Transient, Unreachable.
     """
+    with _errors(url), _open(address, options, headers, seconds, method, body) as answer:
+        return (
+            answer.status,
+            {name.lower(): text for name, text in answer.headers.items()},
+            answer.read(ANSWER_MAX),
+        )
+
+
+@contextlib.contextmanager
+def _errors(url: Url) -> Iterator[None]:
     try:
-        with _opened(url, options, headers, pace(options).silence) as answer:
-            body, late = bytearray(), time.monotonic() + seconds
-            while len(body) < most and (piece := answer.read1(most - len(body))):
-                body += piece
-                if time.monotonic() > late:
-                    raise TimeoutError
+        yield
     except TimeoutError:
         raise Transient("its server does not answer", silent=True) from None
     except _NO_ANSWER as error:
         if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
             raise answers.untrusted(url) from None
         raise Transient("the connection to its server broke") from None
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        """Refuse to follow: the headers for the first place are not for another."""
+
+
+def _read(url: Url, options: Options, headers: dict[str, str], most: int, seconds: float) -> Answer:
+    """Return the answer to GET, with up to `most` bytes of its body. Raises Transient, Unreachable.
+
+    Reads no body for longer than `seconds`, for its thread is one of few.
+    """
+    with _errors(url), _opened(url, options, headers, pace(options).silence) as answer:
+        body, late = bytearray(), time.monotonic() + seconds
+        while len(body) < most and (piece := answer.read1(most - len(body))):
+            body += piece
+            if time.monotonic() > late:
+                raise TimeoutError
     named = {} if answer.status >= 300 else answer.headers
     return answer.status, {name.lower(): value for name, value in named.items()}, bytes(body)
 
@@ -146,13 +173,25 @@ def _retry_after(url: Url, options: Options) -> float | None:
 def _opened(url: Url, options: Options, headers: dict[str, str], timeout: float) -> Any:
     """Return the answer to GET, open, whatever its status. Raises OSError, ValueError, HTTPException."""
     target = f"{url.store}/{url.path}" + (f"?{url.query}" if url.query else "")
+    return _open(target, options, {**access(url, options).headers, **headers}, timeout)
+
+
+def _open(
+    target: str,
+    options: Options,
+    headers: dict[str, str],
+    timeout: float,
+    method: str = "GET",
+    body: bytes | None = None,
+) -> Any:
+    """Return the answer to a request, open, whatever its status. Raises OSError, ValueError, HTTPException."""
     context = ssl.create_default_context()
     if "certificates" in options:
         context.load_verify_locations(options["certificates"])
     opener = urllib.request.build_opener(_Stay, urllib.request.HTTPSHandler(context=context))
-    headers = {**access(url, options).headers, **headers, "User-Agent": USER_AGENT}
+    request = urllib.request.Request(target, body, {**headers, "User-Agent": USER_AGENT}, method=method)
     try:
-        return opener.open(urllib.request.Request(target, headers=headers), timeout=timeout)
+        return opener.open(request, timeout=timeout)
     except urllib.error.HTTPError as error:
         return error
 
@@ -160,7 +199,7 @@ def _opened(url: Url, options: Options, headers: dict[str, str], timeout: float)
 # --- what an answer says -------------------------------------------------------------------------------------
 
 
-def _range_of(url: Url, pin: Pin, answer: _Answer) -> tuple[int, int]:
+def _range_of(url: Url, pin: Pin, answer: Answer) -> tuple[int, int]:
     """Return begin and end of the range of the pinned object that an answer has. Raises ShardError, Transient."""
     status, headers, body = answer
     if status == 206:
@@ -178,7 +217,7 @@ def _range_of(url: Url, pin: Pin, answer: _Answer) -> tuple[int, int]:
     raise answers.of_status(status, body.decode("latin-1"), url)
 
 
-def _head_of(url: Url, answer: _Answer) -> Pin:
+def _head_of(url: Url, answer: Answer) -> Pin:
     """Return the pin of the object of which an answer has the first byte, or all. Raises ShardError, Transient."""
     status, headers, body = answer
     if status in (404, 410):
