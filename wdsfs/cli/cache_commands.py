@@ -155,7 +155,8 @@ def _show(report: dict[str, Any], shards: Sequence[CachedEntry], each: bool) -> 
         say(f"{words}: {bytes_text(content['bytes'])}, last used {_when(content['last_used'])}{holding}")
     size = sum(content["bytes"] for content in contents.values())
     limit = "half of what is free" if report["limit"] is None else bytes_text(report["limit"])
-    say(f"in all: {bytes_text(size)} in {report['directory']} (limit: {limit})")
+    sharing = f"; shared by the group {report['group']}" if report["group"] else ""
+    say(f"in all: {bytes_text(size)} in {report['directory']} (limit: {limit}{sharing})")
 
 
 def _rows(shards: Iterable[CachedEntry], each: bool) -> Iterator[list[str]]:

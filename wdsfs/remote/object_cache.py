@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from wdsfs import trust
 from wdsfs.remote.cached_object import BLOCK, BlockTable, CachedObject
 from wdsfs.remote.urls import Pin
 from wdsfs.storage import cache_directory
@@ -265,7 +266,13 @@ class ObjectCache:
             for name, entries in groups.items()
         }
         report["remote"]["objects"] = [shard.as_json() for shard in objects]
-        return {"directory": str(self.directory), "limit": self.limit, **report}
+        group = self._directory.group()
+        return {
+            "directory": str(self.directory),
+            "group": None if group is None else trust.group_name(group),
+            "limit": self.limit,
+            **report,
+        }
 
     def clear(self, prefix: str) -> list[CachedEntry]:
         """Remove the objects whose URL begins with `prefix`; return those that were removed. Raises OSError."""

@@ -3,6 +3,8 @@
 Remote objects, unpacked shards, images and tables lie there. Which of them go when there is no room is decided in
 `cache_room.py`; files that are made once and never changed are written in `file_cache.py`.
 
+A directory that a trusted group may write is the cache of all its members: all may read and write its files.
+
 An object that is filled bit by bit is two files: `KEY.data`, and `KEY.table`, whose lock (flock) is that of both
 and whose mtime is the last use. Any other file is whole, or a `part` that is being written; its atime is the
 last use, and who has it open holds a shared lock on it. A `note` is small, and goes when it was not written for
@@ -17,6 +19,7 @@ import functools
 import hashlib
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +30,7 @@ from wdsfs.errors import IndexUnusable
 from wdsfs.shards import Fingerprint
 from wdsfs.storage import held_files
 
-DATA, TABLE, NOTE, PART = "data", "table", "note", "part"
+DATA, TABLE, NOTE, PART, NEW = "data", "table", "note", "part", "new"
 NOTE_SECONDS = 30 * 86400.0
 READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 WRITING = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -111,6 +114,7 @@ class CacheDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._is_trusted = False
+        self._group: int | None = None  # that shares the directory, as it was found; it is trusted
 
     def file(self, key: str, kind: str) -> str:
         """Return the path of a file."""
@@ -120,10 +124,43 @@ class CacheDirectory:
         """Open a file to read and write, made if there is none. Raises OSError, trust.Untrusted."""
         if self._is_trusted:
             with contextlib.suppress(FileNotFoundError):  # somebody has removed the directory
-                return os.open(path, WRITING | os.O_CREAT | flags, 0o600)
+                return self._opened(path, flags)
         trust.directory(self.path, create=True)
+        self._group = self.group()
         self._is_trusted = True
-        return os.open(path, WRITING | os.O_CREAT | flags, 0o600)
+        return self._opened(path, flags)
+
+    def group(self) -> int | None:
+        """Return the group (gid) that shares the directory; None if only its owner may write to it."""
+        with contextlib.suppress(OSError):
+            status = os.stat(self.path)
+            if status.st_mode & stat.S_IWGRP:
+                return status.st_gid
+        return None
+
+    def _opened(self, path: str, flags: int) -> int:
+        if self._group is None:
+            return os.open(path, WRITING | os.O_CREAT | flags, 0o600)
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                return os.open(path, WRITING | flags)
+            with contextlib.suppress(FileExistsError):
+                self._make_for_group(path)
+
+    def _make_for_group(self, path: str) -> None:
+        """Make an empty file that the group may read and write, whatever the umask. Raises FileExistsError.
+
+        It has that mode before it has its name: no member ever meets a file that is closed to others.
+        """
+        new = self.file(os.urandom(16).hex(), NEW)
+        fd = os.open(new, WRITING | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.fchown(fd, -1, self._group or -1)
+            os.fchmod(fd, 0o660)
+            os.link(new, path)
+        finally:
+            os.close(fd)
+            unlink(new)
 
     def entries(self) -> list[CacheEntry]:
         """Return all files but notes, the longest unused one first; old notes go. Raises OSError."""

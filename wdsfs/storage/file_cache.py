@@ -148,6 +148,11 @@ class FileCache:
             try:
                 if _lock_part(fd, part):
                     finished = self.find(key, kinds)  # since the first look
+                    if finished is None and os.fstat(fd).st_uid != os.geteuid():
+                        # Left by another member of the group, whose times nobody else can set.
+                        unlink(part)
+                        os.close(fd)
+                        continue
                     if finished is None:
                         os.ftruncate(fd, 0)
                         return fd

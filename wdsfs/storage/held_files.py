@@ -73,7 +73,9 @@ def is_held(fd: int) -> bool:
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except OSError as error:
-        return error.errno == errno.EAGAIN  # else it has no leases, and is in no mount (`kernel/devices.py`)
+        # EACCES: it is another user's, and the mark is believed. Else it has no leases, and is in no mount
+        # (`kernel/devices.py`).
+        return error.errno in (errno.EAGAIN, errno.EACCES)
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     return False
 

@@ -1,0 +1,184 @@
+"""One cache for a group: each range is fetched once, and what a killed member leaves stops nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import tars
+from tests.conftest import Program, User, program_of
+from tests.remote.cached import LIMIT, URL, content_of, pin_of
+from tests.web_server import WebServer
+from wdsfs.remote.cached_object import BLOCK
+from wdsfs.remote.object_cache import ObjectCache
+from wdsfs.storage.file_cache import MADE_NS, FileCache, NewFile
+from wdsfs.trust import Untrusted
+
+pytestmark = pytest.mark.root
+
+GROUP, ANNA, BERT, STRANGER = 54321, 54001, 54002, 54003
+SIZE = 4 * BLOCK
+KEY = "0" * 32
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The directory that an administrator has made, and the word that it is to be trusted."""
+    monkeypatch.setenv("WDSFS_TRUST", f"@{GROUP}")
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as home:
+        os.chmod(home, 0o755)
+        directory = Path(home, "cache")
+        directory.mkdir()
+        os.chown(directory, 0, GROUP)
+        directory.chmod(0o2770)
+        yield directory
+
+
+def become(user: int, work: Callable[[], object], group: int = GROUP) -> int:
+    """Start a process of a member, whose umask closes files to others; it ends with 0 if all went well."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.umask(0o077)
+        os.setgroups([GROUP] if group == GROUP else [])
+        os.setgid(user)
+        os.setuid(user)
+        work()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def by(user: int, work: Callable[[], object], group: int = GROUP) -> None:
+    """Do something as a member, to its end."""
+    _, status = os.waitpid(become(user, work, group), 0)
+    assert status == 0
+
+
+def are_open_to_the_group(directory: Path) -> bool:
+    files = [path.stat() for path in directory.iterdir()]
+    assert files
+    return all((file.st_gid, stat.S_IMODE(file.st_mode)) == (GROUP, 0o660) for file in files)
+
+
+def test_what_one_member_puts_others_read_change_and_remove(shared: Path) -> None:
+    def puts() -> None:
+        with contextlib.closing(ObjectCache(shared, LIMIT).open(URL, pin_of(SIZE))) as cached:
+            assert cached.put(0, content_of(SIZE)[:BLOCK])
+        ObjectCache(shared, LIMIT).keep_pin(URL, pin_of(SIZE))
+
+    def reads_and_puts() -> None:
+        cache = ObjectCache(shared, LIMIT)
+        assert cache.pin_of(URL)
+        with contextlib.closing(cache.open(URL, pin_of(SIZE))) as cached:
+            assert cached.read(BLOCK, 0) == content_of(SIZE)[:BLOCK]
+            assert cached.put(0, content_of(SIZE))
+            assert cached.complete
+
+    def removes() -> None:
+        cache = ObjectCache(shared, LIMIT)
+        assert cache.report([], False)["group"] == str(GROUP)
+        assert cache.has_all(URL, pin_of(SIZE))
+        assert [entry.shown for entry in cache.clear("")] == [URL]
+
+    by(ANNA, puts)
+    assert are_open_to_the_group(shared)
+    by(BERT, reads_and_puts)
+    assert are_open_to_the_group(shared)
+    by(ANNA, removes)
+    assert not list(shared.glob("*.data"))
+
+
+def test_a_member_that_is_killed_leaves_no_claim(shared: Path) -> None:
+    ready, claimed = os.pipe()
+
+    def claims_and_hangs() -> None:
+        cached = ObjectCache(shared, LIMIT).open(URL, pin_of(SIZE))
+        assert cached.claim(0, SIZE)
+        os.write(claimed, b"x")
+        signal.pause()
+
+    def finds(is_free: bool) -> Callable[[], None]:
+        def work() -> None:
+            with contextlib.closing(ObjectCache(shared, LIMIT).open(URL, pin_of(SIZE))) as cached:
+                assert cached.claim(BLOCK, SIZE) == is_free
+                assert not is_free or cached.put(0, content_of(SIZE))
+
+        return work
+
+    hanging = become(ANNA, claims_and_hangs)
+    assert os.read(ready, 1) == b"x"
+    by(BERT, finds(is_free=False))
+    os.kill(hanging, signal.SIGKILL)
+    os.waitpid(hanging, 0)
+    by(BERT, finds(is_free=True))
+
+
+def test_a_whole_file_is_made_again_after_a_member_was_killed_at_it(shared: Path) -> None:
+    def fill(new: NewFile) -> tuple[str, int]:
+        new.write(b"content")
+        return "x", 7
+
+    def dies(new: NewFile) -> tuple[str, int]:
+        new.write(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+        return "x", 4
+
+    def finds() -> None:
+        file = FileCache(shared, LIMIT).find(KEY, ["x"])
+        assert file is not None
+        assert os.read(file.fd, 100) == b"content"
+        assert os.fstat(file.fd).st_mtime_ns == MADE_NS
+
+    os.waitpid(become(ANNA, lambda: FileCache(shared, LIMIT).make(KEY, ["x"], dies)), 0)
+    assert list(shared.glob("*.part"))
+    by(BERT, lambda: FileCache(shared, LIMIT).make(KEY, ["x"], fill))
+    by(ANNA, finds)
+    assert are_open_to_the_group(shared)
+
+
+def test_strangers_get_nothing_and_a_group_that_nobody_named_is_not_believed(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_refused() -> None:
+        with pytest.raises(PermissionError):
+            ObjectCache(shared, LIMIT).open(URL, pin_of(SIZE))
+
+    by(STRANGER, is_refused, group=STRANGER)
+    monkeypatch.delenv("WDSFS_TRUST")
+    with pytest.raises(Untrusted, match=f"the group {GROUP} can write"):
+        ObjectCache(shared, LIMIT).open(URL, pin_of(SIZE))
+
+
+def test_commands_of_two_users_fetch_each_range_once(shared: Path) -> None:
+    content = tars.tar(*(tars.member(b"%03d.jpg" % number, os.urandom(100_000)) for number in range(20)))
+    with WebServer().running() as web, contextlib.ExitStack() as stack:
+        web.put("/a.tar", content)
+        members = [stack.enter_context(program_of(User(uid, GROUP))) for uid in (ANNA, BERT)]
+        for member in members:
+            member.environment |= {"WDSFS_CACHE_DIR": str(shared), "WDSFS_TRUST": f"@{GROUP}", "no_proxy": "*"}
+        url = f"{web.url}/a.tar"
+
+        def reads(member: Program, sample: int) -> bytes:
+            return member.run("cat", url, f"a/{sample:03d}/jpg").stdout
+
+        first = reads(members[0], 3)
+        sent = web.sent
+        assert reads(members[1], 3) == first
+        assert web.sent == sent
+        members[1].run("fetch", url)
+        members[0].run("fetch", url)
+        assert web.sent <= len(content) + BLOCK
+        assert "shared by the group" in members[0].run("cache").stdout.decode()
+    assert are_open_to_the_group(shared)
