@@ -58,7 +58,16 @@ ENTRIES = ("wdsfs.__main__", "wdsfs.cli.main", "wdsfs.cli.mount_helper")
 # modules do, and only the fetcher, a program of its own, imports these.
 STORE_MODULES = {
     f"wdsfs.remote.{name}"
-    for name in ("answers", "demand", "hub", "open_objects", "store_clients", "stores", "web_fallback")
+    for name in (
+        "answers",
+        "demand",
+        "hub",
+        "multipart",
+        "open_objects",
+        "store_clients",
+        "stores",
+        "web_fallback",
+    )
 }
 FETCHER = "wdsfs.remote.fetcher"
 
