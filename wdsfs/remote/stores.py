@@ -83,7 +83,8 @@ CLIENTS = 256
 ROUTES = 4096  # that are remembered, one for each object
 REQUESTS = 128  # at once to a store, at most
 STREAMED = 256 << 10  # bytes of a range from which on it is taken as it comes
-PIECE = 256 << 10  # that is taken at a time, at least (bytes)
+PIECE = 256 << 10  # that is taken at a time, at least (bytes); of a long range more, for each piece wakes threads
+PIECES = 8  # that a long range comes in
 _PROGRESS = 16 << 20  # bytes that a whole body that is asked for again has to go further
 REFUSED = 2  # attempts to learn what is there, if connections are refused
 DOWN_SECONDS = 5.0  # how long a store is believed to be down
@@ -226,8 +227,9 @@ class Stores:
         if size <= STREAMED:
             transfer.add(await self._answer_of(url, answer.bytes_async(), size))
             return
-        pieces = answer.stream(min_chunk_size=PIECE)
-        while (piece := await self._answer_of(url, _next(pieces), PIECE)) is not None:
+        least = max(PIECE, size // PIECES)
+        pieces = answer.stream(min_chunk_size=least)
+        while (piece := await self._answer_of(url, _next(pieces), least)) is not None:
             transfer.add(piece)
 
     async def get_all(self, url: Url, pin: Pin) -> AsyncIterator[memoryview]:
