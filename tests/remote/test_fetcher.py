@@ -252,3 +252,23 @@ def test_the_threads_of_the_fetcher_share_a_heap(web: WebServer, remote: Callabl
     reserved = [line for line in Path(f"/proc/{ours.fetcher}/maps").read_text().splitlines() if " ---p " in line]
     ranges = [[int(at, 16) for at in line.split()[0].split("-")] for line in reserved]
     assert [end - begin for begin, end in ranges if end - begin > 16 << 20] == []
+
+
+def test_a_pass_goes_on_in_the_next_shard_before_that_is_read(
+    web: WebServer, remote: Callable[..., Remote]
+) -> None:
+    ours = remote()
+    url, pin = served(web, ours)
+    web.put("/next.tar", DATA)
+    following = parse(f"{web.url}/next.tar")
+    [other] = ours.stat([following])
+    assert isinstance(other, Pin)
+    tar = ours.open(url, pin)
+    tar.following = following, other
+    for at in range(0, SIZE, 100_000):
+        tar.pread(100_000, at)
+    wait_until(lambda: not ours.stats()["in_flight"], "what is fetched ahead")
+    assert len(web.gets("/next.tar")) == 1
+    assert ours.stats()["bytes_fetched"] == SIZE + (1 << 20)
+    tar.close()
+    ours.close()

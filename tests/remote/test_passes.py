@@ -10,7 +10,7 @@ import pytest
 from tests.remote.stores import MemoryStore, covered, memory_cache, run, until
 from wdsfs.remote.demand import Demand
 from wdsfs.remote.parts import RemoteObject
-from wdsfs.remote.passes import WINDOW_MAX, Passes
+from wdsfs.remote.passes import NEXT, WINDOW_MAX, WINDOW_MIN, Passes
 
 MIB = 1 << 20
 SAMPLE = 101_376  # a member of 100 kB with its header
@@ -155,3 +155,37 @@ def test_what_is_read_of_a_pass_may_not_be_a_small_part_of_it() -> None:
     passes = Passes(SIZE)
     ahead = [passes.seen(at, at + 6000, 6000) for at in range(0, SIZE, 60_000)]
     assert not any(ahead)
+
+
+def going_on(order: Iterable[int], shards: int = 4) -> list[tuple[int, int] | None]:
+    """Read shards whole, in this order; what is fetched of the one after each before it is read."""
+    size = 400 * SAMPLE
+    passes = [Passes(size) for _ in range(shards + 1)]
+    further, last = [], -1
+    for shard in order:
+        if shard != last + 1:
+            passes[last + 1].gone_elsewhere()
+        last = shard
+        for number in range(400):
+            ahead = passes[shard].seen(number * SAMPLE, (number + 1) * SAMPLE, SAMPLE)
+            if ahead is not None and ahead[1] == size:
+                further.append(passes[shard + 1].go_on(passes[shard]))
+    return further
+
+
+def test_a_pass_goes_over_the_ends_of_shards() -> None:
+    """With little of the second shard, for nothing shows yet that shards are read in their order."""
+    assert going_on(range(4)) == [(0, WINDOW_MIN), *[(0, NEXT)] * 3]
+
+
+def test_shards_that_are_read_in_any_order_fetch_little_of_others() -> None:
+    assert going_on([2, 0, 3, 1]) == [(0, WINDOW_MIN)] * 4
+
+
+def test_a_pass_that_has_come_from_another_shard_has_its_window_at_once() -> None:
+    before, here = Passes(SIZE), Passes(SIZE)
+    for number in range(COUNT - 1):
+        before.seen(number * SAMPLE, (number + 1) * SAMPLE, SAMPLE)
+    assert here.go_on(before) == (0, WINDOW_MIN)
+    assert here.go_on(before) is None
+    assert here.seen(0, SAMPLE, SAMPLE) == (WINDOW_MIN, min(SAMPLE + WINDOW_MAX, SIZE))

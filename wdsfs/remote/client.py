@@ -142,7 +142,7 @@ class Remote:
 
     # --- reading, for RemoteTar
 
-    def read(self, url: Url, pin: Pin, begin: int, end: int, cached: bool) -> bytes | None:
+    def read(self, tar: RemoteTar, begin: int, end: int, cached: bool) -> bytes | None:
         """Return a range of an object; None if it is in the cache now, and `cached` allows that.
 
         Raises ShardError.
@@ -150,7 +150,9 @@ class Remote:
 
         def request(connection: FetcherConnection, number: int) -> bytes:
             return messages.read(
-                messages.READ, number, messages.Read(connection.number_of(url, pin), begin, end, cached)
+                messages.READ,
+                number,
+                messages.Read(connection.number_of(tar.url, tar.pin, tar.following), begin, end, cached),
             )
 
         frame = self._ask(request)
@@ -254,13 +256,16 @@ class FetcherConnection:
 
     __del__ = close  # of a thread that has ended
 
-    def number_of(self, url: Url, pin: Pin) -> int:
-        """Return the number of an object in this connection, for which it is opened."""
+    def number_of(self, url: Url, pin: Pin, following: tuple[Url, Pin] | None = None) -> int:
+        """Return the number of an object in this connection, for which it is opened.
+
+        `following` is the next object of the set, where passes go on.
+        """
         number = self.objects.get((url, pin))
         if number is None:
             self._number += 1
             number = self._number
-            self.send(messages.text(messages.OPEN, 0, [number, url, pin]))
+            self.send(messages.text(messages.OPEN, 0, [number, url, pin, following]))
             self.objects[url, pin] = number
         return number
 
@@ -308,6 +313,7 @@ class RemoteTar:
         self.size = pin.size
         self.url, self.pin = url, pin
         self.counted_as = url.counted_as
+        self.following: tuple[Url, Pin] | None = None  # the next object of the set
         self._remote, self._cached = remote, cached
         self._complete = False
         self._stretch, self._unsaid = -1, 0  # where the last read from the cache was; bytes since the last note
@@ -327,11 +333,11 @@ class RemoteTar:
     def _read(self, begin: int, end: int) -> bytes:
         data = self._from_cache(begin, end)
         if data is None:
-            data = self._remote.read(self.url, self.pin, begin, end, cached=self._cached is not None)
+            data = self._remote.read(self, begin, end, cached=self._cached is not None)
             if data is None and self._cached is not None:
                 data = self._cached.read(end - begin, begin)
             if data is None:  # evicted, or damaged on the disk, within this moment
-                data = self._remote.read(self.url, self.pin, begin, end, cached=False)
+                data = self._remote.read(self, begin, end, cached=False)
                 assert data is not None
         return data
 
@@ -394,7 +400,7 @@ class RemoteTar:
     def _tell_range(self, kind: int, begin: int, end: int, extra: int) -> None:
         def message(connection: FetcherConnection) -> bytes:
             return messages.read(
-                kind, 0, messages.Read(connection.number_of(self.url, self.pin), begin, end, extra)
+                kind, 0, messages.Read(connection.number_of(self.url, self.pin, self.following), begin, end, extra)
             )
 
         self._remote.tell(message)
@@ -406,7 +412,7 @@ class RemoteTar:
         """
 
         def message(connection: FetcherConnection) -> bytes:
-            number = connection.number_of(self.url, self.pin)
+            number = connection.number_of(self.url, self.pin, self.following)
             return messages.hand_over(unique, number, begin, end, spans, waits.client)
 
         self._remote.tell(message)

@@ -278,8 +278,10 @@ class ClientConnection(asyncio.Protocol):
                 needed = messages.read_of(frame.body)
                 fetcher.will_need(self._objects[needed.object], needed.begin, needed.end, bool(needed.extra))
             case messages.OPEN:
-                number, url, pin = frame.value
-                self._objects[number] = fetcher.open(Url(*url), Pin(*pin), self)
+                number, url, pin, following = frame.value
+                item = self._objects[number] = fetcher.open(Url(*url), Pin(*pin), self)
+                if following is not None:
+                    item.following = Url(*following[0]), Pin(*following[1])
             case messages.CLOSE:
                 fetcher.close(self._objects.pop(frame.value), self)
             case _:

@@ -66,6 +66,7 @@ class OpenObjects:
         self._closing: set[asyncio.Task[None]] = set()
         self._changes: dict[RemoteObject, asyncio.Task[None]] = {}
         self._logged = LoggedMessages()
+        self._going_on: tuple[RemoteObject, ...] = ()  # from which object to which the latest pass may go on
         self.waiting = 0  # reads that are not answered yet
         self._coming = 0  # bytes that are missing of the objects that `fetch` is at
 
@@ -85,6 +86,8 @@ class OpenObjects:
         if not users:
             del self._objects[item.url, item.pin]
             self.demand.forget(item)
+            if item.successor is not None:
+                self.close(item.successor, item)
             task = asyncio.create_task(item.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
@@ -136,9 +139,10 @@ class OpenObjects:
             item.cached.close()
             item.cached, item.verified = self._cached(item.url, item.pin), False
         low, high = min([begin, *(span[0] for span in spans)]), max([end, *(span[1] for span in spans)])
+        self._keep_to(item)
         ahead = item.passes.seen(low, high, high - low)
         if ahead is not None:  # once the read itself is queued
-            asyncio.get_running_loop().call_soon(self.demand.prefetch, item, *ahead)
+            asyncio.get_running_loop().call_soon(self._fetch_ahead, item, *ahead)
         return await self._read(item, begin, end, spans)
 
     async def _read(
@@ -155,9 +159,32 @@ class OpenObjects:
 
     def note(self, item: RemoteObject, begin: int, end: int, used: int) -> None:
         """Note that a client has read this from the cache."""
+        self._keep_to(item)
         ahead = item.passes.seen(begin, end, used, is_miss=False)
         if ahead is not None:
-            self.demand.prefetch(item, *ahead)
+            self._fetch_ahead(item, *ahead)
+
+    def _keep_to(self, item: RemoteObject) -> None:
+        """Note that this object is read: a pass that might have gone on in another one does not."""
+        if self._going_on and item not in self._going_on:
+            self._going_on[1].passes.gone_elsewhere()
+            self._going_on = ()
+
+    def _fetch_ahead(self, item: RemoteObject, begin: int, end: int) -> None:
+        """Prefetch for a pass; one that nears the end of its object may go on in the next one of the set."""
+        if (item.url, item.pin) not in self._objects:  # closed since
+            return
+        self.demand.prefetch(item, begin, end)
+        if end < item.pin.size or item.following is None:
+            return
+        if item.following in self._objects:  # not held here as well: a set may have a shard twice
+            following = self._objects[item.following][0]
+        else:
+            following = item.successor = self.open(*item.following, item)
+        further = following.passes.go_on(item.passes)
+        if further is not None:
+            self._going_on = item, following
+            self.demand.prefetch(following, *further)
 
     def will_need(self, item: RemoteObject, begin: int, end: int, is_stream: bool) -> None:
         ahead = item.passes.announced(begin) if is_stream else (begin, end)

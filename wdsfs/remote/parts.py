@@ -200,6 +200,8 @@ class RemoteObject:
         self.whole: asyncio.Task[None] | None = None  # brings all of it: its server sends no parts
         self.tasks: set[asyncio.Task[None]] = set()  # that use the cache, also those that were cancelled
         self.verified = False  # or will be soon
+        self.following: tuple[Url, Pin] | None = None  # the next object of the set
+        self.successor: RemoteObject | None = None  # the same, while it is open for a pass over this one
 
     def rounded(self, begin: int, end: int) -> Span:
         return begin // BLOCK * BLOCK, min(-(-end // BLOCK) * BLOCK, self.pin.size)

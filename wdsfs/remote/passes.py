@@ -6,7 +6,8 @@ ended continues it; several reads that do so are a pass. The processes of a data
 others inside its window. A reader that skips most of the bytes, or reads at random, gets nothing ahead.
 
 The window grows with the pass: FACTOR times what it has read, so that one which ends early has fetched little in
-vain. Pure: no I/O, no clock.
+vain. It goes over the end of an object into the next one of the set, by `NEXT` bytes; by the least where no pass
+has gone on so before, since shards may be read in any order. Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 WINDOW_MIN, WINDOW_MAX, FACTOR = 1 << 20, 128 << 20, 8
+NEXT = 32 << 20  # bytes of the next object that are fetched before the first read in it
 GAP = 64 << 10  # bytes that a read may leave out to continue a pass, or as many as it reads
 HEAD = 64 << 10  # a read that begins before it begins at the head of the object
 ADVANCES, ADVANCES_AT_HEAD = 3, 1  # reads that continue another one until it is a pass
@@ -34,6 +36,12 @@ class _Pass:
     advances: int = 0
     ahead: int = 0  # up to where it was said to fetch ahead
     announced: bool = False  # a reader has said that it will read all
+    before: int = 0  # bytes that it has gone past in objects before this one
+
+    @property
+    def passed(self) -> int:
+        """The bytes that it has gone past."""
+        return self.before + self.front - self.start
 
     @property
     def recognized(self) -> bool:
@@ -82,6 +90,22 @@ class Passes:
         self._follow(pass_)
         return self._extend(pass_)
 
+    def go_on(self, previous: Passes) -> tuple[int, int] | None:
+        """Note that a pass over the object before this one nears its end, and may go on here; return as `seen`."""
+        ending = [pass_ for pass_ in previous._found.values() if pass_.ahead >= previous._size]
+        if not ending or any(not pass_.start for pass_ in self._found.values()):
+            return None
+        longest = max(ending, key=lambda pass_: pass_.passed)
+        ahead = min(NEXT if longest.before else WINDOW_MIN, self._window, self._size)
+        self._follow(_Pass(0, 0, 0, ahead=ahead, before=longest.passed))
+        return 0, ahead
+
+    def gone_elsewhere(self) -> None:
+        """Forget the pass that might have gone on here: the next read was of a third object."""
+        for number, pass_ in list(self._found.items()):
+            if pass_.before and not pass_.front:
+                del self._found[number]
+
     def _taking(self, begin: int, end: int, is_miss: bool) -> int | None:
         """Return the number of the pass that a read belongs to."""
         for number, pass_ in reversed(self._found.items()):
@@ -100,10 +124,9 @@ class Passes:
             self._found.popitem(last=False)
 
     def _extend(self, pass_: _Pass) -> tuple[int, int] | None:
-        passed = pass_.front - pass_.start
-        if pass_.used * GAPS < passed:
+        if pass_.used * GAPS < pass_.front - pass_.start:
             return None
-        window = self._window if pass_.announced else min(max(FACTOR * passed, WINDOW_MIN), self._window)
+        window = self._window if pass_.announced else min(max(FACTOR * pass_.passed, WINDOW_MIN), self._window)
         begin = max(pass_.ahead, pass_.front)
         end = min(pass_.front + window, self._size)
         # In large steps, but for the last one.

@@ -268,6 +268,14 @@ def open_object(path: bytes) -> RemoteTar:
     return remote().open(url_of(path), pin_of(path))
 
 
+def note_order(shard: OpenShard, following: bytes) -> None:
+    """Note which shard the set has after an open one: passes over remote shards go on there."""
+    pin = None if isinstance(shard, int) or not is_remote(following) else known_pin(following)
+    if pin is not None and not isinstance(shard, int):
+        with contextlib.suppress(ShardError):  # whoever reads it meets the same
+            shard.following = url_of(following), pin
+
+
 def fingerprint_of(shard: OpenShard) -> Fingerprint:
     """Return the fingerprint of an open shard now. Raises OSError."""
     return Fingerprint.of(os.fstat(shard)) if isinstance(shard, int) else shard.fingerprint

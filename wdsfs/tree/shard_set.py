@@ -522,6 +522,8 @@ class ShardSet:
             path = self.shards[number].path
             verify = partial(self._verify, number, record)
             file = self._files.open(number, path, record.fingerprint, record.compression, verify)
+            if number + 1 < len(self.shards):
+                shard_paths.note_order(file.shard, self.shards[number + 1].path)
             self.on_files(len(self._files))
         return file
 
