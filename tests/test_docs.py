@@ -82,11 +82,11 @@ def test_no_document_has_an_unfilled_place(document: Path) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself_and_is_in_the_readme(name: str) -> None:
+def test_every_command_explains_itself_and_is_on_the_page_of_use(name: str) -> None:
     command = COMMANDS[name]
     assert command is not None
     assert re.search(r"Examples?:", command.help or ""), "no example in its help"
-    assert f"wdsfs {name}" in (ROOT / "README.md").read_text()
+    assert f"wdsfs {name}" in (ROOT / "docs/usage.md").read_text()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
