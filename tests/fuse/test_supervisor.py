@@ -107,7 +107,7 @@ def warm(program: Program, shard: Path) -> Iterator[tuple[Mounted, list[Path]]]:
 
     What leads there is asked for again every second, and what the kernel asks only once it has asked.
     """
-    with program.mounted("--layout", "files", shard) as mounted:
+    with program.mounted("--layout", "files", "--push", "off", shard) as mounted:
         names = [Path(path.name) for path in files_of(mounted)]
         with contextlib.chdir(mounted.path / "s" / "d"):
             os.close(os.open(names[0], os.O_RDONLY))
@@ -759,7 +759,7 @@ def test_a_changed_shard_gets_another_tag_whatever_its_fingerprint() -> None:
 def test_workers_that_wait_for_disks_end_their_request_when_the_set_is_another() -> None:
     """What they are at may be long, and would begin anew. But not more and more of them."""
     own = Supervisor.__new__(Supervisor)
-    own.board, own._dismissed, own._follower = Board(), set(), 0
+    own.board, own._dismissed, own._follower, own._pusher = Board(), set(), 0, 0
     count = LATE_MAX + 3
     pids = [_sleeping_process() for _ in range(count)]
     own.workers = {pid: _Worker(pid, slot, None, 0) for slot, pid in enumerate(pids)}

@@ -360,7 +360,11 @@ def _when(seconds: float) -> str:
 
 
 def _read(report: dict[str, Any]) -> str:
-    return f"{bytes_text(report['bytes_read'])} read"
+    text, pushed = f"{bytes_text(report['bytes_read'])} read", report.get("pushed")
+    if pushed is None or not pushed["files"]:
+        return text
+    ahead = f"{counted(pushed['files'], 'file')} ({bytes_text(pushed['bytes'])}) pushed ahead of readers"
+    return f"{text}; {ahead}, who have gone past {pushed['passed_bytes'] / pushed['bytes']:.0%} of it"
 
 
 def _wrong(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from wdsfs.cli import completion, options
 from wdsfs.cli.output import say, write_json
 from wdsfs.cli.process import may_have_secrets
 from wdsfs.errors import UsageError, bytes_text, counted
-from wdsfs.mount.options import ENGINES, MountOptions, Serving
+from wdsfs.mount.options import AUTO, ENGINES, OFF, MountOptions, Serving
 from wdsfs.mount_registry import FUSE
 from wdsfs.names import SHARD_SUFFIXES
 
@@ -86,6 +86,13 @@ serving_options = options.handing_over(
             show_default=True,
             metavar="KIB",
             help="How much of a large file the kernel asks for at a time; for users other than root always 128.",
+        ),
+        "push": click.option(
+            "--push",
+            type=click.Choice([AUTO, OFF]),
+            default=AUTO,
+            show_default=True,
+            help="Put files into the page cache ahead of readers that go on in order.",
         ),
         "overlay": click.option(
             "--overlay",

@@ -30,7 +30,7 @@ _OWN_VALUES = frozenset(
     (
         *("split", "shard-id", "num-shards", "unpack", "unpack-memory", "cache-size", "trust"),
         *("store-option", "fetch-memory"),
-        *("engine", "layout", "names", "index-dir", "jobs", "workers", "spin", "readahead", "overlay"),
+        *("engine", "layout", "names", "index-dir", "jobs", "workers", "spin", "readahead", "push", "overlay"),
         *("class-from", "class-names", "class-digits", "columns", "missing", "duplicates", "join", "associate"),
         *("field", "base", "index-file", "keys"),
     )

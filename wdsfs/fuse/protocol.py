@@ -26,7 +26,7 @@ OPENDIR, READDIR, RELEASEDIR, FSYNCDIR, ACCESS, CREATE, INTERRUPT = 27, 28, 29, 
 BATCH_FORGET, READDIRPLUS, RENAME2 = 42, 44, 45
 
 # Codes of notifications, which stand where an answer has its error.
-_INVAL_INODE, _INVAL_ENTRY, _RESEND, _INC_EPOCH = 2, 3, 7, 8
+_INVAL_INODE, _INVAL_ENTRY, _STORE, _RESEND, _INC_EPOCH = 2, 3, 4, 7, 8
 
 # Flags of INIT.
 ASYNC_READ, EXPORT_SUPPORT, BIG_WRITES = 1 << 0, 1 << 4, 1 << 5
@@ -56,6 +56,7 @@ _SELF_AND_PARENT = frozenset((b".", b".."))
 _PADDING = tuple(bytes(-length & 7) for length in range(8))
 _ENTRY_NOTE = struct.Struct("<QII")
 _INODE_NOTE = struct.Struct("<Qqq")
+_STORE_NOTE = struct.Struct("<IiQQQI4x")  # the head of an answer, inode, offset, size
 
 HEADER_SIZE = _HEADER.size
 MAJOR, MINOR, MINOR_MIN, MINOR_RESEND = 7, 38, 31, 40
@@ -408,6 +409,15 @@ def forget_entry(parent: int, name: bytes) -> bytes:
     """Invalidate this name and all below it."""
     body = _ENTRY_NOTE.pack(parent, len(name), 0) + name + b"\0"
     return header(0, len(body), -_INVAL_ENTRY) + body
+
+
+def store(inode: int, offset: int, size: int) -> bytes:
+    """Put the `size` bytes that follow into the page cache of a file, from `offset` on.
+
+    The kernel refuses that with ENOENT for an inode that it does not know, and waits for pages that are locked by
+    a READ. Bytes beyond the size of the file would let it grow.
+    """
+    return _STORE_NOTE.pack(_STORE_NOTE.size + size, _STORE, 0, inode, offset, size)
 
 
 def notes_of(data: bytes) -> list[bytes]:

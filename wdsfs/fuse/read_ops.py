@@ -23,7 +23,7 @@ from wdsfs.errors import EntryError, Interrupted, NoSuchEntry, ShardError, Stale
 from wdsfs.fuse import protocol
 from wdsfs.fuse.counters import KINDS, Board, Slot
 from wdsfs.fuse.protocol import Attributes, Request
-from wdsfs.inodes import FOLDER, NOT_HIDDEN, ROOT, kind_of
+from wdsfs.inodes import FOLDER, NOT_HIDDEN, ROOT, SAMPLE, kind_of
 from wdsfs.log_lines import LoggedMessages
 from wdsfs.names import HIDDEN_DIRECTORY, NAME_MAX
 from wdsfs.tree import content as content_module
@@ -378,6 +378,8 @@ class Operations(ABC, Generic[TreeKind]):
 class ReadOperations(Operations[LowerTree]):
     """Answers the requests of a read-only mount."""
 
+    _ahead: tuple[int, int] | None = None  # the call of the pusher that is due when the reply was sent
+
     def _run(self, inode: int, after: int, room: int) -> bytes | None:
         run = self.tree.run(inode, after, room // protocol.LINE_MIN)
         if run is None:
@@ -389,7 +391,26 @@ class ReadOperations(Operations[LowerTree]):
         )
 
     def read(self, request: Request) -> Reply:
-        return self._read(request, self.tree.content(request.node))
+        reply = self._read(request, self.tree.content(request.node))
+        self._note(request.node)
+        return reply
+
+    def readdirplus(self, request: Request) -> Reply:
+        reply = super().readdirplus(request)
+        if kind_of(request.node) == SAMPLE and not protocol.read_of(request.body)[0]:
+            self._note(request.node)
+        return reply
+
+    def _note(self, inode: int) -> None:
+        passes = self.board.passes
+        if passes is not None and (distance := passes.note(inode)):
+            self._ahead = inode, distance
+
+    def after_reply(self) -> None:
+        """Call the pusher for a pass."""
+        if self._ahead is not None and self.board.passes is not None:
+            self.board.passes.call(*self._ahead)
+            self._ahead = None
 
 
 def attributes_timeout(inode: int) -> int:

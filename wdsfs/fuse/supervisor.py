@@ -29,17 +29,19 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
 from wdsfs.errors import MountError
 from wdsfs.fuse import protocol
 from wdsfs.fuse.counters import DEADLY, DEADLY_NS, SLOTS, Board
+from wdsfs.fuse.passes import Passes
 from wdsfs.fuse.protocol import Request
+from wdsfs.fuse.pusher import Pusher
 from wdsfs.fuse.read_ops import BACKGROUND, BACKGROUND_REMOTE, Operations
 from wdsfs.fuse.worker import serve
-from wdsfs.tree.tree import MountedTree
+from wdsfs.tree.tree import LowerTree, MountedTree
 
 if TYPE_CHECKING:
     from wdsfs.remote.client import Remote
@@ -51,7 +53,8 @@ HANG_SECONDS = 60.0  # after which a worker at one request, without waiting for 
 LOOK_SECONDS = 1.0  # interval of the watchdog
 LATE_MAX = 8  # retired workers that may end their long work; another change may come before they do
 RETIRE_SECONDS = 1.0  # how long a worker that does not wait for a disk may take to end its last request
-FOLLOWER_SECONDS = 10.0  # how long the end of the mount waits for the process that follows changes
+HELPER_SECONDS = 10.0  # how long the end of the mount waits for the follower, and for the pusher
+PUSHER_SECONDS = 1.0  # before a pusher is forked again
 CRASHES_MAX = 5  # deaths in a row without a single answer in between
 QUARANTINE_SECONDS = 0.3  # how long requests get EIO then; those in flight are sent again at once
 
@@ -95,6 +98,7 @@ class Supervisor:
         self.resends = False  # True if the kernel can send unanswered requests again
         self.epochs = False  # True if it can invalidate all names at once
         self._follower, self._restarting = 0, False
+        self._pusher = 0
         self._dismissed: set[int] = set()  # workers that were killed on purpose
         self._ended = False
         self._crashes, self._done_before, self._crashed = 0, 0, 0  # the last one in ns, by the monotonic clock
@@ -143,34 +147,57 @@ class Supervisor:
                 self._top_up()
                 nursery.start_soon(self._watch)
                 nursery.start_soon(self._hear_calls)
+                nursery.start_soon(self._keep_pusher)
                 while not (self._ended and not self.workers):
                     await deaths.__anext__()
                     await self._replace(self._reap())
             nursery.cancel_scope.cancel()
-        await self._end_follower()
+        await self._end_helpers()
 
-    async def _end_follower(self) -> None:
-        """End the process that follows changes, and wait for it: when this process is gone, all of the mount is.
+    async def _end_helpers(self) -> None:
+        """End the follower and the pusher, and wait for them: when this process is gone, all of the mount is.
 
-        Not for ever: while it sends a notification, the kernel may have it wait for a request that nobody answers.
+        Not for ever: while they send a notification, the kernel may have them wait for a request that nobody
+        answers.
         """
         self._kill(self._follower)
-        until = time.monotonic() + FOLLOWER_SECONDS
-        while self._follower and time.monotonic() < until:
-            if os.waitpid(self._follower, os.WNOHANG)[0]:  # noqa: ASYNC222  # it does not block
-                self._follower = self.board.helper = 0
-            else:
-                await trio.sleep(0.001)
+        self._kill(self._pusher)
+        until = time.monotonic() + HELPER_SECONDS
+        while time.monotonic() < until:
+            self._reap_helpers()
+            if not (self._follower or self._pusher):
+                return
+            await trio.sleep(0.001)
+
+    def _reap_helpers(self) -> None:
+        if self._follower and os.waitpid(self._follower, os.WNOHANG)[0]:
+            self._follower = self.board.helper = 0
+        if self._pusher and self.board.passes is not None:
+            pid, status = os.waitpid(self._pusher, os.WNOHANG)
+            if pid:
+                self._pusher = self.board.passes.pusher = 0
+                if os.waitstatus_to_exitcode(status) > 0:  # it has said why
+                    self.board.passes.turn_off()
+
+    def _end_pusher(self) -> None:
+        """Kill the pusher, and wait for it while workers answer: it may wait for a READ that they have."""
+        self._kill(self._pusher)
+        until = time.monotonic() + RETIRE_SECONDS
+        while self._pusher and time.monotonic() < until:
+            self._reap_helpers()
+            time.sleep(0.0005)
 
     def stop(self) -> None:
         """Kill all workers, at the end of the mount; `run` then returns."""
         self._ended = True
+        self._end_pusher()
         for pid in (*self.workers, self._follower):
             self._kill(pid)
 
     def renew(self, make_tree: Callable[[], MountedTree], follow: Callable[[Supervisor], None] | None) -> None:
         """Replace all workers by ones that open another set, and invalidate the kernel's caches."""
         self.make_tree, self.follow = make_tree, follow
+        self._end_pusher()
         self._dismissed.update(self.workers)
         for pid in (*self.workers, self._follower):
             self._kill(pid)
@@ -190,6 +217,7 @@ class Supervisor:
         for worker in old:
             worker.retired = True
             self.board.slot(worker.slot).retire()
+        self._end_pusher()
         self.restart_follower()
         until = time.monotonic() + RETIRE_SECONDS
         while sum(not self._has_left(worker, time.monotonic() > until) for worker in old):  # noqa: ASYNC110  # of all
@@ -268,11 +296,10 @@ class Supervisor:
         """Collect the workers that have ended; returns those that have to be replaced."""
         dead, planned = list[_Worker](), 0
         self._keep_fetcher()
-        if self._follower and os.waitpid(self._follower, os.WNOHANG)[0]:
-            self._follower = self.board.helper = 0
-            if self._restarting and not self._ended and self.follow is not None:
-                self._restarting = False
-                self._fork_follower()
+        self._reap_helpers()
+        if self._restarting and not self._follower and not self._ended and self.follow is not None:
+            self._restarting = False
+            self._fork_follower()
         for worker in list(self.workers.values()):
             pid, status = os.waitpid(worker.pid, os.WNOHANG)
             if pid:
@@ -362,6 +389,49 @@ class Supervisor:
                 if seconds > HANG_SECONDS:
                     log.error("worker %s has been at one request for %.0f s; it is replaced", worker.pid, seconds)
                     os.kill(worker.pid, signal.SIGKILL)
+
+    async def _keep_pusher(self) -> None:
+        """Fork a pusher when a pass calls for one; it ends by itself when there is none for some time."""
+        while (passes := self.board.passes) is not None and not passes.off:
+            await trio.lowlevel.wait_readable(passes.calls)
+            self._fork_pusher(passes)
+            while self._pusher:  # noqa: ASYNC110  # it ends by a signal, or by itself
+                await trio.sleep(PUSHER_SECONDS)
+
+    def _fork_pusher(self, passes: Passes) -> None:
+        try:
+            self._pusher = os.fork()
+        except OSError as error:
+            log.error("nothing is pushed ahead of readers: %s", error.strerror)
+            passes.turn_off()
+            return
+        if not self._pusher:
+            code = 1
+            try:
+                _be_a_child()
+                os.close(self._living)
+                self._close_devices()
+                device = self._own_device()
+                # Without an overlay, which has no passes, it is the tree of the shards.
+                Pusher(device, cast(LowerTree, self.make_tree()), passes).run(self.life)
+                code = 0
+            except BaseException:
+                log.exception("the process that pushes content ahead of readers failed")
+            finally:
+                os._exit(code)
+        passes.pusher = self._pusher
+
+    def _own_device(self) -> int:
+        """Return a descriptor of the pusher alone, which it closes the shared one for.
+
+        When all other processes are killed, the kernel ends the READ for whose page the pusher may be waiting.
+        """
+        try:
+            device = _clone(self.device)
+        except OSError:
+            return self.device
+        os.close(self.device)
+        return device
 
     async def _hear_calls(self) -> None:
         """Fork further workers when all that there are wait for disks."""

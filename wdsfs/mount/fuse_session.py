@@ -27,6 +27,7 @@ import trio
 from wdsfs import host, mount_table
 from wdsfs.errors import MountError, NotATar, ShardError, UnreadableShard, counted
 from wdsfs.fuse.counters import Board
+from wdsfs.fuse.passes import Passes
 from wdsfs.fuse.read_ops import TIMEOUT_SECONDS, ReadOperations
 from wdsfs.fuse.supervisor import Supervisor, in_child
 from wdsfs.fuse.write_ops import WritableOperations
@@ -42,7 +43,7 @@ from wdsfs.mount.hidden_directory import HiddenDirectory, HiddenDirectoryOperati
 from wdsfs.mount.hints import hints
 from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.mount.mountpoint import FuseOptions, check_mountpoint, parse_options
-from wdsfs.mount.options import MountOptions, refuse_view
+from wdsfs.mount.options import OFF, MountOptions, refuse_view
 from wdsfs.mount.reports import SetState
 from wdsfs.mount_registry import FUSE, Registration, listening, registered, start_ticks
 from wdsfs.overlay.mounted_overlay import MountedOverlay
@@ -224,6 +225,10 @@ def _serve(
         if overlay is None
         else WritableOperations(parsed.owner, board, lambda: overlay.frozen, overlay.note, overlay.token)
     )
+    far = bool(served.shards) and all(is_remote(shard.path) for shard in served.shards)
+    # Not with an overlay: what is copied up must not get the content of the shard.
+    if overlay is None and mount.serving.push != OFF and not far:
+        board.passes = Passes()
     daemon = _registration(served, log_file)
     hidden = HiddenDirectory(daemon, board, TextRing(), growth.state, lambda: is_half_done(daemon.overlay))
     operations.hidden = HiddenDirectoryOperations(parsed.owner, board, hidden)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"  # the engine that can serve the set, the kernel before FUSE
 ENGINES = (FUSE, KERNEL, AUTO)
+OFF = "off"
 
 
 class Serving(NamedTuple):
@@ -31,7 +32,8 @@ class Serving(NamedTuple):
     `options` are those of `-o`. `overlay` is a directory; with `new` the set begins empty. With `lazy` shards are
     indexed when they are first used; `follow` is how often SHARDS are looked at again (s), None for a fixed set.
     `workers` are the processes of FUSE, None for as many as fit the machine, `spin` (microseconds) is how long one
-    looks for the next request, `readahead` (KiB) is the kernel's. Of a mount by the kernel `trust_shards` accepts
+    looks for the next request, `readahead` (KiB) is the kernel's; unless `push` is OFF, content is stored in the
+    kernel's page cache ahead of readers that go on in order. Of a mount by the kernel `trust_shards` accepts
     shards with other times, and on network file systems.
     """
 
@@ -43,6 +45,7 @@ class Serving(NamedTuple):
     workers: int | None = None
     spin: int = 50
     readahead: int = 256
+    push: str = AUTO
     overlay: str | None = None
     new: bool = False
     lazy: bool = False

@@ -153,6 +153,14 @@ def _cache_metric(name: str, text: str, value: Callable[[dict[str, Any]], float]
     return _Metric(name, "gauge", text, lambda report: value(report["remote"]))
 
 
+_PUSH_METRICS = (
+    _Metric("pushed_bytes_total", "counter", "Bytes put ahead of readers.", lambda own: own["pushed"]["bytes"]),
+    _Metric(
+        *("pushed_passed_bytes_total", "counter", "Of these, bytes that readers have gone past."),
+        lambda own: own["pushed"]["passed_bytes"],
+    ),
+)
+
 # Of mounts: a report of a set alone has none of this.
 _SET_METRICS = (
     _Metric(
@@ -201,13 +209,15 @@ def gather(lower: ShardSet, totals: Callable[[], Totals], board: Board, started:
     """Return the totals of the set from the index, and the counters of the processes of the mount.
 
     `started` is when the mount began (seconds since the epoch). Looks at every shard. "remote" is in the report of
-    a mount with remote shards only.
+    a mount with remote shards only, "pushed" in that of one with a pusher.
     """
     lower.look_at_all()  # so that the totals are those of the shards as they are now
     sums = totals()
     processes = board.processes
     remote = {"remote": _remote_report(board)} if board.hits else {}
-    helpers = [pid for pid in (board.helper, *(state["fetcher"] for state in remote.values())) if pid]
+    pusher = 0 if board.passes is None else board.passes.pusher
+    pushed = {} if board.passes is None else {"pushed": {**board.passes.pushed._asdict(), "pusher": pusher}}
+    helpers = [pid for pid in (board.helper, pusher, *(state["fetcher"] for state in remote.values())) if pid]
     damaged = [{"shard": path, "problem": text} for path, text in itertools.islice(lower.damaged(), DAMAGED_MAX)]
     return {
         "shards": sums.shards,
@@ -227,6 +237,7 @@ def gather(lower: ShardSet, totals: Callable[[], Totals], board: Board, started:
         "failures": board.failures,
         "index": str(lower.index.directory),
         "notices": lower.index.notices,
+        **pushed,
         **remote,
     }
 
@@ -261,8 +272,8 @@ def as_metrics(report: dict[str, Any]) -> bytes:
     Every line has the mount point as a label, so that the files of several mounts can be put together.
     """
     mount = f'mountpoint="{_label(report["mountpoint"])}"'
-    more = (*(_SET_METRICS if "set" in report else ()), *(_REMOTE_METRICS if "remote" in report else ()))
-    metrics = (*_METRICS, *more)
+    parts = ("set", _SET_METRICS), ("pushed", _PUSH_METRICS), ("remote", _REMOTE_METRICS)
+    metrics = (*_METRICS, *(metric for part, rows in parts if part in report for metric in rows))
     return "".join(itertools.chain.from_iterable(_lines(metric, mount, report) for metric in metrics)).encode()
 
 

@@ -1,0 +1,304 @@
+"""Content that is in the kernel before it is asked for: what a pass costs, and what may happen meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import tars
+from tests.conftest import PATIENCE, Mounted, Program, drop_pages, wait_until
+from tests.fuse.test_supervisor import Patched, kill, patched
+from tests.mount.test_stale import overwrite, replace, rewrite, unless_gone
+
+__all__ = ["patched"]
+
+SAMPLES = 150
+SIZES = {"a": 5000, "b": 70_001, "c": 3}
+FILES = SAMPLES * len(SIZES)
+
+
+def content(name: str, size: int, generation: int) -> bytes:
+    """Every byte tells the generation; the first ones tell the name."""
+    return (name.encode() + b"-")[:size].ljust(size, bytes([generation]))
+
+
+def shard(generation: int = 1, first: int = 0) -> bytes:
+    """Samples of three files. The names and sizes are those of every generation."""
+    members = []
+    for number in range(first, first + SAMPLES):
+        for extension, size in SIZES.items():
+            name = f"{number:04d}.{extension}"
+            members.append(tars.member(name.encode(), content(name, size, generation)))
+    return tars.tar(*members)
+
+
+def key_of(path: Path) -> str:
+    """The name of the member that a path stands for, in every layout."""
+    return path.name if "." in path.name else f"{path.parent.name}.{path.name}"
+
+
+def is_right(path: Path, data: bytes, generations: tuple[int, ...] = (1,)) -> bool:
+    name = key_of(path)
+    return data in [content(name, SIZES[name[-1]], generation) for generation in generations]
+
+
+def paths_of(mounted: Mounted) -> list[Path]:
+    """All files in the order of the listing, which is that of the tar; the kernel knows all inodes then."""
+    paths = []
+    for folder, _, names in os.walk(mounted.path):
+        paths += [Path(folder, name) for name in names]
+    for path in paths:
+        path.stat()
+    return paths
+
+
+def read(path: Path) -> bytes:
+    """Read without pages that were there before, and leave none."""
+    with path.open("rb", buffering=0) as file:
+        data = file.readall()
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return data
+
+
+def cost(mounted: Mounted, paths: list[Path]) -> int:
+    """The READs of one pass over files whose pages are dropped first."""
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            drop_pages(file.fileno())
+    before = mounted.status()["requests"].get("read", 0)
+    for path in paths:
+        assert is_right(path, path.read_bytes())
+    return int(mounted.status()["requests"]["read"]) - before
+
+
+# --- what a pass costs
+
+
+LAYOUTS = {
+    "files": ("--layout", "files"),
+    "samples": (),
+    "one tree": ("--merge",),
+    "full names": ("--names", "full"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_pass_costs_a_request_for_many_files(program: Program, layout: str) -> None:
+    program.write("s.tar", shard())
+    with program.mounted(*LAYOUTS[layout], "s.tar") as mounted:
+        paths = paths_of(mounted)
+        # The pusher may have to wait for a processor: then a pass costs more.
+        wait_until(lambda: cost(mounted, paths) < FILES // 2, "a pass that was pushed")
+        pushed = mounted.status()["pushed"]
+        assert pushed["files"] >= FILES // 2
+        assert 0 < pushed["passed_bytes"] <= pushed["bytes"]
+        assert "pushed ahead of readers" in program.run("status", mounted.path).stdout.decode()
+
+
+def test_a_pass_over_the_copy_of_a_compressed_shard(program: Program) -> None:
+    program.write("s.tar.gz", gzip.compress(shard(), 1))
+    with program.mounted("--unpack", "always", "s.tar.gz") as mounted:
+        paths = paths_of(mounted)
+        wait_until(lambda: cost(mounted, paths) < FILES // 2, "a pass that was pushed")
+
+
+def test_without_push_each_file_costs_a_request(program: Program) -> None:
+    program.write("s.tar", shard())
+    with program.mounted("--push", "off", "s.tar") as mounted:
+        assert cost(mounted, paths_of(mounted)) >= FILES
+        assert "pushed" not in mounted.status()
+
+
+def test_files_at_random_are_not_pushed(program: Program) -> None:
+    program.write("s.tar", shard())
+    with program.mounted("--layout", "files", "s.tar") as mounted:
+        paths = paths_of(mounted)
+        # From both ends: never forwards by a few files.
+        order = [number for pair in zip(range(FILES - 1, 300, -1), range(300), strict=False) for number in pair]
+        assert cost(mounted, [paths[number] for number in order]) >= len(order)
+        assert mounted.status()["pushed"]["files"] == 0
+
+
+def test_what_is_edited_is_not_pushed(program: Program) -> None:
+    """An inode that was copied up must not get the content of the shard: with an overlay nothing is pushed."""
+    program.write("s.tar", shard())
+    with program.mounted("--overlay", "edits", "s.tar") as mounted:
+        paths = paths_of(mounted)
+        paths[100].write_bytes(b"mine")
+        for path in paths:
+            assert path.read_bytes() == b"mine" if path == paths[100] else is_right(path, path.read_bytes())
+        assert "pushed" not in mounted.status()
+
+
+OTHER_KERNEL = "from wdsfs.fuse import protocol\nprotocol._STORE = 77"
+
+
+def test_a_kernel_that_does_not_know_the_message(patched: Patched) -> None:
+    patched.patch = OTHER_KERNEL
+    patched.write("s.tar", shard())
+    with patched.mounted("s.tar") as mounted:
+        paths = paths_of(mounted)
+        assert cost(mounted, paths) >= FILES
+        assert cost(mounted, paths) >= FILES
+        assert mounted.status()["pushed"]["files"] == 0
+
+
+# --- what may happen in the middle of a pass
+
+
+@contextlib.contextmanager
+def passes(paths: list[Path], look: Callable[[Path], None], readers: int = 3) -> Iterator[None]:
+    """As long as the block lasts, readers go over the files in order, again and again; `look` reads one."""
+    stop, failures = threading.Event(), list[BaseException]()
+
+    def go(first: int) -> None:
+        try:
+            while not stop.is_set():
+                for path in paths[first:]:
+                    look(path)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=go, args=(number * 40,), daemon=True) for number in range(readers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert not failures, failures[0]
+    assert not any(thread.is_alive() for thread in threads), "a reader waits for ever"
+
+
+@pytest.mark.parametrize("change", [replace, rewrite, overwrite], ids=lambda change: change.__name__)
+def test_a_shard_that_changes_in_the_middle_of_passes(
+    program: Program, change: Callable[[Path, bytes], None]
+) -> None:
+    """Whoever reads gets a file of one generation, or an error."""
+    program.write("s.tar", shard(1))
+    generations, reads = [1], [0]
+
+    def look(path: Path) -> None:
+        data = unless_gone(lambda: read(path), errno.ENOENT)
+        if data is not None:
+            assert is_right(path, data, tuple(generations)), (path, data[:20], set(data[8:]))
+            reads[0] += 1
+
+    with program.mounted("--layout", "files", "s.tar") as mounted:
+        mounted.allow_log(r"s\.tar", "Stale", "ends")
+        paths = paths_of(mounted)
+        with passes(paths, look):
+            for generation in range(2, 12):
+                before = reads[0]
+                generations.append(generation)
+                change(program.home / "s.tar", shard(generation))
+                wait_until(lambda before=before: reads[0] > before + FILES, "readers that go on")
+        wait_until(lambda: is_right(paths[0], paths[0].read_bytes(), (11,)), "the last content")
+        for path in paths:
+            assert is_right(path, path.read_bytes(), (11,))
+
+
+def test_a_shard_that_is_cut_in_the_middle_of_passes(program: Program) -> None:
+    file = program.write("s.tar", shard(1))
+
+    def look(path: Path) -> None:
+        data = unless_gone(lambda: read(path), errno.ENOENT)
+        assert data is None or is_right(path, data)
+
+    with program.mounted("--layout", "files", "s.tar") as mounted:
+        mounted.allow_log(r"s\.tar", "Stale", "ends")
+        with passes(paths_of(mounted), look):
+            wait_until(lambda: mounted.status()["pushed"]["files"] > FILES, "passes that are pushed")
+            os.truncate(file, file.stat().st_size // 3)
+            wait_until(lambda: mounted.status()["damaged"], "the damage")
+
+
+def pusher_of(mounted: Mounted) -> int:
+    return int(mounted.status()["pushed"]["pusher"])
+
+
+def test_a_pusher_that_is_killed_again_and_again(program: Program) -> None:
+    """Readers do not notice; it is replaced while passes go on."""
+    program.write("s.tar", shard())
+
+    def look(path: Path) -> None:
+        assert is_right(path, read(path))
+
+    with program.mounted("--layout", "files", "s.tar") as mounted:
+        with passes(paths_of(mounted), look):
+            for _ in range(4):
+                wait_until(lambda: pusher_of(mounted), "a pusher")
+                victim = pusher_of(mounted)
+                kill(victim)
+                wait_until(lambda victim=victim: pusher_of(mounted) != victim, "its end")
+        assert mounted.status()["restarts"] == 0
+
+
+def test_workers_that_are_killed_in_passes(program: Program) -> None:
+    program.write("s.tar", shard())
+
+    def look(path: Path) -> None:
+        assert is_right(path, read(path))
+
+    with program.mounted("--layout", "files", "s.tar") as mounted:
+        mounted.allow_log("killed by SIGKILL")
+        with passes(paths_of(mounted), look):
+            for round_ in range(10):
+                wait_until(lambda: pusher_of(mounted), "a pusher")
+                report = mounted.status()
+                workers = [pid for pid in report["processes"] if pid not in (mounted.pid, pusher_of(mounted))]
+                kill(random.Random(round_).choice(workers))
+                done = sum(report["requests"].values())
+                wait_until(lambda done=done: sum(mounted.status()["requests"].values()) > done + 100, "answers")
+
+
+READER = """
+import os, sys
+paths = sys.stdin.read().split()
+while True:
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        os.read(fd, 1 << 20)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_mount_that_ends_in_the_middle_of_passes(program: Program, number: signal.Signals) -> None:
+    """With SIGKILL all of its processes at once. No reader waits for ever, and nothing of the mount is left."""
+    program.write("s.tar", shard())
+    with contextlib.ExitStack() as stack, program.mounted("s.tar", ends_itself=True) as mounted:
+        paths = paths_of(mounted)
+        readers = []
+        for _ in range(3):
+            reader = subprocess.Popen([sys.executable, "-c", READER], stdin=-1, stderr=-3, text=True)
+            stack.callback(reader.kill)
+            assert reader.stdin is not None
+            reader.stdin.write("\n".join(map(str, paths)))
+            reader.stdin.close()
+            readers.append(reader)
+        wait_until(lambda: mounted.status()["pushed"]["files"] > FILES, "passes that are pushed")
+        if number == signal.SIGTERM:
+            kill(mounted.pid, number)
+        else:
+            for pid in mounted.processes():
+                kill(pid)
+        for reader in readers:
+            assert reader.wait(PATIENCE) == 1  # an OSError
+        if number == signal.SIGKILL:
+            mounted.wait_for_exit()
+            program.run("umount", mounted.path)

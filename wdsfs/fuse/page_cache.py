@@ -1,0 +1,190 @@
+"""The kernel's page cache of a mount, in which the content of whole files is stored (FUSE_NOTIFY_STORE).
+
+The kernel waits for pages that a READ in flight has locked, so whoever stores must answer no request. Which files
+are stored, and when, is decided in `pusher.py`.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from wdsfs.errors import UnreadableShard
+from wdsfs.fuse import protocol
+from wdsfs.index.record import Record
+from wdsfs.inodes import MEMBER, index_of, kind_of, unpack
+from wdsfs.remote.shard_paths import is_remote
+from wdsfs.tree.content import Content, check_unchanged
+from wdsfs.tree.open_shards import ShardFile
+from wdsfs.tree.tree import LowerTree
+
+log = logging.getLogger(__name__)
+
+FILE_MAX = 2 << 20  # bytes; a larger file is read ahead by the kernel as well
+READ_MAX = (
+    512 << 10
+)  # bytes of several files that are read from the shard together: they stay in a processor's cache
+GAP_MAX = 64 << 10  # bytes between two of them
+UNKNOWN_MAX = 4  # files in a row that the kernel does not know: their names were not looked up yet
+
+_UNABLE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # a kernel without the message
+_GONE = (errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED)  # the file system was unmounted
+
+
+class Ended(Exception):
+    """The mount is gone; with `unable` the kernel does not know the message."""
+
+    def __init__(self, unable: bool = False) -> None:
+        super().__init__()
+        self.unable = unable
+
+
+class Members(NamedTuple):
+    """Whole files that may be stored, as columns: the shard of each, its first byte there, and its size."""
+
+    inodes: list[int]
+    files: list[ShardFile]
+    starts: list[int]
+    sizes: list[int]
+
+    def add(self, inode: int, content: Content) -> None:
+        """Add a file."""
+        self.inodes.append(inode)
+        self.files.append(content.file)
+        self.starts.append(content.data)
+        self.sizes.append(content.size)
+
+    def without(self, at: int) -> Members:
+        """Return all but one of these files."""
+        return Members(*([*column[:at], *column[at + 1 :]] for column in self))
+
+    def run(self, at: int) -> int:
+        """Return the end of the files from this one on that are read together."""
+        starts, sizes, file = self.starts, self.sizes, self.files[at]
+        begin, stop = starts[at], at + 1
+        while (
+            stop < len(starts)
+            and self.files[stop] is file
+            and 0 <= starts[stop] - starts[stop - 1] - sizes[stop - 1] <= GAP_MAX
+            and starts[stop] + sizes[stop] - begin <= READ_MAX
+        ):
+            stop += 1
+        return stop
+
+
+class Stored(NamedTuple):
+    """The files and bytes that the kernel has taken, the inode number of the last one, and how many it refused."""
+
+    files: int
+    bytes: int
+    last: int
+    refused: int
+
+
+class PageCache:
+    """Stores files of a tree by a FUSE descriptor."""
+
+    def __init__(self, device: int, tree: LowerTree) -> None:
+        self.device, self.tree = device, tree
+        self._buffer = memoryview(bytearray(FILE_MAX))
+
+    def members(self, inodes: range, room: int) -> Members:
+        """Return those of these inodes, all of one shard, that can be stored, until there are `room` bytes.
+
+        Raises NotIndexed, ShardErrors.
+        """
+        members = Members([], [], [], [])
+        if not inodes:
+            return members
+        tag, number, where = unpack(inodes[0])
+        lower, first = self.tree.lower, index_of(where)
+        record = lower.record(number, tag)
+        last = min(first + (inodes[-1] - inodes[0]), record.members - 1)
+        if kind_of(where) != MEMBER or last < first or is_remote(lower.shards[number].path):
+            return members
+        chosen = range(first, last + 1, inodes.step)
+        if lower.plain is lower and record.is_plain and record.moved is None and not len(record.sparse_members()):
+            return self._columns(inodes, record, chosen, room)
+        for inode, index in zip(inodes, chosen, strict=False):
+            content = self._content(inode, record, index)
+            if content is not None:
+                members.add(inode, content)
+                room -= content.size
+                if room < 0:
+                    break
+        return members
+
+    def _columns(self, inodes: range, record: Record, chosen: range, room: int) -> Members:
+        """Return members of a plain shard, at once."""
+        file = self.tree.content(inodes[0]).file
+        if not isinstance(file.source, int):
+            return Members([], [], [], [])
+        starts, sizes = record.extents_of(chosen)
+        fitting = (sizes > 0) & (sizes <= FILE_MAX) & (sizes.cumsum() <= max(room, int(sizes[0])))
+        base = inodes[0] - chosen[0]
+        numbers = [base + index for index, fits in zip(chosen, fitting.tolist(), strict=True) if fits]
+        return Members(numbers, [file] * len(numbers), starts[fitting].tolist(), sizes[fitting].tolist())
+
+    def _content(self, inode: int, record: Record, index: int) -> Content | None:
+        """Return the content of a file that can be stored whole; None for all else."""
+        if record.symlink(index) is not None:
+            return None
+        content = self.tree.content(inode)
+        whole = 0 < content.size <= FILE_MAX and record.size_and_time(index)[0] == content.size
+        return content if whole and content.extents is None and isinstance(content.file.source, int) else None
+
+    def store(self, members: Members, front: Callable[[], int]) -> Stored:
+        """Store files, but not those up to the inode number `front`, to which the reader has come meanwhile.
+
+        Ends early after some that the kernel does not know. Raises StaleShard, UnreadableShard, Ended.
+        """
+        inodes, starts, sizes = members.inodes, members.starts, members.sizes
+        files = size = last = refused = unknown = at = 0
+        while at < len(inodes) and unknown < UNKNOWN_MAX:
+            if inodes[at] <= front():
+                at += 1
+                continue
+            begin, stop = starts[at], members.run(at)
+            data = self._read(members.files[at], begin, starts[stop - 1] + sizes[stop - 1])
+            for number in range(at, stop):
+                start = starts[number] - begin
+                if inodes[number] <= front():
+                    continue
+                if self._write(inodes[number], data[start : start + sizes[number]]):
+                    files, size, last, unknown = files + 1, size + sizes[number], inodes[number], 0
+                else:
+                    refused, unknown = refused + 1, unknown + 1
+            at = stop
+        return Stored(files, size, last, refused)
+
+    def _read(self, file: ShardFile, begin: int, end: int) -> memoryview:
+        """Return these bytes of a shard that has not changed, valid until the next call."""
+        data, source = self._buffer[: end - begin], file.source
+        assert isinstance(source, int)  # see `members`
+        file.look_ahead(begin, end)
+        try:
+            size = os.preadv(source, (data,), begin)
+        except OSError as error:
+            raise UnreadableShard(f"{os.fsdecode(file.path)}: {error.strerror}") from None
+        # After the read, before anything is stored: no file gets bytes of two shards.
+        check_unchanged(Content(file, begin, end - begin, None))
+        if size < end - begin:
+            raise UnreadableShard(f"{os.fsdecode(file.path)}: ends early")
+        return data
+
+    def _write(self, inode: int, data: memoryview) -> bool:
+        """Store a whole file; returns False if the kernel does not take it. Raises Ended."""
+        try:
+            os.writev(self.device, (protocol.store(inode, 0, len(data)), data))
+        except OSError as error:
+            if error.errno in _GONE:
+                raise Ended from None
+            if error.errno in _UNABLE:
+                raise Ended(unable=True) from None
+            if error.errno != errno.ENOENT:  # ENOENT: it does not know the inode; else it has no memory
+                log.debug("the kernel takes no content ahead of readers: %s", error.strerror)
+            return False
+        return True

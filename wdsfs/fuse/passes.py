@@ -1,0 +1,139 @@
+"""Passes in order over the files of a mount, noticed by its workers in shared memory.
+
+What is done about them is decided in `pusher.py`. A pass is a reader that goes on to a file whose inode number is
+a little higher: the files of a shard in the order of the tar, all of them or every n-th. Or it lists the
+directories of samples in that order, as `cp -r` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+from typing import NamedTuple
+
+STEP_MAX = 64  # inode numbers from one READ to the next, until a pass is recognised
+REACH_MAX = 256  # and later, when files between them are in the page cache
+FIRST = 3  # reads in a row that make a pass
+PATIENCE_MAX = 1 << 10  # and at most, after passes that were none
+
+# A region is 4,096 neighbours of a shard. For each: the last inode number, the reads in a row, and how many of
+# these there must be before the pusher is called. Regions share places: then a pass is noticed later.
+_PLACES = 512
+_LAST, _ROW, _DUE, _WORDS = range(4)
+# Words after the regions: the patience with new passes, then the counters of what was pushed.
+_PATIENCE, _FILES, _BYTES, _PASSED_FILES, _PASSED_BYTES, _PUSHER, _OFF = range(7)
+
+CALL = struct.Struct("<QQ")  # the inode number that was read, and how far it is from the one before
+
+
+class Pushed(NamedTuple):
+    """What was stored in the page cache ahead of readers, and how much of it readers have gone past."""
+
+    files: int
+    bytes: int
+    passed_files: int
+    passed_bytes: int
+
+
+class Passes:
+    """The shared memory in which workers note each READ, and the pipe by which they call the pusher."""
+
+    def __init__(self) -> None:
+        words = memoryview(mmap.mmap(-1, (_PLACES * _WORDS + _OFF + 1) * 8)).cast("q")
+        self._regions, self._state = words[: _PLACES * _WORDS], words[_PLACES * _WORDS :]
+        self._state[_PATIENCE] = FIRST
+        self.calls, self._call = os.pipe()
+        os.set_blocking(self._call, False)  # nobody waits for the pusher
+        os.set_blocking(self.calls, False)
+
+    # --- workers
+
+    def note(self, inode: int) -> int:
+        """Note a READ of a file, or the listing of a sample.
+
+        Returns how far the inode is from the one before if the pusher is to be called, else 0.
+        """
+        words, at = self._regions, _place(inode)
+        distance = inode - words[at]
+        if -STEP_MAX < distance <= 0:  # a further part of the file, or two workers overtake each other
+            return 0
+        words[at] = inode
+        row = words[at + _ROW]
+        if distance > (STEP_MAX if row < FIRST else REACH_MAX) or distance < 0:
+            words[at + _ROW], words[at + _DUE] = 0, self._state[_PATIENCE]
+            return 0
+        words[at + _ROW] = row = row + 1
+        return distance if row >= words[at + _DUE] else 0
+
+    def call(self, inode: int, distance: int) -> None:
+        """Call the pusher. It may be busy, or gone: then nothing is lost but speed."""
+        if not self.off:
+            with contextlib.suppress(OSError):
+                os.write(self._call, CALL.pack(inode, distance))
+
+    # --- the pusher
+
+    def take(self) -> list[tuple[int, int]]:
+        """Return all calls that there are, as (inode, distance)."""
+        try:
+            return list(CALL.iter_unpack(os.read(self.calls, CALL.size * 256)))
+        except BlockingIOError:
+            return []
+
+    def last(self, inode: int) -> int:
+        """Return the inode number that was noted last in the region of this one."""
+        return self._regions[_place(inode)]
+
+    def postpone(self, inode: int) -> None:
+        """Have twice as many reads in a row pass before the pusher is called again for this pass."""
+        at = _place(inode)
+        self._regions[at + _DUE] = min(2 * self._regions[at + _ROW], self._regions[at + _ROW] + PATIENCE_MAX)
+
+    def trust(self) -> None:
+        """Recognise passes earlier, as one has gone on."""
+        self._state[_PATIENCE] = max(FIRST, self._state[_PATIENCE] // 2)
+
+    def doubt(self) -> None:
+        """Recognise passes later, as one was none."""
+        self._state[_PATIENCE] = min(PATIENCE_MAX, self._state[_PATIENCE] * 2)
+
+    def stored(self, files: int, size: int) -> None:
+        """Count files that were pushed, and their bytes."""
+        self._state[_FILES] += files
+        self._state[_BYTES] += size
+
+    def passed(self, files: int, size: int) -> None:
+        """Count pushed files that a reader has gone past, and their bytes."""
+        self._state[_PASSED_FILES] += files
+        self._state[_PASSED_BYTES] += size
+
+    # --- everyone
+
+    @property
+    def pushed(self) -> Pushed:
+        return Pushed(*self._state[_FILES : _PASSED_BYTES + 1])
+
+    @property
+    def pusher(self) -> int:
+        """The pid of the pusher, 0 while there is none."""
+        return self._state[_PUSHER]
+
+    @pusher.setter
+    def pusher(self, pid: int) -> None:
+        self._state[_PUSHER] = pid
+
+    @property
+    def off(self) -> bool:
+        """True once the kernel has refused to take content."""
+        return self._state[_OFF] != 0
+
+    def turn_off(self) -> None:
+        """Push nothing from now on."""
+        self._state[_OFF] = 1
+
+
+def _place(inode: int) -> int:
+    """Return the first word of a region: those of samples and of members lie apart, by the kind in the inode."""
+    return (inode >> 12 ^ inode >> 23 & 0x180) % _PLACES * _WORDS

@@ -1,0 +1,176 @@
+"""The pusher of a mount: a process that stores what a pass will read next in the kernel's page cache.
+
+It answers no request, so it may wait for the lock of a page that a READ in flight holds (FUSE_NOTIFY_STORE): two
+workers that store into each other's pages would wait for ever. When it is killed nothing is lost but speed.
+
+A pass is served in windows of files. One file in the middle of each is left out, the tripwire: the READ for it
+says that the reader goes on, and the next window is stored while it reads the second half. So a pass costs one
+request for each window. Windows grow as long as the reader comes to the tripwire.
+
+In a directory for each sample the kernel knows the files of a sample only when it has been listed. They are stored
+then, if samples are listed in order and read: a sample from time to time is left out, and must be read.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import select
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from wdsfs.errors import WdsfsError
+from wdsfs.fuse.page_cache import Ended, Members, PageCache
+from wdsfs.fuse.passes import REACH_MAX, Passes
+from wdsfs.inodes import MEMBER, SAMPLE, index_of, kind_of, pack, position, unpack
+from wdsfs.tree.shard_set import NotIndexed
+from wdsfs.tree.tree import LowerTree
+
+log = logging.getLogger(__name__)
+
+IDLE_SECONDS = 10.0  # without a call; then the process ends, and its memory is free
+WINDOW_FIRST, WINDOW_MAX = 8, 64  # files
+WINDOW_BYTES = 8 << 20
+PASSES_MAX = 64  # at a time
+
+
+@dataclass(slots=True)
+class Pass:
+    """A reader in order: the inode it was at, the step between its files, and what is stored for it.
+
+    Inode numbers up to `end` were stored, but for the one at `wire`. Of a pass over directories of samples these
+    are samples, and `left` is how many are stored until the next one is left out.
+    """
+
+    last: int
+    step: int
+    end: int
+    wire: int = 0
+    window: int = WINDOW_FIRST  # files
+    windows: int = 0  # that the reader has come to the tripwire of
+    left: int = 0  # samples
+    files: int = 0  # that it has not gone past, and their bytes
+    bytes: int = 0
+
+
+def _latest(calls: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the calls without those whose reader has gone on since: it is too late for these."""
+    for (inode, distance), (later, _) in zip(calls, [*calls[1:], (0, 0)], strict=True):
+        if not 0 < later - inode <= REACH_MAX:
+            yield inode, distance
+
+
+class Pusher:
+    """Stores the next files of passes over a tree by a FUSE descriptor."""
+
+    def __init__(self, device: int, tree: LowerTree, passes: Passes) -> None:
+        self.device, self.tree, self.notes = device, tree, passes
+        self.pages = PageCache(device, tree)
+        self.passes: list[Pass] = []  # the one that went on last is the last
+
+    def run(self, life: int) -> None:
+        """Serve calls until there is none for some time, or the mount is gone: `life` is a pipe that ends then.
+
+        The FUSE descriptor is not polled: that would wake this process at every request. Raises OSError.
+        """
+        poll = select.poll()
+        poll.register(self.notes.calls, select.POLLIN)
+        poll.register(life, 0)
+        while events := poll.poll(IDLE_SECONDS * 1000):
+            if any(descriptor == life for descriptor, _ in events):
+                return
+            self.tree.lower.tidy()
+            for inode, distance in _latest(self.notes.take()):
+                try:
+                    if kind_of(inode) == SAMPLE:
+                        self.go_on_listing(inode, distance)
+                    else:
+                        self.go_on(inode, distance)
+                except Ended as end:
+                    if end.unable:
+                        log.info("the kernel takes no content ahead of readers")
+                        self.notes.turn_off()
+                    return
+                except (WdsfsError, NotIndexed) as error:  # the shard has changed: whoever reads it gets the error
+                    log.debug("nothing is pushed: %s", error)
+                    self.tree.lower.distrust()
+
+    def go_on(self, inode: int, distance: int) -> None:
+        """Store the files after `inode`, which was read; the READ before it was `distance` inode numbers back."""
+        going = self._pass_at(inode, distance)
+        # The one after it is being asked for while this is done.
+        first = max(inode + 2 * going.step, going.end)
+        first += (inode - first) % going.step
+        if first - inode > going.window * going.step:  # a late call
+            return
+        members = self.pages.members(range(first, first + going.window * going.step, going.step), WINDOW_BYTES)
+        going.wire, middle = 0, len(members.inodes) // 2
+        if middle:
+            going.wire, members = members.inodes[middle], members.without(middle)
+        if not self._store(members, going):
+            self.notes.postpone(inode)
+
+    def go_on_listing(self, inode: int, distance: int) -> None:
+        """Store the files of a sample that was just listed; the one before was `distance` inode numbers back."""
+        going = self._pass_at(inode, distance)
+        going.end = inode + 1
+        if not going.left and self._was_read(going.wire):
+            self._gone_past(going)
+            going.left = going.window
+        going.left = max(going.left - 1, 0)
+        if going.left:
+            self._store(self.pages.members(self._files_of(inode), WINDOW_BYTES), going)
+        else:
+            going.wire = inode
+
+    def _was_read(self, sample: int) -> bool:
+        """Return True if the last READ in its region was of a file of this sample; 0 is no sample."""
+        files = self._files_of(sample) if sample else range(0)
+        return bool(files) and self.notes.last(files[0]) in files
+
+    def _files_of(self, sample: int) -> range:
+        """Return the inode numbers of the files of a sample."""
+        tag, number, where = unpack(sample)
+        members = self.tree.lower.record(number, tag).entry_members(index_of(where))
+        first = pack(tag, number, position(MEMBER, members.start))
+        return range(first, first + len(members))
+
+    def _pass_at(self, inode: int, distance: int) -> Pass:
+        """Return the pass that has come to this file or sample, taken on; a new one if there is none."""
+        for going in reversed(self.passes):
+            if going.last < inode <= going.end + REACH_MAX:
+                break
+        else:
+            going = Pass(inode - distance, distance, inode)
+            self.passes.append(going)
+            if len(self.passes) > PASSES_MAX and not self.passes.pop(0).windows:
+                self.notes.doubt()
+        self.passes.remove(going)
+        self.passes.append(going)
+        going.step = math.gcd(going.step, inode - going.last)
+        going.last = inode
+        if kind_of(inode) == MEMBER and going.wire and inode >= going.wire:
+            self._gone_past(going)
+        return going
+
+    def _gone_past(self, going: Pass) -> None:
+        """Have the next window be larger: the reader has come to the tripwire."""
+        self.notes.passed(going.files, going.bytes)
+        self.notes.trust()
+        going.windows, going.files, going.bytes = going.windows + 1, 0, 0
+        going.window = max(WINDOW_FIRST, min(2 * going.window, WINDOW_MAX, REACH_MAX // going.step))
+
+    def _store(self, members: Members, going: Pass) -> bool:
+        """Store files for a pass; returns False if the kernel takes none. Raises what `PageCache.store` does."""
+        stored = self.pages.store(members, lambda: self._front(going))
+        going.files, going.bytes = going.files + stored.files, going.bytes + stored.bytes
+        if stored.files and kind_of(going.last) == MEMBER:
+            going.end = stored.last + 1
+        self.notes.stored(stored.files, stored.bytes)
+        return stored.files > 0 or (not stored.refused and bool(members.inodes))
+
+    def _front(self, going: Pass) -> int:
+        """Return the file that the reader is at, or is about to be at; 0 if that is not known."""
+        last = self.notes.last(going.last)
+        is_near = kind_of(going.last) == MEMBER and 0 <= last - going.last <= REACH_MAX
+        return last + going.step if is_near else 0
