@@ -153,10 +153,10 @@ class PortableIndex:
         if known is not None and known.fingerprint == now:
             return known.match
         if is_remote(path):
-            row, pin = self.file.row(number), _pin_of(path)
+            row, pin = self.file.row(number), shard_paths.pin_of(path)
             whole = row.path if "://" in row.path else self.file.base() + row.path
             match = Match.of_object(row, os.fsdecode(path), whole, pin)
-            if _is_output(path):
+            if shard_paths.is_output(path):  # nothing says that the command gives the same again
                 match = Match.OTHER
         else:
             match = Match.of(self.file.times(number), now)
@@ -244,15 +244,6 @@ def _shared(parts: Sequence[bytes], path: bytes) -> int:
             break
         count += 1
     return count
-
-
-def _pin_of(path: bytes) -> Pin:
-    return shard_paths.pin_of(path)
-
-
-def _is_output(path: bytes) -> bool:
-    """Return True for the output of a command: nothing says that it gives the same again."""
-    return shard_paths.url_of(path).is_program
 
 
 # --- the headers of moved shards ---------------------------------------------------------------------------

@@ -175,6 +175,13 @@ class ObjectCache:
         note = self._note_of(shown)
         return None if note is None or len(note) == 1 else (Pin(*note[1:]), note[0])
 
+    def pin_or(self, shown: str, unknown: Pin | None) -> Pin | None:
+        """Return the last known pin of a URL, None where nothing is any more, and `unknown` without a note."""
+        note = self._note_of(shown)
+        if note is None:
+            return unknown
+        return None if len(note) == 1 else Pin(*note[1:])
+
     def is_gone(self, shown: str) -> bool:
         """Return True if its store said, when it was asked last, that there is nothing at a URL any more."""
         note = self._note_of(shown)
@@ -204,10 +211,15 @@ class ObjectCache:
     def _note_of(self, shown: str) -> list[Any] | None:
         """Return what is noted of a URL: when (seconds since the epoch), and its pin if there was an object."""
         try:
-            with open(self._note_file(shown), "rb", opener=_without_links) as file:
-                line, end, _ = file.read(_NOTE_MAX).partition(b"\n")
+            fd = os.open(self._note_file(shown), cache_directory.READING)
+        except OSError:  # as for most shards of a large set
+            return None
+        try:
+            line, end, _ = os.read(fd, _NOTE_MAX).partition(b"\n")
         except OSError:
             return None
+        finally:
+            os.close(fd)
         check, _, text = line.partition(b" ")
         if not end or check != _check_of(text):
             return None
@@ -291,10 +303,6 @@ class ObjectCache:
             if files is not None:
                 with contextlib.closing(CachedObject(*files, self.room)) as cached:
                     yield entry, cached.verify() * BLOCK
-
-
-def _without_links(path: str, flags: int) -> int:
-    return os.open(path, flags | cache_directory.READING)
 
 
 def _check_of(text: bytes) -> bytes:

@@ -463,11 +463,7 @@ def _pin_now(path: bytes) -> Pin:
 
 def known_pin(path: bytes) -> Pin | None:
     """Return the pin of a remote shard as far as anything is known; its store is not asked."""
-    shown = os.fsdecode(path)
-    note = _cache().pin_of(shown)
-    if note is not None:
-        return note[0]
-    return None if _cache().is_gone(shown) else _pins.get(path)
+    return _cache().pin_or(os.fsdecode(path), _pins.get(path))
 
 
 def _keep(path: bytes, pin: Pin) -> None:

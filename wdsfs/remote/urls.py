@@ -18,6 +18,7 @@ import hashlib
 import re
 from datetime import UTC, datetime
 from email.utils import format_datetime
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
@@ -34,6 +35,7 @@ HERE = "./"  # before a relative path that looks like something else
 KEY_MAX = 1 << 16  # characters; stores take 1,024 bytes, web servers some 8 KiB
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
+_CONTROL = re.compile(r"[\x00-\x1f]")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _LIKE_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 # `@refs/pr/1` and `@refs/convert/parquet` are the revisions with slashes that the hub itself writes so.
@@ -43,6 +45,8 @@ _KEPT_ESCAPE = re.compile(r"(%2[Ff5])")
 # Of what RFC 3986 allows in a path, all but "%": servers and signatures see these characters as they were typed.
 _PLAIN = "/!$&'()*+,;=:@"
 
+# Address, path and query. A fragment is never sent: browsers and curl drop it, too.
+_WEB_PARTS = re.compile(r"([^/?#]*)([^?#]*)(?:\?([^#]*))?(?:#.*)?", re.DOTALL)
 _HOST = re.compile(r"[\w.:%~-]+")  # names in any script, and addresses
 
 _COMMAND_WORD = re.compile(r"[\w./+-]+")
@@ -222,7 +226,7 @@ def parse(text: str) -> Url:
     if scheme not in SCHEMES:
         raise SpecError(f"{scheme or 'no scheme'}: shards are read from {', '.join(sorted(SCHEMES))} URLs")
     rest = text[len(scheme) + 3 :]
-    if any(ord(character) < 32 for character in rest):
+    if _CONTROL.search(rest):
         raise SpecError(f"{scheme}://...: a URL must not contain control characters")
     if scheme in WEB:
         return _parse_web(scheme, rest)
@@ -271,9 +275,18 @@ def _parse_hub(rest: str) -> Url:
 
 
 def _parse_web(scheme: str, rest: str) -> Url:
-    # A fragment is never sent: browsers and curl drop it, too.
+    match = _WEB_PARTS.fullmatch(rest)
+    assert match is not None
+    address, path, query = match.groups("")
+    store = _web_store(scheme, address)
+    return Url(store, _checked(_decoded(path.removeprefix("/")), store + path), query, address.rpartition("@")[0])
+
+
+@lru_cache(maxsize=64)  # a set has many URLs of few servers
+def _web_store(scheme: str, address: str) -> str:
+    """Return the store at an address as it was typed. Raises SpecError, whose message holds no secret."""
     try:
-        parts = urlsplit(f"{scheme}://{rest}")
+        parts = urlsplit(f"{scheme}://{address}")
         port, host = parts.port, parts.hostname
     except ValueError:
         host = None
@@ -282,9 +295,7 @@ def _parse_web(scheme: str, rest: str) -> Url:
     if not _HOST.fullmatch(host):
         raise SpecError(f"{scheme}://...: {host!r} is no name of a host")
     store = f"{scheme}://" + (f"[{host}]" if ":" in host else host)
-    store += f":{port}" if port and port != DEFAULT_PORTS[scheme] else ""
-    key = _decoded(parts.path.removeprefix("/"))
-    return Url(store, _checked(key, f"{store}/{_encoded(key)}"), parts.query, parts.netloc.rpartition("@")[0])
+    return store + (f":{port}" if port and port != DEFAULT_PORTS[scheme] else "")
 
 
 def _checked(key: str, shown: str) -> str:
@@ -299,6 +310,8 @@ def _checked(key: str, shown: str) -> str:
 
 def _decoded(path: str) -> str:
     """Return a path of http(s) without escapes but %2F, which is no separator, and %25, which keeps that apart."""
+    if "%" not in path:
+        return path
     pieces = _KEPT_ESCAPE.split(path)
     return "".join(
         piece.upper() if at % 2 else unquote(piece, errors="surrogateescape") for at, piece in enumerate(pieces)
