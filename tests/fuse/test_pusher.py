@@ -20,6 +20,7 @@ from tests import tars
 from tests.conftest import PATIENCE, Mounted, Program, drop_pages, wait_until
 from tests.fuse.test_supervisor import Patched, kill, patched
 from tests.mount.test_stale import overwrite, replace, rewrite, unless_gone
+from tests.web_server import WebServer
 
 __all__ = ["patched"]
 
@@ -111,6 +112,15 @@ def test_a_pass_over_the_copy_of_a_compressed_shard(program: Program) -> None:
     with program.mounted("--unpack", "always", "s.tar.gz") as mounted:
         paths = paths_of(mounted)
         wait_until(lambda: cost(mounted, paths) < FILES // 2, "a pass that was pushed")
+
+
+def test_a_pass_over_a_remote_shard(web_program: Program) -> None:
+    with WebServer().running() as web:
+        web.put("/s.tar", shard(), etag='"s"')
+        with web_program.mounted("--layout", "files", f"{web.url}/s.tar") as mounted:
+            paths = paths_of(mounted)
+            wait_until(lambda: cost(mounted, paths) < FILES // 2, "a pass that was pushed")
+            assert mounted.status()["pushed"]["files"] >= FILES // 2
 
 
 def test_without_push_each_file_costs_a_request(program: Program) -> None:

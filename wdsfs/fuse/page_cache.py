@@ -16,7 +16,6 @@ from wdsfs.errors import UnreadableShard
 from wdsfs.fuse import protocol
 from wdsfs.index.record import Record
 from wdsfs.inodes import MEMBER, index_of, kind_of, unpack
-from wdsfs.remote.shard_paths import is_remote
 from wdsfs.tree.content import Content, check_unchanged
 from wdsfs.tree.open_shards import ShardFile
 from wdsfs.tree.tree import LowerTree
@@ -103,7 +102,7 @@ class PageCache:
         lower, first = self.tree.lower, index_of(where)
         record = lower.record(number, tag)
         last = min(first + (inodes[-1] - inodes[0]), record.members - 1)
-        if kind_of(where) != MEMBER or last < first or is_remote(lower.shards[number].path):
+        if kind_of(where) != MEMBER or last < first:
             return members
         chosen = range(first, last + 1, inodes.step)
         if lower.plain is lower and record.is_plain and record.moved is None and not len(record.sparse_members()):
@@ -120,7 +119,7 @@ class PageCache:
     def _columns(self, inodes: range, record: Record, chosen: range, room: int) -> Members:
         """Return members of a plain shard, at once."""
         file = self.tree.content(inodes[0]).file
-        if not isinstance(file.source, int):
+        if not isinstance(file.source, int) and file.remote is None:
             return Members([], [], [], [])
         starts, sizes = record.extents_of(chosen)
         fitting = (sizes > 0) & (sizes <= FILE_MAX) & (sizes.cumsum() <= max(room, int(sizes[0])))
@@ -134,7 +133,8 @@ class PageCache:
             return None
         content = self.tree.content(inode)
         whole = 0 < content.size <= FILE_MAX and record.size_and_time(index)[0] == content.size
-        return content if whole and content.extents is None and isinstance(content.file.source, int) else None
+        readable = isinstance(content.file.source, int) or content.file.remote is not None
+        return content if whole and readable and content.extents is None else None
 
     def store(self, members: Members, front: Callable[[], int]) -> Stored:
         """Store files, but not those up to the inode number `front`, to which the reader has come meanwhile.
@@ -149,6 +149,8 @@ class PageCache:
                 continue
             begin, stop = starts[at], members.run(at)
             data = self._read(members.files[at], begin, starts[stop - 1] + sizes[stop - 1])
+            if data is None:
+                break
             for number in range(at, stop):
                 start = starts[number] - begin
                 if inodes[number] <= front():
@@ -160,9 +162,14 @@ class PageCache:
             at = stop
         return Stored(files, size, last, refused)
 
-    def _read(self, file: ShardFile, begin: int, end: int) -> memoryview:
-        """Return these bytes of a shard that has not changed, valid until the next call."""
+    def _read(self, file: ShardFile, begin: int, end: int) -> memoryview | None:
+        """Return these bytes of a shard that has not changed, valid until the next call.
+
+        None for those of a remote one that have not come yet.
+        """
         data, source = self._buffer[: end - begin], file.source
+        if file.remote is not None:
+            return data if file.remote.read_cached(data, begin) else None
         assert isinstance(source, int)  # see `members`
         file.look_ahead(begin, end)
         try:

@@ -225,9 +225,8 @@ def _serve(
         if overlay is None
         else WritableOperations(parsed.owner, board, lambda: overlay.frozen, overlay.note, overlay.token)
     )
-    far = bool(served.shards) and all(is_remote(shard.path) for shard in served.shards)
     # Not with an overlay: what is copied up must not get the content of the shard.
-    if overlay is None and mount.serving.push != OFF and not far:
+    if overlay is None and mount.serving.push != OFF:
         board.passes = Passes()
     daemon = _registration(served, log_file)
     hidden = HiddenDirectory(daemon, board, TextRing(), growth.state, lambda: is_half_done(daemon.overlay))
