@@ -1,0 +1,140 @@
+"""Passes in order over a FUSE mount, with and without content pushed ahead, against extracted files.
+
+python -m bench.passes [TURNS]    medians; each time on a fresh mount, shards and extracted files in the page cache
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SETS: dict[str, tuple[int, dict[str, int]]] = {
+    "3 kB": (10_000, {"bin": 3_000}),
+    "photos": (2_000, {"jpg": 76_000, "json": 400, "cls": 3}),
+    "200 kB": (2_000, {"bin": 200_000}),
+    "texts": (5_000, {"txt": 3_000, "json": 3_000}),
+}
+WDSFS = [sys.executable, "-m", "wdsfs"]
+
+
+def make(path: Path, samples: int, columns: dict[str, int]) -> None:
+    """Write a shard."""
+    with tarfile.open(path, "w") as tar:
+        for number in range(samples):
+            for extension, size in columns.items():
+                member = tarfile.TarInfo(f"{number:06d}.{extension}")
+                member.size = size
+                tar.addfile(member, io.BytesIO(random.Random(number).randbytes(size)))
+
+
+def in_order(top: Path) -> float:
+    """Return the seconds for opening, reading and closing all files, whose names were listed before."""
+    paths = [os.path.join(folder, name) for folder, _, names in os.walk(top) for name in sorted(names)]
+    return _read(paths)
+
+
+def at_random(top: Path) -> float:
+    """Return the seconds for the same in random order."""
+    paths = [os.path.join(folder, name) for folder, _, names in os.walk(top) for name in sorted(names)]
+    random.Random(1).shuffle(paths)
+    return _read(paths)
+
+
+def _read(paths: list[str]) -> float:
+    for path in paths:
+        os.stat(path)
+    begin = time.perf_counter()
+    for path in paths:
+        file = os.open(path, os.O_RDONLY)
+        while os.read(file, 1 << 20):
+            pass
+        os.close(file)
+    return time.perf_counter() - begin
+
+
+def running(command: str) -> Callable[[Path], float]:
+    """Return a function that returns the seconds of this command; the name of the directory is its $1."""
+
+    def run(top: Path) -> float:
+        begin = time.perf_counter()
+        subprocess.run(["sh", "-c", command, "sh", os.fspath(top)], check=True, stdout=subprocess.DEVNULL)
+        return time.perf_counter() - begin
+
+    return run
+
+
+WORK: dict[str, tuple[str, str, Callable[[Path], float]]] = {
+    "3 kB in order": ("3 kB", "files", in_order),
+    "photos in order": ("photos", "files", in_order),
+    "200 kB in order": ("200 kB", "files", in_order),
+    "3 kB at random": ("3 kB", "files", at_random),
+    "photos, cp -r": ("photos", "samples", running('d=$(mktemp -d -p /dev/shm); cp -r "$1" "$d"; rm -r "$d"')),
+    "photos, tar cf": ("photos", "samples", running('tar cf - -C "$1" . | cat')),
+    "texts, grep -r": ("texts", "samples", running('grep -rc nothing-like-this "$1" || true')),
+}
+
+
+@contextmanager
+def mounted(shard: Path, layout: str, push: str) -> Iterator[Path]:
+    """Mount a shard; prints the READs of the block."""
+    with tempfile.TemporaryDirectory() as mountpoint:
+        options = ["--quiet", "--layout", layout, "--push", push]
+        subprocess.run([*WDSFS, "mount", *options, shard, mountpoint], check=True, stderr=subprocess.DEVNULL)
+        try:
+            yield Path(mountpoint)
+            status = subprocess.run([*WDSFS, "status", "--json", mountpoint], check=True, capture_output=True)
+            (report,) = json.loads(status.stdout)
+            print(f"  push {push}: {report['requests'].get('read', 0)} READs", report.get("pushed", ""))
+        finally:
+            subprocess.run([*WDSFS, "umount", mountpoint], check=True, stdout=subprocess.DEVNULL)
+
+
+def extract(shard: Path, layout: str, top: Path) -> None:
+    """Write the files that a mount of the shard shows."""
+    with tarfile.open(shard) as tar:
+        for member in tar:
+            key, _, extension = member.name.partition(".")
+            path = top / key / extension if layout == "samples" else top / member.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            content = tar.extractfile(member)
+            assert content is not None
+            path.write_bytes(content.read())
+
+
+def main(turns: int, chosen: list[str]) -> None:
+    seconds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name)
+        os.environ["WDSFS_INDEX_DIR"] = str(home / "index")
+        for work in chosen or WORK:
+            data, layout, measure = WORK[work]
+            shard, extracted = home / f"{data.replace(' ', '-')}.tar", home / f"{data}-{layout}"
+            if not shard.exists():
+                make(shard, *SETS[data])
+            if not extracted.exists():
+                extract(shard, layout, extracted)
+                os.sync()
+            for _ in range(turns):
+                seconds[work]["extracted"].append(measure(extracted))
+                for push in ("off", "auto"):
+                    with mounted(shard, layout, push) as top:
+                        seconds[work][push].append(measure(top))
+            medians = {system: statistics.median(times) for system, times in seconds[work].items()}
+            texts = [f"{name} {s * 1e3:.0f} ms ({s / medians['extracted']:.2f})" for name, s in medians.items()]
+            print(f"{work}: {', '.join(texts)}", flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5, sys.argv[2:])
