@@ -28,7 +28,7 @@ from wdsfs.inodes import MEMBER, ROOT, kind_of
 from wdsfs.names import NAME_MAX
 from wdsfs.spec.expand import expand
 from wdsfs.tree import content as content_module
-from wdsfs.tree.merged_tree import make_tree
+from wdsfs.tree.merged_tree import TABLES, make_tree
 from wdsfs.tree.shard_set import NotIndexed, ShardSet
 from wdsfs.tree.tree import Entry, LowerTree, Node, View
 
@@ -256,6 +256,20 @@ def test_merged_directories_have_one_link() -> None:
     """To count their subdirectories would take a look into each shard."""
     with a_tree([tar(ORDINARY), tar(ORDINARY)], View(), merge=True) as tree:
         assert tree.getattr(ROOT).links == tree.resolve(b"images17").links == 1
+
+
+def test_a_listed_directory_is_the_same_when_another_process_makes_the_table_of_the_set_again() -> None:
+    """Workers that start together each make it, and the keys in each are others."""
+    with a_tree([tar([("d/a.jpg", b"1")]), tar([("d/c.jpg", b"3")])], View(), merge=True) as tree:
+        assert names_in(tree, b"d") == [b"a", b"c"]
+        other = make_tree(ShardSet(tree.lower.shards, open_index(tree.lower.index.directory)), tree.view)
+        try:
+            other.lower.drop_tables(TABLES)
+            assert names_in(other, b"d") == [b"a", b"c"]
+        finally:
+            other.lower.close()
+        tree.lower.renew()
+        assert names_in(tree, b"d") == [b"a", b"c"]
 
 
 def test_a_path_that_an_earlier_shard_has_gets_the_name_of_its_shard() -> None:

@@ -144,11 +144,13 @@ class MergedTree(ShardTree):
         """The table in place, valid until the index is renewed. Raises NotIndexed when it has to be made again."""
         if self._snapshot != self.lower.index.snapshot:
             try:
-                self._table = PathTable.parse(self.lower.index.table(self._key))
+                table = PathTable.parse(self.lower.index.table(self._key))
             except IndexUnusable:  # a mount that has grown since has dropped it
                 self._generation = -1
                 raise NotIndexed(self.lower, next(self.lower.numbers)) from None
-            self._snapshot = self.lower.index.snapshot
+            if table.top != self._table.top:  # another process has made the table again: places have other keys
+                self._places.clear()
+            self._table, self._snapshot = table, self.lower.index.snapshot
         return self._table
 
     def _look_around(self) -> bool:
@@ -289,8 +291,9 @@ class MergedTree(ShardTree):
 
     def _place(self, inode: int) -> MergedPlace:
         """Return the place of a directory. Those that were asked for last are cached."""
+        top = self.table.top  # of the present table, before cached places are used
         if inode == ROOT:
-            return MergedPlace(b"", self.table.top)
+            return MergedPlace(b"", top)
         _, record, where = self._open(inode)
         place = self._places.get(inode)
         if place is None:
