@@ -16,11 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from tests import tars
+from tests import sets, tars
 from tests.conftest import PATIENCE, Mounted, Program, drop_pages, wait_until
 from tests.fuse.test_supervisor import Patched, kill, patched
 from tests.mount.test_stale import overwrite, replace, rewrite, unless_gone
 from tests.web_server import WebServer
+from wdsfs.errors import StaleShard
+from wdsfs.fuse.page_cache import PageCache
+from wdsfs.index.store import open_index
+from wdsfs.inodes import ROOT
+from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.shard_tree import ShardTree
+from wdsfs.tree.tree import View
 
 __all__ = ["patched"]
 
@@ -35,8 +42,9 @@ def content(name: str, size: int, generation: int) -> bytes:
 
 
 def shard(generation: int = 1, first: int = 0) -> bytes:
-    """Samples of three files. The names and sizes are those of every generation."""
-    members = []
+    """Samples of three files. The names and sizes are those of every generation, their places are not: old places
+    in new content give other bytes than those of any generation."""
+    members = [tars.member(b"padding", bytes(generation * 1000))]
     for number in range(first, first + SAMPLES):
         for extension, size in SIZES.items():
             name = f"{number:04d}.{extension}"
@@ -58,7 +66,7 @@ def paths_of(mounted: Mounted) -> list[Path]:
     """All files in the order of the listing, which is that of the tar; the kernel knows all inodes then."""
     paths = []
     for folder, _, names in os.walk(mounted.path):
-        paths += [Path(folder, name) for name in names]
+        paths += [Path(folder, name) for name in names if name != "padding"]
     for path in paths:
         path.stat()
     return paths
@@ -312,3 +320,38 @@ def test_a_mount_that_ends_in_the_middle_of_passes(program: Program, number: sig
         if number == signal.SIGKILL:
             mounted.wait_for_exit()
             program.run("umount", mounted.path)
+
+
+# --- between reading and storing
+
+
+@pytest.mark.parametrize("change", [replace, rewrite, overwrite], ids=lambda change: change.__name__)
+def test_what_was_read_of_a_changed_shard_is_not_stored(
+    tmp_path: Path, change: Callable[[Path, bytes], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shard changes while its bytes are read: nothing reaches the kernel, for which a file stands here."""
+    path = tmp_path / "s.tar"
+    path.write_bytes(shard(1))
+    index, shards = open_index(tmp_path / "index"), [sets.at(path)]
+    index.refresh(shards)
+    tree = ShardTree(ShardSet(shards, index), View("files"))
+    first = next(
+        entry.node.inode for entry in tree.listing(tree.lookup(ROOT, b"s").inode) if entry.name == b"0000.a"
+    )
+    kernel = os.open(tmp_path / "kernel", os.O_RDWR | os.O_CREAT)
+    pages, original = PageCache(kernel, tree), os.preadv
+
+    def preadv(fd: int, buffers: tuple[memoryview], begin: int) -> int:
+        size = original(fd, buffers, begin)
+        change(path, shard(2))
+        return size
+
+    members = pages.members(range(first, first + 6), 1 << 20)
+    assert len(members.inodes) == 6
+    monkeypatch.setattr(os, "preadv", preadv)
+    with pytest.raises(StaleShard):
+        pages.store(members, lambda: 0)
+    assert os.fstat(kernel).st_size == 0
+    monkeypatch.undo()
+    os.close(kernel)
+    tree.close(clean=True)
