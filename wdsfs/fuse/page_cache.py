@@ -23,10 +23,9 @@ from wdsfs.tree.tree import LowerTree
 log = logging.getLogger(__name__)
 
 FILE_MAX = 2 << 20  # bytes; a larger file is read ahead by the kernel as well
-READ_MAX = (
-    512 << 10
-)  # bytes of several files that are read from the shard together: they stay in a processor's cache
-GAP_MAX = 64 << 10  # bytes between two of them
+# Bytes of several files that are read from the shard together, as many as stay in a processor's cache, and of the
+# largest gap between two of them.
+READ_MAX, GAP_MAX = 512 << 10, 64 << 10
 UNKNOWN_MAX = 4  # files in a row that the kernel does not know: their names were not looked up yet
 
 _UNABLE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # a kernel without the message
