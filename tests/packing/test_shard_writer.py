@@ -15,7 +15,7 @@ from tests.packing.overlays import Faulty, full, stops
 from wdsfs.errors import CommitError, CorruptShard, StaleShard
 from wdsfs.index import record
 from wdsfs.index.record_of_file import build_file
-from wdsfs.packing import shard_writer, source_layout
+from wdsfs.packing import plan, shard_writer, source_layout
 from wdsfs.packing.plan import CopiedRange, NewMember, Output, Piece, SourceShard, Zeros, joined
 from wdsfs.packing.shard_writer import Files, ShardWriter
 from wdsfs.packing.source_layout import SourceLayout
@@ -268,7 +268,7 @@ def test_what_tarfile_cannot_read_to_its_end_is_never_published(
 ) -> None:
     """Also where the plan itself is wrong, and what is in the file is what was to be in it."""
     monkeypatch.setattr(shard_writer, "DENSE", 1 << 30 if dense else 0)
-    monkeypatch.setattr(source_layout, "split_trailing", lambda pieces: (pieces, []))
+    monkeypatch.setattr(plan, "split_trailing", lambda pieces: (pieces, []))
     bench = Bench(tmp_path, tars.tar(COMMENT, tars.A, COMMENT, tars.B))
     with pytest.raises(CommitError, match=r"webdataset, fails at its end: end of file header"):
         bench.write({b"b.txt": ()})
