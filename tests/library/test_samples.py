@@ -9,6 +9,7 @@ import pickle
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,8 @@ import wdsfs
 from tests import tars
 from tests.library.conftest import columns, expected, shard
 from tests.web_server import WebServer
+from wdsfs.library import opened_set
+from wdsfs.library.opened_set import OpenedSet
 from wdsfs.remote import shard_paths
 from wdsfs.tree import content, sample_reader
 
@@ -284,6 +287,31 @@ def test_forks(samples: wdsfs.Samples, shards: str) -> None:
             assert samples[8] == EXPECTED[8]
         assert _in_child(lambda: [wdsfs.samples(shards)[1], samples.close()][0]) == EXPECTED[1]
         assert (samples[3], view[3]["jpg"]) == (EXPECTED[3], EXPECTED[3]["jpg"])
+
+
+def test_all_sets_are_locked_before_a_fork_closes_the_index_that_they_share(
+    shards: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may be reading the map of the index for a set that is not locked yet."""
+    free: list[bool] = []
+    with wdsfs.samples(shards) as first, wdsfs.tree(shards) as second:
+
+        def try_lock(lock: threading.RLock) -> None:
+            free.append(lock.acquire(blocking=False))
+            if free[-1]:
+                lock.release()
+
+        def suspend(_: OpenedSet) -> None:
+            for set_ in (first._set, second._set):
+                thread = threading.Thread(target=try_lock, args=(set_.lock,))
+                thread.start()
+                thread.join()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(OpenedSet, "suspend", suspend)
+            opened_set._before_fork()
+            opened_set._after_fork()
+    assert free == [False] * 4
 
 
 def test_a_fork_with_an_index_that_is_only_temporary(shards: str, tmp_path: Path) -> None:

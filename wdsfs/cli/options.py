@@ -474,13 +474,32 @@ def _keys(ctx: click.Context, _: click.Parameter, value: str | None) -> str | No
         raise UsageError(f"--keys {value}: is a directory")
     if ctx.info_name in ("mount", "image"):
         raise UsageError(f"--keys {value}: a mount reads the list again when it changes: write it into a file")
-    import shutil
     import tempfile
 
-    copy = os.path.join(ctx.with_resource(tempfile.TemporaryDirectory(prefix="wdsfs-keys-")), "keys.txt")
-    with open(0 if value == "-" else value, "rb", closefd=value != "-") as stream, open(copy, "wb") as file:
-        shutil.copyfileobj(stream, file)
+    directory = tempfile.TemporaryDirectory(prefix="wdsfs-keys-")
+    copy = os.path.join(directory.name, "keys.txt")
+    try:
+        _copy_stream(value, copy)
+    except BaseException:  # an interrupt, too: click closes no context whose options are being read
+        directory.cleanup()
+        raise
+    ctx.with_resource(directory)
     return copy
+
+
+def _copy_stream(value: str, copy: str) -> None:
+    """Copy what comes once into a new file. Raises UsageError for what would take more than half of the room."""
+    with open(0 if value == "-" else value, "rb", closefd=value != "-") as stream, open(copy, "xb") as file:
+        room = os.statvfs(copy)
+        left = room.f_bavail * room.f_frsize // 2
+        while data := stream.read(1 << 20):
+            left -= len(data)
+            if left < 0:
+                raise UsageError(
+                    f"--keys {value}: is larger than half of the room in {os.path.dirname(copy)}; write the list "
+                    "into a file"
+                )
+            file.write(data)
 
 
 keys_option: Decorator[Any] = click.option(

@@ -175,6 +175,7 @@ def _before_fork() -> None:
     for set_ in list(_sets):
         set_.lock.acquire()
         _locked.append(set_)
+    for set_ in _locked:  # not before all are locked: sets share an index, and another thread may read its map
         set_.suspend()
 
 
