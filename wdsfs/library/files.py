@@ -8,10 +8,10 @@ import os
 import re
 import stat as modes
 from collections.abc import Callable, Iterator
-from typing import IO, Any, NamedTuple, ParamSpec, Self, TypeVar, Unpack
+from typing import IO, Any, NamedTuple, ParamSpec, TypeVar, Unpack
 
 from wdsfs.errors import IsADirectory, NoSuchEntry, NotADirectory, UsageError
-from wdsfs.library.opened_set import OpenedSet, SetOptions, Shards, check_choice
+from wdsfs.library.opened_set import OfSet, OpenedSet, SetOptions, Shards, check_choice
 from wdsfs.tree import content as content_module
 from wdsfs.tree.numbered_tree import check_name, make_numbered
 from wdsfs.tree.opening import resolved
@@ -44,7 +44,7 @@ class TreeEntry(NamedTuple):
     stat: os.stat_result
 
 
-class Tree:
+class Tree(OfSet):
     """The tree of a set, made by `wdsfs.tree`. Paths are texts below its top, with or without a `/` at the start.
 
     It can be used by several threads, after a fork, and in processes to which it is pickled. A shard that changes
@@ -187,17 +187,7 @@ class Tree:
         except (NoSuchEntry, NotADirectory):
             return 0
 
-    # --- the end, and other processes
-
-    def close(self) -> None:
-        """Close the shards and the index."""
-        self._set.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    # --- other processes
 
     def __repr__(self) -> str:
         return f"<wdsfs.tree: {self._tree.view.layout} of {len(self._set.lower):,} shards>"

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, Self, TypeAlias, TypedDict
 
 from wdsfs.errors import UsageError
 from wdsfs.tree.opening import opened
@@ -104,6 +104,22 @@ class OpenedSet:
         """Close what does not survive a fork; the next question opens it again."""
         for lower in {id(lower): lower for lower in (self.lower, *self.lower.sources)}.values():
             lower.index.suspend()
+
+
+class OfSet:
+    """What is shown of an opened set: closed with it, by `close` or at the end of a `with` block."""
+
+    _set: OpenedSet
+
+    def close(self) -> None:
+        """Close the shards and the index."""
+        self._set.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Self, TypeAlias, Unpack, overload
+from typing import Any, TypeAlias, Unpack, overload
 
 from wdsfs.errors import NoSuchEntry, StaleShard, UsageError
-from wdsfs.library.opened_set import OpenedSet, SetOptions, Shards
+from wdsfs.library.opened_set import OfSet, OpenedSet, SetOptions, Shards
 from wdsfs.tree.sample_reader import SampleReader
 
 Sample: TypeAlias = dict[str, Any]
 
 
-class Samples(Sequence[Sample]):
+class Samples(OfSet, Sequence[Sample]):
     """The samples of a set by their numbers, made by `wdsfs.samples`.
 
     A sample is a dict of the bytes of its columns by their names, with the texts `__key__` and `__shard__`. A
@@ -86,16 +86,6 @@ class Samples(Sequence[Sample]):
         """Yield the keys of all samples, in the order of the set."""
         for shard in range(len(self._set.lower)):
             yield from self._reader.keys(shard)
-
-    def close(self) -> None:
-        """Close the shards and the index."""
-        self._set.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<wdsfs.samples: {self._count:,} in {len(self._set.lower):,} shards>"

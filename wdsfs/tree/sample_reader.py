@@ -205,9 +205,7 @@ class SampleReader:
         ends = self._ends
         shard = bisect_right(ends, number)
         with self._lock:
-            columns = self._columns.get(shard)
-            if columns is None or columns.file.ended or self._is_old():
-                columns = self._open(shard)
+            columns = self._opened(shard)
             entry = columns.order[number - ends[shard - 1] if shard else number]
             sample: Sample = {"__key__": columns.key(entry), "__shard__": columns.shard}
             pieces = columns.pieces(entry)
@@ -244,15 +242,17 @@ class SampleReader:
         for number in numbers:
             shard = bisect_right(self._ends, number)
             with self._lock:
-                columns = self._open(shard) if self._is_old() else self._columns.get(shard) or self._open(shard)
+                columns = self._opened(shard)
                 entry = columns.order[number - (self._ends[shard - 1] if shard else 0)]
                 for content, _ in columns.reads(columns.pieces(entry)):
                     if content.file.remote is not None:
                         content.file.remote.will_need(content.data, content.data + content.size)
 
-    def _is_old(self) -> bool:
-        """Return True if the index has another snapshot than all columns, or should get one."""
-        return self._snapshot != self._lower.index.snapshot or monotonic() > self._old_at
+    def _opened(self, shard: int) -> _ShardColumns:
+        """Return the columns of a shard, as they are kept unless the shard or the snapshot of the index is old."""
+        columns = self._columns.get(shard)
+        is_old = self._snapshot != self._lower.index.snapshot or monotonic() > self._old_at
+        return self._open(shard) if columns is None or columns.file.ended or is_old else columns
 
     def _open(self, shard: int) -> _ShardColumns:
         if monotonic() > self._old_at:
