@@ -19,7 +19,7 @@ import select
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from wdsfs.errors import WdsfsError
+from wdsfs.errors import StaleShard, WdsfsError
 from wdsfs.fuse.page_cache import Ended, Members, PageCache
 from wdsfs.fuse.passes import REACH_MAX, Passes
 from wdsfs.inodes import MEMBER, SAMPLE, index_of, kind_of, pack, position, unpack
@@ -91,9 +91,11 @@ class Pusher:
                         log.info("the kernel takes no content ahead of readers")
                         self.notes.turn_off()
                     return
-                except (WdsfsError, NotIndexed) as error:  # the shard has changed: whoever reads it gets the error
+                except (WdsfsError, NotIndexed) as error:  # the reader gets the error, if it concerns its files
                     log.debug("nothing is pushed: %s", error)
-                    self.tree.lower.distrust()
+                    self.notes.postpone(inode)
+                    if isinstance(error, StaleShard):
+                        self.tree.lower.distrust()
 
     def go_on(self, inode: int, distance: int) -> None:
         """Store the files after `inode`, which was read; the READ before it was `distance` inode numbers back."""
