@@ -257,9 +257,9 @@ def _pack_shards(sources: Sequence[str], packed: Packed, opening: Opening) -> Ma
         disk_errors(),
         when_interrupted(output.STOPPED),
     ):
-        wanted = packed.options
-        chosen = CommitOptions(wanted.output, wanted.maxcount, wanted.maxsize)
-        made = ViewCommit(below, chosen, on_shard, parts_of(below, wanted, on_shard))
+        typed = packed.options
+        target = CommitOptions(typed.output, typed.maxcount, typed.maxsize)
+        made = ViewCommit(below, target, on_shard, parts_of(below, typed, on_shard))
         made.run(write=not packed.dry_run)
     strays = f"{counted(made.left_out, 'member')} in no sample" if made.left_out else ""
     facts = {**_facts(made.plan, made.splits), "layout": "shards", "left_out_count": made.left_out}

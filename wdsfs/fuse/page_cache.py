@@ -1,7 +1,7 @@
 """The kernel's page cache of a mount, in which the content of whole files is stored (FUSE_NOTIFY_STORE).
 
-The kernel waits for pages that a READ in flight has locked, so whoever stores must answer no request. Which files
-are stored, and when, is decided in `pusher.py`.
+A READ in flight locks its pages, and the kernel waits for them. So a process that stores must answer no request.
+Which files are stored, and when, is decided in `pusher.py`.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ CALL = struct.Struct("<QQ")  # the inode number that was read, and how far it is
 
 
 class Pushed(NamedTuple):
-    """What was stored in the page cache ahead of readers, and how much of it readers have gone past."""
+    """Counts of the files that were pushed, and of those of them that readers have gone past."""
 
     files: int
     bytes: int
@@ -53,7 +53,7 @@ class Passes:
     def note(self, inode: int) -> int:
         """Note a READ of a file, or the listing of a sample.
 
-        Returns how far the inode is from the one before if the pusher is to be called, else 0.
+        Returns the distance to the inode number before it if the pusher has to be called, else 0.
         """
         words, at = self._regions, _place(inode)
         distance = inode - words[at]
@@ -87,7 +87,7 @@ class Passes:
         return self._regions[_place(inode)]
 
     def postpone(self, inode: int) -> None:
-        """Have twice as many reads in a row pass before the pusher is called again for this pass."""
+        """Call the pusher for this pass again only after twice as many reads in a row."""
         at = _place(inode)
         self._regions[at + _DUE] = min(2 * self._regions[at + _ROW], self._regions[at + _ROW] + PATIENCE_MAX)
 

@@ -284,8 +284,8 @@ class Operations(ABC, Generic[TreeKind]):
     # --- directories and files
 
     def opendir(self, request: Request) -> Reply:
-        """Return the kernel caches listings, but not those of a merged tree, whose directories change and keep
-        their inodes.
+        """Let the kernel cache listings, but not those of a merged tree, whose directories change and keep their
+        inodes.
         """
         return protocol.opened() if self.tree.merged else errno.ENOSYS
 
@@ -438,6 +438,7 @@ def _done(request: Request) -> bytes:
 
 
 def not_implemented(request: Request) -> int:
-    """Return the kernel does not send this opcode again. After OPEN, OPENDIR, FLUSH and ACCESS it does the work
-    itself."""
+    """Reply that this opcode is not handled: the kernel does not send it again. After OPEN, OPENDIR, FLUSH and
+    ACCESS it does the work itself.
+    """
     return errno.ENOSYS

@@ -208,7 +208,7 @@ def _format_of(env: lmdb.Environment) -> bytes:
 
 
 def open_read_only(home: Path) -> lmdb.Environment | None:
-    """Return an index that cannot be written may still be read, from a read-only image for example."""
+    """Open an index that cannot be written, as on a read-only image; None if it can, or cannot be read."""
     try:
         if not (_is_image(home) or os.access(home / "lock.mdb", os.W_OK)):
             return None

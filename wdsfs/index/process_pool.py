@@ -142,11 +142,11 @@ def _by_workers(
         seen[shard.path] = seen_shard.fingerprint
         return function, seen_shard, argument(shard)
 
-    def again(shard: Shard, sent: tuple[Any, SeenShard, Any], error: ShardError) -> bool:
+    def has_changed(shard: Shard, sent: tuple[Any, SeenShard, Any], error: ShardError) -> bool:
         """Return True if the shard has changed since it was looked at here."""
         return isinstance(error, StaleMount) and not sent[1].is_same(shard_paths.look_again(shard.path))
 
-    job = Job(on_shard, prepare, lambda shard: os.fsdecode(shard.path), again)
+    job = Job(on_shard, prepare, lambda shard: os.fsdecode(shard.path), has_changed)
     for shard, result in spread(workers, job, shards):
         fingerprint = seen.pop(shard.path, None)
         if isinstance(result, ShardError) or fingerprint is None:

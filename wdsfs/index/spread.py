@@ -74,14 +74,14 @@ class Job(Generic[Item]):
     """Work for each item of a list.
 
     `function` gets what `prepare` makes of an item when it is sent, on a worker; both can be pickled. A ShardError
-    of either is the result of the item. `name` is what messages call an item. `again` says if an item is to be
-    sent again (once) after this error, with what it was sent before.
+    of either is the result of the item. `name` is what messages call an item. `must_repeat`
+    says if an item has to be sent again (once) after this error, by what was sent before.
     """
 
     function: Callable[[Any], Any]
     prepare: Callable[[Item], Any]
     name: Callable[[Item], str]
-    again: Callable[[Item, Any, ShardError], bool] = lambda _item, _sent, _error: False
+    must_repeat: Callable[[Item, Any, ShardError], bool] = lambda _item, _sent, _error: False
 
 
 @dataclass(slots=True)
@@ -211,7 +211,7 @@ class _Spreading(Generic[Item]):
             self._ready.append((unit.item, outcome.result))
         elif not isinstance(error, ShardError):
             raise error
-        elif not unit.repeated and self._job.again(unit.item, unit.sent, error):
+        elif not unit.repeated and self._job.must_repeat(unit.item, unit.sent, error):
             unit.repeated = True
             if self._prepare(unit):
                 self._lost.append(unit)

@@ -333,7 +333,7 @@ class Guard:
         return own if self._over is None else replace(own, **self._over.registered())
 
     def run(self) -> None:
-        """Return when the mount has ended, by others or because a shard is about to change."""
+        """Serve until the mount has ended, by others or because a shard is about to change."""
         with open(mount_table.MOUNTINFO, "rb") as table:
             while True:
                 self._sleep(table.fileno())
@@ -354,7 +354,7 @@ class Guard:
             self._over.clean_work()
 
     def _sleep(self, table: int) -> None:
-        """Return when something may have happened; `table` is the open mount table."""
+        """Wait until something may have happened; `table` is the open mount table."""
         poller = select.poll()
         poller.register(self._receiver, select.POLLIN)
         poller.register(self._listener, select.POLLIN)

@@ -407,7 +407,7 @@ class OverlaidTree:
         return self._with_links(original) if node is None else self.status(node)
 
     def _with_links(self, original: Node) -> Node:
-        """Return a file of the lower with several names may have lost some."""
+        """Return a file of the lower with the number of its names that are left."""
         if original.links == 1 or stat.S_ISDIR(original.mode) or not self._is_touched(original.inode):
             return original
         shown = sum(self.nodes.is_shown(*place) for place in self.tree.places(original.inode))

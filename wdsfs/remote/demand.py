@@ -91,7 +91,7 @@ class Demand:
         raise no_room(item)  # which has come as a whole: without a cache, other bytes cannot vanish
 
     async def stored(self, item: RemoteObject, begin: int, end: int) -> None:
-        """Return when nothing of a range is under way any more: the cache has what it takes."""
+        """Wait until nothing of a range is under way any more: the cache has what it takes."""
         tasks = [part.task for _, _, part in item.parts.overlapping(begin, end) if part.task is not None]
         if tasks:
             await asyncio.wait(tasks)

@@ -74,10 +74,10 @@ class Upload(NamedTuple):
         if url.scheme == "az":
             return cls(url, options, os.urandom(8).hex())
         status, _, body = await _ask(url, options, "POST", "uploads=", {}, b"", SMALL_SECONDS)
-        found = _ID.search(body)
-        if status != 200 or found is None:
+        upload = _ID.search(body)
+        if status != 200 or upload is None:
             raise _failure(url, status, body)
-        return cls(url, options, html.unescape(found[1].decode()))
+        return cls(url, options, html.unescape(upload[1].decode()))
 
     async def put(self, number: int, content: memoryview, seconds: float) -> str:
         """Send a part, the first is 0; return its ETag, which Azure does not give. Raises as obstore does."""
@@ -108,10 +108,10 @@ class Upload(NamedTuple):
         status, named, body = await _ask(self.url, self.options, method, query, headers, text.encode(), seconds)
         if status == 412 and "If-None-Match" in condition:
             status = 409
-        found = _ETAG.search(body)
+        tag = _ETAG.search(body)
         if status not in (200, 201) or b"<Error>" in body:  # S3 may say 200 before it knows
             raise _failure(self.url, status, body)
-        etag = html.unescape(found[1].decode("latin-1")) if found else named.get("etag", "")
+        etag = html.unescape(tag[1].decode("latin-1")) if tag else named.get("etag", "")
         return answers.etag_of({"e_tag": etag})
 
     async def abort(self) -> None:

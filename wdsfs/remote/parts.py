@@ -127,7 +127,7 @@ class Part:
         self._here, self._stop, self.kept = begin, stop, self._cached is not None
 
     async def reached(self, end: int) -> None:
-        """Return when its bytes up to `end` are here. Raises what the request has raised."""
+        """Wait until its bytes up to `end` are here. Raises what the request has raised."""
         if not self._has(end):
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append((end, waiter))
@@ -158,7 +158,7 @@ class Part:
         self._storing = None
 
     async def stored(self) -> None:
-        """Return when the cache has been given all that has come."""
+        """Wait until the cache has been given all that has come."""
         if self._storing is not None:
             await asyncio.wait([self._storing])
 
