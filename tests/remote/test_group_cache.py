@@ -200,7 +200,10 @@ def run_by(member: Program, *arguments: str) -> bytes:
 
 
 def test_commands_of_two_users_fetch_each_range_once(shared: Path) -> None:
-    content = tars.tar(*(tars.member(b"%03d.jpg" % number, os.urandom(100_000)) for number in range(20)))
+    count = 20
+    content = tars.tar(*(tars.member(b"%03d.jpg" % number, os.urandom(100_000)) for number in range(count)))
+    # Where answers are slow a scan fetches headers alone: these few blocks come again with what lies around them.
+    headers = count * 2 * BLOCK
     with WebServer().running() as web, contextlib.ExitStack() as stack:
         web.put("/a.tar", content)
         members = [stack.enter_context(program_of(User(uid, GROUP))) for uid in (ANNA, BERT)]
@@ -216,7 +219,9 @@ def test_commands_of_two_users_fetch_each_range_once(shared: Path) -> None:
         assert reads(members[1], 3) == first
         assert web.sent == sent
         run_by(members[1], "fetch", url)
+        sent = web.sent
+        assert sent <= len(content) + headers
         run_by(members[0], "fetch", url)
-        assert web.sent <= len(content) + BLOCK
+        assert web.sent == sent
         assert "shared by the group" in run_by(members[0], "cache").decode()
     assert are_open_to_the_group(shared)
