@@ -12,7 +12,7 @@ help:  ## show this list
 	sed -n 's/^\([a-z]*\):[^#]*##  *\(.*\)/make \1\t\2/p' Makefile | expand -t 20
 
 demo: setup  ## mount a set of real images and look around in it
-	$(BIN)/python docs/demo.py
+	$(BIN)/python .ci/demo.py
 
 # The tests run also when lint complains, and their summary comes last. Two processes run them, since most of their
 # time is that of other processes starting. Those of other people's tools are skipped where `make tools` has not
@@ -30,7 +30,7 @@ coverage: setup  ## the share of lines that tests without mounts and other progr
 	$(BIN)/coverage run --source=wdsfs --data-file=build/coverage -m pytest -q -m 'not fuse and not tools and not dali'
 	$(BIN)/coverage report --data-file=build/coverage --sort=cover
 
-tools:  ## the tools and servers that some tests and docs/recipes.md use, 2 GB; `make test` then runs these, too
+tools:  ## the tools and servers that some tests and docs/how-to/loaders.md use, 2 GB; `make test` then runs these, too
 	.ci/setup tools
 
 dali: setup  ## the tests with NVIDIA DALI, which no other task runs; another gigabyte

@@ -32,7 +32,7 @@ from bench.workloads import GROUPS, WORKLOADS, Bench
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
-DOCUMENT = ROOT / "docs" / "performance.md"
+DOCUMENT = ROOT / "bench" / "RESULTS.md"
 NOT_BY_DEFAULT = {"wdsfs-nospin"}
 ROOM = 7 << 30  # bytes on the disk; some 5 GB are used by default
 
@@ -189,7 +189,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--mount-options", default="", metavar="TEXT", help="for wdsfs, as in '--workers 4'")
     parser.add_argument("--data", type=Path, metavar="DIRECTORY", help="keep the data here, and use it again")
     parser.add_argument("--out", type=Path, metavar="FILE", help="save the JSON of a partial run here")
-    parser.add_argument("--publish", action="store_true", help="put tables and plots into docs/performance.md")
+    parser.add_argument("--publish", action="store_true", help="put tables and plots into bench/RESULTS.md")
     parser.add_argument(
         "--from", dest="saved", type=Path, nargs="+", metavar="FILE", help="show saved runs as one"
     )

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parent.parent
 _TOP = click.Context(main)
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 COMMANDS = {name: main.get_command(_TOP, name) for name in main.list_commands(_TOP)}
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "bench/RESULTS.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def test_the_example_in_format_md_is_what_is_stored(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_the_example_in_format_md_is_what_is_stored(tmp_path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     built = record.Record(record_builder.build(fd, Fingerprint(1, 2, 3)))
     os.close(fd)
-    text = (ROOT / "docs/format.md").read_text()
+    text = (ROOT / "docs/reference/formats.md").read_text()
     rows = re.findall(r"^\| `([a-z]+\.[a-z.]+)` \| `([0-9a-f ]+)`", text, re.MULTILINE)
     assert len(rows) == 9
     for section, digits in rows:
@@ -50,7 +50,7 @@ def test_the_example_in_format_md_is_what_is_stored(tmp_path: Path) -> None:
 
 
 def test_format_md_names_every_section_and_the_format(tmp_path: Path) -> None:
-    text = (ROOT / "docs/format.md").read_text()
+    text = (ROOT / "docs/reference/formats.md").read_text()
     source = (ROOT / "wdsfs/index/record_builder.py").read_text()
     sections = re.findall(r"\.put(?:_[a-z]+)?\(\s*\"([a-z.]+)\"", source)
     assert len(sections) > 20
@@ -86,7 +86,7 @@ def test_every_command_explains_itself_and_is_on_the_page_of_use(name: str) -> N
     command = COMMANDS[name]
     assert command is not None
     assert re.search(r"Examples?:", command.help or ""), "no example in its help"
-    assert f"wdsfs {name}" in (ROOT / "docs/usage.md").read_text()
+    assert f"wdsfs {name}" in (ROOT / "docs/README.md").read_text()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -108,7 +108,7 @@ def _anchors(page: Path) -> set[str]:
 POINTERS = ("In this order: ", "First the index, ", "Which samples a change adds, ", "The tests that show ")
 
 
-@pytest.mark.parametrize("page", ["semantics", "format", "packing"])
+@pytest.mark.parametrize("page", ["reference/semantics", "reference/formats", "how-to/pack"])
 def test_every_statement_names_the_tests_that_show_it(page: str) -> None:
     """Each paragraph, point and row has a footnote, or its table has one; each footnote names tests that exist."""
     text = (ROOT / f"docs/{page}.md").read_text()
@@ -138,7 +138,7 @@ def _statements(text: str) -> Iterator[str]:
 
 
 def test_semantics_md_lists_every_kind_of_finding() -> None:
-    text = (ROOT / "docs/semantics.md").read_text()
+    text = (ROOT / "docs/reference/semantics.md").read_text()
     rooms = [*(ROOT / "wdsfs/tar").glob("*.py"), *(ROOT / "wdsfs/index").glob("*.py")]
     sources = "".join(file.read_text() for file in [*rooms, ROOT / "wdsfs/interop/lint.py"])
     kinds = set(re.findall(r"(?:Problem|Damage)\([^,\"]+, \"([a-z ]+)\"", sources))
@@ -149,7 +149,7 @@ def test_semantics_md_lists_every_kind_of_finding() -> None:
 
 
 def test_format_md_has_a_header_as_a_commit_writes_it() -> None:
-    text = (ROOT / "docs/format.md").read_text()
+    text = (ROOT / "docs/reference/formats.md").read_text()
     rows = re.findall(r"^\| ([0-9]+) \| [^|]+ \| `([0-9a-f ]+)`", text, re.MULTILINE)
     assert len(rows) > 10
     written = bytearray(BLOCK)
@@ -166,7 +166,7 @@ def test_format_md_has_a_header_as_a_commit_writes_it() -> None:
 
 
 def test_overlay_md_has_every_reason_and_every_attribute() -> None:
-    text = (ROOT / "docs/overlay.md").read_text().replace("\\_", "_")
+    text = (ROOT / "docs/reference/overlay.md").read_text().replace("\\_", "_")
     texts = [
         str(node.value.value)
         for node in ast.parse((ROOT / "wdsfs/packing/reasons.py").read_text()).body
@@ -192,7 +192,7 @@ def test_the_tutorial_in_overlay_md_is_what_happens(program: Program) -> None:
     need_fuse()
     data = program.directory("data")
     _write_set(data)
-    text = (ROOT / "docs/overlay.md").read_text()
+    text = (ROOT / "docs/reference/overlay.md").read_text()
     tutorial = text[text.index("## Tutorial") : text.index("## What becomes")]
     assert len(steps_of(tutorial)) > 20
     type_in(program, tutorial, {"/mnt/train": program.mountpoint, "/data": data})

@@ -1,4 +1,5 @@
-"""docs/layouts.md: each section is typed in, its pictures are compared with real mounts, and its loaders are run.
+"""docs/how-to/layouts.md: each section is typed in, its pictures are compared with real mounts, and its loaders
+are run.
 
 The sections start from the shards that the first one makes.
 """
@@ -18,7 +19,7 @@ from tests.conftest import ROOT, Program, need_fuse
 from tests.peers import DALI, LONG_PATIENCE, SCRIPTS, TOOLS, environment_of, need_tool
 from tests.typed import steps_of, type_in
 
-_TEXT = (ROOT / "docs/layouts.md").read_text()
+_TEXT = (ROOT / "docs/how-to/layouts.md").read_text()
 SECTIONS = {one.partition("\n")[0]: one for one in re.split(r"^## ", _TEXT, flags=re.MULTILINE)[1:]}
 FIRST = "The set of this page"
 

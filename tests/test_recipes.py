@@ -1,4 +1,4 @@
-"""docs/recipes.md: every page is typed in, with the tool that it is about.
+"""docs/how-to/loaders.md: every page is typed in, with the tool that it is about.
 
 The pages start from the shards that the first one writes.
 """
@@ -18,7 +18,7 @@ from tests.conftest import ROOT, Program, need_fuse
 from tests.peers import DALI, LONG_PATIENCE, SCRIPTS, TOOLS, environment_of, need_tool
 from tests.typed import files_of, steps_of, type_in
 
-_TEXT = (ROOT / "docs/recipes.md").read_text()
+_TEXT = (ROOT / "docs/how-to/loaders.md").read_text()
 PAGES = {page.partition("\n")[0]: page for page in re.split(r"^## ", _TEXT, flags=re.MULTILINE)[1:]}
 FIRST = "The set of these pages"
 

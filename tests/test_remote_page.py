@@ -1,4 +1,4 @@
-"""docs/remote.md: each command is typed in, against a server of the store that it is about."""
+"""docs/how-to/stores.md: each command is typed in, against a server of the store that it is about."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.remote.conftest import FOREIGN
 from tests.servers import BUCKET, Server
 from tests.web_server import WebServer
 
-_TEXT = (ROOT / "docs/remote.md").read_text()
+_TEXT = (ROOT / "docs/how-to/stores.md").read_text()
 _PARTS = re.split(r"^##+ (.*)\n", _TEXT, flags=re.MULTILINE)
 SECTIONS = {"": _PARTS[0], **dict(zip(_PARTS[1::2], _PARTS[2::2], strict=True))}
 COMMANDS = {name: re.findall(r"^    (\S.*)$", text, re.MULTILINE) for name, text in SECTIONS.items()}

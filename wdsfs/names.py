@@ -1,7 +1,7 @@
 """Member names: splits them into key and extension, and turns them into names that a file system can show.
 
-The one home of each naming decision; docs/semantics.md explains them to users. Pure functions over bytes:
-no disks, no FUSE, no state.
+The one home of each naming decision; docs/reference/semantics.md explains them to users. Pure functions over
+bytes: no disks, no FUSE, no state.
 
 A member name such as `images17/image194.left.jpg` has the key `images17/image194` and the extension
 `left.jpg`. The part of the key after the last slash is its stem, the part before it its folder.

@@ -6,7 +6,8 @@ by step, with a descriptor of each directory, and links are resolved here: every
 to a trusted user, and nobody else may write to a directory on the way, unless it is sticky (as /tmp is), where
 only owners can replace files. A path that passes means the same tomorrow, so LMDB and SQLite may open files by it.
 
-The one home of these rules; docs/trust.md lists the callers ("How each place is protected"). Standard library.
+The one home of these rules; docs/explanation/trust.md lists the callers ("How each place is protected"). Standard
+library.
 """
 
 from __future__ import annotations

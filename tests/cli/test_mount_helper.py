@@ -210,7 +210,7 @@ def test_help(called: list[list[str]], capsys: pytest.CaptureFixture[str]) -> No
 
 # -- what the documentation says -----------------------------------------------------------------------------
 
-DEPLOYMENT = (Path(__file__).parent.parent.parent / "docs" / "deployment.md").read_text()
+DEPLOYMENT = (Path(__file__).parent.parent.parent / "docs" / "how-to" / "boot.md").read_text()
 LINES = re.findall(r"^(\S+)\s+(/\S+)\s+wdsfs\s+(\S+)\s+0\s+0$", DEPLOYMENT, re.MULTILINE)
 
 

@@ -122,5 +122,5 @@ def test_the_command_for_this_very_program_is_one_that_pip_takes() -> None:
 
 def test_no_text_names_another_way() -> None:
     """`wdsfs[view]` is found on no index: every hint asks `install_command`."""
-    for path in [*(ROOT / "wdsfs").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]:
+    for path in [*(ROOT / "wdsfs").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]:
         assert "pip install 'wdsfs[" not in path.read_text(), path

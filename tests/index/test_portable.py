@@ -119,7 +119,7 @@ def test_a_record_that_is_damaged_is_not_passed_on(tmp_path: Path) -> None:
 
 
 def test_what_is_in_the_file(tmp_path: Path) -> None:
-    """As docs/format.md has it."""
+    """As docs/reference/formats.md has it."""
     shards = sets.make(tmp_path / "a", 2)
     data = write(tmp_path / "a", shards).read_bytes()
     head = struct.unpack_from("<8sIIIIIQQI", data)

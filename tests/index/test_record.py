@@ -1,7 +1,7 @@
 """The record: every tree of a shard against a model in plain Python, its tables, and its bytes.
 
-The model says what docs/semantics.md says, by lists and dictionaries, from what tarfile sees of a tar. The
-trees of a record are read here by its own lookups alone, as the mount does.
+The model says what docs/reference/semantics.md says, by lists and dictionaries, from what tarfile sees of a tar.
+The trees of a record are read here by its own lookups alone, as the mount does.
 """
 
 from __future__ import annotations

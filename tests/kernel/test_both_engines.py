@@ -1,9 +1,9 @@
 """The same set by FUSE and by the kernel, side by side: name for name, attribute for attribute, byte for byte;
 and the same edits.
 
-What is another is in the table of docs/semantics.md, "Images", and is left out here: inode numbers, the order of
-listings, sizes of directories, which error damage gives. The model of edits is in `tests/overlay/test_edits.py`.
-`WDSFS_THOROUGH=10` looks at ten times as many random examples.
+What is another is in the table of docs/reference/semantics.md, "Images", and is left out here: inode numbers, the
+order of listings, sizes of directories, which error damage gives. The model of edits is in
+`tests/overlay/test_edits.py`. `WDSFS_THOROUGH=10` looks at ten times as many random examples.
 """
 
 from __future__ import annotations

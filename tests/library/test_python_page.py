@@ -1,4 +1,4 @@
-"""docs/python.md: every block is typed in, with the tools that it is about, and where there is no FUSE."""
+"""docs/how-to/python.md: every block is typed in, with the tools that it is about, and where there is no FUSE."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests import tars
 from tests.conftest import ROOT, Program
 from tests.peers import LONG_PATIENCE, TOOLS, environment_of, need_tool
 
-PAGE = (ROOT / "docs/python.md").read_text()
+PAGE = (ROOT / "docs/how-to/python.md").read_text()
 BLOCKS = {
     title: re.findall(r"^```pycon\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     for title, _, text in (part.partition("\n") for part in PAGE.split("\n## ")[1:])

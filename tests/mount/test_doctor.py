@@ -422,7 +422,7 @@ def test_apparmor_confines_fusermount(tmp_path: Path, user: int, monkeypatch: py
     monkeypatch.setattr(doctor, "confined", lambda path: True)
     (tmp_path / "mnt").mkdir()
     finding = doctor.check_mountpoint(str(tmp_path / "mnt"))
-    assert_remedy(finding, "warn", "AppArmor", "docs/deployment.md")
+    assert_remedy(finding, "warn", "AppArmor", "docs/how-to/boot.md")
 
 
 # -- containers ----------------------------------------------------------------------------------------------

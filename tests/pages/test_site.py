@@ -17,7 +17,7 @@ from tests.conftest import Program, wait_until
 from tests.pages.conftest import film
 from tests.pages.viewing import Browser, Viewer, picture, viewing
 
-DOCS = Path(__file__).parent.parent.parent / "docs"
+DOCS = Path(__file__).parent.parent.parent / "docs" / "images"
 SAMPLE = "/sample/train-000000/class0/image0000"
 
 

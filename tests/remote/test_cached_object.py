@@ -730,7 +730,7 @@ def test_what_is_held_is_not_removed(tmp_path: Path) -> None:
 
 
 def test_the_bytes_of_a_table(tmp_path: Path) -> None:
-    """As docs/format.md describes them: a cache outlives the version that filled it."""
+    """As docs/reference/formats.md describes them: a cache outlives the version that filled it."""
     content = content_of(9 * BLOCK + 100)
     fd = os.open(tmp_path / "table", os.O_RDWR | os.O_CREAT)
     table = BlockTable.create(fd, URL, pin_of(len(content)))

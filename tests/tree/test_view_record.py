@@ -1128,7 +1128,7 @@ def test_a_joined_record_that_is_gone_is_made_again_for_an_attribute(tmp_path: P
 
 
 def test_a_derived_record_says_of_what_it_is_made(tmp_path: Path) -> None:
-    """As docs/format.md has it: places with kind, path and fingerprint, and an address for each member."""
+    """As docs/reference/formats.md has it: places with kind, path, fingerprint; an address for each member."""
     shard = write(tmp_path / "s.tar", [(b"d/a", [(b"jpg", b"J"), (b"x.gz", gzip.compress(b"X"))])])
     file = as_lines(tmp_path / "l.jsonl", [{"key": "d/a", "label": 7}])
     wanted = Composition(

@@ -8,7 +8,7 @@ makes mount(8) run `/sbin/mount.wdsfs SPEC MOUNTPOINT [-sfnv] [-N NAMESPACE] [-o
 translated here into a call of `wdsfs mount`. SPEC is whatever `wdsfs mount` takes as one argument: several
 are joined by `::`, and a space is `\\040` in fstab. `wdsfs mount`'s own options go into the option field
 without their dashes. mount(8) looks for helpers in /sbin only, where no Python installer puts a file: a link
-from there to the installed `mount.wdsfs` has to be made by hand (docs/deployment.md).
+from there to the installed `mount.wdsfs` has to be made by hand (docs/how-to/boot.md).
 """
 
 from __future__ import annotations

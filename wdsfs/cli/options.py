@@ -365,7 +365,7 @@ executor_option: Decorator[Any] = click.option(
     "--executor",
     metavar="NAME",
     envvar="WDSFS_EXECUTOR",
-    help="Have a cluster do it (docs/clusters.md): dask:ADDRESS, ray[:ADDRESS], mpi, slurm:jobs=N,..., or "
+    help="Have a cluster do it (docs/how-to/clusters.md): dask:ADDRESS, ray[:ADDRESS], mpi, slurm:jobs=N,..., or "
     "MODULE:CALLABLE, which returns a concurrent.futures.Executor; --jobs is then how much is in flight.  "
     "[default: processes of this machine; env WDSFS_EXECUTOR]",
 )

@@ -7,7 +7,7 @@ record of a million samples costs no more memory to open than one of ten.
 Folders (the directories of member names) and entries (a run of adjacent members with the same key, or a
 single member that is in no sample, a *stray*) are numbered so that the children of a folder are neighbours,
 and within a folder they stand in the order of the tar; so do the members of an entry. A column of sorted
-CRC-32 sums of the whole path finds a name by bisection. docs/format.md shows the bytes.
+CRC-32 sums of the whole path finds a name by bisection. docs/reference/formats.md shows the bytes.
 
 What a child is called differs from its plain name only where a name is odd or taken: an *alias*, of which there
 is a table for each of the three domains (kinds of listing) in which names can collide:

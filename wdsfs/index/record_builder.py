@@ -1,8 +1,8 @@
 """Builds the record of a shard: scans its bytes, and packs the members and names into sections. Pure.
 
-The content of a record is described at the head of `record.py`, its bytes in docs/format.md: sections, each an
-array or a list of names, behind a directory. `build` reads the members into a draft (`member_draft.py`), resolves
-hard links, puts all into the order of the record and finds its aliases (`record_order.py`), and packs the
+The content of a record is described at the head of `record.py`, its bytes in docs/reference/formats.md: sections,
+each an array or a list of names, behind a directory. `build` reads the members into a draft (`member_draft.py`),
+resolves hard links, puts all into the order of the record and finds its aliases (`record_order.py`), and packs the
 sections. `derive` does the same for members that lie in other shards.
 """
 
@@ -192,7 +192,8 @@ def _check_count(members: int) -> None:
 def _pack(draft: MemberDraft, problems: Problems, sections: Sections) -> dict[str, Any]:
     """Put all sections of a draft; return the entries of the record's directory.
 
-    docs/format.md lists the sections. Their order counts: `Record.checksum`, which commits keep, depends on it.
+    docs/reference/formats.md lists the sections. Their order counts: `Record.checksum`, which commits keep,
+    depends on it.
     """
     columns = draft.columns_joined()
     targets = member_draft.resolve(draft, columns, problems)

@@ -1,7 +1,8 @@
 """The index that DALI reads, as bytes: written from records, and checked.
 
 Nothing here opens a file. `export` puts it where DALI looks, `lint` compares one that lies beside a shard with the
-shard's headers. docs/format.md has the format, and in which members the tools group differently from wdsfs.
+shard's headers. docs/reference/formats.md has the format, and in which members the tools group differently from
+wdsfs.
 
 The writers follow wdsfs's samples, in the order of the tar. What a tool would misread raises ExportError, which
 names the member; the caller knows the shard.

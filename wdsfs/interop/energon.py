@@ -2,7 +2,8 @@
 
 Energon finds a sample by the offset of its first header and groups the members after it by their raw names once
 more. So the rows here come from the headers of a shard, by Energon's own rule, and not from wdsfs's records: what
-`energon prepare` writes of the same shards. docs/format.md shows the files. `export` puts them in their places.
+`energon prepare` writes of the same shards. docs/reference/formats.md shows the files. `export` puts them in their
+places.
 
 Sources: megatron-energon 7.4.1, flavors/webdataset/{config,prepare,indexing,itar,itar_reader,structs}.py.
 """

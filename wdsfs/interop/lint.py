@@ -1,7 +1,8 @@
 """The lint of `wdsfs check` and `--strict`: odd and damaged samples, and misfits in indexes beside the shards.
 
 `lint` reads the headers of a shard again, not the index, so the shard is known to be readable now; `lint_record`
-uses its record. `Judge` adds what only the shards of a set together show. docs/semantics.md lists the kinds.
+uses its record. `Judge` adds what only the shards of a set together show. docs/reference/semantics.md lists the
+kinds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The index that wids reads, as bytes, and where wids finds other samples than wdsfs.
 
-Nothing here opens a file: `export` puts the index where wids looks for it. docs/format.md has the format.
+Nothing here opens a file: `export` puts the index where wids looks for it. docs/reference/formats.md has the
+format.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def check_leases(directory: str) -> MachineFinding:
         by_looking = "changes are looked for every second instead"
         if error.errno == errno.EACCES:
             text = f"{shard} is not yours, so {by_looking}"
-            return warning(text, "mount as root with CAP_LEASE (docs/deployment.md)")
+            return warning(text, "mount as root with CAP_LEASE (docs/how-to/boot.md)")
         return warning(f"none on {fstype} ({error.strerror}): {by_looking}", "shards on a local disk")
     finally:
         os.close(fd)

@@ -130,7 +130,7 @@ def check_privileges(status: str = "/proc/self/status") -> MachineFinding:
     if not _has_capability(fields, "CapBnd"):
         return MachineFinding(name, "fail", "CAP_SYS_ADMIN is out of reach here, even for fusermount3", remedy)
     if fields.get("NoNewPrivs", "0").strip() == "1":
-        how = remedy if inside else "start it without NoNewPrivileges= and what implies it (docs/deployment.md)"
+        how = remedy if inside else "start it without NoNewPrivileges= and what implies it (docs/how-to/boot.md)"
         return MachineFinding(name, "fail", "no_new_privs is set: fusermount3 cannot become root", how)
     return MachineFinding(name, "ok", "CAP_SYS_ADMIN is not out of reach for setuid programs")
 
@@ -343,7 +343,7 @@ def check_mountpoint(path: str, version: tuple[int, ...] | None = None) -> Machi
         if confined(path):
             detail = "AppArmor's profile of fusermount3 may not let a user mount here"
             return MachineFinding(
-                name, "warn", detail, "mount below your home, or see AppArmor in docs/deployment.md"
+                name, "warn", detail, "mount below your home, or see AppArmor in docs/how-to/boot.md"
             )
     return MachineFinding(name, "ok", f"an empty directory ({mount_table.filesystem_type(path)})")
 
@@ -412,7 +412,7 @@ def confined(path: str, profile: str = "/etc/apparmor.d/fusermount3") -> bool:
 _CONTAINER_REMEDIES = {
     "docker": "docker run --device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined ...",
     "podman": "podman run --device /dev/fuse --cap-add SYS_ADMIN ...",
-    "kubernetes": "give the container /dev/fuse and SYS_ADMIN, or privileged: true (docs/deployment.md)",
+    "kubernetes": "give the container /dev/fuse and SYS_ADMIN, or privileged: true (docs/how-to/boot.md)",
     "apptainer": "mount on the host and bind it: apptainer exec --bind MOUNTPOINT ...",
 }
 

@@ -92,7 +92,7 @@ def _attributes(options: Sequence[str], writable: bool) -> tuple[int, bool]:
         if option in _HOLD_UNLESS_WRITABLE and writable:
             raise UsageError(f"-o {option}: the kernel's overlay has no such option; it is for FUSE")
         if not is_known and option not in _HOLD_UNLESS_WRITABLE and not option.startswith(_NAMES):
-            raise UsageError(f"-o {option}: not for an image, which has no daemon; see docs/engines.md")
+            raise UsageError(f"-o {option}: not for an image, which has no daemon; see docs/how-to/engines.md")
     return attributes, parsed.nonempty
 
 

@@ -4,7 +4,7 @@
 ones, and names the files that no tar of samples can hold, or that readers would mix up. It writes nothing.
 
 New members of an existing sample follow its last member, new samples in a shard's directory the shard's last
-sample; everything else goes into further shards. docs/overlay.md has the same rules for users.
+sample; everything else goes into further shards. docs/reference/overlay.md has the same rules for users.
 """
 
 from __future__ import annotations

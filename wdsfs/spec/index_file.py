@@ -2,7 +2,7 @@
 
 One immutable file: a header, a table with a row for each shard, texts (paths, ETags), then the records. It names
 shards, so it stands wherever SHARDS stand; what is done with its records is decided in `index/portable.py`, which
-also says when a shard is still the one of its row. docs/format.md has the bytes.
+also says when a shard is still the one of its row. docs/reference/formats.md has the bytes.
 
 Anybody may have written the file. So each number is compared with the size of the file before it is used, and what
 is not sound is a SpecError. Nothing of a record is read here.

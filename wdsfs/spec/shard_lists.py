@@ -7,9 +7,9 @@
 | portable index (`*.wdsidx`) | `spec/index_file.py` |
 | prepared Energon dataset (a directory with `.nv-meta`) | Megatron-Energon: `flavors/webdataset/metadata.py` |
 
-docs/format.md has the fields. Relative paths in a file are below the directory of the file, not below the working
-directory. A shard may lie anywhere: a file is as trustworthy as its author. But a file at a URL names nothing of
-this machine, and `.nv-meta` of another user nothing outside of its dataset: who names a directory
+docs/reference/formats.md has the fields. Relative paths in a file are below the directory of the file, not below
+the working directory. A shard may lie anywhere: a file is as trustworthy as its author. But a file at a URL names
+nothing of this machine, and `.nv-meta` of another user nothing outside of its dataset: who names a directory
 does not name that file. `spec/expand.py` checks if the shards exist.
 """
 

@@ -1,7 +1,7 @@
 """Tables over all shards of a set: which have a path in a merged tree, and which may have a key.
 
 The index keeps them like records, and makes them again when a shard of the set has changed (`Index.keep_table`).
-Which paths a shard shows is decided in `shown_names.py`; docs/format.md shows the bytes.
+Which paths a shard shows is decided in `shown_names.py`; docs/reference/formats.md shows the bytes.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Writes the handwritten digits that scikit-learn ships (1797 images of 8 x 8 pixels) as a set of four
 shards, mounts it, and looks around with ordinary programs. Each command is printed before it runs.
 
-    python docs/demo.py            in a temporary directory that is removed afterwards
-    python docs/demo.py DIRECTORY  there, and the shards stay for trying things out
-    python docs/demo.py --picture docs/session.svg
+    python .ci/demo.py            in a temporary directory that is removed afterwards
+    python .ci/demo.py DIRECTORY  there, and the shards stay for trying things out
+    python .ci/demo.py --picture docs/images/session.svg
                                    draws the short session of the README into a file
 
 Exit status: 0, or 1 when a command of the session failed.
