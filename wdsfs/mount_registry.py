@@ -68,7 +68,7 @@ class Registration:
     @classmethod
     def known(cls, content: dict[str, Any]) -> dict[str, Any]:
         """Return the part of an object of JSON that are fields of this class."""
-        return {one.name: content[one.name] for one in fields(cls) if one.name in content}
+        return {field.name: content[field.name] for field in fields(cls) if field.name in content}
 
     @property
     def alive(self) -> bool:
@@ -76,7 +76,7 @@ class Registration:
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields by name; `asdict` would copy each path."""
-        return {one.name: getattr(self, one.name) for one in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 Registered = TypeVar("Registered", bound=Registration)
@@ -224,7 +224,7 @@ def decode(line: bytes) -> dict[str, Any]:
     return message
 
 
-def answer_one(listener: socket.socket, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def answer_client(listener: socket.socket, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Answer the request of the client that waits, if there is one."""
     try:
         client, _ = listener.accept()

@@ -20,7 +20,7 @@ _SET_FLAG, _SET_STRING, _CREATE, _RECONFIGURE = 0, 1, 6, 7
 _CLOEXEC, _FROM_EMPTY_PATH, _AT_FDCWD = 1, 4, -100
 _BENEATH = 0x200  # flag of move_mount
 _NOT_BENEATH = (
-    "it cannot take the place of the mount that is there (Linux 6.5 or later); unmount that, and mount anew"
+    "it cannot take the place of the mount that is there (needs Linux 6.5 or later); unmount that, and mount again"
 )
 _DETACH = 2  # flag of umount2
 _NEW_MOUNTS = 0x20000  # flag of setns: a mount namespace
@@ -60,8 +60,8 @@ def mount(
 def end_of_use(mountpoint: str) -> int:
     """Return a descriptor that is readable when the kernel has dropped the superblock that is mounted there.
 
-    That is after the last file of it is closed, and the last namespace has lost the mount. The descriptor keeps
-    neither in use. ENOSPC, EMFILE: there are too many inotify instances or watches.
+    That is after its last file is closed, and the mount is gone from the last namespace. The descriptor itself
+    does not keep the superblock in use. ENOSPC, EMFILE: there are too many inotify instances or watches.
     """
     fd = int(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
     # With the end of the superblock the kernel reports IN_UNMOUNT, unasked; what is asked for never happens.
@@ -82,7 +82,7 @@ def attempt(fstype: bytes, settings: Sequence[tuple[bytes, bytes]]) -> None:
 def set_read_only(mountpoint: str, read_only: bool) -> None:
     """Make the file system that is mounted at this path read-only as a whole, or writable again.
 
-    EBUSY: a program has a file of it open for writing, or one that was removed.
+    EBUSY: a program has a file on it open for writing, or one that was removed.
     """
     with _context(_FSPICK, _AT_FDCWD, os.fsencode(mountpoint), _CLOEXEC) as context:
         _call(_FSCONFIG, context, _SET_FLAG, b"ro" if read_only else b"rw", None, 0)
@@ -90,7 +90,7 @@ def set_read_only(mountpoint: str, read_only: bool) -> None:
 
 
 def detach(mountpoint: str) -> None:
-    """End the mount at this path; what is open of it stays open."""
+    """End the mount at this path; files that are open stay open."""
     if _libc.umount2(os.fsencode(mountpoint), _DETACH):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

@@ -480,7 +480,7 @@ def foreign_holder(fd: int) -> str | None:
         for fields in map(str.split, locks):
             if fields[1] == "FLOCK" and place in fields:
                 pid = fields[fields.index(place) - 1]
-                with contextlib.suppress(OSError):  # it has ended, and a child of it has the lock
+                with contextlib.suppress(OSError):  # it has ended, and one of its children has the lock
                     owner = os.stat(f"/proc/{pid}").st_uid
                     if owner not in trust.owners and not trust.everyone:
                         return f"process {pid} of another user ({user_name(owner)})"

@@ -313,7 +313,7 @@ def test_a_command_that_fails_is_a_damaged_shard(program: Program, local: Path, 
     for spec, samples in ((whole, MEMBERS), (cut, 2)):
         found = program.run("ls", spec, "x/d")
         assert len(found.stdout.splitlines()) == samples
-        assert f"its command ended with {ending}; what has come of it is shown".encode() in found.stderr
+        assert f"its command ended with {ending}; only the part that has arrived is shown".encode() in found.stderr
         assert program.run("cat", spec, "x/d/0-0/cls").stdout == b"\0" * 3
         program.run("info", "--strict", spec, code=3)
 

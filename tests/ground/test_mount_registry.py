@@ -228,11 +228,11 @@ def test_requests(runtime: Path, request_: bytes, expected: object) -> None:
     path = mount_registry.file_of("/mnt/a", ".sock")
     with mount_registry.listening("/mnt/a") as listener, socket.socket(socket.AF_UNIX) as client:
         assert path.stat().st_mode & 0o777 == 0o600
-        mount_registry.answer_one(listener, lambda request: {"done": request["do"]})  # nobody asks
+        mount_registry.answer_client(listener, lambda request: {"done": request["do"]})  # nobody asks
         client.connect(str(path))
         client.sendall(request_)
         client.shutdown(socket.SHUT_WR)
-        mount_registry.answer_one(listener, lambda request: {"done": request["do"]})
+        mount_registry.answer_client(listener, lambda request: {"done": request["do"]})
         assert json.loads(client.recv(100)) == expected
     assert not path.exists()
 

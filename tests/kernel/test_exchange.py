@@ -181,7 +181,7 @@ def test_a_refused_refresh_leaves_the_mount_and_says_why(mounts: Program) -> Non
     replace(mounts, "s0.tar", b"n")
     message = mounts.refused("refresh", mounts.mountpoint, code=5)
     assert "is older than" in message
-    assert "make it anew with `wdsfs image`, and refresh again" in message
+    assert "make it again with `wdsfs image`, then repeat this" in message
     mounts.run("image", source, "-o", image)
     with (source / "s0.tar").open("r+b"):
         message = mounts.refused("refresh", mounts.mountpoint, code=5)
@@ -266,7 +266,7 @@ def test_an_image_over_shards_changed_without_a_guard_is_refused(mounts: Program
     mounts.run("mount", image, mounts.mountpoint)
     kill(the_guard(mounts))
     replace(mounts, "s0.tar", b"n")
-    assert "make the image anew" in mounts.refused("mount", image, mounts.mountpoint, code=3)
+    assert "make the image again" in mounts.refused("mount", image, mounts.mountpoint, code=3)
     assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"o" * SIZE
     (mounts.home / "set" / "s1.tar").write_bytes(shard(b"z"))
     done = mounts.run("mount", image, mounts.mountpoint, code=3)

@@ -539,7 +539,7 @@ def test_changed_shards_and_cut_images_are_not_mounted(program: Program) -> None
     told(home, "image", shard, "-o", image, code=0)
     os.utime(shard, (7, 7))
     message = told(home, "mount", "-f", image, mountpoint, code=3)
-    assert f"not as they were when the image was made: {shard}; make the image anew" in message
+    assert f"shards have changed since the image was made: {shard}; make the image again" in message
     assert "--trust-shards" in message
     try:
         program.run("mount", "--trust-shards", image, mountpoint)
@@ -550,14 +550,14 @@ def test_changed_shards_and_cut_images_are_not_mounted(program: Program) -> None
         end_mount(mountpoint)
     with shard.open("ab") as file:
         file.write(bytes(512))
-    assert "not as they were" in told(home, "mount", "-f", "--trust-shards", image, mountpoint, code=3)
+    assert "shards have changed" in told(home, "mount", "-f", "--trust-shards", image, mountpoint, code=3)
     shard.unlink()
     message = told(home, "mount", "-f", image, mountpoint, code=3)
     assert f"{shard}: there is no such shard; --base DIR says where the shards of an image are" in message
     whole = image.read_bytes()
     for size in (-1, 2000, 100, 0):
         image.write_bytes(whole[:size])
-        assert "the image is not whole" in told(home, "mount", "-f", image, mountpoint, code=5)
+        assert "the image is incomplete" in told(home, "mount", "-f", image, mountpoint, code=5)
 
 
 def test_an_image_whose_super_block_is_damaged(program: Program) -> None:
@@ -569,7 +569,7 @@ def test_an_image_whose_super_block_is_damaged(program: Program) -> None:
     image.write_bytes(whole[:at] + b"\x99" + whole[at + 1 :])
     message = told(program.home, "mount", "-f", image, program.mountpoint, code=5)
     assert f"does not mount {image}" in message
-    assert "it is damaged; remove it, and make it anew" in message
+    assert "it is damaged; remove it, and make it again" in message
 
 
 def test_an_image_is_no_shard(tmp_path: Path) -> None:

@@ -301,7 +301,7 @@ def test_a_commit_waits_for_no_writer(program: Program, sources: list[Path]) -> 
         file = top / "s0/d/0/txt"
         with file.open("r+b") as writer:
             message = program.refused("commit", "-o", program.home / "out/%d.tar", top, code=BUSY)
-            assert "programs have files of it open for writing" in message
+            assert "programs have files open that are written to" in message
             writer.write(b"1")
         place = OverlayDirectory(program.home / "edits")
         with overlayfs.frozen(str(top), place):
@@ -309,7 +309,7 @@ def test_a_commit_waits_for_no_writer(program: Program, sources: list[Path]) -> 
                 file.write_bytes(b"2")
             assert file.read_bytes()[:1] == b"1"
             message = program.refused("commit", "-o", program.home / "out/%d.tar", top, code=BUSY)
-            assert "another commit or refresh of it is at work" in message
+            assert "another commit or refresh is running" in message
         put(file, b"2")
         program.run("commit", "-o", program.home / "out/%d.tar", top)
         put(file, b"3")
@@ -380,7 +380,7 @@ def test_an_overlay_whose_guard_was_killed_can_be_committed(program: Program, so
         with (top / "s0/d/2/txt").open("r+b") as writer:
             program.run("umount", "--lazy", top)
             message = program.refused("mount", "--overlay", overlay, *sources, program.mountpoint, code=BUSY)
-            assert "programs still have files open of a mount of it that has been ended" in message
+            assert "it was unmounted, but programs still have its files open" in message
             writer.write(b"late")
         program.run("commit", "--in-place", "--overlay", overlay, *sources)
         program.run(*KERNEL, "--overlay", overlay, *sources, top)
@@ -456,7 +456,7 @@ def test_shards_that_were_replaced(how: str, program: Program, sources: list[Pat
         again = ("refresh", top) if how == "refresh" else (*KERNEL, "--overlay", "edits", *sources, top)
         with (top / "s0/d/2/txt").open("r+b") as writer:
             done = program.run(*again, code=BUSY).stderr.decode()
-            assert "programs have files of it open for writing" in done
+            assert "programs have files open that are written to" in done
             writer.write(b"late")
         assert (top / "s0/d/0/txt").read_bytes() == b"0txt" * 300
         put(top / "s0/d/3/txt", b"still to be written")
@@ -659,7 +659,7 @@ def test_the_advice_after_guard_and_commit_were_killed_works(
         assert walk_directory(os.fsencode(top)) == shown
         with fails(30):  # EROFS
             put(top / "s0/d/0/txt", b"lost")
-        advice = f"wdsfs commit --in-place {top} (or end it as it is"
+        advice = f"wdsfs commit --in-place {top} (or give it up"
         assert f"finish it with: {advice}" in program.refused("diff", top, code=7)
         said = program.refused(*KERNEL, "--overlay", "edits", *sources, top, code=BUSY)
         assert f"finish it first: {advice}" in said
@@ -730,7 +730,7 @@ def test_a_mount_that_cannot_be_exchanged_ends(
             patched.setenv("XDG_RUNTIME_DIR", str(program.home / "run"))
             said = told(program.home, "commit", "--in-place", program.mountpoint, code=5)
         assert "shards: 2 rewritten" in said
-        assert "could not be mounted anew: a program writes it. It has ended; mount it again" in said
+        assert "could not be mounted: a program writes it. The mount has ended; mount it again" in said
         assert not program.mountpoint.is_mount()
         wait_until(lambda: not guard.alive, "the guard to end")
         program.run(*KERNEL, "--overlay", "edits", *sources, program.mountpoint)

@@ -210,7 +210,7 @@ def test_a_private_tar_is_not_read_through_a_mount_of_root(program: Program, pla
         os.chown(place / "new", NOBODY, NOBODY)
         os.rename(place / "new", place / "theirs/s.tar")
         wait_until(lambda: reads(mounted, "s/a/txt") == b"newer", "the good one")
-        mounted.allow_log("has changed; it is indexed anew", "has changed since this was opened")
+        mounted.allow_log("has changed; it is indexed again", "has changed since this was opened")
 
 
 # --- at the mount -------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def test_who_is_trusted_may_change_the_link(program: Program, place: Path) -> No
         _link(place)
         wait_until(lambda: os.path.exists(mounted.path / "s/secret/txt"), "what the link leads to")
         assert reads(mounted, "s/secret/txt") == b"secret"
-        mounted.expect_log("has changed; it is indexed anew")
+        mounted.expect_log("has changed; it is indexed again")
         mounted.allow_log("has changed since this was opened")  # by a look that was under way: ESTALE
 
 

@@ -95,7 +95,9 @@ packing_options = options.handing_over(
             help="Names of the new shards: 'out/train-%06d.tar' or braces; also 's3://...', gs, az, ais.",
         ),
         "maxcount": click.option(
-            "--maxcount", type=click.IntRange(1), help="Samples in a new shard; samples are split up anew."
+            "--maxcount",
+            type=click.IntRange(1),
+            help="At most N samples in a new shard; all samples are divided among shards again.",
         ),
         "maxsize": click.option(
             "--maxsize",
@@ -111,7 +113,8 @@ packing_options = options.handing_over(
         ),
         "abandon": options.flag(
             "--abandon",
-            "End a commit in place that was stopped half-way as it is: what is not replaced stays in the overlay.",
+            "End a commit in place that was stopped half-way: shards that it has replaced stay replaced, other "
+            "changes stay in the overlay.",
         ),
         "link": options.flag("--link", "Hard-link shards without changes. (That changes their ctime.)"),
         "copy": options.flag("--copy", "Copy shards without changes.  [default]"),

@@ -364,7 +364,7 @@ def _read(report: dict[str, Any]) -> str:
     if pushed is None or not pushed["files"]:
         return text
     ahead = f"{counted(pushed['files'], 'file')} ({bytes_text(pushed['bytes'])}) pushed ahead of readers"
-    return f"{text}; {ahead}, who have gone past {pushed['passed_bytes'] / pushed['bytes']:.0%} of it"
+    return f"{text}; {ahead}, who have gone past {pushed['passed_bytes'] / pushed['bytes']:.0%} of these bytes"
 
 
 def _wrong(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:

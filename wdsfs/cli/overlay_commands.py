@@ -76,8 +76,8 @@ class NamedOverlay(NamedTuple):
         which = ["--overlay", self.overlay] if self.overlay is not None else []
         words = ["wdsfs", "commit", "--in-place", *which, *self.selection.arguments, *self.sources]
         return CommitError(
-            f"a commit of this overlay was stopped half-way; finish it with: {shlex.join(words)} (or end it as it "
-            "is: use --abandon instead of --in-place)"
+            f"a commit of this overlay was stopped half-way; finish it with: {shlex.join(words)} (or give it up: "
+            "use --abandon instead of --in-place)"
         )
 
 

@@ -107,8 +107,10 @@ def _eager(poll: select.poll, spin: float) -> Callable[[], bool]:
 
 
 def _patient(poll: select.poll, stop: Callable[[], object], seconds: float) -> Callable[[], bool]:
-    """Return a function that waits for a request, True, or until `stop` returns True, False. It calls `stop` every
-    so many `seconds`."""
+    """Return a function that waits for a request (True), or until `stop` returns True (False).
+
+    It calls `stop` once every `seconds`.
+    """
 
     def wait() -> bool:
         while not poll.poll(seconds * 1000):

@@ -118,7 +118,7 @@ def open_env(home: Path, read_only: bool = False) -> lmdb.Environment:
 
 
 class _NotTrusted(lmdb_check.Damaged):
-    """Another user may have written a file of the index; the text says how."""
+    """A file of the index that another user may have written; the text says how."""
 
 
 def _require_file(path: Path) -> None:

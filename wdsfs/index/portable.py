@@ -1,10 +1,10 @@
 """Portable indexes in use: finds the records in `*.wdsidx` files that still match the shards of a set.
 
-The index asks here for what LMDB does not have, and has a shard indexed only if there is no answer. What a row
-says of a shard was said of it on another machine, so inode and ctime do not count. A row is *the same* shard if
-the size is, and either its store gives the same ETag, or the mtime is the same as far as the coarser clock goes.
-If only the size is the same, the shard may have been *moved* (copied without its times, uploaded): then headers
-decide, some at first, and that of each member when it is read. `Match` is the one home of this.
+The index looks here for records that LMDB does not have; a shard without a record here either is indexed. A row
+was written on another machine, so inode and ctime are not compared. The row is of *the same* shard if the sizes
+are equal, and either its store gives the same ETag, or the mtimes are equal in the unit of the coarser clock. If
+only the sizes are equal, the shard may have been *moved* (copied without its times, uploaded): then headers
+decide, some at first, and that of each member when it is read. `Match` is the one home of this decision.
 
 A file that nobody else can write, on a disk of this machine, is mapped, and its records are used in place. Of any
 other (in a store, on a network file system, of another user) a record is copied into LMDB when it is first needed:
@@ -61,7 +61,7 @@ _CONTENT_ETAG = re.compile(r'"[0-9a-f]{32}(?:-\d+)?"')  # of S3 and what is like
 
 
 class Match(enum.Enum):
-    """If a shard is that of a row: the same; perhaps moved, which its headers show; or another one."""
+    """The answer to "is this the shard of the row?": the same; perhaps moved, which its headers show; another."""
 
     SAME = 1
     PERHAPS = 2

@@ -211,6 +211,6 @@ def _send(writer: PortableWriter, target: bytes) -> int:
             shard_paths.upload(target, file.fileno(), replaces, lambda: None)
         except (ObjectExists, ObjectChanged):
             raise IndexUnusable(
-                f"{os.fsdecode(target)}: somebody else has written it meanwhile, and it stays as it is"
+                f"{os.fsdecode(target)}: somebody else has written it meanwhile; it was left unchanged"
             ) from None
         return os.fstat(file.fileno()).st_size

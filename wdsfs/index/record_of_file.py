@@ -139,7 +139,7 @@ def _build_remote(path: bytes, reading: Reading, open_file: Callable[[bytes], Op
 
 def _failure(shard: OpenShard) -> Problem | None:
     text = shard_paths.failure_of(shard)
-    return Problem(-1, "truncated", f"{text}; what has come of it is shown") if text else None
+    return Problem(-1, "truncated", f"{text}; only the part that has arrived is shown") if text else None
 
 
 def _wait_for_writer(path: bytes, deadline: float) -> None:

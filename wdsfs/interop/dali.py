@@ -84,7 +84,7 @@ def refuse_irregular(record: Record, tool: str) -> None:
     if record.is_irregular:
         what = "its samples lie apart" if record.apart else "it is several tars joined"
         raise ExportError(
-            f"{what}, and {tool} would find other samples in it: write it anew first, by a commit of a mount with "
+            f"{what}, and {tool} would find other samples in it: rewrite it first, by a commit of a mount with "
             "the same options"
         )
 

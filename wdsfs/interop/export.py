@@ -284,7 +284,7 @@ class Export:
         if lost:
             raise ExportError(
                 f"{os.fsdecode(folder)} has {several(lost)}, too: name all shards of the data set, "
-                "or remove its .info.json to begin anew"
+                "or remove its .info.json to begin again"
             )
         counts = self._energon_index(root, names)
         self._put(os.path.join(folder, b".info.json"), [energon.info_text(counts, f"wdsfs {__version__}")])
@@ -486,7 +486,7 @@ def _dali_of(unit: tuple[bytes, bytes] | ExportError) -> bytes | ExportError:
 
 
 def _energon_of_file(path: bytes) -> Iterator[energon.EnergonSample]:
-    """Raises ExportError, StaleShard, UnreadableShard."""
+    """Yield the samples that Energon finds in a shard. Raises ExportError, StaleShard, UnreadableShard."""
     shard = open_shard(path)
     try:
         before = fingerprint_of(shard)
@@ -532,7 +532,7 @@ def _md5_of(shard: OpenShard) -> str:
 
 
 def _of_shard(path: bytes, function: Callable[[OpenShard], Answer]) -> Answer:
-    """Raises MissingShard, UnreadableShard."""
+    """Call a function with this shard, opened; return its answer. Raises MissingShard, UnreadableShard."""
     shard = open_shard(path)
     try:
         return function(shard)

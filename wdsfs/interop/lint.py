@@ -334,7 +334,7 @@ class _ShardLinter:
         self.lowered.add(extension.lower())
         if _is_odd(extension) or (not names.are_plain([name]) and any(map(_is_odd, _shown_components(name)))):
             self.findings.add(
-                "odd name", offset, text_of(name), "the name cannot be shown as it is; it is escaped"
+                "odd name", offset, text_of(name), "the name cannot be a file name; an escaped name is shown"
             )
 
     def _key(self, key: bytes, offset: int) -> None:

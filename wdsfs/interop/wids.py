@@ -101,7 +101,7 @@ def _seen_by_us(fd: TarBytes) -> Iterator[_SeenMember]:
 
 
 def _seen_by_wids(fd: TarBytes) -> Iterator[_SeenMember]:
-    """Raises ValueError, UnicodeDecodeError where wids does."""
+    """Yield the members that wids sees. Raises ValueError, UnicodeDecodeError where wids does."""
     end, position, last = size_of(fd), 0, None
     while position < end:
         header = pread(fd, headers.BLOCK, position)

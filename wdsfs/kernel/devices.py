@@ -99,7 +99,7 @@ def check_devices(devices: Sequence[OpenDevice], manifest: Manifest, trusting: b
     if changed:
         hint = "" if trusting else "; or, if they are copies of the same shards, mount with --trust-shards"
         raise StaleShard(
-            f"not as they were when the image was made: {several(changed)}; make the image anew with: wdsfs "
+            f"shards have changed since the image was made: {several(changed)}; make the image again with: wdsfs "
             f"image{hint}"
         )
 
@@ -118,8 +118,9 @@ def _is_same(opened: OpenDevice, device: Device, trusting: bool) -> bool:
 
 
 def was_written(path: str, device: Device, trusting: bool) -> bool:
-    """Return True if the shard at this path, or the copy of it, is not as the image has it. One that is gone is
-    whole in the mount.
+    """Return True if the shard at this path, or its copy, has changed since the image was made.
+
+    A removed shard has not: the kernel still has its file.
     """
     if device.copy is not None:
         return _is_damaged(device.copy)
@@ -405,7 +406,7 @@ class HeldShards:
             self.ending = None
 
     def end(self) -> None:
-        """Detach the mount, also where else it is mounted; what is open of it stays open."""
+        """Detach the mount at all places where it is mounted; files that are open stay open."""
         if self.mounted is not None:
             erofs_mount.detach_everywhere(self.mounted)
 

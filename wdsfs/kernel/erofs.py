@@ -105,7 +105,8 @@ def number_at(image: BinaryIO, path: bytes) -> int | None:
     number, metadata = fields[5], fields[10]
     for name in path.split(b"/"):
         blocks = _blocks(image, metadata * BLOCK + number * SLOT)
-        number = next((found for block in blocks if (found := _number_in(block, name)) is not None), None)
+        numbers = (_number_in(block, name) for block in blocks)
+        number = next((number for number in numbers if number is not None), None)
         if number is None:
             return None
     return int(number)

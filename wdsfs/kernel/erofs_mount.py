@@ -1,4 +1,4 @@
-"""Mounts an image over its shards, and ends all mounts of it: the system calls, and what their errors mean.
+"""Mounts an image over its shards, and ends all its mounts: the system calls, and what their errors mean.
 
 The new mount calls (fsopen and so on, Linux 5.2) take any number of devices of any name; mount(2) takes one page
 of options. Devices are named by descriptors, so that the kernel opens the very files that were checked. Linux 6.12
@@ -124,7 +124,7 @@ def _explained(image: str, mountpoint: str, error: OSError) -> str:
         case errno.EINVAL | errno.EOPNOTSUPP:
             return f"{where} ({error.strerror}); it takes Linux 5.16 or later, or a whole image: see dmesg"
         case errno.EBADMSG | errno.EUCLEAN:
-            return f"{where} ({error.strerror}): it is damaged; remove it, and make it anew"
+            return f"{where} ({error.strerror}): it is damaged; remove it, and make it again with: wdsfs image"
     missing = "" if error.filename is None else f"{error.filename}: "  # a loop device
     return f"{where}: {missing}{error.strerror}"
 
@@ -133,7 +133,7 @@ def _explained(image: str, mountpoint: str, error: OSError) -> str:
 
 
 def detach(mountpoint: str) -> None:
-    """End the mount at this path; what is open of it stays open. Raises MountError."""
+    """End the mount at this path; files that are open stay open. Raises MountError."""
     try:
         mount_table.detach(mountpoint)
     except OSError as error:

@@ -1,22 +1,24 @@
 """Guards a mounted image: nobody reads a mix of old and new bytes of a shard that is written in place.
 
-The kernel does not look at the times of shards. So the guard holds a read lease (fcntl(2), F_SETLEASE) on each,
-and on the image: an open for writing or a truncation by anybody waits until the guard has let go of it, or for the
-time in /proc/sys/fs/lease-break-time. The guard ends the mount first, waits until the last program has closed its
-files of it, and then lets go. Where a file system has no leases, the times of the file are looked at every second.
+The kernel does not look at the times of shards. So the guard holds a read lease (fcntl(2), F_SETLEASE) on each
+shard and on the image: whoever opens one for writing or truncates it waits until the guard has released the lease,
+at most for the time in /proc/sys/fs/lease-break-time. The guard first ends the mount, then waits until programs
+have closed all files of the mount, and only then releases the lease. Where a file system has no leases, the guard
+compares the times of the files every second.
 
-A shard that is replaced by another file, or removed, is none of its business: the kernel keeps the old file.
-`wdsfs refresh` makes a new image then, and the guard has it mounted in the place of the old one, whose shards it
-holds until the last file of it is closed. A guard that was killed leaves the mount: the next one adopts it.
+The guard ignores a shard that is replaced by another file, or removed: the kernel keeps the old file. `wdsfs
+refresh` then makes a new image, and the guard mounts it in the place of the old one. It holds the shards of the
+old image until the last file of that mount is closed. A guard that was killed leaves the mount: the next one
+adopts it.
 
-In the place of a compressed or remote shard the kernel reads a copy in the cache, and that is guarded: whatever
-happens to the shard itself, the mount shows what it was. That the copy is not evicted takes no guard
-(`storage/held_files.py`).
+In the place of a compressed or remote shard the kernel reads a copy in the cache. The copy is guarded, so the
+mount goes on showing the old content whatever happens to the shard itself. Protecting the copy from eviction needs
+no guard (`storage/held_files.py`).
 
-Above an image there may be an overlay of the kernel's. Then there is only that mount, which keeps the image in
-use, and the guard has the overlay's lock until the last file of it is closed.
+Above an image there may be an overlay of the kernel. Then there is only the overlay's mount, which keeps the image
+in use, and the guard has the overlay's lock until the last file of that mount is closed.
 
-It is one thread without memory: signals only wake the loop, which looks at everything that may have happened. At
+The guard is single-threaded and stateless: a signal only wakes the loop, which checks everything again. At
 its socket (`mount_registry.py`) it answers `{"do": "exchange", "image", "base", "trusting", "shards"}` by
 `{"done": true}` or `{"error": text}`.
 """
@@ -200,7 +202,7 @@ class Guard:
     def _mount(self, held: HeldShards, attributes: int, instead: bool) -> None:
         """Mount these, and note the name of the superblock (and of those that others make at that
         moment). Raises MountError, StaleShard."""
-        with _one_at_a_time():
+        with _exclusive_setup():
             if not instead:  # another one may have been made there since it was looked
                 self._check(())
             before = superblocks()
@@ -347,7 +349,7 @@ class Guard:
                     self._end()
                     break
                 self._let_go()
-                mount_registry.answer_one(self._listener, self._answer)
+                mount_registry.answer_client(self._listener, self._answer)
                 if not self._is_mounted() and not self._is_used():
                     break
         if self._over is not None and not self._is_used():
@@ -420,17 +422,17 @@ class Guard:
         return any(held.is_used() for held in (self._held, *self._before))
 
     def _end(self) -> None:
-        """End the mount, as a signal demands, but let nobody write below files of it that are open."""
+        """End the mount after a signal, but let nobody write into shards of which files are still open."""
         self._held.end()
         if self._is_used():
             log.info(
-                "%s: has ended, and waits for programs with files of it; a second signal ends that",
+                "%s: unmounted; waiting for programs that have its files open (a second signal ends the wait)",
                 self.mountpoint,
             )
             if not self._wait_for_users():
                 log.warning(
-                    "%s: has ended, and programs still have files of it open; from now on nobody is kept from "
-                    "writing into the shards",
+                    "%s: unmounted, but programs still have its files open; the shards are no longer protected "
+                    "against writing",
                     self.mountpoint,
                 )
 
@@ -443,7 +445,7 @@ class Guard:
 
     def _report_mix(self, changing: Sequence[str]) -> None:
         log.error(
-            "%s: programs still have files of it open; from now on they may read old and new bytes of %s",
+            "%s: programs still have its files open; from now on they may read a mix of old and new bytes of %s",
             self.mountpoint,
             several(changing),
         )
@@ -459,7 +461,7 @@ class Guard:
 
 
 @contextlib.contextmanager
-def _one_at_a_time() -> Iterator[None]:
+def _exclusive_setup() -> Iterator[None]:
     """Keep other guards from mounting meanwhile: the kernel does not say which superblock is whose."""
     fd = os.open(host.runtime_dir() / "superblocks.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

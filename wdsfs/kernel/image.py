@@ -24,7 +24,7 @@ from wdsfs.inodes import ROOT
 from wdsfs.kernel import erofs
 from wdsfs.kernel.layout import Outside, Stored, Table, Times, lay_out, lay_out_directories, placed
 from wdsfs.kernel.manifest import Device, ImageOptions, ImageSet, Manifest, stored_path
-from wdsfs.kernel.shard_table import ContentPlaces, DeviceFile, ShardFiles, ShardTables, is_one_table
+from wdsfs.kernel.shard_table import ContentPlaces, DeviceFile, ShardFiles, ShardTables, fits_one_table
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.shards import GONE, Fingerprint
@@ -389,7 +389,7 @@ class _Shards:
             self._places,
         )
         # Folders of this shard alone that lie outside of its tables.
-        own = None if is_one_table(files) else OpenDirectories(self._image)
+        own = None if fits_one_table(files) else OpenDirectories(self._image)
         outside, names = self._folders(shown, own)
         tables = ShardTables(shown, files, (tree.directory_mode, tree.file_mode), self._root, outside)
         nids = np.concatenate([*map(self._image.append, tables), np.zeros(0, np.int64)])

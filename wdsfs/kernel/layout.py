@@ -125,7 +125,7 @@ class Outside(NamedTuple):
 
 
 class Times:
-    """Which times a compact inode can have.
+    """The times that a compact inode can have.
 
     Before Linux 6.15 only one, that of the super block; since then any whole second from that on.
     """

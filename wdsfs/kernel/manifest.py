@@ -124,11 +124,13 @@ def read(path: str | bytes) -> Manifest:
     except OSError as error:
         raise MountError(f"{name}: {error.strerror}") from None
     if not text or zlib.crc32(text) != checksum:
-        raise MountError(f"{name}: the image is not whole; make it anew with: wdsfs image")
+        raise MountError(f"{name}: the image is incomplete; make it again with: wdsfs image")
     try:
         fields: dict[str, Any] = json.loads(text)
         if fields.pop("format") != FORMAT:
-            raise MountError(f"{name}: an image of another version of wdsfs; make it anew with: wdsfs image")
+            raise MountError(
+                f"{name}: the image was made by another version of wdsfs; make it again with: wdsfs image"
+            )
         devices, shown = map(_device, fields.pop("devices")), fields.pop("set")
         labels = list(map(_device, shown.pop("labels")))
         return Manifest(**fields, devices=list(devices), set=ImageSet(**shown, labels=labels))

@@ -64,7 +64,7 @@ class OverlayOver:
     def taken(self, served_at: str | None) -> MountedOverlay:
         """Take the overlay for this process. Raises OverlayUnusable, OverlayBusy.
 
-        `served_at` is the mount of it that is there already, without a guard.
+        `served_at` is the path of the overlay's mount, if the kernel serves it already without a guard.
         """
         overlay = MountedOverlay(*(self.directory, self.shards, self.view, self.owner), served_at=served_at)
         _refuse_whiteouts(overlay.place)
@@ -211,7 +211,7 @@ def frozen(mountpoint: str, place: OverlayDirectory) -> Iterator[None]:
         try:
             fcntl.flock(work, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the guard has that of the overlay itself
         except BlockingIOError:
-            raise OverlayBusy(f"{mountpoint}: another commit or refresh of it is at work") from None
+            raise OverlayBusy(f"{mountpoint}: another commit or refresh is running; try again later") from None
         device = _device(mountpoint)
         _set_read_only(mountpoint, True)
         try:
@@ -234,8 +234,8 @@ def _set_read_only(mountpoint: str, read_only: bool) -> None:
     except OSError as error:
         if error.errno == errno.EBUSY:
             raise OverlayBusy(
-                f"{mountpoint}: programs have files of it open for writing, or files that were removed; nothing "
-                f"is done while they have. See who: fuser -vm {mountpoint}"
+                f"{mountpoint}: programs have files open that are written to or were removed; close them first. "
+                f"See which: fuser -vm {mountpoint}"
             ) from None
         if error.errno == errno.EPERM:
             raise OverlayBusy(f"{mountpoint}: only root can do that to a mount that the kernel serves") from None

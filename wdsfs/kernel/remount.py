@@ -74,8 +74,8 @@ class Remount:
             where, overlay = shlex.quote(self.guard.mountpoint), shlex.quote(str(self.guard.overlay))
             raise CommitError(
                 f"{self.guard.mountpoint}: the shards are written, but the kernel cannot serve them: {reason}. So "
-                "the mount stays as it is, read-only, and the commit is not finished: repeat the command when "
-                f"that is mended; or wdsfs umount {where}, and finish it with --overlay {overlay} SHARDS..."
+                "the mount still shows the old shards, read-only, and the commit is not finished. Mend that and "
+                f"repeat the command; or wdsfs umount {where}, and finish with --overlay {overlay} SHARDS..."
             )
         self._state = _State.READY
 
@@ -113,7 +113,7 @@ class Remount:
             self._state = _State.SHOWN
         if self.failed:
             log.error(
-                "%s: the shards are written, but it could not be mounted anew: %s. It has ended; mount it again",
+                "%s: the shards are written, but could not be mounted: %s. The mount has ended; mount it again",
                 *(self.guard.mountpoint, self._reason),
             )
 
@@ -140,8 +140,8 @@ def _work(other: Connection, connection: Connection, guard: Guarded, make_image:
         code = 0
     except (WdsfsError, OSError, CannotServe) as error:
         _send(connection, str(error))
-    except Exception as error:  # of any kind: the process ends below, and would say nothing of it
-        log.exception("the mount could not be made anew; please report this")
+    except Exception as error:  # of any class: the process ends below, and nobody else would report it
+        log.exception("the new image could not be mounted; please report this")
         _send(connection, repr(error))
     finally:
         os._exit(code)

@@ -1,7 +1,7 @@
 """Finds the image of a set in the cache, or makes it there, with copies of remote and compressed shards.
 
-To open the index takes longer than all the rest of a mount, so an image is found without it where shards are shown
-as they are and nothing is to be said of them.
+Opening the index takes longer than all other steps of a mount. So an image is found without the index where shards
+are shown without a view and no problems of theirs have to be reported.
 
 A copy is what the kernel reads in the place of a shard that is no plain tar of this machine: the unpacked file of
 a compressed shard, or the file of a remote shard, which has to be complete. Image and copies lie in the cache, and

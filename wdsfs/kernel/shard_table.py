@@ -292,7 +292,7 @@ class ShardTables:
     def _bounds(self) -> list[int]:
         """Return the objects at which tables begin, and how many there are."""
         count, is_file = len(self._things), self._things >= self._directories
-        if is_one_table(self._files):
+        if fits_one_table(self._files):
             return [0, count]
         files = self._things[is_file] - self._directories
         sizes = np.zeros(count, np.int64)
@@ -344,6 +344,6 @@ class ShardTables:
         )
 
 
-def is_one_table(files: ShardFiles) -> bool:
+def fits_one_table(files: ShardFiles) -> bool:
     """Return True if one table is enough for a shard with these files."""
     return int(files.stored_sizes.sum()) <= STORED_MAX

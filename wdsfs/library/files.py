@@ -163,7 +163,7 @@ class Tree(OfSet):
         return self._ask(lambda: list(self._tree.listing(inode, AT_PARENT)))
 
     def _node(self, path: str, links: int = LINKS_MAX) -> Node:
-        """Return the node at a path, up to so many symbolic links followed. Raises EntryError, ShardError."""
+        """Return the node at a path; follow at most `links` symbolic links. Raises EntryError, ShardError."""
         parts = [part for part in path.split("/") if part not in ("", ".")]
         try:
             node = self._resolved(parts)

@@ -95,7 +95,7 @@ class OpenedSet:
         return composition_of(self._layout, **typed)
 
     def close(self) -> None:
-        """Close the set. Nothing may be asked of it any more."""
+        """Close the set: it must not be used any more."""
         with _opening, self.lock:
             _sets.discard(self)
             self._stack.close()
@@ -107,7 +107,7 @@ class OpenedSet:
 
 
 class OfSet:
-    """What is shown of an opened set: closed with it, by `close` or at the end of a `with` block."""
+    """A part of an opened set, such as its samples: `close`, or the end of a `with` block, closes the set."""
 
     _set: OpenedSet
 

@@ -233,7 +233,7 @@ def check_open_files(limits: tuple[int, int] | None = None) -> MachineFinding:
     soft, hard = limits or resource.getrlimit(resource.RLIMIT_NOFILE)
     shown = f"{_limit(soft)} (can be raised to {_limit(hard)})" if soft != hard else _limit(soft)
     if hard != resource.RLIM_INFINITY and hard < FEW_FILES:
-        remedy = "echo '* hard nofile 65536' | sudo tee /etc/security/limits.d/nofile.conf    (then log in anew)"
+        remedy = "echo '* hard nofile 65536' | sudo tee /etc/security/limits.d/nofile.conf    (then log in again)"
         return MachineFinding("open files", "warn", shown, remedy)
     return MachineFinding("open files", "ok", shown)
 
@@ -254,10 +254,10 @@ def check_index_directory(directory: Path, free: int | None = None) -> MachineFi
     if unsafe is not None:
         return MachineFinding(name, "warn", f"{unsafe[0]}: the index goes to /var/tmp instead", unsafe[1])
     if not place.is_dir():
-        detail = f"{place} is no directory: each mount would index anew"
+        detail = f"{place} is not a directory: each mount would index all shards again"
         return MachineFinding(name, "warn", detail, "wdsfs mount --index-dir DIR ..., or set WDSFS_INDEX_DIR")
     if not os.access(place, os.W_OK | os.X_OK):
-        detail = f"{place} is not writable: each mount would index anew"
+        detail = f"{place} is not writable: each mount would index all shards again"
         return MachineFinding(name, "warn", detail, "wdsfs mount --index-dir DIR ..., or set WDSFS_INDEX_DIR")
     fstype = mount_table.filesystem_type(directory)
     if mount_table.is_network(fstype):

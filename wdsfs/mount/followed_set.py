@@ -398,7 +398,7 @@ class Growth:
     def _note(self, failure: str, left_out: Sequence[LeftOut]) -> None:
         """Log what is new of what is wrong."""
         if failure and failure != self._failure:
-            log.warning("the set stays as it is: %s", failure)
+            log.warning("the mount still shows the shards from before: %s", failure)
         self._failure = failure
         for candidate in left_out:
             known = self._earlier.left_out.get(candidate.path)

@@ -165,7 +165,7 @@ def _own_paths(mount: MountOptions, index: Index) -> list[bytes]:
 
 
 class _Ready(NamedTuple):
-    """A set that can be mounted: the view of it, warnings about its shards, and hints for the user."""
+    """A set that can be mounted: its view, warnings about its shards, and hints for the user."""
 
     composition: Composition
     remarks: list[str]
@@ -198,7 +198,7 @@ def _make_ready(mount: MountOptions, below: ShardSet, companions: Companions) ->
 
 
 def _unfinished(unreadable: tuple[bytes, ShardError]) -> tuple[bytes, ShardError]:
-    """Return why a shard of a set that grows cannot be read: a download of it may just have begun."""
+    """Return why a shard of a set that grows cannot be read: its download may just have begun."""
     path, error = unreadable
     if not isinstance(error, NotATar) or settles_in(path) is None:
         return unreadable
@@ -355,7 +355,7 @@ def _set_readahead(mount: MountOptions) -> None:
         if mounted is not None:
             host.set_readahead(mounted.device, mount.serving.readahead << 10)
     except OSError as error:
-        log.debug("the kernel's readahead stays as it is: %s", error)
+        log.debug("the kernel's readahead cannot be changed: %s", error)
 
 
 class KeptSignals:
@@ -436,7 +436,8 @@ class RunningMount:
     async def _announce(self) -> None:
         """Open the control socket, register, announce that the mount is usable."""
         with listening(self.mount.mountpoint) as listener, registered(self.daemon):
-            # An answer about the root proves that the mount works. A worker may die of it; this process must not.
+            # An answer about the root proves that the mount works. The question may kill a worker, but must not
+            # kill this process.
             if not await in_child(self._look, self.supervisor.device):
                 self.failure = MountError(f"{self.mount.mountpoint}: the mount does not answer")
                 self.supervisor.stop()

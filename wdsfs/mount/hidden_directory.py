@@ -173,7 +173,7 @@ class HiddenDirectory:
         return self._node(self._make(_FILES[name]))
 
     def getattr(self, inode: int) -> Node:
-        """Raises StaleEntry."""
+        """Return the attributes of a node. Raises StaleEntry."""
         if inode == ROOT:
             return self.tree.getattr(ROOT)
         what, _ = self._open(inode)
@@ -227,7 +227,7 @@ class HiddenDirectory:
         return []
 
     def getxattr(self, inode: int, name: bytes) -> bytes:
-        """Raises NoSuchAttribute."""
+        """Return the value of an extended attribute. Raises NoSuchAttribute."""
         raise errors.NoSuchAttribute(f"no attribute {text_of(name)}")
 
     def _open(self, inode: int) -> tuple[int, int]:

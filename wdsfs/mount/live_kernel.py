@@ -84,7 +84,7 @@ class KernelMount(LiveMount):
         return self._image.directory
 
     def shown(self) -> ShownSet:
-        """Raises MountError, too, for a mount with an overlay of which nothing is known."""
+        """Return what is mounted. Raises MountError, too, for a mount with an unknown overlay."""
         shown = self._image
         if self.overlay is not None:
             self._guard_of_overlay()
@@ -265,9 +265,9 @@ class KernelMount(LiveMount):
         while registration.alive:
             if time.monotonic() > deadline:
                 raise MountError(
-                    f"{self.mountpoint}: is unmounted, but process {registration.pid} still guards the shards, "
-                    f"{seconds:.0f} s later: another mount of it is there (a bind mount, one of a container), or "
-                    f"the process is stopped. See: grep -l {shlex.quote(registration.specs[0])} /proc/*/mountinfo"
+                    f"{self.mountpoint}: is unmounted, but {seconds:.0f} s later process {registration.pid} still "
+                    "guards the shards: they are also mounted elsewhere (a bind mount, a container), or the "
+                    f"process is stopped. See: grep -l {shlex.quote(registration.specs[0])} /proc/*/mountinfo"
                 )
             time.sleep(0.01)
 
@@ -295,7 +295,7 @@ def _refuse_old_image(guard: Guarded) -> None:
     replaced = guard.replaced()
     if replaced:
         raise MountError(
-            f"{guard.image}: is older than {several(replaced)}; make it anew with `wdsfs image`, and refresh again"
+            f"{guard.image}: is older than {several(replaced)}; make it again with `wdsfs image`, then repeat this"
         )
 
 

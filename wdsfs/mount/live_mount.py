@@ -72,8 +72,8 @@ class Frozen(ABC):
 class LiveMount(ABC):
     """A live mount, or one that was left behind by a process that is gone.
 
-    `registration` is that of its process, alive or not; None if nothing is known of it. `overlay` is the directory
-    with its changes, `index` that of its index, None for the usual one.
+    `registration` is that of its process, alive or not; None if there is none. `overlay` is the directory of its
+    changes, `index` the directory of its index, None for the usual one.
     """
 
     engine: ClassVar[str]
@@ -172,7 +172,7 @@ class LiveMount(ABC):
     def end(self, lazy: bool = False, wait_seconds: float = END_SECONDS) -> None:
         """End the mount, dead or alive; returns when its process is gone, unless `lazy`. Raises MountError."""
         mounted = mount_table.mounted_at(self.mountpoint)
-        if mounted is not None:  # else it has ended otherwise; what is left of it is cleared below
+        if mounted is not None:  # else somebody else has ended it; leftovers are cleared below
             detach(self.mountpoint, lazy or self._is_dead())
         if self.registration is None:
             return

@@ -87,10 +87,10 @@ class OverlaySession:
 
     @property
     def is_half_done(self) -> bool:
-        """True if a commit in place of it was stopped half-way."""
+        """True if a commit in place of this overlay was stopped half-way."""
         return unfinished(self.place)
 
-    # --- a commit of it
+    # --- a commit of the overlay
 
     def prepare_new(self, new: Sequence[bytes]) -> None:
         """Prepare the mount, if there is one, for `new` shards. Raises CommitError: the mount is unchanged."""
@@ -204,7 +204,7 @@ def _shards_of(
             raise
         raise CommitError(
             f"{error}; a commit of this overlay was stopped half-way: put the shard back, or an empty tar in its "
-            "place (truncate -s 10240 FILE), then finish it (--in-place) or end it as it is (--abandon)"
+            "place (truncate -s 10240 FILE), then finish the commit (--in-place) or give it up (--abandon)"
         ) from None
 
 

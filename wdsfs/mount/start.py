@@ -50,7 +50,7 @@ def start(mount: MountOptions, made: MadeBy | None = None) -> int:
         code = _by_kernel(mount, made)
         if code is not None:
             return code
-    from wdsfs.mount import fuse_session  # late: it takes long, and a mount by the kernel needs nothing of it
+    from wdsfs.mount import fuse_session  # late: this import is slow, and a mount by the kernel does not need it
 
     return fuse_session.start(mount)
 

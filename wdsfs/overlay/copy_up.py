@@ -21,9 +21,9 @@ CHUNK = 1 << 20  # bytes that are copied up at a time
 
 
 class CopyUp:
-    """Things of the upper by inode number or name, copied up if only the lower has them.
+    """Files and directories of the upper by inode number or name, copied up if only the lower has them.
 
-    `owner` (uid, gid) is whom the files of the lower belong to.
+    `owner` (uid, gid) owns the files of the lower.
     """
 
     def __init__(self, view: OverlaidTree, owner: tuple[int, int] | None) -> None:

@@ -38,8 +38,9 @@ _BEGUN, _FROZEN = request_journal.SIZE, request_journal.SIZE + 1  # bytes after 
 class MountedOverlay:
     """The overlay in `directory` over these shards in this view. Raises OverlayUnusable, OverlayBusy.
 
-    `owner` (uid, gid) owns the files of the shards; `umask` is applied to their modes. `served_at` is the mount of
-    it by the kernel that this process is to guard: then nothing is changed in it.
+    `owner` (uid, gid) owns the files of the shards; `umask` is applied to their modes. `served_at` is the path
+    where the kernel serves the overlay already, if this process only guards that mount: then nothing is changed in
+    it.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class MountedOverlay:
                 which = own if served_at is None else shlex.quote(served_at)
                 raise OverlayUnusable(
                     f"a commit in place of {directory} was stopped half-way; finish it first: wdsfs commit "
-                    f"--in-place {which} (or end it as it is: use --abandon instead of --in-place)"
+                    f"--in-place {which} (or give it up: use --abandon instead of --in-place)"
                 )
             clean(self.place)
             settings = check_set(self.place, shards, view)

@@ -402,7 +402,7 @@ class OverlaidTree:
         return bool(changed) and (self.merged or self.lower.shards[inodes.unpack(inode)[1]].name in changed)
 
     def _over(self, original: Node) -> Node:
-        """Return a node of the lower, or its copy, if another name of it was copied up."""
+        """Return a node of the lower, or its copy if it was copied up under another of its names."""
         node = self._nodes.get(original.inode)
         return self._with_links(original) if node is None else self.status(node)
 
@@ -497,7 +497,7 @@ class OverlaidTree:
                 yield entry._replace(node=self.status(child))
 
     def _entry_over(self, entry: Entry) -> Entry:
-        """Return an entry of the lower, with its copy if another name of it was copied up."""
+        """Return an entry of the lower, with its copy if it was copied up under another of its names."""
         node = entry.node
         if node.links == 1 or stat.S_ISDIR(node.mode):
             return entry

@@ -66,7 +66,7 @@ class OverlayDirectory(NamedTuple):
 
     @property
     def outputs(self) -> Path:
-        """Which shards were written from it: for an upper that the kernel wrote beside it, not in it."""
+        """The list of shards that were written from this overlay; beside an upper of the kernel, not in it."""
         beside = self.path.with_name(self.path.name + ".wdsfs-outputs.json")
         return self.path / "outputs.json" if self.is_ours else beside
 
@@ -130,7 +130,7 @@ class OverlaySettings:
 
     @staticmethod
     def from_json(data: bytes) -> OverlaySettings:
-        """Raises one of MALFORMED for what `to_json` does not write."""
+        """Return the settings in this JSON. Raises one of MALFORMED for what `to_json` does not write."""
         content = json.loads(data)
         if content["version"] not in VERSIONS:
             raise ValueError(f"version {content['version']}, not one of {VERSIONS}")
@@ -169,10 +169,11 @@ def write_settings(place: OverlayDirectory, settings: OverlaySettings) -> None:
 def hold(place: OverlayDirectory, make: bool = True, served_at: str | None = None) -> int:
     """Lock this overlay against other mounts and commits, as long as the returned descriptor is open.
 
-    With `make` an empty directory becomes an overlay of ours; without, nothing is left in it: it may be an upper
-    of the kernel's. A forked process inherits the lock: it ends with the last of them. `served_at` is the mount of
-    it by the kernel that the caller is to guard. Raises OverlayBusy, which names the holder; OverlayUnusable where
-    others can write to the directory: what lies in it says which shards a commit replaces.
+    With `make` an empty directory becomes an overlay of wdsfs; without, no file is written: the directory may be
+    an upper of the kernel. A forked process inherits the lock, which ends with the last of these processes.
+    `served_at` is the path where the kernel serves the overlay already, if the caller only guards that mount.
+    Raises OverlayBusy, which names the holder; OverlayUnusable where others can write to the directory: its files
+    say which shards a commit replaces.
     """
     try:
         trust.directory(place.path)
@@ -204,8 +205,8 @@ def _refuse_use_by_kernel(place: OverlayDirectory, served_at: str | None) -> Non
     mount = mounted_on(place.upper)
     if mount is None:
         raise OverlayBusy(
-            f"the overlay {place.path} is in use: programs still have files open of a mount of it that has been "
-            "ended; wait for them, or end them"
+            f"the overlay {place.path} is in use: it was unmounted, but programs still have its files open; wait "
+            "for them, or end them"
         )
     mountpoint = os.fsdecode(mount.path)
     raise OverlayBusy(
@@ -346,7 +347,7 @@ def _beside(place: OverlayDirectory) -> Path:
 def clean(place: OverlayDirectory) -> None:
     """Remove the leftovers of a commit that was killed at its very end, or before its first shard.
 
-    REQUIRES: the caller holds the overlay, and no commit of it is unfinished.
+    REQUIRES: the caller holds the overlay, which has no unfinished commit.
     """
     beside = _beside(place)
     if not place.is_ours and beside.is_dir() and not (beside / "commit.json").exists():

@@ -4,7 +4,7 @@
 undoes them by `Undo`. A rename is one change: restoring one of its names restores both.
 
 Semantics decision: nothing is restored alone below a directory that was removed, replaced or renamed as a whole.
-The lower of such a directory is not shown, so a file of it would have no place.
+The lower of such a directory is not shown, so a file in it would have no place.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ if _renameat2 is not None:
 
 
 class SystemCalls:
-    """Each method is one system call. Directories are descriptors, names are relative to them; raises OSErrors."""
+    """System calls, a method for each. Directories are descriptors, names relative to them. Raises OSErrors."""
 
     def create(self, name: bytes, flags: int, mode: int, directory: int) -> int:
         return os.open(name, flags | os.O_CREAT | os.O_EXCL | FILE_FLAGS, mode, dir_fd=directory)

@@ -29,7 +29,7 @@ DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}  # a later write fails wit
 class WorkDirectory:
     """Temporary names in work/, and the prototype of whiteouts.
 
-    `path` is for messages, `fd` is a descriptor of it, -1 on a read-only file system, where nothing is made.
+    `path` is for messages, `fd` its descriptor, -1 on a read-only file system, where nothing is made.
     `by_attribute`: True if whiteouts here are files with an attribute, not devices.
     """
 

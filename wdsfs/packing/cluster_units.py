@@ -115,7 +115,7 @@ class ClusterRun:
                 step.output.places = None
                 self._on_bytes(step.output.length)
                 if step.is_remote:
-                    look_again(step.target)  # what this machine knew of it is old
+                    look_again(step.target)  # what this machine knew about the object is out of date
                     self._on_bytes(step.output.length)  # which were sent
                 else:
                     self._publish(step.output, result, publication(step))

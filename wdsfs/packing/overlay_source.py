@@ -217,7 +217,7 @@ class Planner:
         if reason is None and self.options.in_place and self.lower.is_compressed(number):
             reason = "is compressed, so it cannot be replaced by a plain tar"
         if reason is not None:
-            text = "%s %s: it stays as it is, and other readers still find something else in it"
+            text = "%s %s: it is not rewritten, and other readers still find other samples in it"
             log.warning(text, self.lower.path_text(number), reason)
         return reason is None
 
@@ -330,7 +330,7 @@ class Planner:
         """Refuse to move members away from others that depend on them. Raises CommitError."""
         what = "hard links" if record.has_links else "a global PAX header" if source.common else ""
         if what:
-            cannot = "its samples can neither be sorted nor split up anew"
+            cannot = "its samples can neither be sorted nor divided among other shards"
             if source.moves:
                 cannot = "members that lie apart cannot be moved; use it without --group-by-key"
             raise CommitError(f"{self.lower.path_text(number)} has {what}: {cannot}")

@@ -249,7 +249,7 @@ class Replacement:
             if not self._lines():  # nothing has been replaced: undo the beginning
                 self.disk.remove(os.fsencode(self.journal))
             elif isinstance(error, StaleShard):
-                text = "or use --abandon instead of --in-place to end the commit as it is"
+                text = "or use --abandon instead of --in-place to give the commit up"
                 raise CommitError(f"{error}; {text}") from None
             raise
         self._log({"published": True})

@@ -525,7 +525,7 @@ class ObjectOutputs:
             try:
                 shard_paths.upload(output.target, fd, replaces, lambda: self._count(0))
             except ObjectExists:
-                text = "is there already: somebody else has written it meanwhile, and it stays as it is"
+                text = "is there already: somebody else has written it meanwhile; it was left unchanged"
                 raise CommitError(f"{os.fsdecode(output.target)} {text}") from None
         self._count(output.length)
 

@@ -155,7 +155,7 @@ def layout(number: int, path: bytes, record: Record) -> SourceLayout:
     """Return the layout of the shard at `path`. Raises CommitError for a damaged one, StaleShard, ShardErrors."""
     damage = [problem for problem in record.problems if problem.kind not in HARMLESS]
     if damage:
-        text = f"{os.fsdecode(path)} is damaged ({damage[0].text}): it can be copied as it is, but not changed"
+        text = f"{os.fsdecode(path)} is damaged ({damage[0].text}): it can be copied whole, but not changed"
         raise CommitError(text)
     with named(path), opened_shard(path) as (shard, tar):
         check_unchanged(shard, path, record.fingerprint)

@@ -182,7 +182,7 @@ class ViewCommit:
             samples = list(self._samples(number))
             for first, second in itertools.pairwise(samples):
                 if first.key == second.key:
-                    text = "comes twice in a row, and readers would make one sample of it; use --group-by-key"
+                    text = "comes twice in a row, and readers would take both for one sample; use --group-by-key"
                     raise CommitError(f"{self.lower.path_text(number)}: the key {os.fsdecode(first.key)!r} {text}")
             if samples:
                 yield number, samples

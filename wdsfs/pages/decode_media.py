@@ -186,7 +186,7 @@ def decode_video(member: Member, detail: Detail) -> Preview:
         problem = f"{problem} {error}".strip()
     except Exception as error:  # of any class: the content is damaged
         text = getattr(error, "strerror", None) or error_text(error)  # FFmpeg's numbers of errors mean nothing
-        problem = f"{problem} There is no picture of it: {str(text)[:200]}.".strip()
+        problem = f"{problem} No picture can be shown: {str(text)[:200]}.".strip()
     else:
         summary = ", ".join(facts)
         pictures = (picture._replace(alt=f"The first picture: {summary}"),)

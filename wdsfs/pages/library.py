@@ -244,7 +244,7 @@ class Snapshot:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Another one for a set of other content."""
+        """The version of the content: it differs when the content does."""
         return self.shown.number, self.generation
 
     @property

@@ -73,11 +73,11 @@ class Limits:
 
 
 class Undecoded(Exception):
-    """There is no preview of this content. The text is a whole sentence for the reader."""
+    """Content that has no preview. The text is a whole sentence for the reader."""
 
 
 class NoDecoder(WdsfsError):
-    """No worker can be started: something is wrong with the installation, not with the content."""
+    """Failure to start a worker: something is wrong with the installation, not with the content."""
 
 
 @dataclass(frozen=True, slots=True)

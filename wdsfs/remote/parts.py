@@ -190,7 +190,7 @@ class Part:
 
 
 class RemoteObject:
-    """An object that is read: what is here of it, and what is in flight."""
+    """An object that is read: its parts in the cache, and its parts in flight."""
 
     def __init__(self, url: Url, pin: Pin, cached: CachedObject | None, window: int = WINDOW_MAX) -> None:
         self.url, self.pin, self.cached = url, pin, cached

@@ -64,9 +64,9 @@ class Passes:
         self._made = 0
 
     def seen(self, begin: int, end: int, used: int, is_miss: bool = True) -> tuple[int, int] | None:
-        """Note a read of this range, `used` bytes of it; return the range to fetch ahead now, if any.
+        """Note a read of this range; return the range to fetch ahead now, if any.
 
-        `is_miss` says that its bytes were not there.
+        `used` bytes of the range were read; `is_miss` says that they were not in the cache.
         """
         number = self._taking(begin, end, is_miss)
         used = max(used, LEAST)

@@ -126,7 +126,7 @@ def close() -> None:
 
 
 def path_of(url: Url) -> bytes:
-    """Return the path of the shard at a URL. What the path does not show of it is kept for this process."""
+    """Return the path of the shard at a URL. Parts of the URL that it does not show are kept for this process."""
     path = os.fsencode(url.shown)
     if url.query or url.user or url.is_program:
         _urls[path] = url
@@ -217,7 +217,7 @@ def listed(prefix: Url) -> list[bytes]:
 
 
 def presume(path: bytes, pin: Pin) -> None:
-    """Take a remote shard for this object as long as nothing else is known of it; its store is not asked."""
+    """Assume that a remote shard is this object until its store is asked, which this does not do."""
     _pins.setdefault(path, pin)
 
 
@@ -479,7 +479,7 @@ def _keep(path: bytes, pin: Pin) -> None:
 
 
 def _forget(path: bytes) -> None:
-    """Note that a store does not have an object any more: what the cache has of it is not served."""
+    """Note that a store does not have an object any more: its bytes in the cache are not served."""
     _pins.pop(path, None)
     with contextlib.suppress(OSError):
         _cache().drop_pin(os.fsdecode(path))

@@ -138,7 +138,7 @@ class Pin(NamedTuple):
 
     @property
     def is_spooled(self) -> bool:
-        """True if its store says nothing of it, so that it comes from the cache only."""
+        """True if its store knows no version and no size, so that it is served from the cache only."""
         return self.etag.startswith(SPOOLED)
 
     @property

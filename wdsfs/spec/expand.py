@@ -54,7 +54,7 @@ MAX_SPEC = 1 << 20  # characters of one spec; a longer one has variables that re
 _GLOB = re.compile(r"[*?\[]")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _PLAIN = re.compile(r"[^~@{}*?\[:][^{}*?\[:]*")  # has nothing to expand
-_ESCAPED = re.compile(r"\[([*?\[:])\]")  # a character that a glob, or the split at `::`, has to take as it is
+_ESCAPED = re.compile(r"\[([*?\[:])\]")  # a character that a glob, or the split at `::`, takes literally
 _ESCAPE, _BRACE = re.compile(r"[*?\[]"), re.compile(r"[{}\\]")  # what `settled` marks
 _ABOUT_SHARDS = (".idx", ".index", ".wdsidx", ".json", ".yaml", ".yml", ".txt", ".md")
 _SUFFIXES = tuple(os.fsdecode(suffix) for suffix in names.SHARD_SUFFIXES)
@@ -106,9 +106,9 @@ def expand(
 def expand_again(
     specs: Sequence[str | bytes], split: str | None = None, reading: Reading = PLAIN, base: str | None = None
 ) -> list[Shard]:
-    """Return the shards that are there now, as `expand`, for a set that is looked at again.
+    """Return the shards that are there now, as `expand`, for a set that is checked again.
 
-    What is named one by one and missing is left out, unless all of it is.
+    Shards that are named one by one and missing are left out, unless all are missing.
     """
     return _named_shards(specs, split, reading, lambda words: _present_files(words, split, base))
 

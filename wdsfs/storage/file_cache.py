@@ -32,7 +32,7 @@ MADE_NS = 1_000_000_000  # the mtime of a file that is as it was made
 
 
 class NoRoom(Exception):
-    """There is no room for a file; the text says why."""
+    """Lack of room for a file; the text says why."""
 
 
 class CachedFile(NamedTuple):

@@ -1,9 +1,9 @@
 """Files of the cache that a kernel mount reads: marked, and not evicted while they are in use.
 
-A command that is going to mount a file opens and marks it. A mark alone holds nothing: a file is held as long as
-it is marked and some process or the kernel has it open. The kernel has the devices of a mount open itself. So a
-file is held as long as the mount is used, in any namespace, also when processes of wdsfs are killed, and not after
-a reboot. The mark stays, and goes with the file.
+A command that is going to mount a file opens and marks it. A file is held as long as it is marked and a process or
+the kernel has it open; a mark alone does not hold it. The kernel itself has the devices of a mount open. So a file
+is held as long as the mount is used, in any namespace, also when processes of wdsfs are killed, and not after a
+reboot. The mark is removed together with the file.
 
 Whether a file is open elsewhere is asked by a write lease (fcntl(2), F_SETLEASE), which nobody gets for a file
 that others have open.

@@ -22,7 +22,7 @@ OF_VIEWS = frozenset((BROKEN_FIELD, UNDECODED))
 
 
 class Problem(NamedTuple):
-    """Something wrong with a shard: where (byte offset of a header; -1: the whole file), what kind, in words."""
+    """A problem of a shard: the byte offset of a header (-1: the whole file), the kind, and a text for people."""
 
     offset: int
     kind: str

@@ -62,9 +62,9 @@ class Held:
 
 @dataclass(slots=True)
 class Content:
-    """Everything needed to read a member without the set of shards: its place (bytes) in which file.
+    """The place (bytes) of a member, and its file: enough to read it without the set of shards.
 
-    With `held` the bytes are those; `file` is what they come from, and `extents` is not None.
+    With `held` those are its bytes; `file` is what they come from, and `extents` is not None.
     """
 
     file: ShardFile

@@ -67,8 +67,8 @@ class Generations:
         """Return the generations of this set after shards have come or gone; those with the numbers `out` are not
         in it.
 
-        Tags of new shards start from 0, and those `out` keep the last one, so that the sum over the set stays as
-        it is: a listing goes on.
+        Tags of new shards start from 0, and those `out` keep the last one. So the sum over the set does not
+        change, and a listing can continue.
         """
         longer = self.extended(shards)
         longer.followed, longer.edition, longer.changed_ns = self.followed, self.edition + 1, now_ns

@@ -638,7 +638,7 @@ def _table(file: LabelFile, db: sqlite3.Connection) -> str:
         raise wrong(
             file,
             None,
-            f"{name!r} is computed by what the file says, and only what is stored is read; make a table of it: "
+            f"{name!r} is computed by SQL in the file, and wdsfs reads only stored tables; store it as a table: "
             f"CREATE TABLE labels AS SELECT * FROM {_quoted(name)}",
         )
     what = "name one of its tables" if file.table is None else f"has no table {file.table!r}"

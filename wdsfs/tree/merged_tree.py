@@ -75,7 +75,7 @@ class MergedPlace(NamedTuple):
 
 
 class MergedChild(NamedTuple):
-    """Something in a shard: the shard's number and the position in its record."""
+    """A child in a shard: the shard's number and the position in its record."""
 
     shard: int
     where: int

@@ -154,7 +154,8 @@ def view_order(
         if len(among) == 1:
             return among[0][0]
         rows = {own(member) for member in record.entry_members(entry)}
-        best = next((one for one in among if not rows.isdisjoint(plain.entry_members(one[1]))), among[0])
+        shared = (place for place in among if not rows.isdisjoint(plain.entry_members(place[1])))
+        best = next(shared, among[0])
         among.remove(best)
         return best[0]
 

@@ -152,7 +152,10 @@ class ShardFile:
         return None if isinstance(self.shard, int) or self.source is not self.shard else self.shard
 
     def hold(self) -> None:
-        """Keep it open for another thread than that of the set. This and the next are called where the set is."""
+        """Keep the shard open for another thread than that of the set.
+
+        This and the next are called in the thread of the set.
+        """
         self.readers += 1
 
     def let_go(self) -> None:
@@ -161,7 +164,7 @@ class ShardFile:
             self.close()
 
     def close(self) -> None:
-        """Raises OSErrors that name the shard."""
+        """Close the shard. Raises OSErrors that name the shard."""
         self.ended = True
         if self.readers:
             return

@@ -159,7 +159,7 @@ def make_view(below: ShardSet, opening: Opening) -> dict[bytes, errors.ShardErro
     missing = below.keys_missing()
     if missing is not None and opening.tolerance.strict is None:  # which lists it
         log.warning("%s", missing)
-    for field in [] if opening.quiet else below.fields_not_found(FIRST_SHARDS):
+    for field in [] if opening.quiet else below.missing_fields(FIRST_SHARDS):
         text = "--field %s: no sample of the first shards has this field, so there are no such files"
         log.warning(text, field.text)
     return below.unmade
@@ -235,9 +235,9 @@ def index_set(
 ) -> dict[str, Any]:
     """Build or refresh the index of these shards; return the counts of `wdsfs index --json`.
 
-    Logs what is wrong with them. All of it is written to `target` (.wdsidx), too, if there is one; it lacks shards
-    only with `allow_missing`. `prune` drops what is kept of shards that are gone. Raises UsageError,
-    IndexUnusable for an index that would not last, UnreadableShard, ExportError.
+    Logs the problems of the shards. All records are also written to `target` (.wdsidx), if given; only with
+    `allow_missing` may shards be absent from it. `prune` drops the records of shards that are gone. Raises
+    UsageError, IndexUnusable for an index that would not last, UnreadableShard, ExportError.
     """
     place = None if target is None else checked_target(target)
     with contextlib.closing(open_index(opening.index_dir)) as index:

@@ -98,7 +98,7 @@ class _ShardColumns:
         return name
 
     def pieces(self, entry: int) -> list[Piece]:
-        """Return the columns of a sample in the order of the shard; none if one of them is no piece of it."""
+        """Return the columns of a sample in the order of the shard; none if one is not a piece of the shard."""
         pieces: list[Piece] = []
         if not self._direct:
             return pieces
@@ -236,7 +236,7 @@ class SampleReader:
         return samples
 
     def _announce(self, numbers: Sequence[int]) -> None:
-        """Have the network bring what will be read, all at the same time."""
+        """Announce all ranges that will be read, so that the network brings them at the same time."""
         if not self._is_remote:
             return
         for number in numbers:

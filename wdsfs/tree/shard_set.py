@@ -1,9 +1,10 @@
 """The shards of a set by number, with their records and content, as trees ask for them.
 
-What has changed is decided in `freshness.py`, records and descriptors are kept in `open_shards.py`, and
-`content.py` reads. Nothing of a shard is used after its file has changed: open inodes of it get `StaleShard`, and
-questions about the changed shard raise `NotIndexed` until it is indexed again. `indexed` does that and asks again;
-a worker (`fuse/read_ops.py`) has a loop of its own, which lets go of old snapshots between its attempts.
+`freshness.py` decides what has changed, `open_shards.py` keeps records and descriptors, and `content.py` reads.
+After the file of a shard has changed, nothing that was known about the shard is used: its open inodes get
+`StaleShard`, and questions about it raise `NotIndexed` until it is indexed again. `indexed` indexes it and repeats
+the question; a worker (`fuse/read_ops.py`) has a loop of its own, which releases old snapshots between its
+attempts.
 
 Threads: the methods of `ShardSet` are called by one thread, but for `build`, which touches nothing of the set.
 """
@@ -226,7 +227,7 @@ class ShardSet:
         self._forget(number)
 
     def _log_change(self, number: int, before: Fingerprint, now: Fingerprint) -> None:
-        text = "%s has changed; it is indexed anew, what was open from it gets ESTALE"
+        text = "%s has changed; it is indexed again, and files that were open get ESTALE"
         log.warning(text, self.path_text(number))
 
     def _stat(self, number: int) -> Fingerprint:
@@ -353,7 +354,7 @@ class ShardSet:
         except NotIndexed:
             return False
         except NotATar:
-            pass  # that is what is known of it
+            pass  # that is an answer, too
         self.generation += 1
         return True
 
@@ -568,7 +569,7 @@ class ShardSet:
 
     def _spoil(self, number: int) -> None:
         """Drop the record of a shard that has changed although its fingerprint is the same."""
-        log.warning("%s has changed without a new time; it is indexed anew", self.path_text(number))
+        log.warning("%s has changed without a new time; it is indexed again", self.path_text(number))
         self._reconsider(number)
 
     def _reconsider(self, number: int) -> None:

@@ -1,8 +1,8 @@
 """The names that a record shows in each directory of a shard, one by one or as columns for all.
 
 A position is a kind (folder, sample, member) and an index in the record (`inodes.py`). Nothing here needs more
-than the record and the view; which directories a tree makes of it is decided by the trees. A directory of three
-files takes less time name by name than in columns, a shard of thousands a tenth of it in columns.
+than the record and the view; which directories these names are put into is decided by the trees. A directory of
+three files takes less time name by name; a shard of thousands takes a tenth of the time in columns.
 """
 
 from __future__ import annotations

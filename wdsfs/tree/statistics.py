@@ -119,7 +119,7 @@ def _samples_of_folders(record: Record) -> Iterator[tuple[int, int]]:
 
 
 class SetTotals:
-    """The totals of a set, summed up again after each change of it that is noticed."""
+    """The totals of a set, summed up again after each change that is noticed."""
 
     def __init__(self, lower: ShardSet) -> None:
         self.lower = lower

@@ -15,7 +15,7 @@ _ROWS = 1 << 16  # texts that are copied at a time
 
 
 class Texts(NamedTuple):
-    """Each is `lengths` bytes of `text` from `starts` on; they may lie in any order."""
+    """Texts in one array: each is `lengths` bytes of `text` from `starts` on; they may lie in any order."""
 
     text: NDArray[np.uint8]
     starts: Ints

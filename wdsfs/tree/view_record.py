@@ -298,7 +298,7 @@ def _decoded_size(draft: Draft, codec: int, address: int, entry: int, extension:
     except CorruptShard as error:
         name = text_of(draft.paths[entry] + b"." + extension)
         head = draft.record.member(address).head if address >> SHIFT == OWN else 0
-        draft.problems.append(Problem(head, UNDECODED, f"{name}: {error}; it is shown as it is"))
+        draft.problems.append(Problem(head, UNDECODED, f"{name}: {error}; it is shown without decoding"))
         return None
 
 
@@ -423,7 +423,7 @@ def _problem(draft: Draft, at: int, error: CorruptShard) -> Problem:
     address = int(draft.rows.address[at])
     name = text_of(draft.paths[int(draft.rows.entry[at])] + b"." + draft.extensions[draft.rows.extension[at]])
     head = draft.record.member(address).head if address >> SHIFT == OWN else 0
-    return Problem(head, BROKEN_FIELD, f"{name}: {error}; reading what --field makes of it fails")
+    return Problem(head, BROKEN_FIELD, f"{name}: {error}; the file that --field makes cannot be read")
 
 
 # --- columns: chosen extensions only, each under the name that was typed or given

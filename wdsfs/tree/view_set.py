@@ -306,7 +306,7 @@ class ViewSet(ShardSet):
         self._store(pending)
         return refused
 
-    def fields_not_found(self, shards: int) -> list[Field]:
+    def missing_fields(self, shards: int) -> list[Field]:
         """Return the options `--field` that make no file in the first `shards`: they may be misspelt."""
         options = self.composition
         fields = [field for field in options.fields if not (options.columns and options.shows(field.name))]
