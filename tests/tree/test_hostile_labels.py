@@ -60,15 +60,15 @@ ENDLESS = "WITH RECURSIVE n(key) AS (SELECT 1 UNION ALL SELECT key + 1 FROM n) S
 COMPUTED = {
     "an endless view": (
         ["CREATE TABLE u (x)", f"CREATE VIEW v AS {ENDLESS}"],
-        "'v' is computed by SQL in the file",
+        "'v' is computed by SQL",
     ),
-    "only a view": ([f"CREATE VIEW v AS {ENDLESS}"], "'v' is computed by SQL in the file"),
+    "only a view": ([f"CREATE VIEW v AS {ENDLESS}"], "'v' is computed by SQL"),
     "a view of much": (["CREATE VIEW v AS SELECT hex(zeroblob(400000000)) AS key"], "'v' is computed by SQL"),
     "a column of much": (
         ["CREATE TABLE v (key, a AS (hex(zeroblob(400000000))))", "INSERT INTO v VALUES ('d/a')"],
         "the column 'a' of 'v' is computed .* declare it STORED",
     ),
-    "a virtual table": (["CREATE VIRTUAL TABLE v USING fts5(key)"], "'v' is computed by SQL in the file"),
+    "a virtual table": (["CREATE VIRTUAL TABLE v USING fts5(key)"], "'v' is computed by SQL"),
     "a view that is called a table": (
         [
             f"CREATE VIEW v AS {ENDLESS}",
@@ -77,7 +77,7 @@ COMPUTED = {
             "UPDATE sqlite_schema SET type = 'table', rootpage = 2, "
             "sql = 'CREATE VIRTUAL TABLE v USING fts5(key)' WHERE name = 'v'",
         ],
-        "'v' is computed by SQL in the file",
+        "'v' is computed by SQL",
     ),
 }
 
