@@ -412,7 +412,7 @@ def confined(path: str, profile: str = "/etc/apparmor.d/fusermount3") -> bool:
 _CONTAINER_REMEDIES = {
     "docker": "docker run --device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined ...",
     "podman": "podman run --device /dev/fuse --cap-add SYS_ADMIN ...",
-    "kubernetes": "give the container /dev/fuse and SYS_ADMIN, or privileged: true (docs/how-to/boot.md)",
+    "kubernetes": "give the container /dev/fuse and SYS_ADMIN, or privileged: true (docs/how-to/containers.md)",
     "apptainer": "mount on the host and bind it: apptainer exec --bind MOUNTPOINT ...",
 }
 

@@ -220,7 +220,7 @@ def remembered_session(directory: str, opening: Opening) -> Iterator[OverlaySess
         if settings is None:
             raise OverlayUnusable(
                 f"{place.path} is no overlay of a mount of wdsfs; from an upper of the kernel's overlayfs remove "
-                "by hand what is to go (docs/reference/overlay.md)"
+                "by hand what is to go (docs/how-to/edit.md)"
             )
         shards = [Shard(shard.path, shard.name, reading=settings.reading) for shard in settings.shards]
         view = TreeOptions(settings.layout, settings.names, settings.merge).view()

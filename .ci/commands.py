@@ -1,0 +1,113 @@
+"""Writes docs/reference/commands.md from what `--help` says, so that no option is described twice.
+
+python .ci/commands.py           writes the page
+python .ci/commands.py --check   ends with 1 if the page is not what it would write
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from wdsfs.cli.main import main
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "commands.md"
+HEAD = """# Commands and options
+
+Written by `.ci/commands.py` from what `wdsfs COMMAND --help` says; a test compares. Every command has `-h`, \
+`--help`. Options that several commands have in the same words are explained once, at the \
+[end](#options-of-several-commands). `wdsfs man` shows all of this as a manual page, `wdsfs completion SHELL` \
+completes it. What commands end with is in [exit codes](messages.md#exit-codes).
+"""
+SHARED = 3  # commands that have to have an option in the same words, for it to be explained once
+KEEP_LINES = "\b"  # click's mark of a paragraph whose lines are not filled
+
+Explained = tuple[str, str]  # the names of an option, with what it takes; its help
+
+
+def page() -> str:
+    top = click.Context(main, info_name="wdsfs", **main.context_settings)
+    commands = {name: main.get_command(top, name) for name in main.list_commands(top)}
+    shown = {name: command for name, command in commands.items() if command is not None and not command.hidden}
+    options = {name: list(_options(command, top, name)) for name, command in shown.items()}
+    every = [explained for explanations in options.values() for explained in explanations]
+    shared = sorted({explained for explained in every if every.count(explained) >= SHARED}, key=_first_name)
+    lines = [HEAD]
+    for name, command in shown.items():
+        lines += _section(name, command, top, options[name], shared)
+    return "\n".join([*lines, "## Options of several commands", "", *_points(shared), ""])
+
+
+def _options(command: click.Command, top: click.Context, name: str) -> Iterator[Explained]:
+    context = click.Context(command, info_name=name, parent=top)
+    for param in command.params:
+        record = param.get_help_record(context) if isinstance(param, click.Option) else None
+        if record is not None:
+            yield record[0], " ".join(record[1].split())
+
+
+def _section(
+    name: str, command: click.Command, top: click.Context, options: list[Explained], shared: list[Explained]
+) -> Iterator[str]:
+    context = click.Context(command, info_name=name, parent=top)
+    yield f"## {name}"
+    yield ""
+    yield f"`wdsfs {name} {' '.join(command.collect_usage_pieces(context))}`"
+    yield ""
+    yield from _paragraphs(inspect.cleandoc(command.help or ""))
+    own = [explained for explained in options if explained not in shared]
+    if own:
+        yield from (*_points(own), "")
+    others = sorted((explained for explained in options if explained in shared), key=_first_name)
+    if others:
+        names = ", ".join(f"`{_first_name(explained)}`" for explained in others)
+        yield from (f"Also: {names}.", "")
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    """Yield paragraphs, each as one line; one with click's mark is a block that keeps its lines."""
+    for paragraph in re.split(r"\n\s*\n", text):
+        head, *rest = paragraph.split("\n")
+        if head.strip(" ") != KEEP_LINES:
+            yield from (_plain(" ".join(line.strip() for line in paragraph.split("\n"))), "")
+            continue
+        block: list[str] = []
+        for line in rest:
+            if line.startswith("  "):
+                block.append("  " + line)
+            elif not re.fullmatch("Examples?:", line):  # words between the examples
+                yield from (*block, *[""] * bool(block), line, "")
+                block = []
+        yield from (*block, "")
+
+
+def _points(options: list[Explained]) -> Iterator[str]:
+    for names, explanation in options:
+        yield f"- `{names}`: {_plain(explanation)}"
+
+
+def _plain(text: str) -> str:
+    """Return text in which underscores and angle brackets stay what they are."""
+    return "".join(
+        part if at % 2 else part.replace("__", r"\_\_").replace("<", "&lt;")
+        for at, part in enumerate(re.split("(`[^`]*`)", text))
+    )
+
+
+def _first_name(explained: Explained) -> str:
+    """Return the long name of an option."""
+    return next(word.rstrip(",") for word in explained[0].split() if word.startswith("--"))
+
+
+if __name__ == "__main__":
+    text = page()
+    if "--check" in sys.argv:
+        sys.exit(
+            0
+            if PAGE.exists() and PAGE.read_text() == text
+            else f"{PAGE} is not up to date: python .ci/commands.py"
+        )
+    PAGE.write_text(text)
