@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -55,16 +56,35 @@ def test_without_arguments_there_is_help(program: Program) -> None:
 # --- help --------------------------------------------------------------------------------------------------
 
 
-def test_a_page_is_rendered_on_a_terminal(program: Program) -> None:
-    """By the pager; in a pipe it is the text itself."""
+def on_pages(program: Program, *words: str, rows: int) -> str:
+    """What a command shows on a terminal with a pager, which begins with a line of its own."""
     pager = program.home / "pager"
     pager.write_text("#!/bin/sh\necho PAGED\nexec cat\n")
     pager.chmod(0o755)
-    program.environment |= {"PAGER": str(pager), "TERM": "xterm"}
+    program.environment |= {"PAGER": str(pager), "TERM": "xterm", "LINES": str(rows)}
     keyboard, terminal = os.openpty()
-    shown = program.on_terminal("help", "layouts", stdin=terminal).decode()
-    os.close(keyboard)
-    os.close(terminal)
+    try:
+        return program.on_terminal(*words, stdin=terminal).decode()
+    finally:
+        os.close(keyboard)
+        os.close(terminal)
+
+
+@pytest.mark.parametrize("words", [["mount", "--help"], ["--help"], ["help"], ["help", "cache", "size"]])
+def test_help_that_is_longer_than_the_terminal_is_paged(program: Program, words: list[str]) -> None:
+    """In a pipe it is plain; on a terminal its headings are bold."""
+    plain = program.run(*words).stdout.decode()
+    assert on_pages(program, *words, rows=9).startswith("PAGED")
+    shown = on_pages(program, *words, rows=999)
+    assert "PAGED" not in shown
+    bold = re.compile("\x1b\\[[01]m")
+    assert bold.search(shown)
+    assert bold.sub("", shown).split() == plain.split()
+
+
+def test_a_page_is_rendered_on_a_terminal(program: Program) -> None:
+    """By the pager; in a pipe it is the text itself."""
+    shown = on_pages(program, "help", "layouts", rows=24)
     assert shown.startswith("PAGED")
     assert "Which layout for which loader" in shown
     assert "# Which" not in shown

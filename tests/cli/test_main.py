@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gzip
+import itertools
 import json
 import logging
 import os
@@ -25,7 +26,7 @@ from click.testing import CliRunner
 from tests import tars
 from tests.conftest import PATIENCE, ROOT, Program, fails, need_fuse
 from wdsfs import __version__, mount_registry
-from wdsfs.cli import main
+from wdsfs.cli import help_commands, main
 from wdsfs.mount import search
 from wdsfs.mount.live_fuse import FuseMount
 
@@ -126,11 +127,56 @@ def test_every_command_explains_itself(command: str) -> None:
 
 
 def test_help_as_a_command(program: Program) -> None:
-    for words, options in ((["help"], ["--help"]), (["help", "umount"], ["umount", "--help"])):
-        assert program.run(*words).stdout == program.run(*options).stdout
+    for name in ("umount", "unmount"):
+        assert program.run("help", name).stdout == program.run("umount", "--help").stdout
     said = program.refused("help", "monut", code=2)
-    assert "there is no command 'monut'; did you mean mount?; there are: cache, cat, check" in said
+    assert (
+        "there is no command 'monut'; did you mean mount?, and no help has these words; there are: cache, cat"
+        in said
+    )
     assert "and the topic layouts" in program.refused("help", "layuots", code=2)
+
+
+def test_help_names_commands_and_options_that_exist() -> None:
+    """What to type for a task has no wrong word in it, fits 80 columns, and finds its way to every purpose."""
+    page = CliRunner().invoke(main.main, ["help"]).output
+    assert max(map(len, page.splitlines())) <= 80
+    for line, _ in itertools.chain(*help_commands.TASKS.values()):
+        assert line in page
+        command = main.main.get_command(TOP, line.split()[1])
+        assert command is not None, line
+        options = [name for parameter in command.params for name in parameter.opts]
+        assert all(word in options for word in line.split() if word.startswith("-")), line
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["slow"], "Tasks:\n  wdsfs status DIR"),
+        (["s3"], "Options:"),
+        (["page", "CACHE"], "--push [auto|off]"),
+        (["ImageFolder"], "ImageFolder"),
+        (["executors"], "--executor NAME"),
+    ],
+)
+def test_help_finds_words(words: list[str], said: str) -> None:
+    """In tasks, commands, options and chapters, in any letter case; an option of many commands once."""
+    done = CliRunner().invoke(main.main, ["help", *words])
+    assert done.exit_code == 0
+    assert said in done.output
+    assert len(re.findall(r"^  --push", done.output, re.M)) <= 1
+
+
+def test_options_of_all_commands_are_explained_once() -> None:
+    """Where a command has all of them it names them; `mount` explains them, after the options of its own."""
+    shared = ", --trust, --unpack, --unpack-memory, --cache-size, --store-option,"
+    said = " ".join(CliRunner().invoke(main.main, ["info", "--help"]).output.split())
+    assert shared in said
+    assert "see `wdsfs help mount`." in said
+    explained = CliRunner().invoke(main.main, ["mount", "--help"]).output
+    assert (
+        explained.index("--overlay DIR") < explained.index("What is shown:") < explained.index("--cache-size SIZE")
+    )
 
 
 def test_version() -> None:

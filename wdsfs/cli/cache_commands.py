@@ -38,7 +38,7 @@ _index_dir_option = options.index_dir_option(
 )
 
 
-@click.command()
+@click.command(cls=options.Command)
 @click.argument("urls", metavar="[URL...]", nargs=-1)
 @click.option("-l", "--long", "each", is_flag=True, help="A line for each object, not for each directory.")
 @click.option(
@@ -178,7 +178,7 @@ def _when(seconds: float) -> str:
 # --- fetching ----------------------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(cls=options.Command)
 @options.shards_argument
 @options.set_options
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar, no hints.")

@@ -97,6 +97,7 @@ packing_options = options.handing_over(
         "maxcount": click.option(
             "--maxcount",
             type=click.IntRange(1),
+            metavar="N",
             help="At most N samples in a new shard; all samples are divided among shards again.",
         ),
         "maxsize": click.option(
@@ -136,7 +137,7 @@ packing_options = options.handing_over(
 )
 
 
-@click.command()
+@click.command(cls=options.Command)
 @named_overlay
 @packing_options
 @options.composition_options

@@ -11,15 +11,15 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from wdsfs import __version__
 from wdsfs.cli.completion import SHELLS, commands, mount_points, script
-from wdsfs.cli.options import Directory, index_dir_option, json_option, set_for_all, store_option
-from wdsfs.cli.output import say, write_json, write_page
+from wdsfs.cli.options import Command, Directory, index_dir_option, json_option, set_for_all, store_option
+from wdsfs.cli.output import on_terminal, say, show_page, write_json, write_page
 from wdsfs.errors import UsageError
 from wdsfs.host import MachineFinding
 from wdsfs.names import meant
@@ -30,42 +30,138 @@ _LINKS_INSIDE = re.compile(r"\[([^]]*)\]\(#[^)]*\)")  # of a page of Markdown: a
 _KEEP_LINES = "\b"  # click's mark of a paragraph whose lines are not filled
 
 
-@click.command("help")
-@click.argument("command", metavar="[COMMAND|TOPIC]", required=False, shell_complete=commands)
+# What people come for: what to type, and what that does.
+TASKS: dict[str, tuple[tuple[str, str], ...]] = {
+    "Look at a set": (
+        ("wdsfs mount SHARDS DIR", "Show samples as directories."),
+        ("wdsfs umount DIR", "End that."),
+        ("wdsfs info SHARDS", "Count samples; sizes of columns."),
+        ("wdsfs ls SHARDS [PATH]", "List files; `cat` shows one."),
+        ("wdsfs view SHARDS", "See samples in the browser."),
+    ),
+    "Train from it": (
+        ("wdsfs help layouts", "How to mount for which loader."),
+        ("wdsfs export --format dali ...", "Write the index of DALI, Energon."),
+    ),
+    "Change samples: edit, add, delete": (
+        ("wdsfs mount --overlay EDITS SHARDS DIR", "Mount for changes by any program."),
+        ("wdsfs diff DIR", "Show what was changed."),
+        ("wdsfs restore DIR/PATH", "Undo changes."),
+        ("wdsfs commit DIR -o 'new/%06d.tar'", "Write new shards with changes."),
+    ),
+    "Make shards": (
+        ("wdsfs pack FOLDER -o 'set-%06d.tar'", "From files; shuffled, split."),
+        ("wdsfs pack --keys LIST SHARDS -o ...", "From chosen samples of shards."),
+        ("wdsfs commit --columns jpg SHARDS -o ...", "From chosen or joined columns."),
+    ),
+    "Speed: a slow mount, or slow reads": (
+        ("wdsfs status DIR", "See what a mount waits for."),
+        ("wdsfs index SHARDS", "Index before the first mount."),
+        ("wdsfs fetch SHARDS", "Download remote shards first."),
+        ("wdsfs mount --engine kernel SHARDS DIR", "Without a daemon (for root)."),
+    ),
+    "Trouble: errors, a busy mount, a full disk": (
+        ("wdsfs doctor [DIR|URL]", "Why it fails here; what to type."),
+        ("wdsfs check SHARDS", "Find damage, and odd samples."),
+        ("wdsfs where DIR/PATH", "From which shard a file comes."),
+        ("wdsfs umount --lazy DIR", "End a mount that is in use."),
+        ("wdsfs umount --all", "End all mounts, dead ones, too."),
+        ("wdsfs cache", "See and free room on the disk."),
+    ),
+}
+_TASKS_END = """SHARDS: a pattern in quotes ('train-{000..099}.tar'), files, directories, URLs.
+`wdsfs help COMMAND` explains a command, `wdsfs help WORD` finds what is about a
+word, `wdsfs --help` lists all commands."""
+
+
+@click.command("help", cls=Command)
+@click.argument("words", metavar="[COMMAND|TOPIC|WORD...]", nargs=-1, shell_complete=commands)
 @click.pass_context
-def help_command(ctx: click.Context, command: str | None) -> None:
-    """Explain COMMAND, or the program: the same as --help; or show the page about TOPIC.
+def help_command(ctx: click.Context, words: tuple[str, ...]) -> None:
+    """Say what to type for a task; explain COMMAND; show the page about TOPIC; find WORDs in all help.
 
     The topic `layouts` is: which layout for which loader.
 
     \b
     Examples:
+      wdsfs help
       wdsfs help mount
       wdsfs help layouts
+      wdsfs help cache
+      wdsfs help page cache
     """
     above = ctx.find_root()
     group = above.command
     assert isinstance(group, click.Group)
-    if command is None:
-        write_page(above.get_help())
-        return
-    if command == LAYOUTS:
-        _show_page(Path(__file__).with_name("layouts.md").read_text(encoding="utf-8"))
-        return
-    explained = group.get_command(above, command)
-    if explained is None:
-        names = group.list_commands(above)
-        raise UsageError(
-            f"there is no command {command!r}{meant(command, [*names, LAYOUTS])}; there are: {', '.join(names)}; "
-            f"and the topic {LAYOUTS}"
-        )
-    with click.Context(explained, parent=above, info_name=command) as context:
-        write_page(explained.get_help(context))
+    explained = group.get_command(above, words[0]) if len(words) == 1 else None
+    if explained is not None:
+        with explained.context_class(explained, parent=above, info_name=explained.name) as context:
+            show_page(explained.get_help(context))
+    elif words == (LAYOUTS,):
+        _show_markdown(_layouts())
+    elif words:
+        show_page(_help_about(words, group, above))
+    else:
+        show_page(_definitions(TASKS, above) + "\n" + _TASKS_END)
 
 
-def _show_page(text: str) -> None:
-    """Show a page of Markdown, on a terminal by a pager."""
-    if sys.stdout is None or not sys.stdout.isatty():
+def _definitions(sections: Mapping[str, Iterable[tuple[str, str]]], ctx: click.Context) -> str:
+    """Return sections of terms with texts, all with one second column."""
+    formatter = ctx.make_formatter()
+    width = min(max(len(term) for rows in sections.values() for term, _ in rows), 40)
+    for title, rows in sections.items():
+        with formatter.section(title):
+            formatter.write_dl([(f"{term:{width}}", text) for term, text in rows], col_max=width)
+    return formatter.getvalue().lstrip("\n")
+
+
+def _help_about(words: Sequence[str], group: click.Group, above: click.Context) -> str:
+    """Return the tasks, commands, options and chapters with all these words. Raises UsageError if none has."""
+    patterns = [re.compile(rf"\b{re.escape(word.removesuffix('s'))}", re.IGNORECASE) for word in words]
+
+    def has_words(*texts: str) -> bool:
+        return all(pattern.search(" ".join(texts)) for pattern in patterns)
+
+    summaries: list[tuple[str, str]] = []
+    users: dict[tuple[str, str], list[str]] = {}  # of an option: the commands that have it
+    for name in group.list_commands(above):
+        command = group.get_command(above, name)
+        assert command is not None
+        with click.Context(command, parent=above, info_name=name) as ctx:
+            for option in command.params:
+                record = option.get_help_record(ctx) if isinstance(option, click.Option) else None
+                if record is not None and has_words(*record):
+                    users.setdefault(record, []).append(name)
+        if has_words(name, command.help or ""):
+            summaries.append((f"wdsfs {name}", command.get_short_help_str(100)))
+    rows = {
+        "Tasks": [row for title, tasks in TASKS.items() for row in tasks if has_words(title, *row)],
+        "Commands": summaries,
+        "Options": [(term, f"{text} ({', '.join(names)})") for (term, text), names in users.items()],
+        "Chapters of `wdsfs help layouts`": [
+            (title, "") for title in re.findall("^##? (.+)$", _layouts(), re.MULTILINE) if has_words(title)
+        ],
+    }
+    if not any(rows.values()):
+        raise _nothing_about(words, group.list_commands(above))
+    return _definitions({title: lines for title, lines in rows.items() if lines}, above)
+
+
+def _nothing_about(words: Sequence[str], names: Sequence[str]) -> UsageError:
+    text = " ".join(words)
+    return UsageError(
+        f"there is no command {text!r}{meant(text, [*names, LAYOUTS])}, and no help has these words; there are: "
+        f"{', '.join(names)}; and the topic {LAYOUTS}"
+    )
+
+
+def _layouts() -> str:
+    return Path(__file__).with_name("layouts.md").read_text(encoding="utf-8")
+
+
+def _show_markdown(text: str) -> None:
+    """Show a page of Markdown, rendered on a terminal."""
+    if not on_terminal():
         write_page(text)
         return
     from rich.console import Console
@@ -74,10 +170,10 @@ def _show_page(text: str) -> None:
     console = Console()
     with console.capture() as capture:
         console.print(Markdown(_LINKS_INSIDE.sub(r"\1", text), hyperlinks=False))
-    click.echo_via_pager(capture.get())
+    show_page(capture.get())
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("shell", type=click.Choice(SHELLS), required=False)
 def completion(shell: str | None) -> None:
     """Print what makes SHELL complete commands, options, paths and mount points of wdsfs.  [default: $SHELL]
@@ -100,11 +196,11 @@ def completion(shell: str | None) -> None:
     if shell not in SHELLS:
         raise UsageError(f"name the shell: {', '.join(SHELLS)}")
     write_page(script(shell))
-    if sys.stdout.isatty():
+    if on_terminal():
         say("wdsfs: to use it, write it to a file: wdsfs completion --help says where", err=True)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("place", metavar="[MOUNTPOINT|URL]", required=False, shell_complete=mount_points)
 @index_dir_option("Check this directory for the index.  [env WDSFS_INDEX_DIR]")
 @click.option(
@@ -158,7 +254,7 @@ def _show(findings: Sequence[MachineFinding], as_json: bool, code: int) -> None:
 # at the beginning of a line to roff.
 
 
-@click.command()
+@click.command(cls=Command)
 @click.pass_context
 def man(ctx: click.Context) -> None:
     """Show the manual page, all that --help says; if the output is no terminal, print it for `man` to read.
@@ -171,7 +267,7 @@ def man(ctx: click.Context) -> None:
     above = ctx.find_root().command
     assert isinstance(above, click.Group)
     page = manual(above, __version__)
-    program = shutil.which("man") if sys.stdout.isatty() else None
+    program = shutil.which("man") if on_terminal() else None
     if program is None:
         write_page(page)
         return

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("wdsfs")
 
 
-@click.command()
+@click.command(cls=options.Command)
 @click.argument("shards", nargs=-1, shell_complete=completion.paths)
 @options.set_options
 @options.opening_options_with(executor=True, tolerance=False)
@@ -160,7 +160,7 @@ def after_commit(shards: Sequence[Shard], kinds: Sequence[str], in_place: bool, 
     return bool(report.failures)
 
 
-@click.command()
+@click.command(cls=options.Command)
 @click.option("--format", "kinds", type=FORMATS, multiple=True, required=True, help="Whose index; repeatable.")
 @options.shards_argument
 @options.set_options

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsfs.cli import completion
-from wdsfs.cli.options import json_option
+from wdsfs.cli.options import Command, json_option
 from wdsfs.cli.output import complain, print_block, say, write_json
 from wdsfs.errors import UsageError, bytes_text, counted, several
 from wdsfs.mount_registry import DEAD, FOREIGN, RUNNING, UNSUPERVISED
@@ -45,7 +45,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("mountpoints", metavar="MOUNTPOINT...", nargs=-1, shell_complete=completion.mount_points)
 @click.option(
     "-a", "--all", "everything", is_flag=True, help="End every mount that `wdsfs status` shows as yours."
@@ -87,7 +87,7 @@ def umount(mountpoints: tuple[str, ...], everything: bool, lazy: bool) -> None:
     sys.exit(code)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("mountpoint", shell_complete=completion.mount_points)
 @json_option
 def refresh(mountpoint: str, as_json: bool) -> None:
@@ -125,7 +125,7 @@ def refresh(mountpoint: str, as_json: bool) -> None:
     say(f"{counted(answer['shards'], 'shard')}: {changes}")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, shell_complete=completion.paths)
 @json_option
 def where(paths: tuple[str, ...], as_json: bool) -> None:
@@ -188,7 +188,7 @@ def _where_rows(origin: Origin) -> list[tuple[str, str]]:
 # --- status ------------------------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("mountpoint", required=False, shell_complete=completion.mount_points)
 @json_option
 def status(mountpoint: str | None, as_json: bool) -> None:

@@ -62,7 +62,7 @@ listing_options = options.handing_over(
 )
 
 
-@click.command()
+@click.command(cls=options.Command)
 @click.argument("arguments", metavar="SHARDS... [PATH]", nargs=-1, required=True, shell_complete=paths)
 @options.set_options
 @options.numbered_tree_options
@@ -135,7 +135,7 @@ def _long_line(node: Node) -> bytes:
     return f"{stat.filemode(node.mode)} {node.size:>12} {when}".encode()
 
 
-@click.command()
+@click.command(cls=options.Command)
 @click.argument("arguments", metavar="SHARDS... PATH", nargs=-1, required=True, shell_complete=paths)
 @options.set_options
 @options.tree_options
@@ -173,7 +173,7 @@ def cat(arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, ope
 # --- info ---------------------------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(cls=options.Command)
 @options.shards_argument
 @options.set_options
 @options.json_option
@@ -304,7 +304,7 @@ def _show_counts(report: dict[str, Any]) -> None:
 # --- check --------------------------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(cls=options.Command)
 @options.shards_argument
 @options.set_options
 @options.jobs_option("Processes that read shards.  [default: one per core]")

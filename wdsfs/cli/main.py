@@ -18,7 +18,7 @@ import click
 
 from wdsfs import __version__
 from wdsfs.cli import completion  # noqa: F401  its classes register with click
-from wdsfs.cli.options import flag
+from wdsfs.cli.options import Paged, flag
 from wdsfs.cli.output import complain, say
 from wdsfs.cli.process import INTERRUPTED, hide_secrets, interruptible, prepare_streams
 from wdsfs.errors import WdsfsError
@@ -53,7 +53,7 @@ class _Log(logging.Handler):
 _LOG = _Log()
 
 
-class _Group(click.Group):
+class _Group(Paged, click.Group):
     """A group that turns exceptions into a message and an exit code, and lists its commands by purpose."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -121,11 +121,16 @@ class _Group(click.Group):
             ctx.exit(1)
 
 
-@click.group(cls=_Group, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.group(cls=_Group, epilog=EPILOG, context_settings=_HELP)
 @click.version_option(__version__, "-V", "--version", prog_name="wdsfs")
 @flag("-v", "--verbose", "Say more of what is done.")
 def main(verbose: bool) -> None:
     """Mount WebDataset shards as directories: every sample a directory, every column a file.
+
+    Not sure which command? `wdsfs help` says what to type for a task.
 
     SHARDS are brace expressions (quote them: wdsfs expands them itself), paths, URLs, globs or directories of
     tars, lists of these (@list.txt), portable indexes (x.wdsidx), wids indexes (x.json), webdataset's YAML specs
@@ -176,8 +181,8 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Help": {
         "doctor": "Check if this machine can mount, and say what to type if not.",
-        "help": "Explain a command; `help layouts`: which tree for which loader.",
-        "man": "Show the manual page: what --help says, of all commands.",
+        "help": "Say what to type for a task; explain a command; find words.",
+        "man": "Show the manual page: the help of all commands.",
         "completion": "Print what makes a shell complete commands and paths.",
     },
 }

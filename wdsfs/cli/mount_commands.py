@@ -6,6 +6,7 @@ A mount is made in `mount/start.py`, an image in `kernel/image.py`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
 import sys
@@ -29,7 +30,7 @@ FOLLOW, FOLLOW_SECONDS = "--follow", 60.0
 _ARGUMENTS, _HAND_OUT = "wdsfs.mount.arguments", "wdsfs.mount.hand_out"  # in the context of the command
 
 
-class MountCommand(click.Command):
+class MountCommand(options.Command):
     """`--follow` without a value does not take the next argument for one, as an option with a value does."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -39,61 +40,11 @@ class MountCommand(click.Command):
         return super().parse_args(ctx, given + args[end:])
 
 
+_serving = functools.partial(options.in_section, options.SERVING)
 serving_options = options.handing_over(
     "serving",
     Serving,
     {
-        "engine": click.option(
-            "--engine",
-            type=click.Choice(ENGINES),
-            default=FUSE,
-            show_default=True,
-            help="Who serves: a daemon by FUSE, or the kernel (root; shards of this machine); auto: the kernel "
-            "where it can.",
-        ),
-        "trust_shards": options.flag(
-            "--trust-shards",
-            "Served by the kernel: accept shards with other times than when it was made, such as copies, and "
-            "shards on network file systems.",
-        ),
-        "foreground": options.flag("-f", "--foreground", "Stay in front and log to the terminal."),
-        "read_only": options.flag("-r", "--read-only", "The same as -o ro: an overlay is shown, not changed."),
-        "options": click.option(
-            "-o",
-            "options",
-            multiple=True,
-            metavar="OPT,...",
-            help="Mount options: ro, allow_other, uid=, gid=, umask=, fsname=, auto_unmount, nonempty, ...",
-        ),
-        "workers": click.option(
-            "--workers",
-            type=click.IntRange(1, 16),
-            help="Processes that serve; no effect with --overlay, which always has one.  "
-            "[default: one per core, 2 to 8]",
-        ),
-        "spin": click.option(
-            "--spin",
-            type=click.IntRange(0, 1000),
-            default=50,
-            show_default=True,
-            metavar="MICROSECONDS",
-            help="How long a worker looks for the next request before it sleeps: faster, for more processor time.",
-        ),
-        "readahead": click.option(
-            "--readahead",
-            type=click.IntRange(4, 16384),
-            default=256,
-            show_default=True,
-            metavar="KIB",
-            help="How much of a large file the kernel asks for at a time; for users other than root always 128.",
-        ),
-        "push": click.option(
-            "--push",
-            type=click.Choice([AUTO, OFF]),
-            default=AUTO,
-            show_default=True,
-            help="Put files into the page cache ahead of readers that go on in order.",
-        ),
         "overlay": click.option(
             "--overlay",
             type=options.Directory(),
@@ -101,15 +52,81 @@ serving_options = options.handing_over(
             help="Make the tree writable; all changes go to DIR. See also `wdsfs diff` and `wdsfs commit`.",
         ),
         "new": options.flag(
-            "--new", "With --overlay and without SHARDS: a set that begins empty. `wdsfs commit` makes its shards."
+            "--new", "Begin an empty set, with --overlay and without SHARDS; `wdsfs commit` makes its shards."
         ),
         "lazy": options.flag("--lazy", "Mount at once; index each shard when it is first used."),
         "follow": click.option(
             FOLLOW,
             type=options.AtLeastOne(),
             metavar="[=SECONDS]",
-            help="Look at SHARDS again: show new ones, and hide those that are gone. At once after local "
-            f"changes, then every SECONDS ({FOLLOW_SECONDS:g} if not given). See also `wdsfs refresh`.",
+            help="Show new shards, and hide those that are gone: at once after local changes, else every "
+            f"SECONDS ({FOLLOW_SECONDS:g} if not given). See also `wdsfs refresh`.",
+        ),
+        "engine": _serving(
+            click.option(
+                "--engine",
+                type=click.Choice(ENGINES),
+                default=FUSE,
+                show_default=True,
+                help="fuse: a daemon serves; kernel: the kernel does (for root); auto: the kernel where it can.",
+            )
+        ),
+        "trust_shards": _serving(
+            options.flag(
+                "--trust-shards",
+                "By the kernel: accept shards whose times differ from those in the image, such as copies, and "
+                "shards on network file systems.",
+            )
+        ),
+        "foreground": options.flag("-f", "--foreground", "Stay in the foreground and log to the terminal."),
+        "read_only": options.flag(
+            "-r", "--read-only", "Show an overlay without allowing changes; the same as -o ro."
+        ),
+        "options": click.option(
+            "-o",
+            "options",
+            multiple=True,
+            metavar="OPT,...",
+            help="Mount options: ro, allow_other, uid=, gid=, umask=, fsname=, auto_unmount, nonempty, ...",
+        ),
+        "workers": _serving(
+            click.option(
+                "--workers",
+                type=click.IntRange(1, 16),
+                metavar="N",
+                help="Processes that serve, without --overlay; with it there is always one.  "
+                "[default: one per core, 2 to 8]",
+            )
+        ),
+        "spin": _serving(
+            click.option(
+                "--spin",
+                type=click.IntRange(0, 1000),
+                default=50,
+                show_default=True,
+                metavar="MICROSECONDS",
+                help="How long a worker polls for the next request before it sleeps: more is faster, and takes "
+                "more processor time.",
+            )
+        ),
+        "readahead": _serving(
+            click.option(
+                "--readahead",
+                type=click.IntRange(4, 16384),
+                default=256,
+                show_default=True,
+                metavar="KIB",
+                help="How much of a large file the kernel reads ahead; always 128 for users other than root.",
+            )
+        ),
+        "push": _serving(
+            click.option(
+                "--push",
+                type=click.Choice([AUTO, OFF]),
+                default=AUTO,
+                show_default=True,
+                help="Put the next files into the page cache ahead of readers that read in order.",
+            )
         ),
     },
 )
@@ -326,7 +343,7 @@ _making_options = options.handing_over(
 )
 
 
-@click.command()
+@click.command(cls=options.Command)
 @options.shards_argument
 @options.set_options_without_base
 @click.option(

@@ -10,12 +10,14 @@ import contextlib
 import functools
 import math
 import os
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from wdsfs.cli import completion
+from wdsfs.cli.output import on_terminal, show_page
 from wdsfs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,8 +26,91 @@ if TYPE_CHECKING:
     from wdsfs.executors import Workers
     from wdsfs.tree.options import Composition, Opening, Selection, Tolerance, TreeOptions
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-Decorator = Callable[[Command], Command]
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+Decorator = Callable[[Decorated], Decorated]
+
+# --- help: options in sections, on pages ---------------------------------------------------------------------
+
+# The sections of options in a help text, in this order, after those options that are in none. Options of the last
+# section are the same for all commands: all but one only name them.
+_SHOWN, _SET, SERVING, _SHARED = "What is shown", "Which shards", "How it is served", "Index, cache and stores"
+_EXPLAINS_SHARED, _FEW = "mount", 4
+_LAST = ("as_json", "executor", "quiet", "jobs", "help", "_click_default_help")  # of the options of a command
+_COLUMN = 24  # the widest option with text beside it
+
+
+class _BoldHeadings(click.HelpFormatter):
+    """Help for a terminal."""
+
+    def write_heading(self, heading: str) -> None:
+        super().write_heading(click.style(heading, bold=True))
+
+
+class _Context(click.Context):
+    def make_formatter(self) -> click.HelpFormatter:
+        if on_terminal():
+            self.formatter_class = _BoldHeadings
+        return super().make_formatter()
+
+
+def _show_help(ctx: click.Context, _: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted and not ctx.resilient_parsing:
+        show_page(ctx.get_help())
+        ctx.exit()
+
+
+class Paged(click.Command):
+    """A command whose help is shown by a pager where it is longer than the terminal."""
+
+    context_class = _Context
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.callback = _show_help
+        return option
+
+
+class Command(Paged):
+    """A command whose help has the options in sections: first its own, common ones before rare ones."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {
+            title: [] for title in ("Options", _SHOWN, _SET, SERVING, _SHARED)
+        }
+        for option in sorted(self.get_params(ctx), key=lambda param: param.name in _LAST):
+            record = option.get_help_record(ctx) if isinstance(option, click.Option) else None
+            if record is not None:
+                sections[getattr(option, "section", "Options")].append(record)
+        shared = sections[_SHARED]
+        if len(shared) > _FEW and ctx.info_name != _EXPLAINS_SHARED:
+            names = ", ".join(name.split()[0] for name, _ in shared)
+            explained = f"{names}: see `wdsfs help {_EXPLAINS_SHARED}`."
+            lines = textwrap.wrap(explained, formatter.width - 2, break_on_hyphens=False)
+            sections[_SHARED] = [(line, "") for line in lines]
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records, col_max=_COLUMN)
+
+
+def in_section(title: str, option: Decorator[Any]) -> Decorator[Any]:
+    """Return an option, to be shown in this section of a help text."""
+
+    def decorate(command: Decorated) -> Decorated:
+        decorated: Any = option(command)
+        decorated.__click_params__[-1].section = title
+        return cast(Decorated, decorated)
+
+    return decorate
+
+
+def group_in_section(title: str, group: Mapping[str, Decorator[Any]]) -> dict[str, Decorator[Any]]:
+    """Return a group of options, to be shown in this section of a help text."""
+    return {name: in_section(title, option) for name, option in group.items()}
+
+
+# --- the types of values, and groups of options --------------------------------------------------------------
 
 
 class Directory(click.Path):
@@ -59,7 +144,7 @@ def handing_over(name: str, make: Callable[..., object], group: Mapping[str, Dec
     The command gets them as one argument `name`: the result of `make`, called with their values.
     """
 
-    def decorate(command: Command) -> Command:
+    def decorate(command: Decorated) -> Decorated:
         @functools.wraps(command)
         def with_object(**given: Any) -> Any:
             own = {key: given.pop(key) for key in group}
@@ -68,7 +153,7 @@ def handing_over(name: str, make: Callable[..., object], group: Mapping[str, Dec
         decorated: Any = with_object
         for option in reversed([*group.values()]):
             decorated = option(decorated)
-        return cast(Command, decorated)
+        return cast(Decorated, decorated)
 
     return decorate
 
@@ -98,7 +183,7 @@ dry_run_option: Decorator[Any] = flag("-n", "--dry-run", "Only show which shards
 
 def jobs_option(text: str) -> Decorator[Any]:
     """Return the option for how much is done at a time; `text` is its help."""
-    return click.option("-j", "--jobs", type=click.IntRange(1), help=text)
+    return click.option("-j", "--jobs", type=click.IntRange(1), metavar="N", help=text)
 
 
 def space_check_option(text: str) -> Decorator[Any]:
@@ -129,13 +214,13 @@ _PART: dict[str, Decorator[Any]] = {
         help="Only part N of M, from 0 on: shards N, N+M, N+2M ... of the set, one part for each rank.",
     ),
     "num_shards": click.option(
-        "--num-shards", type=click.IntRange(1), metavar="M", help="How many parts --shard-id counts."
+        "--num-shards", type=click.IntRange(1), metavar="M", help="The number of parts for --shard-id."
     ),
     "ignore_zeros": flag(
-        "--ignore-zeros", "Read on after the end mark of a tar: several tars joined by cat are one shard."
+        "--ignore-zeros", "Read on after the end mark of a tar, for shards that are several tars joined by cat."
     ),
     "group_by_key": flag(
-        "--group-by-key", "One sample for each key, also where its members lie apart in the shard."
+        "--group-by-key", "Take all members of a key in a shard for one sample, also where they lie apart."
     ),
 }
 _BASE: dict[str, Decorator[Any]] = {
@@ -143,13 +228,13 @@ _BASE: dict[str, Decorator[Any]] = {
         "--base",
         metavar="DIR|URL",
         shell_complete=completion.directories,
-        help="Where the shards are that an index (.wdsidx) or an image names.  [default: beside it]",
+        help="Where the shards of a portable index (.wdsidx) or an image are.  [default: beside it]",
     ),
 }
 
 # Of all commands that take SHARDS.
-set_options = handing_over("selection", _selection, {**_PART, **_BASE})
-set_options_without_base = handing_over("selection", _selection, _PART)
+set_options = handing_over("selection", _selection, group_in_section(_SET, {**_PART, **_BASE}))
+set_options_without_base = handing_over("selection", _selection, group_in_section(_SET, _PART))
 
 # --- passed on to all processes by the environment ---------------------------------------------------------------
 
@@ -184,7 +269,8 @@ def _exported(flag: str, variable: str, text_of: Callable[[Any], str], **details
             set_for_all(variable, text_of(value))
 
     details = {"envvar": variable, **details}
-    return click.option(flag, variable.lower(), expose_value=False, callback=callback, **details)
+    option = click.option(flag, variable.lower(), expose_value=False, callback=callback, **details)
+    return in_section(_SHARED, option)
 
 
 def _size_text(value: str) -> str:
@@ -227,7 +313,7 @@ cache_size_option = _exported(
     "WDSFS_CACHE_SIZE",
     _size_text,
     metavar="SIZE",
-    help="Room for the cache of remote and unpacked shards, images and label tables, such as 800M or 2T.  "
+    help="Limit of the cache of remote and unpacked shards, images and label tables, such as 800M or 2T.  "
     "[default: half of what is free on its disk; env WDSFS_CACHE_SIZE]",
 )
 _unpack_option = _exported(
@@ -235,16 +321,16 @@ _unpack_option = _exported(
     "WDSFS_UNPACK",
     str,
     type=click.Choice(["auto", "always", "never"]),
-    help="Compressed shards: unpack them into the cache (always), read them where they are (never), or so "
-    "only when there is no room (auto).  [default: auto; env WDSFS_UNPACK]",
+    help="Compressed shards: unpack them into the cache (always), never, or if there is room (auto).  "
+    "[default: auto; env WDSFS_UNPACK]",
 )
 _unpack_memory_option = _exported(
     "--unpack-memory",
     "WDSFS_UNPACK_MEMORY",
     _size_text,
     metavar="SIZE",
-    help="Memory that the data of a compressed shard may ask for, in each process that unpacks: 2G for `zstd "
-    "--long=31`.  [default: 256M; env WDSFS_UNPACK_MEMORY]",
+    help="Limit of memory for unpacking a shard, in each process that does; 2G for `zstd --long=31`.  "
+    "[default: 256M; env WDSFS_UNPACK_MEMORY]",
 )
 store_option = _exported(
     "--store-option",
@@ -252,15 +338,15 @@ store_option = _exported(
     _store_options_text,
     metavar="[URL:]NAME=VALUE",
     multiple=True,
-    help="How stores are reached, such as endpoint=http://minio:9000 or s3://bucket:anonymous=true; "
-    "can be repeated.  [env WDSFS_STORE_OPTIONS]",
+    help="How to reach a store, such as endpoint=http://minio:9000 or s3://bucket:anonymous=true; "
+    "repeatable.  [env WDSFS_STORE_OPTIONS]",
 )
 _fetch_memory_option = _exported(
     "--fetch-memory",
     "WDSFS_FETCH_MEMORY",
     _size_text,
     metavar="SIZE",
-    help="Memory for what is fetched from stores and not in the cache yet, such as 1G.  [default: 256M; "
+    help="Limit of memory for bytes that are fetched and not in the cache yet, such as 1G.  [default: 256M; "
     "env WDSFS_FETCH_MEMORY]",
 )
 _allow_pipe_option = _exported(
@@ -268,8 +354,8 @@ _allow_pipe_option = _exported(
     "WDSFS_ALLOW_PIPE",
     _always,
     is_flag=True,
-    help="Run commands (pipe:COMMAND) that lists and other files name, too, not only those of the command "
-    "line.  [env WDSFS_ALLOW_PIPE]",
+    help="Also run the commands (pipe:COMMAND) that lists and other files name, not only those of the "
+    "command line.  [env WDSFS_ALLOW_PIPE]",
 )
 index_file_option = _exported(
     "--index-file",
@@ -279,8 +365,8 @@ index_file_option = _exported(
     metavar="FILE|URL",
     multiple=True,
     shell_complete=completion.paths,
-    help="Take what is known of the shards from this index (.wdsidx); can be repeated.  [default: any beside "
-    "the shards; env WDSFS_INDEX_FILE]",
+    help="Also look for the index of a shard in this file (.wdsidx); repeatable.  [default: any beside the "
+    "shards; env WDSFS_INDEX_FILE]",
 )
 
 
@@ -292,7 +378,7 @@ def index_dir_option(text: str) -> Decorator[Any]:
 def _all_of(*options: Decorator[Any]) -> Decorator[Any]:
     """Return a decorator that adds these options, in this order."""
 
-    def decorate(command: Command) -> Command:
+    def decorate(command: Decorated) -> Decorated:
         for option in reversed(options):
             command = option(command)
         return command
@@ -365,19 +451,19 @@ executor_option: Decorator[Any] = click.option(
     "--executor",
     metavar="NAME",
     envvar="WDSFS_EXECUTOR",
-    help="Have a cluster do it (docs/how-to/clusters.md): dask:ADDRESS, ray[:ADDRESS], mpi, slurm:jobs=N,..., or "
-    "MODULE:CALLABLE, which returns a concurrent.futures.Executor; --jobs is then how much is in flight.  "
+    help="Work on a cluster: dask:ADDRESS, ray[:ADDRESS], mpi, slurm:jobs=N,..., or MODULE:CALLABLE, which "
+    "returns a concurrent.futures.Executor; --jobs is then the number of units in flight.  "
     "[default: processes of this machine; env WDSFS_EXECUTOR]",
 )
 # The damage of a set that a command tolerates.
 _TOLERANCE: dict[str, Decorator[Any]] = {
     "allow_missing": flag(
         "--allow-missing",
-        "Go on without shards that are missing or cannot be read, where that makes the set smaller.",
+        "Leave out shards that are missing or cannot be read: the set is smaller.",
     ),
     "strict": flag(
         "--strict",
-        "Refuse a set with any damage, unreadable shard, split sample or missing column, and list them.",
+        "Refuse a set with a damaged or unreadable shard, a split sample or a missing column; list these.",
     ),
 }
 
@@ -395,16 +481,19 @@ def opening_options_with(
     `executor`: with `--executor`; `tolerance`: with `--allow-missing` and `--strict`.
     """
     group: dict[str, Decorator[Any]] = {
-        **(_TOLERANCE if tolerance else {}),
+        **(group_in_section(_SET, _TOLERANCE) if tolerance else {}),
         **({"executor": executor_option} if executor else {}),
         "quiet": flag("-q", "--quiet", "No progress bar, no hints."),
         "jobs": jobs_option(f"{jobs}  [default: one per core]"),
-        "index_dir": click.option(
-            "--index-dir",
-            type=Directory(),
-            envvar="WDSFS_INDEX_DIR",
-            callback=_index_dir,
-            help="Where the index is kept.  [default: wdsfs in the user's cache directory; env WDSFS_INDEX_DIR]",
+        "index_dir": in_section(
+            _SHARED,
+            click.option(
+                "--index-dir",
+                type=Directory(),
+                envvar="WDSFS_INDEX_DIR",
+                callback=_index_dir,
+                help="Where the index is.  [default: wdsfs in the user's cache directory; env WDSFS_INDEX_DIR]",
+            ),
         ),
     }
     opening = handing_over("opening", _opening, group)
@@ -459,7 +548,7 @@ def _view_group(*layouts: str) -> dict[str, Decorator[Any]]:
             show_default=True,
             help="Name the files of a sample `left.jpg` (ext) or `image194.left.jpg` (full).",
         ),
-        "merge": flag("--merge", "One tree over all shards. A second file of a name is shown as NAME~SHARD."),
+        "merge": flag("--merge", "One tree over all shards. A second file of the same name is NAME~SHARD."),
     }
 
 
@@ -507,8 +596,8 @@ keys_option: Decorator[Any] = click.option(
     metavar="FILE[:COLUMN]",
     callback=_keys,
     shell_complete=completion.paths,
-    help="Only the samples that FILE lists, KEY or SHARD/KEY in each line, or in a COLUMN of .csv, .tsv, .jsonl, "
-    ".parquet or .sqlite:TABLE; `-` reads the standard input.",
+    help="Only the samples that FILE lists: KEY or SHARD/KEY in each line, or in a COLUMN of .csv, .tsv, .jsonl, "
+    ".parquet or .sqlite:TABLE; `-`: the standard input.",
 )
 
 _COMPOSITION: dict[str, Decorator[Any]] = {
@@ -516,7 +605,7 @@ _COMPOSITION: dict[str, Decorator[Any]] = {
     "class_from": click.option(
         "--class-from",
         metavar="EXT[:FIELD]",
-        help="Where --layout classes finds the class: a column, or a field of a JSON column.  [default: cls]",
+        help="The class for --layout classes: a column, or a field of a JSON column.  [default: cls]",
     ),
     "class_names": click.option(
         "--class-names",
@@ -528,71 +617,74 @@ _COMPOSITION: dict[str, Decorator[Any]] = {
         "--class-digits",
         type=click.IntRange(0, 18),
         metavar="N",
-        help="Show classes that are whole numbers with N digits, to sort as numbers do; 0: as they are. "
-        " [default: as many as the longest has]",
+        help="Show classes that are numbers with N digits, so that they sort as numbers; 0: without zeros in "
+        "front.  [default: as many as the longest has]",
     ),
     "columns": click.option(
         "--columns",
         multiple=True,
         metavar="[NAME=]EXT;EXT...",
-        help="Show only these: one file for each --columns, the first in the tar of its alternatives; with a "
-        "NAME, the first in the order of typing.",
+        help="Show only this column; repeatable. Of alternatives (jpg;png) a sample shows the first in the tar; "
+        "with a NAME, the first as typed.",
     ),
     "field": click.option(
         "--field",
         multiple=True,
         metavar="NAME=EXT:FIELD",
-        help="Make a file of a field of a JSON column, such as caption.txt=json:caption; FIELD may be a.b[0].",
+        help="Show a field of a JSON column as a file: caption.txt=json:caption; FIELD may be a.b[0]; repeatable.",
     ),
-    "ignore_case": flag("--ignore-case", "Let --columns match in any letter case."),
+    "ignore_case": flag("--ignore-case", "Match --columns in any letter case."),
     "missing": click.option(
         "--missing",
         type=_POLICY,
         default="error",
         show_default=True,
-        help="A sample lacks a column, key or class: refuse, leave it out, or show an empty file.",
+        help="If a sample lacks a column, key or class: refuse the set (error), leave the sample out (skip), or "
+        "show an empty file.",
     ),
     "duplicates": click.option(
         "--duplicates",
         type=_POLICY,
         default="error",
         show_default=True,
-        help="A key or column is there twice: refuse, leave the sample out, or show it without.",
+        help="If a key or column is there twice: refuse the set (error), leave the sample out (skip), or show it "
+        "without the columns (empty).",
     ),
     "join": click.option(
         "--join",
         multiple=True,
         metavar="SHARDS",
         shell_complete=completion.paths,
-        help="Add the columns of the samples with the same keys in these shards.",
+        help="Add the columns of samples with the same key in these shards; repeatable.",
     ),
     "associate": click.option(
         "--associate",
         multiple=True,
         metavar="FILE",
         shell_complete=completion.paths,
-        help="Add columns from FILE (.sqlite[:TABLE], .csv, .tsv, .jsonl) by key, over those in the shards.",
+        help="Add columns (labels, captions) from FILE (.sqlite[:TABLE], .csv, .tsv, .jsonl) by key; they "
+        "replace those of the shards; repeatable.",
     ),
-    "decode_members": flag(
-        "--decode-members", "Show members such as x.json.gz also decoded, as x.json (gz, bz2, xz, zst)."
-    ),
+    "decode_members": flag("--decode-members", "Show x.json.gz also unpacked, as x.json (gz, bz2, xz, zst)."),
 }
 
 _INDEX_TREE = flag(
-    "--index-tree", "Also by-index/000/000/000123: a link to each sample by its number in the set, from 0."
+    "--index-tree", "Also show by-index/000/000/000123: a link to each sample by its number in the set, from 0."
 )
 
 
-view_options = handing_over("tree", _plain_tree, _view_group("samples", "files"))
+view_options = handing_over("tree", _plain_tree, group_in_section(_SHOWN, _view_group("samples", "files")))
 
 # Of a command that shows no tree, and so has no layout.
 composition_options = handing_over(
     "composition",
     _composition,
-    {name: option for name, option in _COMPOSITION.items() if not name.startswith("class_")},
+    group_in_section(
+        _SHOWN, {name: option for name, option in _COMPOSITION.items() if not name.startswith("class_")}
+    ),
 )
 
-_TREE = {**_view_group("samples", "files", "classes"), **_COMPOSITION}
+_TREE = group_in_section(_SHOWN, {**_view_group("samples", "files", "classes"), **_COMPOSITION})
 
 tree_options = handing_over("tree", _tree, _TREE)
-numbered_tree_options = handing_over("tree", _tree, {**_TREE, "index_tree": _INDEX_TREE})
+numbered_tree_options = handing_over("tree", _tree, {**_TREE, "index_tree": in_section(_SHOWN, _INDEX_TREE)})

@@ -71,7 +71,7 @@ def print_block(head: str, rows: Sequence[tuple[str, str]]) -> None:
     A path that is longer than the terminal is wide is left to it.
     """
     width = 0
-    if sys.stdout is not None and sys.stdout.isatty():
+    if on_terminal():
         width = shutil.get_terminal_size().columns
     names = max((len(name) for name, _ in rows), default=0)
     for start, value in (("", head), *((f"  {name:<{names}}  ", value) for name, value in rows)):
@@ -104,6 +104,19 @@ def write_json(value: object) -> None:
 def write_page(text: str) -> None:
     """Write text of the program's own, without any name in it."""
     click.echo(text, nl=not text.endswith("\n"))
+
+
+def on_terminal() -> bool:
+    """Return True if the output is read on a terminal."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def show_page(text: str) -> None:
+    """Write a page of help; on a terminal that is too small for it, by a pager."""
+    if on_terminal() and text.count("\n") + 1 >= shutil.get_terminal_size().lines:
+        click.echo_via_pager(text)
+    else:
+        write_page(text)
 
 
 def contents_text(shards: int, samples: int, members: int) -> str:

@@ -106,7 +106,7 @@ def with_index_of(mount: LiveMount, opening: Opening) -> Opening:
 # --- diff --------------------------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(cls=options.Command)
 @named_overlay
 @options.json_option
 @options.index_options
@@ -179,7 +179,7 @@ def _sample_line(sample: ChangedSample) -> str:
 # --- restore -----------------------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(cls=options.Command)
 @click.argument(
     "arguments", metavar="[MOUNTPOINT] [PATH]...", nargs=-1, shell_complete=completion.mount_points_or_paths
 )

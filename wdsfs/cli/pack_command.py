@@ -115,7 +115,7 @@ packed_options = options.handing_over(
             "--split train=0.9 --split val=0.1.",
         ),
         "maxcount": click.option(
-            "--maxcount", type=click.IntRange(1), help="Samples in a shard.  [default: 10000]"
+            "--maxcount", type=click.IntRange(1), metavar="N", help="Samples in a shard.  [default: 10000]"
         ),
         "maxsize": click.option(
             "--maxsize",
@@ -166,7 +166,7 @@ class Made(NamedTuple):
     uneven: str
 
 
-@click.command()
+@click.command(cls=options.Command)
 @click.argument(
     "sources", metavar="DIRECTORY...|SHARDS...", nargs=-1, required=True, shell_complete=completion.paths
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from wdsfs.cli import completion
-from wdsfs.cli.options import composition_options, handing_over, opening_options, set_options
+from wdsfs.cli.options import Command, composition_options, handing_over, opening_options, set_options
 from wdsfs.cli.output import say
 from wdsfs.cli.process import ended_in_order
 from wdsfs.errors import UsageError, several
@@ -50,7 +50,7 @@ showing_options = handing_over(
 )
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument(
     "sources",
     metavar="SHARDS...|MOUNT",
