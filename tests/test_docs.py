@@ -55,7 +55,7 @@ def test_format_md_names_every_section_and_the_format(tmp_path: Path) -> None:
     assert len(sections) > 20
     for section in sections:
         assert f"`{section}" in text, section
-    assert f"`{index_directory.FORMAT.decode()}`, the format of the environment" in text
+    assert f"`{index_directory.INDEX.version}`, the format of the environment" in text
     assert f"`{store._SUMMARY.format}`" in text
 
 

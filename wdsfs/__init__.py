@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from wdsfs.library.files import Tree, tree
     from wdsfs.library.samples import Samples, samples
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 __all__ = [
     "CorruptShard",
     "EntryError",

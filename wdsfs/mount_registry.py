@@ -21,14 +21,17 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from wdsfs import host, mount_table
+from wdsfs import __version__, host, mount_table
 from wdsfs.errors import MALFORMED
+from wdsfs.formats import Format
 
 FUSE, KERNEL = "fuse", "kernel"  # engines
 RUNNING, SILENT, DEAD, UNSUPERVISED = "running", "not answering", "dead", "without supervisor"  # states of a mount
 FOREIGN = "mounted"  # the state of a mount of another user, whose daemon is not asked
 ANSWER_SECONDS = 5.0  # a process that takes longer counts as silent
 LINE_MAX = 1 << 26  # bytes; a request or an answer may have the paths of all shards
+# Of registrations and of what is said at sockets. Version 0 says no version; else it is the same.
+PROTOCOL = Format("a live mount", (0, 1), "use that one, or end it: wdsfs umount, and mount again")
 ADDRESS_MAX = 107  # bytes of a path that fit into the address of a socket (unix(7))
 
 
@@ -39,7 +42,8 @@ class Registration:
     `started` is seconds since the epoch; `start_ticks` distinguishes a process from a later one with the same
     number. `specs` are SHARDS, or the image; relative ones are of `directory`. `selection` and `composition` are
     options as they are typed, `follow` is how often the set is looked at again (s), None for a fixed set. `index`
-    and `overlay` are directories.
+    and `overlay` are directories. `protocol` is the version of what its process says and understands, `wdsfs` that
+    of its release. A later release adds fields, and none of those without a default goes.
     """
 
     engine: str
@@ -59,6 +63,8 @@ class Registration:
     overlay: str | None = None
     index: str | None = None
     follow: float | None = None
+    protocol: int = PROTOCOL.version
+    wdsfs: str = __version__
 
     @classmethod
     def parse(cls, content: dict[str, Any]) -> Self:
@@ -68,6 +74,7 @@ class Registration:
     @classmethod
     def known(cls, content: dict[str, Any]) -> dict[str, Any]:
         """Return the part of an object of JSON that are fields of this class."""
+        content = {"protocol": 0, "wdsfs": "", **content}
         return {field.name: content[field.name] for field in fields(cls) if field.name in content}
 
     @property
@@ -243,14 +250,16 @@ def answer_client(listener: socket.socket, answer: Callable[[dict[str, Any]], di
 class Talk:
     """A conversation with the process of a mount.
 
-    Raises OSError, ValueError when it does not answer in time or in JSON.
+    Raises OSError, ValueError when it does not answer in time or in JSON; OtherVersion when its release is one that
+    this one cannot talk to.
     """
 
-    def __init__(self, mountpoint: str) -> None:
+    def __init__(self, registration: Registration) -> None:
+        PROTOCOL.check(registration.protocol)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(ANSWER_SECONDS)
-            with socket_address(mountpoint) as address:
+            with socket_address(registration.mountpoint) as address:
                 self._socket.connect(address)
             self._lines = self._socket.makefile("rb")
         except BaseException:

@@ -180,7 +180,7 @@ def answer_with(server: socket.socket, *parts: bytes) -> threading.Thread:
 def answer(seconds: float | None = None) -> object:
     """What a client gets, None if that is no answer."""
     try:
-        with Talk("/mnt/a") as talk:
+        with Talk(a_registration()) as talk:
             return talk.ask({"do": "status"}, seconds)
     except (OSError, ValueError):
         return None

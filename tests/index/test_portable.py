@@ -19,7 +19,7 @@ from wdsfs.errors import SpecError, StaleShard, UsageError
 from wdsfs.index import portable, record_check
 from wdsfs.index.portable import Match, attached
 from wdsfs.index.portable_writer import checked_target, write_index
-from wdsfs.index.record import FORMAT, Record
+from wdsfs.index.record import RECORD, Record
 from wdsfs.index.record_builder import restamped
 from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import Index, Summary, open_index
@@ -123,7 +123,7 @@ def test_what_is_in_the_file(tmp_path: Path) -> None:
     shards = sets.make(tmp_path / "a", 2)
     data = write(tmp_path / "a", shards).read_bytes()
     head = struct.unpack_from("<8sIIIIIQQI", data)
-    assert head[:6] == (b"wdsfs-x\n", 1, FORMAT, 0, 2, 0)
+    assert head[:6] == (b"wdsfs-x\n", 1, RECORD.version, 0, 2, 0)
     table, size, crc = head[6:]
     assert size == len(data)
     assert crc == zlib.crc32(data[HEADER_SIZE : HEADER_SIZE + table])
@@ -467,7 +467,7 @@ def test_a_row_that_disagrees_with_its_record(
     else:
         rows[0] = rows[0]._replace(numbers=numbers)
     data = file.read_bytes()
-    changed = index_file.head_of(rows, "", FORMAT, PLAIN, len(data))
+    changed = index_file.head_of(rows, "", RECORD.version, PLAIN, len(data))
     file.unlink()
     file.write_bytes(changed + data[len(changed) :])
     index = opened(tmp_path / "new", shards)
@@ -571,12 +571,12 @@ def test_of_another_version(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
         file.unlink()
         file.write_bytes(found)
 
-    changed(12, FORMAT + 1)
+    changed(12, RECORD.version + 1)
     assert [one.path for one in expand([str(file)])] == [one.path for one in shards]
     assert attached(shards).files == []
-    assert "has records of another version of wdsfs" in caplog.text
+    assert "is a record of version 4, by a newer wdsfs" in caplog.text
     changed(8, 2)
-    with pytest.raises(SpecError, match="an index of version 2, and this wdsfs reads version 1"):
+    with pytest.raises(SpecError, match="is an index of version 2, by a newer wdsfs"):
         expand([str(file)])
     changed(20, 1 << 31)
     with pytest.raises(SpecError, match="its table does not fit into it"):
@@ -586,9 +586,9 @@ def test_of_another_version(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
 @pytest.mark.parametrize("text", ["../x.tar", "a/../../x.tar", "pipe:rm x", "-"])
 def test_a_file_does_not_lead_out_of_its_place(tmp_path: Path, text: str) -> None:
     row = Row(1, 1, 0, 8, 0, text, "", "", (0,) * 9)
-    size = len(index_file.head_of([row], "", FORMAT, PLAIN, 0)) + 8
+    size = len(index_file.head_of([row], "", RECORD.version, PLAIN, 0)) + 8
     offset = size - 8 + -size % 8
-    head = index_file.head_of([row._replace(offset=offset)], "", FORMAT, PLAIN, offset + 8)
+    head = index_file.head_of([row._replace(offset=offset)], "", RECORD.version, PLAIN, offset + 8)
     file = tmp_path / "x.wdsidx"
     file.write_bytes(head.ljust(offset + 8, b"\0"))
     with pytest.raises(SpecError):

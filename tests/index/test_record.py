@@ -813,10 +813,10 @@ def test_another_format_is_refused() -> None:
     data = everything()
     length = int.from_bytes(data[16:20], "little")
     meta = json.loads(data[20 : 20 + length])
-    meta["format"] = record.FORMAT + 1
+    meta["format"] = record.RECORD.version + 1
     text = json.dumps(meta, separators=(",", ":")).encode().ljust(length)
     body = len(text).to_bytes(4, "little") + text + data[20 + length :]
-    with pytest.raises(ValueError, match=f"format {record.FORMAT + 1}"):
+    with pytest.raises(ValueError, match=f"version {record.RECORD.version + 1}, by a newer wdsfs"):
         Record(data[:8] + zlib.crc32(body).to_bytes(8, "little") + body)
     with pytest.raises(ValueError, match="not a shard record"):
         Record(os.urandom(200))

@@ -173,9 +173,11 @@ def test_an_image_of_another_version(mounts: Program, monkeypatch: pytest.Monkey
     image = mounts.home / "set/set.erofs"
     own = manifest.read(str(image))
     blocks = image.read_bytes().removesuffix(own.encoded())
-    monkeypatch.setattr(manifest, "FORMAT", manifest.FORMAT - 1)
+    monkeypatch.setattr(manifest, "IMAGE", manifest.IMAGE._replace(reads=(2,)))
     image.write_bytes(blocks + own.encoded())
-    assert "another version of wdsfs" in mounts.refused("mount", "-q", image, mounts.mountpoint, code=5)
+    assert "is an image of version 2, by another wdsfs" in mounts.refused(
+        "mount", "-q", image, mounts.mountpoint, code=5
+    )
 
 
 def test_another_mount_at_the_same_place_is_not_shown(mounts: Program) -> None:

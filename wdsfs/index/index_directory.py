@@ -24,9 +24,11 @@ import lmdb
 
 from wdsfs import host, mount_table, trust
 from wdsfs.errors import IndexUnusable
+from wdsfs.formats import Format
 from wdsfs.index import lmdb_check
 
-FORMAT = b"2"
+INDEX = Format("an index directory", (2,))
+_FORMAT = b"%d" % INDEX.version
 MAP_SIZES = (1 << 42, 1 << 38, 1 << 35, 1 << 31)  # bytes of address space; the smaller ones for a `ulimit -v`
 READERS = 4096  # processes that may read one index at a time
 LOCK_BYTES = 64 * READERS + 4096  # of LMDB's lock file, a cache line for each reader
@@ -66,12 +68,12 @@ def open_or_replace(home: Path, notices: list[str]) -> lmdb.Environment:
         what = "not trusted" if isinstance(error, _NotTrusted) else "damaged"
         notices.append(f"the index in {home} is {what} ({error}); it is rebuilt")
     else:
-        stored_format = _format_of(env)
-        if stored_format == FORMAT:
+        version = _version_of(env)
+        if version == _FORMAT:
             return env
         env.close()
-        text = stored_format.decode("ascii", "backslashreplace")
-        notices.append(f"the index in {home} has format {text}; this is format {FORMAT.decode()}: it is rebuilt")
+        if not version.isdigit():  # that of another release is made again without a word: it is a cache
+            notices.append(f"what lies in {home} is no index of wdsfs; it is replaced")
     remove(home)
     return open_env(home)
 
@@ -110,7 +112,7 @@ def open_env(home: Path, read_only: bool = False) -> lmdb.Environment:
             env.reader_check()  # readers that were killed; as long as they are listed, LMDB reuses no page
             if not env.stat()["entries"]:
                 with env.begin(write=True) as txn:
-                    txn.put(b"format", FORMAT)
+                    txn.put(b"format", _FORMAT)
     except BaseException:
         env.close()
         raise
@@ -202,9 +204,9 @@ def _check(env: lmdb.Environment, fd: int) -> None:
     raise lmdb_check.Damaged("its meta pages do not fit together")
 
 
-def _format_of(env: lmdb.Environment) -> bytes:
+def _version_of(env: lmdb.Environment) -> bytes:
     with env.begin() as txn:
-        return bytes(txn.get(b"format") or b"?")
+        return bytes(txn.get(b"format") or b"")
 
 
 def open_read_only(home: Path) -> lmdb.Environment | None:
@@ -213,7 +215,7 @@ def open_read_only(home: Path) -> lmdb.Environment | None:
         if not (_is_image(home) or os.access(home / "lock.mdb", os.W_OK)):
             return None
         env = open_env(home, read_only=True)
-        if _format_of(env) == FORMAT:
+        if _version_of(env) == _FORMAT:
             return env
         env.close()
     except (lmdb.Error, lmdb_check.Damaged, OSError):

@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wdsfs import mount_table, names, trust
 from wdsfs.errors import CorruptShard, MissingShard, ShardError, SpecError
+from wdsfs.formats import OtherVersion
 from wdsfs.index import record as record_module
 from wdsfs.index import record_check
-from wdsfs.index.record import FORMAT, STRAY, Record
+from wdsfs.index.record import RECORD, STRAY, Record
 from wdsfs.index.record_builder import restamped
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
@@ -440,15 +441,12 @@ def _add(files: dict[str, PortableIndex], path: str) -> None:
         file = index_file.load(path)
         if file.path in files:
             return
-        if file.record_format != FORMAT:
-            log.warning(
-                "%s: has records of another version of wdsfs, and is not used; renew it: wdsfs index --update %s",
-                *(path, path),
-            )
-            return
+        RECORD.check(file.record_format)
         files[file.path] = PortableIndex(file, file.paths())
     except MissingShard:
         raise
+    except OtherVersion as error:
+        log.warning("%s: what is in it %s; it is not used; renew it: wdsfs index --update %s", path, error, path)
     except (SpecError, ShardError) as error:
         log.warning("%s; the shards are indexed without it", error)
 

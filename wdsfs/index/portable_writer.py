@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from wdsfs.errors import IndexUnusable, ObjectChanged, ObjectExists, StaleShard, UsageError
 from wdsfs.index.portable import PortableIndex
-from wdsfs.index.record import FORMAT, Record
+from wdsfs.index.record import RECORD, Record
 from wdsfs.index.record_builder import restamped
 from wdsfs.index.store import Index, Summary, summary_of
 from wdsfs.remote import shard_paths
@@ -91,7 +91,7 @@ class PortableWriter:
         self._disk.write(fd, self._head(rows, at))
 
     def _head(self, rows: Sequence[Row], size: int) -> bytes:
-        return index_file.head_of(rows, self._base, FORMAT, self._reading, size)
+        return index_file.head_of(rows, self._base, RECORD.version, self._reading, size)
 
     def _append(self, fd: int, listed: _Listed, at: int) -> Row:
         """Write one record at the end of the file, which is `at`, or plan that; returns its row."""

@@ -34,6 +34,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from wdsfs.errors import NotATar
+from wdsfs.formats import Format
 from wdsfs.index.record_columns import (
     AliasTable,
     Columns,
@@ -49,7 +50,7 @@ from wdsfs.tar import headers
 from wdsfs.tar.problems import NO_TAR, Problem
 from wdsfs.tar.sparse import Extents
 
-FORMAT = 3
+RECORD = Format("a record", (3,))
 MAGIC = b"wdsfs-r\n"
 BY_EXTENSION, BY_NAME, FILES = range(3)
 
@@ -229,8 +230,7 @@ class Record:
             raise ValueError("damaged shard record")
         length = int.from_bytes(view[16:20], "little")
         meta = json.loads(bytes(view[20 : 20 + length]))
-        if meta["format"] != FORMAT:
-            raise ValueError(f"a record of format {meta['format']}; this is format {FORMAT}")
+        RECORD.check(meta["format"])
         self._buffer = view
         column = self.column = Columns(view[20 + length :], meta["sections"])
         self._made: list[str] = []

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from wdsfs.errors import CorruptShard, StaleMount
 from wdsfs.index import member_draft
 from wdsfs.index.member_draft import DerivedMembers, Folders, MemberDraft
-from wdsfs.index.record import FORMAT, HAS_SAMPLES, MAGIC, STRAY, Record, ends_checksum
+from wdsfs.index.record import HAS_SAMPLES, MAGIC, RECORD, STRAY, Record, ends_checksum
 from wdsfs.index.record_order import Alias, OrderedDraft, find_aliases
 from wdsfs.inodes import FOLDER, INDEX_MAX, index_of, kind_of
 from wdsfs.names import PLAIN, Reading
@@ -210,7 +210,7 @@ def _pack(draft: MemberDraft, problems: Problems, sections: Sections) -> dict[st
         if aliases:
             _put_aliases(sections, f"alias{domain}", aliases, ordered)
     return {
-        "format": FORMAT,
+        "format": RECORD.version,
         "folders": len(ordered.folder_names),
         "entries": len(ordered.entry_names),
         "members": len(ordered.member_entry),

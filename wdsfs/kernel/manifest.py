@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 
 from wdsfs import host
 from wdsfs.errors import MALFORMED, MountError
+from wdsfs.formats import Format, OtherVersion
 from wdsfs.kernel import erofs
 from wdsfs.mount_table import MountPoint
 from wdsfs.storage.held_files import HeldFile
 from wdsfs.tree.options import Owner
 
-FORMAT = 3
+IMAGE = Format("an image", (3,), "make it again with `wdsfs image`, or use the wdsfs that wrote it")
 _FOOTER = struct.Struct("<QI4x8s")
 _MAGIC = b"wdsfs-i\n"
 _SIZE_MAX = 1 << 28  # bytes of JSON; a million shards take a hundred megabytes
@@ -103,7 +104,7 @@ class Manifest(NamedTuple):
         """Return the bytes behind the last block of an image."""
         devices = [_fields(device) for device in self.devices]
         shown = {**self.set._asdict(), "labels": list(map(_fields, self.set.labels))}
-        fields = {"format": FORMAT, **self._asdict(), "devices": devices, "set": shown}
+        fields = {"format": IMAGE.version, **self._asdict(), "devices": devices, "set": shown}
         text = json.dumps(fields, separators=(",", ":")).encode()
         return text + _FOOTER.pack(len(text), zlib.crc32(text), _MAGIC)
 
@@ -127,13 +128,12 @@ def read(path: str | bytes) -> Manifest:
         raise MountError(f"{name}: the image is incomplete; make it again with: wdsfs image")
     try:
         fields: dict[str, Any] = json.loads(text)
-        if fields.pop("format") != FORMAT:
-            raise MountError(
-                f"{name}: the image was made by another version of wdsfs; make it again with: wdsfs image"
-            )
+        IMAGE.check(fields.pop("format"))
         devices, shown = map(_device, fields.pop("devices")), fields.pop("set")
         labels = list(map(_device, shown.pop("labels")))
         return Manifest(**fields, devices=list(devices), set=ImageSet(**shown, labels=labels))
+    except OtherVersion as error:
+        raise MountError(f"{name} {error}") from None
     except MALFORMED:  # somebody else's work
         raise MountError(f"{name}: the image was not made by wdsfs") from None
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from wdsfs.errors import CommitError, MountError, WdsfsError
+from wdsfs.formats import OtherVersion
 from wdsfs.kernel import erofs_mount
 from wdsfs.kernel.guard import Guarded
 from wdsfs.kernel.image_mount import ImageMount
@@ -183,7 +184,9 @@ def exchange(guard: Guarded, image: ImageMount, shards: Sequence[Shard], seconds
         "shards": [[os.fsdecode(shard.path), os.fsdecode(shard.name)] for shard in shards],
     }
     try:
-        with Talk(guard.mountpoint) as talk:
+        with Talk(guard) as talk:
             return str(talk.ask(request, seconds).get("error") or "")
+    except OtherVersion as error:
+        return str(error)
     except (OSError, ValueError) as error:
         return f"its guard (process {guard.pid}) does not answer: {error}"

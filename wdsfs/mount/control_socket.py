@@ -16,6 +16,7 @@ from typing import Any
 
 import trio
 
+from wdsfs import __version__
 from wdsfs.fuse.protocol import notes_of
 from wdsfs.fuse.supervisor import Supervisor, in_child
 from wdsfs.fuse.write_ops import RESTORE
@@ -87,6 +88,9 @@ class ControlSocket:
                     seen = await in_child(self._report, self.supervisor.device)
                     if seen:
                         await lines.send(seen)
+                else:
+                    text = f"{self.mount.mountpoint} is served by wdsfs {__version__}, which cannot do that"
+                    await lines.send({"error": text})
                 await stream.send_eof()  # closing is not enough: a worker forked meanwhile has it, too
             except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
                 pass

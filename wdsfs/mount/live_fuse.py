@@ -17,6 +17,7 @@ from typing import Any
 
 from wdsfs import host, mount_registry, mount_table
 from wdsfs.errors import CommitError, MountError, OverlayBusy, OverlayUnusable, bytes_text, several
+from wdsfs.formats import OtherVersion
 from wdsfs.mount import live_mount
 from wdsfs.mount_registry import DEAD, FOREIGN, RUNNING, SILENT, UNSUPERVISED, Registration, Talk
 from wdsfs.names import Reading
@@ -72,7 +73,7 @@ class FuseMount(live_mount.LiveMount):
         if self.registration is None:
             raise self._foreign()
         try:
-            with Talk(self.mountpoint) as talk:
+            with Talk(self.registration) as talk:
                 answer = talk.ask(request, seconds)
         except (OSError, ValueError) as error:
             raise self._silent(error) from None
@@ -84,6 +85,8 @@ class FuseMount(live_mount.LiveMount):
         again = f"end it with `wdsfs umount {shlex.quote(self.mountpoint)}`, and mount it again"
         if not self.is_alive:
             return MountError(f"{self.mountpoint}: the mount has ended: its daemon is gone; {again}")
+        if isinstance(error, OtherVersion):
+            return MountError(f"{self.mountpoint} {error}")
         return MountError(f"{self.mountpoint}: its daemon does not answer ({error}); {again}")
 
     def shown(self) -> live_mount.ShownSet:
@@ -107,7 +110,7 @@ class FuseMount(live_mount.LiveMount):
         self._sync()
         try:
             with contextlib.ExitStack() as stack:
-                talk = stack.enter_context(Talk(self.mountpoint))
+                talk = stack.enter_context(Talk(self._daemon))
                 answer = talk.ask({"do": "freeze"}, live_mount.FREEZE_SECONDS)
                 opened = stack.pop_all()
         except (OSError, ValueError) as error:
@@ -140,11 +143,11 @@ class FuseMount(live_mount.LiveMount):
     def report(self) -> dict[str, Any]:
         if self.registration is None:
             return self._report_of_others()
-        answer = self._status() if self.registration.alive else None
+        answer = self._status() if self.registration.alive else {}
         return {
             **self.registration.as_json(),
             "state": RUNNING if answer else self._state_without_answer(self.registration),
-            **(answer or {}),
+            **answer,
             "user": user_name(os.geteuid()),
             "unfinished_commit": is_half_done(self.overlay),
             "mode": "ro" if live_mount.is_read_only(self.mountpoint, self.overlay) else "rw",
@@ -164,12 +167,15 @@ class FuseMount(live_mount.LiveMount):
             "mode": "ro" if mounted is None or "ro" in mounted.options else "rw",
         }
 
-    def _status(self) -> dict[str, Any] | None:
+    def _status(self) -> dict[str, Any]:
+        """Return what its daemon says of itself, or why it cannot be asked, or nothing."""
         try:
-            with Talk(self.mountpoint) as talk:
+            with Talk(self._daemon) as talk:
                 return talk.ask({"do": "status"})
+        except OtherVersion as error:
+            return {"notices": [f"it {error}"]}
         except (OSError, ValueError):
-            return None
+            return {}
 
     def _state_without_answer(self, daemon: Registration) -> str:
         """Return the state, in words, of a mount whose daemon does not answer."""

@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 from wdsfs import mount_table, trust
 from wdsfs.errors import MALFORMED, OverlayBusy, OverlayUnusable
+from wdsfs.formats import Format, OtherVersion
 from wdsfs.names import PLAIN, Reading
 from wdsfs.overlay.upper_format import OPEN_DIRECTORY
 from wdsfs.shards import Fingerprint
@@ -37,9 +38,8 @@ from wdsfs.storage.durable import write_whole
 
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
-
-# Of overlay.json. Version 1 has no options of reading.
-VERSIONS = (1, 2)
+# Of overlay.json, and by it of the whole directory. Version 1 has no options of reading.
+OVERLAY = Format("an overlay", (1, 2), "use the wdsfs that wrote it; nothing in it was changed")
 
 
 class OverlayDirectory(NamedTuple):
@@ -124,7 +124,7 @@ class OverlaySettings:
             }
             for shard in self.shards
         ]
-        view = {"version": VERSIONS[-1], "layout": self.layout, "names": self.names, "merge": self.merge}
+        view = {"version": OVERLAY.version, "layout": self.layout, "names": self.names, "merge": self.merge}
         content = {**view, "reading": self.reading._asdict(), "shards": shards}
         return json.dumps(content, indent=1).encode() + b"\n"
 
@@ -132,9 +132,7 @@ class OverlaySettings:
     def from_json(data: bytes) -> OverlaySettings:
         """Return the settings in this JSON. Raises one of MALFORMED for what `to_json` does not write."""
         content = json.loads(data)
-        if content["version"] not in VERSIONS:
-            raise ValueError(f"version {content['version']}, not one of {VERSIONS}")
-        options = content["reading"] if content["version"] > 1 else {}
+        options = content["reading"] if OVERLAY.check(content["version"]) > 1 else {}
         shards = []
         for row in content["shards"]:
             seen = Fingerprint(*map(int, row["fingerprint"]))
@@ -154,6 +152,8 @@ def read_settings(place: OverlayDirectory) -> OverlaySettings | None:
         return OverlaySettings.from_json(place.settings.read_bytes())
     except FileNotFoundError:
         return None
+    except OtherVersion as error:
+        raise OverlayUnusable(f"{place.settings} {error}") from None
     except MALFORMED as error:
         raise OverlayUnusable(f"{place.settings} cannot be used: {error}") from None
 

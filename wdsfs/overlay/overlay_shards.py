@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from wdsfs import trust
 from wdsfs.errors import MALFORMED, OverlayUnusable, ShardError, several
+from wdsfs.formats import Format, OtherVersion
 from wdsfs.names import PLAIN
 from wdsfs.overlay.overlay_directory import (
     OverlayDirectory,
@@ -34,7 +35,7 @@ from wdsfs.tree.tree import View
 
 log = logging.getLogger(__name__)
 
-VERSION = 2  # of outputs.json
+OUTPUTS = Format("a list of outputs", (2,), "use the wdsfs that wrote it; nothing was changed")  # outputs.json
 SAMPLE_BYTES = 64 << 10  # of a written shard, by which it is known again
 NAMED_MAX = 5  # changed shards that a warning names
 
@@ -134,8 +135,7 @@ def read_outputs(place: OverlayDirectory) -> list[Written]:
     try:
         with os.fdopen(trust.open_file(place.outputs, os.O_RDONLY), "rb") as file:
             content = json.load(file)
-        if content["version"] != VERSION:
-            raise ValueError(f"version {content['version']}, not {VERSION}")
+        OUTPUTS.check(content["version"])
         return [
             Written(
                 os.fsencode(row["path"]),
@@ -150,6 +150,8 @@ def read_outputs(place: OverlayDirectory) -> list[Written]:
         return []
     except trust.Untrusted as error:
         raise OverlayUnusable(error.strerror) from None
+    except OtherVersion as error:
+        raise OverlayUnusable(f"{place.outputs} {error}") from None
     except (OSError, *MALFORMED) as error:
         text = f"{place.outputs} cannot be used: {error}; it only says which shards were written from the overlay"
         raise OverlayUnusable(f"{text}, so it may be removed") from None
@@ -159,7 +161,7 @@ def add_outputs(place: OverlayDirectory, written: Sequence[Written]) -> None:
     """Note these shards in outputs.json, in the place of what is noted of the same paths. Raises OSErrors."""
     shards = {shard.path: shard for shard in (*read_outputs(place), *written)}
     rows = [{**shard._asdict(), "path": os.fsdecode(shard.path)} for shard in shards.values()]
-    content = json.dumps({"version": VERSION, "shards": rows}, indent=1).encode() + b"\n"
+    content = json.dumps({"version": OUTPUTS.version, "shards": rows}, indent=1).encode() + b"\n"
     write_whole(os.fsencode(place.outputs), content, 0o644)
 
 

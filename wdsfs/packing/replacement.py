@@ -35,6 +35,7 @@ from typing import Any
 
 from wdsfs import trust
 from wdsfs.errors import MALFORMED, CommitError, ShardError, StaleShard, several
+from wdsfs.formats import Format, OtherVersion
 from wdsfs.overlay.overlay_directory import (
     OverlayDirectory,
     OverlaySettings,
@@ -66,7 +67,11 @@ from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import named, new_file
 from wdsfs.tree.shard_set import NotIndexed, ShardSet, indexed
 
-VERSION = 2  # of the journal
+JOURNAL = Format(
+    "an unfinished commit",
+    (2,),
+    "finish it with the wdsfs that began it; nothing was changed",
+)
 
 
 def read_plan(place: OverlayDirectory, lower: ShardSet) -> Plan:
@@ -74,6 +79,8 @@ def read_plan(place: OverlayDirectory, lower: ShardSet) -> Plan:
     path = state_of(place) / "commit.json"
     try:
         plan = plan_from_json(path.read_bytes())
+    except OtherVersion as error:
+        raise CommitError(f"{path} {error}") from None
     except (OSError, *MALFORMED) as error:
         raise CommitError(f"{path} cannot be used: {error}") from None
     for number, source in plan.sources.items():
@@ -100,15 +107,14 @@ def plan_to_json(plan: Plan) -> bytes:
     }
     upper = {os.fsdecode(path): list(stamp) for path, stamp in plan.upper.items()}
     left_out = [[os.fsdecode(item.path), item.reason] for item in plan.left_out]
-    about = {"version": VERSION, "sources": sources, "steps": steps, "upper": upper, "left_out": left_out}
+    about = {"version": JOURNAL.version, "sources": sources, "steps": steps, "upper": upper, "left_out": left_out}
     return json.dumps(about, indent=1).encode() + b"\n"
 
 
 def plan_from_json(data: bytes) -> Plan:
     """Return the plan. Raises one of MALFORMED for JSON that `plan_to_json` does not write."""
     about = json.loads(data)
-    if about["version"] != VERSION:
-        raise ValueError(f"version {about['version']}, not {VERSION}")
+    JOURNAL.check(about["version"])
     plan = Plan()
     for number, (path, fingerprint, checksum) in about["sources"].items():
         plan.sources[int(number)] = SourceShard(os.fsencode(path), Fingerprint(*fingerprint), checksum)

@@ -41,6 +41,7 @@ from time import monotonic
 
 import xxhash
 
+from wdsfs.formats import Format
 from wdsfs.remote.urls import Pin
 from wdsfs.storage import cache_directory
 from wdsfs.storage.cache_directory import DATA, READING, TABLE
@@ -51,7 +52,8 @@ BLOCK = 4096
 ROUND_SECONDS = 120.0  # without use end a round of use, for example a pass over the object
 NEVER = 86400.0  # seconds that count as the time since the last use for an object that is new
 AGE = 3  # times as long unused as an object was has to be what goes for it
-_MAGIC = b"wdsfs-o\1"
+CACHED_OBJECT = Format("a cached object", (1,))
+_MAGIC = b"wdsfs-o%c" % CACHED_OBJECT.version
 _IDLE_AT = 8
 _HEAD = struct.Struct("<II")
 _WHOLE = struct.Struct("<Q8s")

@@ -19,6 +19,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from wdsfs.errors import SpecError, UnreadableShard
+from wdsfs.formats import Format, OtherVersion
 from wdsfs.names import Reading
 from wdsfs.remote import shard_paths, urls
 from wdsfs.remote.urls import Pin
@@ -27,7 +28,7 @@ from wdsfs.spec import objects
 
 SUFFIX = ".wdsidx"
 MAGIC = b"wdsfs-x\n"
-VERSION = 1
+WDSIDX = Format("an index", (1,), "make it again with `wdsfs index -o`, or use the wdsfs that wrote it")
 ALIGNMENT = 8  # bytes; of each record
 
 # Magic, version, format of the records, flags, number of shards, bytes of the base, bytes of the table and the
@@ -197,11 +198,10 @@ def _parse_header(path: str, header: bytes, size: int) -> _Head:
     if len(header) < HEADER_SIZE or header[:8] != MAGIC:
         raise _damaged(path, "it has no header of an index")
     _, version, record_format, flags, count, base, table, whole, crc = _HEADER.unpack_from(header)
-    if version != VERSION:
-        raise SpecError(
-            f"{path}: an index of version {version}, and this wdsfs reads version {VERSION}: make it again with "
-            "`wdsfs index -o`"
-        )
+    try:
+        WDSIDX.check(version)
+    except OtherVersion as error:
+        raise SpecError(f"{path} {error}") from None
     if zlib.crc32(header[: HEADER_SIZE - 4]) != int.from_bytes(header[HEADER_SIZE - 4 : HEADER_SIZE], "little"):
         raise _damaged(path, "its header has another checksum")
     if whole != size:
@@ -274,7 +274,7 @@ def head_of(rows: Sequence[Row], base: str, record_format: int, reading: Reading
     table = b"".join([*packed, *texts])
     flags = sum(on << bit for bit, on in enumerate(reading))
     counts = (len(rows), len(texts[0]), len(table), size, zlib.crc32(table))
-    header = _HEADER.pack(MAGIC, VERSION, record_format, flags, *counts).ljust(HEADER_SIZE - 4, b"\0")
+    header = _HEADER.pack(MAGIC, WDSIDX.version, record_format, flags, *counts).ljust(HEADER_SIZE - 4, b"\0")
     return header + zlib.crc32(header).to_bytes(4, "little") + table
 
 
