@@ -250,7 +250,7 @@ def answer_client(listener: socket.socket, answer: Callable[[dict[str, Any]], di
 class Talk:
     """A conversation with the process of a mount.
 
-    Raises OSError, ValueError when it does not answer in time or in JSON; OtherVersion when its release is one that
+    Raises OSError, ValueError when it does not answer in time or in JSON; OtherVersion for one of a release that
     this one cannot talk to.
     """
 

@@ -1,0 +1,445 @@
+"""What another release has written: samples of every format that are read, newer versions that are refused.
+
+`tests/data/formats-VERSION` are samples as that release wrote them (`format_samples.py`). They are never changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import threading
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import tars
+from tests.conftest import Program
+from tests.format_samples import HERE, PIN, SHARDS, TIME, URL, files_of, put_back
+from wdsfs import mount_registry
+from wdsfs.formats import Format
+from wdsfs.index import index_directory, record
+from wdsfs.index.record import Record
+from wdsfs.index.record_of_file import build_file
+from wdsfs.index.store import open_index
+from wdsfs.kernel import manifest
+from wdsfs.overlay import overlay_directory, overlay_shards
+from wdsfs.packing import replacement
+from wdsfs.remote import cached_object
+from wdsfs.remote.object_cache import ObjectCache
+from wdsfs.shards import Fingerprint
+from wdsfs.spec import index_file
+
+ROOT = Path(__file__).parent.parent
+SAMPLES = sorted((ROOT / "tests/data").glob("formats-*"))
+PAGE = ROOT / "docs/reference/formats.md"
+FORMATS = [
+    record.RECORD,
+    index_directory.INDEX,
+    index_file.WDSIDX,
+    overlay_directory.OVERLAY,
+    overlay_shards.OUTPUTS,
+    replacement.JOURNAL,
+    cached_object.CACHED_OBJECT,
+    manifest.IMAGE,
+    mount_registry.PROTOCOL,
+]
+SET = "pets-{0..1}.tar"
+# What the edits of the samples make of the set.
+COMMITTED = [
+    {"cat": {"txt": b"a big cat", "cls": b"0", "json": b"{}"}, "dog": {"txt": b"another dog"}},
+    {"d/emu": {"txt": b"an emu"}, "wolf": {"txt": b"a fox"}, "yak": {"txt": b"a yak"}},
+]
+
+
+@pytest.fixture(params=SAMPLES, ids=lambda path: path.name)
+def samples(request: pytest.FixtureRequest) -> Path:
+    return Path(request.param)
+
+
+@pytest.fixture
+def shards(samples: Path, program: Program) -> Path:
+    """The directory of a program, with the shards of the samples."""
+    for name in SHARDS:
+        shutil.copy(samples / name, program.home / name)
+        os.utime(program.home / name, (TIME, TIME))
+    return program.home
+
+
+def committed(home: Path, pattern: str = "pets-?.tar") -> list[dict[str, dict[str, bytes]]]:
+    """The samples of the shards in a directory."""
+    contents = (path.read_bytes() for path in sorted(home.glob(pattern)))
+    found = [{one.pop("__key__"): one for one in tars.by_webdataset(tar)} for tar in contents]
+    return [
+        {
+            key: {name: value for name, value in sample.items() if not name.startswith("__")}
+            for key, sample in shard.items()
+        }
+        for shard in found
+    ]
+
+
+def test_samples_are_never_changed(samples: Path) -> None:
+    lines = (samples / "SHA256SUMS").read_text().splitlines()
+    sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in files_of(samples)]
+    assert sums == lines
+
+
+def test_the_newest_samples_are_of_these_versions() -> None:
+    """A format whose version goes up needs new samples."""
+    newest = max(SAMPLES, key=lambda path: [*map(int, path.name.removeprefix("formats-").split("."))])
+    overlay, half_done = ((newest / f"{name}.json").read_text() for name in ("overlay", "half-done"))
+    registration, *_ = json.loads((newest / "control.json").read_text())
+    image = (newest / "set.erofs").read_bytes()
+    written = {
+        record.RECORD: re.search(rb'"format":(\d+)', (newest / "record.bin").read_bytes()),
+        overlay_directory.OVERLAY: re.search(r'version\\": (\d+),\\n \\"layout', overlay),
+        replacement.JOURNAL: re.search(r'version\\": (\d+),\\n \\"sources', half_done),
+        manifest.IMAGE: re.search(rb'"format":(\d+)', image),
+        mount_registry.PROTOCOL: re.search(r"(\d+)", str(registration["protocol"])),
+        index_file.WDSIDX: re.search(r"(\d+)", str((newest / "set.wdsidx").read_bytes()[8])),
+    }
+    for form, match in written.items():
+        assert match, form
+        assert int(match[1]) == form.version, form
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_the_page_says_versions_and_ways_out(form: Format) -> None:
+    text = " ".join(PAGE.read_text().split())
+    reads = ", ".join(map(str, form.reads))
+    assert re.search(rf"\| {form.name} [^|]*\|[^|]*\|[^|]*\| {reads} \|", text), (form.name, reads)
+    assert form.way_out.replace("`", "") in text.replace("`", "")
+
+
+# --- caches: read if they can be, else made again, without a word
+
+
+def bumped(packed: bytes, version: int) -> bytes:
+    """A record that says that it is of this version."""
+    length = int.from_bytes(packed[16:20], "little")
+    head = packed[20 : 20 + length].replace(b'"format":%d' % record.RECORD.version, b'"format":%d' % version)
+    assert len(head) == length
+    body = packed[16:20] + head + packed[20 + length :]
+    return packed[:8] + zlib.crc32(body).to_bytes(8, "little") + body
+
+
+def test_a_record(samples: Path, shards: Path) -> None:
+    stored = Record((samples / "record.bin").read_bytes())
+    fresh = Record(build_file(os.fsencode(shards / "pets-0.tar")))
+    assert stored.checksum() == fresh.checksum()
+    assert (stored.samples, stored.members) == (2, 4)
+
+
+def test_an_index_directory(samples: Path, tmp_path: Path) -> None:
+    (tmp_path / "index").mkdir(mode=0o700)
+    shutil.copy(samples / "index.mdb", tmp_path / "index/data.mdb")
+    fingerprint = Record((samples / "record.bin").read_bytes()).fingerprint
+    index = open_index(tmp_path / "index")
+    with contextlib.closing(index):
+        assert index.notices == []
+        stored = index.record(b"/shards/pets-0.tar", fingerprint)
+        assert stored is not None
+        assert stored.samples == 2
+
+
+def test_a_newer_index_and_a_newer_record_are_made_again(
+    samples: Path, shards: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = os.fsencode(shards / "pets-0.tar")
+    later = index_directory.INDEX.version + 1
+    for changed in ("directory", "record"):
+        with monkeypatch.context() as patch:
+            if changed == "directory":
+                patch.setattr(index_directory, "_FORMAT", b"%d" % later)
+            index = open_index(shards / "index")
+            index.store([(path, build_file(path))])
+            if changed == "record":
+                index._write([(b"r" + _digest(path), bumped(build_file(path), record.RECORD.version + 1))])
+            index.close()
+        done = program.run("ls", "pets-0.tar", "pets-0/cat")
+        assert done.stdout.split() == [b"cls", b"txt"]
+        assert done.stderr == b"", changed
+
+
+def _digest(path: bytes) -> bytes:
+    from wdsfs.index import store
+
+    return store._digest(path)
+
+
+def test_a_cached_object(samples: Path, tmp_path: Path) -> None:
+    put_back(json.loads((samples / "cache.json").read_text()), tmp_path / "cache")
+    (tmp_path / "cache").chmod(0o700)
+    one = ObjectCache(tmp_path / "cache", 1 << 40).open(URL, PIN)
+    with contextlib.closing(one):
+        assert one.read(PIN.size, 0) == (samples / "pets-0.tar").read_bytes()[: PIN.size]
+
+
+def test_a_cached_object_of_a_newer_version_is_fetched_again(samples: Path, tmp_path: Path) -> None:
+    put_back(json.loads((samples / "cache.json").read_text()), tmp_path / "cache")
+    (tmp_path / "cache").chmod(0o700)
+    [table] = (tmp_path / "cache").glob("*.table")
+    with table.open("r+b") as file:
+        file.write(b"wdsfs-o%c" % (cached_object.CACHED_OBJECT.version + 1))
+    one = ObjectCache(tmp_path / "cache", 1 << 40).open(URL, PIN)
+    with contextlib.closing(one):
+        assert one.missing(0, PIN.size) == [(0, PIN.size)]
+        assert one.put(0, (samples / "pets-0.tar").read_bytes()[: PIN.size])
+
+
+# --- what a user has asked for: an index file, an image
+
+
+def test_an_index_file(samples: Path, shards: Path, program: Program) -> None:
+    shutil.copy(samples / "set.wdsidx", shards)
+    report = program.json("index", "set.wdsidx")
+    assert report["rebuilt"] == 0, report
+    assert program.run("cat", "set.wdsidx", "pets-0/cat/txt").stdout == b"a cat"
+
+
+def test_a_newer_index_file_is_refused(samples: Path, shards: Path, program: Program) -> None:
+    data = bytearray((samples / "set.wdsidx").read_bytes())
+    data[8:12] = (index_file.WDSIDX.version + 1).to_bytes(4, "little")
+    (shards / "set.wdsidx").write_bytes(data)
+    text = program.refused("ls", "set.wdsidx", code=2)
+    assert "set.wdsidx is an index of version 2, by a newer wdsfs" in text
+    assert index_file.WDSIDX.way_out in text
+
+
+def test_an_image(samples: Path, shards: Path) -> None:
+    shutil.copy(samples / "set.erofs", shards)
+    about = manifest.read(shards / "set.erofs")
+    assert about.paths(os.fsencode(shards / "set.erofs")) == [str(shards / name) for name in SHARDS]
+
+
+@pytest.mark.fuse
+@pytest.mark.root
+def test_an_image_is_mounted(samples: Path, shards: Path, program: Program) -> None:
+    shutil.copy(samples / "set.erofs", shards)
+    program.engine = "fuse"  # an image says itself who serves it
+    with program.mounted("set.erofs") as mounted:
+        assert (mounted.path / "pets-1/d/emu/txt").read_bytes() == b"an emu"
+
+
+def test_a_newer_image_is_refused(samples: Path, shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(samples / "set.erofs", shards)
+    monkeypatch.setattr(manifest, "IMAGE", manifest.IMAGE._replace(reads=(1, 2)))
+    with pytest.raises(Exception, match=r"set.erofs is an image of version 3, by a newer wdsfs") as raised:
+        manifest.read(shards / "set.erofs")
+    assert manifest.IMAGE.way_out in str(raised.value)
+
+
+# --- a user's work
+
+
+def restored(samples: Path, name: str, home: Path) -> Path:
+    """The overlay of a sample in `home`; its shards are those that lie there."""
+    text = (samples / f"{name}.json").read_text().replace(HERE, str(home))
+    put_back(json.loads(text), home / "edits")
+    place = overlay_directory.OverlayDirectory(home / "edits")
+    settings = overlay_directory.read_settings(place)
+    assert settings is not None
+    # Files of git have other times and numbers than those that the overlay was made over.
+    seen = tuple(replace(shard, fingerprint=Fingerprint.at(shard.path)) for shard in settings.shards)
+    overlay_directory.write_settings(place, replace(settings, shards=seen))
+    return home / "edits"
+
+
+def spoil(path: Path, version: int) -> bytes:
+    """Give a JSON file another version; returns its bytes."""
+    path.write_text(re.sub(r'"version": \d+', f'"version": {version}', path.read_text(), count=1))
+    return path.read_bytes()
+
+
+def everything(top: Path) -> dict[str, bytes | None]:
+    """All files in a directory but locks, with their bytes, and all directories."""
+    paths = (path for path in sorted(top.rglob("*")) if path.name != "lock")
+    return {str(path): path.read_bytes() if path.is_file() else None for path in paths}
+
+
+def test_an_overlay_is_committed(samples: Path, shards: Path, program: Program) -> None:
+    restored(samples, "overlay", shards)
+    changes = program.json("diff", "--overlay", "edits", SET)
+    assert [row["path"] for row in changes["samples"] if row["kind"] == "added"] == ["pets-1/wolf", "pets-1/yak"]
+    program.run("commit", "-q", "--overlay", "edits", "-o", "new/pets-%d.tar", SET)
+    assert committed(shards / "new") == COMMITTED
+
+
+@pytest.mark.fuse
+def test_an_overlay_is_mounted(samples: Path, shards: Path, program: Program) -> None:
+    restored(samples, "overlay", shards)
+    with program.mounted("--overlay", "edits", SET) as mounted:
+        assert (mounted.path / "pets-0/cat/txt").read_bytes() == b"a big cat"
+        assert sorted(os.listdir(mounted.path / "pets-1")) == ["d", "wolf", "yak"]
+        (mounted.path / "pets-0/cat/txt").write_bytes(b"a cat again")
+    assert (shards / "edits/upper/pets-0/cat/txt").read_bytes() == b"a cat again"
+
+
+@pytest.mark.parametrize("words", [("diff",), ("commit", "-o", "new/%d.tar"), ("commit", "--in-place")])
+def test_a_newer_overlay_is_refused(samples: Path, shards: Path, program: Program, words: tuple[str, ...]) -> None:
+    edits = restored(samples, "overlay", shards)
+    spoil(edits / "overlay.json", 9)
+    before = everything(edits)
+    text = program.refused(*words, "--overlay", "edits", SET, code=8)
+    assert "overlay.json is an overlay of version 9, by a newer wdsfs" in text
+    assert overlay_directory.OVERLAY.way_out in text
+    assert everything(edits) == before
+
+
+@pytest.mark.fuse
+def test_a_newer_overlay_is_not_mounted(samples: Path, shards: Path, program: Program) -> None:
+    edits = restored(samples, "overlay", shards)
+    spoil(edits / "overlay.json", 9)
+    before = everything(edits)
+    text = program.refused("mount", "-q", "--overlay", "edits", SET, program.mountpoint, code=8)
+    assert "is an overlay of version 9, by a newer wdsfs" in text
+    assert everything(edits) == before
+
+
+@pytest.fixture
+def half_done(samples: Path, shards: Path) -> Path:
+    """An overlay whose commit in place was killed when it had replaced the first shard."""
+    shutil.copy(samples / "half-done-0.tar", shards / "pets-0.tar")
+    edits = restored(samples, "half-done", shards)
+    journal, log = edits / "work/commit.json", edits / "work/commit.log"
+    line = json.loads(log.read_text())
+    # The log names the file that was written by its number, and the journal by its sum, both of that machine.
+    line["file"][0] = (shards / "pets-0.tar").stat().st_ino
+    line["commit"] = replacement._sum(journal.read_bytes())
+    log.write_text(json.dumps(line) + "\n")
+    return edits
+
+
+def test_a_half_finished_commit_is_finished(half_done: Path, shards: Path, program: Program) -> None:
+    first, second = (shards / name for name in SHARDS)
+    before = [path.stat().st_ino for path in (first, second)]
+    program.run("commit", "-q", "--in-place", "--overlay", "edits", SET)
+    assert first.stat().st_ino == before[0], "done before the kill"
+    assert second.stat().st_ino != before[1]
+    assert committed(shards) == COMMITTED
+    assert os.listdir(half_done / "upper") == []
+
+
+def test_a_half_finished_commit_is_abandoned(half_done: Path, shards: Path, program: Program) -> None:
+    program.run("commit", "-q", "--abandon", "--overlay", "edits", SET)
+    assert (half_done / "upper/pets-1/yak/txt").read_bytes() == b"a yak"
+    assert not (half_done / "upper/pets-0").exists()
+
+
+@pytest.mark.parametrize("word", ["--in-place", "--abandon"])
+def test_a_newer_half_finished_commit_is_refused(
+    half_done: Path, shards: Path, program: Program, word: str
+) -> None:
+    spoil(half_done / "work/commit.json", 9)
+    before = everything(shards)
+    text = program.refused("commit", word, "--overlay", "edits", SET, code=7)
+    assert "commit.json is an unfinished commit of version 9, by a newer wdsfs" in text
+    assert replacement.JOURNAL.way_out in text
+    after = everything(shards)
+    assert {path: after[path] for path in before} == before
+
+
+def test_a_newer_list_of_outputs_is_refused(samples: Path, shards: Path, program: Program) -> None:
+    edits = restored(samples, "overlay", shards)
+    program.run("commit", "-q", "--overlay", "edits", "-o", "new/pets-%d.tar", SET)
+    spoil(edits / "outputs.json", 9)
+    text = program.refused("commit", "--overlay", "edits", "-o", "more/%d.tar", SET, code=8)
+    assert "outputs.json is a list of outputs of version 9, by a newer wdsfs" in text
+    assert overlay_shards.OUTPUTS.way_out in text
+
+
+# --- live mounts
+
+
+def conversation(samples: Path, home: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The registration of a daemon of that release, and its answers by the word of the request."""
+    registration, *lines = json.loads((samples / "control.json").read_text().replace(HERE, str(home)))
+    return registration, {request["do"]: answer for request, answer in zip(lines[::2], lines[1::2], strict=True)}
+
+
+@contextlib.contextmanager
+def daemon_of(samples: Path, program: Program, **changed: Any) -> Iterator[None]:
+    """A registered daemon that answers what one of that release has answered, alive like this process."""
+    registration, answers = conversation(samples, program.home)
+    registration |= {"pid": os.getpid(), "start_ticks": mount_registry.start_ticks(os.getpid()), **changed}
+    file = program.registration(program.mountpoint)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file.write_text(json.dumps({key: value for key, value in registration.items() if value is not ...}))
+    listener = socket.socket(socket.AF_UNIX)
+    with listener:
+        address = file.with_suffix(".sock")
+        address.unlink(missing_ok=True)
+        listener.bind(str(address))
+        listener.listen()
+        thread = threading.Thread(target=_answer, args=(listener, answers))
+        thread.start()
+        try:
+            yield
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            file.unlink(missing_ok=True)
+            address.unlink(missing_ok=True)
+
+
+def _answer(listener: socket.socket, answers: dict[str, dict[str, Any]]) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            client, _ = listener.accept()
+            with client, client.makefile("rb") as lines:
+                request = json.loads(lines.readline())
+                client.sendall(json.dumps(answers.get(request["do"], {})).encode() + b"\n")
+
+
+@pytest.mark.parametrize("changed", [{}, {"protocol": ..., "wdsfs": ...}], ids=["as it was", "without a version"])
+def test_a_daemon_of_another_release_is_asked(
+    samples: Path, shards: Path, program: Program, changed: dict[str, Any]
+) -> None:
+    with daemon_of(samples, program, **changed):
+        [report] = program.json("status", program.mountpoint)
+        assert (report["state"], report["shards"], report["samples"]) == ("running", 2, 4)
+
+
+def test_a_newer_daemon_is_not_asked(samples: Path, shards: Path, program: Program) -> None:
+    later = mount_registry.PROTOCOL.version + 1
+    with daemon_of(samples, program, protocol=later, wdsfs="9.0"):
+        [report] = program.json("status", program.mountpoint)
+        assert report["state"] == "running"
+        assert "is a live mount of version 2, by a newer wdsfs" in report["notices"][0]
+        text = program.refused("refresh", program.mountpoint, code=5)
+        assert mount_registry.PROTOCOL.way_out in text
+
+
+@pytest.mark.fuse
+def test_a_client_of_another_release_is_answered(samples: Path, shards: Path, program: Program) -> None:
+    """With the fields that it knows; and what this release does not know is refused."""
+    with program.mounted("--overlay", "edits", SET) as mounted:
+        registration = mount_registry.Registration.parse(
+            json.loads(program.registration(mounted.path).read_text())
+        )
+        _, answers = conversation(samples, program.home)
+        with _runtime_of(program):
+            for word, before in answers.items():
+                with mount_registry.Talk(registration) as talk:
+                    answer = talk.ask({"do": word})
+                assert before.keys() <= answer.keys(), word
+            with mount_registry.Talk(registration) as talk:
+                assert "which cannot do that" in talk.ask({"do": "something else"})["error"]
+
+
+@contextlib.contextmanager
+def _runtime_of(program: Program) -> Iterator[None]:
+    """Have this process look for sockets where the program makes them."""
+    with pytest.MonkeyPatch.context() as patch:
+        directory = program.registration(program.mountpoint).parent
+        patch.setattr(mount_registry.host, "runtime_dir", lambda: directory)
+        yield
