@@ -116,7 +116,7 @@ def test_the_newest_samples_are_of_these_versions() -> None:
 def test_the_page_says_versions_and_ways_out(form: Format) -> None:
     text = " ".join(PAGE.read_text().split())
     reads = ", ".join(map(str, form.reads))
-    assert re.search(rf"\| {form.name} [^|]*\|[^|]*\|[^|]*\| {reads} \|", text), (form.name, reads)
+    assert re.search(rf"\| {form.name} \|[^|]*\|[^|]*\| {reads} \|", text), (form.name, reads)
     assert form.way_out.replace("`", "") in text.replace("`", "")
 
 
@@ -166,7 +166,7 @@ def test_a_newer_index_and_a_newer_record_are_made_again(
                 index._write([(b"r" + _digest(path), bumped(build_file(path), record.RECORD.version + 1))])
             index.close()
         done = program.run("ls", "pets-0.tar", "pets-0/cat")
-        assert done.stdout.split() == [b"cls", b"txt"]
+        assert sorted(done.stdout.split()) == [b"cls", b"txt"]
         assert done.stderr == b"", changed
 
 
