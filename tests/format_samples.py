@@ -1,4 +1,4 @@
-"""Samples of every format, as this release writes them, for later ones to read (`test_formats.py`).
+"""Samples of every format, as this release writes them, for later ones to read (`test_released_formats.py`).
 
     .venv/bin/python -m tests.format_samples tests/data/formats-VERSION
 
