@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests import tars
-from wdsfs.tar import headers, scan
+from wdsfs.tar import columns, headers, scan
 from wdsfs.tar.columns import Chunk
 from wdsfs.tar.headers import BLOCK
 from wdsfs.tar.problems import Problem
@@ -158,3 +158,17 @@ def test_any_name_comes_back(name: bytes, size: int, mtime: int) -> None:
     assert chunk.names[0].rstrip(b"/") == name.rstrip(b"/")
     assert (chunk.datas.tolist(), chunk.sizes.tolist()) == ([len(head)], [size])
     assert chunk.mtimes.tolist() == [mtime * 10**9]
+
+
+SIZES = st.one_of(st.integers(0, 600), st.integers(0, 1 << 62), st.just(headers.OCTAL_MAX))
+TIMES = st.one_of(st.integers(-5, 5), st.integers(-(1 << 70), 1 << 70), st.just(headers.OCTAL_MAX))
+NAMES = st.one_of(st.binary(min_size=1, max_size=300), st.sampled_from([*PLAIN, b"x" * 100, b"x" * 101]))
+COMMON = st.sampled_from([(), (), (b"mtime",), (b"path", b"size")])
+
+
+@given(st.lists(st.tuples(NAMES, SIZES, TIMES, COMMON), max_size=20))
+def test_headers_made_together_are_those_made_one_by_one(
+    members: list[tuple[bytes, int, int, tuple[bytes]]],
+) -> None:
+    together = columns.encode(*([member[at] for member in members] for at in range(4)))
+    assert together == [headers.encode(*member) for member in members]

@@ -143,10 +143,18 @@ class FileColumns:
         yield Zeros(len(headers.END))
 
     def _files(self) -> Iterator[NewMember]:
-        prefixes, paths, seconds = self.prefixes, [path + b"/" for path in self.directories], self.seconds
-        files = zip(self.directory_of, self.names.split(b"\0"), self.sizes, self.times_ns, strict=False)
-        for at, name, size, mtime_ns in files:
-            yield NewMember(prefixes[at] + name, paths[at] + name, size, mtime_ns, (), None, seconds)
+        names = self.names.split(b"\0")
+        prefixes, above = self.prefixes, [path + b"/" for path in self.directories]
+        return map(
+            NewMember,
+            [prefixes[at] + name for at, name in zip(self.directory_of, names, strict=False)],
+            [above[at] + name for at, name in zip(self.directory_of, names, strict=False)],
+            self.sizes,
+            self.times_ns,
+            itertools.repeat(()),
+            itertools.repeat(None),
+            itertools.repeat(self.seconds),
+        )
 
     def _with_classes(self, classes: ClassColumn) -> Iterator[NewMember]:
         files = list(self._files())

@@ -11,6 +11,7 @@ import errno
 import itertools
 import os
 import stat
+import sys
 from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from wdsfs.errors import CommitError, UsageError, counted
 from wdsfs.packing import reasons
 from wdsfs.packing.plan import Remark
 
+_ENCODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # not `os.fsencode`: a call for each file
 _KIND = 0o170000  # bits of a mode: not `stat.S_ISREG`, a call that each file would pay for
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -119,10 +121,10 @@ class _Walk:
     def _entries(self, fd: int, path: bytes) -> _Found:
         files, directories = [], []
         follow, leavings = self.rules.follow_links, self.rules.with_leavings
-        is_leaving, encoded = names.is_leaving, os.fsencode
+        is_leaving, regular_kind = names.is_leaving, stat.S_IFREG
         with os.scandir(fd) as entries:
             for entry in entries:
-                name = encoded(entry.name)
+                name = entry.name.encode(*_ENCODING)
                 try:
                     about = entry.stat(follow_symlinks=follow)
                 except FileNotFoundError:
@@ -134,7 +136,7 @@ class _Walk:
                     self.left_out.refuse(self._absolute(path) + b"/" + name, DANGLING)
                     continue
                 mode = about.st_mode
-                regular = mode & _KIND == stat.S_IFREG
+                regular = mode & _KIND == regular_kind
                 if not leavings and is_leaving(name, not regular and stat.S_ISDIR(mode)):
                     self.left_out.leave(self._absolute(path) + b"/" + name, reasons.LEAVING)
                 elif regular:

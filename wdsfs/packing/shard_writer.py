@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import tarfile
 import tempfile
@@ -26,13 +27,13 @@ import xxhash
 
 from wdsfs.errors import CommitError, ObjectChanged, ObjectExists
 from wdsfs.overlay.upper_format import OPEN_DIRECTORY
-from wdsfs.packing.plan import CopiedRange, NewMember, Numbers, Output, SourceShard
+from wdsfs.packing.plan import CopiedRange, NewMember, Numbers, Output, Piece, SourceShard
 from wdsfs.packing.source_layout import check_unchanged
 from wdsfs.remote import shard_paths
 from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import CHUNK, COPY_MAX, Disk, named, new_file
 from wdsfs.storage.source import TarBytes, pread
-from wdsfs.tar import headers, scan
+from wdsfs.tar import columns, headers, scan
 from wdsfs.tar.compressed import opened_shard
 from wdsfs.tar.problems import HARMLESS, Problems
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from wdsfs.remote.urls import Pin
 
 DENSE = 8192  # bytes per member; with less, comparing all bytes is quicker than reading the headers
+MEMBERS_AT_ONCE = 1024  # of which headers are made together
 OPEN_DIRECTORIES = 64  # at a time: a shuffled set goes to and fro between directories
 
 _OPEN_FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -86,21 +88,22 @@ class _FileReader:
 
     def read(self, member: NewMember) -> Iterable[bytes]:
         """Return the content of a member in pieces. Raises CommitError; OSErrors, which name the file."""
-        if member.content is not None:
-            return (member.content,)
-        if member.size > CHUNK:
+        _, path, size, mtime_ns, _, content, _ = member
+        if content is not None:
+            return (content,)
+        if size > CHUNK:
             return self._large(member)
-        directory, _, name = member.path.rpartition(b"/")
+        directory, _, name = path.rpartition(b"/")
         try:
             fd = os.open(name, self._flags, dir_fd=self._open.get(directory) or self._directory(directory))
             try:
-                data = os.read(fd, member.size)
+                data = os.read(fd, size)
                 status = os.fstat(fd)
             finally:
                 os.close(fd)
         except OSError as error:
             raise self._named(error, member) from None
-        if (len(data), status.st_size, status.st_mtime_ns) != (member.size, member.size, member.mtime_ns):
+        if len(data) != size or status.st_size != size or status.st_mtime_ns != mtime_ns:
             raise self._changed(member, "changed")
         return (data,)
 
@@ -236,28 +239,33 @@ class ShardWriter:
                     sent = done
         return written
 
-    def _parts(self, output: Output) -> Iterator[bytearray | CopiedRange]:
-        """Yield ranges to copy, and new bytes, some `CHUNK` at a time; these are valid until the next part."""
-        pending = bytearray()
+    def _parts(self, output: Output) -> Iterator[bytes | CopiedRange]:
+        """Yield ranges to copy, and new bytes, some `CHUNK` at a time."""
+        pending: list[bytes] = []
+        size = 0
         with self.contents.opened() as read:
-            for piece in output.pieces:
+            for piece, header in _with_headers(output.pieces):
                 if isinstance(piece, NewMember):
-                    pending += piece.header
+                    pending.append(header)
+                    size += len(header)
                     for data in read(piece):
-                        pending += data
-                        if len(pending) >= CHUNK:
-                            yield pending
+                        pending.append(data)
+                        size += len(data)
+                        if size >= CHUNK:
+                            yield b"".join(pending)
                             pending.clear()
-                    pending += _ZEROS[: -piece.size % headers.BLOCK]
+                            size = 0
+                    pending.append(_ZEROS[: -piece.size % headers.BLOCK])
                 elif isinstance(piece, CopiedRange):
                     if pending:
-                        yield pending
+                        yield b"".join(pending)
                         pending.clear()
+                    size = 0
                     yield piece
                 else:
-                    pending += piece.content
+                    pending.append(piece.content)
         if pending:
-            yield pending
+            yield b"".join(pending)
 
     def _copy(self, source: TarBytes, fd: int, run: CopiedRange) -> None:
         path = self.sources[run.shard].path
@@ -292,8 +300,8 @@ class ShardWriter:
         finally:
             os.close(fd)
 
-    def content(self, output: Output) -> Iterator[tuple[int, bytes | bytearray]]:
-        """Yield the bytes of a shard in chunks, each valid until the next one, with their places."""
+    def content(self, output: Output) -> Iterator[tuple[int, bytes]]:
+        """Yield the bytes of a shard in chunks, with their places."""
         at = 0
         for part in self._parts(output):
             for data in self._range(part) if isinstance(part, CopiedRange) else (part,):
@@ -306,6 +314,23 @@ class ShardWriter:
                 with named(self.sources[piece.shard].path):
                     data = pread(source, min(CHUNK, piece.end - start), start)
                 yield data
+
+
+def _with_headers(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, bytes]]:
+    """Yield each piece with the headers of a new member. They are made for many members at once."""
+    pieces = iter(pieces)
+    while some := list(itertools.islice(pieces, MEMBERS_AT_ONCE)):
+        members = [piece for piece in some if isinstance(piece, NewMember)]
+        made = iter(
+            columns.encode(
+                [member.name for member in members],
+                [member.size for member in members],
+                [member.mtime for member in members],
+                [member.common for member in members],
+            )
+        )
+        for piece in some:
+            yield piece, next(made) if isinstance(piece, NewMember) else b""
 
 
 # --- reading back --------------------------------------------------------------------------------------------
@@ -530,7 +555,7 @@ class ObjectOutputs:
         self._count(output.length)
 
 
-def _md5(pieces: Iterable[bytes | bytearray]) -> str:
+def _md5(pieces: Iterable[bytes]) -> str:
     digest = hashlib.md5(usedforsecurity=False)
     for piece in pieces:
         digest.update(piece)

@@ -1,8 +1,9 @@
-"""Parses many tar headers at once, by NumPy: names, types, times and checksums as columns."""
+"""Parses and writes many tar headers at once, by NumPy: names, types, times and checksums as columns."""
 
 from __future__ import annotations
 
 import bisect
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,8 @@ from wdsfs.tar.headers import (
     FIFO,
     GNU_SPARSE,
     HARD_LINK,
+    NAME_BYTES,
+    OCTAL_MAX,
     OLD_REGULAR,
     REGULAR,
     SYMLINK,
@@ -23,6 +26,7 @@ from wdsfs.tar.headers import (
     checksums_of,
     number_of,
 )
+from wdsfs.tar.headers import encode as encode_header
 from wdsfs.tar.problems import Problem
 from wdsfs.tar.sparse import Segments
 
@@ -174,3 +178,38 @@ def _read_links(chunk: Chunk, table: NDArray[np.uint8], extended: dict[int, Exte
             chunk.links[row] = entry.link
         else:
             chunk.links[row] = table[row, 157:257].tobytes().split(b"\0", 1)[0]
+
+
+# --- writing -------------------------------------------------------------------------------------------------
+
+_PLAIN = np.frombuffer(encode_header(b"-", 0, 0), np.uint8)
+_REST_SUM = int(_PLAIN[156:].sum())  # of what is behind the checksum
+_DIGIT_SHIFTS = np.arange(30, -1, -3)  # of 11 octal digits
+
+
+def encode(
+    names: Sequence[bytes], sizes: Sequence[int], mtimes: Sequence[int], common: Sequence[Collection[bytes]]
+) -> list[bytes]:
+    """Return the header, or headers, of each of these members, as `headers.encode`. Raises ValueError as that."""
+    numbers = np.array([sizes, mtimes])
+    lengths = np.fromiter(map(len, names), np.int64, len(names))
+    plain = (lengths > 0) & (lengths <= NAME_BYTES) & (numbers >= 0).all(0) & (numbers <= OCTAL_MAX).all(0)
+    if any(common) or b"\0" in b"".join(names):
+        plain &= [not keywords and b"\0" not in name for name, keywords in zip(names, common, strict=True)]
+    table = np.tile(_PLAIN, (len(names), 1))
+    table[:, :100] = np.array(names, "S100").view(np.uint8).reshape(-1, 100)
+    table[:, 124:135], table[:, 136:147] = (_digits(np.where(plain, values, 0)) for values in numbers)
+    table[:, 148:156] = 32  # as which the checksum counts
+    table[:, 148:154] = _digits(table[:, :156].sum(axis=1, dtype=np.uint32) + _REST_SUM)[:, -6:]
+    table[:, 154] = 0
+    data = table.tobytes()
+    result = [data[at : at + BLOCK] for at in range(0, len(data), BLOCK)]
+    for row in np.flatnonzero(~plain).tolist():
+        result[row] = encode_header(names[row], sizes[row], mtimes[row], common[row])
+    return result
+
+
+def _digits(numbers: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return the eleven octal digits of each number, as text."""
+    digits: NDArray[np.uint8] = ((numbers.astype(np.int64)[:, None] >> _DIGIT_SHIFTS & 7) + 48).astype(np.uint8)
+    return digits
