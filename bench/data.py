@@ -35,6 +35,7 @@ class Sizes:
     medium_mib: int = 384
     large_mib: int = 256
     images: int = 800
+    pairs: int = 10_000
     remote_members: int = 1215
     index_members: int = 360_000
     mount_shards: int = 1000
@@ -53,6 +54,7 @@ TINY = Sizes(
     medium_mib=16,
     large_mib=16,
     images=64,
+    pairs=200,
     remote_members=120,
     index_members=48_000,
     mount_shards=20,
@@ -264,6 +266,18 @@ def _images(data: Set, sizes: Sizes) -> None:
         data.shards.append(tar.shard)
 
 
+def _pairs(data: Set, sizes: Sizes) -> None:
+    """Samples of 3 kB and a label, in ten shards."""
+    random = np.random.default_rng(6)
+    for number in range(10):
+        with _Tar(data.directory / f"pairs-{number:06d}.tar") as tar:
+            for sample in range(sizes.pairs // 10):
+                key = f"{number:03d}{sample:06d}"
+                tar.add(f"{key}.bin", random.bytes(3000))
+                tar.add(f"{key}.cls", b"%d" % (sample % 10))
+        data.shards.append(tar.shard)
+
+
 def _remote(data: Set, sizes: Sizes) -> None:
     """A shard of members of 100 kB, as they are in stores."""
     random = np.random.default_rng(12)
@@ -350,6 +364,7 @@ WRITERS: dict[str, Callable[[Set, Sizes], None]] = {
     "medium": _medium,
     "large": _large,
     "images": _images,
+    "pairs": _pairs,
     "remote": _remote,
     "commit": _commit,
     "headers3k": _headers(3000),

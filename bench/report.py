@@ -20,7 +20,7 @@ from rich.table import Table
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 RATES = {"MB/s", "images/s", "reads/s"}  # more is better
-TIMES = {"us/file", "us/read", "us/member", "s", "ms"}  # less is better
+TIMES = {"us/file", "us/sample", "us/read", "us/member", "s", "ms"}  # less is better
 OWN = "wdsfs"
 FIRST = [OWN, "wdsfs-nospin", "wdsfs, 2 processes"]
 COLOURS = {
@@ -359,6 +359,14 @@ FIGURES = [
         for other in ("cp", "cp and sync")
     ),
     *_remote(),
+    *(
+        Figure(f"samples from Python, {case}", other, bound, _times("samples from Python", case, other))
+        for case, others in (
+            ("one client", {"wids": 0.6, "extracted": 0.34}),
+            ("DataLoader, second epoch", {"wids": 0.8, "wdsfs mount": 1.0, "extracted": 1.0}),
+        )
+        for other, bound in others.items()
+    ),
     Figure("packing a tree of small files", "tar", 1.5, _times("pack", "files of 0.5 to 4 kB", "tar")),
     *_portable(),
     *_by_kernel(),

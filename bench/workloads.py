@@ -32,6 +32,7 @@ from bench.packing import pack
 from bench.portable import portable
 from bench.remote import remote
 from bench.report import Case, Results
+from bench.samples import library
 from bench.systems import (
     Broken,
     Ratarmount,
@@ -860,6 +861,7 @@ WORKLOADS: dict[str, tuple[str, Callable[[Bench], None]]] = {
     "commit": ("commit", commit),
     "pack": ("packing a tree", pack),
     "loader": ("training loader", loader),
+    "library": ("samples from Python", library),
     "survival": ("survival", survival),
     "remote": ("remote shards", remote),
     "portable": ("portable index", portable),
