@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 from bench.network import network, without_proxies
 from bench.systems import Wdsfs, run, unmount
 from tests import sets
+from wdsfs.index.record_builder import restamped
 from wdsfs.names import PLAIN
+from wdsfs.shards import Fingerprint
 from wdsfs.spec import index_file
 
 if TYPE_CHECKING:
@@ -105,14 +107,20 @@ def _mounted(home: Path, wdsfs: Wdsfs, *arguments: str) -> Iterator[float]:
 
 
 def made_there(source: Path, target: Path) -> None:
-    """Write the same index with the ETags and times that nginx gives."""
+    """Write the same index with the ETags and times that nginx gives, in the rows and in the records."""
     file, old = index_file.load(str(source)), source.read_bytes()
-    rows = [file.row(number) for number in range(len(file))]
-    rows = [
-        row._replace(mtime_ns=row.mtime_ns // 10**9 * 10**9, etag=f'"{row.mtime_ns // 10**9:x}-{row.size:x}"')
-        for row in rows
-    ]
-    write(rows, [old[row.offset : row.offset + row.length] for row in rows], file.record_format, target)
+    rows, records = [], []
+    for number in range(len(file)):
+        row = file.row(number)
+        seconds = row.mtime_ns // 10**9
+        time_ns = seconds * 10**9
+        record = restamped(old[row.offset : row.offset + row.length], Fingerprint(row.size, time_ns, 0))
+        crc = int.from_bytes(record[8:16], "little")
+        rows.append(
+            row._replace(mtime_ns=time_ns, length=len(record), crc=crc, etag=f'"{seconds:x}-{row.size:x}"')
+        )
+        records.append(record)
+    write(rows, records, file.record_format, target)
 
 
 def write(rows: Sequence[index_file.Row], records: Sequence[bytes], record_format: int, target: Path) -> None:
