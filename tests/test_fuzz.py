@@ -198,7 +198,7 @@ def portable_index(directory: Path) -> tuple[Sequence[bytes], Read]:
 
     def read(content: bytes) -> None:
         found = index_file.load(str(_written(directory / "x.wdsidx", content)))
-        opened = PortableIndex(found, found.paths())
+        opened = PortableIndex(found, found.rows())
         for number in range(len(found)):
             for record in (opened.in_place(number), opened.read(number)):
                 if record is not None:

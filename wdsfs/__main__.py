@@ -23,6 +23,9 @@ def main() -> None:
     """Run the program wdsfs."""
     _end_at_interrupts()
     _end_quickly()
+    from wdsfs import host
+
+    host.refuse_algebra_threads()
     from wdsfs.cli import main
 
     main.main(prog_name="wdsfs")
@@ -32,6 +35,9 @@ def mount_helper() -> int:
     """Return the program mount.wdsfs."""
     _end_at_interrupts()
     _end_quickly()
+    from wdsfs import host
+
+    host.refuse_algebra_threads()
     from wdsfs.cli import mount_helper
 
     return mount_helper.main()

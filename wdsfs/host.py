@@ -1,7 +1,7 @@
 """Facts about this machine: directories for our files, the disks, the kernel.
 
-Standard library only, no FUSE, nothing kept between calls. Each function reads its facts when it is called;
-none changes anything, except those that make a directory of ours.
+Standard library only, no FUSE. Each function reads its facts when it is called; none changes anything, except
+those that make a directory of ours, and what is set for NumPy.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from wdsfs import mount_table, trust, waits
 from wdsfs.errors import IndexUnusable, MountError, WdsfsError
 
 PROGRAMS = ("/usr/local/bin", "/usr/bin", "/bin")
+_ALGEBRA_THREADS = "OPENBLAS_NUM_THREADS"
+_changed: set[str] = set()  # variables of the environment that were set here
 
 
 class MachineFinding(NamedTuple):
@@ -55,6 +57,21 @@ def unwritten_bytes() -> int | None:
 def cache_dir() -> Path:
     """Return the default directory of the index; not created. Without HOME, from the user database."""
     return _xdg("XDG_CACHE_HOME", ".cache") / "wdsfs"
+
+
+def refuse_algebra_threads() -> None:
+    """Have NumPy, when it is imported, start no threads for linear algebra, of which this program does none.
+
+    Starting them takes as much processor time as the rest of NumPy.
+    """
+    if _ALGEBRA_THREADS not in os.environ:
+        os.environ[_ALGEBRA_THREADS] = "1"
+        _changed.add(_ALGEBRA_THREADS)
+
+
+def environment() -> dict[str, str]:
+    """Return the environment that this program was given, for those of the user's that it starts."""
+    return {name: value for name, value in os.environ.items() if name not in _changed}
 
 
 def state_dir() -> Path:

@@ -25,6 +25,18 @@ def test_directories_follow_the_xdg_variables(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
+def test_what_is_set_for_numpy_is_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "OPENBLAS_NUM_THREADS"
+    monkeypatch.setattr(host, "_changed", set())
+    monkeypatch.setenv(name, "7")
+    host.refuse_algebra_threads()
+    assert host.environment()[name] == os.environ[name] == "7"
+    monkeypatch.delenv(name)
+    host.refuse_algebra_threads()
+    assert os.environ[name] == "1"
+    assert name not in host.environment()
+
+
 def test_without_home_the_user_database_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """At boot, systemd and mount(8) set no HOME."""
     monkeypatch.delenv("HOME", raising=False)

@@ -24,11 +24,12 @@ from wdsfs.index.record_builder import restamped
 from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import Index, Summary, open_index
 from wdsfs.names import PLAIN, Reading
+from wdsfs.remote import object_cache, shard_paths
 from wdsfs.remote.urls import Pin
 from wdsfs.shards import GONE, Fingerprint, Shard
 from wdsfs.spec import index_file
 from wdsfs.spec.expand import expand
-from wdsfs.spec.index_file import HEADER_SIZE, ROW_SIZE, Row
+from wdsfs.spec.index_file import HEADER_SIZE, ROW_SIZE, IndexFile, Row
 from wdsfs.storage import source
 from wdsfs.tree.shard_set import NotIndexed, ShardSet, indexed
 
@@ -593,6 +594,64 @@ def test_a_file_does_not_lead_out_of_its_place(tmp_path: Path, text: str) -> Non
     file.write_bytes(head.ljust(offset + 8, b"\0"))
     with pytest.raises(SpecError):
         expand([str(file)])
+
+
+def listing_remote(file: Path, etags: list[str]) -> Path:
+    """An index of shards at a port where nothing listens, with these ETags; there are no records in it."""
+    rows = [Row(9, 10**9, 0, 8, 0, f"x-{number}.tar", etag, "", (0,) * 9) for number, etag in enumerate(etags)]
+    base = "http://127.0.0.1:9/set/"
+    size = len(index_file.head_of(rows, base, FORMAT, PLAIN, 0)) + 8
+    offset = size - 8 + -size % 8
+    head = index_file.head_of([row._replace(offset=offset) for row in rows], base, FORMAT, PLAIN, offset + 8)
+    file.write_bytes(head.ljust(offset + 8, b"\0"))
+    return file
+
+
+def test_shards_of_a_list_with_etags_are_taken_for_its_objects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WDSFS_CACHE_DIR", str(tmp_path / "cache"))
+    file = listing_remote(tmp_path / "x.wdsidx", [f'"{number}"' for number in range(100)])
+    shard_paths.close()
+    monkeypatch.setattr(shard_paths, "remote", lambda: pytest.fail("a store was asked"))
+    shards = expand([str(file)])
+    index = opened(tmp_path / "index", shards)
+    with monkeypatch.context() as unread:
+        unread.setattr(IndexFile, "row", lambda *_: pytest.fail("a row was read"))
+        assert list(index.stale(shards)) == []
+        assert index.no_tars(shards) == {}
+    assert shard_paths.look(shards[7].path) == Pin(9, 10**9, '"7"', "").fingerprint(
+        "http://127.0.0.1:9/set/x-7.tar"
+    )
+    assert list(index.stale(shards)) == []
+    # What is known of an object counts more than the list: a later one, or none.
+    object_cache.cache().keep_pin(os.fsdecode(shards[8].path), Pin(9, 10**9, '"later"', ""))
+    shard_paths._forget(shards[9].path)
+    assert shard_paths.look(shards[8].path) == Pin(9, 10**9, '"later"', "").fingerprint(
+        os.fsdecode(shards[8].path)
+    )
+    assert shard_paths.known_pin(shards[9].path) is None
+    index.close()
+    shard_paths.close()
+
+
+@pytest.mark.parametrize("etag", ["", 'W/"1"', '"spooled-1"'])
+def test_shards_of_a_list_without_strong_etags_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, etag: str
+) -> None:
+    monkeypatch.setenv("WDSFS_CACHE_DIR", str(tmp_path / "cache"))
+    file = listing_remote(tmp_path / "x.wdsidx", ['"0"', etag, '"2"'])
+    shard_paths.close()
+    paths: list[bytes] = []
+
+    def stat(unknown: list[bytes]) -> list[Pin]:
+        paths.extend(unknown)
+        return [Pin(9, 0, "", "")]
+
+    monkeypatch.setattr(shard_paths, "stat", stat)
+    assert len(expand([str(file)])) == 3
+    assert paths == [b"http://127.0.0.1:9/set/x-1.tar"]
+    shard_paths.close()
 
 
 def test_a_shard_that_is_gone_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

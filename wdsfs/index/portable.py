@@ -24,21 +24,36 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-from wdsfs import mount_table, names, trust
-from wdsfs.errors import CorruptShard, MissingShard, ShardError, SpecError
+from wdsfs import mount_table
+from wdsfs import names
+from wdsfs import trust
+from wdsfs.errors import CorruptShard
+from wdsfs.errors import MissingShard
+from wdsfs.errors import ShardError
+from wdsfs.errors import SpecError
 from wdsfs.formats import OtherVersion
 from wdsfs.index import record as record_module
 from wdsfs.index import record_check
-from wdsfs.index.record import RECORD, STRAY, Record
+from wdsfs.index.record import RECORD
+from wdsfs.index.record import STRAY
+from wdsfs.index.record import Record
 from wdsfs.index.record_builder import restamped
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
-from wdsfs.shards import Fingerprint, Shard
+from wdsfs.shards import Fingerprint
+from wdsfs.shards import Shard
 from wdsfs.spec import index_file
-from wdsfs.spec.index_file import SUFFIX, IndexFile, Row, Times
+from wdsfs.spec.index_file import SUFFIX
+from wdsfs.spec.index_file import IndexFile
+from wdsfs.spec.index_file import Row
+from wdsfs.spec.index_file import Times
 from wdsfs.storage import source
 from wdsfs.storage.source import TarBytes
 from wdsfs.tar import member_reader
@@ -104,12 +119,12 @@ class _Verdict(NamedTuple):
 
 
 class PortableIndex:
-    """One file. `listed` are the paths of its shards as it has them; those of a set may lie elsewhere."""
+    """One file. `rows` are its rows by the paths that it has for its shards; those of a set may lie elsewhere."""
 
-    def __init__(self, file: IndexFile, listed: Sequence[str]) -> None:
+    def __init__(self, file: IndexFile, rows: Mapping[bytes, int]) -> None:
         self.file = file
         self._mark = file.reading.mark
-        self._numbers = {os.fsencode(path): number for number, path in enumerate(listed)}
+        self._numbers = rows
         self._by_name: defaultdict[bytes, list[int]] | None = None
         self._verdicts: dict[int, _Verdict] = {}
         self._sound: set[int] = set()  # rows whose records were checked here
@@ -332,6 +347,15 @@ class Portables:
                 return file.file.numbers(number)
         return None
 
+    def presumed(self, shard: Shard) -> tuple[int, ...] | None:
+        """Return the numbers of the summary of a remote shard of which nothing is known but the row that names it.
+
+        Nothing is asked: a shard that has changed is noticed when it is first used. None for others.
+        """
+        file = next((file for file in self.files if file.file.path == shard.index_file), None)
+        number = None if file is None or not shard_paths.is_presumed(shard.path) else file.number_of(shard.key)
+        return None if file is None or number is None else file.file.numbers(number)
+
     def known(self, key: bytes) -> tuple[Times, tuple[int, ...]] | None:
         """Return size and time in the first row of a shard, and the numbers of its summary, true or not."""
         listing = next(self._listing(key), None)
@@ -442,7 +466,7 @@ def _add(files: dict[str, PortableIndex], path: str) -> None:
         if file.path in files:
             return
         RECORD.check(file.record_format)
-        files[file.path] = PortableIndex(file, file.paths())
+        files[file.path] = PortableIndex(file, file.rows())
     except MissingShard:
         raise
     except OtherVersion as error:
@@ -453,8 +477,8 @@ def _add(files: dict[str, PortableIndex], path: str) -> None:
 
 def _beside(shards: Sequence[Shard]) -> list[str]:
     """Return the indexes in the directories of these shards which are as trustworthy as the shards."""
-    listed = {os.path.abspath(shard.index_file) for shard in shards if shard.index_file}
-    directories = {} if listed else dict.fromkeys(shard.path.rpartition(b"/")[0] for shard in shards)
+    is_listed = any(shard.index_file for shard in shards)
+    directories = {} if is_listed else dict.fromkeys(shard.path.rpartition(b"/")[0] for shard in shards)
     indexes: list[str] = []
     for directory in list(directories)[:BESIDE_MAX]:
         if is_remote(directory + b"/"):

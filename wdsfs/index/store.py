@@ -191,6 +191,10 @@ class Index:
         first, with `exact` those that only their headers show to be the same.
         """
         for shard in shards:
+            numbers = None if ready or exact else self.portables.presumed(shard)
+            if numbers is not None:
+                self._note(shard.key, numbers[_PROBLEMS])
+                continue
             try:
                 fingerprint = shard_paths.look(shard.path)
             except (MissingShard, UnreadableShard):

@@ -107,7 +107,7 @@ class Watch:
         self._companions = companions
         files = (*(shard.path for shard in shards if shard.gone is None), *companions)
         self.remote = [path for path in files if is_remote(path)]
-        self._seen, self._seen_companions = self._fingerprints() if look else ([], [])
+        self._seen, self._seen_companions = self._fingerprints(first=True) if look else ([], [])
 
     def _add(self, file: bytes, numbers: set[int]) -> None:
         """Watch this file; its changes count as changes of the shards with these numbers."""
@@ -158,10 +158,13 @@ class Watch:
             self.on_names()
         return changed
 
-    def _fingerprints(self) -> tuple[list[Fingerprint], list[Fingerprint]]:
-        """Return the fingerprints of the shards, and of the files that they are shown with."""
-        fingerprints = [GONE if shard.gone is not None else _fingerprint(shard.path) for shard in self.shards]
-        return fingerprints, list(map(_fingerprint, self._companions))
+    def _fingerprints(self, first: bool = False) -> tuple[list[Fingerprint | None], list[Fingerprint]]:
+        """Return the fingerprints of the shards, and of the files that they are shown with.
+
+        None for a shard that is the object in the list which names it: at first it is taken for that.
+        """
+        states = [GONE if shard.gone is not None else _state(shard.path, first) for shard in self.shards]
+        return states, list(map(_fingerprint, self._companions))
 
     def _look(self) -> set[int]:
         before, companions = self._seen, self._seen_companions
@@ -169,6 +172,14 @@ class Watch:
         if companions != self._seen_companions:
             return set(range(len(self.shards)))
         return {number for number, seen in enumerate(self._seen) if seen != before[number]}
+
+
+def _state(path: bytes, first: bool) -> Fingerprint | None:
+    """Return the fingerprint of a shard; None if that is what the list says which names it."""
+    if first and shard_paths.is_presumed(path):
+        return None
+    presumed, now = shard_paths.presumed(path), _fingerprint(path)
+    return None if presumed is not None and presumed.fingerprint(os.fsdecode(path)) == now else now
 
 
 def _fingerprint(path: bytes) -> Fingerprint:

@@ -20,6 +20,8 @@ import threading
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from wdsfs import host
+
 MEMORY = 256 << 20  # bytes, for what is in flight and what no cache keeps
 WAITING = 4096  # connections that may wait for a fetcher
 
@@ -184,7 +186,8 @@ class Launcher:
         actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in self._inherited]  # which makes it inheritable
         command = [sys.executable, "-P", "-c", _START, str(self._file), *sys.path]
         # In a process group of its own, so that an interrupt from the keyboard does not end it before its clients.
-        return os.posix_spawn(sys.executable, command, os.environ, file_actions=actions, setpgroup=0)
+        environment = host.environment()  # in which it runs the commands of `pipe:`
+        return os.posix_spawn(sys.executable, command, environment, file_actions=actions, setpgroup=0)
 
     def close(self) -> None:
         """Leave the fetcher, which ends when all processes have; wait for its end if this process started it.

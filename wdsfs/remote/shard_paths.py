@@ -18,7 +18,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -45,6 +45,14 @@ if TYPE_CHECKING:
 
 OpenShard: TypeAlias = "int | RemoteTar"
 
+
+class Presumption(NamedTuple):
+    """The objects in a list of shards: its rows by path, and the pin in a row."""
+
+    rows: Mapping[bytes, int]
+    pin: Callable[[int], Pin]
+
+
 log = logging.getLogger(__name__)
 
 REPLACED_MAX = 3  # times that a shard is replaced while it is fetched
@@ -52,7 +60,8 @@ PIECE = 8 << 20  # bytes that are copied at a time
 REFUSED_SECONDS = 5.0  # how long a store is believed that it does not have an object, or refuses it
 
 _urls: dict[bytes, Url] = {}  # by path: those whose URL has more than the path shows
-_pins: dict[bytes, Pin] = {}  # by path: what this process knows where the cache cannot keep it
+_pins: dict[bytes, Pin | None] = {}  # by path: what this process knows where the cache cannot keep it
+_presumptions: dict[str, Presumption] = {}  # by list: what counts of shards of which nothing else is known
 _refused: dict[bytes, tuple[float, ShardError]] = {}  # by path: until when (monotonic) this error is its answer
 _remote: Remote | None = None
 _held: list[CachedObject] = []  # what cannot come again, open and held until all processes have ended
@@ -121,7 +130,7 @@ def close() -> None:
         _held.pop().close()
     for known in (_cache, standard_input):
         known.cache_clear()
-    for memory in (_urls, _pins, _refused, _said):
+    for memory in (_urls, _pins, _presumptions, _refused, _said):
         memory.clear()
 
 
@@ -168,9 +177,7 @@ def standard_input() -> bytes:
 
 def _made(path: bytes) -> Pin | ShardError:
     """Return the pin of the output of a command that has been run, or why there is none."""
-    if path in _pins:
-        return known_pin(path) or _pins[path]
-    return _unknown(path)
+    return known_pin(path) or _pins.get(path) or _unknown(path)
 
 
 def _unknown(path: bytes) -> UnreadableShard:
@@ -182,7 +189,7 @@ def stat(paths: Sequence[bytes]) -> list[Pin | ShardError]:
 
     Of a store that cannot be reached, what was known last counts: what the cache has is served offline, too.
     """
-    to_ask = [path for path in paths if not is_output(path) or (path in _urls and path not in _pins)]
+    to_ask = [path for path in paths if not is_output(path) or (path in _urls and not _pins.get(path))]
     answers = dict(zip(to_ask, _stat(to_ask), strict=True)) if to_ask else {}
     return [answers[path] if path in answers else _made(path) for path in paths]
 
@@ -216,14 +223,30 @@ def listed(prefix: Url) -> list[bytes]:
     return paths
 
 
-def presume(path: bytes, pin: Pin) -> None:
-    """Assume that a remote shard is this object until its store is asked, which this does not do."""
-    _pins.setdefault(path, pin)
+def presume(source: str, presumption: Presumption) -> None:
+    """Assume that remote shards are the objects of the list `source` until their stores are asked.
+
+    The latest list of this name counts.
+    """
+    _presumptions[source] = presumption
+
+
+def is_presumed(path: bytes) -> bool:
+    """Return True for a remote shard of which this process has heard nothing but the row of a list."""
+    return path not in _pins and any(path in known.rows for known in _presumptions.values())
+
+
+def presumed(path: bytes) -> Pin | None:
+    """Return the pin of a remote shard in the list that names it; None without such a list."""
+    for known in _presumptions.values():
+        if path in known.rows:
+            return known.pin(known.rows[path])
+    return None
 
 
 def known() -> list[bytes]:
     """Return the paths of the objects that this process has heard of, in listings too."""
-    return list(_pins)
+    return [path for path, pin in _pins.items() if pin is not None]
 
 
 def is_remote(path: bytes) -> bool:
@@ -463,6 +486,8 @@ def _pin_now(path: bytes) -> Pin:
 
 def known_pin(path: bytes) -> Pin | None:
     """Return the pin of a remote shard as far as anything is known; its store is not asked."""
+    if path not in _pins and (pin := presumed(path)) is not None:
+        _pins[path] = pin
     return _cache().pin_or(os.fsdecode(path), _pins.get(path))
 
 
@@ -480,7 +505,7 @@ def _keep(path: bytes, pin: Pin) -> None:
 
 def _forget(path: bytes) -> None:
     """Note that a store does not have an object any more: its bytes in the cache are not served."""
-    _pins.pop(path, None)
+    _pins[path] = None
     with contextlib.suppress(OSError):
         _cache().drop_pin(os.fsdecode(path))
 

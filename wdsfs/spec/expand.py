@@ -506,13 +506,8 @@ def _shard_words(
         elif mode is not None and stat.S_ISREG(mode) and word.path.endswith(index_file.SUFFIX):
             if split is not None:
                 raise shard_lists.without_splits(word.path, split)
-            listed = shard_lists.portable(word.path, base)
-            modes.update(
-                (listed_word.path, stat.S_IFREG)
-                for listed_word in listed
-                if objects.presumed(listed_word.path, listed_word.pin)
-            )
-            yield from listed
+            yield from shard_lists.portable(word.path, base)
+            modes.update(dict.fromkeys(index_file.load(word.path).presumed(base), stat.S_IFREG))
             continue
         elif mode is not None and stat.S_ISREG(mode) and word.path.endswith(shard_lists.SUFFIXES):
             yield from metadataset.words_of(word.path, split)
@@ -647,7 +642,7 @@ def _absolute(files: list[str]) -> list[bytes]:
     parents: dict[str, str] = {}
     paths = []
     for file in files:
-        if objects.is_url(file):
+        if not file.startswith("/") and objects.is_url(file):
             paths.append(os.fsencode(file))
             continue
         parent = _parent(file)

@@ -14,7 +14,7 @@ import functools
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from wdsfs.errors import SpecError, UnreadableShard
 from wdsfs.formats import Format, OtherVersion
 from wdsfs.names import Reading
 from wdsfs.remote import shard_paths, urls
+from wdsfs.remote.shard_paths import Presumption
 from wdsfs.remote.urls import Pin
 from wdsfs.shards import Fingerprint
 from wdsfs.spec import objects
@@ -93,7 +94,7 @@ class IndexFile:
         texts = self.count * ROW_SIZE
         self._base = os.fsdecode(table[texts : texts + head.base_size])
         self._starts = self._text_places(texts + head.base_size)
-        self._paths: dict[str, list[str]] = {}  # of the base that was asked for last
+        self._rows: dict[str, dict[bytes, int]] = {}  # for the base that was asked for last
 
     def _text_places(self, start: int) -> list[int]:
         """Check all rows; returns where the texts of each begin, and where the last ones end. Raises SpecError."""
@@ -155,10 +156,37 @@ class IndexFile:
     def paths(self, base: str | None = None) -> list[str]:
         """Return the paths of all shards, in order; relative ones are below `base`. Raises SpecError."""
         directory = self.base(base)
-        if directory not in self._paths:
-            texts = map(self.path_of, range(self.count))
-            self._paths = {directory: [self._joined(directory, text) for text in texts]}
-        return self._paths[directory]
+        return [self._joined(directory, text) for text in map(self.path_of, range(self.count))]
+
+    def rows(self, base: str | None = None) -> Mapping[bytes, int]:
+        """Return the numbers of the rows by the paths of their shards, as `paths` has them. Raises SpecError."""
+        directory = self.base(base)
+        if directory not in self._rows:
+            self._rows = {directory: {os.fsencode(path): row for row, path in enumerate(self.paths(base))}}
+        return self._rows[directory]
+
+    def presumed(self, base: str | None = None) -> list[str]:
+        """Take the remote shards for the objects of their rows until their stores say otherwise; nothing is asked.
+
+        Returns their paths. Only with an ETag: a request with it is answered for no other object.
+
+        Raises SpecError.
+        """
+        rows, certain = self.rows(base), self._certain()
+        known = {path: row for path, row in rows.items() if certain[row] and shard_paths.is_remote(path)}
+        if known:
+            # One table for all of its users, where it can be.
+            presumption = Presumption(rows if len(known) == len(rows) else known, lambda row: self.row(row).pin)
+            shard_paths.presume(f"{self.path}\0{self.base(base)}", presumption)
+        return list(map(os.fsdecode, known))
+
+    def _certain(self) -> bytes:
+        """Return a byte for each row: 1 if it has a strong ETag that its store has made."""
+        table, certain = self._table, bytearray(self.count)
+        for row, (etag, path) in enumerate(_LENGTHS.iter_unpack(table[: self.count * ROW_SIZE])):
+            at = self._starts[row] + path
+            certain[row] = etag > 0 and not table.startswith(_UNCERTAIN, at, at + etag)
+        return bytes(certain)
 
     def _joined(self, directory: str, text: str) -> str:
         """Return the path that a text means, a relative one below `directory`.
@@ -191,6 +219,8 @@ class _Head(NamedTuple):
 _NUMBERS_OFFSET = ROW_SIZE - _NUMBERS.size
 _PATH_OFFSET = struct.calcsize("<QqQQIHH")
 _PATH_SIZE = struct.Struct("<I")
+_LENGTHS = struct.Struct(f"<{struct.calcsize('<QqQQI')}xH2xI{_NUMBERS.size}x")  # of ETag and path, in a row
+_UNCERTAIN = (b"W/", urls.SPOOLED.encode())  # how the ETags begin that stand for no content of a store
 
 
 def _parse_header(path: str, header: bytes, size: int) -> _Head:

@@ -223,17 +223,6 @@ def _past_stars(places: set[int], patterns: Sequence[str]) -> set[int]:
     return reached
 
 
-def presumed(path: str, pin: Pin | None) -> bool:
-    """Return True if a remote shard counts as this object until its store says otherwise: nothing is asked for it.
-
-    Only with an ETag: a request with it is answered for no other object.
-    """
-    if not is_url(path) or pin is None or not pin.strong_etag or pin.is_spooled:
-        return False
-    shard_paths.presume(os.fsencode(path), pin)
-    return True
-
-
 def modes(paths: Iterable[str], refused: dict[str, ShardError] | None = None) -> dict[str, int | None]:
     """Return the mode of what is at each path: a regular file, a directory for a final slash, None for nothing.
 
@@ -261,7 +250,9 @@ def modes(paths: Iterable[str], refused: dict[str, ShardError] | None = None) ->
 
 def stores_of(paths: Iterable[bytes]) -> list[str]:
     """Return the stores of the remote ones of these paths, each once, in this order."""
-    return list(dict.fromkeys(urls.store_of(os.fsdecode(path)) for path in paths if is_remote(path)))
+    # Of one in each directory: a set has many shards in few.
+    examples = {path.rpartition(b"/")[0]: path for path in paths if is_remote(path)}
+    return list(dict.fromkeys(urls.store_of(os.fsdecode(path)) for path in examples.values()))
 
 
 def ask_again(paths: Sequence[str], start: int) -> int:

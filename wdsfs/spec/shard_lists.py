@@ -25,7 +25,6 @@ from typing import NamedTuple
 from wdsfs import trust
 from wdsfs.errors import DeniedObject, SpecError, and_others
 from wdsfs.remote import urls
-from wdsfs.remote.urls import Pin
 from wdsfs.spec import braces, dependencies, index_file, objects
 from wdsfs.spec.located import Field, load_json, load_yaml
 
@@ -46,7 +45,7 @@ class Word(NamedTuple):
 
     `origin` is its place, if that is not the command line: `list.txt:3`, or a Field. `samples` is the number of
     samples according to the file that names it, `without` the keys of samples to leave out. `index_file` is the
-    portable index that names it, and `pin` which object it was then.
+    portable index that names it.
     """
 
     path: str
@@ -54,7 +53,6 @@ class Word(NamedTuple):
     samples: int | None = None
     without: frozenset[bytes] = frozenset()
     index_file: str = ""
-    pin: Pin | None = None
 
     @property
     def shown(self) -> str:
@@ -237,10 +235,7 @@ def portable(path: str, base: str | None) -> list[Word]:
     """
     dependencies.note_file(path)
     file = index_file.load(path)
-    return [
-        Word(shard, file.path, index_file=file.path, pin=file.row(number).pin if urls.is_url(shard) else None)
-        for number, shard in enumerate(file.paths(base))
-    ]
+    return [Word(shard, file.path, index_file=file.path) for shard in file.paths(base)]
 
 
 # -- prepared Energon datasets -------------------------------------------------------------------------------
