@@ -24,36 +24,21 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from wdsfs import mount_table
-from wdsfs import names
-from wdsfs import trust
-from wdsfs.errors import CorruptShard
-from wdsfs.errors import MissingShard
-from wdsfs.errors import ShardError
-from wdsfs.errors import SpecError
+from wdsfs import mount_table, names, trust
+from wdsfs.errors import CorruptShard, MissingShard, ShardError, SpecError
 from wdsfs.formats import OtherVersion
 from wdsfs.index import record as record_module
 from wdsfs.index import record_check
-from wdsfs.index.record import RECORD
-from wdsfs.index.record import STRAY
-from wdsfs.index.record import Record
+from wdsfs.index.record import RECORD, STRAY, Record
 from wdsfs.index.record_builder import restamped
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
-from wdsfs.shards import Fingerprint
-from wdsfs.shards import Shard
+from wdsfs.shards import Fingerprint, Shard
 from wdsfs.spec import index_file
-from wdsfs.spec.index_file import SUFFIX
-from wdsfs.spec.index_file import IndexFile
-from wdsfs.spec.index_file import Row
-from wdsfs.spec.index_file import Times
+from wdsfs.spec.index_file import SUFFIX, IndexFile, Row, Times
 from wdsfs.storage import source
 from wdsfs.storage.source import TarBytes
 from wdsfs.tar import member_reader
