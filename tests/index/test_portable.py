@@ -600,9 +600,11 @@ def listing_remote(file: Path, etags: list[str]) -> Path:
     """An index of shards at a port where nothing listens, with these ETags; there are no records in it."""
     rows = [Row(9, 10**9, 0, 8, 0, f"x-{number}.tar", etag, "", (0,) * 9) for number, etag in enumerate(etags)]
     base = "http://127.0.0.1:9/set/"
-    size = len(index_file.head_of(rows, base, FORMAT, PLAIN, 0)) + 8
+    size = len(index_file.head_of(rows, base, RECORD.version, PLAIN, 0)) + 8
     offset = size - 8 + -size % 8
-    head = index_file.head_of([row._replace(offset=offset) for row in rows], base, FORMAT, PLAIN, offset + 8)
+    head = index_file.head_of(
+        [row._replace(offset=offset) for row in rows], base, RECORD.version, PLAIN, offset + 8
+    )
     file.write_bytes(head.ljust(offset + 8, b"\0"))
     return file
 
