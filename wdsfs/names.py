@@ -240,8 +240,9 @@ def plain_key(key: bytes) -> bytes:
 
     Semantics decision: without leading `./`, as in the tree.
     """
-    folder, stem = split_folder(key)
-    return b"/".join([*folder_components(folder), stem])
+    while key.startswith(b"./"):
+        key = key[2:]
+    return key
 
 
 def are_plain(names: list[bytes]) -> bool:

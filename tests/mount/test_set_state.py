@@ -11,7 +11,7 @@ from wdsfs.mount.reports import LEFT_OUT_MAX, SetState
 def state(count: int, why: str = "x", error: str = "") -> dict[str, Any]:
     left_out = [{"shard": f"/{number}.tar", "why": why} for number in range(count)]
     counts = {"added": 1, "removed": 2, "left_out_count": count}
-    return {"follow": 5.0, "looked": 1.5, "left_out": left_out, **counts, "error": error}
+    return {"follow": 5.0, "looked": 1.5, "left_out": left_out, **counts, "error": error, "keys": ""}
 
 
 def test_a_written_state_is_read_back() -> None:

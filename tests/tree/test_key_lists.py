@@ -9,6 +9,7 @@ import sqlite3
 import struct
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,14 @@ from tests.conftest import BOTH_ENGINES, Program, wait_until
 from tests.tree.test_view_record import Sample, a_view, member, write
 from wdsfs.errors import UsageError, ViewError
 from wdsfs.shards import Fingerprint
+from wdsfs.spec.expand import expand
 from wdsfs.tree import key_lists, label_files
 from wdsfs.tree.key_lists import Missing
 from wdsfs.tree.label_files import label_file
+from wdsfs.tree.opening import keys_missing
 from wdsfs.tree.options import Composition, parse_composition
+from wdsfs.tree.shard_set import indexed
+from wdsfs.tree.view_set import ViewSet
 
 KEYS = ["a", "b/c", "b/d", "s1/a"]
 SHARDS = {"s0": ["a", "b/c", "e"], "s1": ["a", "b/d", "x"], "s2": ["y"]}
@@ -192,13 +197,37 @@ def test_a_table_of_keys_is_as_format_md_says(tmp_path: Path) -> None:
 def test_the_view_has_the_listed_samples_alone(tmp_path: Path) -> None:
     a_set(tmp_path)
     (tmp_path / "k.txt").write_bytes(text("s0/a", "b/d", "y", "nowhere", "s0/x", "README"))
-    from wdsfs.spec.expand import expand
-
     shards = expand([str(tmp_path / "s{0..2}.tar")])
     with a_view(tmp_path, shards, Composition(keys=str(tmp_path / "k.txt"))) as below:
         assert [below.record(number).paths() for number in below.numbers] == [[b"a"], [b"b/d"], [b"y"]]
         missing = below.keys_missing()  # type: ignore[attr-defined]  # it is a ViewSet
         assert missing.endswith("of its 6 keys 3 are not in the set: 'nowhere', 's0/x', 'README'")
+
+
+def test_a_mount_waits_for_the_first_shard_with_a_sample_alone(tmp_path: Path) -> None:
+    """The others are derived when they are used, and equal what a whole view has."""
+    a_set(tmp_path)
+    (tmp_path / "k.txt").write_bytes(text("s1/a", "x", "y"))
+    shards = expand([str(tmp_path / "s{0..2}.tar")])
+    options = Composition(keys=str(tmp_path / "k.txt"))
+    with (
+        a_view(tmp_path / "some", shards, options, indexed=False) as below,
+        a_view(tmp_path, shards, options) as whole,
+    ):
+        assert isinstance(below, ViewSet)
+        below.index.refresh(shards)
+        assert below.make(some=True) is None
+        assert below.rest_waits
+        assert [below.index.summary(key) is not None for key in below._view_keys()] == [True, True, False]
+        assert [indexed(below.record, 2).paths(), whole.record(2).paths()] == [[b"y"]] * 2
+        assert keys_missing(below) is None
+        assert not below.rest_waits
+    decoded = replace(options, decode=True)  # which may refuse a shard, so all have to be known
+    with a_view(tmp_path / "all", shards, decoded, indexed=False) as below:
+        assert isinstance(below, ViewSet)
+        below.index.refresh(shards)
+        assert below.make(some=True) is None
+        assert not below.rest_waits
 
 
 COMMANDS = [
@@ -245,6 +274,23 @@ def test_what_is_listed_and_not_there_is_said(program: Program) -> None:
     refusal = program.run("ls", "--keys", "none.txt", "s{0..2}.tar", code=3).stderr
     assert b"of its 1 key not one is that of a sample of the set (first: '\\x1b[2Jgone')" in refusal
     assert "write it into a file" in program.refused("mount", "--keys", "-", "s0.tar", program.mountpoint, code=2)
+
+
+def test_a_mount_says_later_what_is_listed_and_not_there(program: Program) -> None:
+    a_set(program.home)
+    program.write("k.txt", text("a", "gone", "s2/a"))
+    remark = "of its 3 keys 2 are not in the set: 'gone', 's2/a'"
+    with program.mounted("--keys", "k.txt", "s{0..2}.tar") as mounted:
+        mounted.allow_log("are not in the set")
+        wait_until(lambda: remark in mounted.status()["set"]["keys"], "all shards are compared")
+        assert mounted.status()["indexed"] == 3
+        assert (
+            f"keys      --keys {program.home}/k.txt: {remark}"
+            in program.run("status", mounted.path).stdout.decode()
+        )
+    program.write("none.txt", b"gone\n")
+    refused = program.refused("mount", "--keys", "none.txt", "s{0..2}.tar", program.mountpoint, code=3)
+    assert "of its 1 key not one is that of a sample of the set" in refused
 
 
 @BOTH_ENGINES

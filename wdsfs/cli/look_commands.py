@@ -338,7 +338,6 @@ def check(
     """
     from wdsfs.interop.lint import UNREADABLE, Judge, LintFinding
     from wdsfs.spec.expand import expand
-    from wdsfs.tree.opening import keys_missing
 
     judge = Judge()
     counts: Counter[str] = Counter()
@@ -353,7 +352,7 @@ def check(
             write_json({"shard": path, **finding._asdict()})
         else:
             say(finding.line(path))
-    missing = None if keys is None else keys_missing(expanded, keys)
+    missing = None if keys is None else _keys_missing(expanded, keys)
     if missing is not None:
         counts["finding"] += 1
         if as_json:
@@ -365,6 +364,15 @@ def check(
     contents = contents_text(len(expanded), judge.samples, judge.members)
     say(f"{contents}: {findings}, {counted(counts['note'], 'note')}{hint}", *_remarks(expanded), err=True)
     sys.exit(3 if counts[UNREADABLE] else 1 if counts["finding"] else 0)
+
+
+def _keys_missing(shards: Sequence[Shard], keys: str) -> str | None:
+    """Return a remark if keys of this list are those of no sample. Raises ViewError."""
+    from wdsfs.tree.opening import keys_missing, opened_set
+    from wdsfs.tree.options import Composition, Opening
+
+    with opened_set(shards, Opening(quiet=True), Composition(keys=keys), on_demand=True) as below:
+        return keys_missing(below)
 
 
 def _remarks(shards: Sequence[Shard]) -> Iterator[str]:

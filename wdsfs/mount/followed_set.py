@@ -339,6 +339,14 @@ class Growth:
             self._write(change, left_out)
             return self._report(served, change, left_out, answer["error"])
 
+    async def derive(self) -> None:
+        """Derive what the start of the mount has put off; note the keys of a list that are those of no sample."""
+        answer = await in_child(self.served.derive, self.supervisor.device)
+        remark = answer.get("remark", "the list of keys was not compared with the whole set; see the log")
+        if remark:
+            log.warning("%s", remark)
+        self.state.write({**self.state.read(), "keys": remark})
+
     # --- showing
 
     async def _show(self, change: Change) -> None:

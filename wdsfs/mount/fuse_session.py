@@ -121,7 +121,7 @@ def run(mount: MountOptions, leave: daemon.Leave, ready: Callable[[], None]) -> 
         busy = [path for path in files if not is_remote(path)]
         check_mountpoint(mount.mountpoint, parsed.nonempty, [*busy, *_own_paths(mount, index)])
         below = open_set(shards, index, tree.composition, companions, access=access)
-        composition, remarks, advice = _make_ready(mount, below, companions)
+        composition, remarks, advice, is_derived = _make_ready(mount, below, companions)
         log_file = None if serving.foreground else open_log(mount.mountpoint)
         index.suspend()
         descriptors, overlay = raise_file_limit(), None
@@ -139,7 +139,7 @@ def run(mount: MountOptions, leave: daemon.Leave, ready: Callable[[], None]) -> 
             if not serving.foreground:  # what was said on the terminal, now in the log
                 _say(remarks)
 
-        _serve(parsed, growth, log_file, leave_and_log, ready)
+        _serve(parsed, growth, log_file, leave_and_log, ready, is_derived)
     finally:
         index.discard()
 
@@ -170,12 +170,14 @@ class _Ready(NamedTuple):
     composition: Composition
     remarks: list[str]
     advice: Sequence[str]
+    is_derived: bool  # False: most of the view is made while the mount is there
 
 
 def _make_ready(mount: MountOptions, below: ShardSet, companions: Companions) -> _Ready:
     """Index the set, unless that can wait, and judge it; releases `below`. Raises what `opening.judge` does."""
     tree, opening, index = mount.tree, mount.opening, below.index
     composition, strict, merge = tree.composition, opening.tolerance.strict, mount.merge
+    is_derived, judged = True, below
     try:
         unreadable: dict[bytes, ShardError] = {}
         # One tree over all shards, numbers over all of them, and a look at all of them, need all of them.
@@ -184,15 +186,18 @@ def _make_ready(mount: MountOptions, below: ShardSet, companions: Companions) ->
             whole = merge or strict is not None or mount.overlay is not None
             ready = whole or isinstance(below, ViewSet)
             unreadable = refresh_index(index, [*below.shards, *companions.shards], opening, ready).unreadable
-            unreadable = make_view(below, opening) | unreadable  # which says more
+            some = not (whole or tree.index_tree)
+            unreadable = make_view(below, opening, some) | unreadable  # which says more
             if isinstance(below, ViewSet):
                 composition = below.composition  # with what was found out on the way
+                is_derived = not below.rest_waits
+                judged = below if is_derived else below.plain
         if mount.serving.follow is not None:
             unreadable = dict(map(_unfinished, unreadable.items()))
-        remarks = [*judge(below, unreadable, opening.tolerance, merge), *index.miscounted(below.shards)]
+        remarks = [*judge(judged, unreadable, opening.tolerance, merge), *index.miscounted(below.shards)]
         _say(remarks)
-        advice = () if opening.quiet else hints(below, tree, mount.overlay is not None)
-        return _Ready(composition, remarks, advice)
+        advice = () if opening.quiet else hints(judged, tree, mount.overlay is not None)
+        return _Ready(composition, remarks, advice, is_derived)
     finally:
         below.release()
 
@@ -216,6 +221,7 @@ def _serve(
     log_file: Path | None,
     leave: Callable[[], None],
     ready: Callable[[], None],
+    is_derived: bool,
 ) -> None:
     """Mount the set, fork the workers, and serve until the mount ends."""
     served = growth.served
@@ -248,7 +254,7 @@ def _serve(
             _set_readahead(mount)
             leave()
             growth.attach(supervisor)
-            running = RunningMount(daemon, growth, supervisor, signals, ready)
+            running = RunningMount(daemon, growth, supervisor, signals, ready, is_derived)
             trio.run(running.run)
             clean = True
             if running.failure is not None:
@@ -396,8 +402,10 @@ class RunningMount:
         supervisor: Supervisor,
         signals: KeptSignals,
         ready: Callable[[], None],
+        is_derived: bool,
     ) -> None:
         self.daemon, self.supervisor, self.signals, self.ready = daemon, supervisor, signals, ready
+        self.is_derived = is_derived
         self.growth, self.mount = growth, growth.served.mount
         self.clients = ControlSocket(daemon, growth, supervisor)
         self.usable = False
@@ -446,4 +454,7 @@ class RunningMount:
             self.usable = True
             log.info("mounted %s at %s", counted(len(self.growth.served.shards), "shard"), self.mount.mountpoint)
             listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(listener))]
-            await trio.serve_listeners(self.clients.answer, listeners)
+            async with trio.open_nursery() as nursery:
+                if not self.is_derived:
+                    nursery.start_soon(self.growth.derive)
+                await trio.serve_listeners(self.clients.answer, listeners)

@@ -6,12 +6,13 @@ Made once, before the workers are forked; a commit with new shards, or shards th
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from wdsfs.errors import ShardError
+from wdsfs.errors import ShardError, WdsfsError
 from wdsfs.index.store import Index
 from wdsfs.mount.options import MountOptions
 from wdsfs.overlay.mounted_overlay import MountedOverlay
@@ -20,12 +21,15 @@ from wdsfs.spec.expand import extended
 from wdsfs.spec.growth import Change, changed
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.numbered_tree import make_numbered
+from wdsfs.tree.opening import keys_missing
 from wdsfs.tree.options import Composition
 from wdsfs.tree.shard_access import Access
-from wdsfs.tree.shard_set import indexed
+from wdsfs.tree.shard_set import ShardSet, indexed
 from wdsfs.tree.tree import LowerTree, MountedTree
 from wdsfs.tree.view_set import open_set
 from wdsfs.tree.view_sources import Companions
+
+IDLE = 19  # added to the niceness of a process that readers do not wait for
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +80,22 @@ class MountedSet:
 
     def lower_tree(self) -> LowerTree:
         """Return the tree over the shards, without changes."""
+        return _prepared(make_numbered(self._opened(), self.mount.view))
+
+    def derive(self) -> dict[str, Any]:
+        """Make the whole view, in a process that gives way to others; return a remark about keys of no sample."""
+        os.nice(IDLE)
+        below = self._opened()
+        try:
+            return {"remark": keys_missing(below) or ""}
+        except WdsfsError as error:
+            return {"remark": str(error)}
+        finally:
+            below.close()
+
+    def _opened(self) -> ShardSet:
         index = self.index.reopen()
-        below = open_set(
+        return open_set(
             self.shards,
             index,
             self.composition,
@@ -86,7 +104,6 @@ class MountedSet:
             tags=self.tags,
             access=self.access,
         )
-        return _prepared(make_numbered(below, self.mount.view))
 
 
 TreeKind = TypeVar("TreeKind", bound=MountedTree)

@@ -41,7 +41,7 @@ class SetState:
 
     def write(self, state: dict[str, Any]) -> None:
         """Replace the state. Of the shards that are left out only as many are kept as there is room for."""
-        state = {**state, "error": state["error"][:ERROR_MAX]}
+        state = {**state, **{name: state[name][:ERROR_MAX] for name in ("error", "keys")}}
         left_out = state["left_out"][:LEFT_OUT_MAX]
         while True:
             text = json.dumps({**state, "left_out": left_out}).encode()
@@ -64,7 +64,7 @@ class SetState:
 def _state(follow: float | None, error: str = "") -> dict[str, Any]:
     nothing: list[dict[str, str]] = []
     counts = dict.fromkeys(("added", "removed", "left_out_count"), 0)
-    return {"follow": follow, "looked": None, "left_out": nothing, **counts, "error": error}
+    return {"follow": follow, "looked": None, "left_out": nothing, **counts, "error": error, "keys": ""}
 
 
 # Of a store, while its fetcher has nothing to report: names as in the report.

@@ -15,7 +15,6 @@ import os
 import struct
 import tempfile
 import zlib
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -34,6 +33,7 @@ KIND = "keys"  # of tables in the cache
 NAMED = 3  # keys of no sample that a message names
 _HEAD = struct.Struct("<QQ")  # where the rows begin, how many there are
 _LENGTH = struct.Struct("<I")  # in front of each key
+_PADS = [bytes(size) for size in range(8)]
 _UNIT = 8  # bytes: keys begin at multiples, so that the place of one, in units, and its sum are 64 bits
 _PLACE, _SUM = np.uint64((1 << 32) - 1), np.uint64(32)  # the lower half of a row; how far the upper one is shifted
 _CHUNK = 1 << 20  # rows that are looked at at a time
@@ -68,13 +68,12 @@ class KeyList:
 
         Semantics decision: a line is `KEY`, of any shard, or `SHARD/KEY`, with the name of the shard in the mount.
         """
-        places, used = np.full(len(keys), -1, np.int64), list[int]()
+        places, used, plain = np.full(len(keys), -1, np.int64), list[int](), _sums(keys)
         for prefix in (b"", shard + b"/"):
-            crcs = map(zlib.crc32, keys, itertools.repeat(zlib.crc32(prefix)))
-            sums = np.fromiter(crcs, np.uint64, len(keys)) << _SUM
+            sums = plain ^ _changes(prefix, keys)
             order = np.argsort(sums)  # so that the search goes through the rows once
-            firsts = np.searchsorted(self._rows, sums[order])
-            same = self._rows[np.minimum(firsts, self.lines - 1)] >> _SUM == sums[order] >> _SUM
+            firsts = np.searchsorted(self._rows, sums[order] << _SUM)
+            same = self._rows[np.minimum(firsts, self.lines - 1)] >> _SUM == sums[order]
             for at, first in zip(order[same].tolist(), firsts[same].tolist(), strict=True):
                 place = self._place(prefix + keys[at], first)
                 if place is not None:
@@ -121,8 +120,8 @@ def _import(file: LabelFile, open_file: Callable[[bytes], OpenShard], table: New
     table.write(bytes(_HEAD.size))
     end = _HEAD.size
     with tempfile.TemporaryFile(dir=os.path.dirname(table.path)) as unsorted:  # memory does not grow with the list
-        for batch in label_files.batches(label_files.rows(file, open_file)):
-            text, rows = _packed(file, batch, end)
+        for keys, numbers in label_files.key_batches(file, open_file):
+            text, rows = _packed(file, keys, numbers, end)
             table.write(text)
             unsorted.write(rows)
             end += len(text)
@@ -138,20 +137,37 @@ def _import(file: LabelFile, open_file: Callable[[bytes], OpenShard], table: New
     return KIND, end + lines * _UNIT
 
 
-def _packed(file: LabelFile, batch: Sequence[label_files.Row], end: int) -> tuple[bytes, bytes]:
+def _packed(file: LabelFile, keys: Sequence[bytes], lines: Sequence[int], end: int) -> tuple[bytes, bytes]:
     """Return what a table has of these keys: their text, which begins at `end`, and their rows."""
-    text, rows = bytearray(), array("Q")
-    for raw, line, _ in batch:
-        if len(raw) > label_files.KEY_MAX:
+    for key, line in zip(keys, lines, strict=True) if max(map(len, keys), default=0) > label_files.KEY_MAX else ():
+        if len(key) > label_files.KEY_MAX:
             raise wrong(file, line, label_files.TOO_LONG)
-        if raw:
-            key = names.plain_key(raw) if b"/" in raw else raw
-            rows.append(zlib.crc32(key) << 32 | end + len(text) >> 3)
-            text += _LENGTH.pack(len(key)) + key
-            text += bytes(-len(text) % _UNIT)
+    keys = list(filter(None, keys))
+    if b"./" in b"".join(keys):  # one search over all of them takes next to nothing
+        keys = list(map(names.plain_key, keys))
+    lengths = np.fromiter(map(len, keys), np.int64, len(keys))
+    pads = -(lengths + _LENGTH.size) % _UNIT
+    sizes = _LENGTH.size + lengths + pads
+    parts = zip(map(_LENGTH.pack, lengths.tolist()), keys, map(_PADS.__getitem__, pads.tolist()), strict=True)
+    text = b"".join(itertools.chain.from_iterable(parts))
     if end + len(text) >= _UNIT << 32:
         raise wrong(file, None, f"lists more than {_UNIT * 4} GiB of keys")
-    return bytes(text), rows.tobytes()
+    places = (end + np.cumsum(sizes) - sizes).astype(np.uint64) // np.uint64(_UNIT)
+    return text, (_sums(keys) << _SUM | places).tobytes()
+
+
+def _changes(prefix: bytes, keys: Sequence[bytes]) -> Rows:
+    """Return what to combine the CRC-32 of each key with, by XOR, for that of prefix and key.
+
+    The sum is linear, so this depends on the length of the key alone.
+    """
+    lengths, which = np.unique(np.fromiter(map(len, keys), np.int64, len(keys)), return_inverse=True)
+    zeros = map(bytes, lengths.tolist())
+    return np.array([zlib.crc32(prefix + some) ^ zlib.crc32(some) for some in zeros], np.uint64)[which]
+
+
+def _sums(keys: Sequence[bytes]) -> Rows:
+    return np.fromiter(map(zlib.crc32, keys), np.uint64, len(keys))
 
 
 def _sort(file: LabelFile, rows: Rows, key_of: Callable[[int], bytes]) -> None:

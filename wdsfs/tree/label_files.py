@@ -337,11 +337,31 @@ class _Bounded(io.RawIOBase):
 
 def rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[Row]:
     """Yield the rows of a label file. Raises ViewError, which names file, line and field, and OSError."""
-    read = {_SQLITE: _sqlite_rows, _LINES: _json_rows, _PARQUET: _parquet_rows, _TEXT: _text_rows}
+    read = {_SQLITE: _sqlite_rows, _LINES: _json_rows, _PARQUET: _parquet_rows}
     yield from read.get(file.kind, _csv_rows)(file, open_file)
 
 
-def _text_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[Row]:
+def key_batches(
+    file: LabelFile, open_file: Callable[[bytes], OpenShard]
+) -> Iterator[tuple[list[bytes], Sequence[int]]]:
+    """Yield the keys of a list, some MiB of them at a time, and their lines. Raises as `rows`."""
+    if file.kind == _TEXT:
+        yield from _text_keys(file, open_file)
+        return
+    keys, lines, size = list[bytes](), list[int](), 0
+    for key, line, _ in rows(file, open_file):
+        keys.append(key)
+        lines.append(line)
+        size += _ROW + len(key)
+        if size > KEY_MAX:
+            yield keys, lines
+            keys, lines, size = [], [], 0
+    yield keys, lines
+
+
+def _text_keys(
+    file: LabelFile, open_file: Callable[[bytes], OpenShard]
+) -> Iterator[tuple[list[bytes], Sequence[int]]]:
     """Yield the keys of a text.
 
     Semantics decision: a key in each line; if there is a NUL in the first MiB, NULs are between the keys, which
@@ -354,13 +374,14 @@ def _text_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iter
         block, between = block.removeprefix(b"\xef\xbb\xbf"), b"\0" if b"\0" in block else b"\n"
         while block:
             *keys, rest = (rest + block).split(between)
-            for line, key in enumerate(keys, lines + 1):
-                yield key if between == b"\0" else key.removesuffix(b"\r"), line, {}
+            if between == b"\n" and b"\r" in block:
+                keys = [key.removesuffix(b"\r") for key in keys]
+            yield keys, range(lines + 1, lines + 1 + len(keys))
             lines += len(keys)
             if len(rest) > KEY_MAX:
                 raise wrong(file, lines + 1, TOO_LONG)
             block = stream.read(KEY_MAX)
-        yield rest if between == b"\0" else rest.removesuffix(b"\r"), lines + 1, {}
+        yield [rest if between == b"\0" else rest.removesuffix(b"\r")], [lines + 1]
 
 
 TOO_LONG = f"is longer than {KEY_MAX >> 20} MiB; a key in each line is needed"

@@ -28,7 +28,7 @@ from wdsfs.spec.expand import expand
 from wdsfs.tar.problems import OF_VIEWS, problems_text
 from wdsfs.tree.options import Composition, Opening, Selection, Tolerance
 from wdsfs.tree.shard_access import Access, access_of, refuse_foreign_lists
-from wdsfs.tree.shard_set import ShardSet, indexed
+from wdsfs.tree.shard_set import ATTEMPTS_MAX, ShardSet, indexed
 from wdsfs.tree.tree import AT_PARENT, Entry, LowerTree, Node, text_of
 from wdsfs.tree.view_set import ViewSet, open_set
 from wdsfs.tree.view_sources import Companions
@@ -145,18 +145,20 @@ def refresh_index(
     return Refreshed(count, unreadable)
 
 
-def make_view(below: ShardSet, opening: Opening) -> dict[bytes, errors.ShardError]:
+def make_view(below: ShardSet, opening: Opening, some: bool = False) -> dict[bytes, errors.ShardError]:
     """Make the records of a view; returns by path why those of some shards cannot be made.
 
-    Raises ViewError when the view is refused.
+    `some` is that of `ViewSet.make`. Raises ViewError when the view is refused.
     """
     if not isinstance(below, ViewSet):
         return {}
     with opening.progress.composing(len(below)) as update:
-        refused = below.make(update)
+        refused = below.make(update, some)
     if refused is not None:
         raise errors.ViewError(refused)
-    missing = below.keys_missing()
+    if below.rest_waits:
+        return below.unmade
+    missing = keys_missing(below)
     if missing is not None and opening.tolerance.strict is None:  # which lists it
         log.warning("%s", missing)
     for field in [] if opening.quiet else below.missing_fields(FIRST_SHARDS):
@@ -304,13 +306,23 @@ def _batch(tree: LowerTree, inode: int, cursor: int) -> list[Entry]:
     return list(itertools.islice(tree.listing(inode, cursor), BATCH))
 
 
-def keys_missing(shards: Sequence[Shard], keys: str) -> str | None:
-    """Return a remark if keys of this list are those of no sample. The shards are indexed. Raises ViewError."""
-    with opened_set(shards, Opening(quiet=True), Composition(keys=keys), on_demand=True) as below:
+def keys_missing(below: ShardSet) -> str | None:
+    """Make a view; return a remark if listed keys are those of no sample. Raises ViewError.
+
+    Raises StaleShard if the list changes each time.
+    """
+    for left in reversed(range(ATTEMPTS_MAX)):
         if not isinstance(below, ViewSet):
-            return None
-        below.make()
-        return below.keys_missing()
+            break
+        refused = below.make()
+        if refused is not None:
+            raise errors.ViewError(refused)
+        try:
+            return below.keys_missing()
+        except errors.StaleShard:
+            if not left:
+                raise
+    return None
 
 
 def fetch_shards(

@@ -102,6 +102,7 @@ class ViewSet(ShardSet):
         self.label_files = companions.others
         self._keys = self._view_keys()
         self.unmade: dict[bytes, ShardError] = {}  # by path: shards that `make` has left out, and why
+        self.rest_waits = False  # `make` has left shards to be derived when they are used
 
     @property
     def sources(self) -> list[ShardSet]:
@@ -210,16 +211,30 @@ class ViewSet(ShardSet):
         return key_lists.opened(file, self._watch.fingerprint_of(file), self.access.open)
 
     def keys_missing(self) -> str | None:
-        """Return a warning if some keys of the list are those of no sample. Raises ViewError if all are."""
+        """Return a warning if some keys of the list are those of no sample. Raises ViewError if all are.
+
+        Raises StaleShard if the list changes meanwhile.
+        """
         file, used = self._companions.keys, list[NDArray[np.int64]]()
         if file is None:
             return None
+        self.distrust()  # or records would be of the list of a second ago
+        before = self._watch.number()
+        changed = StaleShard(f"{os.fsdecode(file.path)} has changed while it was compared with the set")
         for number in self.numbers:
-            with suppress(ShardError, NotIndexed):  # a warning of its own
+            try:
                 record = self.record(number)
                 used += [record.array(LISTED)] if LISTED in record.column else []
+            except NotIndexed:
+                if self.shards[number].path not in self.unmade:
+                    raise changed from None
+            except ShardError:  # a warning of its own
+                pass
         with self._key_list(file) as keys:
             missing = keys.missing(used)
+        self.distrust()
+        if self._watch.number() != before:
+            raise changed
         if not missing.number:
             return None
         first = ", ".join(repr(names.readable(key)) for key in missing.first)
@@ -257,8 +272,9 @@ class ViewSet(ShardSet):
         if texts:
             log.warning("%s: %s%s", self.path_text(number), texts[0], and_others(len(texts)))
 
-    def make(self, on_done: Callable[[int], None] = lambda _: None) -> str | None:
+    def make(self, on_done: Callable[[int], None] = lambda _: None, some: bool = False) -> str | None:
         """Derive what has to be derived, up to the first shard that is refused; return why it is, if there is one.
+        With `some`, up to the first shard that shows a sample, if the options can refuse none.
 
         With classes it also finds how many digits the longest number among them has: until all fit, the shards
         so far are derived again, with more digits. They are few, since most numbers of a set have as many as the
@@ -269,7 +285,7 @@ class ViewSet(ShardSet):
         """
         self._watch.number()
         while True:
-            refused = self._make_all(on_done)
+            refused = self._make_all(on_done, some and self.composition.only_chooses)
             digits = 0 if refused is None else digits_needed(refused)
             if not (digits and self._finds_digits):
                 return None if refused is None else refusal(refused)
@@ -277,21 +293,26 @@ class ViewSet(ShardSet):
             self._keys = self._view_keys()
             self._drop_records()
 
-    def _make_all(self, on_done: Callable[[int], None]) -> Record | None:
-        """Derive what has to be derived, up to the first shard that is refused; return its record."""
+    def _make_all(self, on_done: Callable[[int], None], some: bool) -> Record | None:
+        """Derive what has to be derived, as `make`; return the record of a shard that is refused."""
         pending: list[tuple[bytes, bytes]] = []
         refused: Record | None = None
         self.unmade.clear()
+        self.rest_waits = False
         since, size = time.monotonic(), 0
         for number in self.numbers:
             made: Record | None = None
+            samples = 0
             try:
                 try:
-                    if self.summary(number).problems:
+                    summary = self.summary(number)
+                    samples = summary.samples
+                    if summary.problems:
                         made = super().record(number)  # it may be one that was refused
                 except NotIndexed:
                     data = self.build(number)
                     made = Record(data, verify=False)
+                    samples = made.samples
                     pending.append((self._keys[number], data))
                     size += len(data)
             except ShardError as error:
@@ -300,6 +321,9 @@ class ViewSet(ShardSet):
                 refused = made
                 break
             on_done(number + 1)
+            if some and samples:
+                self.rest_waits = True
+                break
             if pending and (time.monotonic() - since > COMMIT_SECONDS or size > COMMIT_BYTES):
                 self._store(pending)
                 since, size = time.monotonic(), 0
