@@ -617,8 +617,8 @@ _COMPOSITION: dict[str, Decorator[Any]] = {
         "--class-digits",
         type=click.IntRange(0, 18),
         metavar="N",
-        help="Show classes that are numbers with N digits, so that they sort as numbers; 0: without zeros in "
-        "front.  [default: as many as the longest has]",
+        help="Show classes that are numbers with N digits, so that they sort as numbers; 0: as they are "
+        "written.  [default: as many as the longest has]",
     ),
     "columns": click.option(
         "--columns",

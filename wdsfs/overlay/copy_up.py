@@ -1,6 +1,6 @@
 """Copy-up: a file or directory of the lower is copied to the upper, with its inode number, before it is changed.
 
-A file is copied up with all its names, or not at all; a directory with those that it lies in.
+A file is copied up with all its names, or not at all; a directory together with its parents.
 `overlay/writable_tree.py` decides when that is needed.
 """
 
@@ -54,7 +54,7 @@ class CopyUp:
         return node
 
     def _copy_up_way(self, inode: int) -> UpperNode:
-        """Make a directory of the lower, and those that it lies in, in the upper."""
+        """Make a directory of the lower, and its parents, in the upper."""
         way: list[tuple[Node, bytes]] = []
         at = inode
         while at not in self.nodes.by_inode:
@@ -92,7 +92,8 @@ class CopyUp:
         where = self.upper.orphans.top if parent is None else parent
         attributes = self._attributes(original)
         if stat.S_ISLNK(original.mode):
-            # A link cannot have the attribute that keeps its number: the next worker knows it under another one.
+            # A symbolic link cannot have the attribute that keeps its number: the next worker gives it another
+            # one.
             node = self.upper.changes.copy_up_symlink(where, name, attributes, self.tree.readlink(inode))
         else:
             chunks = self._chunks(inode, original.size if size is None else min(size, original.size))

@@ -78,7 +78,7 @@ class MountedOverlay:
             raise OverlayUnusable(f"{directory} cannot be used as an overlay: {error.strerror}") from error
 
     def tree(self, below: LowerTree) -> WritableTree:
-        """Return the tree of a worker; a second one goes on where the first was stopped."""
+        """Return the tree of a worker; the tree of a second worker continues where the first one was stopped."""
         inherited = bool(self._memory[_BEGUN])
         upper = UpperDirectory(self.place, self.owner, inherited)
         self._memory[_BEGUN] = 1
@@ -93,7 +93,7 @@ class MountedOverlay:
         return os.pread(self._notes, os.fstat(self._notes).st_size, 0)
 
     def drop_notes(self) -> None:
-        """Forget those that were kept: they have been sent."""
+        """Forget the notifications that were kept: they have been sent."""
         os.ftruncate(self._notes, 0)
 
     def finish(self) -> None:

@@ -1,9 +1,9 @@
 """Shards and upper as one read-only tree: names, inode numbers, listings, attributes and content.
 
-A name is looked up in the upper (in memory, `upper_format.UpperNode`), then in the lower; an inode number
-likewise. A node that was copied up keeps the number that it has in the lower, so a program that has it open sees
-the new content. Everything here is read from disk by a new worker, but for the lookup counts of new numbers and
-the files of the lower that have lost their names (`gone`). Changes are made in `overlay/writable_tree.py`.
+A name is looked up in the upper (in memory, `upper_format.UpperNode`), then in the lower; so is an inode number. A
+node that was copied up keeps the number that it has in the lower, so a program that has it open sees the new
+content. A new worker reads all of this state from disk, except the lookup counts of new numbers and the files of
+the lower that have lost their names (`gone`). Changes are made in `overlay/writable_tree.py`.
 
 Semantics decisions:
 
@@ -44,9 +44,9 @@ Child = UpperNode | Node  # what a name stands for: a node of the upper, else on
 class NodeTable:
     """The nodes of the upper `top` by inode number, and which directories of `tree` show through them.
 
-    `generation` is that of the lower for which `bind` has been called; its caller sets it. `inherited`: a worker
-    before this one has given out numbers, so lookup counts are not known. `orphans` are those of the upper; a
-    command that only looks passes none.
+    `generation` is that of the lower for which `bind` was called last; the caller of `bind` sets it. `inherited`:
+    an earlier worker has given numbers to the kernel, so lookup counts are not known. `orphans` are those of the
+    upper; a command that only reads passes none.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class NodeTable:
         Returns copies of the lower's files that may lack some of their names: a copy-up may have been stopped.
         """
         first = self.generation < 0
-        # The numbers in a shard change all together, those in a merged tree one by one. A call that stopped for a
-        # shard to be indexed may have done a part of them.
+        # In a shard all numbers change together, in a merged tree one by one. A call that stopped because a shard
+        # had to be indexed first may have done a part of them.
         deep = first or self.tree.merged or self._is_half_bound
         self._is_half_bound = True
         self.top.lower = ROOT
@@ -87,7 +87,7 @@ class NodeTable:
         return self._number_all() if first else []
 
     def _bind_child(self, directory: UpperNode, name: bytes, child: UpperNode) -> bool:
-        """Find the directory of the lower that shows through; returns True if it is another one than before."""
+        """Find the directory of the lower that shows through; return True if it has changed."""
         try:
             below = self._directory_below(directory.lower, name)
         except ShardError as error:
@@ -109,8 +109,9 @@ class NodeTable:
         return candidate.inode if stat.S_ISDIR(candidate.mode) else 0
 
     def below(self, directory: UpperNode) -> int:
-        """Return the number of the lower's directory that shows through, 0 for none. Raises ShardErrors if it is
-        not known.
+        """Return the number of the lower's directory that shows through, 0 for none.
+
+        Raises ShardErrors if it is not known.
         """
         if directory.lower == _BROKEN:
             *above, _ = reversed(directory.chain())
@@ -144,8 +145,9 @@ class NodeTable:
         return linked
 
     def _original_number(self, node: UpperNode) -> int:
-        """Return the number of a copy's original; 0 for a new node, and if the shard cannot be read: the copy then
-        has a number of its own.
+        """Return the number of a copy's original; 0 for a new node.
+
+        Returns 0 also if the shard cannot be read: the copy then has a number of its own.
         """
         if node.origin is None or node.lower > 0:
             return 0
@@ -155,7 +157,7 @@ class NodeTable:
             return 0
 
     def homes(self, node: UpperNode, number: int) -> list[Place]:
-        """Return the places of a copy that are those of its original, which has this number in the lower."""
+        """Return the places at which a copy and its original, which has this number in the lower, both are."""
         try:
             places = self.tree.places(number)
         except (ShardError, NoSuchEntry):
@@ -163,8 +165,9 @@ class NodeTable:
         return [place for place in node.places() if (place[0].lower, place[1]) in places]
 
     def is_moved(self, node: UpperNode, number: int) -> bool:
-        """Return True if the lower shows the original of a copy at another place than the copy's: then the
-        original has the number. A whiteout may have been removed, by `restore` or by hand.
+        """Return True if the lower shows the original of a copy at another place than that of the copy.
+
+        Then the original has the number. This happens when a whiteout was removed, by `restore` or by hand.
         """
         return self.has_a_name(number) and not self.homes(node, number)
 
@@ -200,7 +203,7 @@ class NodeTable:
     def shows(self, directory: UpperNode, name: bytes) -> bool:
         """Return True if the lower's name would show through if the upper had none."""
         if directory.lower == _BROKEN:
-            return True  # rather a needless whiteout than a removed file that comes back
+            return True  # a needless whiteout is better than a removed file that comes back
         return directory.lower != 0 and self.has(directory.lower, name)
 
     def has(self, below: int, name: bytes) -> bool:
@@ -222,7 +225,7 @@ class NodeTable:
             node.known += 1
 
     def forget(self, inode: int, count: int) -> None:
-        """Take `count` replies off again: the kernel has forgotten them. Raises nothing."""
+        """Subtract `count` replies: the kernel has forgotten them. Raises nothing."""
         node = self.by_inode.get(inode)
         if node is None:
             self.gone.discard(inode)
@@ -239,8 +242,9 @@ class NodeTable:
 
 
 def number_of(lower: ShardSet, origin: Origin) -> int | None:
-    """Return the inode number that an origin has now; None when its shard is no longer what it was. Raises
-    NotIndexed, and ShardErrors of a shard that cannot be read.
+    """Return the inode number that an origin has now; None when its shard has changed.
+
+    Raises NotIndexed, and ShardErrors of a shard that cannot be read.
     """
     _, shard, where = inodes.unpack(origin.inode)
     if shard >= len(lower) or not kind_of(where):
@@ -251,10 +255,10 @@ def number_of(lower: ShardSet, origin: Origin) -> int | None:
 
 
 class NameOrder:
-    """The order in which a listing shows the names of the upper that the lower has not: by a hash of the name.
+    """The order in which a listing shows the names that only the upper has: by a hash of the name.
 
-    So a listing can be continued whatever is made or removed meanwhile, and by another worker. The order is kept
-    for the few directories that were listed last, because a listing asks again and again.
+    So a listing can continue after names were made or removed, and in another worker. The order is kept for the
+    few directories that were listed last, because a listing takes many requests.
     """
 
     def __init__(self, nodes: NodeTable) -> None:
@@ -292,7 +296,7 @@ class NameOrder:
         return order
 
     def entered(self, directory: UpperNode, name: bytes) -> None:
-        """Note that a name has come into a directory of the upper."""
+        """Note that a directory of the upper has a further name."""
         order = self._orders.get(directory)
         if order is not None and not (directory.lower > 0 and self.nodes.has(directory.lower, name)):
             line = _hash(name), name
@@ -301,7 +305,7 @@ class NameOrder:
                 order.insert(at, line)
 
     def drop(self, directory: UpperNode) -> None:
-        """Forget the order of a directory, of which some names have become the lower's or its own."""
+        """Forget the order of a directory: some of its names are now also in the lower, or are no longer."""
         self._orders.pop(directory, None)
 
     def clear(self) -> None:
@@ -330,12 +334,12 @@ class OverlaidTree:
         self._nodes = self.nodes.by_inode
 
     def prepare(self) -> None:
-        """Do work once that the first request would otherwise wait for. Raises NotIndexed."""
+        """Do in advance, once, what the first request would have to wait for. Raises NotIndexed."""
         self.tree.prepare()
         self._follow()
 
     def close(self, clean: bool) -> None:
-        """Close everything; after a `clean` end, when the mount is gone, all that was written is on disk."""
+        """Close everything; with `clean`, when the mount has ended, sync everything to disk before."""
         try:
             self.upper.close(clean)
         finally:
@@ -407,7 +411,7 @@ class OverlaidTree:
         return self._with_links(original) if node is None else self.status(node)
 
     def _with_links(self, original: Node) -> Node:
-        """Return a file of the lower with the number of its names that are left."""
+        """Return a file of the lower with the number of its remaining names."""
         if original.links == 1 or stat.S_ISDIR(original.mode) or not self._is_touched(original.inode):
             return original
         shown = sum(self.nodes.is_shown(*place) for place in self.tree.places(original.inode))

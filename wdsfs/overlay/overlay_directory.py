@@ -10,7 +10,7 @@ It looks like this::
                        knows; commit.json and others: a commit in place (`packing/replacement.py`);
                        kernel/: what the kernel's overlayfs needs, where it has served this overlay
 
-What is in upper/ is not read or changed here.
+This module neither reads nor changes the content of upper/.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class OverlayDirectory(NamedTuple):
 
     @property
     def is_bare(self) -> bool:
-        """True if it has contents, but not ours: an `upperdir=` of the kernel's overlayfs."""
+        """True if it has content, but none made by wdsfs: an `upperdir=` of the kernel's overlayfs."""
         if self.is_ours:
             return False
         ours = {"lock", "work"}
@@ -270,13 +270,13 @@ def held(place: OverlayDirectory, served_at: str | None = None) -> Iterator[None
 
 
 def is_used(upper: Path) -> bool:
-    """Return True if an overlay of the kernel's writes into this directory. Who is not root learns of visible
-    mounts.
+    """Return True if a mount of the kernel's overlayfs writes into this directory; users other than root see only
+    visible mounts.
 
-    Such a mount outlives the process that made it, and, detached but with files open, has no place in the list of
-    mounts. The kernel marks the upper of every overlay that is there, and refuses it to a second one that wants it
-    for itself (`index=on`). So it is asked for such a one, with directories that it refuses right after that
-    check: an upper cannot be its own work directory. Nothing is made by that.
+    Such a mount can outlive the process that made it. If it is detached, and still has open files, it is not in
+    the list of mounts. But the kernel marks the upper of each overlay mount, and refuses a second mount that wants
+    the same upper for itself (`index=on`). So this tries to make such a mount, with directories that the kernel
+    refuses right after that check, because an upper cannot be its own work directory: no mount is ever made.
     """
     if os.geteuid() == 0:
         path = escaped(upper)
@@ -324,7 +324,7 @@ def escaped(path: Path) -> bytes:
 
 
 def state_of(place: OverlayDirectory) -> Path:
-    """Return the directory of the journal of a commit in place: for an upper of the kernel's it is beside that.
+    """Return the directory of the journal of a commit in place; it is beside an upper of the kernel.
 
     Raises OverlayUnusable if another user has made that directory: a journal decides what is written where.
     """
@@ -336,7 +336,7 @@ def state_of(place: OverlayDirectory) -> Path:
             trust.directory(beside)
         except OSError as error:
             raise OverlayUnusable(f"{beside}: {error.strerror}") from None
-    # A commit that was killed while it emptied such an upper leaves nothing by which the upper is recognised.
+    # A commit that was killed while it emptied such an upper may leave it without anything to recognise it by.
     return beside if place.is_bare or (beside / "commit.json").exists() else place.work
 
 

@@ -1,7 +1,7 @@
 """Checks that an overlay fits a set: its own shards, in the same view, and not what its commits wrote elsewhere.
 
-Decides over which set an overlay may be used: the one that overlay.json names, shown in the same way; and not what
-outputs.json names, for all its changes would be made a second time.
+An overlay may be used over the set that overlay.json names, shown in the same way. It may not be used over shards
+that outputs.json names: these have its changes already, which would be made a second time.
 """
 
 from __future__ import annotations
@@ -18,13 +18,7 @@ from wdsfs import trust
 from wdsfs.errors import MALFORMED, OverlayUnusable, ShardError, several
 from wdsfs.formats import Format, OtherVersion
 from wdsfs.names import PLAIN
-from wdsfs.overlay.overlay_directory import (
-    OverlayDirectory,
-    OverlaySettings,
-    ShardSeen,
-    read_settings,
-    unfinished,
-)
+from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, ShardSeen, read_settings, unfinished
 from wdsfs.overlay.upper_directory import load_upper
 from wdsfs.overlay.upper_format import DIRECTORY
 from wdsfs.remote import shard_paths
@@ -36,7 +30,7 @@ from wdsfs.tree.tree import View
 log = logging.getLogger(__name__)
 
 OUTPUTS = Format("a list of outputs", (2,), "use the wdsfs that wrote it; nothing was changed")  # outputs.json
-SAMPLE_BYTES = 64 << 10  # of a written shard, by which it is known again
+SAMPLE_BYTES = 64 << 10  # of a written shard, by which it is recognised
 NAMED_MAX = 5  # changed shards that a warning names
 
 
@@ -44,11 +38,11 @@ NAMED_MAX = 5  # changed shards that a warning names
 
 
 def check_set(place: OverlayDirectory, shards: Sequence[Shard], view: View) -> OverlaySettings:
-    """Return the settings of an overlay over these shards in this view. Raises OverlayUnusable if it cannot be
-    over them.
+    """Return the settings of an overlay over these shards in this view.
 
-    Warns of shards that are not what they were: changes are by path, so all of them still stand. While a commit in
-    place is unfinished, shards are what that commit has left.
+    Warns about shards that have changed since: changes belong to paths, so all of them still apply. While a commit
+    in place is unfinished, shards may have been changed by that commit. Raises OverlayUnusable if the overlay does
+    not belong to these shards.
     """
     is_halfway = unfinished(place)
     if not is_halfway:
@@ -88,7 +82,7 @@ def check_view(place: OverlayDirectory, before: OverlaySettings, now: OverlaySet
 
 
 def _changed(place: OverlayDirectory, before: OverlaySettings, now: OverlaySettings) -> list[str]:
-    """Return the shards that are not what they were.
+    """Return the shards that have changed since the overlay was made.
 
     Raises OverlayUnusable when a shard is not in the set: its changes would look like new files.
     """
@@ -99,7 +93,7 @@ def _changed(place: OverlayDirectory, before: OverlaySettings, now: OverlaySetti
             f"{place.path} is an overlay of a set that has {several(missing, NAMED_MAX)}, too: name the same "
             "SHARDS"
         )
-    # Of one that cannot be read now, that is said where it is needed.
+    # A shard that cannot be read now is reported when it is used.
     return [
         os.fsdecode(shard.name)
         for shard in before.shards
@@ -113,8 +107,9 @@ def _changed(place: OverlayDirectory, before: OverlaySettings, now: OverlaySetti
 class Written(NamedTuple):
     """A shard that a commit to elsewhere wrote from the changes of an overlay, and the --output that named it.
 
-    `sample`: where it begins to differ from its source, and the CRC-32 of what is there (`sample_of`); None while
-    the commit is at work. An object in a store has an ETag instead, and its path is its URL. Sizes are in bytes.
+    `sample`: the byte from which on it differs from its source, and the CRC-32 of the bytes there (`sample_of`);
+    None while the commit is at work. An object in a store has an ETag instead, and its path is its URL. Sizes are
+    in bytes.
     """
 
     path: bytes
@@ -125,7 +120,7 @@ class Written(NamedTuple):
 
 
 def sample_of(path: bytes, offset: int) -> tuple[int, int]:
-    """Return the offset (bytes) and the CRC-32 of what a file has there. Raises OSErrors."""
+    """Return the offset (bytes) and the CRC-32 of the bytes of a file from there on. Raises OSErrors."""
     with open(path, "rb") as file:
         return offset, zlib.crc32(os.pread(file.fileno(), SAMPLE_BYTES, offset))
 
@@ -158,7 +153,7 @@ def read_outputs(place: OverlayDirectory) -> list[Written]:
 
 
 def add_outputs(place: OverlayDirectory, written: Sequence[Written]) -> None:
-    """Note these shards in outputs.json, in the place of what is noted of the same paths. Raises OSErrors."""
+    """Note these shards in outputs.json, in the place of earlier notes about the same paths. Raises OSErrors."""
     shards = {shard.path: shard for shard in (*read_outputs(place), *written)}
     rows = [{**shard._asdict(), "path": os.fsdecode(shard.path)} for shard in shards.values()]
     content = json.dumps({"version": OUTPUTS.version, "shards": rows}, indent=1).encode() + b"\n"
@@ -168,10 +163,10 @@ def add_outputs(place: OverlayDirectory, written: Sequence[Written]) -> None:
 def refuse_outputs(place: OverlayDirectory, shards: Sequence[bytes]) -> None:
     """Refuse (OverlayUnusable) to use the overlay over shards (paths) that were written from it.
 
-    A file is known by its size and a sample, also if it was moved or copied; an object by size and ETag.
+    A file is recognised by its size and a sample, also if it was moved or copied; an object by size and ETag.
 
-    An overlay without changes may be used over them. From then on it is an overlay of these shards, so its
-    outputs.json goes. Raises OSErrors of the upper, too.
+    An overlay without changes may be used over its outputs. From then on it is an overlay of these shards, so its
+    outputs.json is removed. Raises OSErrors of the upper, too.
     """
     written = read_outputs(place)
     if not written:
@@ -189,7 +184,7 @@ def refuse_outputs(place: OverlayDirectory, shards: Sequence[bytes]) -> None:
 
 
 def _is_written(shard: bytes, output: Written) -> bool:
-    """Return True if a shard (path) is this output; of one that cannot be read that is said where it is needed."""
+    """Return True if a shard (path) is this output; False if it cannot be read: its use will report that."""
     if is_remote(shard) != is_remote(output.path):
         return False
     try:

@@ -52,14 +52,16 @@ class RequestJournal:
             _LENGTH.pack_into(self._memory, 0, len(entry))
 
     def clear(self) -> None:
-        """Clear the note: the reply has been sent. A note of the previous worker stays until it is known that its
-        request does not come again: if this worker dies, the next one may need it."""
+        """Clear the note: the reply has been sent.
+
+        A note of the previous worker stays until it is known that its request does not come again: if this worker
+        dies, the next one may need the note.
+        """
         if self._left is None:
             _LENGTH.pack_into(self._memory, 0, 0)
 
     def settle(self) -> None:
-        """Drop the note of the previous worker: the kernel sends its request before any new one, so it does not
-        come."""
+        """Drop the note of the previous worker: the kernel sends its request again before any new one, or never."""
         self._left = None
         self.clear()
 

@@ -1,7 +1,7 @@
-"""Undoes changes for `wdsfs restore`: names of the upper go, so that the shards show through again.
+"""Undoes changes for `wdsfs restore`: removes names of the upper, so that the shards show through again.
 
-`Restoration` decides which names go: for the command, to list the changes, and for the worker of a mount, which
-undoes them by `Undo`. A rename is one change: restoring one of its names restores both.
+`Restoration` decides which names are removed: for the command, which lists the changes, and for the worker of a
+mount, which undoes them by `Undo`. A rename is one change: restoring one of its names restores both.
 
 Semantics decision: nothing is restored alone below a directory that was removed, replaced or renamed as a whole.
 The lower of such a directory is not shown, so a file in it would have no place.
@@ -91,7 +91,7 @@ class Restoration:
     def targets(self, paths: Sequence[bytes]) -> list[Target]:
         """Return all targets at these paths, with the other names of renames. A directory is one target.
 
-        Raises StaleShard when a name that the shards have might stay hidden, ShardErrors of what cannot be read.
+        Raises StaleShard when a name that the shards have might stay hidden, ShardErrors of unreadable shards.
         """
         targets: dict[Place, Target] = {}
         waiting = [target for path in paths for target in self.find(path)]
@@ -141,20 +141,17 @@ class Restoration:
         return bool(self._lookup(target.directory, target.name))
 
     def parts(self, target: Target) -> Iterator[Target]:
-        """Yield a target and all that is below it, what is in a directory before the directory."""
+        """Yield a target and everything below it, the content of a directory before the directory."""
         rest = [Target(*part) for part in target.node.walk()] if target.node.kind == DIRECTORY else []
         yield from reversed([target, *rest])
 
     def _others(self, target: Target) -> Iterator[Target]:
-        """Yield the other end of a rename.
-
-        Where the shard's entry of this name was moved, and where this came from.
-        """
+        """Yield the other ends of renames: where the shard's entry of this name is now, where this entry was."""
         here, number = self._lookup(target.directory, target.name), self._number(target.node)
         if here and here != number and here != self.nodes.below(target.node):
             copy = self._copies().get(here)
             if copy is not None:
-                # Of a hard link that is there under another of its names these names, for all are one file.
+                # A hard link may be here under other names: then these, since all of them are one file.
                 homes = self.nodes.homes(copy, here)
                 yield from (Target(directory, name, copy) for directory, name in homes or copy.places())
         if number and not self.nodes.homes(target.node, number):
@@ -173,8 +170,9 @@ class Restoration:
     # --- upper and lower
 
     def _lookup(self, directory: UpperNode, name: bytes) -> int:
-        """Return the inode of what the lower has under a name, shown or not; 0 for nothing. Raises ShardErrors: a
-        name that cannot be looked up may be there.
+        """Return the inode of a name in the lower, shown or not; 0 if the lower does not have it.
+
+        Raises ShardErrors: a name that cannot be looked up may be there.
         """
         below = self.nodes.below(directory)
         try:
@@ -204,7 +202,7 @@ class Restoration:
     def changes(self, targets: Sequence[Target]) -> list[RestoredChange]:
         """Return the changes that these targets undo, by path.
 
-        What is new or was replaced as a whole is one change.
+        A directory that is new, or was replaced as a whole, is one change.
         """
         changes = {change.path: change for target in targets for change in self._changes(target)}
         olds = {change.was for change in changes.values()}
@@ -245,11 +243,10 @@ class Undo:
         self._notify = notify
 
     def restore(self, paths: Sequence[bytes]) -> None:
-        """Undo what was changed at these paths (below the top, without a slash in front) and below them. Can be
-        repeated from any point.
+        """Undo the changes at these paths (below the top, without a slash in front) and below them.
 
-        Raises NoSuchEntry for a path in what was removed, replaced or renamed as a whole, and ShardErrors; then
-        nothing is undone.
+        A call that was stopped at any point can be repeated. Raises NoSuchEntry for a path in a directory that was
+        removed, replaced or renamed as a whole, and ShardErrors; then nothing is undone.
         """
         restoration = Restoration(self.nodes)
         targets = restoration.targets(paths)
@@ -277,16 +274,16 @@ class Undo:
             self._undo_copy(target)
 
     def _undo_copy(self, target: Target) -> None:
-        """Undo a copy likewise: its number is that of the lower's node again.
+        """Undo a copy likewise: the number belongs to the lower's node again.
 
-        All names that it has from the lower go together, or the lower's and the copy would have one number.
+        All names that it has from the lower are removed together, or two nodes would have the same number.
         """
         node, number = target.node, target.node.inode
         self._notify(number, b"")
         places, homes = node.places(), self.nodes.homes(node, number)
         going = homes if target[:2] in homes else [target[:2]]
         if len(going) == len(places):
-            node.known = 0  # no orphan: who has it open sees the lower's
+            node.known = 0  # not an orphan: a program that has it open sees the lower's file
             if self.nodes.by_inode.get(number) is node:
                 del self.nodes.by_inode[number]
         for directory, name in going:
@@ -296,7 +293,7 @@ class Undo:
         self.order.drop(node)
 
     def _settle_numbers(self) -> None:
-        """Give files and directories of the lower that are seen again their inode numbers, and all their names."""
+        """Give nodes of the lower that show through again their inode numbers and all their names."""
         # Samples before their files: the place of a sample decides whether the lower's files in it are seen.
         for number, node in sorted(self.nodes.by_inode.items(), key=lambda item: (kind_of(item[0]), item[0])):
             if number & UP or number == ROOT or node.lower == number or not self.nodes.is_moved(node, number):

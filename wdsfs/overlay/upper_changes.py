@@ -4,8 +4,8 @@ Each change is one atomic system call, after preparations in work/ (`overlay/wor
 call leaves the upper as it was or with the whole change. The names in memory change when the last call has
 succeeded: an error leaves them true.
 
-What is copied up, and which names have to be hidden (`hide`: the lower has the old name, too), is decided in
-`overlay/writable_tree.py`.
+`overlay/writable_tree.py` decides what is copied up, and which names have to be hidden (`hide`: the lower has the
+old name, too).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class UpperChanges:
         """Return a new, empty file."""
         if name in parent.children or not self.files.is_plain(attributes):
             return self._make_file(parent, name, attributes, lambda node, fd: 0)
-        # At once in its place, since that is what writing many small files costs.
+        # Made directly in its place: this call is most of the cost of writing many small files.
         directory = self.files.directory(parent)
         fd = self.calls.create(name, os.O_RDWR, attributes.mode, directory)
         try:
@@ -75,9 +75,10 @@ class UpperChanges:
     def _make_file(
         self, parent: UpperNode, name: bytes, attributes: Attributes, fill: Callable[[UpperNode, int], int]
     ) -> UpperNode:
-        """Return a file with what `fill` writes. It is on disk before it gets its name, but for an empty one.
+        """Make a file whose content `fill` writes; the content is on disk before the file gets its name.
 
-        `fill` gets the node and a descriptor, and returns how many bytes it has written.
+        `fill` gets the node and a descriptor, and returns how many bytes it has written. An empty file is not
+        synced.
         """
         with self.work.prepared() as temporary:
             fd = self.calls.create(temporary, os.O_RDWR, 0o600, self.work.fd)
@@ -105,7 +106,7 @@ class UpperChanges:
     def _make_directory(
         self, temporary: bytes, parent: UpperNode, name: bytes, attributes: Attributes, opaque: bool
     ) -> UpperNode:
-        """Return a directory in work/, with all but its name."""
+        """Make a directory in work/, complete but for its name."""
         self.calls.mkdir(temporary, 0o700, self.work.fd)
         fd = os.open(temporary, OPEN_DIRECTORY, dir_fd=self.work.fd)
         try:
@@ -154,7 +155,7 @@ class UpperChanges:
         parent.enter(name, node)
 
     def _publish(self, temporary: bytes, node: UpperNode) -> None:
-        """Move a node from work/ to its place, where there is nothing or a whiteout."""
+        """Move a node from work/ to its place, where nothing is, or a whiteout."""
         parent, name = node.places()[0]
         directory = self.files.directory(parent)
         if name not in parent.children:
@@ -299,7 +300,7 @@ class UpperChanges:
             self.whiteouts.make_opaque(node)
 
     def _save(self, to: UpperNode, new: bytes, victim: UpperNode) -> None:
-        """Keep a node, before it is replaced, as an orphan if the kernel knows it."""
+        """Keep a node that is about to be replaced as an orphan, if the kernel knows it."""
         directory = self.files.directory(to)
         if victim.kind == DIRECTORY:
             self._replace_by_bare(to, new, victim)
@@ -308,8 +309,7 @@ class UpperChanges:
             self.calls.link(new, directory, orphan_name(victim), self.orphans.fd)
 
     def _replace_by_bare(self, to: UpperNode, new: bytes, victim: UpperNode) -> None:
-        """Put a bare directory in the place of an empty one, which may hold whiteouts: a rename does not replace
-        these."""
+        """Replace an empty directory, which may hold whiteouts, by a bare one: a rename replaces only that."""
         status = self.files.stat(victim)
         mode = victim.mode if victim.mode >= 0 else stat.S_IMODE(status.st_mode)
         owner = (status.st_uid, status.st_gid) if self.files.as_root else None
@@ -330,7 +330,7 @@ class UpperChanges:
     def _move(
         self, parent: UpperNode, name: bytes, node: UpperNode, to: UpperNode, new: bytes, hide: bool
     ) -> None:
-        """Make the system calls of a rename. What `_save` left under the new name is replaced."""
+        """Make the system calls of a rename. A node that `_save` has left under the new name is replaced."""
         directory, target = self.files.directory(parent), self.files.directory(to)
         there = to.children.get(new)
         if hide:
@@ -347,7 +347,7 @@ class UpperChanges:
                 return
             if there is None:
                 self.whiteouts.make(new, target, to)
-                to.children[new] = THE_WHITEOUT  # should the next call fail; the lower has nothing there
+                to.children[new] = THE_WHITEOUT  # true if the next call fails; the lower has no such name
             self.calls.rename(name, directory, new, target, EXCHANGE)
 
     def _rename_with_whiteout(self, name: bytes, directory: int, new: bytes, target: int) -> bool:
@@ -393,7 +393,7 @@ class UpperChanges:
 
 
 def _new_node(kind: int, parent: UpperNode, name: bytes, status: os.stat_result) -> UpperNode:
-    """Return the node of what this process makes under a name: the kernel does not know it yet."""
+    """Return the node of a file that this process has made: the kernel does not know it yet."""
     node = UpperNode(kind, status.st_ino | UP, parent, name)
     node.known = 0
     return node

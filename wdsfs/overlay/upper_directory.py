@@ -1,7 +1,7 @@
 """Opens an upper, checks that its file system supports an overlay, and holds the parts that change it.
 
-The names in memory (`upper_format.UpperNode`) change when the last system call of a change has succeeded. What is
-hidden, copied up or made opaque is decided in `overlay/writable_tree.py`. One thread.
+The names in memory (`upper_format.UpperNode`) change when the last system call of a change has succeeded.
+`overlay/writable_tree.py` decides what is hidden, copied up or made opaque. Single-threaded.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ class UpperDirectory:
 
     `top` is the node of its top directory; the other attributes are the parts, each for one kind of call.
 
-    `inherited`: a worker before this one has died, and the kernel still knows the inode numbers that it gave out;
-    so orphans stay. `owner` (uid, gid) is that of the top directory if it has to be made. Raises OverlayUnusable,
-    OSErrors.
+    `inherited`: an earlier worker has died, and the kernel still knows inode numbers from it, so orphans stay.
+    `owner` (uid, gid) is that of the top directory if it has to be made. Raises OverlayUnusable, OSErrors.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class UpperDirectory:
         return bool(os.statvfs(place.upper).f_flag & os.ST_RDONLY)
 
     def _pinned(self, path: Path, node: upper_format.UpperNode) -> int:
-        """Return a pinned descriptor of a directory, -1 for one that a read-only file system has not."""
+        """Return a pinned descriptor of a directory; -1 if it is missing on a read-only file system."""
         try:
             fd = os.open(path, upper_format.OPEN_DIRECTORY)
         except OSError:
@@ -117,11 +116,10 @@ class UpperDirectory:
 
 
 def load_upper(place: OverlayDirectory) -> upper_format.UpperNode:
-    """Return the names in the upper of an overlay; none if it has no upper yet. Raises as `upper_format.load`
-    does.
+    """Return the names in the upper of an overlay; none if it has no upper yet. Raises as `upper_format.load`.
 
-    Where the kernel serves an overlay it has its marks in `user.overlay.`, and anything in `trusted.overlay.` is
-    what root has copied into it: the mount does not heed that, and so it is refused here.
+    Where the kernel serves an overlay, its marks are in `user.overlay.`. Attributes in `trusted.overlay.` are then
+    copies made by root, which the mount ignores; so they are refused here.
     """
     with opened_upper(place) as directory:
         if directory < 0:

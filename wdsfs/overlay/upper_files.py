@@ -32,7 +32,7 @@ from wdsfs.overlay.upper_format import (
 NOREPLACE, EXCHANGE, WITH_WHITEOUT = 1, 2, 4  # flags of renameat2(2)
 FILE_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # of open(2), for files of the upper
 DESCRIPTORS = 128  # open directories, and as many open files
-_LEAST = 16  # as many stay open at least: a call works with a few at a time
+_LEAST = 16  # descriptors that always stay open: a call needs a few at a time
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _renameat2 = getattr(_libc, "renameat2", None)  # not every libc has it
@@ -119,11 +119,11 @@ class UpperFiles:
 
     Files and directories are reached by the descriptors of the directories above them, step by step: paths may be
     longer than PATH_MAX. At most `most` directories and as many files are open, beside the pinned directories;
-    those that were not used for longest are closed. A descriptor is good for the next few calls only; callers keep
-    nodes.
+    those that were not used for the longest time are closed. A descriptor is valid for the next few calls only;
+    callers keep nodes.
 
-    A daemon that is not root must be able to open every file itself: then the permission bits of the file are
-    wider than those that the mount shows, and the attribute `user.wdsfs.mode` has the latter.
+    A daemon that is not root must be able to open every file itself: the permission bits of the file on disk are
+    then wider than those that the mount shows, and the attribute `user.wdsfs.mode` has the shown bits.
     """
 
     def __init__(self, calls: SystemCalls, most: int = DESCRIPTORS) -> None:
@@ -137,7 +137,7 @@ class UpperFiles:
     # --- descriptors
 
     def pin(self, node: UpperNode, fd: int) -> None:
-        """Keep this descriptor of a directory open until `close`: the ways to all others start here."""
+        """Keep this descriptor of a directory open until `close`: all paths start here."""
         self._pinned[node] = fd
 
     def close(self) -> None:
@@ -214,10 +214,7 @@ class UpperFiles:
                 os.close(fd)
 
     def _attributed(self, node: UpperNode) -> int | None:
-        """Return a descriptor of a node that can have attributes of users, that is of a file or directory.
-
-        Else None.
-        """
+        """Return a descriptor of a file or directory; None for other nodes, which have no attributes of users."""
         if node.kind == FILE:
             return self.file(node)
         return self.directory(node) if node.kind == DIRECTORY else None
@@ -248,7 +245,7 @@ class UpperFiles:
     # --- changing
 
     def write(self, node: UpperNode, offset: int, data: bytes | memoryview) -> int:
-        """Write all of the data into a file; returns how many bytes, which are all."""
+        """Write all of the data into a file; return the number of bytes."""
         node.dirty = True
         return self.write_all(self.file(node, write=True), data, offset)
 
@@ -256,7 +253,7 @@ class UpperFiles:
         """Write all of the data, or raise the OSError that says why not."""
         size = len(data)
         done = self.calls.write(fd, data, offset)
-        while done < size:  # a disk that fills up; the next call says so
+        while done < size:  # a short write: the disk is getting full, and the next call raises the error
             done += self.calls.write(fd, memoryview(data)[done:], offset + done)
         return size
 
@@ -279,7 +276,8 @@ class UpperFiles:
             node.mode = -1
 
     def chown(self, node: UpperNode, uid: int | None, gid: int | None) -> None:
-        """Set owner and group; None leaves either unchanged. Without root the system's OSError is raised."""
+        """Set owner and group; None leaves either unchanged. For users other than root the system's OSError is
+        raised."""
         status = self.stat(node)
         node.dirty = True
         name, directory = self._itself(node)
@@ -349,7 +347,7 @@ class UpperFiles:
             self.calls.utime(name, attributes.times, directory)
 
     def _inherited(self, parent: UpperNode, kind: int, attributes: Attributes) -> Attributes:
-        """Return the attributes with what a directory with setgid passes on, as if the node was created there."""
+        """Return the attributes with those that a directory with setgid passes on to new nodes in it."""
         above = os.fstat(self.directory(parent))
         if not above.st_mode & stat.S_ISGID:
             return attributes
@@ -396,9 +394,9 @@ def _shrink(table: OrderedDict[Any, int], most: int) -> None:
 def sync_filesystem(path: str) -> None:
     """Write the dirty pages of the file system that `path` is in to disk. Raises OSError.
 
-    On a mount of ours this sends the worker what programs have changed in mapped files. Not every kernel waits for
-    the answers of a FUSE file system. The worker answers in turn, so all of it is there after one more answer; a
-    second call reports what has failed.
+    On a mount of wdsfs this sends the worker the pages that programs have changed in mapped files. Not every
+    kernel waits for the answers of a FUSE file system. But the worker answers requests in turn, so all pages are
+    written after one more answer; a second call reports failures.
     """
     calls = SystemCalls()
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

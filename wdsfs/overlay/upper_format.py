@@ -10,15 +10,15 @@ the lower::
     merged     the attribute user.overlay.origin, also an empty one: the kernel then looks for whiteouts in this
                directory where the lower has none (any more); FUSE mounts do so anyway
 
-Two attributes are ours: `user.wdsfs.origin` = "<inode>:<sum>" keeps the inode number that a file (or a renamed
-sample) has in the lower, as long as its shard's fingerprint has that sum (hexadecimal); `user.wdsfs.mode` = octal
-permission bits, where the file's own had to stay wider for a daemon that is not root.
+Two attributes belong to wdsfs: `user.wdsfs.origin` = "<inode>:<sum>" keeps the inode number that a file (or a
+renamed sample) has in the lower, as long as its shard's fingerprint has that sum (hexadecimal); `user.wdsfs.mode` =
+octal permission bits to show, where those on disk have to be wider for a daemon that is not root.
 
-`load` reads the names into memory, a tree of `UpperNode`s: names are looked up there, and a name that is not in it
-is as in the lower. Attributes and content stay on disk.
+`load` reads the names into memory, as a tree of `UpperNode`s. Names are looked up there; a name without a node is
+that of the lower. Attributes and content stay on disk.
 
-No FUSE, no shards, no lower: `overlay/writable_tree.py` decides what is copied up or hidden. The files beside the
-upper are in `overlay/overlay_directory.py`. One thread at a time.
+This module knows no FUSE, no shards and no lower: `overlay/writable_tree.py` decides what is copied up or hidden.
+The files beside the upper are in `overlay/overlay_directory.py`. One thread at a time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from wdsfs.inodes import ROOT, UP
 
 FILE, DIRECTORY, SYMLINK, WHITEOUT, OTHER = range(5)
 
-# Attributes of the format; those of a user's own are everything else in the namespace "user.".
+# Attributes of the format; all others in the namespace "user." belong to users.
 RESERVED = (b"user.overlay.", b"trusted.overlay.", b"user.wdsfs.")
 OPAQUE, OPAQUE_OF_ROOT = "user.overlay.opaque", "trusted.overlay.opaque"
 WHITED_OUT, WHITED_OUT_OF_ROOT = "user.overlay.whiteout", "trusted.overlay.whiteout"
@@ -100,7 +100,7 @@ class UpperNode:
         self.merged = False  # a directory with the attribute of that name
         self.origin: Origin | None = None
         self.lower = 0
-        self.mode = -1  # permission bits to show; -1: those that the file has
+        self.mode = -1  # permission bits to show; -1: those on disk
         self.dirty = True  # not known to be on disk: a directory's names, a file's bytes
         self.known: int | None = None  # lookup count of the kernel; None: not known
 
@@ -160,8 +160,8 @@ class UpperNode:
 
 Place = tuple[UpperNode, bytes]  # a directory, and a name in it
 
-_NO_CHILDREN: dict[bytes, UpperNode] = {}  # shared by everything that is no directory; stays empty
-THE_WHITEOUT = UpperNode(WHITEOUT, 0, None, b"")  # one for all: a whiteout has no other properties
+_NO_CHILDREN: dict[bytes, UpperNode] = {}  # shared by all nodes that are not directories; stays empty
+THE_WHITEOUT = UpperNode(WHITEOUT, 0, None, b"")  # shared by all names: whiteouts do not differ
 
 
 def empty() -> UpperNode:
@@ -186,7 +186,7 @@ def load(directory: int, marks_of_root: bool = True) -> UpperNode:
     """Return the names in the upper that this descriptor is of; read-only.
 
     Without `marks_of_root`, attributes of the format in the namespace "trusted." are refused. Raises
-    OverlayUnusable for what wdsfs does not understand, and OSErrors.
+    OverlayUnusable for attributes that wdsfs does not understand, and OSErrors.
     """
     return _Loader(directory, marks_of_root).load()
 
@@ -273,7 +273,7 @@ class _Loader:
 
 
 def _kind_of(status: os.stat_result) -> int:
-    """Return the kind of a file by its status alone: a whiteout in the other form counts as a file."""
+    """Return the kind of a file by its status alone: a whiteout that is an empty file counts as a file."""
     form = stat.S_IFMT(status.st_mode)
     if form == stat.S_IFREG:
         return FILE
@@ -300,4 +300,4 @@ def parse_origin(value: bytes) -> Origin | None:
     try:
         return Origin(int(inode), int(checksum, 16))
     except ValueError:
-        return None  # it is only a number; without it the file has another one
+        return None  # only an inode number is lost: the file gets another one

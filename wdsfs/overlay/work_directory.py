@@ -4,9 +4,9 @@ Temporary names start with "#". A process that is killed leaves them; the next s
 
 A whiteout is a hard link to one prototype in work/: a character device 0:0, or an empty file with an attribute
 where no device can be made. An *orphan* is a file or directory without a name whose inode number the kernel still
-knows. The number must not be used for another file. So it is moved to work/orphans/<inode>, which keeps its
-content readable, also by the next worker, and its number taken, until the kernel has forgotten it, or the next
-mount.
+knows. Its number must not be used for another file. So it is moved to work/orphans/<inode>. There its content
+stays readable, also for the next worker, and its number stays in use, until the kernel has forgotten it or until
+the next mount.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wdsfs.overlay import upper_format
 from wdsfs.overlay.upper_files import EXCHANGE, SystemCalls, UpperFiles
 
 PROTOTYPE = b"whiteout"  # in work/; all whiteouts are hard links to it
-DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}  # a later write fails with these; no reason not to mount
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}  # a later write fails with these; mounting is possible
 
 
 class WorkDirectory:
@@ -109,7 +109,7 @@ class WorkDirectory:
         except OSError as error:
             if error.errno not in (errno.EMLINK, errno.ENOENT):
                 raise
-            self._make_prototype()  # the old one has as many links as a file can have
+            self._make_prototype()  # the old prototype has the most links that a file can have
             self.calls.link(PROTOTYPE, self.fd, name, directory)
 
     def check(self) -> None:
@@ -134,10 +134,10 @@ class WorkDirectory:
 class Whiteouts:
     """The marks in the upper that hide names of the lower: whiteouts and opaque directories.
 
-    Which names are hidden is decided in `overlay/writable_tree.py`. The kernel's overlayfs lists the whiteouts of
-    a directory that shows nothing of the lower, as names that cannot be looked up. So there are none in such a
-    directory; and where the lower's directory may go, with another version of its shard, the directory of the
-    upper has a mark.
+    `overlay/writable_tree.py` decides which names are hidden. In a directory that shows nothing of the lower, the
+    kernel's overlayfs lists whiteouts as names that cannot be looked up. So such a directory has no whiteouts.
+    Where the lower's directory may disappear with another version of its shard, the directory of the upper has a
+    mark.
     """
 
     def __init__(self, files: UpperFiles, work: WorkDirectory) -> None:
@@ -162,10 +162,12 @@ class Whiteouts:
         self.work.link_whiteout(name, directory)
 
     def mark(self, parent: upper_format.UpperNode) -> None:
-        """Mark a directory for whiteouts: the kernel looks for them in marked ones only, once the lower's is gone,
-        and always for those in the form of an attribute."""
+        """Mark a directory so that the kernel looks for whiteouts in it.
+
+        Without the mark it ignores whiteouts that are files, and others when the lower's directory is gone.
+        """
         if not parent.merged and not parent.opaque and parent.parent is not None:
-            with contextlib.suppress(OSError):  # a full disk is no reason to keep what shall go
+            with contextlib.suppress(OSError):  # a removal must succeed on a full disk, too
                 self.calls.setxattr(self.files.directory(parent), upper_format.MERGED, b"")
                 parent.merged = True
         if self.work.by_attribute:
@@ -174,8 +176,10 @@ class Whiteouts:
                 self.calls.setxattr(fd, upper_format.OPAQUE, b"x")
 
     def make_opaque(self, node: upper_format.UpperNode, origin: upper_format.Origin | None = None) -> None:
-        """Make a directory opaque: nothing of the lower shows through, and its whiteouts, which hide nothing any
-        more, go. `origin` keeps its inode number."""
+        """Make a directory opaque: nothing of the lower shows through. `origin` keeps its inode number.
+
+        Its whiteouts, which hide nothing any more, are removed.
+        """
         fd = self.files.directory(node)
         if origin is not None:
             self.calls.setxattr(fd, upper_format.ORIGIN, b"%d:%x" % origin)
@@ -193,9 +197,9 @@ class Whiteouts:
                 self.reveal(directory, name)
 
     def settle(self, top: upper_format.UpperNode) -> None:
-        """Remove whiteouts that hide nothing, whatever the lower has, and mark the directories of the others.
+        """Remove whiteouts that can hide nothing, whatever the lower has, and mark the directories of the others.
 
-        A process that was killed has left them, or an earlier version.
+        These are leftovers of a killed process, or of an earlier version of wdsfs.
         """
         waiting = [(top, True)]
         while waiting:
@@ -237,7 +241,7 @@ class Orphans:
                 self.throw_away(name)
 
     def throw_away(self, name: bytes) -> None:
-        """Remove what has this name in work/orphans, if that can be."""
+        """Remove the file of this name in work/orphans, if that is possible."""
         self.work.throw_away(name, self.fd)
 
     def remove_all(self) -> None:

@@ -1,7 +1,7 @@
 """The tree of a writable mount: `overlaid_tree.py` and all changes (create, write, rename, remove).
 
-The meaning of a request is decided here: its checks, what is copied up (`overlay/copy_up.py`) or hidden by a
-whiteout, the outcome of a request in which a worker has died; then follows one change of the upper
+This module decides the meaning of a request: its checks, what is copied up (`overlay/copy_up.py`) or hidden by a
+whiteout, and the outcome of a request during which a worker has died. Then one change of the upper follows
 (`overlay/upper_changes.py`). A removed file that the kernel still knows stays readable (`work_directory.Orphans`).
 
 Semantics decisions:
@@ -9,7 +9,7 @@ Semantics decisions:
 - Modes of the lower are 0644 and 0755 here, so that its owner may write.
 - A shard or a folder of keys cannot be renamed (EXDEV, which makes `mv` copy); a sample can, with its files.
 
-One thread: nothing changes during a call.
+Single-threaded: nothing changes during a call.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class WritableTree(OverlaidTree):
     def mkdir(self, parent: int, name: bytes, mode: int, owner: tuple[int, int] | None = None) -> Node:
         """Make a directory. Raises as `create`."""
         attributes, mkdir = Attributes(stat.S_IMODE(mode), owner), self.upper.changes.mkdir
-        # Opaque, since a later version of the shard may have such a name.
+        # Opaque, because a later version of the shard may have a directory of this name.
         return self._make(
             "mkdir", parent, name, lambda directory: mkdir(directory, name, attributes, directory.lower != 0)
         )
@@ -206,7 +206,7 @@ class WritableTree(OverlaidTree):
         return there
 
     def check_empty(self, there: Child) -> None:
-        """Raise NotEmpty for a directory in which a name is seen."""
+        """Raise NotEmpty for a directory that shows a name."""
         if isinstance(there, Node):
             below, children = there.inode, {}
         else:

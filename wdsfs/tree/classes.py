@@ -28,7 +28,7 @@ CLASS_DIGITS_MAX = 18  # of a class that counts as a number
 _STEM_MAX = 200  # bytes of a file's name before its extension, in the classes layout
 _NUMBER = re.compile(rb"([+-]?)([0-9]{1,%d})" % CLASS_DIGITS_MAX)
 
-_MOST = 1_000_000  # classes; more are no classes but something like names of samples
+_MOST = 1_000_000  # classes; with more the values are not classes, but something like names of samples
 
 
 def folders_of(shards: ShardSet) -> Iterator[bytes]:
@@ -50,10 +50,10 @@ def numbers_of(class_names: Mapping[str, str]) -> dict[bytes, int]:
 
 
 def misnumbered(folders: Iterable[bytes], named: Mapping[bytes, int] | None = None) -> str | None:
-    """Return which class gets a label that is not its number, the first of them, and why.
+    """Return the first class that gets a label which is not its number, and why.
 
-    `named` has the numbers of classes with names; without it the directories are called by the numbers. None if
-    all get their numbers, and if not all classes have numbers: then nobody expects certain labels.
+    `named` has the numbers of classes with names; without it the names of the directories are the numbers. Returns
+    None if all classes get their numbers, and also if some have none: then nobody expects certain labels.
     """
     numbers: dict[bytes, int] = {}
     for folder in folders:
@@ -97,7 +97,7 @@ def find_classes(draft: Draft) -> None:
     if draft.options.class_digits != 0:
         _pad_numbers(draft, draft.options.class_digits or 1)
     way_out = MISSING_WAY_OUT
-    if len(missing) == len(classes):  # not one has it: the class may be called otherwise
+    if len(missing) == len(classes):  # no sample has it: the column may have another name
         way_out = f"{draft.columns_there()}; --class-from names the one with the class; {MISSING_WAY_OUT}"
     draft.keep(draft.judged(draft.options.missing, missing, f"has no class: no {where}", way_out))
 
@@ -174,7 +174,7 @@ def _bad_class(draft: Draft, entry: int, what: str) -> None:
 
 def into_classes(draft: Draft) -> None:
     """Put each sample into the folder of its class, under a name of one component."""
-    if not draft.options.columns and not draft.options.class_field:  # what the folder says need not lie in it
+    if not draft.options.columns and not draft.options.class_field:  # the folder says it: no file is needed
         draft.rows = draft.rows.take(~_class_members(draft))
     # Semantics decision: the shard's name is in front. Keys repeat from shard to shard in many sets; a number
     # after a file's name (`a.jpg~2`) would hide it from loaders that go by the suffix, and one for each file

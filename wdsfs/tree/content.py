@@ -33,8 +33,8 @@ IN_DATA, APART, HELD = -1, -2, -3
 class ContentColumns(NamedTuple):
     """Places of all members of a record: the number of the `file` in `paths`, and the first byte there.
 
-    With IN_DATA it lies in `data` instead. Of what is not in one piece (APART), and of what has to be made (HELD),
-    ask `ShardSet.content`.
+    With IN_DATA the bytes lie in `data` instead. For members that lie in several pieces (APART) or have to be made
+    (HELD), ask `ShardSet.content`.
     """
 
     paths: Sequence[bytes]
@@ -52,7 +52,7 @@ def content_in_shard(record: Record, path: bytes) -> ContentColumns:
 
 
 class Held:
-    """Bytes that are in no file in this form: `load` makes them, unless `data` has them already."""
+    """Bytes that no file has in this form: `load` makes them, unless `data` has them already."""
 
     __slots__ = ("data", "load")
 
@@ -77,7 +77,7 @@ class Content:
 
 
 class RemoteRange(NamedTuple):
-    """Bytes of a remote shard that a read needs, and what else belongs to the sample."""
+    """The bytes of a remote shard that a read needs, and those of the rest of the sample."""
 
     tar: RemoteTar
     begin: int
@@ -86,7 +86,7 @@ class RemoteRange(NamedTuple):
 
 
 def read(content: Content, offset: int, length: int) -> bytes:
-    """Read a member; the bytes are those of the shard that was indexed, or there are none.
+    """Read a member: bytes of the shard that was indexed, never others.
 
     Raises StaleShard when the shard has changed, CorruptShard when it ends too early, UnreadableShard.
     """
@@ -105,15 +105,15 @@ def read(content: Content, offset: int, length: int) -> bytes:
         raise UnreadableShard(f"{os.fsdecode(file.path)}: {error.strerror}") from None
     except MemoryError:
         raise UnreadableShard(f"{os.fsdecode(file.path)}: no memory for {length:,} bytes of a member") from None
-    # After the read: a change before or during it shows in the times, one after it does not matter.
+    # After the read: a change before or during the read shows in the times, a later one does not matter.
     check_unchanged(content)
     return data
 
 
 def _existing(content: Content, offset: int, length: int) -> tuple[int, int]:
-    """Return the range of a long read; of a member that goes on after the end of its shard only the last byte.
+    """Return the range of a long read; only the last byte of a member that would reach past the end of its shard.
 
-    That gives the error of the shard before memory is taken for what a header claims.
+    Reading that byte fails at once, before memory is allocated for the size that a header claims.
     """
     length = min(length, content.size - offset)
     plain = content.held is None and content.extents is None
@@ -147,7 +147,7 @@ def read_cached(content: Content, offset: int, length: int) -> memoryview | None
 
 
 def remote_range(content: Content, offset: int, length: int) -> RemoteRange | None:
-    """Return the place of the bytes of a read in a remote shard; None if they are elsewhere, or in pieces."""
+    """Return the range of a read in a remote shard; None if the bytes are elsewhere, or in several pieces."""
     tar, end = content.file.remote, min(offset + length, content.size)
     if tar is None or content.extents is not None or offset >= end:
         return None
@@ -183,8 +183,8 @@ def read_name(content: Content, head: int) -> bytes:
 def check_unchanged(content: Content) -> None:
     """Raise StaleShard when the shard is no longer the file that was indexed.
 
-    Asked at every read. Not by a Fingerprint: the ctime alone shows any change of an open file. What is open of a
-    remote shard is always the same object.
+    Called at every read. It compares no Fingerprint: the ctime alone shows any change of an open file. An open
+    remote shard always stays the same object.
     """
     shard = content.file.shard
     if isinstance(shard, int) and os.fstat(shard).st_ctime_ns != content.file.ctime_ns:

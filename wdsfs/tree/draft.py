@@ -77,7 +77,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Ingredients:
-    """All that the record of a shard in a view is made of: the shard with its number and record, and companions.
+    """The ingredients of a record in a view: the shard with its number and record, and companions.
 
     `read` returns the bytes of a member, by the path of its shard and its number there; it raises ShardError.
     """
@@ -109,7 +109,7 @@ class Draft:
         self.strays = (flags & STRAY) != 0
         starts = np.asarray(record.entry_member).astype(np.int64)
         counts = starts[1:] - starts[:-1]
-        # A shard of strays alone has none, and theirs is empty.
+        # A shard with strays only has no extensions, and the extension of a stray is empty.
         self.extensions = [record.extension_name[number] for number in range(len(record.extension_name))] or [b""]
         self.numbers = {extension: number for number, extension in enumerate(self.extensions)}
         members = np.arange(record.members, dtype=np.int64)
@@ -133,7 +133,7 @@ class Draft:
         self.classes: list[bytes | None] = [None] * len(self.paths)
 
     def _settle_links(self, flags: NDArray[np.uint8]) -> None:
-        """Make a hard link a file of its own; one that dangles is left out."""
+        """Turn each hard link into a file; leave out those that dangle."""
         record = self.record
         if record.is_plain:
             return
@@ -150,7 +150,7 @@ class Draft:
         self.rows = self.rows.take(~np.isin(self.rows.address, dangling))
 
     def same(self) -> NDArray[np.int64]:
-        """Return for each extension the number of the first equal one: with --ignore-case in any letter case."""
+        """Return for each extension the number of the first equal one, with --ignore-case in any letter case."""
         first: dict[bytes, int] = {}
         fold = bytes.lower if self.options.ignore_case else bytes
         return np.array(
@@ -178,13 +178,13 @@ class Draft:
         return [text for number in np.unique(self.rows.extension).tolist() if (text := self.extensions[number])]
 
     def columns_there(self) -> str:
-        """Return name the columns of the shard, for a message about one that it lacks."""
+        """Return a text that names the columns of the shard, for a message about one that it lacks."""
         there = self.columns()
         names = several([repr(text_of(extension)) for extension in there], COLUMNS_NAMED)
         return f"the shard has the columns {names}" if there else "the shard has no columns"
 
     def matching(self, extension: bytes) -> list[int]:
-        """Return the numbers of the extensions that this one stands for: with --ignore-case in any letter case."""
+        """Return the numbers of the extensions that match this one; with --ignore-case letter case is ignored."""
         folded = extension.lower()
         return [
             number
@@ -210,7 +210,10 @@ class Draft:
         self.strays = self.strays[is_kept]
 
     def judged(self, policy: str, bad: NDArray[np.int64], what: str, way_out: str) -> NDArray[np.bool_]:
-        """Return which entries stay if these are bad, by `--missing` or `--duplicates`. Raises ViewError."""
+        """Return a mask of the entries that stay when `bad` ones are treated by a policy. Raises ViewError.
+
+        The policy is that of `--missing` or `--duplicates`.
+        """
         is_kept = np.ones(len(self.paths), bool)
         if len(bad) and policy == ERROR:
             key = text_of(self.paths[bad[0]])

@@ -1,9 +1,9 @@
 """Decides whether a shard is stale: no longer the file that it was when it was indexed.
 
-The path of a shard is checked when it is used, at most once a second, and at once after an alarm: a process of the
-mount has met a change, or `mount/followed_set.py` was notified of one. `shard_set.py` is called back and drops
-records and open files. The processes of a mount share the generation of each shard in memory, so all of them give
-the same inode numbers to the same content.
+The path of a shard is checked when the shard is used: at most once a second, but at once after an alarm. An alarm
+is a change that a process of the mount has met, or that was reported to `mount/followed_set.py`. `shard_set.py` is
+called back and drops records and open files. The processes of a mount share the generation of each shard in
+memory, so all of them give the same inode numbers to the same content.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from wdsfs.shards import GONE, Fingerprint
 
 log = logging.getLogger(__name__)
 
-FRESH_SECONDS = 1.0  # how long a look at a shard's path is believed
+FRESH_SECONDS = 1.0  # how long the result of a check of a shard's path is valid
 
 
 class Generations:
@@ -93,7 +93,7 @@ class Generations:
         return generation & TAG_MAX
 
     def renew(self, number: int) -> None:
-        """Count up: the shard has other content under the same fingerprint."""
+        """Increment the generation: the shard has other content under the same fingerprint."""
         word = self._words[number]
         self._words[number] = word & ~0xFFFFFFFF | word + 1 & 0xFFFFFFFF
 

@@ -1,6 +1,6 @@
 """Fields of JSON: parses paths to them, finds their values, and makes the bytes of a file of a value.
 
-The one home of this for `--field`, `--class-from` and label files. Pure functions.
+Pure functions, used for `--field`, `--class-from` and label files.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def find(document: Any, steps: tuple[str | int, ...]) -> Any:
 
 
 def content_of(value: Any) -> bytes | None:
-    """Return the content of a file of this value; None for no file. Raises CorruptShard for what is no text.
+    """Return the content of a file of this value; None for no file. Raises CorruptShard if it cannot be text.
 
     Semantics decision: the same for fields of members and of label files. Texts are written without quotes and
     line end, numbers as Python writes them, lists, objects, `true` and `false` as JSON; `null` is no file.

@@ -52,9 +52,9 @@ LINE_MAX = json_fields.JSON_MAX  # bytes of a line of JSON, characters of a row 
 VALUE_MAX = 64 << 20  # bytes of a value in SQLite
 KEY_MAX = 1 << 20  # bytes of a line of a list of keys
 UNPACKED_MAX = 200  # bytes for each of a file in gzip, as of compressed shards
-# Bounds of reading SQLite: for each byte of the file, and at least. A damaged tree of pages may have no end.
+# Limits of reading SQLite: for each byte of the file, and the least. Pages of a damaged file may form a circle.
 WORK, WORK_LEAST = 100, 1 << 20  # bytes of values, steps of SQLite's machine
-_ROW, _STEPS = 16, 100_000  # bytes that a row counts for; steps between two looks at what is left
+_ROW, _STEPS = 16, 100_000  # bytes that a row counts for; steps between two checks of the limits
 _WAL = slice(18, 20)  # of the header of a database: 2 for one with a log
 _COPIES_TRIED = 5  # of a database that others write
 _PRAGMAS = ((sqlite3.SQLITE_PRAGMA, "table_xinfo"), (sqlite3.SQLITE_PRAGMA, "trusted_schema"))  # that we use
@@ -70,7 +70,7 @@ Row = tuple[bytes, int, dict[str, bytes]]  # key, line, values by column
 class LabelFile(NamedTuple):
     """A label file of the options: an absolute path, or a URL without secrets, and for SQLite a table.
 
-    `column` has the keys, if it is not called as usual. `is_list`: only they are read.
+    `column` has the keys, if its name is not one of the usual ones. `is_list`: only the keys are read.
     """
 
     path: bytes
@@ -85,7 +85,7 @@ class LabelFile(NamedTuple):
         return KEYS if self.column is None else (self.column,)
 
     def shows(self, column: str) -> bool:
-        """Return True for a column that becomes one of the samples.
+        """Return True for a column of the file that becomes a column of samples.
 
         Semantics decision: `__url__` and the like are metadata by the webdataset library's convention.
         """
@@ -93,7 +93,7 @@ class LabelFile(NamedTuple):
 
     @property
     def parts(self) -> list[bytes]:
-        """The files that it consists of: SQLite keeps the latest writes in files beside it."""
+        """The file and those beside it in which SQLite keeps the latest writes."""
         has_more = self.kind == _SQLITE and not is_remote(self.path)
         return [self.path, self.path + b"-wal"] if has_more else [self.path]
 
@@ -222,7 +222,7 @@ def _import(file: LabelFile, open_file: Callable[[bytes], OpenShard], table: New
     """Read a label file into a new table; returns the kind and the size (bytes) of that."""
     with contextlib.closing(sqlite3.connect(table.path)) as db:
         db.executescript(
-            # A process that is killed leaves a file that no other uses.
+            # A process that is killed leaves a file that no other process uses.
             "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;"
             "CREATE TABLE labels (key BLOB, line INTEGER, packed BLOB);"
             "CREATE TABLE columns (number INTEGER PRIMARY KEY, name BLOB);"
@@ -440,7 +440,7 @@ def _csv_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Itera
 
 
 class _Lines:
-    """The lines of a CSV file, as far as a row of them is not too long: quotes may hold any number of lines."""
+    """The lines of a CSV file, with a limit for the length of a row: a value in quotes may have many lines."""
 
     def __init__(self, file: LabelFile, stream: TextIO) -> None:
         self._file, self._stream = file, stream
@@ -512,8 +512,8 @@ def _database(path: bytes, open_file: Callable[[bytes], OpenShard]) -> Iterator[
     """Provide the URI of a database to read, and its size in bytes; no file appears beside it. Raises ShardError,
     OSError.
 
-    A file in WAL mode would get two files beside it. So it is read alone; with what its log has, from a copy. Of a
-    remote one its file alone is read.
+    Reading a file in WAL mode would create two files beside it. So it is read without its log; if there is a log,
+    a copy of both is read. Of a remote database only the file itself is read.
     """
     with _content(path, open_file) as stream:
         size = os.fstat(stream.fileno()).st_size
@@ -562,13 +562,13 @@ class _Bounds:
         return self.steps < 0
 
     def spend(self, values: Iterable[bytes]) -> bool:
-        """Count a row of these values; True if that is too much."""
+        """Count a row of these values; return True if a limit is exceeded."""
         self.bytes -= _ROW + sum(map(len, values))
         return self.bytes < 0
 
 
 def _may(action: int, name: str | None, _: str | None, __: str | None, by: str | None) -> int:
-    """Allow SQLite to read stored tables, and refuse all that the file would have it compute: views, functions."""
+    """Allow SQLite to read stored tables; refuse anything that has to be computed: views, functions."""
     is_read = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ) and by is None
     return sqlite3.SQLITE_OK if is_read or (action, name) in _PRAGMAS else sqlite3.SQLITE_DENY
 
@@ -586,7 +586,7 @@ def _guarded(uri: str, bounds: _Bounds) -> Iterator[sqlite3.Connection]:
             db.execute("PRAGMA trusted_schema = OFF")
             yield db
         except sqlite3.OperationalError as error:
-            # The exception of a signal's handler, which Python calls while SQLite asks, does not pass through it.
+            # An exception of a signal handler, which Python runs while SQLite calls back, does not pass SQLite.
             if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT and bounds.steps >= 0:
                 raise KeyboardInterrupt from None
             raise

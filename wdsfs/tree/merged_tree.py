@@ -4,14 +4,14 @@ A directory of this tree is the sum of the folders with its path in all shards. 
 folder in the first shard that has it. Which shards have a path is looked up in a table of the set
 (`path_table.py`), so nothing is kept in memory, and no lookup opens more than a few records.
 
-Semantics decision: a folder keeps its name, being one folder in all shards. Of several samples or files with one
-path the one of the first shard keeps the name, and the others are `NAME~SHARD`, with the name of their shard. So
-does a sample whose path is a folder of other shards only; in a shard that has both they share the directory, as
-ever.
+Semantics decision: a folder keeps its name, because it is one folder in all shards. Of several samples or files
+with the same path the one of the first shard keeps the name, and the others are `NAME~SHARD`, with the name of
+their shard. A sample whose path is a folder in other shards only is `NAME~SHARD`, too; in a shard that has both,
+sample and folder share the directory, as without `--merge`.
 
 Semantics decision: while a shard cannot be read, its names are unknown. Names of other shards can be opened, but a
-listing would silently be a smaller set, and a name that is not found may be in that shard: both are errors, unless
-the view may be partial.
+listing would silently show a smaller set, and a name that does not exist elsewhere may be in that shard. Both are
+errors, unless the view may be partial.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from wdsfs.tree.tree import (
     text_of,
 )
 
-LOOK_SECONDS = 5.0  # how often a name that is not found causes a look at all shards
+LOOK_SECONDS = 5.0  # how often a name that does not exist causes a check of all shards
 PLACES_MAX = 1000  # directories whose path is cached
 TABLES = tuple(b"m%d" % domain for domain in (BY_EXTENSION, BY_NAME, FILES))  # their kinds in the index
 _TAG_SHIFT, _TAG_MAX = 53, (1 << 9) - 1  # bit 62 is that of the cursors of an overlay
@@ -118,7 +118,7 @@ class MergedTree(ShardTree):
         """Return True if a shard cannot be read."""
         try:
             self.lower.record(number)
-        except MissingShard:  # of a set that is followed it is about to be taken out: its names are gone
+        except MissingShard:  # a followed set is about to take it out: its names are gone
             return not self.lower.generations.followed
         except ShardError:
             return True
@@ -154,9 +154,9 @@ class MergedTree(ShardTree):
         return self._table
 
     def _look_around(self) -> bool:
-        """Look at all shards, as any of them may have a new name; returns True if one has changed.
+        """Check all shards, since any of them may have a new name; return True if a shard has changed.
 
-        Only every few seconds, or after an alarm.
+        Does so every few seconds only, and after an alarm.
         """
         alarms = self.lower.generations.alarms
         if time.monotonic() - self._looked < LOOK_SECONDS and alarms == self._heard:
@@ -188,9 +188,10 @@ class MergedTree(ShardTree):
     # --- names
 
     def name_of(self, place: MergedPlace, number: int, record: Record, where: int) -> bytes | None:
-        """Return the name in a directory of what its folder in this shard has at a position.
+        """Return the name in a directory of the child that the directory's folder in this shard has at a position.
 
-        None if it is elsewhere: a sample that shares the directory of a folder, or a file of one that does not.
+        None if the child is shown elsewhere: a sample that shares the directory of a folder, or a file of a sample
+        that does not.
         """
         shown, table = self.names.shown(record, where), self.table
         if kind_of(where) == FOLDER:
@@ -455,7 +456,7 @@ class MergedTree(ShardTree):
 
 
 def _suffix(shard: bytes) -> bytes:
-    """Return the end of names of this shard that an earlier shard has, too; no two shards of a set have the same.
+    """Return the suffix for names of this shard that an earlier shard has, too; each shard of a set has another.
 
     Semantics decision: a tilde in the name of a shard is written as `%7E` there, and a percent sign as `%25`.
     """
@@ -480,7 +481,7 @@ def _suffixed(name: bytes, suffix: bytes, where: int, is_taken: Callable[[bytes]
 
 
 def _names_up(record: Record, folder: int, shown: ShownNames) -> Iterator[bytes]:
-    """Yield the shown names of a folder and of those that it is in, the top left out."""
+    """Yield the shown names of a folder and of its parents, without the top."""
     while folder:
         yield shown.shown(record, position(FOLDER, folder))
         folder = record.folder_parent[folder]

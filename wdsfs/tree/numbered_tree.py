@@ -3,14 +3,14 @@
 `by-index/000/000/000123 -> ../../../<where sample 123 is>`, numbered as wids counts: from 0, in the order of the
 tar within a shard, shards in the order of the set. The first two levels are the millions and the thousands.
 
-Nothing is kept for each sample: the sum of the samples up to each shard, and the order of those in the shards
-that were asked about last. The inode of everything here carries the version of the set: after any change there
-are other numbers, under which the kernel knows nothing. How many samples a shard has that cannot be read is not
-known, so while there is one, nothing here can be looked at (EIO): with other numbers a link would lead to
-another sample.
+Memory does not grow with samples: it holds the sum of the samples up to each shard, and the order of samples in
+the last shards that were used. All inode numbers here carry the version of the set: after any change they are
+other numbers, which the kernel has nothing cached for. The samples of a shard that cannot be read cannot be
+counted. So while there is such a shard, everything here gives EIO: with other numbers a link would lead to another
+sample.
 
-Semantics decision: in a set that grows, new samples get further numbers, and those of shards that are gone stay
-unused: there is no link of such a number (ENOENT), and the directories leave it out.
+Semantics decision: in a set that grows, new samples get further numbers. The numbers of shards that are gone stay
+unused: they have no link (ENOENT), and no directory lists them.
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ _TOO_LONG = b"the path of this sample is too long for a link"  # leads nowhere
 def _to(path: bytes) -> bytes:
     """Return the target of the link to a sample at this path.
 
-    Semantics decision: a target that is longer than the kernel reads is replaced by a text. By FUSE it would be an
-    error, and cut off in an image.
+    Semantics decision: a target that is longer than the kernel reads is replaced by a text. FUSE would give an
+    error, and an image would cut the target off.
     """
     target = _TO_TOP + path
     return target if len(target) <= _TARGET_MAX else _TOO_LONG
 
 
 class _Level(NamedTuple):
-    """A kind of directory: what its children are, of how many samples each, how many of them, and their names."""
+    """A kind of directory: the kind of its children, samples in each child, number of children, their names."""
 
     child: int
     samples: int
@@ -191,8 +191,8 @@ def samples_of(
 ) -> Sequence[int] | NDArray[np.uint32]:
     """Return the entries of a shard that are samples, in the order of the tar.
 
-    `tag` is that of the content which is asked for. `in_classes`: the samples are in the folders of their classes.
-    Raises what `ShardSet.record` raises; StaleShard if the shard changes meanwhile.
+    `tag` names the content of the shard. `in_classes`: the samples are in the folders of their classes. Raises as
+    `ShardSet.record`; StaleShard if the shard changes meanwhile.
     """
     if tag is None:
         lower.fingerprint(shard)  # a look, if the last one was a while ago
@@ -224,7 +224,7 @@ class NumberedTree:
         self._ends: NDArray[np.int64] = np.zeros(0, np.int64)
         self._looked, self._heard = -LOOK_SECONDS, -1
         self._orders: OrderedDict[int, Sequence[int] | NDArray[np.uint32]] = OrderedDict()
-        self._folder: tuple[int, bytes] = ROOT, b""  # the directory that was asked about last, and its path
+        self._folder: tuple[int, bytes] = ROOT, b""  # the last directory whose path was computed, and that path
 
     def prepare(self) -> None:
         self.tree.prepare()
@@ -260,7 +260,7 @@ class NumberedTree:
         """Count the numbers that a shard takes."""
         samples = self.lower.samples_of(number)
         if self._is_shown(number) and self.lower.summary(number).problems:
-            self.lower.record(number)  # a view that was refused has no samples that anybody could count
+            self.lower.record(number)  # raises an error if the view was refused: its samples cannot be counted
         return samples
 
     def _is_shown(self, shard: int) -> bool:

@@ -31,11 +31,11 @@ from wdsfs.tree.shard_access import Access
 if TYPE_CHECKING:
     from wdsfs.remote.client import RemoteTar
 
-# Readahead over a shard: bytes that a read may be away from the last one to be of the same pass, reads that make a
-# pass, and how much is read ahead of it (bytes), in steps of the least that a disk's readahead is set to.
+# Readahead over a shard: the distance (bytes) between two reads of the same pass, the number of reads that make a
+# pass, and how much is read ahead of the reader (bytes), in steps of the smallest readahead that disks are set to.
 NEAR, PASS, AHEAD, STEP = 4 << 20, 8, 8 << 20, 128 << 10
-# How many bytes may be skipped for each byte that is read, and how many bytes a read counts for at least. A reader
-# of one class also goes through the set in order, but reads a hundredth of it.
+# How many bytes may be skipped for each byte that is read, and the fewest bytes that a read counts for. A reader
+# of one class also goes through the set in order, but reads only a hundredth of the bytes: it needs no readahead.
 GAPS, LEAST = 4, 4096
 COPIES_MAX, READERS_MAX = 32, 4  # compressed shards open at a time: a copy takes disk, a reader up to 100 MB
 _COPIES_TRIED = 5  # of one shard, if others remove them at the same time
@@ -103,9 +103,9 @@ class OpenRecords:
 
 @dataclass(slots=True)
 class ShardFile:
-    """An open shard. Whatever is done to it, or to its last name, changes its ctime.
+    """An open shard. Any change to the file, or to its last name, changes its ctime.
 
-    `source` is where its bytes come from: of a plain one `shard` itself.
+    `source` is where its bytes come from: `shard` itself for a plain tar.
     """
 
     shard: OpenShard
@@ -117,7 +117,7 @@ class ShardFile:
     start: int = 0  # where it began (bytes)
     used: int = 0  # how many bytes it has read
     front: int = 0  # how far it has come (bytes)
-    ahead: int = 0  # how far the disk was asked to read ahead of it (bytes)
+    ahead: int = 0  # the byte up to which the disk was asked to read ahead
     readers: int = 0  # other threads that read from it
     ended: bool = False  # to be closed as soon as these have finished
 
@@ -177,7 +177,7 @@ class ShardFile:
 class OpenFiles:
     """An LRU cache of open shards by number, `most` at the most.
 
-    `closed` is called with the number of a shard that is evicted; `slowly` is entered around what may take long.
+    `closed` is called with the number of a shard that is evicted; `slowly` is entered around slow work.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class OpenFiles:
         kind = compression
         if isinstance(
             shard, int
-        ):  # it may be another file with the same times; of a remote one nothing is fetched
+        ):  # it may be another file with the same times; for a remote shard nothing is fetched
             try:
                 kind = compressed.kind_of(shard)
             except OSError as error:
@@ -275,7 +275,7 @@ class OpenFiles:
 
 
 def is_compressed(path: bytes) -> bool | None:
-    """Return True for a compressed shard, of a remote one by its name; None for one that cannot be read."""
+    """Return True for a compressed shard (a remote one is judged by its name); None if it cannot be read."""
     if is_remote(path):
         return names.suffix_of(path.partition(b"?")[0]) not in (b"", b".tar")
     try:
@@ -304,9 +304,9 @@ def is_unpacked(path: bytes, fingerprint: Fingerprint) -> bool:
 
 
 def held_copy(kind: str, path: bytes) -> HeldCopy:
-    """Return the unpacked copy of a shard, which stays in the cache as long as a mount of the kernel's reads it.
+    """Return the unpacked copy of a shard, which stays in the cache as long as a mount by the kernel reads it.
 
-    Takes as long as unpacking, unless there is one that is as it was made. Raises ShardErrors.
+    Unpacks the shard, unless the cache has an undamaged copy. Raises ShardErrors.
     """
     if policy() == NEVER:
         raise UnreadableShard(f"{os.fsdecode(path)} is {kind}-compressed, and is not to be unpacked")

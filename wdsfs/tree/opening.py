@@ -1,6 +1,6 @@
 """Opens a set of shards as a user names it: indexed, shown as a view says, and judged.
 
-Every command and front end opens its sets here, with plain values as options. What they show meanwhile is for them
+Every command and front end opens its sets here, with plain values as options. How progress is shown is up to them
 (`Progress`).
 """
 
@@ -72,8 +72,8 @@ def opened_set(
 ) -> Iterator[ShardSet]:
     """Open a set of known shards, reached as `access` says; else as `opened`.
 
-    `shared`: others than this user will see them, so what no mount shows to others is refused (RefusedShard).
-    `on_demand`: nothing is indexed before a question needs it (`indexed`), and the set is not judged.
+    `shared`: other users will see the shards, so files that a mount must not show them are refused (RefusedShard).
+    `on_demand`: a shard is indexed when it is first needed (`indexed`), and the set is not judged.
     """
     tolerance = opening.tolerance
     with noted() as used:
@@ -172,21 +172,21 @@ def judge(
 ) -> list[str]:
     """Return the warnings about an indexed set (or its indexed part); empty when all is well.
 
-    The one home of the rule whether a command goes on with a set that is damaged or not whole. Records have the
-    damage, however long ago they were made; later changes of shards are for `shard_set.py`.
+    This is the only place that decides whether a command continues with a set that is damaged or incomplete. The
+    damage of a shard is in its record, also in an old one; `shard_set.py` handles later changes.
 
-    `unreadable` says of shards, by path, why they could not be indexed. `whole` says that these would be missing
-    unnoticed in the output of the command: in one tree over all shards, in a sum, in an index of the set.
+    `unreadable` has the reason, by path, why shards could not be indexed. `whole`: their absence would not be
+    noticed in the output of the command (a tree over all shards, a sum, an index of the set).
 
     Raises NotATar for files that are no shards, UnreadableShard when shards would be missing, CorruptShard for
     what `strict` does not allow; that is logged before, in full.
     """
-    texts = [*dict.fromkeys(map(str, unreadable.values()))]  # one that is joined can be known by two names
+    texts = [*dict.fromkeys(map(str, unreadable.values()))]  # each once: a joined shard can have two names
     if tolerance.strict:
         _refuse_all([*map(str, unreadable.values()), *tolerance.strict(below, unreadable)])
     if not tolerance.allow_missing:
         advice = "; --allow-missing goes on without" if tolerance.is_option else ""
-        # As shards that are not there: a download has failed, and will not be better later.
+        # Treated as missing shards: the download has failed, and later attempts would fail, too.
         no_tars = dict.fromkeys(str(error) for error in unreadable.values() if isinstance(error, errors.NotATar))
         if no_tars and tolerance.is_option:
             raise errors.NotATar(f"{errors.several([*no_tars])}{advice}")
@@ -210,7 +210,7 @@ def _refuse_all(findings: Sequence[str]) -> None:
 
 
 def _first_of(texts: Sequence[str], what: str) -> list[str]:
-    if len(texts) <= NAMED + 1:  # one more takes no more room than its number
+    if len(texts) <= NAMED + 1:  # to name one more takes no more room than "and 1 more"
         return list(texts)
     last = LISTED_BY_STRICT if all(text.endswith(LISTED_BY_STRICT) for text in texts) else LISTED_BY_CHECK
     return [*texts[:NAMED], f"{len(texts) - NAMED:,} more shards {what}; {last}"]
@@ -307,7 +307,7 @@ def _batch(tree: LowerTree, inode: int, cursor: int) -> list[Entry]:
 
 
 def keys_missing(below: ShardSet) -> str | None:
-    """Make a view; return a remark if listed keys are those of no sample. Raises ViewError.
+    """Make a view; return a remark if no sample has some of the listed keys. Raises ViewError.
 
     Raises StaleShard if the list changes each time.
     """

@@ -53,11 +53,11 @@ Findings = Callable[["ShardSet", "Mapping[bytes, ShardError]"], Iterable[str]]
 
 
 class Tolerance(NamedTuple):
-    """The damage that is tolerated: shards that cannot be read may be missing (`--allow-missing`), or nothing may
-    be wrong at all (`--strict`, with the function that finds what is).
+    """The damage that is tolerated.
 
-    `is_option` is False where neither option is for the user to give: what shows a mount, or shows or undoes its
-    changes, makes no set of its own.
+    Unreadable shards may be missing (`--allow-missing`), or no problem at all is allowed (`--strict`, with the
+    function that finds problems). `is_option` is False for commands that have neither option: those that show a
+    mount, or show or undo its changes, use the set of the mount.
     """
 
     allow_missing: bool = False
@@ -95,8 +95,7 @@ class Progress:
 
 
 class Opening(NamedTuple):
-    """The way to open a set: the place of the index, the processes that build it, the damage tolerated, the
-    progress.
+    """The way to open a set: the place of the index, processes that build it, tolerated damage, progress.
 
     `workers` are those of a cluster. With `quiet` no hints are logged. `descriptors`: shards open at a time.
     """
@@ -112,7 +111,7 @@ class Opening(NamedTuple):
 
 def composition_of(layout: str, **typed: Any) -> Composition:
     """Return the options of a view, by their names, checked. Raises UsageError."""
-    # Late, as all imports here: commands that need none of it start without NumPy.
+    # Late, as all imports here: commands that need no view start without NumPy.
 
     class_options = [f"--{name.replace('_', '-')}" for name in OF_CLASSES if typed[name] is not None]
     if layout != "classes" and class_options:
@@ -198,9 +197,9 @@ class Composition:
 
     `keys` is the list of the samples that are shown, None for all. `columns` are the outputs of `--columns`,
     `fields` are files that are made of JSON. `join` are specs of shard sets, `associate` and `class_names` paths
-    of files. `class_from` is an extension, `class_field` the path to a field of its JSON.
-    Classes that are whole numbers are shown with `class_digits` digits, 0: as they are, None: with as many as the
-    longest of the set has, for which all shards are looked at (`view_set.py`).
+    of files. `class_from` is an extension, `class_field` the path to a field of its JSON. Classes that are whole
+    numbers are shown with `class_digits` digits. 0: as they are written. None: with as many digits as the
+    longest of the set has, for which all shards are read (`view_set.py`).
     """
 
     columns: tuple[Column, ...] = ()
@@ -364,7 +363,7 @@ def refuse_equal_names(columns: Sequence[Column], fields: Sequence[Field]) -> No
     for at, field in enumerate(fields):
         if any(field.name == other.name for other in fields[:at]):
             raise UsageError(f"--field {field.text!r}: another --field makes a file of this name, too")
-    # A field is an alternative of a column that names it, and no file of its own then.
+    # A field that a column names is an alternative of this column, and not a file of its own.
     alternatives = {extension for column in columns for extension in column.alternatives}
     made = [(field.name, f"--field {field.text!r}") for field in fields if field.name not in alternatives]
     made += [(column.name, f"--columns {column.text!r}") for column in columns if column.name]
@@ -389,7 +388,7 @@ def _extension(text: str) -> bytes:
 
 
 def _refuse_name(option: str, name: str, example: str) -> None:
-    """Raise UsageError for what cannot be the name of a file after the first dot."""
+    """Raise UsageError for a text that cannot be the name of a file after the first dot."""
     if not name or "/" in name or "\0" in name or name in (".", "..") or len(_extension(name)) > NAME_MAX:
         raise UsageError(f"{option}: the name before = is empty or cannot be that of a file; write {example}")
 
@@ -433,7 +432,7 @@ def read_class_names(path: str) -> dict[str, str]:
 
 
 def _refuse_twice(path: str, named: dict[str, str]) -> None:
-    """Raise UsageError if a list gives two classes one name: that is hardly meant to put them together."""
+    """Raise UsageError if a list gives two classes the same name: hardly anybody wants to mix them."""
     first: dict[str, str] = {}
     for number, name in named.items():
         if name and first.setdefault(name, number) != number:

@@ -42,8 +42,8 @@ class PathTable(NamedTuple):
     """The shards by the keys of their paths, in columns.
 
     `folders` has a row for each shard with a folder, `others` one for each path, with the first shard that has it.
-    `leaders` are the shards with a folder that no shard before them has. Two paths with one key, which hardly
-    exist, count as one: the second gets the name of its shard without need.
+    `leaders` are the shards with a folder that no shard before them has. Two paths with the same key are very
+    unlikely. They count as the same path: the second then gets the name of its shard, without need.
     """
 
     top: int
@@ -101,7 +101,7 @@ class PathTable(NamedTuple):
         return np.asarray(np.searchsorted(column, keys, "right") - np.searchsorted(column, keys))
 
     def are_first(self, keys: Keys, shard: int) -> NDArray[np.bool_]:
-        """Return for each of these samples or files of a shard if no shard before has one of this path."""
+        """Return for each of these samples or files of a shard True if no earlier shard has its path."""
         order = np.argsort(keys)  # neighbours in the table are found much faster
         rows = np.empty(len(keys), np.int64)
         rows[order] = np.searchsorted(np.asarray(self.others, np.uint64), keys[order])
@@ -129,7 +129,7 @@ class KeyTable(NamedTuple):
             if record is not None:
                 parts.append((number, record.array("entry.hash").copy()))
         sums, shards = _rows(parts)
-        pairs = np.unique(sums << np.uint64(32) | shards)  # a shard once for each sum, however many have it
+        pairs = np.unique(sums << np.uint64(32) | shards)  # each shard once for each sum
         return fingerprints, _packed((pairs >> np.uint64(32)).astype("<u4")) + _packed(pairs.astype("<u4"))
 
     @classmethod

@@ -1,7 +1,7 @@
 """Whole samples by their numbers: the places of their columns, and one read where these lie together.
 
-The direct way past names, inodes and `Content` for samples whose columns are pieces of one shard; any other goes
-through `ShardSet.content`.
+For samples whose columns are pieces of one shard this is a direct way, without names, inodes and `Content`; all
+other samples are read through `ShardSet.content`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ from wdsfs.tree.shown_names import ShownNames
 from wdsfs.tree.tree import View
 from wdsfs.tree.view_sources import KEYS, OWN, SHARD
 
-# Bytes between the columns of a sample that are read with them; in a store each request costs more.
+# Gaps up to this size (bytes) between columns of a sample are read with them; larger in a store, where each
+# request costs more.
 GAP, REMOTE_GAP = 32 << 10, 256 << 10
-SHARDS_MAX = 16384  # whose columns are at hand, 3 KB each
+SHARDS_MAX = 16384  # shards whose columns are kept in memory, 3 KB each
 
 TEXT = ("utf-8", "surrogateescape")
 
@@ -66,7 +67,7 @@ class _ShardColumns:
         self._entry_member = record.entry_member
         self._starts, self._text = record.entry_name.starts, record.entry_name.text
         self._extension, self._size = record.column["member.ext"], record.column["member.size"]
-        # Of a view: `_rows` is where a member comes from. Most come from the shard itself, whose number is 0.
+        # In a view: `_rows` tells where a member comes from. Most come from the shard itself, whose number is 0.
         self._is_view, self._rows = record is not plain, record.column["member.head"]
         self._shift: int = 64 if record.view is None else record.view["shift"]
         self._head, self._body = plain.column["member.head"], plain.column["member.body"]
@@ -175,8 +176,8 @@ def _is_direct(record: Record) -> bool:
 class SampleReader:
     """The samples of a set by their numbers, as they were when this was made.
 
-    `lock` is held for every question to the set, which is for one thread at a time; what waits for a disk or the
-    network is read outside of it. Questions about a shard that has changed since raise StaleShard.
+    `lock` is held for every call of the set, which is for one thread at a time; reads that wait for a disk or the
+    network are made without the lock. Reading from a shard that has changed since raises StaleShard.
     """
 
     def __init__(self, lower: ShardSet, lock: AbstractContextManager[Any]) -> None:

@@ -1,11 +1,11 @@
 """Opens the shards of a mount by their paths; refuses files that other users may have put there.
 
-A mount of root's, or one with `allow_other`, reads with the rights of its mounter for users who have fewer. Users
-who can write to the directory of a shard could put a link there to a file that only the mounter may read, or a
-hard link of such a file. What is there at the mount is refused where a link of theirs leads to it
-(`trust.foreign_link`, as in mounts by the kernel). The mount remembers owner, place and inode of each file. A file
-that is still the same is accepted at once. A new one has to be at the same place, belong to the same owner or to
-the mounter, and not be private. Where only trusted users can write (`trust`), all of this is skipped.
+A mount by root, or one with `allow_other`, reads with the rights of its mounter on behalf of users with fewer
+rights. Users who can write to the directory of a shard could put a link there to a file that only the mounter may
+read, or a hard link of such a file. So at the mount a file is refused that a link of such a user leads to
+(`trust.foreign_link`, as in mounts by the kernel). The mount remembers owner, place and inode of each file. Later
+a file that is still the same is accepted at once. A new file has to be at the same place, belong to the same owner
+or to the mounter, and not be private. Where only trusted users can write (`trust`), these checks are skipped.
 
 A file is checked through the descriptor that is then read, because a path can change between check and open.
 """
@@ -69,8 +69,8 @@ class _SeenFile(NamedTuple):
 class GuardedAccess(Access):
     """Opens files by their paths, unless another user may have put a file there that the mount must not show.
 
-    Made when the mount is; unknown paths are as in `Access`. So are remote shards: nobody else has what the
-    mounter's credentials bring, but for who can write at the store.
+    Made at the time of the mount. Paths that are not known then are treated as in `Access`. So are remote shards:
+    only who can write to the store decides what the mounter's credentials bring.
     """
 
     def __init__(self, paths: Iterable[bytes]) -> None:
@@ -147,14 +147,14 @@ class GuardedAccess(Access):
         return fd
 
     def renewed(self, published: Iterable[bytes], further: Iterable[bytes]) -> Access:
-        # Only what the commit has written is looked at again: what was refused before stays refused.
+        # Only files that the commit has written are checked again: what was refused before stays refused.
         new = GuardedAccess(further)
         new._seen = {**new._seen, **self._seen}
         new._known = {**new._known, **self._known}
         new._told = dict(self._told)
         for path in published:
             seen = new._seen.get(path)
-            with contextlib.suppress(OSError):  # it is gone again: what was seen before still holds
+            with contextlib.suppress(OSError):  # the file is gone again: keep what is known
                 if seen is not None and _is_plain(state := os.lstat(seen.place)):
                     new._seen[path] = _SeenFile(state.st_uid, seen.place, state.st_dev, state.st_ino)
                     new._known[path] = Fingerprint.of(state)
@@ -232,7 +232,7 @@ def _objection(state: os.stat_result, place: bytes, seen: _SeenFile) -> str | No
     owner = trust.user_name(state.st_uid)
     if state.st_uid not in (mounter, seen.owner) and state.st_uid not in named:
         return f"{since}it belongs to another user ({owner})"
-    # Another name of a file, or the file itself moved there: of one that everybody may read that does no harm.
+    # Another name of a file, or the file itself moved there: harmless for a file that everybody may read.
     another = (state.st_dev, state.st_ino) != (seen.device, seen.inode)
     private = not state.st_mode & stat.S_IROTH
     if another and private and (state.st_uid == mounter or state.st_nlink > 1):

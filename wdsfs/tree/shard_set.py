@@ -36,12 +36,13 @@ from wdsfs.tree.shard_access import Access
 
 log = logging.getLogger(__name__)
 
-MANY = 1000  # files that are not looked at in passing: on a slow disk others serve meanwhile
+MANY = 1000  # files; checking that many takes long on a slow disk, so other workers serve meanwhile
 
-# How long a shard that cannot be indexed is not tried again: the first number of seconds, doubled each time up to
-# the second, but at least the duration of the attempt times the third. In a merged tree each request would try.
+# A shard that cannot be indexed is tried again after the first number of seconds, doubled each time up to the
+# second number, but at the earliest after the duration of the attempt times the third. Without that, in a merged
+# tree each request would try.
 FAILED_SECONDS, FAILED_SECONDS_MAX, FAILED_SHARE = 5.0, 60.0, 50
-ATTEMPTS_MAX = 10  # how often one question has a shard indexed that changes meanwhile
+ATTEMPTS_MAX = 10  # how often a shard that changes all the time is indexed for one question
 
 
 P = ParamSpec("P")
@@ -51,7 +52,7 @@ Answer = TypeVar("Answer")
 class NotIndexed(Exception):
     """The shard with this number of the set `shards` has to be indexed first.
 
-    It need not be the set that was asked: a view is made of the shards of several.
+    `shards` may be another set than the one that was asked: a view is made of the shards of several sets.
     """
 
     def __init__(self, shards: ShardSet, number: int) -> None:
@@ -66,7 +67,7 @@ class Attempts:
         self._made: Counter[tuple[ShardSet, int]] = Counter()
 
     def index(self, error: NotIndexed) -> None:
-        """Index the shard that is wanted; then the question can be asked again.
+        """Index the shard that the question needs; then the question can be asked again.
 
         Raises UnreadableShard for a shard that changes each time, ShardErrors where the question would meet
         NotIndexed again.
@@ -82,8 +83,8 @@ class Attempts:
 def indexed(question: Callable[P, Answer], *args: P.args, **kwargs: P.kwargs) -> Answer:
     """Return the answer to a question; shards that are not indexed are indexed for it.
 
-    A shard that cannot be indexed answers with its error then, so the question decides what it means. Raises what
-    the question raises, and ShardErrors.
+    If a shard cannot be indexed, each use raises its error then, and the question decides what that means. Raises
+    what the question raises, and ShardErrors.
     """
     attempts = Attempts()
     while True:
@@ -108,7 +109,7 @@ class Failure(NamedTuple):
 class Failures:
     """The shards that could not be indexed, by number: they are not tried again at once.
 
-    It starts with those that `index` has met a moment ago, under `keys`.
+    It starts with the failures that `index` has just met, under `keys`.
     """
 
     def __init__(self, shards: Sequence[Shard], keys: Sequence[bytes], index: Index) -> None:
@@ -172,10 +173,10 @@ class ShardSet:
         self._keys = [shard.key for shard in shards]  # under which the index has their records
         self.generation = 0  # counts changes of the set under the mount
         self._tags = Generations(len(shards)) if tags is None else tags
-        # Numbers whose shard is not in the set any more. What was open from it goes on while its file is there.
+        # Numbers whose shard is not in the set any more. Open files of such a shard work while the tar exists.
         self.out = frozenset(number for number, shard in enumerate(shards) if shard.gone is not None)
         self._freshness = Freshness(self._tags, self._stat, self._changed, self.out)
-        # Asked at every request, so without a call in between.
+        # Used at every request, so kept here to save a call.
         self.fingerprint, self.tag = self._freshness.fingerprint, self._freshness.tag
         self._failures = Failures(shards, self._keys, index)
         self._hot: dict[int, _Hot] = {}  # never without the record and the file being kept
@@ -234,7 +235,7 @@ class ShardSet:
         return self.access.look(self.shards[number].path)
 
     def look_at_all(self) -> None:
-        """Check every shard that was not checked within the last second. Callers that use one get its error."""
+        """Check every shard that was not checked within the last second. Its errors come when it is used."""
         with self.slowly() if len(self) > MANY else nullcontext():
             for number in self.numbers:
                 with suppress(ShardError):
@@ -243,7 +244,7 @@ class ShardSet:
     def distrust(self) -> None:
         """Mark every shard to be checked before its next use, in all processes of the mount.
 
-        Called when something turned out to be stale: the kernel looks up its path again at once.
+        Called when a shard turned out to be stale: the kernel looks up the path again at once.
         """
         self._tags.alarm()
 
@@ -274,7 +275,7 @@ class ShardSet:
         return summary
 
     def samples_of(self, number: int) -> int:
-        """Count the samples of a shard; of one that has left the set, or is about to, those that it had.
+        """Count the samples of a shard; for a shard that has left the set, or is about to, the last number.
 
         Raises what `summary` raises.
         """
@@ -312,7 +313,7 @@ class ShardSet:
                 raise StaleShard(f"{self.path_text(number)} has changed since this was opened")
         if self._records.snapshot != self.index.snapshot:  # another set that shares the index has renewed it
             self._drop_records()
-        in_use = self._records.in_use  # not by a call: every request comes here
+        in_use = self._records.in_use  # without a call, because every request comes here
         record = in_use.get(number)
         if record is not None:
             in_use.move_to_end(number)
@@ -420,7 +421,7 @@ class ShardSet:
             self._drop_records()
 
     def drop_tables(self, kinds: Sequence[bytes]) -> None:
-        """Drop tables of a set that is not shown any more. Who uses them all the same makes them again."""
+        """Drop tables of a set that is not shown any more. A process that still uses one makes it again."""
         self.index.drop_tables(kinds, self._keys)
 
     def _indexed_fingerprints(self) -> list[Fingerprint]:
@@ -458,7 +459,7 @@ class ShardSet:
                 continue
             summary = self.index.summary(self._keys[number])
             if summary is not None and summary.problems:
-                with suppress(NotIndexed, ShardError):  # changed since, or not readable: no damage that is known
+                with suppress(NotIndexed, ShardError):  # changed since, or not readable: damage is not known
                     record = self.record(number)
                     if record.problem_count:  # it may have changed meanwhile
                         yield self.path_text(number), record.problems[0], record.problem_count
@@ -543,8 +544,8 @@ class ShardSet:
             if fingerprint_of(shard) != file.fingerprint:  # replaced since the last look
                 self._freshness.look_again(number)
                 raise StaleShard(f"{self.path_text(number)} has changed since this was opened")
-            # The fingerprint has proved that nothing was written; this catches a file that was given the old
-            # times back, for the price of two reads per opened shard.
+            # The fingerprint shows that nothing was written. This finds a file whose old times were restored after
+            # a write; it costs two reads for each opened shard.
             same = (
                 not isinstance(shard, int)
                 or record_module.ends_match(file.source, record.ends)

@@ -1,9 +1,8 @@
 """The tree with a directory for each shard: inodes, attributes, listings, and where a file comes from.
 
-Which names a record shows is decided in `shown_names.py`. The tree knows nothing of FUSE, and knows paths, LMDB
-and tar only through the set of shards. Everything is plain synchronous code on one thread: a call runs from start
-to end with the records that it has looked up, so no lock is needed, and it waits for nothing but a page of the
-index.
+`shown_names.py` decides which names a record shows. The tree does not know FUSE, and it knows paths, LMDB and tar
+only through the set of shards. All of it is plain synchronous code on one thread: a call runs from start to end
+with the records that it has looked up, so no lock is needed. A call waits for nothing but a page of the index.
 
 An inode number gives the shard and the position in its record (`inodes.py`), so no state is kept between calls: no
 table of inodes, no open directories, and a listing continues from the cursor at which it stopped.
@@ -62,7 +61,7 @@ class ShardTree:
         self.directory_mode, self.file_mode = DIRECTORY_MODE, _FILE_MODE
         self._numbers = {lower.shards[number].name: number for number in lower.numbers}
         self._totals = SetTotals(lower)
-        self._root_mtime = lower.generations.changed_ns  # as of a directory: when a name came or went
+        self._root_mtime = lower.generations.changed_ns  # when a name was added or removed, as for any directory
         if not self._root_mtime:
             self._root_mtime = max(
                 (_mtime_or_zero(lower, n) for n in (0, len(lower) - 1) if len(lower)), default=0
@@ -71,12 +70,12 @@ class ShardTree:
     def make_writable(self, umask: int = 0) -> None:
         """Show modes with which the owner may write, for a mount with an overlay.
 
-        `umask` is applied here, so that it also holds for what is copied up.
+        `umask` is applied here, so that copied-up files have it, too.
         """
         self.directory_mode, self.file_mode = stat.S_IFDIR | 0o755 & ~umask, stat.S_IFREG | 0o644 & ~umask
 
     def prepare(self) -> None:
-        """Do work once that the first request would otherwise wait for."""
+        """Do in advance, once, what the first request would have to wait for."""
 
     def close(self, clean: bool) -> None:
         """Close everything; `clean` is True if the mount has ended."""
@@ -163,7 +162,7 @@ class ShardTree:
             fingerprint = self.lower.fingerprint(number)
             inode = inodes.pack(self.lower.tag(number), number, where)
             return Node(inode, self.directory_mode, 1, 0, fingerprint.mtime_ns)
-        except ShardError:  # it stays listed, never silently missing; a look inside gets the error
+        except ShardError:  # listed all the same, never silently missing; opening it gives the error
             return Node(inodes.pack(0, number, where), self.directory_mode, 1, 0, 0)
         links = 2 + (summary.top_folders if self.files_layout else summary.top_directories)
         inode = inodes.pack(self.lower.tag(number), number, where)
@@ -208,9 +207,9 @@ class ShardTree:
             yield Entry(self.names.shown(record, child), self._node(number, record, child), child)
 
     def run(self, inode: int, after: int, most: int) -> ListingRun | None:
-        """Return up to `most` lines of `listing` in columns, where they are all alike; else None.
+        """Return up to `most` lines of `listing` in columns if the children are all of one kind; else None.
 
-        For directories with up to a million children: columns take no Python code for each child.
+        This is for directories with up to a million children: columns need no Python code for each child.
         """
         if kind_of(inode) != FOLDER or kind_of(after) not in (SAMPLE, MEMBER):
             return None
@@ -235,7 +234,7 @@ class ShardTree:
         return None
 
     def _list_plain(self, number: int, record: Record, children: Iterator[int]) -> Iterator[Entry]:
-        """Yield the lines of a record without links and aliases, in half the time of the general loop."""
+        """Yield the lines of a record without links and aliases; this takes half the time of the general loop."""
         base = inodes.pack(self.lower.tag(number), number, 0)
         stem, stray, stop = b"", False, -1
         for child in children:

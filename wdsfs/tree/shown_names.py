@@ -67,8 +67,9 @@ class ShownNames:
             yield from self._find_in_sample(record, twin, name)
 
     def is_shown(self, record: Record, folder: int) -> bool:
-        """Return True if a folder has a directory: with directories of samples, one without samples below it has
-        none.
+        """Return True if a folder has a directory.
+
+        In a layout with directories of samples, a folder without samples below it has none.
         """
         return self.files_layout or bool(record.folder_flags[folder] & HAS_SAMPLES)
 
@@ -96,10 +97,10 @@ class ShownNames:
     # --- from a position to names
 
     def children(self, record: Record, where: int, after: int, twins: bool = False) -> Iterator[int]:
-        """Yield positions of the children of a directory after the cursor: files of its sample, folders, samples
-        or files.
+        """Yield the positions of the children of a directory after the cursor.
 
-        With `twins` also samples that share their directory with a folder.
+        Children are files of its sample, folders, samples or files; with `twins` also samples that share their
+        directory with a folder.
         """
         kind, index = kind_of(where), index_of(where)
         if kind == SAMPLE:
@@ -151,9 +152,7 @@ class ShownNames:
         return record.entry_name[entry] + b"." + record.extension(index)
 
     def positions_of(self, record: Record, where: int) -> list[int]:
-        """Return the positions under which this one is shown: its own, and in the files layout those of hard links
-        to it.
-        """
+        """Return the positions at which a member is shown: its own, and in the files layout its hard links."""
         if kind_of(where) != MEMBER or not self.files_layout or record.link_count(index_of(where)) < 2:
             return [where]
         links = record.array("link.member")[record.array("link.target") == index_of(where)]
@@ -202,10 +201,10 @@ def _crc_below(record: Record, where: int, name: bytes) -> int:
 class NameColumns(NamedTuple):
     """The names that a shard shows, and the directories that hold them.
 
-    Directories are numbered: those of `folders` of the record, the top first, then those of `samples` (its
-    entries). Holders are directories (-1: the top's). `names` are those of the folders without the top, of the
-    samples, and of `members`: files, or several names of one in the files layout (hard links). Of each folder that
-    may have names of other shards in a merged tree `shared` is the path, else None.
+    Directories are numbered: first those of `folders` of the record, beginning with the top, then those of
+    `samples` (its entries). Holders are directories (-1: that of the top). `names` has the names of the folders
+    without the top, of the samples, and of `members`: a file, or several names of a file in the files layout (hard
+    links). `shared` is the path of each folder that may have names of other shards in a merged tree, else None.
     """
 
     folders: list[int]
@@ -243,10 +242,10 @@ class NameColumns(NamedTuple):
 class ShownColumns(NamedTuple):
     """All that is shown of a shard; directories are numbered as in `NameColumns`.
 
-    `folders` are the nodes of folder directories, and samples have the times (ns) of their directories. Of each
-    file `members` is where it is in the record, `links` how many names it has, `sizes` its bytes, `mtimes_ns` its
-    time; `targets` are those of symbolic links, by the number of the file. `name_file` is the file of a name,
-    `name_member` the member that it is of, `name_holder` the directory.
+    `folders` are the nodes of folder directories, and samples have the times (ns) of their directories. For each
+    file `members` is its position in the record, `links` the number of its names, `sizes` its size (bytes),
+    `mtimes_ns` its time; `targets` are those of symbolic links, by the number of the file. For each name
+    `name_file` is its file, `name_member` its member, `name_holder` its directory.
     """
 
     folders: list[Node]
@@ -290,8 +289,9 @@ def columns_of(record: Record, named: NameColumns, folders: list[Node]) -> Shown
 
 
 def names_of(record: Record, shown: ShownNames, apart: Sequence[int] = ()) -> NameColumns:
-    """Return the names of a record. `apart` are samples with directories of their own beside a folder of their
-    path.
+    """Return the names of a record.
+
+    `apart` are samples that have a directory of their own although a folder has the same path.
     """
     folders = [n for n in range(record.folders) if not n or shown.is_shown(record, n)]
     at = np.full(record.folders, -1, np.int64)  # the directory of each folder
@@ -410,8 +410,9 @@ def _symbolic_links(record: Record, members: Ints) -> tuple[dict[int, bytes], In
 
 
 def _with_aliases(record: Record, domain: int, names: Texts, named: tuple[Ints, Ints, Ints]) -> Texts:
-    """Return names, with those instead that differ from the plain ones; `named` are the folders, samples and
-    members.
+    """Return these names, with aliases in the place of plain names that are odd or taken.
+
+    `named` are the folders, samples and members.
     """
     aliases = record.aliases[domain]
     if aliases is None:

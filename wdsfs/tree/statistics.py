@@ -1,6 +1,6 @@
 """Counts over a set, from its records: totals, sizes by column, samples by shard and class.
 
-For `wdsfs info`, plots, `df` and `status`. No member is read. What is kept does not grow with samples: a number
+For `wdsfs info`, plots, `df` and `status`. No member is read. Memory does not grow with samples: it holds a number
 for each shard, 65 for each column, one for each class up to `CLASSES_MAX`, and a bounded number of sizes.
 """
 
@@ -34,7 +34,7 @@ class Distribution:
     `sizes` has the files of each column (an extension) by the bits of their size. `samples` are those of each
     shard, or UNREADABLE. `classes` are samples by class: the folder of their key, or that of `count_classes`.
     `columns_left` counts extensions beyond the limit, in each shard; `samples_left` the samples of classes beyond
-    theirs, `in_no_class` those without one.
+    the limit of classes, `in_no_class` those without a class.
     """
 
     def __init__(self) -> None:

@@ -2,8 +2,8 @@
 
 A tree decides which names exist and under which inode numbers. Five classes are trees: `shard_tree.ShardTree`,
 `merged_tree.MergedTree`, `numbered_tree.NumberedTree`, `overlay.writable_tree.WritableTree` and
-`mount.hidden_directory.HiddenDirectory`. None has to inherit from another, nor from these protocols: mypy compares
-them where they are used.
+`mount.hidden_directory.HiddenDirectory`. None of them has to inherit from another one or from these protocols:
+mypy checks them where they are used.
 
 | protocol | what it adds | who asks |
 |---|---|---|
@@ -31,7 +31,7 @@ from wdsfs.tree.shard_set import ShardSet
 SAMPLES_LAYOUT, CLASSES_LAYOUT = "samples", "classes"
 EXTENSION_NAMES, FULL_NAMES = "ext", "full"
 
-# Where a listing stands: 0 before everything, then these two, then the children by position.
+# Cursors of a listing: 0 is before everything, then come these two, then the children by position.
 AT_SELF, AT_PARENT = 1, 2
 
 DIRECTORY_MODE = stat.S_IFDIR | 0o555
@@ -90,9 +90,9 @@ class Entry(NamedTuple):
 
 
 class ListingRun(NamedTuple):
-    """Neighbours in a listing that are alike.
+    """Neighbours of one kind in a listing.
 
-    Inode numbers and cursors follow those of the first one by one; sizes (bytes) and mtimes (ns) are columns.
+    Inode numbers and cursors count up from those of the first; sizes (bytes) and mtimes (ns) are columns.
     """
 
     names: list[bytes]
@@ -157,7 +157,7 @@ class MountedTree(Tree, Protocol):
     """A tree that a worker serves as a mount."""
 
     def prepare(self) -> None:
-        """Do work once that the first request would otherwise wait for."""
+        """Do in advance, once, what the first request would have to wait for."""
 
     def close(self, clean: bool) -> None:
         """Close everything; `clean` is True if the mount has ended."""
@@ -173,7 +173,7 @@ class LowerTree(MountedTree, Protocol):
     file_mode: int  # and of files
 
     def make_writable(self, umask: int = 0) -> None:
-        """Show modes with which the owner may write; `umask` is applied, so that it also holds for copies."""
+        """Show modes with which the owner may write; `umask` is applied here, so copied-up files have it, too."""
 
     def resolve(self, path: bytes) -> Node:
         """Return the node at a path below the top, for callers without a kernel."""
@@ -182,7 +182,7 @@ class LowerTree(MountedTree, Protocol):
         """Raise NotADirectory, or what a listing would raise."""
 
     def run(self, inode: int, after: int, most: int) -> ListingRun | None:
-        """Return up to `most` lines of `listing` in columns, where they are all alike; else None."""
+        """Return up to `most` lines of `listing` in columns if the children are all of one kind; else None."""
 
     def content(self, inode: int) -> Content:
         """Return the place of the bytes of a file. Raises IsADirectory."""

@@ -1,8 +1,8 @@
 """The record of a shard in a view, and the steps that make it: keys, join, decode, associate, fields, columns.
 
-`compose` works out once what a shard shows in such a view, and returns a second record of the same format: a
-function of the shard's own record, of the records and values that it is joined with, and of the options. So
-trees, listings and the index serve a view as they serve a shard.
+`compose` computes once what a shard shows in a view, and returns a second record of the same format. It is a
+function of the shard's own record, of the records and values that it is joined with, and of the options. So trees,
+listings and the index serve a view as they serve a shard.
 
 A member of a derived record has, in the place of its offset, an *address*: the number of a place and a number
 there. Place 0 is the shard itself; the others are in the record's directory (`view`). What the number means
@@ -51,7 +51,7 @@ from wdsfs.tree.label_files import OpenLabels
 from wdsfs.tree.options import EMPTY, Column, Composition, Field, text_of
 from wdsfs.tree.view_sources import DECODED, FIELD, MISSING, NOTHING, OWN, TWICE, VALUES, JoinedSet
 
-LISTED = "keys.place"  # the section with the places in the list of keys that the samples of the shard have
+LISTED = "keys.place"  # the section with the places of the shard's samples in the list of keys
 
 
 def compose(options: Composition, source: Ingredients, fingerprint: Fingerprint) -> bytes:
@@ -164,7 +164,7 @@ def _packed(draft: Draft, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _further_columns(draft: Draft) -> dict[str, list[int]]:
-    """Return the sections of what is made of other members, of which, and how; and of the lines of a list."""
+    """Return the sections about members made of others (of which ones, and how), and about lines of a list."""
     problems: dict[str, list[int]] = {}
     if len(draft.listed):
         problems[LISTED] = draft.listed.tolist()
@@ -178,7 +178,7 @@ def _further_columns(draft: Draft) -> dict[str, list[int]]:
 
 
 def refuse(text: str, fingerprint: Fingerprint, digits: int = 0) -> bytes:
-    """Return the record of a shard that is refused for this reason, but not with this number of `digits`."""
+    """Return the record of a shard that is refused for this reason; `digits` would have been enough."""
     nothing, problems = np.zeros(0, np.int64), [Problem(0, "refused", text)]
     empty = DerivedMembers(
         [], nothing.astype(bool), nothing, nothing, [], nothing, nothing, nothing, problems=problems
@@ -192,7 +192,7 @@ def refusal(record: Record) -> str | None:
 
 
 def digits_needed(record: Record) -> int:
-    """Return how many digits the classes of a shard need that was refused for too few; else 0."""
+    """Return the number of digits that the classes of a shard need, if it was refused for too few; else 0."""
     return 0 if record.view is None else int(record.view.get("digits", 0))
 
 
@@ -370,7 +370,7 @@ def add_fields(draft: Draft) -> None:
             for (field, place, extension), made in zip(fields, files, strict=True):
                 if made is None:
                     continue
-                # Semantics decision: as for joined columns, only what is shown can clash.
+                # Semantics decision: as for joined columns, only columns that are shown can clash.
                 if draft.options.shows(field.name) and entry << 32 | int(same[extension]) in own:
                     clashing.add(entry)
                     continue
@@ -386,8 +386,9 @@ def add_fields(draft: Draft) -> None:
 
 
 def _members(draft: Draft, column: bytes) -> list[int]:
-    """Return for each sample the first row with this column, in the order of the shard, so that the disk is read
-    once.
+    """Return for each sample the first row with this column.
+
+    The order is that of the shard, so that the disk is read in one pass.
     """
     rows = draft.rows
     at = np.flatnonzero(np.isin(rows.extension, draft.matching(column)) & ~draft.strays[rows.entry])
@@ -399,8 +400,8 @@ def _members(draft: Draft, column: bytes) -> list[int]:
 def _files(draft: Draft, at: int, fields: list[Field]) -> list[_File | None]:
     """Return the files of these fields of the member in this row; None for no file.
 
-    Semantics decision: what cannot be read may have the field, so there is a file, and reading it fails. It has
-    the size of the JSON, because a file without bytes would be read without an error.
+    Semantics decision: a JSON that cannot be read may have the field. So there is a file, and reading it fails.
+    Its size is that of the JSON, because an empty file would be read without an error.
     """
     size, address = int(draft.rows.size[at]), int(draft.rows.address[at])
     try:
@@ -419,7 +420,7 @@ def _files(draft: Draft, at: int, fields: list[Field]) -> list[_File | None]:
 
 
 def _problem(draft: Draft, at: int, error: CorruptShard) -> Problem:
-    """Return the problem of a member, by its row, of which fields cannot be read."""
+    """Return the problem of a member, given by its row, whose fields cannot be read."""
     address = int(draft.rows.address[at])
     name = text_of(draft.paths[int(draft.rows.entry[at])] + b"." + draft.extensions[draft.rows.extension[at]])
     head = draft.record.member(address).head if address >> SHIFT == OWN else 0
@@ -430,7 +431,7 @@ def _problem(draft: Draft, at: int, error: CorruptShard) -> Problem:
 
 
 def select(draft: Draft) -> None:
-    """Choose for each output one of its alternatives; files of fields that no output names stay as they are."""
+    """Choose for each output one of its alternatives; keep files of fields that no output names."""
     rows, count = draft.rows, len(draft.paths)
     is_kept = np.ones(count, bool)
     free = _free_fields(draft)
@@ -455,7 +456,7 @@ def select(draft: Draft) -> None:
         missing = np.setdiff1d(np.arange(count), entries, assume_unique=True)
         text = f"has no column {text_of(b';'.join(column.alternatives))!r}"
         way_out = MISSING_WAY_OUT
-        if not len(entries):  # not one has it: it may be called otherwise
+        if not len(entries):  # no sample has it: it may have another name
             way_out = f"{_columns_hint(draft, column.alternatives)}; {MISSING_WAY_OUT}"
             if any(b"," in extension for extension in column.alternatives):
                 way_out = f"between columns to choose from is a semicolon: --columns 'jpg;png'; {way_out}"
@@ -485,9 +486,7 @@ def _name_of(column: Column) -> bytes:
 
 
 def _matches(draft: Draft, column: Column) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return for each row the rank of the alternative that it matches, or -1; for each extension the one to be
-    shown.
-    """
+    """Return the rank of the alternative that each row matches, or -1; and for each extension the shown one."""
     typed = _typed(draft, column.alternatives)
     if column.name:
         name = draft.number_of(column.name)
@@ -500,7 +499,7 @@ def _matches(draft: Draft, column: Column) -> tuple[NDArray[np.int64], NDArray[n
 
 
 def _columns_hint(draft: Draft, alternatives: tuple[bytes, ...]) -> str:
-    """Return a hint at what a column that no sample of the shard has may have meant."""
+    """Return a hint for a column that no sample of the shard has: which one was perhaps meant."""
     there, hint = draft.columns(), draft.columns_there()
     for typed in alternatives:
         parts = typed.split(b",")

@@ -1,7 +1,8 @@
 """A view as a set of shards: a `ShardSet` that makes, stores and renews the records of the view.
 
-Decided here is under which key and fingerprint a record of a view is stored, what is made when, and that nothing
-has changed while a record was made. What it is made of, and the content of its members, is in `view_sources.py`.
+This module decides under which key and fingerprint a record of a view is stored and when it is made, and checks
+that nothing has changed meanwhile. The sources of a record, and the content of its members, are in
+`view_sources.py`.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ def open_set(
 class ViewSet(ShardSet):
     """A set of shards seen through a view. `plain` is the set without it.
 
-    A subclass, because what differs lies in the middle: `ShardSet` asks it for the fingerprint and the record of a
-    shard, and trees ask `ShardSet` for everything else.
+    It is a subclass because `ShardSet` needs its fingerprints and records of shards, and trees need all else from
+    `ShardSet`.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class ViewSet(ShardSet):
                 if time.monotonic() > deadline:
                     raise
                 continue
-            # If something has changed since, the record has the older fingerprint and so is not taken for right.
+            # If something has changed since, the record has the older fingerprint, and so will not be used.
             if self._stat(number) == before:
                 return data
             if time.monotonic() > deadline:
@@ -211,7 +212,7 @@ class ViewSet(ShardSet):
         return key_lists.opened(file, self._watch.fingerprint_of(file), self.access.open)
 
     def keys_missing(self) -> str | None:
-        """Return a warning if some keys of the list are those of no sample. Raises ViewError if all are.
+        """Return a warning if no sample has some keys of the list. Raises ViewError if no sample has any.
 
         Raises StaleShard if the list changes meanwhile.
         """
@@ -276,12 +277,13 @@ class ViewSet(ShardSet):
         """Derive what has to be derived, up to the first shard that is refused; return why it is, if there is one.
         With `some`, up to the first shard that shows a sample, if the options can refuse none.
 
-        With classes it also finds how many digits the longest number among them has: until all fit, the shards
-        so far are derived again, with more digits. They are few, since most numbers of a set have as many as the
-        longest. What was derived with fewer is kept, so that the next mount of the same shards derives nothing.
+        With classes it also finds the number of digits of the longest class: each time a longer one comes, the
+        shards so far are derived again, with more digits. These are few, since most numbers of a set are as long
+        as the longest. Records with fewer digits are kept, so that the next mount of the same shards derives
+        nothing.
 
-        What cannot be read is left out and listed in `unmade`. `on_done` is called with the number of shards that
-        are done. Raises MissingShard, UnreadableShard for a companion.
+        Shards that cannot be read are left out and listed in `unmade`. `on_done` is called with the number of
+        shards that are done. Raises MissingShard, UnreadableShard for a companion.
         """
         self._watch.number()
         while True:

@@ -1,8 +1,8 @@
 """The sources of a view (shards, joined sets, label files): the content in them, and if one has changed.
 
-A record of a view says which member of which shard a file is. That shard is read through its plain set, so what is
-true of reading a plain mount is true of a view. The record is valid as long as the shard and all its companions
-are what they were (`CompanionWatch`): label files, joined shards, names of classes, a list of keys.
+A record of a view says which member of which shard a file is. That shard is read through its plain set, so all
+guarantees of a plain mount hold for a view, too. The record is valid as long as the shard and all its companions
+(label files, joined shards, names of classes, a list of keys) are unchanged (`CompanionWatch`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SHARD, VALUES, DECODED, FIELD, NOTHING = "shard", "values", "decoded", "field", 
 MISSING, TWICE = -1, -2  # instead of a shard's number: no shard has the key, or it occurs more than once
 OWN = 0  # the place of the shard itself
 KEYS = b"k"  # the table of the keys of a set, in the index
-LOOK_SHARE = 50  # a look at all companions is believed for this many times its duration, and for a second at least
+LOOK_SHARE = 50  # a check of all companions is valid for this many times its duration, and at least for a second
 DECODED_BYTES = streams.DECODED_MAX  # of decoded members and fields that a process keeps
 # Kinds of places whose members are made of others, and the section that says of which.
 _MADE_OF = {DECODED: "decoded.from", FIELD: "field.from"}
@@ -71,9 +71,7 @@ class JoinedSet:
         self._loaded, self._table = -1, b""  # the version of which the table of keys is, and its key
 
     def partner(self, number: int) -> int | None:
-        """Return the shard that stands beside the one of the view with this number, if both sets have as many
-        shards.
-        """
+        """Return the shard here with the same number as a shard of the view, if both sets have as many shards."""
         at, count = self._shards[number].place or (number, len(self._shards))
         return at if len(self.lower) == count else None
 
@@ -196,9 +194,9 @@ class Companions:
 
 
 class CompanionWatch:
-    """Looks at the companions, as often as the shards of the set are looked at.
+    """Checks the companions for changes, as often as the shards of the set are checked.
 
-    `slowly` is entered around a look at very many of them.
+    `slowly` is entered while very many of them are checked.
     """
 
     def __init__(
@@ -211,7 +209,7 @@ class CompanionWatch:
         self._companions, self._access, self._tags = companions, access, tags
         self._slowly = slowly if len(companions.files) > shard_set.MANY else nullcontext
         self._seen: int | ShardError = 0  # the result of the last look
-        self._seen_until, self._seen_alarms = -1.0, -1  # how long it is believed: monotonic seconds, alarms
+        self._seen_until, self._seen_alarms = -1.0, -1  # the end of the last check's validity: seconds, alarms
         self._last = self._change = 0  # the last number, and how it changed then
         self._back = False  # the look before failed
         self._logged: int | ShardError = 0  # the result of which a change was logged
@@ -276,7 +274,8 @@ class CompanionWatch:
                 beside = os.stat(path)
             except OSError:
                 continue
-            # An empty one means the same as none. Not the ctime: SQLite sets it when it opens one to read.
+            # An empty file means the same as none. The ctime is not used: SQLite sets it when it opens a file to
+            # read.
             if not beside.st_size:
                 continue
             packed = Fingerprint(beside.st_size, beside.st_mtime_ns, beside.st_ino).packed
@@ -290,7 +289,7 @@ def _digest(packed: bytes) -> int:
 
 
 class DerivedContent:
-    """Finds what members of derived records consist of; keeps label files open, and an LRU of decoded content.
+    """Finds the content of members of derived records; keeps label files open, and an LRU of decoded content.
 
     `sources` are the sets that the view is made of, the plain one first; a shard of several is that of the first.
     `reconsider` is called with the number of a shard whose record may be wrong although its fingerprint is right.
@@ -439,8 +438,8 @@ class DerivedContent:
             made_of = tuple(about["fingerprint"])
             if place != OWN:
                 source, base = self._places[_path_of(about)]
-        # The address of a member counts in the record that this one was derived from, and in no other. The source
-        # set may not have looked since this record was made, perhaps by another process.
+        # The address of a member is valid only in the record that this one was derived from. The source set may
+        # not have been checked since this record was made, perhaps by another process.
         if source.fingerprint(base) != made_of:
             source.distrust()
         if source.fingerprint(base) != made_of:
@@ -452,12 +451,12 @@ class DerivedContent:
         try:
             return content_of(source, base, member)
         except StaleShard:
-            # It may have other content with the times that it had: then nothing else shows the change.
+            # The shard may have other content and its old times: then nothing else shows the change.
             self._reconsider(number)
             raise
 
     def _label_file(self, about: dict[str, Any]) -> ShardFile:
-        """Return the label file that a value comes from, if it is as it was then. Raises ShardError."""
+        """Return the label file that a value comes from, if it is unchanged since. Raises ShardError."""
         path, made_of = _path_of(about), tuple(about["fingerprint"])
         file = self._label_files.get(path)
         if file is not None and file.fingerprint == made_of:
