@@ -61,7 +61,7 @@ class RequestJournal:
             _LENGTH.pack_into(self._memory, 0, 0)
 
     def settle(self) -> None:
-        """Drop the note of the previous worker: the kernel sends its request again before any new one, or never."""
+        """Drop the note of the previous worker: the kernel sends its request again before new ones, or never."""
         self._left = None
         self.clear()
 

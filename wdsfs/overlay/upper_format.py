@@ -11,8 +11,8 @@ the lower::
                directory where the lower has none (any more); FUSE mounts do so anyway
 
 Two attributes belong to wdsfs: `user.wdsfs.origin` = "<inode>:<sum>" keeps the inode number that a file (or a
-renamed sample) has in the lower, as long as its shard's fingerprint has that sum (hexadecimal); `user.wdsfs.mode` =
-octal permission bits to show, where those on disk have to be wider for a daemon that is not root.
+renamed sample) has in the lower, as long as its shard's fingerprint has that sum (hexadecimal); `user.wdsfs.mode`
+= octal permission bits to show, where those on disk have to be wider for a daemon that is not root.
 
 `load` reads the names into memory, as a tree of `UpperNode`s. Names are looked up there; a name without a node is
 that of the lower. Attributes and content stay on disk.
