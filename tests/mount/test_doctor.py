@@ -227,7 +227,7 @@ def test_index_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "file").touch()
     check = doctor.check_index_directory
     assert check(tmp_path / "not" / "yet" / "there", free=1 << 40).level == "ok"
-    assert_remedy(check(tmp_path / "file" / "x"), "warn", "is no directory", "WDSFS_INDEX_DIR")
+    assert_remedy(check(tmp_path / "file" / "x"), "warn", "is not a directory", "WDSFS_INDEX_DIR")
     assert_remedy(check(tmp_path, free=1000), "warn", "1000 B free", "make room")
     monkeypatch.setattr(mount_table, "filesystem_type", lambda path: "lustre")
     assert_remedy(check(tmp_path), "warn", "network file system (lustre)", "WDSFS_INDEX_DIR")
