@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GAP = 64 << 10  # bytes between two ranges of a reader: fetching them is cheaper than another request
-PART, PART_MIN = 8 << 20, 1 << 20  # bytes of a request: at most, and of prefetch at least
+PART, PART_MIN = 4 << 20, 1 << 20  # bytes of a request: at most, and of prefetch at least
 PARALLEL = 8  # requests that a stretch of prefetch is cut into, if it is long enough
 REQUESTS, REQUESTS_AHEAD = 256, 16  # in flight: in all, and of prefetch
 TRIES = 3  # how often bytes may vanish from the cache between their arrival and their use

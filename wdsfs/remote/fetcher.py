@@ -44,7 +44,9 @@ log = logging.getLogger(__name__)
 INTERRUPTED_MAX = 1024  # requests remembered that were interrupted before they were handed over
 LOOKED_AT_MAX = 64  # clients that wait, at a time
 DEATHS_MAX = 5  # of fetchers during attempts at the same request
-_M_ARENA_MAX = -8  # of malloc.h
+# Of malloc.h: one heap; what is larger gets a mapping of its own; free bytes at the end of the heap that stay.
+_M_ARENA_MAX, _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -8, -3, -1
+HEAP_KEPT = 32 << 20  # bytes
 _DEATHS = 1 << 8  # more than are ever counted
 _HEADER = struct.Struct("<IiQ")  # struct fuse_out_header: length, error, unique
 _RESEND = 7  # FUSE_NOTIFY_RESEND
@@ -425,10 +427,15 @@ def start(descriptor: int) -> Configuration | None:
 def _share_heap() -> None:
     """Share one heap between all threads: what a thread frees of its own heap is of no use to the others.
 
+    Parts are taken from it, too: a mapping for each would be zeroed by the kernel, page by page.
+
     Not by the environment (MALLOC_ARENA_MAX), which the commands of `pipe:` would inherit.
     """
     with contextlib.suppress(OSError, AttributeError):  # a C library that has no such thing
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_ARENA_MAX, 1)
+        libc.mallopt(_M_MMAP_THRESHOLD, HEAP_KEPT)
+        libc.mallopt(_M_TRIM_THRESHOLD, HEAP_KEPT)
 
 
 async def serve(

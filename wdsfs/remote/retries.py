@@ -107,6 +107,7 @@ class Limit:
     def __init__(self, most: int, clock: Clock) -> None:
         self.allowed = float(most)
         self.under_way = 0
+        self.is_quick = False  # its last long answer was
         self._most = most
         self._clock = clock
         self._waiting: deque[asyncio.Future[None]] = deque()

@@ -82,8 +82,9 @@ Result = TypeVar("Result")
 CLIENTS = 256
 ROUTES = 4096  # that are remembered, one for each object
 REQUESTS = 128  # at once to a store, at most
-STREAMED = 256 << 10  # bytes of a range from which on it is taken as it comes
-PIECE = 256 << 10  # that is taken at a time, at least (bytes); of a long range more, for each piece wakes threads
+STREAMED = 256 << 10  # bytes of a range from which on it is taken as it comes, unless its store is quick
+QUICK = 16e6  # bytes a second; a range that comes faster is taken as a whole: each piece is a copy, and wakes threads
+PIECE = 256 << 10  # that is taken at a time, at least (bytes); of a long range more
 PIECES = 8  # that a long range comes in
 _PROGRESS = 16 << 20  # bytes that a whole body that is asked for again has to go further
 REFUSED = 2  # attempts to learn what is there, if connections are refused
@@ -227,10 +228,18 @@ class Stores:
         if size <= STREAMED:
             transfer.add(await self._answer_of(url, answer.bytes_async(), size))
             return
-        least = max(PIECE, size // PIECES)
-        pieces = answer.stream(min_chunk_size=least)
-        while (piece := await self._answer_of(url, _next(pieces), least)) is not None:
-            transfer.add(piece)
+        limit, since, is_quick = self._route(url).limit, self._clock.now(), False
+        try:
+            if limit.is_quick:
+                transfer.add(await self._answer_of(url, answer.bytes_async(), size))
+            else:
+                least = max(PIECE, size // PIECES)
+                pieces = answer.stream(min_chunk_size=least)
+                while (piece := await self._answer_of(url, _next(pieces), least)) is not None:
+                    transfer.add(piece)
+            is_quick = size > QUICK * (self._clock.now() - since)
+        finally:
+            limit.is_quick = is_quick  # what broke is taken in pieces, so that not all of it is asked for again
 
     async def get_all(self, url: Url, pin: Pin) -> AsyncIterator[memoryview]:
         """Yield the pinned object from its first byte on, for servers that ignore Range. Raises ShardError.
