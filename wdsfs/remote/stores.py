@@ -83,7 +83,9 @@ CLIENTS = 256
 ROUTES = 4096  # that are remembered, one for each object
 REQUESTS = 128  # at once to a store, at most
 STREAMED = 256 << 10  # bytes of a range from which on it is taken as it comes, unless its store is quick
-QUICK = 16e6  # bytes a second; a range that comes faster is taken as a whole: each piece is a copy, and wakes threads
+QUICK = (
+    16e6  # bytes a second; a range that comes faster is taken as a whole: each piece is a copy, and wakes threads
+)
 PIECE = 256 << 10  # that is taken at a time, at least (bytes); of a long range more
 PIECES = 8  # that a long range comes in
 _PROGRESS = 16 << 20  # bytes that a whole body that is asked for again has to go further
