@@ -159,6 +159,70 @@ def test_what_is_edited_is_not_pushed(program: Program) -> None:
         assert "pushed" not in mounted.status()
 
 
+# --- samples
+
+
+def shuffled(paths: list[Path]) -> list[list[Path]]:
+    """The files of each sample, the samples in random order."""
+    samples = [paths[at : at + len(SIZES)] for at in range(0, len(paths), len(SIZES))]
+    random.Random(1).shuffle(samples)
+    return samples
+
+
+def samples_of(paths: list[Path]) -> list[Path]:
+    """The files in an order in which the other files of a sample are stored, but no pass is recognised."""
+    return [path for sample in shuffled(paths) for path in sample]
+
+
+@pytest.mark.parametrize("layout", ["files", "samples"])
+def test_samples_at_random_cost_one_request_each(program: Program, layout: str) -> None:
+    program.write("s.tar", shard())
+    with program.mounted("--layout", layout, "s.tar") as mounted:
+        order = samples_of(paths_of(mounted))
+        assert cost(mounted, order) < SAMPLES * 1.3
+        assert mounted.status()["pushed"]["passed_files"] > SAMPLES
+
+
+def test_only_the_files_that_a_client_reads_are_stored(program: Program) -> None:
+    program.write("s.tar", shard())
+    with program.mounted("--layout", "files", "s.tar") as mounted:
+        order = [path for sample in shuffled(paths_of(mounted)) for path in sample if path.suffix != ".b"]
+        assert cost(mounted, order) < SAMPLES * 1.3
+        pushed = mounted.status()["pushed"]
+        assert SAMPLES // 2 < pushed["files"] <= SAMPLES
+        assert pushed["bytes"] == pushed["files"] * SIZES["c"]
+
+
+def test_one_file_of_each_sample_stores_nothing(program: Program) -> None:
+    program.write("s.tar", shard())
+    with program.mounted("--layout", "files", "s.tar") as mounted:
+        order = [random.Random(number).choice(sample) for number, sample in enumerate(shuffled(paths_of(mounted)))]
+        assert cost(mounted, order) == SAMPLES
+        assert mounted.status()["pushed"]["files"] == 0
+
+
+@pytest.mark.parametrize("layout", [(), ("--merge",), ("--columns", "c", "--columns", "a")], ids="-".join)
+def test_a_sample_that_was_just_listed(program: Program, layout: tuple[str, ...]) -> None:
+    """As `cp -r` and `grep -r` do: the kernel does not know the files before."""
+    program.write("s.tar", shard())
+    with program.mounted(*layout, "s.tar") as mounted:
+        files = 0
+        for folder, _, names in os.walk(mounted.path):
+            for path in (Path(folder, name) for name in names):
+                assert path.name == "padding" or is_right(path, path.read_bytes())
+                files += 1
+        assert mounted.status()["requests"]["read"] < files * 0.3
+
+
+def test_a_single_worker_stores_nothing(program: Program) -> None:
+    """It would wait for itself."""
+    program.write("s.tar", shard())
+    with program.mounted("--workers", "1", "--layout", "files", "s.tar") as mounted:
+        paths = paths_of(mounted)
+        backwards = [path for at in range(0, FILES, 3) for path in paths[len(paths) - at - 3 : len(paths) - at]]
+        assert cost(mounted, backwards) >= FILES - len(SIZES)
+
+
 OTHER_KERNEL = "from wdsfs.fuse import protocol\nprotocol._STORE = 77"
 
 
@@ -201,9 +265,10 @@ def passes(paths: list[Path], look: Callable[[Path], None], readers: int = 3) ->
     assert not any(thread.is_alive() for thread in threads), "a reader waits for ever"
 
 
+@pytest.mark.parametrize("order", [list, samples_of])
 @pytest.mark.parametrize("change", [replace, rewrite, overwrite], ids=lambda change: change.__name__)
 def test_a_shard_that_changes_in_the_middle_of_passes(
-    program: Program, change: Callable[[Path, bytes], None]
+    program: Program, change: Callable[[Path, bytes], None], order: Callable[[list[Path]], list[Path]]
 ) -> None:
     """Whoever reads gets a file of one generation, or an error."""
     program.write("s.tar", shard(1))
@@ -218,7 +283,7 @@ def test_a_shard_that_changes_in_the_middle_of_passes(
     with program.mounted("--layout", "files", "s.tar") as mounted:
         mounted.allow_log(r"s\.tar", "Stale", "ends")
         paths = paths_of(mounted)
-        with passes(paths, look):
+        with passes(order(paths), look):
             for generation in range(2, 12):
                 before = reads[0]
                 generations.append(generation)
@@ -265,7 +330,8 @@ def test_a_pusher_that_is_killed_again_and_again(program: Program) -> None:
         assert mounted.status()["restarts"] == 0
 
 
-def test_workers_that_are_killed_in_passes(program: Program) -> None:
+@pytest.mark.parametrize("order", [list, samples_of])
+def test_workers_that_are_killed_in_passes(program: Program, order: Callable[[list[Path]], list[Path]]) -> None:
     program.write("s.tar", shard())
 
     def look(path: Path) -> None:
@@ -273,9 +339,9 @@ def test_workers_that_are_killed_in_passes(program: Program) -> None:
 
     with program.mounted("--layout", "files", "s.tar") as mounted:
         mounted.allow_log("killed by SIGKILL")
-        with passes(paths_of(mounted), look):
+        with passes(order(paths_of(mounted)), look):
             for round_ in range(10):
-                wait_until(lambda: pusher_of(mounted), "a pusher")
+                wait_until(lambda: mounted.status()["pushed"]["files"], "content that was pushed")
                 report = mounted.status()
                 workers = [pid for pid in report["processes"] if pid not in (mounted.pid, pusher_of(mounted))]
                 kill(random.Random(round_).choice(workers))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from wdsfs.errors import UnreadableShard
@@ -106,8 +106,15 @@ class PageCache:
         chosen = range(first, last + 1, inodes.step)
         if lower.plain is lower and record.is_plain and record.moved is None and not len(record.sparse_members()):
             return self._columns(inodes, record, chosen, room)
-        for inode, index in zip(inodes, chosen, strict=False):
-            content = self._content(inode, record, index)
+        return self.chosen(inodes[: len(chosen)], room)
+
+    def chosen(self, inodes: Sequence[int], room: int) -> Members:
+        """Return those of these inodes that can be stored, until there are `room` bytes. Raises NotIndexed,
+        ShardErrors.
+        """
+        members = Members([], [], [], [])
+        for inode in inodes:
+            content = self._content(inode)
             if content is not None:
                 members.add(inode, content)
                 room -= content.size
@@ -126,8 +133,10 @@ class PageCache:
         numbers = [base + index for index, fits in zip(chosen, fitting.tolist(), strict=True) if fits]
         return Members(numbers, [file] * len(numbers), starts[fitting].tolist(), sizes[fitting].tolist())
 
-    def _content(self, inode: int, record: Record, index: int) -> Content | None:
+    def _content(self, inode: int) -> Content | None:
         """Return the content of a file that can be stored whole; None for all else."""
+        tag, number, where = unpack(inode)
+        record, index = self.tree.lower.record(number, tag), index_of(where)
         if record.symlink(index) is not None:
             return None
         content = self.tree.content(inode)

@@ -1,8 +1,7 @@
 """Passes in order over the files of a mount, noticed by its workers in shared memory.
 
 What is done about them is decided in `pusher.py`. A pass is a reader that goes on to a file whose inode number is
-a little higher: the files of a shard in the order of the tar, all of them or every n-th. Or it lists the
-directories of samples in that order, as `cp -r` does.
+a little higher: the files of a shard in the order of the tar, all of them or every n-th.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Passes:
     # --- workers
 
     def note(self, inode: int) -> int:
-        """Note a READ of a file, or the listing of a sample.
+        """Note a READ of a file.
 
         Returns the distance to the inode number before it if the pusher has to be called, else 0.
         """
@@ -135,5 +134,5 @@ class Passes:
 
 
 def _place(inode: int) -> int:
-    """Return the first word of a region: those of samples and of members lie apart, by the kind in the inode."""
+    """Return the first word of a region."""
     return (inode >> 12 ^ inode >> 23 & 0x180) % _PLACES * _WORDS

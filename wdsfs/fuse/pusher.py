@@ -7,8 +7,7 @@ A pass is served in windows of files. One file in the middle of each is left out
 says that the reader goes on, and the next window is stored while it reads the second half. So a pass costs one
 request for each window. Windows grow as long as the reader comes to the tripwire.
 
-In a directory for each sample the kernel knows the files of a sample only when it has been listed. They are stored
-then, if samples are listed in order and read: a sample from time to time is left out, and must be read.
+Files of samples that are read one by one, or that are listed just before, are stored by workers (`siblings.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from dataclasses import dataclass
 from wdsfs.errors import StaleShard, WdsfsError
 from wdsfs.fuse.page_cache import Ended, Members, PageCache
 from wdsfs.fuse.passes import REACH_MAX, Passes
-from wdsfs.inodes import MEMBER, SAMPLE, index_of, kind_of, pack, position, unpack
 from wdsfs.tree.shard_set import NotIndexed
 from wdsfs.tree.tree import LowerTree
 
@@ -38,8 +36,7 @@ PASSES_MAX = 64  # at a time
 class Pass:
     """A reader in order: the inode it was at, the step between its files, and what is stored for it.
 
-    Inode numbers up to `end` were stored, but for the one at `wire`. Of a pass over directories of samples these
-    are samples, and `left` is how many are stored until the next one is left out.
+    Inode numbers up to `end` were stored, but for the one at `wire`.
     """
 
     last: int
@@ -48,7 +45,6 @@ class Pass:
     wire: int = 0
     window: int = WINDOW_FIRST  # files
     windows: int = 0  # that the reader has come to the tripwire of
-    left: int = 0  # samples
     files: int = 0  # that it has not gone past, and their bytes
     bytes: int = 0
 
@@ -82,10 +78,7 @@ class Pusher:
             self.tree.lower.tidy()
             for inode, distance in _latest(self.notes.take()):
                 try:
-                    if kind_of(inode) == SAMPLE:
-                        self.go_on_listing(inode, distance)
-                    else:
-                        self.go_on(inode, distance)
+                    self.go_on(inode, distance)
                 except Ended as end:
                     if end.unable:
                         log.info("the kernel takes no content ahead of readers")
@@ -112,31 +105,6 @@ class Pusher:
         if not self._store(members, going):
             self.notes.postpone(inode)
 
-    def go_on_listing(self, inode: int, distance: int) -> None:
-        """Store the files of a sample that was just listed; the one before was `distance` inode numbers back."""
-        going = self._pass_at(inode, distance)
-        going.end = inode + 1
-        if not going.left and self._was_read(going.wire):
-            self._gone_past(going)
-            going.left = going.window
-        going.left = max(going.left - 1, 0)
-        if going.left:
-            self._store(self.pages.members(self._files_of(inode), WINDOW_BYTES), going)
-        else:
-            going.wire = inode
-
-    def _was_read(self, sample: int) -> bool:
-        """Return True if the last READ in its region was of a file of this sample; 0 is no sample."""
-        files = self._files_of(sample) if sample else range(0)
-        return bool(files) and self.notes.last(files[0]) in files
-
-    def _files_of(self, sample: int) -> range:
-        """Return the inode numbers of the files of a sample."""
-        tag, number, where = unpack(sample)
-        members = self.tree.lower.record(number, tag).entry_members(index_of(where))
-        first = pack(tag, number, position(MEMBER, members.start))
-        return range(first, first + len(members))
-
     def _pass_at(self, inode: int, distance: int) -> Pass:
         """Return the pass that has come to this file or sample, taken on; a new one if there is none."""
         for going in reversed(self.passes):
@@ -151,7 +119,7 @@ class Pusher:
         self.passes.append(going)
         going.step = math.gcd(going.step, inode - going.last)
         going.last = inode
-        if kind_of(inode) == MEMBER and going.wire and inode >= going.wire:
+        if going.wire and inode >= going.wire:
             self._gone_past(going)
         return going
 
@@ -166,7 +134,7 @@ class Pusher:
         """Store files for a pass; returns False if the kernel takes none. Raises what `PageCache.store` does."""
         stored = self.pages.store(members, lambda: self._front(going))
         going.files, going.bytes = going.files + stored.files, going.bytes + stored.bytes
-        if stored.files and kind_of(going.last) == MEMBER:
+        if stored.files:
             going.end = stored.last + 1
         self.notes.stored(stored.files, stored.bytes)
         return stored.files > 0 or (not stored.refused and bool(members.inodes))
@@ -174,5 +142,5 @@ class Pusher:
     def _front(self, going: Pass) -> int:
         """Return the file that the reader is at, or is about to be at; 0 if that is not known."""
         last = self.notes.last(going.last)
-        is_near = kind_of(going.last) == MEMBER and 0 <= last - going.last <= REACH_MAX
+        is_near = 0 <= last - going.last <= REACH_MAX
         return last + going.step if is_near else 0

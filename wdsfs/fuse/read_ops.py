@@ -23,6 +23,7 @@ from wdsfs.errors import EntryError, Interrupted, NoSuchEntry, ShardError, Stale
 from wdsfs.fuse import protocol
 from wdsfs.fuse.counters import KINDS, Board, Slot
 from wdsfs.fuse.protocol import Attributes, Request
+from wdsfs.fuse.siblings import Siblings
 from wdsfs.inodes import FOLDER, NOT_HIDDEN, ROOT, SAMPLE, kind_of
 from wdsfs.log_lines import LoggedMessages
 from wdsfs.names import HIDDEN_DIRECTORY, NAME_MAX
@@ -379,6 +380,7 @@ class ReadOperations(Operations[LowerTree]):
     """Answers the requests of a read-only mount."""
 
     _ahead: tuple[int, int] | None = None  # the call of the pusher that is due when the reply was sent
+    siblings: Siblings | None = None  # in a worker that may store content in the page cache
 
     def _run(self, inode: int, after: int, room: int) -> bytes | None:
         run = self.tree.run(inode, after, room // protocol.LINE_MIN)
@@ -391,20 +393,29 @@ class ReadOperations(Operations[LowerTree]):
         )
 
     def read(self, request: Request) -> Reply:
-        reply = self._read(request, self.tree.content(request.node))
-        self._note(request.node)
+        inode = request.node
+        reply = self._read(request, self.tree.content(inode))
+        passes = self.board.passes
+        if passes is not None and (distance := passes.note(inode)):
+            self._ahead = inode, distance
+        if self.siblings is not None and reply is not None:
+            self._store_siblings(self.siblings, request)
         return reply
 
     def readdirplus(self, request: Request) -> Reply:
         reply = super().readdirplus(request)
-        if kind_of(request.node) == SAMPLE and not protocol.read_of(request.body)[0]:
-            self._note(request.node)
+        # The kernel knows the files of a sample when it asks for the end of the listing.
+        if not reply and self.siblings is not None and kind_of(request.node) == SAMPLE:
+            self._store_siblings(self.siblings, request)
         return reply
 
-    def _note(self, inode: int) -> None:
-        passes = self.board.passes
-        if passes is not None and (distance := passes.note(inode)):
-            self._ahead = inode, distance
+    def _store_siblings(self, siblings: Siblings, request: Request) -> None:
+        """Store what the client of a request will read next. An error is left to the READ of that file."""
+        with contextlib.suppress(WdsfsError, NotIndexed):
+            files = siblings.after(request.pid, request.node)
+            if files:
+                with self.slowly():  # it may wait for a READ
+                    siblings.store(request.pid, files)
 
     def after_reply(self) -> None:
         """Call the pusher for a pass."""

@@ -39,7 +39,8 @@ from wdsfs.fuse.counters import DEADLY, DEADLY_NS, SLOTS, Board
 from wdsfs.fuse.passes import Passes
 from wdsfs.fuse.protocol import Request
 from wdsfs.fuse.pusher import Pusher
-from wdsfs.fuse.read_ops import BACKGROUND, BACKGROUND_REMOTE, Operations
+from wdsfs.fuse.read_ops import BACKGROUND, BACKGROUND_REMOTE, Operations, ReadOperations
+from wdsfs.fuse.siblings import Habits, Siblings
 from wdsfs.fuse.worker import serve
 from wdsfs.tree.tree import LowerTree, MountedTree
 
@@ -107,6 +108,8 @@ class Supervisor:
         # writer of this pipe is gone.
         self.life, self._living = os.pipe()
         self._calls, self._call = os.pipe()
+        # A single worker must not wait for one that answers.
+        self._habits = Habits(board.passes) if board.passes is not None and workers > 1 else None
         os.set_blocking(self._call, False)  # without a supervisor it has no reader
 
     # --- the supervisor
@@ -467,6 +470,8 @@ class Supervisor:
             self.operations.notify = self._notify
             if self.resends:
                 self.operations.fetcher = self.fetcher
+            if self._habits is not None and isinstance(self.operations, ReadOperations):
+                self.operations.siblings = Siblings(self.device, cast(LowerTree, tree), self._habits)
             tree.lower.on_files, retired = own.files, own.retirement
             is_surplus = serve(
                 *(self.device, self.operations.answer),
