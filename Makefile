@@ -68,5 +68,5 @@ constraints:  ## choose the newest versions for development anew; the oldest Pyt
 	cp "$$new/constraints.txt" constraints.txt
 
 clean:  ## remove .venv and everything that the tools left
-	rm -rf .venv build dist wdsfs.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
