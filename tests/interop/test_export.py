@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests import tars
 from tests.cli.test_main import program  # noqa: F401  # a fixture
 from tests.conftest import Program
 from tests.packing.overlays import EDITS, FIRST, SECOND, Faulty, Killed, Set, stops
@@ -70,6 +71,23 @@ def test_dali(program: Program) -> None:  # noqa: F811
     assert (program.home / "new/dali/x--s.idx").read_bytes() == ONE_DALI
     assert (program.home / "new/dali/y--s.idx").read_bytes() == TWO_DALI
     assert files(program.home / "new") == {"dali/x--s.idx", "dali/y--s.idx", "dali/t.v1.idx"}
+
+
+def test_dali_of_listed_samples(program: Program) -> None:  # noqa: F811
+    program.write(
+        "s.tar", tars.tar(*(tars.member(name, b"x") for name in (b"a.jpg", b"a.cls", b"b.jpg", b"c.jpg")))
+    )
+    program.write("t.tar", tars.tar(tars.member(b"d.jpg", b"x")))
+    program.write("k.txt", b"s/c\na\nnone\n")
+    done = program.run("export", "--format", "dali", "-o", "idx", "--keys", "k.txt", "s.tar", "t.tar")
+    assert (program.home / "idx/s.idx").read_bytes() == (
+        b"v1.2 2\njpg 512 1 a.jpg cls 1536 1 a.cls\njpg 3584 1 c.jpg\n"
+    )
+    assert not (program.home / "idx/t.idx").exists()
+    assert b"of its 3 keys 1 is not in the set: 'none'" in done.stderr
+    refused = program.refused("export", "--format", "wids", "-o", "idx", "--keys", "k.txt", "s.tar", code=2)
+    assert "--keys is for --format dali" in refused
+    assert "wdsfs pack --keys k.txt" in refused
 
 
 def test_a_shard_that_dali_cannot_read_is_no_obstacle_to_others(program: Program) -> None:  # noqa: F811

@@ -194,9 +194,26 @@ def test_words_that_mean_nothing(shards: str) -> None:
         ({"names": "short"}, "names='short': is one of ext, full"),
         ({"layout": "files", "index_tree": True}, "--index-tree is for --layout samples"),
         ({"class_from": "cls"}, "--class-from is for --layout classes"),
+        ({"layout": "classes", "class_digits": 19}, "is a number from 0 to 18"),
     ):
         with pytest.raises(wdsfs.UsageError, match=text):
             wdsfs.tree(shards, **options)  # type: ignore[arg-type]
+
+
+def test_places_that_are_none(shards: str) -> None:
+    with wdsfs.tree(shards) as tree:
+        file = tree.open("t-0/d0/k0-0/cls")
+        for offset, length in ((-1, None), (0, -1)):
+            with pytest.raises(wdsfs.UsageError, match="neither can be negative"):
+                tree.read("t-0/d0/k0-0/cls", offset, length)
+        for ask in (tree.listdir, tree.scandir):
+            with pytest.raises(wdsfs.EntryError, match=r"^t-0/d0/k0-0/cls is a file"):
+                ask("t-0/d0/k0-0/cls")
+        with pytest.raises(wdsfs.NoSuchEntry, match="no text of UTF-8"):
+            tree.read("\ud800")
+    for question in (tree.listdir, file.read, lambda: tree.open("t-0/d0/k0-0/cls")):
+        with pytest.raises(wdsfs.UsageError, match="this is closed"):
+            question()
 
 
 def test_a_csv_by_the_text_of_a_file(tmp_path: Path) -> None:

@@ -124,7 +124,12 @@ def test_a_file_system_of_shards(shards: str) -> None:
     with fs.open(path) as file:
         file.seek(-3, os.SEEK_END)
         assert file.read() == data[-3:]
-    assert pickle.loads(pickle.dumps(fs)).cat(path) == data
+    assert fs.ls("/t-0/d0", detail=False) == ["t-0/d0/k0-0", "t-0/d0/k0-2"]
+    assert fs.info("/t-0/d0/")["name"] == "t-0/d0"
+    sent = pickle.dumps(fs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir("/")
+        assert pickle.loads(sent).cat(path) == data
     fs.close()
     assert fsspec.filesystem("wdsfs", shards=shards, columns=["jpg", "cls"]).cat(path) == data
 

@@ -65,8 +65,24 @@ def test_a_key_that_several_shards_have(tmp_path: Path) -> None:
         (tmp_path / f"{name}.tar").write_bytes(tars.tar(tars.member(b"k.txt", name.encode())))
     with wdsfs.samples(["a.tar", tmp_path / "b.tar"]) as samples:
         assert samples.by_key("b/k")["txt"] == b"b"
-        with pytest.raises(wdsfs.UsageError, match="SHARD/KEY"):
+        with pytest.raises(wdsfs.UsageError, match="number 0, in a: name the shard before the key, SHARD/KEY"):
             samples.by_key("k")
+    twice = [tars.member(name, name) for name in (b"k.txt", b"l.txt", b"k.txt")]
+    (tmp_path / "a.tar").write_bytes(tars.tar(*twice))
+    with (
+        wdsfs.samples("a.tar") as samples,
+        pytest.raises(wdsfs.UsageError, match=r"^2 samples .* 0, in a: use their numbers"),
+    ):
+        samples.by_key("a/k")
+
+
+def test_a_column_cannot_hide_the_key(tmp_path: Path) -> None:
+    (tmp_path / "s.tar").write_bytes(tars.tar(*(tars.member(name, b"x") for name in (b"a.__key__", b"a.cls"))))
+    with wdsfs.samples("s.tar") as samples:
+        assert samples[0] == {"__key__": "a", "__shard__": "s", "__key__~2": b"x", "cls": b"x"}
+    for options in ({"columns": "__shard__=cls"}, {"field": ["__key__=json:n"]}):
+        with pytest.raises(wdsfs.UsageError, match="take another name"):
+            wdsfs.samples("s.tar", **options)  # type: ignore[arg-type]
 
 
 def test_a_table_of_keys_that_is_kept_is_used_again(shards: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,6 +110,15 @@ def test_options_have_the_words_and_errors_of_the_mount(shards: str, tmp_path: P
         wdsfs.samples(shards, shard_id=1)
     with pytest.raises(wdsfs.UsageError, match="missing='no': is one of error, skip, empty"):
         wdsfs.samples(shards, missing="no")
+    for wrong, text in (
+        ({"jobs": 0}, "at least one process"),
+        ({"keys": ""}, "name the file"),
+        ({"columns": "\ud800"}, "UTF-8"),
+    ):
+        with pytest.raises(wdsfs.UsageError, match=text):
+            wdsfs.samples(shards, **wrong)  # type: ignore[arg-type]
+    with wdsfs.samples(shards) as samples, pytest.raises(wdsfs.NoSuchEntry):
+        samples.by_key("\ud800")
     with pytest.raises(wdsfs.ViewError, match="'png'"):
         wdsfs.samples(shards, columns=["png"])
     with pytest.raises(TypeError, match="there is no option 'colums'"):
@@ -335,13 +360,31 @@ def test_workers(samples: wdsfs.Samples, start: str) -> None:
 
 def test_a_pickle_is_small_and_notices_another_set(samples: wdsfs.Samples) -> None:
     pickled = pickle.dumps(samples)
-    assert len(pickled) < 300
+    assert len(pickled) < 500
     with pickle.loads(pickled) as same:
         assert same[5] == EXPECTED[5]
         assert samples[5] == EXPECTED[5]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir("/")
+        with pickle.loads(pickled) as same:
+            assert same[5] == EXPECTED[5]
     Path("t-1.tar").write_bytes(shard(1, 5))
     with pytest.raises(wdsfs.StaleShard, match="has changed since it was sent"):
         pickle.loads(pickled)
+
+
+def test_what_is_closed_answers_nothing(shards: str) -> None:
+    samples = wdsfs.samples(shards)
+    samples.close()
+    for question in (
+        lambda: samples[0],
+        lambda: samples.by_key("k"),
+        lambda: [*samples],
+        lambda: pickle.dumps(samples),
+    ):
+        with pytest.raises(wdsfs.UsageError, match="this is closed"):
+            question()
+    samples.close()
 
 
 def test_two_sets_share_an_index_that_stays_open_until_both_are_closed(shards: str) -> None:

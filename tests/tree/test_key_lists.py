@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import signal
 import sqlite3
 import struct
+import subprocess
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import tars
-from tests.conftest import BOTH_ENGINES, Program, wait_until
+from tests.conftest import BOTH_ENGINES, PATIENCE, Program, wait_until
 from tests.tree.test_view_record import Sample, a_view, member, write
 from wdsfs.errors import UsageError, ViewError
 from wdsfs.shards import Fingerprint
@@ -291,6 +293,18 @@ def test_a_mount_says_later_what_is_listed_and_not_there(program: Program) -> No
     program.write("none.txt", b"gone\n")
     refused = program.refused("mount", "--keys", "none.txt", "s{0..2}.tar", program.mountpoint, code=3)
     assert "of its 1 key not one is that of a sample of the set" in refused
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_list_from_a_stream_leaves_nothing_behind(program: Program, number: int) -> None:
+    a_set(program.home)
+    place = program.directory("tmp")
+    streams = {"stdin": subprocess.PIPE, "stderr": subprocess.DEVNULL, "env": {"TMPDIR": str(place)}}
+    with program.start("ls", "--keys", "-", "s0.tar", new_interpreter=True, **streams) as process:
+        wait_until(lambda: [*place.glob("wdsfs-keys-*/keys.txt")], "the list is being copied")
+        process.send_signal(number)
+        assert process.wait(PATIENCE) == 128 + number
+    assert [*place.iterdir()] == []
 
 
 @BOTH_ENGINES

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -173,6 +174,7 @@ def after_commit(shards: Sequence[Shard], kinds: Sequence[str], in_place: bool, 
     help="Where it goes; for energon the root of the data set, which has the shards.",
 )
 @options.flag("--md5", "For wids: the MD5 of each shard, which takes reading all of it.")
+@options.keys_option
 @options.json_option
 @options.opening_options_with("Processes that read shards.", executor=True)
 def export(
@@ -181,6 +183,7 @@ def export(
     selection: Selection,
     output: str,
     md5: bool,
+    keys: str | None,
     as_json: bool,
     opening: Opening,
 ) -> None:
@@ -192,7 +195,8 @@ def export(
     wids     shardindex.json, for `wids.ShardListDataset`
     wdsidx   set.wdsidx, for wdsfs on other machines; `wdsfs index -o` writes the same
 
-    Members that a tool would read otherwise than wdsfs are named. Exit code 9: something could not be written.
+    Members that a tool would read otherwise than wdsfs are named. With --keys an index for DALI has the listed
+    samples; the others are of whole shards. Exit code 9: something could not be written.
 
     \b
     Examples:
@@ -201,8 +205,15 @@ def export(
     """
     from wdsfs.spec.expand import refuse_left_out
     from wdsfs.tree.opening import opened
+    from wdsfs.tree.options import Composition
 
-    with opened(shards, selection, opening, whole=True) as below:
+    if keys is not None and {*kinds} != {"dali"}:
+        raise UsageError(
+            "--keys is for --format dali, because other indexes are of whole shards; shards of the listed samples "
+            f"alone are written by: wdsfs pack --keys {shlex.quote(keys)} SHARDS -o 'chosen-%06d.tar'"
+        )
+    composition = None if keys is None else Composition(keys=keys)
+    with opened(shards, selection, opening, composition, whole=True) as below:
         refuse_left_out(below.shards, "an index is of whole shards")
         report = write_indexes(below, kinds, os.fsencode(output), opening, md5)
     if as_json:

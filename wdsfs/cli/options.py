@@ -18,6 +18,7 @@ import click
 
 from wdsfs.cli import completion
 from wdsfs.cli.output import on_terminal, show_page
+from wdsfs.cli.process import ended_in_order
 from wdsfs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -565,6 +566,7 @@ def _keys(ctx: click.Context, _: click.Parameter, value: str | None) -> str | No
         raise UsageError(f"--keys {value}: a mount reads the list again when it changes: write it into a file")
     import tempfile
 
+    ctx.with_resource(ended_in_order())
     directory = tempfile.TemporaryDirectory(prefix="wdsfs-keys-")
     copy = os.path.join(directory.name, "keys.txt")
     try:

@@ -92,8 +92,10 @@ def refuse_irregular(record: Record, tool: str) -> None:
 # --- DALI --------------------------------------------------------------------------------------------------
 
 
-def dali_index(record: Record) -> Iterator[bytes]:
+def dali_index(record: Record, shown: bytes | None = None) -> Iterator[bytes]:
     """Yield the index of a shard for DALI's `readers.webdataset`, piece by piece.
+
+    `shown` has 1 for each member of the samples that are in it; without it all are.
 
     Text, as `wds2idx` writes it: a line `v1.2 N`, then for each of the N samples a line with `extension offset
     size name` for each member, where offset is that of the content in bytes, a multiple of 512. The reader splits
@@ -105,12 +107,16 @@ def dali_index(record: Record) -> Iterator[bytes]:
     Source: dali/operators/reader/loader/webdataset_loader.cc (ParseIndexFile, ParseSampleDesc), tools/wds2idx.py.
     """
     refuse_damaged(record)
-    if not record.samples:
+    count = record.samples if shown is None else sum(_is_shown(sample, shown) for sample in samples(record))
+    if not count:
         raise ExportError("the shard has no samples, and DALI reads no shard without")
     named = not _has_blank_names(record)
-    lines = [b"v1.%d %d\n" % (2 if named else 1, record.samples)]
+    lines = [b"v1.%d %d\n" % (2 if named else 1, count)]
     doubtful = _doubtful_members(record)
-    for key, members in samples(record):
+    for sample in samples(record):
+        if not _is_shown(sample, shown):
+            continue
+        key, members = sample
         words = []
         for member in members:
             extension = record.extension(member)
@@ -124,6 +130,10 @@ def dali_index(record: Record) -> Iterator[bytes]:
             yield b"".join(lines)
             lines = []
     yield b"".join(lines)
+
+
+def _is_shown(sample: DaliSample, shown: bytes | None) -> bool:
+    return shown is None or bool(shown[sample.members.start])
 
 
 def _has_blank_names(record: Record) -> bool:

@@ -19,7 +19,7 @@ import uuid
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from wdsfs import __version__
 from wdsfs.errors import MALFORMED, ExportError, ShardError, StaleShard, UnreadableShard, and_others, several
@@ -193,9 +193,12 @@ class Export:
         """Return the index of each shard, in order; an empty one of a shard without samples."""
         numbers = {shard.path: number for number, shard in enumerate(self.lower.shards)}
 
-        def packed(shard: Shard) -> tuple[bytes, bytes] | ExportError:
+        def packed(shard: Shard) -> _DaliUnit | ExportError:
+            number = numbers[shard.path]
             try:
-                return shard.path, self._record(numbers[shard.path]).packed()
+                self._refuse_compressed(number)
+                record, plain = indexed(self.lower.record_and_plain, number)
+                return _DaliUnit(shard.path, plain.packed(), None if record is plain else shown_of(record, plain))
             except ExportError as error:
                 return error
 
@@ -471,18 +474,33 @@ def _wids_misreading(path: bytes, together: int) -> str | None:
     return _of_shard(path, of)
 
 
-def _dali_of(unit: tuple[bytes, bytes] | ExportError) -> bytes | ExportError:
-    """Return the index of a shard, from its path and its record; an error is returned, not raised."""
+class _DaliUnit(NamedTuple):
+    """The task of a worker: the path and record of a shard, and which of its members are shown (None: all)."""
+
+    path: bytes
+    record: bytes
+    shown: bytes | None
+
+
+def shown_of(record: Record, plain: Record) -> bytes:
+    """Return for each member of a shard 1 if a view that only chooses samples shows it, else 0."""
+    shown = bytearray(plain.members)
+    for member in range(record.members):
+        shown[record.address(member)[1]] = 1
+    return bytes(shown)
+
+
+def _dali_of(unit: _DaliUnit | ExportError) -> bytes | ExportError:
+    """Return the index of a shard; an error is returned, not raised."""
     if isinstance(unit, ExportError):
         return unit
-    path, data = unit
-    record = Record(data)
-    if not (record.samples or record.problems):
+    record = Record(unit.record)
+    if not (record.samples or record.problems) or (unit.shown is not None and not any(unit.shown)):
         return b""
     try:
-        return b"".join(dali.dali_index(record))
+        return b"".join(dali.dali_index(record, unit.shown))
     except ExportError as error:
-        return ExportError(f"{os.fsdecode(path)}: {error}")
+        return ExportError(f"{os.fsdecode(unit.path)}: {error}")
 
 
 def _energon_of_file(path: bytes) -> Iterator[energon.EnergonSample]:

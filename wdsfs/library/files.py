@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple, ParamSpec, TypeVar, Unpack
 
 from wdsfs.errors import IsADirectory, NoSuchEntry, NotADirectory, UsageError
-from wdsfs.library.opened_set import OfSet, OpenedSet, SetOptions, Shards, check_choice
+from wdsfs.library.opened_set import Closed, OfSet, OpenedSet, SetOptions, Shards, check_choice
 from wdsfs.tree import content as content_module
 from wdsfs.tree.numbered_tree import check_name, make_numbered
 from wdsfs.tree.opening import resolved
@@ -73,6 +73,10 @@ class Tree(OfSet):
         except BaseException:
             self._set.close()
             raise
+
+    def close(self) -> None:
+        self._tree = Closed()
+        super().close()
 
     # --- names
 
@@ -159,7 +163,10 @@ class Tree(OfSet):
             return indexed(question, *args, **kwargs)
 
     def _entries(self, path: str) -> list[Entry]:
-        inode = self._node(path).inode
+        node = self._node(path)
+        if not modes.S_ISDIR(node.mode):
+            raise NotADirectory(f"{path} is a file")
+        inode = node.inode
         return self._ask(lambda: list(self._tree.listing(inode, AT_PARENT)))
 
     def _node(self, path: str, links: int = LINKS_MAX) -> Node:
@@ -179,7 +186,11 @@ class Tree(OfSet):
         raise NotADirectory(f"{path}: a part of it is a file") if links else _too_many(path)
 
     def _resolved(self, parts: list[str]) -> Node:
-        return self._ask(resolved, self._tree, os.fsencode("/".join(parts)))
+        try:
+            path = os.fsencode("/".join(parts))
+        except UnicodeEncodeError:
+            raise NoSuchEntry(f"no {'/'.join(parts)!a} in the tree: it is no text of UTF-8") from None
+        return self._ask(resolved, self._tree, path)
 
     def _mode(self, path: str) -> int:
         try:
@@ -190,10 +201,11 @@ class Tree(OfSet):
     # --- other processes
 
     def __repr__(self) -> str:
-        return f"<wdsfs.tree: {self._tree.view.layout} of {len(self._set.lower):,} shards>"
+        return f"<wdsfs.tree: {self._arguments['layout']} of {len(self._set.lower):,} shards>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _sent, (self._set.shards, self._arguments | self._set.options)
+        shards, options = self._set.sent
+        return _sent, (shards, self._arguments | options)
 
 
 class MemberFile(io.RawIOBase):
@@ -211,6 +223,8 @@ class MemberFile(io.RawIOBase):
         """Return up to `length` bytes from byte `offset` on, wherever the file stands. Raises ShardError."""
         if self.closed:
             raise ValueError("I/O operation on closed file")
+        if offset < 0 or length < 0:
+            raise UsageError(f"{self.name}: {length} bytes at {offset}: neither can be negative")
         length = max(min(length, self.size - offset), 0)
         set_ = self._tree._set
         with set_.lock:

@@ -18,6 +18,9 @@ from wdsfs.library.opened_set import Shards
 
 _SCHEMES = {"gcs": "gs", "abfs": "az", "local": "file"}  # of fsspec, where ours has another name
 
+SHARDS = ("shards", "fo", "target_protocol", "target_options")  # options that name them
+OWN = {"layout", *FilesOptions.__annotations__}  # options of the tree
+
 
 @contextlib.contextmanager
 def _os_errors(path: str) -> Iterator[None]:
@@ -48,14 +51,18 @@ class WdsfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         target_options: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        own = {*FilesOptions.__annotations__}
-        super().__init__(**{name: value for name, value in options.items() if name not in own})
+        super().__init__(**{name: value for name, value in options.items() if name not in OWN})
         if shards is None:
             shards = _spec_of(fo, target_protocol, target_options)
         with _os_errors(str(shards)):
-            self._tree = Tree(shards, layout, **{name: options[name] for name in options.keys() & own})
+            self._tree = Tree(shards, layout, **{name: options[name] for name in options.keys() & OWN})
 
     # --- names
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        stripped = super()._strip_protocol(path)
+        return stripped.lstrip("/") if isinstance(stripped, str) else stripped
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         path = self._strip_protocol(path)
@@ -106,10 +113,19 @@ class WdsfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     mkdir = makedirs = rmdir = rm = rm_file = _rm = cp_file = mv = touch = pipe_file = put_file = _refuse
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        _, (shards, arguments) = self._tree.__reduce__()
+        base = {name: value for name, value in self.storage_options.items() if name not in {*OWN, *SHARDS}}
+        return _sent, (shards, base | arguments)
+
     def close(self) -> None:
         """Close the shards. Later instances with the same arguments open them again."""
         self._tree.close()
         self._cache.pop(self._fs_token, None)
+
+
+def _sent(shards: list[str], arguments: dict[str, Any]) -> WdsfsFileSystem:
+    return WdsfsFileSystem(shards, **arguments)
 
 
 def _info(path: str, status: os.stat_result) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias, TypedDict
 
 from wdsfs.errors import UsageError
+from wdsfs.spec.expand import anchored, anchored_file
 from wdsfs.tree.opening import opened
 from wdsfs.tree.options import OF_CLASSES, Composition, Opening, Progress, Tolerance, composition_of, selection_of
 from wdsfs.tree.shard_set import ShardSet
@@ -20,6 +21,7 @@ from wdsfs.tree.shard_set import ShardSet
 logging.getLogger("wdsfs").addHandler(logging.NullHandler())  # nothing is written unless the program wants it
 
 DESCRIPTORS_MAX = 16384  # shards open at a time
+DIGITS_MAX = 18  # of classes that are numbers
 
 Report: TypeAlias = Callable[[str, int, int], object]
 Shards: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -67,14 +69,15 @@ class OpenedSet:
     """
 
     def __init__(self, shards: Shards, layout: str, whole: bool, **options: Any) -> None:
-        self.shards, self._layout = _texts(shards), layout
-        # Those that open the same set in another process.
+        self.shards, self._layout = texts(shards), layout
         self.options = {name: value for name, value in options.items() if value is not None and name != "progress"}
         self.lock = threading.RLock()
         self._stack = ExitStack()
         with _opening:
             self._open(whole, options.get("progress"))
             _sets.add(self)
+        # What opens the same set in another process, whose working directory may be another one.
+        self.sent = [anchored(spec) for spec in self.shards], _anchored(self.options)
 
     def _open(self, whole: bool, progress: Report | None) -> None:
         known = {*SetOptions.__annotations__, *OF_CLASSES}
@@ -90,8 +93,13 @@ class OpenedSet:
         for name in ("missing", "duplicates"):
             check_choice(name, typed[name], _POLICIES)
         for name in ("columns", "field", "join", "associate"):
-            typed[name] = _texts(typed[name])
-        typed["keys"] = typed["keys"] and os.fspath(typed["keys"])
+            typed[name] = texts(typed[name])
+        typed["keys"] = None if typed["keys"] is None else os.fspath(typed["keys"])
+        if typed["keys"] == "":
+            raise UsageError("keys='': name the file with the list")
+        digits = typed["class_digits"]
+        if digits is not None and not 0 <= digits <= DIGITS_MAX:
+            raise UsageError(f"class_digits={digits}: is a number from 0 to {DIGITS_MAX}")
         return composition_of(self._layout, **typed)
 
     def close(self) -> None:
@@ -106,13 +114,20 @@ class OpenedSet:
             lower.index.suspend()
 
 
+class Closed:
+    """A stand-in for what is closed: raises UsageError for each question."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise UsageError("this is closed; open it again")
+
+
 class OfSet:
     """A part of an opened set, such as its samples: `close`, or the end of a `with` block, closes the set."""
 
     _set: OpenedSet
 
     def close(self) -> None:
-        """Close the shards and the index."""
+        """Close the shards and the index. Each later question raises UsageError."""
         self._set.close()
 
     def __enter__(self) -> Self:
@@ -128,7 +143,18 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise UsageError(f"{name}={value!r}: is one of {', '.join(choices)}")
 
 
-def _texts(values: Shards) -> list[str]:
+def _anchored(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options in which files do not depend on the working directory."""
+    sent = dict(options)
+    for name in sent.keys() & {"keys", "class_names", "index_dir", "base"}:
+        sent[name] = anchored_file(os.fspath(sent[name]))
+    for name, function in (("join", anchored), ("associate", anchored_file)):
+        if sent.get(name):
+            sent[name] = [function(text) for text in texts(sent[name])]
+    return sent
+
+
+def texts(values: Shards) -> list[str]:
     some = [values] if isinstance(values, str | os.PathLike) else values
     return [os.fspath(value) for value in some]
 
@@ -144,6 +170,8 @@ def _opening_of(options: dict[str, Any], report: Report | None) -> Opening:
     strict = findings_of_set if options.get("strict") else None
     tolerance = Tolerance(bool(options.get("allow_missing")), strict).check()
     place, jobs = options.get("index_dir"), options.get("jobs")
+    if jobs is not None and jobs < 1:
+        raise UsageError(f"jobs={jobs}: at least one process is needed")
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     opening = Opening(
         index_dir=None if place is None else Path(place),

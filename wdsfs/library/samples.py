@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, Unpack, overload
 
 from wdsfs.errors import NoSuchEntry, StaleShard, UsageError
-from wdsfs.library.opened_set import OfSet, OpenedSet, SetOptions, Shards
-from wdsfs.tree.sample_reader import SampleReader
+from wdsfs.library.opened_set import Closed, OfSet, OpenedSet, SetOptions, Shards, texts
+from wdsfs.tree.sample_reader import RESERVED, SampleReader
 
 Sample: TypeAlias = dict[str, Any]
 
@@ -22,6 +22,9 @@ class Samples(OfSet, Sequence[Sample]):
     """
 
     def __init__(self, shards: Shards, **options: Any) -> None:
+        for text in (*texts(options.get("columns") or ()), *texts(options.get("field") or ())):
+            if text.partition("=")[0] in RESERVED:
+                raise UsageError(f"{text!r}: each sample has a key and a shard of that name; take another name")
         self._set = OpenedSet(shards, "samples", True, **options)
         try:
             self._reader = SampleReader(self._set.lower, self._set.lock)
@@ -29,6 +32,10 @@ class Samples(OfSet, Sequence[Sample]):
             self._set.close()
             raise
         self._count = self._reader.count
+
+    def close(self) -> None:
+        self._reader = Closed()  # type: ignore[assignment]  # it raises whatever is asked
+        super().close()
 
     def __len__(self) -> int:
         return self._count
@@ -75,11 +82,10 @@ class Samples(OfSet, Sequence[Sample]):
         if not numbers:
             raise NoSuchEntry(f"no sample has the key {key!r}")
         if len(numbers) > 1:
-            first = self[numbers[0]]
-            raise UsageError(
-                f"{len(numbers)} samples have the key {key!r}, the first in {first['__shard__']}: name the "
-                "shard before the key, SHARD/KEY, or use numbers"
-            )
+            first, last = self[numbers[0]]["__shard__"], self[numbers[-1]]["__shard__"]
+            way_out = "use their numbers" if first == last else "name the shard before the key, SHARD/KEY"
+            text = f"{len(numbers)} samples have the key {key!r}, the first, number {numbers[0]}, in {first}"
+            raise UsageError(f"{text}: {way_out}")
         return self[numbers[0]]
 
     def keys(self) -> Iterator[str]:
@@ -91,7 +97,7 @@ class Samples(OfSet, Sequence[Sample]):
         return f"<wdsfs.samples: {self._count:,} in {len(self._set.lower):,} shards>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _sent, (self._set.shards, self._set.options, self._reader.digest)
+        return _sent, (*self._set.sent, self._reader.digest)
 
 
 def _sent(shards: list[str], options: dict[str, Any], digest: bytes) -> Samples:

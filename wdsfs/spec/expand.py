@@ -179,6 +179,36 @@ def settled(text: str) -> str:
     return _BRACE.sub(r"\\\g<0>", pattern) if braces.are_in(pattern) else pattern
 
 
+def anchored(text: str) -> str:
+    """Return a spec that means the same in another working directory.
+
+    Not one whose first word only its expansion can tell: `{a,/b}/x.tar`.
+    """
+    text = settled(text)
+    parts = []
+    for part in objects.parts(text):
+        sign = LIST if part.startswith(LIST) else ""
+        name = part.removeprefix(LIST)
+        is_fixed = name.startswith(("/", "~", "$", "{")) or name == urls.STDIN or objects.is_url(name)
+        parts.append(part if is_fixed else f"{sign}{_literal_directory()}{name}")
+    return "::".join(parts)
+
+
+def anchored_file(path: str) -> str:
+    """Return the path or URL of a file, which means the same in another working directory."""
+    return path if objects.is_url(path) and not os.path.exists(path) else os.path.abspath(path)
+
+
+def _literal_directory() -> str:
+    """Return the working directory with its slash, with nothing in it to be expanded; empty if it is gone."""
+    try:
+        directory = os.getcwd()
+    except FileNotFoundError:
+        return ""
+    pattern = _ESCAPE.sub(r"[\g<0>]", directory).replace("::", "[:][:]")
+    return (_BRACE.sub(r"\\\g<0>", pattern) if braces.are_in(pattern) else pattern) + "/"
+
+
 def split_path(arguments: Sequence[str]) -> tuple[list[str], str | None]:
     """Split the `SHARDS... [PATH]` of `wdsfs ls` into the specs and the path inside the tree, if any.
 

@@ -384,7 +384,10 @@ def _equal_names(first: str, other: str, name: bytes) -> UsageError:
 
 
 def _extension(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise UsageError(f"{text!a}: is no text of UTF-8") from None
 
 
 def _refuse_name(option: str, name: str, example: str) -> None:

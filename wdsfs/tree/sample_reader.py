@@ -42,6 +42,8 @@ SHARDS_MAX = 16384  # shards whose columns are kept in memory, 3 KB each
 
 TEXT = ("utf-8", "surrogateescape")
 
+RESERVED = ("__key__", "__shard__")  # in each sample: a column of this name gets a suffix
+
 Sample = dict[str, Any]
 Piece = tuple[str, int, int]  # a column: its name, its first byte, the byte after its last one
 
@@ -94,6 +96,8 @@ class _ShardColumns:
     def name(self, member: int) -> str:
         """Return the name of a column: the extension; a second one of a sample has a suffix, as in a mount."""
         name = self._shown.shown(self._record, position(MEMBER, member)).decode(*TEXT)
+        if name in RESERVED:
+            name += "~2"
         if not self._aliased:
             self._names[self._extension[member]] = name
         return name
@@ -297,7 +301,10 @@ class SampleReader:
             return numbers
 
     def _with_key(self, key: str, shards: Sequence[int]) -> list[int]:
-        path = key.encode("utf-8", "surrogateescape")
+        try:
+            path = key.encode(*TEXT)
+        except UnicodeEncodeError:
+            return []
         crc = zlib.crc32(path)
         candidates = self._candidates(crc) if len(shards) > 1 else shards
         numbers: list[int] = []
