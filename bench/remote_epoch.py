@@ -1,6 +1,6 @@
 """An epoch over shards in random order by four workers of a PyTorch DataLoader; prints what it took as JSON.
 
-    python -m bench.remote_epoch files SEED MOUNTPOINT      samples as directories, of one shard after the other
+    python -m bench.remote_epoch files SEED MOUNTPOINT      files by their names, of one shard after the other
     python -m bench.remote_epoch webdataset SEED URL ...    the webdataset library's own streaming
 
 A process of its own. Both make the same batches of the same bytes, and decode no image: what is left is the way
@@ -26,7 +26,7 @@ torch: Any = importlib.import_module("torch")
 
 
 class Files(torch.utils.data.IterableDataset):  # type: ignore[misc]  # torch is optional
-    """The samples of a mount: each worker takes shards of its own."""
+    """The samples of a mount with `--layout files`: each worker takes shards of its own, and lists each once."""
 
     def __init__(self, root: str, seed: int) -> None:
         self.shards = sorted(f"{root}/{name}" for name in os.listdir(root))
@@ -35,8 +35,8 @@ class Files(torch.utils.data.IterableDataset):  # type: ignore[misc]  # torch is
     def __iter__(self) -> Iterator[dict[str, bytes]]:
         worker = torch.utils.data.get_worker_info()
         for shard in self.shards[worker.id :: worker.num_workers]:
-            for key in sorted(os.listdir(shard)):
-                yield {extension: _content(f"{shard}/{key}/{extension}") for extension in EXTENSIONS}
+            for key in sorted({name.partition(".")[0] for name in os.listdir(shard)}):
+                yield {extension: _content(f"{shard}/{key}.{extension}") for extension in EXTENSIONS}
 
 
 def _content(path: str) -> bytes:

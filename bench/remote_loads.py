@@ -39,7 +39,7 @@ def training(bench: Bench, shards: Remote, data: Set) -> None:
             return
     urls = [f"pipe:curl -s {url}" for url in shards.urls]
     for turn in range(bench.repetitions):
-        with bench.attempt_at("wdsfs"), shards.mount():
+        with bench.attempt_at("wdsfs"), shards.mount("--layout", "files"):
             bench.say(f"training loop: wdsfs, turn {turn + 1}")
             _epoch(bench, "wdsfs", data, turn, "files", [str(shards.mountpoint)])
         with bench.attempt_at("webdataset pipe:curl"):
