@@ -7,6 +7,7 @@ too. wdsfs also reads back what it has written.
 from __future__ import annotations
 
 import random
+import resource
 import shutil
 import sys
 import tarfile
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from bench.workloads import Bench
 
 FOLDER = 1000  # files in a directory
-CASE = "files of 0.5 to 4 kB"
+CASE, PROCESSOR = "files of 0.5 to 4 kB", "processor time"
 
 _WITH_WEBDATASET = """
 import os, sys
@@ -81,9 +82,10 @@ def _measure(bench: Bench, name: str, way: Callable[[], object], out: Path, cont
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
     run("sync", "-f", out)
-    since = time.perf_counter()
+    since, spent = time.perf_counter(), _processor_seconds()
     way()
     bench.add(CASE, "s", name, time.perf_counter() - since)
+    bench.add(PROCESSOR, "s", name, _processor_seconds() - spent)
     if name == "tar":
         run("sync", *out.iterdir())
         bench.add(CASE, "s", "tar and sync", time.perf_counter() - since)
@@ -93,3 +95,9 @@ def _measure(bench: Bench, name: str, way: Callable[[], object], out: Path, cont
             found += sum(member.size for member in archive if member.isfile())
     if found != contents:
         raise Broken(f"{found} bytes of files were packed, not {contents}")
+
+
+def _processor_seconds() -> float:
+    """Return the processor time of all processes that this one has waited for, and of those they have."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime

@@ -367,7 +367,7 @@ FIGURES = [
         )
         for other, bound in others.items()
     ),
-    Figure("packing a tree of small files", "tar", 1.5, _times("pack", "files of 0.5 to 4 kB", "tar")),
+    Figure("packing a tree, processor time", "tar", 1.5, _times("packing a tree", "processor time", "tar")),
     *_portable(),
     *_by_kernel(),
     Figure("workers killed", "errors", 0.0, _plain("survival", "errors")),
