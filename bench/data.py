@@ -43,6 +43,7 @@ class Sizes:
     merged_names: int = 100_000
     create_files: int = 5000
     pack_files: int = 100_000
+    cluster_shards: int = 60
     rewrite_files: int = 1000
     stream_mb: int = 500
     commit_mib: int = 1024
@@ -62,6 +63,7 @@ TINY = Sizes(
     merged_names=1000,
     create_files=200,
     pack_files=2000,
+    cluster_shards=4,
     rewrite_files=60,
     stream_mb=10,
     commit_mib=32,

@@ -32,7 +32,7 @@ from wdsfs.index.spread import Job, spread
 if TYPE_CHECKING:
     from bench.workloads import Bench
 
-SHARDS, MEMBERS = 60, 21_000
+MEMBERS = 21_000
 WORKERS = 2
 FLIGHT, UNITS = 4096, 20 * 4096
 MICRO = 1e6
@@ -40,10 +40,11 @@ START_SECONDS = 60.0
 
 
 def executor(bench: Bench) -> None:
-    """60 shards of 21,000 members of 2 bytes; then units that take no time, thousands of them in flight."""
+    """Shards of 21,000 members of 2 bytes; then units that take no time, thousands of them in flight."""
     home = bench.sets.home / "executor"
     directory, one = home / "many", home / "one"
-    _write_shards(directory, SHARDS, MEMBERS)
+    shards = bench.sets.sizes.cluster_shards
+    _write_shards(directory, shards, MEMBERS)
     _write_shards(one, 1, 2)
     index = home / "index"
     wdsfs = Wdsfs(bench.say)
@@ -69,7 +70,7 @@ def executor(bench: Bench) -> None:
                     bench.results.failed(bench.workload, name, str(error))
                     continue
                 if repetition >= 0:
-                    bench.add(f"{SHARDS} shards of {MEMBERS:,} members", "s", name, value)
+                    bench.add(f"{shards} shards of {MEMBERS:,} members", "s", name, value)
     for _ in range(bench.repetitions):
         case = Case("executor", f"of the driver for a shard, {FLIGHT:,} in flight", "us/shard")
         bench.results.add(case, "wdsfs", _driver_seconds() * MICRO)

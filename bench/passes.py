@@ -1,6 +1,8 @@
 """Passes in order over a FUSE mount, with and without content pushed ahead, against extracted files.
 
-python -m bench.passes [TURNS]    medians; each time on a fresh mount, shards and extracted files in the page cache
+python -m bench.passes [TURNS [WORK ...]]    medians
+
+Each time on a fresh mount, with shards and extracted files in the page cache.
 """
 
 from __future__ import annotations
@@ -16,9 +18,13 @@ import tarfile
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bench.workloads import Bench
 
 SETS: dict[str, tuple[int, dict[str, int]]] = {
     "3 kB": (10_000, {"bin": 3_000}),
@@ -87,8 +93,8 @@ WORK: dict[str, tuple[str, str, Callable[[Path], float]]] = {
 
 
 @contextmanager
-def mounted(shard: Path, layout: str, push: str) -> Iterator[Path]:
-    """Mount a shard; prints the READs of the block."""
+def mounted(shard: Path, layout: str, push: str, say: Callable[[str], object]) -> Iterator[Path]:
+    """Mount a shard; says how many READs the block has made."""
     with tempfile.TemporaryDirectory() as mountpoint:
         options = ["--quiet", "--layout", layout, "--push", push]
         subprocess.run([*WDSFS, "mount", *options, shard, mountpoint], check=True, stderr=subprocess.DEVNULL)
@@ -96,7 +102,7 @@ def mounted(shard: Path, layout: str, push: str) -> Iterator[Path]:
             yield Path(mountpoint)
             status = subprocess.run([*WDSFS, "status", "--json", mountpoint], check=True, capture_output=True)
             (report,) = json.loads(status.stdout)
-            print(f"  push {push}: {report['requests'].get('read', 0)} READs", report.get("pushed", ""))
+            say(f"  push {push}: {report['requests'].get('read', 0)} READs {report.get('pushed', '')}")
         finally:
             subprocess.run([*WDSFS, "umount", mountpoint], check=True, stdout=subprocess.DEVNULL)
 
@@ -113,27 +119,42 @@ def extract(shard: Path, layout: str, top: Path) -> None:
             path.write_bytes(content.read())
 
 
+def measured(
+    home: Path, turns: int, chosen: Iterable[str], say: Callable[[str], object]
+) -> Iterator[tuple[str, str, float]]:
+    """Yield work, system and seconds, the systems in turn."""
+    os.environ["WDSFS_INDEX_DIR"] = str(home / "index")
+    for work in chosen:
+        data, layout, measure = WORK[work]
+        shard, extracted = home / f"{data.replace(' ', '-')}.tar", home / f"{data}-{layout}"
+        if not shard.exists():
+            make(shard, *SETS[data])
+        if not extracted.exists():
+            extract(shard, layout, extracted)
+            os.sync()
+        for _ in range(turns):
+            yield work, "extracted", measure(extracted)
+            for system, push in (("wdsfs, push off", "off"), ("wdsfs", "auto")):
+                with mounted(shard, layout, push, say) as top:
+                    yield work, system, measure(top)
+
+
+def passes(bench: Bench) -> None:
+    """All of it as a workload of the benchmark."""
+    with tempfile.TemporaryDirectory(dir=bench.sets.home) as home, bench.attempt_at("wdsfs"):
+        for work, system, seconds in measured(Path(home), bench.repetitions, WORK, lambda _: None):
+            bench.add(work, "ms", system, seconds * 1e3)
+
+
 def main(turns: int, chosen: list[str]) -> None:
     seconds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    with tempfile.TemporaryDirectory() as name:
-        home = Path(name)
-        os.environ["WDSFS_INDEX_DIR"] = str(home / "index")
-        for work in chosen or WORK:
-            data, layout, measure = WORK[work]
-            shard, extracted = home / f"{data.replace(' ', '-')}.tar", home / f"{data}-{layout}"
-            if not shard.exists():
-                make(shard, *SETS[data])
-            if not extracted.exists():
-                extract(shard, layout, extracted)
-                os.sync()
-            for _ in range(turns):
-                seconds[work]["extracted"].append(measure(extracted))
-                for push in ("off", "auto"):
-                    with mounted(shard, layout, push) as top:
-                        seconds[work][push].append(measure(top))
-            medians = {system: statistics.median(times) for system, times in seconds[work].items()}
-            texts = [f"{name} {s * 1e3:.0f} ms ({s / medians['extracted']:.2f})" for name, s in medians.items()]
-            print(f"{work}: {', '.join(texts)}", flush=True)
+    with tempfile.TemporaryDirectory() as home:
+        for work, system, value in measured(Path(home), turns, chosen or WORK, print):
+            seconds[work][system].append(value)
+    for work, systems in seconds.items():
+        medians = {system: statistics.median(times) for system, times in systems.items()}
+        texts = [f"{name} {s * 1e3:.0f} ms ({s / medians['extracted']:.2f})" for name, s in medians.items()]
+        print(f"{work}: {', '.join(texts)}")
 
 
 if __name__ == "__main__":

@@ -251,7 +251,7 @@ def _remote() -> list[Figure]:
             1.1,
             _plain(where, "mixed load, memory, last quarter / second"),
         ),
-        Figure(f"{where}, training loop", pipe, 1 / 0.9, _times(where, "training loop, first epoch", pipe)),
+        Figure(f"{where}, training loop", pipe, 1.0, _times(where, "training loop, first epoch", pipe)),
     ]
 
 
@@ -359,6 +359,17 @@ FIGURES = [
         for other in ("cp", "cp and sync")
     ),
     *_remote(),
+    *(
+        Figure(f"passes in order, {work}", "extracted", bound, _times("passes in order", work, "extracted"))
+        for work, bound in (
+            ("200 kB in order", 1.8),
+            ("photos in order", 2.0),
+            ("3 kB in order", 2.2),
+            ("photos, cp -r", 1.5),
+            ("photos, tar cf", 1.5),
+            ("texts, grep -r", 3.0),
+        )
+    ),
     *(
         Figure(f"samples from Python, {case}", other, bound, _times("samples from Python", case, other))
         for case, others in (

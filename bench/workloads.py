@@ -29,6 +29,7 @@ from bench.clients import Clients, ClientsFailed, File, Job, Measured, Outcome, 
 from bench.data import BLOCK, LARGE_MEMORY_SAMPLES, MERGED_SHARDS, Member, Set, Sets, Shard
 from bench.executor import executor
 from bench.packing import pack
+from bench.passes import passes
 from bench.portable import portable
 from bench.remote import remote
 from bench.report import Case, Results
@@ -851,6 +852,7 @@ WORKLOADS: dict[str, tuple[str, Callable[[Bench], None]]] = {
     "stream": ("large files", stream),
     "random": ("random 4 KiB", random_reads),
     "order": ("whole set in order", whole_set),
+    "passes": ("passes in order", passes),
     "index": ("indexing", index),
     "image": ("image", images),
     "mount-time": ("mount time", mount_time),
