@@ -37,7 +37,7 @@ CMD ["--help"]
 
 FROM base AS kernel
 # hadolint ignore=DL3002
-USER root
+USER 0
 
 FROM base AS fuse
-USER wdsfs
+USER 1000

@@ -1,7 +1,7 @@
 # One word per task; `make` alone lists them. All set-up is done by .ci/setup, which each task runs first.
 # PYTHON=/path/to/python3 chooses the interpreter of .venv.
 
-.PHONY: help demo test coverage tools dali bench setup lint format house rooms constraints clean
+.PHONY: help demo test coverage tools dali bench soak kernels setup lint format house rooms constraints clean
 .DEFAULT_GOAL := help
 .SILENT:
 export PYTHON
@@ -40,6 +40,17 @@ dali: setup  ## the tests with NVIDIA DALI, which no other task runs; another gi
 bench:  ## wdsfs against its peers, twenty minutes; BENCH='--tiny' and the like are its options
 	.ci/setup bench
 	build/bench-venv/bin/python -m bench $(BENCH)
+
+soak: setup  ## readers, edits, commits, growth, remote shards and kills at once; DURATION=3600 seconds; build/soak
+	$(BIN)/python -m bench.soak $(or $(DURATION),3600) build/soak
+
+kernels: setup  ## the smoke suite on Debian's kernel, in an emulated machine; KERNEL=linux-image-... is another package
+	.ci/setup kernels
+	rm -rf build/kernel && mkdir -p build/kernel
+	cd build/kernel && apt-get -qq download $(or $(KERNEL),$$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/.*Depends: //p'))
+	$(BIN)/python -m venv build/kernel/env
+	build/kernel/env/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt .
+	$(BIN)/python .ci/kernels.py build/kernel/*.deb build/kernel/env/bin/python
 
 setup:  ## what is needed to build, mount and develop; leaves .venv/bin/wdsfs
 	.ci/setup

@@ -445,3 +445,51 @@ def test_kinds_of_containers(tmp_path: Path, files: list[str], environ: dict[str
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text("1:name=systemd:/docker/0123abcd\n")
     assert doctor.container(str(tmp_path), environ) == kind
+
+
+# -- the report ----------------------------------------------------------------------------------------------
+
+
+def test_a_report_has_versions_and_mounts_and_no_names(program: Program) -> None:
+    """No path, shard, sample, URL, secret or user is in it."""
+    program.write("secretset/sh-0.tar", tars.tar(tars.member(b"secretsample.txt", b"secretbytes")))
+    options = ("--overlay", "secretoverlay", "--columns", "secretcolumn=txt")
+    with program.mounted(*options[:2], "secretset") as mounted:
+        (mounted.path / "sh-0/secretnew").mkdir()
+        (mounted.path / "sh-0/secretnew/txt").write_bytes(b"x")
+        text = program.run("doctor", "--report").stdout.decode()
+        report = program.json("doctor", "--report")
+    words = (str(program.home), "secret", "sh-0", "/tmp", "/root", "/home", str(mounted.path))
+    for output in (text, str(report)):
+        for word in words:
+            assert word not in output, word
+    assert report["wdsfs"] == host_version()
+    assert report["linux"].startswith(os.uname().release)
+    [mount] = [one for one in report["mounts"] if one.get("samples") == 1 and one["overlay"]]
+    assert (mount["engine"], mount["state"], mount["mode"], mount["samples"]) == ("fuse", "running", "rw", 1)
+    assert "mount 1: engine fuse, state running" in text
+
+
+def test_a_report_has_of_urls_their_schemes(monkeypatch: pytest.MonkeyPatch) -> None:
+    mount = {
+        "engine": "fuse",
+        "specs": ["https://user:secret@host.example/secret/{0..9}.tar?token=secret", "s3://secret/x.tar"],
+        "composition": "--columns 'a=b' --keys /secret/list.txt",
+        "notices": ["/secret/0.tar has changed"],
+        "directory": "/",
+        "overlay": None,
+    }
+    shown = doctor._shown_mount(mount)
+    assert "secret" not in str(shown)
+    assert "host.example" not in str(shown)
+    assert (shown["stores"], shown["views"], shown["notices"]) == (["https", "s3"], ["--columns", "--keys"], 1)
+
+
+def test_a_report_is_of_the_whole_machine(program: Program) -> None:
+    assert "name nothing else" in program.refused("doctor", "--report", "/mnt", code=2)
+
+
+def host_version() -> str:
+    import wdsfs
+
+    return wdsfs.__version__

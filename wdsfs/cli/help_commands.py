@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -209,9 +210,15 @@ def completion(shell: str | None) -> None:
     type=Directory(),
     help="Check if shards in this directory can be guarded when the kernel serves them (mount --engine kernel).",
 )
+@click.option(
+    "--report",
+    "is_report",
+    is_flag=True,
+    help="Print what a report of a defect needs: versions, kernel, mounts; no paths, URLs or names.",
+)
 @store_option
 @json_option
-def doctor(place: str | None, shards_dir: str | None, as_json: bool) -> None:
+def doctor(place: str | None, shards_dir: str | None, is_report: bool, as_json: bool) -> None:
     """Check if this machine can mount, or read shards from a URL, and say what to type if not.
 
     \b
@@ -219,16 +226,39 @@ def doctor(place: str | None, shards_dir: str | None, as_json: bool) -> None:
       wdsfs doctor /mnt/train
       wdsfs doctor --shards /data/train
       wdsfs doctor s3://bucket/train-000000.tar
+      wdsfs doctor --report
     """
-    from wdsfs.mount.doctor import STORE_SECONDS, diagnose_engines, diagnose_store
+    from wdsfs.mount.doctor import STORE_SECONDS, diagnose_engines, diagnose_store, report
     from wdsfs.remote.urls import is_url
 
-    if place is not None and is_url(place):
+    if is_report:
+        if place is not None or shards_dir is not None:
+            raise UsageError("--report is about the whole machine: name nothing else")
+        _show_report(report(), as_json)
+    elif place is not None and is_url(place):
         given = os.environ.get("WDSFS_STORE_OPTIONS", "")
         set_for_all("WDSFS_STORE_OPTIONS", f"total_time={STORE_SECONDS} {given}")
         _show(diagnose_store(place), as_json, code=3)
     else:
         _show(diagnose_engines(place, shards_dir), as_json, code=5)
+
+
+def _show_report(report: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        write_json(report)
+        return
+    for name, value in report.items():
+        if isinstance(value, list):
+            for number, mount in enumerate(value, 1):
+                say(f"mount {number}: " + ", ".join(f"{field} {_plain(item)}" for field, item in mount.items()))
+        else:
+            say(f"{name}: {_plain(value)}")
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "; ".join(f"{name} {item}" for name, item in value.items())
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
 def _show(findings: Sequence[MachineFinding], as_json: bool, code: int) -> None:

