@@ -1,7 +1,7 @@
 # One word per task; `make` alone lists them. All set-up is done by .ci/setup, which each task runs first.
 # PYTHON=/path/to/python3 chooses the interpreter of .venv.
 
-.PHONY: help demo test coverage tools dali bench soak kernels setup lint format house rooms constraints clean
+.PHONY: help demo test coverage tools dali bench soak kernels docs setup lint format house rooms constraints clean
 .DEFAULT_GOAL := help
 .SILENT:
 export PYTHON
@@ -52,6 +52,10 @@ kernels: setup  ## the smoke suite on Debian's kernel, in an emulated machine; K
 	build/kernel/env/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt .
 	$(BIN)/python .ci/kernels.py build/kernel/*.deb build/kernel/env/bin/python
 
+docs:  ## the site of the documents, in build/site, with search; links and anchors are checked
+	.ci/setup docs
+	build/docs-venv/bin/python .ci/site.py
+
 setup:  ## what is needed to build, mount and develop; leaves .venv/bin/wdsfs
 	.ci/setup
 
@@ -79,5 +83,5 @@ constraints:  ## choose the newest versions for development anew; the oldest Pyt
 	cp "$$new/constraints.txt" constraints.txt
 
 clean:  ## remove .venv and everything that the tools left
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
