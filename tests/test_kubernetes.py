@@ -1,0 +1,64 @@
+"""The manifests in kubernetes/: by the schema of Kubernetes, and their commands by the program."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import ROOT
+from tests.peers import LONG_PATIENCE, TOOLS, need_tool
+from wdsfs.cli.mount_commands import mount
+
+MANIFESTS = sorted((ROOT / "kubernetes").glob("*.yaml"))
+VALIDATE = """
+import json, sys
+import kubernetes_validate
+for text in sys.stdin:
+    kubernetes_validate.validate(json.loads(text), kubernetes_validate.latest_version(), strict=True)
+"""
+
+
+def validate(manifest: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [TOOLS / "bin" / "python", "-c", VALIDATE],
+        input=json.dumps(manifest),
+        capture_output=True,
+        text=True,
+        timeout=LONG_PATIENCE,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: file.stem)
+def test_a_manifest_is_what_kubernetes_takes(file: Path) -> None:
+    need_tool("kubernetes_validate")
+    manifest = yaml.safe_load(file.read_text())
+    done = validate(manifest)
+    assert done.returncode == 0, done.stderr
+    manifest["spec"]["containers"][0]["volumeMount"] = []  # a misspelt field is found
+    assert validate(manifest).returncode != 0
+    assert f"`{file.name}`" in (ROOT / "docs/how-to/containers.md").read_text()
+
+
+def test_the_sidecar_mounts_what_the_other_container_reads() -> None:
+    spec = yaml.safe_load((ROOT / "kubernetes/sidecar.yaml").read_text())["spec"]
+    (sidecar,), (training,) = spec["initContainers"], spec["containers"]
+    words = shlex.split(re.sub(".*exec ", "", sidecar["args"][0], flags=re.DOTALL))
+    assert words[:2] == ["wdsfs", "mount"]
+    context = mount.make_context("mount", words[2:], resilient_parsing=True)
+    assert context.params["foreground"]
+    place = words[-1]
+    assert place in sidecar["startupProbe"]["exec"]["command"]
+    assert place in training["command"]
+    shared = {
+        one["mountPath"]: one["mountPropagation"] for one in sidecar["volumeMounts"] if "mountPropagation" in one
+    }
+    assert shared == {str(Path(place).parent): "Bidirectional"}
+    assert training["volumeMounts"][0]["mountPath"] in shared
