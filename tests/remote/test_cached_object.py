@@ -368,7 +368,7 @@ def test_what_was_verified_is_not_compared_by_others(
         flip(file_of(tmp_path, "data"), 2 * BLOCK)
         with opened(tmp_path, len(content)) as other:
             assert require_right(other, content) == 3
-        assert sorted(compared) == [0, 1, 2, 3]
+        assert sorted(compared) == [0, 1, 2, 2, 3]  # what is wrong once more
 
 
 def test_what_has_just_changed_is_not_taken_as_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

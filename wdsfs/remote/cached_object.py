@@ -75,7 +75,6 @@ _SETTLING = 0.01  # seconds between two looks if a change is long enough ago
 _WRITING = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
 _STEP = 256  # blocks that are verified at a time
 _UNCHECKED, _CHECKED = b"\0", b"\1"
-_FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 _TAKEN = (errno.EAGAIN, errno.EACCES)
 # Of a read that must not wait: the bytes are not in the page cache; the file system does not know such reads.
 _NOT_NOW = (errno.EAGAIN, errno.EOPNOTSUPP)
@@ -321,8 +320,7 @@ class CachedObject:
                 self._as_of = changed
         if any(self._table.absent(first, last)):
             return None
-        data = self._blocks(first, last, flags)
-        wrong = self._table.wrong(first, data)
+        data, wrong = self._compared(first, last, flags)
         if wrong:
             self._drop(wrong)
             return None
@@ -331,6 +329,17 @@ class CachedObject:
                 if self._as_of == changed:
                     self._checked[first:last] = _CHECKED * (last - first)
         return data
+
+    def _compared(self, first: int, last: int, flags: int = 0) -> tuple[memoryview, list[int]]:
+        """Return the content of blocks, and which of them are not what was put. Raises OSError."""
+        data = self._blocks(first, last, flags)
+        wrong = self._table.wrong(first, data)
+        if wrong:
+            for fd in (self.fd, self._table.fd):
+                cache_directory.see_others(fd)  # another node may have written them since
+            data = self._blocks(first, last, flags)
+            wrong = self._table.wrong(first, data)
+        return data, wrong
 
     def _blocks(self, first: int, last: int, flags: int = 0) -> memoryview:
         begin, end = first * BLOCK, min(last * BLOCK, self.size)
@@ -383,7 +392,7 @@ class CachedObject:
         absent = list(self._table.absent(0, blocks))
         for first, last in [*absent, (blocks, blocks)]:
             for start in range(reached, first, _STEP):
-                wrong = self._table.wrong(start, self._blocks(start, min(start + _STEP, first)))
+                _, wrong = self._compared(start, min(start + _STEP, first))
                 if wrong:
                     self._table.drop(wrong)
                     self._warn()
@@ -453,9 +462,8 @@ class CachedObject:
         Ranges of one `CachedObject`, in whatever thread, do not exclude each other. They are given back by
         `release`, or by the end of the process. One that has a claim must not fork: its child would share it.
         """
-        lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, begin, end - begin, 0)
         try:
-            fcntl.fcntl(self._table.fd, fcntl.F_OFD_SETLK, lock)
+            cache_directory.lock_range(self._table.fd, fcntl.F_WRLCK, begin, end - begin)
         except OSError as error:
             if error.errno in _TAKEN:
                 return False
@@ -464,9 +472,7 @@ class CachedObject:
 
     def release(self, begin: int, end: int) -> None:
         """Give back what was claimed."""
-        fcntl.fcntl(
-            self._table.fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, begin, end - begin, 0)
-        )
+        cache_directory.lock_range(self._table.fd, fcntl.F_UNLCK, begin, end - begin)
 
     def use(self) -> None:
         """Note that the object is used now, at most once a minute; `read`, `fill` and `put` do so themselves."""

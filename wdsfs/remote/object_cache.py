@@ -12,6 +12,7 @@ while they are written, so that a mount of the kernel's learns of every writer.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -26,7 +27,7 @@ from wdsfs import trust
 from wdsfs.remote.cached_object import BLOCK, BlockTable, CachedObject
 from wdsfs.remote.urls import Pin
 from wdsfs.storage import cache_directory
-from wdsfs.storage.cache_directory import DATA, TABLE, CacheDirectory, CacheEntry, flocked, is_at, unlink
+from wdsfs.storage.cache_directory import DATA, TABLE, CacheDirectory, CacheEntry, is_at, table_locked, unlink
 from wdsfs.storage.cache_room import chosen_limit
 from wdsfs.storage.file_cache import FileCache
 
@@ -97,13 +98,15 @@ class ObjectCache:
         while True:
             fd = self._directory.open(path)
             try:
-                with flocked(fd):
+                with table_locked(fd):
                     table = self._table(fd, key, shown, pin) if is_at(fd, path) else None
                     data = None if table is None else self._data(key, table)
                     if table is not None and data is not None:
                         return data, table
-            except BaseException:
+            except BaseException as error:
                 os.close(fd)
+                if isinstance(error, OSError) and error.errno == errno.ESTALE:  # by another node
+                    continue
                 raise
             os.close(fd)  # another process has just removed it, or it is removed here since it is damaged
 

@@ -5,21 +5,26 @@ Remote objects, unpacked shards, images and tables lie there. Which of them go w
 
 A directory that a trusted group may write is the cache of all its members: all may read and write its files.
 
-An object that is filled bit by bit is two files: `KEY.data`, and `KEY.table`, whose lock (flock) is that of both
-and whose mtime is the last use. Any other file is whole, or a `part` that is being written; its atime is the
-last use, and who has it open holds a shared lock on it. A `note` is small, and goes when it was not written for
-a month.
+An object that is filled bit by bit is two files: `KEY.data`, and `KEY.table`, whose lock is that of both and whose
+mtime is the last use. Any other file is whole, or a `part` that is being written; its atime is the last use, and
+who has it open holds a shared lock on it. A `note` is small, and goes when it was not written for a month.
+
+The directory may be on a network file system that several nodes have. NFS makes of flock(2) a lock of all bytes,
+which an exclusive one is only for who may write. So the lock of a table, of which ranges are claimed by locks of
+bytes (`remote/cached_object.py`), is one of a byte that no range has.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import hashlib
 import os
 import re
 import stat
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,10 +37,13 @@ from wdsfs.storage import held_files
 
 DATA, TABLE, NOTE, PART, NEW = "data", "table", "note", "part", "new"
 NOTE_SECONDS = 30 * 86400.0
+LOCK_BYTE = 1 << 62  # of a table: beyond all ranges of objects
 READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 WRITING = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _NAME = re.compile(r"([0-9a-f]{32})\.([a-z]+)")
 _ST_BLOCK = 512
+_REOPENED = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 
 
 class CacheEntry(NamedTuple):
@@ -95,6 +103,51 @@ def flocked(fd: int) -> Iterator[None]:
         yield
     finally:
         fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def lock_range(fd: int, how: int, begin: int, size: int, wait: bool = False) -> None:
+    """Lock bytes of an open file (`fcntl.F_WRLCK`), or unlock them (F_UNLCK), for its open file description.
+
+    It ends with the last descriptor, also that of a killed process. Raises BlockingIOError or PermissionError if
+    another one has it, unless it may `wait`; OSError.
+    """
+    lock = _FLOCK.pack(how, os.SEEK_SET, begin, size, 0)
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, lock)
+
+
+@contextlib.contextmanager
+def table_locked(fd: int, wait: bool = True) -> Iterator[None]:
+    """Lock a table, open to read and write, for the block. Raises as `lock_range`."""
+    lock_range(fd, fcntl.F_WRLCK, LOCK_BYTE, 1, wait)
+    try:
+        yield
+    finally:
+        lock_range(fd, fcntl.F_UNLCK, LOCK_BYTE, 1)
+
+
+def see_others(fd: int) -> None:
+    """Have a network file system show what other nodes have written into an open file until now. Raises OSError.
+
+    NFS does so when bytes are locked; not even at an open if this node writes into the file, too.
+    """
+    lock_range(fd, fcntl.F_RDLCK, LOCK_BYTE + 1, 1)  # which nobody locks otherwise
+    lock_range(fd, fcntl.F_UNLCK, LOCK_BYTE + 1, 1)
+
+
+@contextlib.contextmanager
+def _removal_locked(fd: int) -> Iterator[None]:
+    """Lock any other file, open to read, for its removal. Raises BlockingIOError if it is in use, OSError."""
+    with contextlib.ExitStack() as opened:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno != errno.EBADF:
+                raise
+            fd = os.open(f"/proc/self/fd/{fd}", _REOPENED)  # NFS, where no mount of the kernel's has a lease
+            opened.callback(os.close, fd)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        opened.callback(fcntl.flock, fd, fcntl.LOCK_UN)  # a child that is forked now has the file, too
+        yield
 
 
 def hold(fd: int) -> str | None:
@@ -208,11 +261,11 @@ class CacheDirectory:
         may_be_open = even_open and entry.kind not in (PART, TABLE)
         with contextlib.ExitStack() as opened:
             for path in reversed(paths):
+                is_table = path.endswith(f".{TABLE}")
                 try:
-                    fd = os.open(path, READING)
+                    fd = os.open(path, WRITING if is_table else READING)
                     opened.callback(os.close, fd)
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    opened.callback(fcntl.flock, fd, fcntl.LOCK_UN)  # a child that is forked now has the file, too
+                    opened.enter_context(table_locked(fd, wait=False) if is_table else _removal_locked(fd))
                 except FileNotFoundError:
                     continue
                 except PermissionError:
