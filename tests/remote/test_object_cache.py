@@ -38,14 +38,14 @@ def test_an_object_that_is_removed_while_it_is_opened(tmp_path: Path, monkeypatc
     """Between the opening of its table and the lock on it."""
     one, other = ObjectCache(tmp_path, LIMIT), ObjectCache(tmp_path, LIMIT)
     one.open(URL, pin_of(BLOCK)).close()
-    flocked = object_cache.flocked
+    table_locked = object_cache.table_locked
 
     def first_removed(fd: int) -> contextlib.AbstractContextManager[None]:
-        monkeypatch.setattr(object_cache, "flocked", flocked)
+        monkeypatch.setattr(object_cache, "table_locked", table_locked)
         other.clear("")
-        return flocked(fd)
+        return table_locked(fd)
 
-    monkeypatch.setattr(object_cache, "flocked", first_removed)
+    monkeypatch.setattr(object_cache, "table_locked", first_removed)
     fill(one, URL, BLOCK)
     assert [entry.complete for entry in other.usage()] == [True]
 
