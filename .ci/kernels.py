@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-MODULES = ("fuse", "loop", "netfs", "erofs", "overlay")
+MODULES = ("fuse", "loop", "crc32c_generic", "libcrc32c", "netfs", "erofs", "overlay")
 PROGRAMS = ("/bin/busybox", "/usr/bin/fusermount3", "/bin/mount", "/bin/umount", "/sbin/losetup")
 LEFT_OUT = ("test", "tests", "idlelib", "config-*", "__pycache__", "*.a", "pip", "ensurepip", "share", "include")
 INIT = """#!/bin/busybox sh

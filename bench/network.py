@@ -247,7 +247,7 @@ class Remote:
         """Mount these shards (or `what`), with an empty cache if `fresh`."""
         if fresh:
             shutil.rmtree(self.home / "cache", ignore_errors=True)
-        start = ["mount", "-f", "-q", "--index-dir", self.home / "index", *options]
+        start: list[str | Path] = ["mount", "-f", "-q", "--index-dir", self.home / "index", *options]
         command = self._wdsfs.command(*start, *(what or self.urls), self.mountpoint)
         return mounted(command, self.mountpoint, self.env | {"WDSFS_CACHE_DIR": str(self.home / "cache")})
 

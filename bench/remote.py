@@ -62,14 +62,15 @@ def remote(bench: Bench) -> None:
         samples = Remote(wdsfs, server, home / "samples", several.paths)
         samples.home.mkdir(mode=0o700)
         for turn in range(bench.repetitions):
-            for name, take in (
+            passes: tuple[tuple[str, Callable[[int], None]], ...] = (
                 ("wdsfs", lambda turn: _wdsfs(bench, shard, one, server, turn)),
                 ("obstore alone", lambda _: remote_bound.bound(bench, one, server)),
                 ("rclone", lambda turn: _rclone(bench, one, several, server, home, turn)),
                 ("ratarmount", lambda turn: _ratarmount(bench, one, server, home, turn)),
                 ("webdataset pipe:curl", lambda _: _pipe(bench, one, server)),
                 ("wdsfs", lambda turn: _whole_samples(bench, samples, several, server, turn)),
-            ):
+            )
+            for name, take in passes:
                 with bench.attempt_at(name):
                     bench.say(f"{name}, turn {turn + 1}")
                     take(turn)
@@ -147,7 +148,8 @@ def _rclone(bench: Bench, data: Set, several: Set, server: Network, home: Path, 
         raise Broken("rclone is not installed")
 
     def mount() -> Mount:
-        command = [found, "mount", "--read-only", "--config", "", f":http,url='{server.url}':", mountpoint]
+        source = f":http,url='{server.url}':"
+        command: list[str | Path] = [found, "mount", "--read-only", "--config", "", source, mountpoint]
         return mounted(command, mountpoint, without_proxies())
 
     def pieces(shard: Shard) -> list[Piece]:
@@ -167,13 +169,13 @@ def _ratarmount(bench: Bench, data: Set, server: Network, home: Path, turn: int)
     if found is None:
         raise Broken("ratarmount is not installed")
     [shard] = data.shards
-    command = [found, "--index-minimum-file-count", "0", "--index-file", index]
+    command: list[str | Path] = [found, "--index-minimum-file-count", "0", "--index-file", index]
     index.unlink(missing_ok=True)
     since = time.monotonic()
     run(*command, "--no-mount", server.of(shard.path), env=without_proxies())
     bench.add("index, the whole command", "s", "ratarmount", time.monotonic() - since)
     pieces = [Piece(f"{mountpoint}/{member.name}", 0, member.size, member.crc) for member in shard.members]
-    whole = [*command, "-f", server.of(shard.path), mountpoint]
+    whole: list[str | Path] = [*command, "-f", server.of(shard.path), mountpoint]
     _cases(bench, "ratarmount", pieces, server, lambda: mounted(whole, mountpoint, without_proxies()), turn)
 
 

@@ -65,9 +65,10 @@ def _pass(program: str, urls: list[str], pieces: list[Piece]) -> tuple[float, fl
     """Read all members in order; return MB/s, and the seconds of all processes of the mount for 1 GB."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
         home, env = Path(name), without_proxies() | {"XDG_RUNTIME_DIR": name, "XDG_STATE_HOME": name}
-        index = ["--index-dir", home / "index"]
+        index: list[str | Path] = ["--index-dir", home / "index"]
         run(program, "index", "-q", *index, *urls, env=env | {"WDSFS_CACHE_DIR": f"{name}/other"})
-        command = [program, "mount", "-f", "-q", "--layout", "files", *index, *urls, home / "mnt"]
+        options: list[str | Path] = ["--layout", "files", *index, *urls, home / "mnt"]
+        command = [program, "mount", "-f", "-q", *options]
         with mounted(command, home / "mnt", env | {"WDSFS_CACHE_DIR": f"{name}/cache"}) as pid:
             before = processor_seconds(descendants(pid))
             reading = read([piece._replace(path=f"{home}/mnt/{piece.path}") for piece in pieces])
@@ -84,7 +85,7 @@ def _curl(urls: list[str], size: int) -> float:
 
 @contextlib.contextmanager
 def _serving(root: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "bench.remote_order", "--serve", root]
+    command = [sys.executable, "-m", "bench.remote_order", "--serve", str(root)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         assert server.stdin is not None
         assert server.stdout is not None

@@ -66,7 +66,7 @@ def library(bench: Bench) -> None:
 
 
 def _measure(bench: Bench, way: str, data: Set, *top: str) -> None:
-    command = (sys.executable, "-m", "bench.samples", way, data.directory, *top)
+    command = (sys.executable, "-m", "bench.samples", way, str(data.directory), *top)
     here = os.environ | {
         "PYTHONPATH": str(Path(__file__).parent.parent),
         "WDSFS_INDEX_DIR": str(data.directory.parent / "samples-index"),

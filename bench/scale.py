@@ -22,6 +22,7 @@ from tests import tars
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import summary_of
+from wdsfs.names import Reading
 from wdsfs.spec import index_file
 from wdsfs.spec.index_file import Row
 
@@ -73,18 +74,18 @@ def measure(shards: int, directory: Path, record: bytes) -> Measured:
         [sys.executable, "-m", "bench.scale", "--look", target], stdout=subprocess.PIPE, text=True, check=True
     )
     load, expand, memory = found.stdout.split()
-    table = len(index_file.head_of(rows, "", 1, index_file.Reading(), 0))
+    table = len(index_file.head_of(rows, "", 1, Reading(), 0))
     return Measured(shards, table, float(load), float(expand), int(memory))
 
 
 def _write_head(rows: list[Row], length: int, target: Path) -> None:
     """Header and table as of a whole index; the records are a hole."""
-    size = len(index_file.head_of(rows, "", 1, index_file.Reading(), 0))
+    size = len(index_file.head_of(rows, "", 1, Reading(), 0))
     start = size + -size % index_file.ALIGNMENT
     placed = [row._replace(offset=start + number * length) for number, row in enumerate(rows)]
     end = start + len(rows) * length
     with open(target, "wb") as out:
-        out.write(index_file.head_of(placed, "", 1, index_file.Reading(), end))
+        out.write(index_file.head_of(placed, "", 1, Reading(), end))
         out.truncate(end)
 
 

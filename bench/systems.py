@@ -418,7 +418,7 @@ class WdsfsImage(Wdsfs):
 
     @contextlib.contextmanager
     def _mount(self, data: Set, layout: str, *options: str | Path) -> Iterator[View]:
-        where = ["--base", self.home(data), self._image(data, layout), self.mountpoint(data)]
+        where: list[str | Path] = ["--base", self.home(data), self._image(data, layout), self.mountpoint(data)]
         with self._daemon(data, self.command("mount", "-f", *where), self.environment(data)) as pid:
             yield View(self.mountpoint(data), layout, _stem, pid)
 

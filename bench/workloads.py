@@ -188,8 +188,8 @@ def walk(bench: Bench) -> None:
     for _, system in bench.turns(bench.taking(data, "samples")):
         with bench.attempt(system), bench.mounted(system, data, "samples") as view:
             seconds = _find(bench, view, data)
-            case = Case("walk", "find, samples layout", "us/file")
-            bench.results.add(case, system.name, seconds / data.count * MICRO)
+            walk = Case("walk", "find, samples layout", "us/file")
+            bench.results.add(walk, system.name, seconds / data.count * MICRO)
 
 
 def _find(bench: Bench, view: View, data: Set, check: bool = True) -> float:

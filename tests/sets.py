@@ -52,7 +52,7 @@ def write_samples(path: Path, count: int, first: int = 0, name: bytes = b"%s.x")
             blocks = np.tile(header, (len(numbers), 1))
             blocks[:, place : place + 7] += digits.astype(np.uint8)
             blocks[:, 148:154] = sums // 8 ** np.arange(5, -1, -1) % 8 + ord("0")
-            file.write(blocks)
+            file.write(blocks.tobytes())
         file.write(tars.END)
 
 
@@ -98,15 +98,15 @@ def check(index: Index, shards: Sequence[Shard]) -> None:
 
 def start(code: str, *arguments: str | Path, **options: Any) -> subprocess.Popen[bytes]:
     """A Python process that runs `code` with these `sys.argv[1:]`."""
-    command = [sys.executable, "-W", "error", "-c", code, *map(os.fspath, arguments)]
+    command = [sys.executable, "-W", "error", "-c", code, *(str(argument) for argument in arguments)]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return Process(command, env=ENVIRONMENT, **{**streams, **options})
 
 
 def run(code: str, *arguments: str | Path, wrapper: Sequence[str] = (), **options: Any) -> str:
     """Return the output of a Python process that runs `code`; it has to succeed and print no error."""
-    command = [*wrapper, sys.executable, "-W", "error", "-c", code, *map(os.fspath, arguments)]
-    done = subprocess.run(
+    command = [*wrapper, sys.executable, "-W", "error", "-c", code, *(str(argument) for argument in arguments)]
+    done: subprocess.CompletedProcess[str] = subprocess.run(
         command, env=ENVIRONMENT, capture_output=True, timeout=PATIENCE, check=False, text=True, **options
     )
     assert (done.returncode, done.stderr) == (0, ""), (done.returncode, done.stdout, done.stderr)

@@ -170,7 +170,8 @@ def names_of_one_checksum(bits: int) -> list[bytes]:
     CRC-32 is linear: of so many places with `a` or `b` in them some sets can be exchanged without a trace.
     """
     plain = b"a" * (32 + bits)
-    rows = []  # what the exchange of places does to the sum, and which places these are; each with a highest bit
+    # What the exchange of places does to the sum, and which places these are; each with a highest bit.
+    rows: list[tuple[int, int]] = []
     same = []  # places whose exchange does nothing
     for place in range(len(plain)):
         changed = plain[:place] + b"b" + plain[place + 1 :]

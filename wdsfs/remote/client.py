@@ -109,7 +109,6 @@ class Remote:
         `goes_on` is called twice a second, and may raise an exception: that ends the upload, which leaves nothing.
         Raises ShardError, of which ObjectExists and ObjectChanged say that another object is there.
         """
-
         return self._made(messages.UPLOAD, [url, file, replaces], goes_on)
 
     def copy(self, url: Url, pin: Pin, target: Url, goes_on: Callable[[], None]) -> Pin:

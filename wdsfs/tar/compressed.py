@@ -193,7 +193,6 @@ def _unpack(cache: FileCache, shard: _CompressedShard, may_seek: bool) -> Cached
 
     Raises _Refused.
     """
-
     least = shard.size - shard.size // 50  # data that cannot be compressed grows a little
     why = ""
     if may_seek:
