@@ -13,10 +13,12 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev libfuse3-dev pkg-config \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-COPY pyproject.toml hatch_build.py constraints.txt README.md LICENSE ./
-COPY wdsfs wdsfs
+COPY packaging/requirements.txt packaging/requirements.txt
 RUN python -m venv /opt/wdsfs \
-    && /opt/wdsfs/bin/pip install --no-cache-dir --constraint constraints.txt '.[compressed,hf,view]'
+    && /opt/wdsfs/bin/pip install --no-cache-dir --require-hashes --requirement packaging/requirements.txt
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
+COPY wdsfs wdsfs
+RUN /opt/wdsfs/bin/pip install --no-cache-dir --no-deps .
 
 FROM python:3.13-slim-trixie AS base
 LABEL org.opencontainers.image.title="wdsfs" \

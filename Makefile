@@ -80,7 +80,12 @@ constraints:  ## choose the newest versions for development anew; the oldest Pyt
 	$(or $(PYTHON),python3.11) -m venv "$$new" && \
 	"$$new/bin/pip" install --quiet --disable-pip-version-check '.[dev]' && \
 	{ grep '^#' constraints.txt; "$$new/bin/pip" freeze --exclude wdsfs; } >"$$new/constraints.txt" && \
-	cp "$$new/constraints.txt" constraints.txt
+	cp "$$new/constraints.txt" constraints.txt && \
+	"$$new/bin/pip" install --quiet --disable-pip-version-check uv && \
+	{ grep '^#' packaging/requirements.txt; "$$new/bin/uv" pip compile --quiet pyproject.toml \
+	  --extra compressed --extra hf --extra view --constraint constraints.txt --generate-hashes --universal \
+	  --python-version 3.11 --no-header --no-annotate; } >"$$new/requirements.txt" && \
+	cp "$$new/requirements.txt" packaging/requirements.txt
 
 clean:  ## remove .venv and everything that the tools left
 	rm -rf .venv build dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis

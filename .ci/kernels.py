@@ -104,6 +104,7 @@ def pack(root: Path, archive: Path) -> Path:
 def boot(kernel: Path, archive: Path) -> int:
     """Run the machine to its end, and show what it says; return how many steps have failed."""
     command = ["qemu-system-x86_64", "-accel", os.environ.get("ACCEL", "tcg"), "-cpu", "max", "-m", "2G"]
+    command += ["-smp", "2"]
     command += ["-nographic", "-no-reboot", "-kernel", str(kernel), "-initrd", str(archive)]
     command += ["-append", "console=ttyS0 panic=-1 rdinit=/init"]
     failed = -1

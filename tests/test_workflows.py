@@ -186,6 +186,16 @@ def test_the_conda_recipe_has_our_dependencies() -> None:
     assert recipe["context"]["version"] in (ROOT / "wdsfs/__init__.py").read_text()
 
 
+def test_what_packages_install_has_hashes_and_the_versions_of_the_tests() -> None:
+    text = (ROOT / "packaging/requirements.txt").read_text()
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE))
+    assert len(pins) == len(re.findall(r"^[\w.-]+==\S+.*\\\n +--hash=sha256:", text, re.MULTILINE))
+    tested = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    tested = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in tested.items()}
+    assert {"pyfuse3", "obstore", "numpy", "click"} <= pins.keys()
+    assert {name: version for name, version in pins.items() if tested.get(name, version) != version} == {}
+
+
 def test_a_release_of_another_tag_is_refused() -> None:
     done = subprocess.run([ROOT / ".ci/release", "v0.0.0"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
