@@ -28,7 +28,8 @@ from typing import NoReturn
 from rich.console import Console
 
 from bench import data, machine, report, systems
-from bench.workloads import GROUPS, WORKLOADS, Bench
+from bench.run import Bench
+from bench.workloads import GROUPS, WORKLOADS
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"

@@ -30,7 +30,7 @@ from wdsfs.index.far_side import Batch, Outcome
 from wdsfs.index.spread import Job, spread
 
 if TYPE_CHECKING:
-    from bench.workloads import Bench
+    from bench.run import Bench
 
 MEMBERS = 21_000
 WORKERS = 2

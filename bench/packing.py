@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from bench.systems import Broken, Wdsfs, run
 
 if TYPE_CHECKING:
-    from bench.workloads import Bench
+    from bench.run import Bench
 
 FOLDER = 1000  # files in a directory
 CASE, PROCESSOR = "files of 0.5 to 4 kB", "processor time"

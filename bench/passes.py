@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bench.workloads import Bench
+    from bench.run import Bench
 
 SETS: dict[str, tuple[int, dict[str, int]]] = {
     "3 kB": (10_000, {"bin": 3_000}),

@@ -24,7 +24,7 @@ from wdsfs.spec import index_file
 
 if TYPE_CHECKING:
     from bench.network import Network
-    from bench.workloads import Bench
+    from bench.run import Bench
 
 COUNT, SAMPLES = 10_000, 5
 NAME = "set.wdsidx"

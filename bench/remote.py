@@ -33,7 +33,7 @@ from bench.systems import Broken, Wdsfs, descendants, processor_seconds, program
 
 if TYPE_CHECKING:
     from bench.data import Shard
-    from bench.workloads import Bench
+    from bench.run import Bench
 
 READERS, READS = 64, 600  # threads of the client; files that each random measurement reads
 SAMPLES = 150  # whole samples that are read at random

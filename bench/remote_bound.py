@@ -25,7 +25,7 @@ from bench.network import Network, without_proxies
 from bench.systems import Broken, descendants, processor_seconds
 
 if TYPE_CHECKING:
-    from bench.workloads import Bench
+    from bench.run import Bench
 
 READERS = 64  # threads, or tasks
 PART, PARTS = 8 << 20, 8  # bytes of a request in order, and requests at once

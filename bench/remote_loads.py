@@ -24,7 +24,7 @@ from bench.network import Piece, Remote, samples_of, without_proxies
 from bench.systems import Broken, descendants, run
 
 if TYPE_CHECKING:
-    from bench.workloads import Bench
+    from bench.run import Bench
 
 IN_ORDER, AT_RANDOM = 4, 12  # threads of the mixed load, and one that lists
 BYTES = ("Pss_Anon:", "Pss_Shmem:")  # of /proc/PID/smaps_rollup: what no file on a disk backs

@@ -28,7 +28,7 @@ from bench.systems import Broken, run
 
 if TYPE_CHECKING:
     from bench.data import Set
-    from bench.workloads import Bench
+    from bench.run import Bench
 
 BATCH, WORKERS, ROUNDS = 100, 4, 2
 COLUMNS = ("bin", "cls")

@@ -213,6 +213,19 @@ def test_no_circle_inside_a_room() -> None:
     expect_none(fault for room in ROOMS for fault in _circle_in(room))
 
 
+def test_no_circle_in_the_benchmark() -> None:
+    files = {f"bench.{file.stem}": file for file in (ROOT / "bench").glob("*.py")}
+    graph = {
+        module: {found.module for found in imports_of(file.read_text(), "bench")} & files.keys() - {module}
+        for module, file in files.items()
+    }
+    for module, file in files.items():  # `from bench import cache` is found as bench
+        names = re.findall(r"^ *from bench import (.*)$", file.read_text(), re.MULTILINE)
+        graph[module] |= {f"bench.{name.strip()}" for line in names for name in line.split(",")} & files.keys()
+    assert sum(map(len, graph.values())) > 30
+    graphlib.TopologicalSorter(graph).prepare()
+
+
 def _circle_in(room: str) -> list[str]:
     """The imports of a circle between the modules of a room, if there is one."""
     inside = [module for module in MODULES if room_of(module) == room]
