@@ -51,14 +51,19 @@ def main() -> int:
 def make_root(root: Path, kernel: Path, python: Path) -> None:
     """Fill the root of the machine."""
     root.mkdir()
-    base = Path(subprocess.check_output([python, "-c", "import sys; print(sys.base_prefix)"], text=True).strip())
-    environment = python.parent.parent
-    for place, others in ((environment, ()), (base, ("site-packages",))):
+    code = "import sysconfig; print(sysconfig.get_path('stdlib'))"
+    library = Path(subprocess.check_output([python, "-c", code], text=True).strip())
+    for place, others in ((python.parent.parent, ()), (library, ("site-packages", "dist-packages"))):
         ignored = shutil.ignore_patterns(*LEFT_OUT, *others)
         shutil.copytree(place, root / place.relative_to("/"), symlinks=True, ignore=ignored, dirs_exist_ok=True)
         for file in (root / place.relative_to("/")).rglob("*"):
             if ".so" in file.name or file.parent.name == "bin":
                 copy_libraries(file, root)
+    interpreter = python
+    while interpreter.is_symlink():  # of the environment, to that of the system, to that of its version
+        interpreter = interpreter.parent / interpreter.readlink()
+        copy(interpreter, root)
+        copy_libraries(interpreter, root)
     for program in PROGRAMS:
         source = shutil.which(os.path.basename(program)) or program
         copy(Path(source), root, program)

@@ -22,7 +22,7 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 # What the lint that npm has does not know yet.
 NEWER = ('label "ubuntu-24.04" is unknown', 'unknown permission scope "attestations"')
 # Programs of a runner, which are not of this project.
-OF_RUNNERS = {"docker", "gh", "pipx", "sudo"}
+OF_RUNNERS = {"apt-get", "docker", "gh", "pipx", "sudo"}
 
 
 def program(name: str) -> Path:
