@@ -205,7 +205,7 @@ class Soak:
         for mount in self.mounts():
             totals = Counter({"memory": 0, "descriptors": 0, "threads": 0})
             for pid in mount.get("processes", ()):
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, KeyError):  # it has just ended
                     totals += Counter(resources_of(pid))
             self.rows.append({"second": now, "mount": Path(mount["mountpoint"]).name, **totals})
         self.ended.wait(max(1.0, self.seconds / 500))
