@@ -9,12 +9,11 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from wdsfs.errors import UnreadableShard
 from wdsfs.fuse import protocol
-from wdsfs.index.record import Record
 from wdsfs.inodes import MEMBER, index_of, kind_of, unpack
 from wdsfs.tree.content import Content, check_unchanged
 from wdsfs.tree.open_shards import ShardFile
@@ -82,6 +81,11 @@ class Stored(NamedTuple):
     refused: int
 
 
+def _is_readable(file: ShardFile) -> bool:
+    """Return True for a plain shard, here or remote: ranges of others take work."""
+    return isinstance(file.source, int) or file.remote is not None
+
+
 class PageCache:
     """Stores files of a tree by a FUSE descriptor."""
 
@@ -89,60 +93,39 @@ class PageCache:
         self.device, self.tree = device, tree
         self._buffer = memoryview(bytearray(FILE_MAX))
 
-    def members(self, inodes: range, room: int) -> Members:
-        """Return those of these inodes, all of one shard, that can be stored, until there are `room` bytes.
+    def members(self, inodes: Sequence[int], room: int) -> Members:
+        """Return those of these inodes, members of one shard, that can be stored, until there are `room` bytes.
 
         Raises NotIndexed, ShardErrors.
         """
         members = Members([], [], [], [])
-        if not inodes:
-            return members
-        tag, number, where = unpack(inodes[0])
-        lower, first = self.tree.lower, index_of(where)
-        record = lower.record(number, tag)
-        last = min(first + (inodes[-1] - inodes[0]), record.members - 1)
-        if kind_of(where) != MEMBER or last < first:
-            return members
-        chosen = range(first, last + 1, inodes.step)
-        if lower.plain is lower and record.is_plain and record.moved is None and not len(record.sparse_members()):
-            return self._columns(inodes, record, chosen, room)
-        return self.chosen(inodes[: len(chosen)], room)
-
-    def chosen(self, inodes: Sequence[int], room: int) -> Members:
-        """Return those of these inodes that can be stored, until there are `room` bytes. Raises NotIndexed,
-        ShardErrors.
-        """
-        members = Members([], [], [], [])
-        for inode in inodes:
-            content = self._content(inode)
-            if content is not None:
+        for inode, content in self._contents(inodes):
+            if members.inodes and content.size > room:
+                break
+            room -= content.size
+            if 0 < content.size <= FILE_MAX and content.extents is None and _is_readable(content.file):
                 members.add(inode, content)
-                room -= content.size
-                if room < 0:
-                    break
         return members
 
-    def _columns(self, inodes: range, record: Record, chosen: range, room: int) -> Members:
-        """Return members of a plain shard, at once."""
-        file = self.tree.content(inodes[0]).file
-        if not isinstance(file.source, int) and file.remote is None:
-            return Members([], [], [], [])
-        starts, sizes = record.extents_of(chosen)
-        fitting = (sizes > 0) & (sizes <= FILE_MAX) & (sizes.cumsum() <= max(room, int(sizes[0])))
-        base = inodes[0] - chosen[0]
-        numbers = [base + index for index, fits in zip(chosen, fitting.tolist(), strict=True) if fits]
-        return Members(numbers, [file] * len(numbers), starts[fitting].tolist(), sizes[fitting].tolist())
-
-    def _content(self, inode: int) -> Content | None:
-        """Return the content of a file that can be stored whole; None for all else."""
-        tag, number, where = unpack(inode)
-        record, index = self.tree.lower.record(number, tag), index_of(where)
-        if record.symlink(index) is not None:
-            return None
-        content = self.tree.content(inode)
-        whole = 0 < content.size <= FILE_MAX and record.size_and_time(index)[0] == content.size
-        readable = isinstance(content.file.source, int) or content.file.remote is not None
-        return content if whole and readable and content.extents is None else None
+    def _contents(self, inodes: Sequence[int]) -> Iterator[tuple[int, Content]]:
+        """Yield the members among these inodes, with their content, but no symbolic links."""
+        tag, number, where = unpack(inodes[0]) if inodes else (0, 0, 0)
+        if kind_of(where) != MEMBER:
+            return
+        lower, base = self.tree.lower, inodes[0] - index_of(where)
+        record = lower.record(number, tag)
+        end = base + record.members
+        if lower.plain is lower and record.is_plain and record.moved is None and not len(record.sparse_members()):
+            file = self.tree.content(inodes[0]).file
+            yield from (
+                (inode, Content(file, *record.extent(inode - base), None)) for inode in inodes if inode < end
+            )
+            return
+        for inode in inodes:
+            if inode < end and record.symlink(inode - base) is None:
+                content = self.tree.content(inode)
+                if record.size_and_time(inode - base)[0] == content.size:
+                    yield inode, content
 
     def store(self, members: Members, front: Callable[[], int]) -> Stored:
         """Store files, but not those up to the inode number `front`, to which the reader has come meanwhile.

@@ -386,6 +386,8 @@ class ReadOperations(Operations[LowerTree]):
         run = self.tree.run(inode, after, room // protocol.LINE_MIN)
         if run is None:
             return None
+        if not run.names:  # the end of a sample: it is asked for as often as samples are listed
+            return b""
         return protocol.lines_plus(
             *(run.names, run.sizes, run.mtimes_ns, run.inode, run.cursor),
             self._attributes(Node(run.inode, run.mode, run.links, 0, 0)),

@@ -10,11 +10,9 @@ worker stores at a time, and none that is the only one.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import mmap
 import os
-from collections.abc import Iterator
 
 from wdsfs.fuse.page_cache import Ended, PageCache
 from wdsfs.fuse.passes import Passes
@@ -84,18 +82,17 @@ class Habits:
         self._words[at + _FILES] += files
         self._words[at + _BYTES] += size
 
-    @contextlib.contextmanager
-    def turn(self) -> Iterator[bool]:
+    def take_turn(self) -> bool:
         """Take the turn to store, if it is free. A process that is killed gives it back."""
         try:
             fcntl.lockf(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            fcntl.lockf(self._turn, fcntl.LOCK_UN)
+            return False
+        return True
+
+    def give_turn(self) -> None:
+        """Give the turn back."""
+        fcntl.lockf(self._turn, fcntl.LOCK_UN)
 
 
 class Siblings:
@@ -123,13 +120,14 @@ class Siblings:
 
     def store(self, client: int, inodes: list[int]) -> None:
         """Store files for a client, unless another worker stores now. Raises NotIndexed, ShardErrors."""
-        with self.habits.turn() as is_ours:
-            if not is_ours:
-                return
-            try:
-                stored = self.pages.store(self.pages.chosen(inodes, BYTES_MAX), lambda: 0)
-            except Ended as end:
-                if end.unable:
-                    self.habits.passes.turn_off()
-                return
+        if not self.habits.take_turn():
+            return
+        try:
+            stored = self.pages.store(self.pages.members(inodes, BYTES_MAX), lambda: 0)
+        except Ended as end:
+            if end.unable:
+                self.habits.passes.turn_off()
+            return
+        finally:
+            self.habits.give_turn()
         self.habits.stored(client, stored.files, stored.bytes)

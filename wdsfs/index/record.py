@@ -493,14 +493,6 @@ class Record:
         """Return offset and size (bytes) of the content of a member in its shard."""
         return (self._head[member] + self._body[member]) * headers.BLOCK, self._size[member]
 
-    def extents_of(self, members: range) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return offsets and sizes (bytes) of the contents of members, where none is sparse or a link."""
-        chosen = slice(members.start, members.stop, members.step)
-        head, body, size = (
-            self.array(f"member.{name}")[chosen].astype(np.int64) for name in ("head", "body", "size")
-        )
-        return (head + body) * headers.BLOCK, size
-
     def address(self, member: int) -> tuple[int, int]:
         """Return, in a derived record, the source that a member comes from, and its number there."""
         assert self.view is not None

@@ -42,6 +42,7 @@ _SHARD_TOP = position(FOLDER, 0)  # the directory of a shard
 _FIRST_SHARD = 3  # the cursor of the first child of the top
 _FILE_MODE = stat.S_IFREG | 0o444
 _SYMLINK_MODE = stat.S_IFLNK | 0o777
+_NO_LINES = ListingRun([], 0, 0, 0, 0, np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 class ShardTree:
@@ -211,6 +212,10 @@ class ShardTree:
 
         This is for directories with up to a million children: columns need no Python code for each child.
         """
+        if kind_of(inode) == SAMPLE and kind_of(after) == MEMBER:
+            _, record, where = self._open(inode)
+            at_end = index_of(after) + 1 == record.entry_members(index_of(where)).stop
+            return _NO_LINES if at_end else None
         if kind_of(inode) != FOLDER or kind_of(after) not in (SAMPLE, MEMBER):
             return None
         number, record, where = self._open(inode)
