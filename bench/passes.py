@@ -58,6 +58,16 @@ def at_random(top: Path) -> float:
     return _read(paths)
 
 
+def whole_samples(top: Path) -> float:
+    """Return the seconds for the same with samples in random order, of each all files."""
+    samples = defaultdict(list)
+    for path in (os.path.join(folder, name) for folder, _, names in os.walk(top) for name in sorted(names)):
+        samples[path.partition(".")[0]].append(path)
+    order = list(samples.values())
+    random.Random(1).shuffle(order)
+    return _read([path for paths in order for path in paths])
+
+
 def _read(paths: list[str]) -> float:
     for path in paths:
         os.stat(path)
@@ -86,6 +96,7 @@ WORK: dict[str, tuple[str, str, Callable[[Path], float]]] = {
     "photos in order": ("photos", "files", in_order),
     "200 kB in order": ("200 kB", "files", in_order),
     "3 kB at random": ("3 kB", "files", at_random),
+    "photos, whole samples at random": ("photos", "files", whole_samples),
     "photos, cp -r": ("photos", "samples", running('d=$(mktemp -d -p /dev/shm); cp -r "$1" "$d"; rm -r "$d"')),
     "photos, tar cf": ("photos", "samples", running('tar cf - -C "$1" . | cat')),
     "texts, grep -r": ("texts", "samples", running('grep -rc nothing-like-this "$1" || true')),
