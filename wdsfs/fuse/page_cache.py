@@ -114,15 +114,15 @@ class PageCache:
             return
         lower, base = self.tree.lower, inodes[0] - index_of(where)
         record = lower.record(number, tag)
-        end = base + record.members
+        inodes = [inode for inode in inodes if inode < base + record.members]
+        if not inodes:
+            return
         if lower.plain is lower and record.is_plain and record.moved is None and not len(record.sparse_members()):
             file = self.tree.content(inodes[0]).file
-            yield from (
-                (inode, Content(file, *record.extent(inode - base), None)) for inode in inodes if inode < end
-            )
+            yield from ((inode, Content(file, *record.extent(inode - base), None)) for inode in inodes)
             return
         for inode in inodes:
-            if inode < end and record.symlink(inode - base) is None:
+            if record.symlink(inode - base) is None:
                 content = self.tree.content(inode)
                 if record.size_and_time(inode - base)[0] == content.size:
                     yield inode, content
