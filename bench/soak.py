@@ -30,6 +30,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.systems import descendants
+
 WDSFS = str(Path(sys.executable).with_name("wdsfs"))
 SHARDS, SAMPLES, SIZE = 12, 150, 3000
 GROWTH = 1.25  # of the last third over the second sixth; what comes before is warming up
@@ -204,7 +206,7 @@ class Soak:
         now = time.monotonic()
         for mount in self.mounts():
             totals = Counter({"memory": 0, "descriptors": 0, "threads": 0})
-            for pid in mount.get("processes", ()):
+            for pid in descendants(mount["pid"]):  # its fetcher, too
                 with contextlib.suppress(OSError, KeyError):  # it has just ended
                     totals += Counter(resources_of(pid))
             self.rows.append({"second": now, "mount": Path(mount["mountpoint"]).name, **totals})
@@ -310,7 +312,7 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
             )
         chart.set_ylabel("anonymous memory (MiB)" if what == "memory" else what)
         chart.set_ylim(bottom=0)
-    charts[0].legend(loc="upper left", ncols=4)
+    charts[0].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
     charts[-1].set_xlabel("minutes")
     figure.tight_layout()
     figure.savefig(file)
