@@ -388,6 +388,47 @@ def test_a_mount_that_ends_in_the_middle_of_passes(program: Program, number: sig
             program.run("umount", mounted.path)
 
 
+@contextlib.contextmanager
+def memory_group(limit: int) -> Iterator[Path]:
+    """A control group whose processes may take so many bytes from now on, page cache included."""
+    name = f"wdsfs-test-{os.getpid()}"
+    limits = (
+        Path("/sys/fs/cgroup", name, "memory.max"),
+        Path("/sys/fs/cgroup/memory", name, "memory.limit_in_bytes"),
+    )
+    for file in limits:
+        with contextlib.suppress(OSError):
+            file.parent.mkdir()
+            if file.exists():
+                break
+            file.parent.rmdir()
+    else:
+        pytest.skip("no control group for memory can be made here")
+    try:
+        file.write_text(str(limit))
+        yield file.parent
+    finally:
+        wait_until(lambda: not (file.parent / "cgroup.procs").read_text(), "an empty group")
+        file.parent.rmdir()
+
+
+@pytest.mark.root
+def test_a_page_cache_under_pressure(program: Program) -> None:
+    """There is room for half of what is read and pushed: pages go before anyone reads them."""
+    for number in range(4):
+        program.write(f"{number}.tar", shard(first=number * SAMPLES))
+    limit = 24 << 20
+    with memory_group(limit) as group, program.mounted("--layout", "files", "{0..3}.tar") as mounted:
+        paths = paths_of(mounted)
+        for pid in mounted.processes():
+            (group / "cgroup.procs").write_text(str(pid))
+        for order in (paths, samples_of(paths), paths):
+            for path in order:
+                assert is_right(path, path.read_bytes())
+        assert mounted.status()["pushed"]["bytes"] > 2 * limit
+        assert mounted.status()["restarts"] == 0
+
+
 # --- between reading and storing
 
 
