@@ -1,6 +1,6 @@
 """The smoke suite on another kernel: a virtual machine with nothing but it, Python and an installed wdsfs.
 
-    .ci/kernels.py LINUX_IMAGE.deb PYTHON
+    .ci/kernels.py LINUX_IMAGE.deb PYTHON [STEP...]
 
 LINUX_IMAGE.deb is a kernel package of Debian (`apt-get download linux-image-cloud-amd64` has its name), PYTHON the
 interpreter of an environment in which wdsfs is installed, not editable. Needs qemu-system-x86, busybox-static,
@@ -33,7 +33,7 @@ for module in {modules}; do /bin/busybox insmod /modules/$module.ko; done
 /bin/busybox mknod /dev/loop0 b 7 0 2>/dev/null
 /bin/mount -o loop /work.ext4 /work
 export HOME=/work PATH=/usr/bin:/bin:/usr/sbin:/sbin PYTHONDONTWRITEBYTECODE=1
-{python} /smoke.py 2>&1
+{python} /smoke.py {steps} 2>&1
 /bin/busybox poweroff -f
 """
 
@@ -80,7 +80,7 @@ def make_root(root: Path, kernel: Path, python: Path) -> None:
     shutil.copy(Path(__file__).with_name("kernel_smoke.py"), root / "smoke.py")
     (root / "etc").mkdir(exist_ok=True)
     (root / "etc/passwd").write_text("root:x:0:0:root:/work:/bin/sh\n")
-    (root / "init").write_text(INIT.format(modules=" ".join(present), python=python))
+    (root / "init").write_text(INIT.format(modules=" ".join(present), python=python, steps=" ".join(sys.argv[3:])))
     (root / "init").chmod(0o755)
 
 
