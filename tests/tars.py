@@ -533,7 +533,7 @@ ODD: dict[str, Case] = {
         ("truncated",),
     ),
     "impossible size": Case("damage", tar(A, header(b"b.txt", (1 << 80), base256=True), B), _ONLY_A, ("damaged",)),
-    "size that is no number": Case(
+    "size that is not a number": Case(
         "damage", tar(A, header(b"b.txt", fields={124: b"1x"}), B), _ONLY_A, ("damaged",)
     ),
     "huge extension header": Case("damage", tar(A, header(b"x", 1 << 30, b"x"), B), _ONLY_A, ("damaged",)),

@@ -274,5 +274,5 @@ def parse_size(text: str) -> int:
     """Return the bytes of `800M`, `32G`, or plain bytes. Raises UsageError."""
     number, unit = (text[:-1], text[-1:].upper()) if text[-1:].isalpha() else (text, "")
     if unit not in _UNITS or not number.isascii() or not number.isdigit():
-        raise UsageError(f"{text!r} is no size: write bytes, or a number with K, M, G or T, for example 32G")
+        raise UsageError(f"{text!r} is not a size: write bytes, or a number with K, M, G or T, for example 32G")
     return int(number) * _UNITS[unit]

@@ -423,7 +423,7 @@ def require_file(status: os.stat_result, path: object) -> None:
     """
     trust = trusted()
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-        what = "has several names (hard links)" if stat.S_ISREG(status.st_mode) else "is no regular file"
+        what = "has several names (hard links)" if stat.S_ISREG(status.st_mode) else "is not a regular file"
         raise Untrusted(f"{path} {what}: remove it")
     if not trust.owns(status):
         raise Untrusted(f"{path} belongs to another user ({user_name(status.st_uid)}): remove it")

@@ -133,8 +133,8 @@ def test_verify(filled: Path) -> None:
     [
         (["--clear", "--verify"], "exclude each other"),
         (["--trim", "1G", "s3://b/"], "--trim takes no URL"),
-        (["--trim", "1.5G"], "is no size"),
-        (["train.tar"], "train.tar is no URL"),
+        (["--trim", "1.5G"], "is not a size"),
+        (["train.tar"], "train.tar is not a URL"),
         (["s3://"], "no name of a bucket"),
     ],
 )

@@ -114,7 +114,7 @@ REFUSED = [
     (["/tmp"], 2, "/tmp: is outside of "),
     (["../x"], 2, "../x: is outside of "),
     ([""], 2, "a PATH is empty; to undo every change say --all"),
-    ([], 2, "name the PATHs that are to be restored, or --all"),
+    ([], 2, "name the PATHs to restore, or --all"),
     (["--all", "s0"], 2, "--all takes no PATH"),
     (["s0/a", "s0/nothing"], 6, "no 'nothing' in "),
     (["s0/c"], 6, "nothing was changed at s0/c"),
@@ -139,7 +139,7 @@ def test_where_there_is_nothing_to_restore(a_set: Program) -> None:
     with a_set.mounted("s0.tar") as mounted:
         assert "that mount has no overlay" in a_set.refused("restore", mounted.path, "s0", code=5)
     a_set.write("bare/upper-of-the-kernel/x", b"")
-    assert "is no overlay of a mount of wdsfs" in a_set.refused("restore", "--overlay", "bare", "x", code=8)
+    assert "is not an overlay of a mount of wdsfs" in a_set.refused("restore", "--overlay", "bare", "x", code=8)
     assert "name PATHs in a mount, its MOUNTPOINT and PATHs below it" in a_set.refused("restore", code=2)
 
 
@@ -151,7 +151,7 @@ def test_a_path_without_its_mount_point(a_set: Program) -> None:
             (mounted.path / "s0/a/txt").unlink()
             a_set.run("restore", path, cwd=mounted.path)
             assert (mounted.path / "s0/a/txt").read_bytes() == before
-        assert "name the PATHs that are to be restored" in a_set.refused("restore", ".", code=2, cwd=mounted.path)
+        assert "name the PATHs to restore" in a_set.refused("restore", ".", code=2, cwd=mounted.path)
 
 
 def test_an_overlay_that_is_not_mounted(a_set: Program) -> None:

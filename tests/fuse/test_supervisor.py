@@ -338,7 +338,7 @@ def test_a_request_that_kills_every_worker_gets_eio_and_the_mount_goes_on(patche
     """Nobody else does, though its readers never rest: each request of theirs is answered."""
     patched.patch = KILLER
     with patched.mounted("--layout", "files", shard) as mounted:
-        mounted.expect_log("killed by SIGKILL", f"{DEADLY} workers have died at one request")
+        mounted.expect_log("killed by SIGKILL", f"{DEADLY} workers have died at the same request")
         paths = files_of(mounted)
         problems: list[str] = []
         stop = threading.Event()
@@ -435,7 +435,7 @@ def test_a_request_that_kills_on_a_kernel_that_cannot_resend(patched: Patched, s
     """There each death is somebody's error, and then it is refused."""
     patched.patch = OLD_KERNEL + KILLER
     with patched.mounted("--layout", "files", shard) as mounted:
-        mounted.expect_log("killed by SIGKILL", f"{DEADLY} workers have died at one request")
+        mounted.expect_log("killed by SIGKILL", f"{DEADLY} workers have died at the same request")
         paths = files_of(mounted)
         seen: list[int | None] = []
         while not seen or seen[-1] != errno.EIO:

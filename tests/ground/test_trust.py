@@ -237,7 +237,7 @@ def test_files_that_others_have_prepared(common: Path) -> None:
         "link": "symbolic link",
         "hard": "several names",
         "theirs": "another user",
-        "pipe": "no regular file",
+        "pipe": "not a regular file",
     }
     for name, text in {**expected, "open": "others can write"}.items():
         for flags in (os.O_RDWR | os.O_CREAT | os.O_TRUNC, os.O_WRONLY | os.O_APPEND):
@@ -569,7 +569,7 @@ def test_a_pipe_beside_a_shard_is_not_waited_for(program: Program) -> None:
     for name in ("a.idx", "a.tar.idx"):
         os.mkfifo(program.home / name)
     assert program.json("index", "a.tar")["samples"] == 1
-    assert b"is no regular file" in program.run("check", "a.tar", code=1).stdout
+    assert b"is not a regular file" in program.run("check", "a.tar", code=1).stdout
 
 
 def test_a_backup_of_hard_links(tmp_path: Path) -> None:

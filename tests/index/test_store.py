@@ -207,8 +207,8 @@ def test_missing_and_unreadable_shards_are_told_and_the_others_are_indexed(tmp_p
         index.refresh(shards, on_done=lambda one, summary, error: errors.update({one.name: error}))
         expected = {
             "s0": "no such shard",
-            "s1": "no regular file",
-            "s2": "no regular file",
+            "s1": "not a regular file",
+            "s2": "not a regular file",
             "s3": "symbolic links",
         }
         for name, text in expected.items():

@@ -303,7 +303,7 @@ def test_samples_of_odd_names_are_those_of_prepare() -> None:
     ("content", "message"),
     [
         (SPARSE, r"^s\.txt: a sparse member"),
-        (tar(A, member(b"\xff.txt", b"x")), r"^\\xff\.txt: the name is no UTF-8"),
+        (tar(A, member(b"\xff.txt", b"x")), r"^\\xff\.txt: the name is not UTF-8"),
         (tar(B)[:600], "damaged"),
         (b"", "damaged"),
     ],

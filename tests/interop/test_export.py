@@ -245,7 +245,7 @@ def test_broken_metadata_and_shards_elsewhere_are_refused(program: Program) -> N
     program.write("set/.nv-meta/.info.json", b"[]")
     program.write("set/s.tar", ONE)
     text = program.refused("export", "--format", "energon", "-o", "set", "set/s.tar", code=9)
-    assert ".info.json is no metadata of Energon" in text
+    assert ".info.json is not metadata of Energon" in text
 
 
 def test_places(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def test_copies_larger_than_the_cache_are_refused(mounts: Program) -> None:
     message = mounts.refused(*KERNEL, "--cache-size", "100", "set", mounts.mountpoint, code=5)
     assert "and unpacked they have to be in the cache all at once" in message
     message = mounts.refused(*KERNEL, "--unpack", "never", "set", mounts.mountpoint, code=5)
-    assert "is not to be unpacked" in message
+    assert "forbids to unpack it" in message
     with mounts.mounted("--engine", "auto", "--cache-size", str(SIZE // 2), "set") as found:
         assert engine_of(found.path) == "fuse.wdsfs"
         assert sorted(os.listdir(found.path / "s0")) == ["a", "b"]

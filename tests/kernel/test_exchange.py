@@ -191,7 +191,7 @@ def test_a_refused_refresh_leaves_the_mount_and_says_why(mounts: Program) -> Non
     assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"n" * SIZE
     assert of_the_user.read_bytes() == b"mine"
     kill(the_guard(mounts))
-    assert "has no guard, which would do it" in mounts.refused("refresh", mounts.mountpoint, code=5)
+    assert "has no guard, which is needed for this" in mounts.refused("refresh", mounts.mountpoint, code=5)
 
 
 def test_a_refresh_that_fails_leaves_the_image(mounts: Program) -> None:

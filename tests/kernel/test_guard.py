@@ -267,7 +267,9 @@ def test_an_image_of_others_is_refused(program: Program) -> None:
     mount = ("mount", image, program.mountpoint)
     os.chown(image, 65534, 65534)
     says = program.refused(*mount, code=5)
-    assert says.startswith(f"wdsfs: {image}: can show any file, so it has to be in safe hands: {image} belongs")
+    assert says.startswith(
+        f"wdsfs: {image}: can show any file, so other users must not be able to write it: {image} belongs"
+    )
     os.chown(image, 0, 0)
     image.chmod(0o666)
     assert f"others can write to {image} (mode 0666): chmod go-w {image}" in program.refused(*mount, code=5)

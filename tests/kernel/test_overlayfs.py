@@ -214,7 +214,7 @@ def test_whiteouts_that_hide_nothing_are_not_listed(program: Program, sources: l
         shutil.rmtree(top / "s0/d/renamed")
         shutil.rmtree(top / "s0/d/2")
     with program.mounted("--overlay", "edits", *sources) as by_fuse:
-        by_fuse.expect_log("changed since the overlay")
+        by_fuse.expect_log("have changed since the overlay")
         gone = {b"s0/d/2", b"s0/d/renamed", b"s0/d/renamed/json", b"s0/d/renamed/txt"}
         assert set(walk_directory(os.fsencode(by_fuse.path))) == set(found) - gone
 
@@ -373,7 +373,7 @@ def test_an_overlay_whose_guard_was_killed_can_be_committed(program: Program, so
         kill(guard)
         put(top / "s0/d/1/txt", b"after")
         assert "it has no guard" in program.run("status", top).stdout.decode()
-        assert "has no guard, which would do it" in program.refused("refresh", top, code=5)
+        assert "has no guard, which is needed for this" in program.refused("refresh", top, code=5)
         assert "changed  s0/d/1 ~txt" in program.run("diff", top).stdout.decode()
         message = program.refused("commit", "--in-place", "--overlay", overlay, *sources, code=BUSY)
         assert f"the kernel serves it at {top}, without a guard; end that with: wdsfs umount {top}" in message
@@ -502,7 +502,7 @@ def test_a_shard_that_is_written_ends_both(program: Program) -> None:
         end_mount(program.mountpoint)
     said = program.run("diff", "--overlay", overlay, *sources)
     assert "changed  s0/d/0 ~txt" in said.stdout.decode()
-    assert "changed since the overlay" in said.stderr.decode()
+    assert "have changed since the overlay" in said.stderr.decode()
 
 
 @contextmanager

@@ -857,7 +857,7 @@ def test_a_worker_is_replaced_also_while_a_shard_cannot_be_indexed(program: Prog
     """One tree over all shards wants them all before it serves. That is no reason for a worker to end."""
     shards = [program.write("a.tar", SMALL), program.write("b.tar", SMALL)]
     with program.mounted("--merge", "--allow-missing", *shards) as mounted:
-        mounted.expect_log("ended .killed by SIGKILL.; it is replaced", "is no regular file; it is tried again")
+        mounted.expect_log("ended .killed by SIGKILL.; it is replaced", "is not a regular file; it is tried again")
         mounted.allow_log("b.tar has changed", "a shard has changed while")
         os.rename(shards[1], program.home / "kept")
         shards[1].mkdir()
@@ -1247,7 +1247,7 @@ def test_a_mount_point_has_to_be_an_empty_directory(small: Program) -> None:
     missing = small.home / "is missing"
     assert f"mkdir -p '{missing}'" in refusal(small, "a.tar", missing)
     small.write("file", b"")
-    assert "is no directory" in refusal(small, "a.tar", "file")
+    assert "is not a directory" in refusal(small, "a.tar", "file")
     small.write("full/file", b"x")
     assert "-o nonempty" in refusal(small, "a.tar", "full")
     full = small.home / "full"

@@ -384,7 +384,7 @@ def test_a_path_that_is_no_file_does_not_hide_other_shards(shards: Path, tmp_pat
     write(shards / "t.tar", 7)
     answer = followed.look()
     assert [row[1] for row in answer["new"]] == ["t"]
-    assert (answer["error"], answer["left_out"]) == ("", {"fifo.tar": "is no regular file"})
+    assert (answer["error"], answer["left_out"]) == ("", {"fifo.tar": "is not a regular file"})
 
 
 def test_a_damaged_shard_is_left_out_with_strict(shards: Path, tmp_path: Path) -> None:

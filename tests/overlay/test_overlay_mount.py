@@ -882,7 +882,7 @@ def test_a_warning_about_a_set_that_has_changed(small: Program) -> None:
     # What was changed in a shard that is left out would pass for something new.
     assert "a set that has t, too" in small.refused("mount", *OVERLAY, small.mountpoint, code=8)
     with small.mounted("--overlay", "o", "{s,t}.tar") as mounted:
-        mounted.expect_log("changed since the overlay .* was made: s;")
+        mounted.expect_log("have changed since the overlay .* was made: s;")
         assert (mounted.path / "s/a/txt").read_bytes()[:8] == b"changeda"
         assert (mounted.path / "s/a/cls").read_bytes() == b"7"
 

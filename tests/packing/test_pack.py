@@ -449,7 +449,7 @@ def test_splits_that_mean_nothing(texts: Sequence[str], wrong: str) -> None:
 
 def test_a_split_without_samples_is_refused(tmp_path: Path) -> None:
     tree = write(tmp_path / "tree", {"a.jpg": b""})
-    with pytest.raises(CommitError, match=r"--split val=0.1: of 1 samples that is none"):
+    with pytest.raises(CommitError, match=r"--split val=0.1: of 1 that is less than one of"):
         plan_of(tree, splits=tuple(parse_splits(["train=0.9", "val=0.1"])), output="{split}-%d.tar")
 
 
@@ -602,7 +602,7 @@ def test_the_command(program: Program) -> None:  # noqa: F811
     write(program.home / "tree", {**FLAT, "README": b"", ".DS_Store": b""})
     arguments = ("pack", "tree", "-o", "out/s-%06d.tar", "--maxcount", "2")
     assert b"1 file cannot be packed" in program.run(*arguments, code=7).stderr
-    assert "taken for files" in program.run(*arguments, "--leave-out", "-n").stderr.decode()
+    assert "packed as files" in program.run(*arguments, "--leave-out", "-n").stderr.decode()
     assert not (program.home / "out").exists()
     done = program.run(*arguments, "--leave-out", "--export", "dali", "--export", "wids")
     assert "shards: 2 new; 3 samples, " in done.stdout.decode()

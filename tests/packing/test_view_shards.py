@@ -110,7 +110,7 @@ def test_what_cannot_be_packed_is_refused_before_anything_is_written(program: Pr
     broken: list[Sample] = [(b"a", [(b"jpg", b"J"), (b"json", b"{")])]
     write(program.home / "broken.tar", broken)
     text = program.run("commit", *OPTIONS, "-o", "new/%d.tar", "broken.tar", code=7).stderr.decode()
-    assert "a.json: is no JSON" in text
+    assert "a.json: is not JSON" in text
     write(program.home / "case.tar", [(b"a", [(b"jpg", b"J"), (b"PNG", b"P")])])
     text = program.refused("commit", "--columns", "png=jpg", "--columns", "PNG", "-o", "n.tar", "case.tar", code=7)
     assert "a.PNG cannot be packed: differs from another file" in text

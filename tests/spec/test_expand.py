@@ -266,8 +266,8 @@ def test_an_address_is_no_path(here: Path, url: str) -> None:
 
 def test_a_pipe_is_no_shard(here: Path) -> None:
     os.mkfifo("fifo.tar")
-    assert "'fifo.tar' is no regular file" in refused(SpecError, "fifo.tar")
-    assert "'./fifo.tar' is no regular file" in refused(SpecError, ".")
+    assert "'fifo.tar' is not a regular file" in refused(SpecError, "fifo.tar")
+    assert "'./fifo.tar' is not a regular file" in refused(SpecError, ".")
     refused(SpecError, "/dev/null")
 
 

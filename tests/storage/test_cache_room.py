@@ -203,5 +203,5 @@ def test_sizes() -> None:
         *(0, 12, 3 << 10, 2 << 20, 1 << 30, 5 << 40)
     ]
     for text in ("", "G", "1.5G", "-1", "1GB", "\u0661"):
-        with pytest.raises(UsageError, match="is no size"):
+        with pytest.raises(UsageError, match="is not a size"):
             parse_size(text)

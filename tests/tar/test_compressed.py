@@ -431,7 +431,7 @@ def test_members_ask_for_no_more(kind: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("WDSFS_UNPACK_MEMORY", "2G")
     assert streams.decode(codec, content) == TAR
     for wrong in (content + b"something", content[:-5], b"something"):
-        with pytest.raises(CorruptShard, match="is no whole"):
+        with pytest.raises(CorruptShard, match="is not whole"):
             streams.decode(codec, wrong)
 
 
@@ -881,7 +881,7 @@ def test_commands(program: Program) -> None:
     assert len(list((program.home / "index/cache").glob("*.*"))) == 2
     assert program.json("index", "--prune", "cut.tar.gz")["pruned"] == 1
     assert len(list((program.home / "index/cache").glob("*.*"))) == 1
-    assert "'1.5G' is no size" in program.refused("index", "--cache-size", "1.5G", "cut.tar.gz", code=2)
+    assert "'1.5G' is not a size" in program.refused("index", "--cache-size", "1.5G", "cut.tar.gz", code=2)
     program.write("bomb.tar.zst", zstd.compress(bytes(9 << 20)))
     done = program.run("index", "--cache-size", "8M", "bomb.tar.zst", code=3)
     assert b"takes more than the cache may hold (8.0 MiB)" in done.stderr

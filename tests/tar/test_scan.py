@@ -180,7 +180,7 @@ def test_pax() -> None:
     ],
 )
 def test_pax_time(text: bytes, ns: int) -> None:
-    """A PAX time is kept to the nanosecond; where it is no number, the time of the member's own header counts."""
+    """A PAX time is kept to the nanosecond; where it is not a number, the time of the own header counts."""
     (found,), problems = look(tars.tar(tars.pax({b"mtime": text}), A))
     assert (found.mtime, found.content, problems) == (ns, b"aaa", [])
 
@@ -432,7 +432,7 @@ def test_damaged_headers() -> None:
         "extension without member",
         "negative size",
         "impossible size",
-        "size that is no number",
+        "size that is not a number",
         "huge extension header",
     ):
         check(case, AAA)

@@ -109,10 +109,10 @@ def test_what_is_typed_is_read_and_written_alike() -> None:
         ([], ["txt=json"], "write a name, a column and a field"),
         ([], ["=json:a"], "the name before = is empty"),
         ([], ["..=json:a"], "cannot be that of a file"),
-        ([], ["txt=json:a..b"], "is no path to a field of JSON"),
-        ([], ["txt=json:a[x]"], "is no path to a field of JSON"),
-        ([], ['txt=json:["\\u12"]'], "is no path to a field of JSON"),
-        ([], ["txt=json:" + ".".join("a" * 65)], "is no path to a field of JSON"),
+        ([], ["txt=json:a..b"], "is not a path to a field of JSON"),
+        ([], ["txt=json:a[x]"], "is not a path to a field of JSON"),
+        ([], ['txt=json:["\\u12"]'], "is not a path to a field of JSON"),
+        ([], ["txt=json:" + ".".join("a" * 65)], "is not a path to a field of JSON"),
     ],
 )
 def test_options_that_cannot_be_meant(columns: list[str], fields: list[str], text: str) -> None:
@@ -434,8 +434,8 @@ def captions(path: Path) -> None:
 def test_a_mount_shows_names_and_fields(program: Program) -> None:
     captions(program.home / "s.tar")
     with program.mounted("s.tar", *OPTIONS, "--names", "full") as mounted:
-        mounted.expected.append(r"d/2\.json: is no JSON")
-        mounted.allowed.append("is no JSON")
+        mounted.expected.append(r"d/2\.json: is not JSON")
+        mounted.allowed.append("is not JSON")
         top = mounted.path / "s" / "d"
         shown_ = {one: sorted(os.listdir(top / one)) for one in os.listdir(top)}
         assert shown_ == {"0": ["0.caption.txt", "0.img"], "1": ["1.img"], "2": ["2.caption.txt", "2.img"]}
@@ -454,7 +454,7 @@ def test_a_mount_shows_names_and_fields(program: Program) -> None:
                 change()
         (status,) = program.json("status", mounted.path)
         assert status["composition"] == "--columns 'img=jpg;png' --field caption.txt=json:caption"
-        assert "d/2.json: is no JSON" in (mounted.path / ".wdsfs" / "problems.txt").read_text()
+        assert "d/2.json: is not JSON" in (mounted.path / ".wdsfs" / "problems.txt").read_text()
 
 
 def test_a_field_that_no_sample_has_is_mentioned(program: Program) -> None:

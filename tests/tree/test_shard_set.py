@@ -306,7 +306,7 @@ def test_a_changed_shard_is_indexed_again_or_an_error(
             with pytest.raises(MissingShard, match=r"s1\.tar"):
                 ask(1)
     elif change in (_make_a_directory, _make_a_pipe):
-        with pytest.raises(UnreadableShard, match="no regular file"):
+        with pytest.raises(UnreadableShard, match="not a regular file"):
             below.index_now(1)
     elif change in (_cut_to_nothing, _overwrite):
         below.index_now(1)

@@ -116,7 +116,7 @@ def _prefix(url: str) -> str:
     from wdsfs.remote.urls import is_url, parse
 
     if not is_url(url):
-        raise UsageError(f"{url} is no URL: only remote shards can be selected")
+        raise UsageError(f"{url} is not a URL: only remote shards can be selected")
     return parse(url).shown
 
 
@@ -217,7 +217,7 @@ def fetch(
     remote_shards = [shard for shard in every if is_remote(shard.path)]
     local = len(every) - len(remote_shards)
     if local and not quiet:
-        log.info("%s on this machine: passed over", counted(local, "shard"))
+        log.info("%s on this machine, so there is nothing to fetch", counted(local, "shard"))
     workers = options.workers_of(executor, jobs)
     total = sum(pin_of(shard.path).size for shard in remote_shards)
     with when_interrupted("; what has come is kept"), bytes_bar("fetching", total, quiet) as advance:

@@ -224,7 +224,7 @@ def info(
     if plot_file is not None:
         _refuse_plot(plot_file)
     elif class_from or class_names:
-        raise UsageError("--class-from and --class-names say what --plot FILE counts")
+        raise UsageError("--class-from and --class-names are for plots: add --plot FILE")
     if class_names and not class_from:
         raise UsageError("--class-names needs --class-from: the column that has the numbers of the classes")
     classes = replace(view_of_classes(class_from, class_names), keys=keys) if class_from else None

@@ -248,7 +248,7 @@ def _refuse_options_of_shards(serving: Serving) -> None:
     for param in typed:
         if param.name not in _FOR_IMAGES:
             raise UsageError(
-                f"{param.opts[0]}: not for the mount of an image; what an image shows is said when it is made: "
+                f"{param.opts[0]}: not for the mount of an image, but for the command that makes the image: "
                 "wdsfs image --help"
             )
     if serving.engine == FUSE and "engine" in {param.name for param in typed}:

@@ -238,7 +238,7 @@ def _restorable(
 
     mount = None if mountpoint is None else search.writable(mountpoint)  # which says so, where it is no mount
     if not has_paths:
-        raise UsageError("name the PATHs that are to be restored, or --all")
+        raise UsageError("name the PATHs to restore, or --all")
     if mount is None:
         return remembered_session(overlay, opening)
     return restorable_mount(mount, with_index_of(mount, opening))

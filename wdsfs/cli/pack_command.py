@@ -211,9 +211,7 @@ def _are_files(sources: Sequence[str], layout: str) -> bool:
 
     are_files = {os.path.isdir(source) if layout != "auto" else holds_files(source) for source in sources}
     if len(are_files) > 1:
-        raise UsageError(
-            "directories of files and SHARDS are packed one after the other, with commands of their own"
-        )
+        raise UsageError("directories of files and SHARDS cannot be packed by one command: type one for each")
     return are_files.pop()
 
 
@@ -227,7 +225,7 @@ def _pack_files(directories: Sequence[str], packed: Packed, opening: Opening) ->
         plan = make_plan(directories, packed.options)
     output.refuse_exports([step.target for step in plan.steps], packed.exports)
     if packed.options.layout == "auto" and not packed.as_json and not opening.quiet:
-        log.info("taken for %s; --layout says it otherwise", plan.layout.text)
+        log.info("packed as %s; if that is wrong, use --layout", plan.layout.text)
     if not packed.dry_run:
         label = "packing and sending" if plan.sent else "packing"
         with (

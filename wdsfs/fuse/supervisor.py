@@ -359,7 +359,7 @@ class Supervisor:
     def _blame(self, request: int | None, started: int) -> None:
         """Count a death against a request; workers refuse one that keeps killing them."""
         if request is not None and self.board.blame(request, started) == DEADLY:
-            log.error("%s workers have died at one request; it gets EIO for %g s", DEADLY, DEADLY_NS / 1e9)
+            log.error("%s workers have died at the same request; it gets EIO for %g s", DEADLY, DEADLY_NS / 1e9)
 
     def _count_crashes(self, dead: list[_Worker]) -> None:
         done = self.board.done

@@ -184,7 +184,9 @@ class PortableIndex:
     def is_mapped(self) -> bool:
         """True if records are used in place."""
         if self._map is not None and _changed(self.fd, self.file.fingerprint):
-            log.warning("%s was changed in its place, and is not used any more: rename new ones over it", self)
+            log.warning(
+                "%s was changed in place, so it is not used any more; replace such a file by a rename (mv)", self
+            )
             self._map = None
         return self._map is not None
 

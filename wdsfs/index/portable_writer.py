@@ -176,7 +176,7 @@ def checked_target(text: str) -> bytes:
         raise UsageError(f"{text}: the name of an index of shards ends in {SUFFIX}")
     path = os.fsencode(index_file.where(text))
     if not is_remote(path) and not os.path.isdir(os.path.dirname(path)):
-        raise UsageError(f"{text}: there is no directory {os.fsdecode(os.path.dirname(path))}")
+        raise UsageError(f"{text}: there is not a directory {os.fsdecode(os.path.dirname(path))}")
     return path
 
 

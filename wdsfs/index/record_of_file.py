@@ -92,7 +92,7 @@ def build_file(
     try:
         assert isinstance(fd, int)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise UnreadableShard(f"{os.fsdecode(path)}: is no regular file")
+            raise UnreadableShard(f"{os.fsdecode(path)}: is not a regular file")
         return _build_when_quiet(fd, path, reading)
     except OSError as error:
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None

@@ -109,7 +109,7 @@ def dali_index(record: Record, shown: bytes | None = None) -> Iterator[bytes]:
     refuse_damaged(record)
     count = record.samples if shown is None else sum(_is_shown(sample, shown) for sample in samples(record))
     if not count:
-        raise ExportError("the shard has no samples, and DALI reads no shard without")
+        raise ExportError("the shard has no samples, and DALI refuses such a shard")
     named = not _has_blank_names(record)
     lines = [b"v1.%d %d\n" % (2 if named else 1, count)]
     doubtful = _doubtful_members(record)

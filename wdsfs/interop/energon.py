@@ -94,7 +94,9 @@ def samples(fd: TarBytes) -> Iterator[EnergonSample]:
             try:
                 own, extension = match[1].decode(), match[2].decode()
             except UnicodeDecodeError:
-                raise ExportError(f"{readable(name)}: the name is no UTF-8, and Energon cannot store it") from None
+                raise ExportError(
+                    f"{readable(name)}: the name is not UTF-8, and Energon cannot store it"
+                ) from None
             if own != key:
                 if key is not None:
                     yield EnergonSample(key, start, head, parts)

@@ -323,7 +323,7 @@ class Export:
                 numbers[path.decode()] = number
             except UnicodeDecodeError:
                 raise ExportError(
-                    f"{os.fsdecode(shard.path)}: the name is no UTF-8, and Energon takes no other"
+                    f"{os.fsdecode(shard.path)}: the name is not UTF-8, and Energon takes no other"
                 ) from None
         return numbers
 
@@ -346,7 +346,7 @@ class Export:
                         self.report.warn(self.lower.shards[number].path, text + self._remove_older(own))
                     self.on_shard()
                 if not counts:
-                    raise ExportError("the set has no samples, and Energon takes no data set without")
+                    raise ExportError("the set has no samples, and Energon refuses such a data set")
                 database.finish()
             except sqlite3.OperationalError as error:  # a full disk, for example
                 raise ExportError(f"{os.fsdecode(path)}: {error}") from None
@@ -460,7 +460,7 @@ def _known_shards(folder: bytes) -> list[str]:
     except FileNotFoundError:
         return []
     except MALFORMED as error:
-        raise ExportError(f"{os.fsdecode(path)} is no metadata of Energon ({error}): remove it") from None
+        raise ExportError(f"{os.fsdecode(path)} is not metadata of Energon ({error}): remove it") from None
 
 
 # --- questions to a shard, in any process --------------------------------------------------------------

@@ -143,7 +143,7 @@ def lint(path: bytes, reading: Reading = PLAIN, together: int = 1) -> Lint:
     shard = open_shard(path)
     try:
         if isinstance(shard, int) and not stat.S_ISREG(os.fstat(shard).st_mode):
-            raise UnreadableShard(f"{os.fsdecode(path)}: is no regular file")
+            raise UnreadableShard(f"{os.fsdecode(path)}: is not a regular file")
         record_of_file.begin(shard)
         reader = _ShardLinter(findings, reading)
         with compressed.opened(shard, path) as (tar, problem, kind):

@@ -59,7 +59,9 @@ def open_image(path: str) -> OpenDevice:
         trust.content(path, trust.behind_sudo())
         return OpenDevice(os.fsencode(path), os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
     except trust.Untrusted as error:
-        raise MountError(f"{path}: can show any file, so it has to be in safe hands: {error.strerror}") from None
+        raise MountError(
+            f"{path}: an image can show any file, so other users must not be able to write it: {error.strerror}"
+        ) from None
     except OSError as error:
         raise MountError(f"{path}: {error.strerror}") from None
 
@@ -175,7 +177,7 @@ def _open_shard(path: str) -> int:
 def _refuse_irregular(path: str, fd: int) -> None:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise MountError(f"{path}: is no regular file")
+        raise MountError(f"{path}: is not a regular file")
 
 
 def raise_file_limit(shards: int) -> None:

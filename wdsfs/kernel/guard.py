@@ -228,7 +228,7 @@ class Guard:
         self._held.superblocks = self._unknown() if known is None else current & set(known.superblocks)
         self._settle(attributes)
         log.warning(
-            "%s: guarded again; for some time what was written into a shard was not noticed", self.mountpoint
+            "%s: guarded again; changes of shards since the last guard ended were not noticed", self.mountpoint
         )
 
     def _unknown(self) -> set[str]:
@@ -250,8 +250,8 @@ class Guard:
         ):
             if files:
                 log.warning(
-                    "%s: %s; changes are looked for every second, and bytes that are read meanwhile may be old "
-                    "and new ones",
+                    "%s: %s; so changes are noticed up to a second late, and until then programs may read a mix "
+                    "of old and new bytes",
                     *(several(files), reason),
                 )
 
@@ -288,7 +288,7 @@ class Guard:
             except OSError as error:
                 if self._has_mounted:
                     self._held.end()
-                raise MountError(f"{host.runtime_dir()}: {error.strerror}; it takes a file there") from None
+                raise MountError(f"{host.runtime_dir()}: {error.strerror}; a file has to be made there") from None
             try:
                 yield
             finally:
@@ -438,7 +438,7 @@ class Guard:
 
     def _give_way(self, changing: Sequence[str]) -> None:
         """End the mount, and wait for its users as long as the writer can be kept waiting."""
-        log.warning("%s: is opened for writing; %s is ended for that", several(changing), self.mountpoint)
+        log.warning("%s: a program opens it for writing; so %s is unmounted", several(changing), self.mountpoint)
         self._held.end()
         if not self._wait_for_users():
             self._report_mix(changing)

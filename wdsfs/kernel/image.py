@@ -169,9 +169,8 @@ def _sources(lower: ShardSet, copies: Mapping[bytes, HeldFile]) -> list[_Source]
             copy = copies.get(shard.path)
             if is_remote(shard.path) and copy is None:
                 raise ImageError(
-                    f"{below.path_text(number)}: an image is over files, not those in a cache of this machine. "
-                    "Copy it to a file first; or fetch it, and mount the set in one step: wdsfs mount --engine "
-                    "kernel"
+                    f"{below.path_text(number)}: the shards of an image have to be files of this machine. Copy it "
+                    "to a file first; or fetch it, and mount the set in one step: wdsfs mount --engine kernel"
                 )
             if below.is_compressed(number) and copy is None:
                 raise ImageError(
@@ -190,7 +189,7 @@ def _refuse_overwriting(shards: Iterable[bytes], target: bytes) -> None:
     except OSError:
         return
     if not stat.S_ISREG(status.st_mode):
-        raise ImageError(f"{os.fsdecode(target)}: is no regular file; name another one for the image")
+        raise ImageError(f"{os.fsdecode(target)}: is not a regular file; name another one for the image")
     for path in shards:
         if not is_remote(path) and os.path.samestat(status, os.stat(path)):
             raise ImageError(f"{os.fsdecode(target)}: is a shard of the set; name another file for the image")

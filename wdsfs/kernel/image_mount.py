@@ -206,7 +206,7 @@ def _end_if_written(mountpoint: str, current: Unguarded, about: Manifest, base: 
     if changed and shown is not None:
         erofs_mount.detach_everywhere(shown)
         log.error(
-            "%s: is ended, because what it reads was written while it had no guard, or is damaged: %s",
+            "%s: unmounted, because files that it reads were written while it had no guard, or are damaged: %s",
             *(mountpoint, several(changed)),
         )
 

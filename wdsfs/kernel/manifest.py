@@ -171,7 +171,7 @@ def identity_of(image: str | bytes) -> str:
     """
     identity = _identity(image)
     if identity is None:
-        raise MountError(f"{os.fsdecode(image)}: is no image of wdsfs")
+        raise MountError(f"{os.fsdecode(image)}: is not an image of wdsfs")
     return identity.hex()
 
 
@@ -195,7 +195,7 @@ def is_mounted_at(identity: str, mountpoint: str) -> bool | None:
 def image_of(mount: MountPoint) -> bytes | None:
     """Return the path of the image of a mount, which may lie below an overlay.
 
-    None if that is no image of wdsfs.
+    None if that is not an image of wdsfs.
     """
     if mount.fstype not in ("erofs", "overlay"):
         return None

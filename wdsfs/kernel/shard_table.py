@@ -84,7 +84,7 @@ class ContentPlaces:
     def _device(self, path: bytes) -> DeviceFile:
         device = self._devices.get(path)
         if device is None:
-            raise ImageError(f"{os.fsdecode(path)}: is no shard of the image")
+            raise ImageError(f"{os.fsdecode(path)}: is not a shard of the image")
         return device
 
     def of(self, content: Content) -> Place | Chunks | bytes:

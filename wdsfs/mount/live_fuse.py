@@ -50,8 +50,8 @@ class FuseMount(live_mount.LiveMount):
 
     def _foreign(self) -> MountError:
         return MountError(
-            f"{self.mountpoint}: is a mount of another user or session, whose daemon is not asked; `wdsfs status` "
-            "there says more"
+            f"{self.mountpoint}: is a mount of another user or session, whose daemon does not answer here; type "
+            "`wdsfs status` there"
         )
 
     @property
@@ -214,7 +214,7 @@ class FuseMount(live_mount.LiveMount):
                 if not announced and now - since > _ANNOUNCE_SECONDS:
                     announced = True
                     log.info(
-                        "waiting for process %s: %s. An interrupt ends the waiting only",
+                        "waiting for process %s: %s. An interrupt (Ctrl-C) ends only the waiting",
                         *(registration.pid, self._what_is_written()),
                     )
             if now > deadline:

@@ -164,8 +164,8 @@ class KernelMount(LiveMount):
         guard = self.guard
         if guard is None or not guard.alive:
             raise MountError(
-                f"{self.mountpoint}: has no guard, which would do it; repeat the command that mounted it, "
-                "no unmount"
+                f"{self.mountpoint}: has no guard, which is needed for this; repeat the command that mounted it, "
+                "without unmounting"
             )
         if is_half_done(guard.overlay):
             raise MountError(
@@ -173,8 +173,8 @@ class KernelMount(LiveMount):
             )
         if guard.made is None:
             raise MountError(
-                f"{self.mountpoint}: how it was mounted was not kept, as there may be a secret in it; type: "
-                f"wdsfs umount {shlex.quote(self.mountpoint)}, and mount it again"
+                f"{self.mountpoint}: the command that mounted it was not kept, because there may be a secret in "
+                f"it; type: wdsfs umount {shlex.quote(self.mountpoint)}, and mount it again"
             )
         try:
             image = repeat(guard.made)

@@ -139,7 +139,7 @@ def obstacle(mountpoint: str, nonempty: bool = False, busy: Sequence[bytes] = ()
             return Obstacle("cannot be entered, or is another user's FUSE mount", f"see: findmnt {quoted}")
         return Obstacle(error.strerror or str(error))
     if not stat.S_ISDIR(status.st_mode):
-        return Obstacle("is no directory")
+        return Obstacle("is not a directory")
     mounted = mount_table.mounted_at(mountpoint)
     registration = None if mounted is None else mount_registry.find(mountpoint)
     is_ours = mounted is not None and (mounted.fstype == "fuse.wdsfs" or image_of(mounted) is not None)

@@ -219,8 +219,8 @@ def remembered_session(directory: str, opening: Opening) -> Iterator[OverlaySess
         settings = read_settings(place)
         if settings is None:
             raise OverlayUnusable(
-                f"{place.path} is no overlay of a mount of wdsfs; from an upper of the kernel's overlayfs remove "
-                "by hand what is to go (docs/how-to/edit.md)"
+                f"{place.path} is not an overlay of a mount of wdsfs; in an upper of the kernel's overlayfs undo "
+                "changes by hand (docs/how-to/edit.md)"
             )
         shards = [Shard(shard.path, shard.name, reading=settings.reading) for shard in settings.shards]
         view = TreeOptions(settings.layout, settings.names, settings.merge).view()

@@ -257,7 +257,7 @@ def as_json(report: dict[str, Any], most: int) -> bytes:
     Its longest lists and texts are cut as far as that takes.
     """
     while True:
-        # What is no UTF-8 in a path is a lone surrogate here, and becomes an escape of JSON.
+        # What is not UTF-8 in a path is a lone surrogate here, and becomes an escape of JSON.
         text = json.dumps(report, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
         if len(text) <= most:
             return text

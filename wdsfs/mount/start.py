@@ -109,7 +109,7 @@ def prepared_again(mount: MountOptions) -> ImageMount:
     except ImageError:
         if mount.serving.engine == KERNEL:
             raise
-    raise MountError("the command of this mount would take FUSE now; unmount it, and mount it again")
+    raise MountError("its command would now mount by FUSE, not by the kernel; unmount it, and mount it again")
 
 
 def is_of_image(specs: Sequence[str]) -> bool:

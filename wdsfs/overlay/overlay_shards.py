@@ -55,8 +55,8 @@ def check_set(place: OverlayDirectory, shards: Sequence[Shard], view: View) -> O
         changed = _changed(place, before, settings)
         if changed and not is_halfway:
             log.warning(
-                "changed since the overlay %s was made: %s; its changes are by path and all stand: see what they "
-                "mean now with `wdsfs diff`",
+                "shards have changed since the overlay %s was made: %s; its changes still apply, by path: see "
+                "them with `wdsfs diff`",
                 *(place.path, several(changed, NAMED_MAX)),
             )
     return settings

@@ -400,7 +400,9 @@ def split_of(samples: Keyed, order: Numbers, splits: Sequence[Split]) -> list[Nu
     parts = [order[place[order] == number] for number in range(len(splits))]
     for split, numbers in zip(splits, parts, strict=True):
         if not len(numbers):
-            raise CommitError(f"--split {split.name}={split.fraction:g}: of {len(order)} samples that is none")
+            raise CommitError(
+                f"--split {split.name}={split.fraction:g}: that is less than one of {len(order)} samples"
+            )
     return parts
 
 

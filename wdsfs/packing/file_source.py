@@ -86,7 +86,7 @@ class PackOptions:
         """Return the same. Raises UsageError for options that do not go together, and names no shard can have."""
         column = os.fsencode(self.class_column)
         if not column or column.startswith(b".") or b"/" in column or b"\0" in column:
-            raise UsageError(f"--class-column {self.class_column!r} is no extension: write for example cls")
+            raise UsageError(f"--class-column {self.class_column!r} is not an extension: write for example cls")
         if self.shuffle is not None and self.order is not None:
             raise UsageError("--shuffle and --order exclude each other: both say in which order the samples are")
         if bool(self.splits) != (SPLIT_FIELD in self.output):

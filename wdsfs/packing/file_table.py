@@ -159,7 +159,9 @@ class _Walk:
             self.left_out.refuse(self._absolute(path) + b"/" + name, DANGLING)
             return
         where = os.fsdecode(self._absolute(path) + b"/" + name)
-        raise CommitError(f"{where} has vanished while the tree was read: start again when nobody changes it")
+        raise CommitError(
+            f"{where} has vanished while the tree was read: repeat the command when nobody changes the tree"
+        )
 
 
 def _reason(mode: int) -> str:

@@ -14,7 +14,7 @@ ONLY_CASE = "differs from another file of its sample only in letter case: reader
 RESERVED = "readers keep something of their own under this name: the webdataset library stops at such a column"
 OF_MOUNT = "is the name under which a mount tells about itself: give it another one"
 SYMBOLIC = "is a symbolic link"
-SPECIAL = "is no regular file, but a fifo, a socket or a device"
+SPECIAL = "is not a regular file, but a fifo, a socket or a device"
 # Reasons that would also damage other samples.
 TWICE = "would have the same name in the tar as another file"
 OLD_STEM = "does not start with the name of its directory and a dot: a sample is renamed together with its files"

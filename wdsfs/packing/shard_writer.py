@@ -149,7 +149,9 @@ class _FileReader:
 
     def _changed(self, member: NewMember, what: str) -> CommitError:
         path = os.fsdecode(os.path.join(self._files.top, member.path))
-        return CommitError(f"{path} has {what} since this was planned: start again when nobody changes it")
+        return CommitError(
+            f"{path} has {what} since the shards were planned: repeat the command when nobody changes the files"
+        )
 
     def close(self) -> None:
         for fd in self._open.values():

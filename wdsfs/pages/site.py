@@ -305,7 +305,7 @@ class Site:
         return Response(picture.data, media_type=picture.media_type, headers=headers)
 
     def snippet(self, now: Snapshot, request: Request) -> Response:
-        """Return the beginning of a text, for the grid; nothing for a file that is no text."""
+        """Return the beginning of a text, for the grid; nothing for a file that is not text."""
         path = path_of(request)
         source = self.source(now, path)
         data = source.read(0, min(source.size, SNIPPET))

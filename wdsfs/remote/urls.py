@@ -187,7 +187,7 @@ def local(path: str) -> str:
 
 
 def is_url(text: str) -> bool:
-    """Return True for text that starts with one of SCHEMES or with `pipe:`; `file:` is no URL here."""
+    """Return True for text that starts with one of SCHEMES or with `pipe:`; `file:` is not a URL here."""
     if ":" not in text:  # nearly every path: asked several times for each shard
         return False
     scheme = _SCHEME.match(text)

@@ -470,7 +470,7 @@ def _matching(base: str, word: str) -> list[str]:
 
 
 def _existing_files(words: list[Word], split: str | None, allow_missing: bool, base: str | None) -> list[Word]:
-    """Return the words with directories and lists replaced by their shards. Raises if one is no regular file.
+    """Return the words with directories and lists replaced by their shards. Raises if one is not a regular file.
 
     A shard that its store refuses counts as missing.
     """
@@ -484,7 +484,7 @@ def _existing_files(words: list[Word], split: str | None, allow_missing: bool, b
 def _present_files(words: list[Word], split: str | None, base: str | None) -> list[Word]:
     """Return words as `_existing_files`, without those of missing files. Raises MissingShard if all are missing.
 
-    What is no regular file is returned, too: it cannot be read, and the others can.
+    What is not a regular file is returned, too: it cannot be read, and the others can.
     """
     shards, missing = _files(words, split, base, None, special=True)
     if len(missing) == len(shards):
@@ -502,7 +502,7 @@ def _files(
 ) -> tuple[list[Word], list[Word]]:
     """Return all words of shards, and those of them that are missing, or `refused` (see `objects.modes`).
 
-    Raises if one is no regular file, unless `special` files may be among them.
+    Raises if one is not a regular file, unless `special` files may be among them.
     """
     modes = _modes((word.path for word in words), refused)
     shards = _limited(_shard_words(words, modes, split, base))
@@ -515,7 +515,7 @@ def _files(
         if mode is None:
             missing.append(word)
         elif not (stat.S_ISREG(mode) or special):
-            raise SpecError(f"{word.shown} is no regular file")
+            raise SpecError(f"{word.shown} is not a regular file")
     return shards, missing
 
 

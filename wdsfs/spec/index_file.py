@@ -244,7 +244,7 @@ def _parse_header(path: str, header: bytes, size: int) -> _Head:
 
 
 def _damaged(path: str, why: str) -> SpecError:
-    return SpecError(f"{path}: is no sound index of shards: {why}; make it again with `wdsfs index -o`")
+    return SpecError(f"{path}: is not a sound index of shards: {why}; make it again with `wdsfs index -o`")
 
 
 # --- reading one -------------------------------------------------------------------------------------------

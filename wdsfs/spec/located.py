@@ -178,7 +178,7 @@ def load_yaml(path: str) -> Field:
 
 def _read_file(path: str, limit: int) -> bytes:
     if os.path.exists(path) and not os.path.isfile(path):
-        raise SpecError(f"{path!r} is no regular file")  # reading a pipe would block
+        raise SpecError(f"{path!r} is not a regular file")  # reading a pipe would block
     return read(path, limit)
 
 
@@ -201,7 +201,7 @@ def _json(path: str, data: bytes) -> Any:
     try:
         return json.loads(text, object_pairs_hook=lambda pairs: _unique(path, pairs))
     except json.JSONDecodeError as error:
-        raise SpecError(f"{path}:{error.lineno}:{error.colno}: no JSON: {error.msg}") from None
+        raise SpecError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
     except RecursionError:
         raise SpecError(f"{path}: nested too deeply") from None
     except ValueError:  # Python reads at most 4,300 digits
@@ -229,9 +229,9 @@ def _yaml(path: str, data: bytes) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise SpecError(f"{path}{where}: no YAML: {error.problem or error.context}") from None
+        raise SpecError(f"{path}{where}: not YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:  # from its reader: characters that YAML does not allow
-        raise SpecError(f"{path}: no YAML: {' '.join(str(error).split())}") from None
+        raise SpecError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
 
 
 class _YamlBuilder:
@@ -284,7 +284,7 @@ class _YamlBuilder:
             inside.append(value)
         elif self.keys[-1] is None:
             if not isinstance(value, str):
-                self._refuse(line, "a key that is no text")
+                self._refuse(line, "a key that is not text")
             if value in inside:
                 self._refuse(line, f"{str(value)!r} occurs twice in one object")
             self.keys[-1] = str(value)

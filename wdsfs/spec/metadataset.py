@@ -144,19 +144,19 @@ class _Reader:
             raise node.wrong(f"the metadataset {path!r} is inside of itself, or more than {NESTED_MAX} deep")
         top = _metadataset(path)
         if top is None:
-            raise node.wrong(f"{path!r} is no metadataset: it has no 'splits'")
+            raise node.wrong(f"{path!r} is not a metadataset: it has no 'splits'")
         yield from self.node(top.need("splits").need(split), split, way._replace(inside=inside))
 
 
 def _weight(item: Field, unit: str) -> str:
-    """Return a weight as it is shown. Raises SpecError for what is no number."""
+    """Return a weight as it is shown. Raises SpecError for what is not a number."""
     field = item.get(unit)
     text = "1" if field is None else field.text()
     try:
         if not 0 <= float(text) < float("inf"):
             raise ValueError(text)
     except ValueError:
-        raise item.wrong(f"the {unit} is no number from 0 on: {text[:40]!r}") from None
+        raise item.wrong(f"the {unit} is not a number from 0 on: {text[:40]!r}") from None
     return text if unit == "weight" else f"{text} repetitions"
 
 

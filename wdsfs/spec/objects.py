@@ -88,7 +88,7 @@ def _parse(text: str) -> Url:
 def standard_input() -> str:
     """Read the standard input, which is one shard; its path. Raises ShardError, SpecError."""
     if os.isatty(0):
-        raise SpecError("'-': the standard input is a terminal: a shard has to come there")
+        raise SpecError("'-': the standard input is a terminal; pipe a shard into this command")
     return os.fsdecode(shard_paths.standard_input())
 
 
@@ -109,7 +109,7 @@ def is_listable(path: str) -> bool:
 
 
 def is_local(path: str) -> bool:
-    """Return True for what is no URL."""
+    """Return True for what is not a URL."""
     return not is_url(path)
 
 

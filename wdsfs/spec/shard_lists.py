@@ -319,7 +319,9 @@ def _split_part(splits: Field, split: str, shards: Collection[str]) -> Iterator[
     for names in part.items():
         for name in _braces(names.text(), names):
             if name not in shards:
-                raise names.wrong(f"{name!r} is no shard of {_INFO[0]}; `energon prepare` writes both files again")
+                raise names.wrong(
+                    f"{name!r} is not a shard of {_INFO[0]}; `energon prepare` writes both files again"
+                )
             yield name, names
 
 

@@ -274,7 +274,7 @@ def decode(codec: int, data: bytes) -> bytes:
         raise CorruptShard(f"is not decoded: {error}") from None
     if state != WHOLE:
         why = _WRONG[state] if size or state != TRAILING else "it begins with something else"
-        raise CorruptShard(f"is no whole {name} data ({why})")
+        raise CorruptShard(f"is not whole {name} data ({why})")
     return bytes(content)
 
 

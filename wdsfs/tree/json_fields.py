@@ -36,17 +36,19 @@ def parse_path(text: str) -> tuple[str | int, ...]:
             break
         at = step.end()
     if at < len(text) or not steps:
-        raise UsageError(f'{text!r} is no path to a field of JSON: write label, meta.label, texts[0] or ["a.b"]')
+        raise UsageError(
+            f'{text!r} is not a path to a field of JSON: write label, meta.label, texts[0] or ["a.b"]'
+        )
     return tuple(steps)
 
 
 def parse(data: bytes) -> Any:
-    """Return the document in a file. Raises CorruptShard if it is no JSON, or larger than JSON_MAX."""
+    """Return the document in a file. Raises CorruptShard if it is not JSON, or larger than JSON_MAX."""
     refuse_size(len(data))
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise CorruptShard(f"is no JSON ({error})") from None
+        raise CorruptShard(f"is not JSON ({error})") from None
 
 
 def refuse_size(size: int) -> None:
@@ -88,7 +90,7 @@ def content_of(value: Any) -> bytes | None:
             text = json.dumps(value, ensure_ascii=False)
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise CorruptShard("holds half of a surrogate pair, which is no text") from None
+        raise CorruptShard("holds half of a surrogate pair, which is not text") from None
     except RecursionError:
         raise CorruptShard("is nested too deeply") from None
 

@@ -118,7 +118,7 @@ def label_file(text: str, is_list: bool = False) -> LabelFile:
     kind = _kind_of(path, is_list) or (_TEXT if is_list else None)
     if kind is None:
         known = " ".join(KINDS)
-        raise UsageError(f"{option} {shown}: no kind of label file that is known; they end in {known}")
+        raise UsageError(f"{option} {shown}: not a kind of label file that wdsfs knows; these end in {known}")
     if not objects.is_file(path):
         raise UsageError(f"{option} {shown}: there is no such file")
     if kind == _PARQUET and importlib.util.find_spec("pyarrow") is None:
@@ -489,9 +489,9 @@ def _json_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iter
             try:
                 row = json.loads(text)
             except (ValueError, RecursionError) as error:
-                raise wrong(file, line, f"is no JSON: {error}") from None
+                raise wrong(file, line, f"is not JSON: {error}") from None
             if not isinstance(row, dict):
-                raise wrong(file, line, "is no JSON object")
+                raise wrong(file, line, "is not JSON object")
             name = next((name for name in file.key_names if name in row), None)
             if name is None:
                 what = " or ".join(map(repr, file.key_names))
@@ -633,7 +633,7 @@ def _stored_columns(file: LabelFile, db: sqlite3.Connection, table: str) -> tupl
         raise wrong(
             file,
             None,
-            f"the column {computed!r} of {table!r} is computed by what the file says, and only what is stored is "
+            f"the column {computed!r} of {table!r} is computed by SQL in the file, and only stored columns are "
             "read; declare it STORED",
         )
     return [name for name, _ in shown], primary

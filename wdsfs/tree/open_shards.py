@@ -309,7 +309,9 @@ def held_copy(kind: str, path: bytes) -> HeldCopy:
     Unpacks the shard, unless the cache has an undamaged copy. Raises ShardErrors.
     """
     if policy() == NEVER:
-        raise UnreadableShard(f"{os.fsdecode(path)} is {kind}-compressed, and is not to be unpacked")
+        raise UnreadableShard(
+            f"{os.fsdecode(path)} is {kind}-compressed, and `--unpack never` forbids to unpack it"
+        )
     shard = open_shard(path)
     try:
         for _ in range(_COPIES_TRIED):

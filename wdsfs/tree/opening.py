@@ -192,7 +192,7 @@ def judge(
             raise errors.NotATar(f"{errors.several([*no_tars])}{advice}")
         if whole and texts:
             raise errors.UnreadableShard(
-                f"without what cannot be read the set would be smaller: {errors.several(texts)}{advice}"
+                f"the set would be smaller without shards that cannot be read: {errors.several(texts)}{advice}"
             )
     damaged = [
         f"{path}: {problems_text(first, count)}; {LISTED_BY_STRICT if first.kind in OF_VIEWS else LISTED_BY_CHECK}"
@@ -253,12 +253,14 @@ def index_set(
         if place is not None:
             if done.unreadable and not allow_missing:
                 texts = errors.several([*map(str, done.unreadable.values())])
-                raise errors.UnreadableShard(f"{texts}: an index lacks nothing, unless with --allow-missing")
+                raise errors.UnreadableShard(
+                    f"{texts}: an index must have all shards; with --allow-missing it leaves out these"
+                )
             with opening.progress.shards("writing", len(shards)) as on_shard:
                 written = write_index(index, readable(shards, done.unreadable), place, on_shard)
         if index.temporary and place is None:
             raise errors.IndexUnusable(
-                "nothing is kept: the index was a temporary one; see above, or set --index-dir"
+                "the index was a temporary one, so the records are lost; see above, or set --index-dir"
             )
         counts = {**_counts(index, shards, done), "pruned": pruned, "index": str(index.directory)}
         return counts if written is None else {**counts, "written": target, "bytes": written}

@@ -401,7 +401,7 @@ def class_source(text: str) -> tuple[bytes, str]:
     extension, colon, path = text.partition(":")
     try:
         if not extension or (colon and not json_fields.parse_path(path)):
-            raise UsageError("there is no extension")
+            raise UsageError("there is not an extension")
     except UsageError:
         text = f"--class-from {text!r}: write an extension, or an extension and a field: json:label"
         raise UsageError(text) from None
@@ -428,7 +428,7 @@ def read_class_names(path: str) -> dict[str, str]:
         raise UsageError(f"--class-names {path}: names no class")
     for key, value in named.items():
         if not isinstance(value, str):
-            raise UsageError(f"--class-names {path}: the name of class {key} is no text")
+            raise UsageError(f"--class-names {path}: the name of class {key} is not text")
     if isinstance(names, list):
         _refuse_twice(path, named)
     return named

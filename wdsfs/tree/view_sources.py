@@ -248,7 +248,7 @@ class CompanionWatch:
         """Log that companions have changed, once for each change."""
         if self._logged != self._seen:
             self._logged = self._seen
-            log.warning("what the shards are shown with has changed; what was open from them gets ESTALE")
+            log.warning("label files, joined shards or lists have changed; files that were open get ESTALE")
 
     def _fingerprints(self) -> list[Fingerprint]:
         fingerprints = [self._access.look(shard.path) for shard in self._companions.shards]
@@ -411,7 +411,7 @@ class DerivedContent:
         """Return the file that the bytes at an address come from, and what returns all of them. Raises what `of`
         raises.
 
-        The function raises CorruptShard for what cannot be decoded, is no JSON, or, if `limited`, is too long.
+        The function raises CorruptShard for what cannot be decoded, is not JSON, or, if `limited`, is too long.
         """
         assert record.view is not None
         about = record.view["places"][place]
