@@ -1,7 +1,7 @@
 """Shared memory of the processes of a mount: counters of each worker, and requests at which workers have died.
 
-Plain shared memory, made before the workers are forked, so that nothing is lost with a worker and no process waits
-for another. Words are written whole; one that another process sees late costs a wrong digit in `wdsfs status`.
+Plain shared memory, made before the workers are forked: nothing is lost with a worker, and no process waits for
+another. Words are written whole; if another process sees one late, a number in `wdsfs status` is a little wrong.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _WORDS = _RETIRED + 1
 # Words of the supervisor: its pid, that of the process that follows changes, and the number of replaced workers.
 _SUPERVISOR, _HELPER, _RESTARTS = range(3)
 
-# Requests that are watched because a worker has died at them: for each the request, the deaths in a row and the
-# time (ns) until which it counts. The first word says how many there are.
+# Suspects, which are requests during which a worker has died: for each the request, the deaths in a row and the
+# time (ns) until which it counts. The first word is their number.
 _SUSPECTS = 16
 _SUSPECT_WORDS = 3
 DEADLY = 3  # deaths in a row after which a request gets EIO
-DEADLY_NS = 60 * 10**9  # for how long; then it is tried again
+DEADLY_NS = 60 * 10**9  # how long it gets EIO; then it is tried again
 
 
 class Hits(NamedTuple):
@@ -144,10 +144,11 @@ class Board:
         return self._suspects[0] != 0
 
     def blame(self, request: int, started: int | None = None) -> int:
-        """Count the death of a worker at this request; returns the number of such deaths since its last reply.
+        """Count the death of a worker at this request; return the number of such deaths since its last reply.
 
-        A worker that was there already (`started`, in ns of the monotonic clock) at the last such death does not
-        count, and 0 is returned: somebody who kills all workers at once kills the next worker of the request, too.
+        A worker that had been started (`started`, in ns of the monotonic clock) before the last such death does
+        not count, and 0 is returned: if somebody kills all workers at once, one after the other dies at the
+        request that is sent again, and the request is not the cause.
         """
         now = time.monotonic_ns()
         at = self._suspect(request)
@@ -172,7 +173,7 @@ class Board:
         return False
 
     def absolve(self, request: int) -> None:
-        """Forget the deaths at a request that was answered, unless it is deadly: then the answer was a refusal."""
+        """Forget the deaths at a request that was answered, unless it is refused for them."""
         at = self._suspect(request)
         if at is not None and self._suspects[at + 1] < DEADLY:
             self._acquit(at)
@@ -227,7 +228,7 @@ class Slot:
     def hit(self, store: str, count: int) -> None:
         """Note a read of a remote shard that was answered from the cache."""
         at = self._stores.get(store)
-        if at is not None:  # it is not for a shard that a commit has put into another store
+        if at is not None:  # None: the shard is in a store that a commit has added
             self._words[at] += 1
             self._words[at + 1] += count
 
@@ -255,7 +256,7 @@ class Slot:
 
     @property
     def busy_seconds(self) -> float:
-        """Seconds that the worker has been at one request without waiting for a disk."""
+        """The time (s) that the worker has worked at its request without waiting for a disk."""
         since = self._words[_SINCE]
         return 0.0 if not since or self.waiting else (time.monotonic_ns() - since) / 1e9
 

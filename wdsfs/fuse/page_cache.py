@@ -1,7 +1,7 @@
 """The kernel's page cache of a mount, in which the content of whole files is stored (FUSE_NOTIFY_STORE).
 
-A READ in flight locks its pages, and the kernel waits for them. So a process that stores must answer no request.
-Which files are stored, and when, is decided in `pusher.py`.
+A READ in flight locks its pages, and a process that stores into them waits for it. So a process that stores must
+not answer requests. `pusher.py` decides which files are stored, and when.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FILE_MAX = 2 << 20  # bytes; a larger file is read ahead by the kernel as well
 # Bytes of several files that are read from the shard together, as many as stay in a processor's cache, and of the
 # largest gap between two of them.
 READ_MAX, GAP_MAX = 512 << 10, 64 << 10
-UNKNOWN_MAX = 4  # files in a row that the kernel does not know: their names were not looked up yet
+UNKNOWN_MAX = 4  # refused files in a row after which storing ends: the kernel has not looked up their names yet
 
 _UNABLE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # a kernel without the message
 _GONE = (errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED)  # the file system was unmounted
@@ -40,7 +40,7 @@ class Ended(Exception):
 
 
 class Members(NamedTuple):
-    """Whole files that may be stored, as columns: the shard of each, its first byte there, and its size."""
+    """Whole files that may be stored, as columns: the shard of each file, its first byte there, and its size."""
 
     inodes: list[int]
     files: list[ShardFile]
@@ -128,9 +128,10 @@ class PageCache:
                     yield inode, content
 
     def store(self, members: Members, front: Callable[[], int]) -> Stored:
-        """Store files, but not those up to the inode number `front`, to which the reader has come meanwhile.
+        """Store files, but not those up to the inode number `front`, which the reader has reached meanwhile.
 
-        Ends early after some that the kernel does not know. Raises StaleShard, UnreadableShard, Ended.
+        Ends early after UNKNOWN_MAX files that the kernel does not know. Raises StaleShard, UnreadableShard,
+        Ended.
         """
         inodes, starts, sizes = members.inodes, members.starts, members.sizes
         files = size = last = refused = unknown = at = 0
@@ -156,7 +157,7 @@ class PageCache:
     def _read(self, file: ShardFile, begin: int, end: int) -> memoryview | None:
         """Return these bytes of a shard that has not changed, valid until the next call.
 
-        None for those of a remote one that have not come yet.
+        None if the shard is remote and these bytes have not arrived yet.
         """
         data, source = self._buffer[: end - begin], file.source
         if file.remote is not None:
@@ -182,7 +183,7 @@ class PageCache:
                 raise Ended from None
             if error.errno in _UNABLE:
                 raise Ended(unable=True) from None
-            if error.errno != errno.ENOENT:  # ENOENT: it does not know the inode; else it has no memory
+            if error.errno != errno.ENOENT:  # ENOENT: the kernel does not know the inode; else it has no memory
                 log.debug("the kernel takes no content ahead of readers: %s", error.strerror)
             return False
         return True

@@ -1,9 +1,9 @@
 """The kernel's FUSE protocol: parses requests and makes replies, as bytes.
 
-It knows layouts and numbers, not their use, and touches no descriptor. The source of everything here is
-the kernel's include/uapi/linux/fuse.h (protocol 7.31, which is Linux 5.4, to 7.45); names are those of that file
-without their prefix. All numbers are little-endian here and native there: the two are the same on every machine
-that the interpreter and its packages are built for; `import` fails on others.
+It knows layouts and numbers, not their use, and touches no descriptor. The source of everything here is the
+kernel's include/uapi/linux/fuse.h (protocol 7.31, which is Linux 5.4, to 7.45); names are those of that file
+without their prefix. All numbers are little-endian here and in the machine's byte order there. Both are the same
+on every machine that the interpreter and its packages are built for; on others `import` fails.
 """
 
 from __future__ import annotations
@@ -62,12 +62,13 @@ HEADER_SIZE = _HEADER.size
 MAJOR, MINOR, MINOR_MIN, MINOR_RESEND = 7, 38, 31, 40
 PAGE = 4096
 LINE_MIN = _DIRENT_PLUS.size + 8  # bytes of the shortest line of a listing
-REQUEST_MIN = 8192  # the least room for a request that the kernel accepts; there are names in it, and no contents
+REQUEST_MIN = 8192  # the least room for a request that the kernel accepts: for names, not for the data of a WRITE
 MAX_READ_PAGES = 256  # the most that the kernel asks for at once by default, 1 MiB
 
 
-# What stat says: inode, size (bytes), blocks (512 bytes), then the times of the last access, modification and
-# change in whole seconds, and the nanoseconds of each, mode, links, uid, gid, device, block size (bytes), flags.
+# The attributes of stat(2): inode, size (bytes), blocks (512 bytes), then the times of the last access,
+# modification and change in whole seconds, and the nanoseconds of each, mode, links, uid, gid, device, block size
+# (bytes), flags.
 Attributes = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int, int, int]
 _MODE = 9
 
@@ -115,7 +116,7 @@ def interrupted_of(body: memoryview) -> int:
 
 
 def xattr_of(body: memoryview) -> tuple[int, bytes]:
-    """Return the room of the caller in bytes (0: it asks how many are needed), and the attribute's name."""
+    """Return the room of the caller in bytes (0: it asks for the size of the value), and the attribute's name."""
     return _XATTR_IN.unpack_from(body)[0], bytes(body[_XATTR_IN.size : -1])
 
 
@@ -343,7 +344,7 @@ def lines_plus(
     mode, links, uid, gid, device, block_size, _ = like[_MODE:]
     rows["mode"], rows["links"], rows["uid"], rows["gid"], rows["device"] = mode, links, uid, gid, device
     rows["block_size"], rows["type"] = block_size, mode >> 12
-    # All sizes here are multiples of 8 bytes, so copy words: first all rows, then all names.
+    # All sizes here are multiples of 8 bytes, so whole words are copied: first all rows, then all names.
     words = lengths + 7 >> 3
     starts = ends // 8 - words - _RUN.itemsize // 8
     out = np.zeros(int(ends[-1]) // 8, np.uint64)

@@ -1,12 +1,12 @@
 """FUSE requests that only read (lookup, listing, read): calls of a tree, and its answers as replies.
 
-No policy: what exists and how it looks is decided by a tree (`tree/tree.py`). Handlers leave errors to
-`Operations.answer`, which maps every exception to an errno: no error at a request ends the worker.
+There is no policy here: a tree (`tree/tree.py`) decides which names exist and how they look. Handlers leave errors
+to `Operations.answer`, which maps every exception to an errno, so that no error in a request ends the worker.
 
 Files and directories are never opened here: OPEN and OPENDIR are answered once, with ENOSYS. From then on the
 kernel opens by itself, keeps cached content and listings for the next open, and names the inode in each READ. A
-worker serves one request at a time. What may take long (bytes that are not in the page cache, a shard that has to
-be indexed) happens inside `slowly`: the supervisor may start further workers meanwhile.
+worker serves one request at a time. Slow work (bytes that are not in the page cache, a shard that has to be
+indexed) is done inside `slowly`: the supervisor may start further workers meanwhile.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ FLAGS = (
     | (protocol.PARALLEL_DIROPS | protocol.MAX_PAGES | protocol.CACHE_SYMLINKS | protocol.EXPLICIT_INVAL_DATA)
     | protocol.INIT_EXT
 )
-# With more than three quarters of these under way the kernel reads without readahead, by more, smaller requests.
-# Those that are handed over wait for the network, so there are to be more.
+# When more than three quarters of these are in flight, the kernel stops reading ahead, and sends more, smaller
+# requests. Requests that are handed over wait for the network, so there have to be more of them.
 BACKGROUND, BACKGROUND_REMOTE = 64, 1024
 
 _OTHER = KINDS.index("other")
-_HASHED = 1200  # bytes of a body that distinguish a request from others: all of it, except for a WRITE
+_HASHED = 1200  # bytes of a body that are compared to recognise a request: the whole body, except of a WRITE
 _WITHOUT_REPLY = frozenset((protocol.FORGET, protocol.BATCH_FORGET, protocol.INTERRUPT))
 
 Reply = bytes | memoryview | int | None  # a body, an errno, or no reply
@@ -82,16 +82,17 @@ class HiddenHandlers(Protocol):
 
 
 class Operations(ABC, Generic[TreeKind]):
-    """Answers the requests that read, from a tree of one kind; how its files are read is for the subclass.
+    """Answers the requests that read, from a tree of one kind; a subclass decides how its files are read.
 
-    Made before the workers are forked; each then calls `attach`. `crowded` is called when this worker is about to
-    wait for a disk. `change_seconds` is how long the kernel may cache names that lead to a shard that may change.
+    Made before the workers are forked; each worker then calls `attach`. `crowded` is called when this worker is
+    about to wait for a disk. `change_seconds` is how long the kernel may cache names that lead to a shard that may
+    change.
     """
 
     tree: TreeKind
     hidden: HiddenHandlers | None = None
-    # Answers reads of remote shards in the place of a worker; None where a worker has to wait for the bytes, since
-    # the kernel would not hand out again what a fetcher that dies has not answered.
+    # Answers reads of remote shards in the place of a worker. None where a worker has to wait for the bytes,
+    # because the kernel would not send requests again that a fetcher had when it died.
     fetcher: Remote | None = None
     alone = False  # True where no second worker may serve
     # For INIT: flags, bytes of the largest WRITE. Bytes of the largest request.
@@ -165,7 +166,7 @@ class Operations(ABC, Generic[TreeKind]):
                 except NotIndexed as wanted:
                     attempts = attempts or Attempts()
                     attempts.index(wanted)
-        except Exception as error:  # whatever it is, the mount goes on: see the head of this module
+        except Exception as error:  # of any class: the mount must go on
             return self.errno_of(KINDS[kind], error)
         finally:
             waits.client = 0
@@ -218,7 +219,7 @@ class Operations(ABC, Generic[TreeKind]):
             self.slot.wait(False)
 
     def _wait_begins(self) -> None:
-        """Note that the request waits for a server or another process, as `slowly` does, but until its end."""
+        """Note, as `slowly` does, that the request waits for a server or a process; until the request ends."""
         if not self.slot.waiting:
             self.slot.wait(True)
             self._crowded()
@@ -252,7 +253,7 @@ class Operations(ABC, Generic[TreeKind]):
         try:
             return self._entry(self.tree.lookup(parent, name), timeout)
         except (NoSuchEntry, ShardError) as error:
-            # Also when a merged tree cannot be read in full: the files in there say what is wrong.
+            # Also when a merged tree cannot be read completely: files of the hidden directory tell the problem.
             if parent == ROOT and name == HIDDEN_DIRECTORY and self.hidden is not None:
                 return self.hidden.enter(timeout)
             if isinstance(error, ShardError):
@@ -334,7 +335,7 @@ class Operations(ABC, Generic[TreeKind]):
                 lines.append(line)
                 if looked_up is not None and entry.name not in (b".", b".."):
                     looked_up(entry.node.inode)
-                if not tried and kind_of(entry.cursor) > FOLDER:  # samples and files may be alike; try it once
+                if not tried and kind_of(entry.cursor) > FOLDER:  # samples and files may be of one kind; try once
                     tried, run = True, rest(inode, entry.cursor, room)
                     if run is not None:
                         lines.append(run)
@@ -370,8 +371,10 @@ class Operations(ABC, Generic[TreeKind]):
         return data
 
     def interrupt(self, request: Request) -> None:
-        """Note that a client waits no more. Requests that were handed over are the only ones that are still
-        without an answer when the next one is received."""
+        """Note that a client no longer waits for a request that was handed over.
+
+        All other requests are answered before the next one is received.
+        """
         if self.fetcher is not None:
             self.fetcher.interrupt(protocol.interrupted_of(request.body))
 
@@ -379,7 +382,7 @@ class Operations(ABC, Generic[TreeKind]):
 class ReadOperations(Operations[LowerTree]):
     """Answers the requests of a read-only mount."""
 
-    _ahead: tuple[int, int] | None = None  # the call of the pusher that is due when the reply was sent
+    _ahead: tuple[int, int] | None = None  # the call of the pusher that is due after the reply
     siblings: Siblings | None = None  # in a worker that may store content in the page cache
 
     def _run(self, inode: int, after: int, room: int) -> bytes | None:
@@ -442,7 +445,7 @@ def _fitting(value: bytes, room: int) -> bytes | int:
 
 
 def _nothing(request: Request) -> None:
-    """Send no reply, as these requests want none. No state is kept for an inode, so FORGET has nothing to do."""
+    """Send no reply: these requests expect none. There is no state for an inode, so FORGET has nothing to do."""
 
 
 def _done(request: Request) -> bytes:

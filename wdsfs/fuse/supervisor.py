@@ -7,12 +7,13 @@ dies, the workers continue.
 
 This works because every worker can compute the state of any other, and because reading twice is harmless.
 
-A worker that waits for a disk says so on the board. When all workers wait, the supervisor forks further ones,
-which exit when they are not needed any more. The watchdog replaces a worker that is at one request for long
+A worker that waits for a disk notes that on the board. When all workers wait, the supervisor forks further ones,
+which exit when they are not needed any more. The watchdog replaces a worker that works at one request for long
 without waiting for a disk. A request at which several workers in a row die gets EIO for a while
-(`fuse/counters.py`). If workers die before they reach any request, all requests get EIO, from a worker that
-opens nothing. In a row means that each was started after the death of the one before it. When somebody kills all
-workers at once, a request that is sent again reaches one after the other, and is not the cause.
+(`fuse/counters.py`). If workers die before they reach any request, all requests get EIO, from a worker that opens
+nothing. "In a row" means that each worker was started after the death of the one before. For when somebody kills
+all workers at once, a request that is sent again reaches one after the other, and is not the cause of their
+deaths.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ log = logging.getLogger(__name__)
 WORKERS_MAX = 16  # including those that wait for disks
 HANG_SECONDS = 60.0  # after which a worker at one request, without waiting for a disk, is replaced
 LOOK_SECONDS = 1.0  # interval of the watchdog
-LATE_MAX = 8  # retired workers that may end their long work; another change may come before they do
+LATE_MAX = 8  # retired workers that may finish their long work, also when another change comes meanwhile
 RETIRE_SECONDS = 1.0  # how long a worker that does not wait for a disk may take to end its last request
 HELPER_SECONDS = 10.0  # how long the end of the mount waits for the follower, and for the pusher
 PUSHER_SECONDS = 1.0  # before a pusher is forked again
@@ -102,7 +103,7 @@ class Supervisor:
         self._pusher = 0
         self._dismissed: set[int] = set()  # workers that were killed on purpose
         self._ended = False
-        self._crashes, self._done_before, self._crashed = 0, 0, 0  # the last one in ns, by the monotonic clock
+        self._crashes, self._done_before, self._crashed = 0, 0, 0  # `_crashed` in ns, by the monotonic clock
         self._quarantine_until = 0.0
         # The process that follows changes must not keep a mount alive that has no server: it exits when the last
         # writer of this pipe is gone.
@@ -141,7 +142,7 @@ class Supervisor:
 
     async def run(self) -> None:
         """Fork the workers, and replace those that end, until the file system is unmounted."""
-        gc.freeze()  # what exists now stays shared with the workers, untouched by their collectors
+        gc.freeze()  # so that the memory of present objects stays shared: the workers' collectors skip them
         async with trio.open_nursery() as nursery:
             with trio.open_signal_receiver(signal.SIGCHLD) as deaths:
                 if self.fetcher is not None:
@@ -158,9 +159,9 @@ class Supervisor:
         await self._end_helpers()
 
     async def _end_helpers(self) -> None:
-        """End the follower and the pusher, and wait for them: when this process is gone, all of the mount is.
+        """End the follower and the pusher, and wait for them, so that no process of the mount outlives this one.
 
-        Not for ever: while they send a notification, the kernel may have them wait for a request that nobody
+        The wait is limited: while they send a notification, they may wait in the kernel for a request that nobody
         answers.
         """
         self._kill(self._follower)
@@ -210,10 +211,10 @@ class Supervisor:
     async def exchange(
         self, make_tree: Callable[[], MountedTree], follow: Callable[[Supervisor], None] | None
     ) -> bool:
-        """Replace all workers by ones that open another set; returns True if none of the old ones is left.
+        """Replace all workers by ones that open another set; return True if none of the old ones is left.
 
-        From here on every request that is received is answered from the new set. A worker that waits for a disk
-        ends its request first, since that may be long work which its successor would have to do again.
+        Every request that is received after this is answered from the new set. A worker that waits for a disk
+        first finishes its request: that may be long work which its successor would have to do again.
         """
         self.make_tree, self.follow = make_tree, follow
         old = list(self.workers.values())
@@ -225,7 +226,7 @@ class Supervisor:
         until = time.monotonic() + RETIRE_SECONDS
         while sum(not self._has_left(worker, time.monotonic() > until) for worker in old):  # noqa: ASYNC110  # of all
             await trio.sleep(0.001)
-        # Requests in flight are sent again at each change, so there are more and more workers at one long work.
+        # Requests in flight are sent again at each change, so more and more workers would do the same long work.
         # The first ones do it, and the others wait for them.
         for late in [worker for worker in self.workers.values() if worker.retired][LATE_MAX:]:
             self._dismiss(late)
@@ -240,8 +241,8 @@ class Supervisor:
         """Return True if a retired worker is gone, or waits for a disk; an idle one is killed."""
         slot, there = self.board.slot(worker.slot), worker.pid in self.workers
         if there and not slot.waiting and (late or slot.request is None) and worker.pid not in self._dismissed:
-            # It sleeps in the receive. A request that it receives just now is sent again; where the kernel cannot
-            # do that, it fails with ECONNABORTED.
+            # The worker sleeps in the receive. A request that it receives at this moment is sent again; where the
+            # kernel cannot do that, the request fails with ECONNABORTED.
             self._dismiss(worker)
         return not there or slot.waiting
 
@@ -415,7 +416,7 @@ class Supervisor:
                 os.close(self._living)
                 self._close_devices()
                 device = self._own_device()
-                # Without an overlay, which has no passes, it is the tree of the shards.
+                # Mounts with an overlay have no passes, so this is the tree of the shards.
                 Pusher(device, cast(LowerTree, self.make_tree()), passes).run(self.life)
                 code = 0
             except BaseException:
@@ -425,9 +426,9 @@ class Supervisor:
         passes.pusher = self._pusher
 
     def _own_device(self) -> int:
-        """Return a descriptor of the pusher alone, which it closes the shared one for.
+        """Return a descriptor for the pusher alone; it then closes the shared one.
 
-        When all other processes are killed, the kernel ends the READ for whose page the pusher may be waiting.
+        So when all other processes are killed, the kernel ends the READ for whose page the pusher may be waiting.
         """
         try:
             device = _clone(self.device)
@@ -437,7 +438,7 @@ class Supervisor:
         return device
 
     async def _hear_calls(self) -> None:
-        """Fork further workers when all that there are wait for disks."""
+        """Fork further workers when all present ones wait for disks."""
         while True:
             await trio.lowlevel.wait_readable(self._calls)
             os.read(self._calls, 1 << 10)
@@ -540,11 +541,11 @@ def _clone(device: int) -> int:
 async def in_child(function: Callable[[], dict[str, Any]], device: int | None) -> dict[str, Any]:
     """Run `function` in a forked process; return its result, empty if it fails.
 
-    For what the supervisor must not do itself: open an index, or touch its own mount. It serves nothing meanwhile,
-    and a mount that does not answer would block it forever.
+    This is for work that the supervisor must not do itself, such as opening an index or using its own mount: no
+    request would be served meanwhile, and a mount that does not answer would block it forever.
 
-    The child closes `device`, unless that is None: a request without an answer would keep the mount, and with it
-    the child, alive.
+    The child closes `device`, unless that is None: a request that is never answered would keep the mount alive,
+    and the mount the child.
     """
     receiver, sender = os.pipe()
     pid = os.fork()
@@ -554,7 +555,7 @@ async def in_child(function: Callable[[], dict[str, Any]], device: int | None) -
             if device is not None:
                 os.close(device)
             os.write(sender, json.dumps(function()).encode() + b"\n")
-        except Exception:  # of any kind: the supervisor waits for an answer
+        except Exception:  # of any class: the supervisor waits for an answer
             log.exception("a question to the mount has failed")
             os.write(sender, b"{}\n")
         finally:
@@ -562,7 +563,7 @@ async def in_child(function: Callable[[], dict[str, Any]], device: int | None) -
     os.close(sender)
     text = b""
     try:
-        # Not until the end of the pipe: a worker that is forked meanwhile has it, too.
+        # Not up to the end of the pipe: a worker that is forked meanwhile holds the pipe open, too.
         while not text.endswith(b"\n"):
             await trio.lowlevel.wait_readable(receiver)
             part = os.read(receiver, 1 << 16)
@@ -572,7 +573,7 @@ async def in_child(function: Callable[[], dict[str, Any]], device: int | None) -
         while not os.waitpid(pid, os.WNOHANG)[0]:  # noqa: ASYNC110, ASYNC222  # it does not block
             await trio.sleep(0.001)
     except BaseException:
-        # Not waited for: it may be waiting for this mount, which is about to end, and cannot die before.
+        # Nobody waits for the child: it may wait for this mount, which is about to end, and cannot die before.
         os.kill(pid, signal.SIGKILL)
         raise
     finally:

@@ -1,8 +1,8 @@
 """A worker's loop: receives requests from the FUSE descriptor and answers them, one at a time.
 
-It polls for a short time, since a client that reads file after file is back within microseconds; when that does
-not help, it sleeps in the kernel. Several workers share one descriptor, and the kernel wakes one of them for each
-request. Nothing is remembered between two requests: a worker may be killed at any time.
+A worker polls for a short time, because a client that reads file after file sends the next request within
+microseconds; then it sleeps in the kernel. Several workers share one descriptor, and the kernel wakes one of them
+for each request. No state is kept between two requests: a worker may be killed at any time.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def serve(
     poll = select.poll()
     poll.register(device, select.POLLIN)
     wait_for = _patient(poll, stop, wait) if wait is not None else _eager(poll, spin)
-    # The pages exist from the start (not zeros): if the kernel had to allocate one for a process that is being
-    # killed, it would fail the request instead of handing it out again.
+    # The pages are written (not zeros), so that they exist from the start: if the kernel had to allocate one for a
+    # process that is being killed, it would fail the request instead of sending it again.
     buffer = bytearray(b"-" * room)
     buffers, received = (buffer,), memoryview(buffer)
     while not stop():
@@ -82,7 +82,7 @@ def serve(
 def _eager(poll: select.poll, spin: float) -> Callable[[], bool]:
     """Return a function that polls for a request for up to `spin` seconds; the receive then waits without
     limit."""
-    give_way = os.sched_yield  # the client that was just answered may be waiting for this very processor
+    give_way = os.sched_yield  # the client that was just answered may be waiting for this processor
     look, now, spin_ns = poll.poll, time.perf_counter_ns, int(spin * 1e9)
     missed = 0  # polls in a row that found no request
 
@@ -90,7 +90,7 @@ def _eager(poll: select.poll, spin: float) -> Callable[[], bool]:
         nonlocal missed
         if not spin_ns or look(0):
             return True
-        # Clients that take longer, or that need this processor: poll only from time to time.
+        # Clients are slower, or need this processor: poll only from time to time.
         if missed >= MISSES_MAX and missed % MISSES_MAX:
             missed += 1
             return True

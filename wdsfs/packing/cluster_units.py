@@ -1,10 +1,10 @@
 """New shards as units of work of a cluster: workers write and verify them, the driver publishes them.
 
-A worker writes a file of its own for each attempt, so that one that was given up (its worker lost the network, not
-its life) and the next one do not write into each other. It does so only while the placeholder is there that the
-driver has made in the same directory: it shows that both see this directory, and that the command still waits.
-The driver, which holds the overlay and the journal, checks that the file and the sources are what they should be,
-and renames it. Objects are sent by the workers, with conditional requests.
+A worker writes a new file for each attempt. So an attempt that was given up, whose worker has only lost the
+network and still writes, does not write into the file of the next one. A worker writes only while the placeholder
+exists that the driver has made in the same directory: it shows that both see this directory, and that the command
+still waits. The driver, which holds the overlay and the journal, checks the file and the sources, and renames the
+file. Objects are sent by the workers, with conditional requests.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Publication(NamedTuple):
 
 
 class ObjectNote(NamedTuple):
-    """The file that notes what is sent by a commit in place for an object, and what the object replaces."""
+    """The file in which a commit in place notes the bytes that it sends for an object, and what that replaces."""
 
     log: bytes = b""
     commit: str = ""
@@ -92,7 +92,7 @@ class ClusterRun:
         publication: Callable[[Step], Publication] = lambda _: Publication(),
         note: Callable[[Step], ObjectNote] = lambda _: ObjectNote(),
     ) -> None:
-        """Write the shards of these steps, each of which is prepared when its turn has come.
+        """Write the shards of these steps; each is prepared just before it is written.
 
         Raises CommitError, ShardErrors, OSErrors, ExecutorUnusable.
         """
@@ -125,7 +125,7 @@ class ClusterRun:
                     self._release(target)
 
     def _unchanged(self, number: int) -> SeenShard:
-        """Return a source, which is as it was when the plan was made. Raises StaleShard."""
+        """Return a source, checked to be unchanged since the plan was made. Raises StaleShard."""
         source = self._sources[number]
         seen = seen_here(source.path)
         if seen.fingerprint != source.fingerprint:

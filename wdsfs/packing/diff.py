@@ -3,8 +3,8 @@
 `find` walks the upper beside the tree of the lower (`upper_walk.py`), matches renamed samples with their former
 ones, and names the files that no tar of samples can hold, or that readers would mix up. It writes nothing.
 
-New members of an existing sample follow its last member, new samples in a shard's directory the shard's last
-sample; everything else goes into further shards. docs/reference/overlay.md has the same rules for users.
+New members of an existing sample follow its last member. New samples in the directory of a shard follow its last
+sample. All others go into further shards. docs/reference/overlay.md has the same rules for users.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ADDED, CHANGED, REMOVED, RENAMED, TIME = "added", "changed", "removed", "renamed
 class ChangedSample(NamedTuple):
     """A sample that differs from the lower, with the extensions concerned.
 
-    `was` is the former path of a renamed one. `times`: extensions with the same content and another time.
+    `was` is the former path of a renamed sample. `times`: extensions with the same content and another time.
     """
 
     kind: str
@@ -93,7 +93,7 @@ class Changes:
     commit can resolve `conflicts`; `leavings` are not packed; `notes` are harmless.
 
     `upper` is the tree that was compared. `covered` are the paths of its files that need not be written: the shard
-    has the same, or they are further names of a file that is written. A commit accounts for all others.
+    has the same content, or they are further names of a file that is written. A commit writes all others.
     """
 
     shards: dict[int, ShardChanges] = field(default_factory=dict)
@@ -150,7 +150,7 @@ class SampleSummary:
         self._note_added()
         for number in range(len(self.lower)):
             if not self.lower.shards[number].reading.is_plain:
-                with contextlib.suppress(ShardError):  # an unreadable shard cannot be written again, either
+                with contextlib.suppress(ShardError):  # a shard that cannot be read is not rewritten, either
                     self._note_mended(number, walk.record(number))
         self._note_unextractable()
         self.result.leavings.sort()
@@ -214,7 +214,7 @@ class SampleSummary:
         for place, files in list(self.added.items()):
             gone = self.walk.gone.get(place[0], set())
             there = [extension for member, extension in self._extensions(*place) if member not in gone]
-            # Shown as `jpg~2` beside a directory `jpg`, which is removed now, so that its name is free.
+            # It was shown as `jpg~2` beside a directory `jpg`, which is removed now: the plain name is free.
             twice = [extension for extension in there if extension in files]
             self.result.conflicts += (Remark(files[extension].path, reasons.TWICE) for extension in twice)
             self._drop_twins_of(files, there)
@@ -290,7 +290,7 @@ class SampleSummary:
         self.result.samples.append(ChangedSample(kind, path, tuple(sorted(added)), changed, removed, times=timed))
 
     def _rename(self, number: int, record: Record, entry: int, home: Home, changes: ShardChanges) -> None:
-        """Record a rename: the sample keeps its place and its order, unless it went to another shard."""
+        """Record a rename: the sample keeps its place and its order, unless it is moved to another shard."""
         files = dict(self.new[home])
         before = self._extensions(number, entry)
         added = sorted(files.keys() - {extension for _, extension in before})
@@ -329,7 +329,7 @@ class SampleSummary:
         return folder + base.partition(b".")[0]
 
     def _refuse_meetings(self, number: int, record: Record, changes: ShardChanges) -> None:
-        """Refuse changes that make samples of one key adjacent: every reader would take them for one."""
+        """Refuse changes that make samples with the same key adjacent: readers would take them for one sample."""
         if not _may_repeat(record, changes):
             return
         last: tuple[int, bytes] | None = None
@@ -342,7 +342,7 @@ class SampleSummary:
     # --- shards that other tools read in another way
 
     def _note_mended(self, number: int, record: Record) -> None:
-        """Add notes of what a commit repairs in a shard, and of what it cannot repair."""
+        """Add notes about faults of a shard that a commit repairs, and about those that it cannot repair."""
         name = self.lower.shards[number].name
         if record.end_marks:
             self.result.notes.append(Remark(name, reasons.JOINED))
@@ -436,7 +436,7 @@ def _extensions_left(record: Record, entry: int, changes: ShardChanges) -> Itera
 
 
 def _lower_case(extension: bytes) -> str:
-    """Return an extension as the webdataset library has it in a sample: in lower case."""
+    """Return an extension in lower case, as the webdataset library uses it in a sample."""
     return extension.decode("utf-8", "surrogateescape").lower()
 
 
@@ -489,7 +489,7 @@ def _key_of(name: bytes) -> bytes:
 def changes_of(place: OverlayDirectory, tree: LowerTree, rules: Rules = Rules()) -> Changes:  # noqa: B008  # immutable
     """Return the changes of an overlay over this tree; raises what `find` raises.
 
-    Even if nothing is changed yet: shards that other tools read otherwise are reported, too.
+    It also reports, even if nothing is changed yet, shards that other tools read in another way.
     """
     with opened_upper(place) as directory:
         return find(tree, load_upper(place), lambda node: open_below(directory, node.path()), rules)

@@ -6,11 +6,11 @@ Layouts are those that a mount shows, so what a mount shows can be packed again:
 - samples: `images/image194/left.jpg`, a directory for each sample; with full names, `image194/image194.left.jpg`.
 - classes: `cat/image194.jpg`, as ImageFolder has it: files, whose first directory is their class.
 
-Semantics decision: what is in a sample of the packed set is what `names.split` finds there, nothing else. A file
-that would be in no sample, or in another one, is refused; with `leave_out` it is left out.
+Semantics decision: a sample of the packed set has exactly the files that `names.split` assigns to it. A file that
+would be in no sample, or in another one, is refused; with `leave_out` it is left out.
 
-Order and splits follow from the keys alone, so they are the same on every machine, in every version of Python, and
-whatever the order of the files is.
+Order and splits depend only on the keys. So they are the same on every machine, in every version of Python, and
+for any order of the files.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Samples:
         self._rows.append(row)
 
     def finish(self) -> None:
-        """Make columns of the samples, which are all there, without a copy."""
+        """Turn the samples into columns, without a copy; called after the last one was added."""
         self._starts.append(len(self._rows))
         self.rows, self.starts = np.frombuffer(self._rows, np.int64), np.frombuffer(self._starts, np.int64)
         self.class_of = np.frombuffer(self._classes, np.int32)
@@ -180,7 +180,7 @@ class Samples:
         return directory.prefix + name.partition(b".")[0]
 
     def prefix(self, directory: int) -> bytes:
-        """Return what is in front of the name of a file of this directory, in its name in the tar."""
+        """Return the part of a name in the tar that stands in front of the name of a file of this directory."""
         place = self.table.directories[directory]
         if self.layout.name != SAMPLES:
             return place.prefix
@@ -286,7 +286,7 @@ def _class_of(directory: FoundDirectory) -> bytes:
 
 
 def _wrong_extension(extension: bytes, seen: set[bytes]) -> str | None:
-    """Return why a sample cannot have a member of this extension, beside those that it has."""
+    """Return why a sample with these extensions cannot have a member of this one, too; None if it can."""
     if not extension:
         return reasons.NO_EXTENSION
     if extension.startswith(b"."):
@@ -297,7 +297,7 @@ def _wrong_extension(extension: bytes, seen: set[bytes]) -> str | None:
 
 
 def _refuse_equal_keys(samples: Samples) -> None:
-    """Raise CommitError if two samples have one key: they lie in different trees."""
+    """Raise CommitError if two samples, which are then in different trees, have the same key."""
     sums: NDArray[np.uint64] = np.fromiter(
         (xxhash.xxh3_64_intdigest(samples.key(number)) for number in range(len(samples))), np.uint64, len(samples)
     )
@@ -316,7 +316,7 @@ def _refuse_equal_keys(samples: Samples) -> None:
 
 # --- order and splits ------------------------------------------------------------------------------
 
-LINES_MAX = 1 << 20  # bytes: of a list of keys, what it may be longer than all keys together
+LINES_MAX = 1 << 20  # bytes by which a list of keys may be longer than all keys together
 NOT_LISTED = "its key is not in the list of --order"
 
 # So that a key has independent numbers for its order and for its split.
@@ -331,7 +331,7 @@ class Split(NamedTuple):
 
 
 def parse_splits(texts: Sequence[str]) -> list[Split]:
-    """Return the splits of `NAME=FRACTION` texts. Raises UsageError, also if they are not the whole together."""
+    """Return the splits of `NAME=FRACTION` texts. Raises UsageError, also if the fractions do not add up to 1."""
     splits = []
     for text in texts:
         name, equals, number = text.partition("=")
@@ -384,9 +384,10 @@ def shuffled(samples: Keyed, seed: str | None) -> Numbers:
 def split_of(samples: Keyed, order: Numbers, splits: Sequence[Split]) -> list[Numbers]:
     """Return the samples of each split, in their order. Raises CommitError for a split without samples.
 
-    In each class, and in a set without classes as a whole, a split gets its fraction to less than one sample:
-    samples with the lowest hash of the key are those of the first split. The seed of a shuffle has no part in
-    that, so a set that is shuffled again has no sample of its test split among those for training.
+    In each class, or in the whole set if there are no classes, a split gets its fraction of the samples, rounded
+    by less than one sample. Samples with the lowest hashes of the key belong to the first split. The seed of a
+    shuffle does not matter for this: when a set is shuffled again, no sample moves from the test split to
+    training.
     """
     place = np.zeros(len(samples), np.int64)
     hashed = _hashed(samples, _SPLIT)

@@ -1,7 +1,7 @@
 """A tree of files as a source of new shards: plans which samples go into each, by count, size and split.
 
 The same files and options give the same plan, so a command that is repeated finds its own shards again. A set may
-have 100 million files, so nothing is an object for each file before its shard is written.
+have 100 million files, so no Python object exists for a file before its shard is written.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ NAMED_MAX = 10  # files left out that an error names
 class PackOptions:
     """Options of the command line.
 
-    `output` names the new shards: `%06d` or braces for the number, `{split}` for the split. `class_as` is what the
-    column of the class has: its NUMBER, its NAME; NONE: there is no such column. `class_names` is a file of
-    classes by number. `shuffle` is a seed, `order` a file of keys. `mtime` (seconds) is that of all members.
-    `leave_out`: go ahead without what cannot be packed.
+    `output` names the new shards: `%06d` or braces for the number, `{split}` for the split. `class_as` is the
+    content of the column of the class: NUMBER, NAME, or NONE for no such column. `class_names` is a file of
+    classes by number. `shuffle` is a seed, `order` a file of keys. `mtime` (seconds) is the time of all members.
+    `leave_out`: go ahead without files that cannot be packed.
     """
 
     output: str

@@ -1,8 +1,8 @@
 """Walks trees of files for `pack`, and keeps the regular files as columns: names, sizes, times.
 
-Order: the files of a directory, then its directories, both by name, bytewise. So the files of a sample are side by
-side in every layout, and the order is the same on every machine and file system. A file takes about 50 bytes of
-memory, a directory some 200. Reads directories only. One thread.
+Order: the files of a directory, then its directories, both by name, bytewise. So the files of a sample are
+neighbours in every layout, and the order is the same on every machine and file system. A file takes about 50 bytes
+of memory, a directory about 200. Only directories are read. Single-threaded.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from wdsfs.errors import CommitError, UsageError, counted
 from wdsfs.packing import reasons
 from wdsfs.packing.plan import Remark
 
-_ENCODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # not `os.fsencode`: a call for each file
-_KIND = 0o170000  # bits of a mode: not `stat.S_ISREG`, a call that each file would pay for
+_ENCODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # `os.fsencode` would be a call per file
+_KIND = 0o170000  # bits of a mode; `stat.S_ISREG` would be a call per file
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -38,14 +38,14 @@ LOOP = "is a symbolic link to a directory above it"
 
 
 class WalkRules(NamedTuple):
-    """Rules of which files are packed: what links lead to; what programs have left behind (`names.is_leaving`)."""
+    """Rules for which files are packed: targets of links; files left behind by programs (`names.is_leaving`)."""
 
     follow_links: bool = False
     with_leavings: bool = False
 
 
 def walk(directories: Sequence[str], rules: WalkRules, left_out: LeftOut) -> FileTable:
-    """Return the files of these trees; what is no file to pack goes to `left_out`.
+    """Return the files of these trees; add files that are not to be packed to `left_out`.
 
     Raises UsageError for a tree that is named twice, or lies in another one; CommitError for a directory that
     cannot be read.
@@ -80,7 +80,7 @@ class _Walk:
         self.checks_access = os.geteuid() != 0
 
     def run(self) -> None:
-        # With links followed, what is above each directory is needed, to notice a loop.
+        # When links are followed, the parents of each directory are needed to notice a loop.
         waiting: list[tuple[bytes, tuple[tuple[int, int], ...]]] = [(b"", ())]
         while waiting:
             path, above = waiting.pop()
@@ -99,7 +99,7 @@ class _Walk:
     def _directory(
         self, path: bytes, above: tuple[tuple[int, int], ...]
     ) -> tuple[_Found, tuple[tuple[int, int], ...]]:
-        """Return the files and directories in a directory, sorted, and what is above these. Raises OSErrors."""
+        """Return the files and directories in a directory, sorted, and the parents of these. Raises OSErrors."""
         # The directory itself may be a link only where links are followed, or if the user has named it.
         flags = _OPEN_DIRECTORY | (0 if self.rules.follow_links or not path else os.O_NOFOLLOW)
         fd = os.open(self._absolute(path), flags)
@@ -151,7 +151,7 @@ class _Walk:
         return _Found(files, directories)
 
     def _may_read(self, mode: int, fd: int, name: bytes) -> bool:
-        # Asked of the few that not everybody can read: it is one more system call.
+        # Checked only for the few files that not everybody can read: it is one more system call.
         return mode & 0o444 == 0o444 or os.access(name, os.R_OK, dir_fd=fd)
 
     def _note_gone(self, entry: os.DirEntry[str], path: bytes, name: bytes) -> None:

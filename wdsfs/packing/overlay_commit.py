@@ -1,7 +1,7 @@
 """A commit of an overlay: finds its changes, plans the new shards, and writes them elsewhere or in place.
 
-What is written is decided in `overlay_source.py`. The caller holds the overlay, and freezes the mount that shows
-it, if there is one.
+`overlay_source.py` decides what is written. The caller holds the overlay, and freezes the mount that shows it, if
+there is one.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class OverlayCommit:
         return replacement.finish()
 
     def _note_outputs(self, done: bool) -> None:
-        """Note which shards have the changes of the overlay, so that it is not used over them."""
+        """Note which shards have the changes of the overlay, so that the overlay is not used over them."""
         changes, pattern = self.changes, self.options.output
         assert changes is not None
         assert pattern is not None

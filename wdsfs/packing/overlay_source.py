@@ -1,9 +1,9 @@
 """An overlay as a source of new shards: plans which are written, and from which pieces.
 
-Rules: an edited sample stays where its first member was, samples stay in their order, new ones follow the last one
-of their shard. Untouched members are raw ranges. The same input gives the same bytes. A shard that is read with
-options (`reading.Reading`) is written so that other tools find the same samples in it, also if nothing else
-changes.
+Rules: an edited sample stays where its first member was, samples stay in their order, new samples follow the last
+one of their shard. Unchanged members are raw ranges. The same input gives the same bytes. A shard that is read
+with options (`reading.Reading`) is rewritten, even without other changes, so that other tools find the same
+samples in it.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Planner:
     def _account(self) -> None:
         """Refuse a plan that forgets a file of the upper. Raises CommitError.
 
-        Compares the files that exist with the pieces that are written, so that no error in between can lose a
+        It compares the files that exist with the pieces that are written. So no error between the two can lose a
         file.
         """
         if self.changes.upper is None:

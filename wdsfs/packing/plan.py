@@ -283,9 +283,9 @@ class Plan:
     """All shards to write, in order, and the sources as they were when this was planned.
 
     `left_out` are the files that are not written, with the reason. `beside` are small files beside the shards.
-    `beyond` are names after the last shard, which must be free: a glob over the set would take those for a part.
+    `beyond` are names after the last shard, which must be free: a glob over the set would match such files, too.
     `upper` is for an in-place commit of an upper that the kernel wrote: everything in it but directories, as
-    path: (inode, ctime in ns). The kernel does not know of our commits, and may go on writing there.
+    path: (inode, ctime in ns). The kernel knows nothing of commits, and may continue to write there.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -381,14 +381,14 @@ def continued(path: bytes) -> Iterator[bytes]:
 
 
 class Targets:
-    """The names of new shards, of which none is taken twice, or by one of `sources`; `way_out` says what helps."""
+    """The names of new shards: none twice, and none that `sources` have. `way_out` ends the message of the error."""
 
     def __init__(self, sources: Iterable[bytes] = (), way_out: str = "choose another --output") -> None:
         self._sources, self._targets = set(map(canonical, sources)), set[bytes]()
         self._way_out = way_out
 
     def add(self, target: bytes, is_tar: bool = False) -> None:
-        """Note a name. `is_tar`: readers take what has it for a tar already. Raises CommitError, UsageError."""
+        """Note a name. `is_tar`: readers already read a file of this name as a tar. Raises CommitError, UsageError."""
         place = canonical(target)
         if place in self._targets:
             raise CommitError(f"{os.fsdecode(place)} would be written twice")

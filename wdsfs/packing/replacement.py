@@ -178,11 +178,11 @@ class Replacement:
         }  # files of the upper that are in no shard
 
     def begin(self) -> None:
-        """Write the plan down. From here on the commit has to be finished."""
+        """Write the plan to the journal. From here on the commit has to be finished or abandoned."""
         if self.place.is_bare:
             self.runner.plan.upper = dict(_stamps(os.fsencode(self.place.path), b""))
         else:
-            self.place.upper.mkdir(exist_ok=True)  # of an overlay that is an empty directory
+            self.place.upper.mkdir(exist_ok=True)  # missing in an overlay that is an empty directory
         self._add_checksums()
         data = plan_to_json(self.runner.plan)
         self.sum = _sum(data)
@@ -205,7 +205,7 @@ class Replacement:
         """Add checksums of the shards to be replaced, so that they are recognised with another time or mode."""
         sources, lower = self.runner.plan.sources, self.runner.lower
         for number, source in sources.items():
-            with contextlib.suppress(NotIndexed):  # it has just changed, which stops the commit anyway
+            with contextlib.suppress(NotIndexed):  # the shard has just changed, which stops the commit later
                 sources[number] = source._replace(checksum=lower.record(number).checksum())
 
     def _create_log(self) -> None:
@@ -332,8 +332,8 @@ class Replacement:
             status = os.stat(step.target)
         except FileNotFoundError:
             return None
-        # Not its time: another program may have touched it. It cannot have the inode number of the old shard,
-        # which existed while it was written.
+        # The time is not compared: another program may have touched the file. The new file cannot have the inode
+        # number of the old shard, which existed while the new one was written.
         return any(line["file"][:2] == [status.st_ino, status.st_size] for line in lines)
 
     def _is_source(self, number: int, target: bytes) -> bool:
@@ -466,7 +466,7 @@ class Replacement:
             self.disk.rename(os.fsencode(upper), os.fsencode(old))
         self._make_like(os.fsencode(upper), os.fsencode(old))
         self._move_back(os.fsencode(old), os.fsencode(upper))
-        # Both, before the journal is removed: the old upper without a journal would be committed a second time.
+        # Both steps before the journal is removed: the old upper without a journal would be committed again.
         self.disk.sync_directory(os.fsencode(self.place.path))
         self.disk.sync_directory(os.fsencode(self.directory))
         settings = read_settings(self.place)
@@ -562,8 +562,8 @@ def _stamps(directory: bytes, path: bytes) -> Iterator[tuple[bytes, tuple[int, i
 def _stamps_of(status: os.stat_result) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return inode with ctime, and inode with mtime: they identify a file of an upper of the kernel's.
 
-    Not a Fingerprint: ctime is surer, but a file with several names (the kernel's whiteouts are all one file) gets
-    another one when a name goes. Then only the mtime can be compared.
+    It is not a Fingerprint. The ctime shows changes best, but removing one name of a file with several (all
+    whiteouts of the kernel are one file) changes its ctime, too. Then only the mtime can be compared.
     """
     return (status.st_ino, status.st_ctime_ns), (status.st_ino, status.st_mtime_ns)
 

@@ -1,8 +1,8 @@
 """Writes the shards of a plan that are not there yet, several at a time: by threads, processes or a cluster.
 
-One shard is written, or sent to a store, by `shard_writer.py`. Where the kernel copies
-ranges, threads suffice; new members of many small files take processes. The calling thread hands out the work and
-reads the index. `replacement.py` replaces old shards with the same means.
+`shard_writer.py` writes a shard, or sends it to a store. Where the kernel copies ranges, threads are enough; new
+members of many small files need processes. The calling thread hands out the work and reads the index.
+`replacement.py` uses this module, too, to replace old shards.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Runner:
         }
 
     def _refuse_taken(self, there: set[bytes]) -> None:
-        """Raise CommitError for names that something else has than this plan."""
+        """Raise CommitError for names of the plan that other files have."""
         beyond = [target for target in self.plan.beyond if target in there]
         if beyond:
             raise CommitError(
@@ -213,7 +213,7 @@ class Runner:
         self.disk.sync_directory(os.path.dirname(target))
 
     def prepare(self, step: Step) -> None:
-        """Get the places of members in the sources of a shard, to verify it. They are too large to keep all."""
+        """Load the places of members in the sources of a shard, to verify it: memory would not hold all of them."""
         if self.plan.sources and step.action not in (COPY, LINK):
             step.output.places = {number: layout(*self._source(number)).places for number in step.output.sources}
 
@@ -312,8 +312,8 @@ def _changed_since(path: bytes) -> CommitError:
 def refuse_without_space(steps: Sequence[Step], jobs: int) -> None:
     """Raise CommitError if a file system lacks the bytes that these files need at one time, `jobs` at once.
 
-    A new shard is whole before the one that it replaces is removed. Savings by reflinks and compression are not
-    counted; old shards that have other links are.
+    A new shard is complete before the one that it replaces is removed. Savings by reflinks and compression are not
+    counted; an old shard that has other links frees no bytes.
     """
     grows: Counter[int] = Counter()
     copies: dict[int, list[int]] = {}
