@@ -381,14 +381,14 @@ def continued(path: bytes) -> Iterator[bytes]:
 
 
 class Targets:
-    """The names of new shards: none twice, and none that `sources` have. `way_out` ends the message of the error."""
+    """The names of new shards: none twice, and none that `sources` have. `way_out` is the end of the message."""
 
     def __init__(self, sources: Iterable[bytes] = (), way_out: str = "choose another --output") -> None:
         self._sources, self._targets = set(map(canonical, sources)), set[bytes]()
         self._way_out = way_out
 
     def add(self, target: bytes, is_tar: bool = False) -> None:
-        """Note a name. `is_tar`: readers already read a file of this name as a tar. Raises CommitError, UsageError."""
+        """Note a name. `is_tar`: readers already read its file as a tar. Raises CommitError, UsageError."""
         place = canonical(target)
         if place in self._targets:
             raise CommitError(f"{os.fsdecode(place)} would be written twice")

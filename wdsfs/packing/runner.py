@@ -213,7 +213,7 @@ class Runner:
         self.disk.sync_directory(os.path.dirname(target))
 
     def prepare(self, step: Step) -> None:
-        """Load the places of members in the sources of a shard, to verify it: memory would not hold all of them."""
+        """Load the places of members in the sources of a shard, to verify it: all of them would not fit memory."""
         if self.plan.sources and step.action not in (COPY, LINK):
             step.output.places = {number: layout(*self._source(number)).places for number in step.output.sources}
 
