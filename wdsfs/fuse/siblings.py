@@ -1,11 +1,12 @@
 """Files of a sample that a worker stores in the kernel's page cache because their client is at that sample.
 
-A client is at a sample when it has listed it to the end, or reads a file of it. Most clients read the same files
-of each sample. One sample from time to time is watched, less often as long as the client goes on like that; of the
-others the same files are stored before the request of the client is answered.
+A client is at a sample when it has listed its directory to the end, or reads one of its files. Most clients read
+the same files of each sample. So from time to time the reads of one sample are watched, less often as long as the
+habit of the client stays the same. Of the samples in between, the same files are stored before the client's
+request is answered.
 
-A worker that stores may have to wait for a READ that another one has to answer (`page_cache.py`). So only one
-worker stores at a time, and none that is the only one.
+A worker that stores may have to wait for a READ that another worker has to answer (`page_cache.py`). So only one
+worker stores at a time, and never the only worker of a mount.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ BYTES_MAX = 2 << 20  # that are stored for one request
 ROW_MAX = 32  # samples between two that are watched
 
 _PLACES = 256  # clients share places: then their habits are noticed later
-# For each: thread id, first inode number of the sample that it is at, files of it that were read (bits; -1 if it
-# is not watched), those of the sample that was watched last, samples between two that are watched, how many are
-# left of these, and the files and bytes that were stored in them.
+# For each client: thread id, first inode number of its present sample, files of that sample that were read (bits;
+# -1 if it is not watched), files of the sample that was watched last, samples between two that are watched, how
+# many of these are left, and the files and bytes that were stored in them.
 _CLIENT, _SAMPLE, _SEEN, _HABIT, _ROW, _LEFT, _FILES, _BYTES, _WORDS = range(9)
 
 
