@@ -190,7 +190,7 @@ def test_a_set_with_a_shard_less(program: Program, here: Set) -> None:  # noqa: 
 def test_a_set_that_has_changed(program: Program, here: Set) -> None:  # noqa: F811
     here.shards[1].write_bytes(FIRST)
     done = program.run("diff", "--overlay", "o", SHARDS)
-    assert b"was made: s1; its changes are by path" in done.stderr
+    assert b"was made: s1; its changes still apply" in done.stderr
 
 
 def test_an_overlay_in_use(program: Program, here: Set) -> None:  # noqa: F811
@@ -406,7 +406,7 @@ def test_abandoning(program: Program, tmp_path: Path) -> None:  # noqa: F811
     ]
     done = program.run("diff", "--overlay", overlay, shards)
     assert lines(done.stdout) == ["added    s1/e", "added    more/x"]
-    assert b"was made: s1; its changes are by path" in done.stderr
+    assert b"was made: s1; its changes still apply" in done.stderr
     assert b"s0.tar" not in done.stderr
     assert half.shards[0].read_bytes() == whole[0]
 

@@ -89,7 +89,7 @@ def test_an_index_is_written_renewed_and_refused(program: Program) -> None:
     assert json.loads(damaged.stdout)["rebuilt"] == 3
     assert damaged.stderr.count(b"\n") == 1
     assert b"a/set.wdsidx: is not a sound index of shards" in damaged.stderr
-    assert b"is no sound index" in program.run("ls", "a/set.wdsidx", code=2).stderr
+    assert b"is not a sound index" in program.run("ls", "a/set.wdsidx", code=2).stderr
     program.run("index", "-o", "x.wdsidx", "--update", "x.wdsidx", "a/s1.tar", code=2)
 
 

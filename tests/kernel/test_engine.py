@@ -160,7 +160,7 @@ def test_auto_takes_fuse_where_the_kernel_cannot_serve(program: Program) -> None
         assert engine_of(mounted.path) == "fuse.wdsfs"
     words = ("mount", "--engine", "kernel", "--unpack", "never", packed, program.mountpoint)
     message = told(program.home, *words, code=5)
-    reason = f"{packed} is gzip-compressed, and is not" if os.geteuid() == 0 else "only root"
+    reason = f"{packed} is gzip-compressed, and `--unpack never` forbids to" if os.geteuid() == 0 else "only root"
     assert f"--engine kernel: {reason}" in message
     assert "--engine auto takes FUSE then" in message
     words = ("mount", "--engine", "kernel", "--lazy", packed, program.mountpoint)

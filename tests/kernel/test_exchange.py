@@ -270,7 +270,7 @@ def test_an_image_over_shards_changed_without_a_guard_is_refused(mounts: Program
     assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"o" * SIZE
     (mounts.home / "set" / "s1.tar").write_bytes(shard(b"z"))
     done = mounts.run("mount", image, mounts.mountpoint, code=3)
-    assert "is ended, because what it reads was written while it had no guard" in done.stderr.decode()
+    assert "unmounted, because files that it reads were written while it had no guard" in done.stderr.decode()
     assert not is_mounted(mounts)
 
 
