@@ -9,13 +9,13 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "wdsfs").rglob("*.py"))
-PAGES: list[Path] = []
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("wdsfs/**/*.md")])
 
 RIDDLE = re.compile(r"\b(?:anew|so many|is to be|as it is|(?:\w+ )?of it)\b")
 # A part of a whole ("half of it") and a comparison ("as it is stored") can be read at once.
 PLAIN = re.compile(
     r"\b(?:all|half|part|most|much|some|rest|none|inside|outside|out|front|ahead|read|used|MiB|\w+th) of it\b"
-    r"|\b(?:as long as it is|as it is (?:shown|stored|typed|written))\b",
+    r"|\b(?:as (?:long|far) as it is|as it is (?:shown|stored|typed|written))\b",
     re.IGNORECASE,
 )
 BEGINNING = re.compile(r"(?:What|Which|How|Raises|Have \S+ be)\b")
