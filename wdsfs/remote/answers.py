@@ -1,7 +1,7 @@
-"""Errors and pins for the answers of stores: obstore's results become pins, its errors become ours.
+"""Errors and pins for the answers of stores: obstore's results become pins, its errors become those of wdsfs.
 
-obstore's messages hold whole URLs, signatures included, and bodies of answers. Nothing of them gets into ours but
-a status, and an error code of letters and digits.
+obstore's messages contain whole URLs, signatures included, and bodies of answers. Only a status, and an error code
+of letters and digits, are taken from them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _KIND = re.compile(r"HttpError \{\s+kind: ([A-Za-z]+)")
 _METADATA = ("169.254.", "metadata.google.internal", "fd00:ec2::254")
 _EXPIRED = frozenset({"ExpiredToken", "RequestTimeTooSkewed", "InvalidToken", "TokenRefreshRequired"})
 
-# Words in the texts of obstore's errors of which another attempt is no way out, and what to say of them.
+# Words in the texts of obstore's errors that another attempt cannot mend, and what to tell the user.
 _LASTING = {
     "TooManyRedirects": "its server redirects in a circle",
     "BadScheme": "its server redirects from https to http, which is not followed",
@@ -54,19 +54,19 @@ _WRONG_RANGE = ("ParseContentRange", "NoContentRange", "InvalidRange")
 _WRONG_HEADERS = ("MissingLastModified", "MissingEtag", "InvalidContentLength")
 _LATE = ("timed out", "TimedOut", "deadline has elapsed")  # in place of a refusal
 LONGEST_WAIT = 366 * 86400.0  # seconds, longer than any reader waits
-_WRONG_ANSWERS = 3  # a balancer may have one bad server among several: more attempts than that are of no use
+_WRONG_ANSWERS = 3  # attempts: a balancer may have one bad server among several, so more attempts do not help
 
 
 class OtherAnswer(Transient):
-    """obstore takes no answers of this kind, but what it says may be right: `web_fallback.py` looks."""
+    """An answer of a kind that obstore refuses, but that may be right: `web_fallback.py` asks again."""
 
 
 class OtherServer(OtherAnswer):
-    """obstore takes no answers of this server, whose certificate others take, as curl does."""
+    """A server that obstore refuses because of its certificate, which others, such as curl, accept."""
 
 
 class Transfer:
-    """A range on its way: after an answer that was cut, the next one goes on where it has ended."""
+    """A range on its way: after an answer that was cut, the next request is for the missing rest."""
 
     def __init__(self, url: Url, pin: Pin, begin: int, end: int, take: Take) -> None:
         self.url, self.pin = url, pin
@@ -85,7 +85,7 @@ class Transfer:
 
 
 def failure(error: Exception, url: Url) -> ShardError | Transient:
-    """Return our error for an error of obstore about the object at this URL."""
+    """Return the error of wdsfs for an error of obstore about the object at this URL."""
     text = str(error)
     status = _STATUS.search(text)
     if isinstance(error, FileNotFoundError) and not (status and status[1] == "405"):  # the same to obstore
@@ -107,7 +107,7 @@ def failure(error: Exception, url: Url) -> ShardError | Transient:
 
 
 def of_status(status: int, text: str, url: Url) -> ShardError | Transient:
-    """Return our error for a status of HTTP; `text` has the body of the answer."""
+    """Return the error of wdsfs for a status of HTTP; `text` has the body of the answer."""
     code = _CODE.search(text)
     said = f"{status} {code[1]}" if code else str(status)
     if status in _TRANSIENT:
@@ -195,9 +195,9 @@ def _of_connection(text: str, url: Url) -> ShardError | Transient:
 
 
 def pin_of(meta: Mapping[str, Any]) -> Pin:
-    """Return the pin of what obstore says of an object.
+    """Return the pin from obstore's metadata of an object.
 
-    Versions are left out, and times are in seconds: otherwise the pins of LIST and of HEAD would not be equal.
+    It has no version, and the time is in seconds: otherwise the pins of LIST and of HEAD would differ.
     """
     return Pin(meta["size"], int(meta["last_modified"].timestamp()) * 10**9, etag_of(meta), "")
 

@@ -1,8 +1,8 @@
 """The clients of the fetcher: read, fetch and send remote objects for code that knows no network.
 
 A `Remote` is made by a process before it forks; its children use it, too, and each thread has a connection of its
-own. What is in the cache is read from there; for the rest the fetcher is asked. When it dies, the client that
-notices starts another one and asks again: callers see a delay.
+own. Bytes in the cache are read from there; the fetcher is asked for the rest. When the fetcher dies, the client
+that notices it starts another one and asks again: callers see only a delay.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from wdsfs.remote.urls import Pin, Url
 from wdsfs.shards import Fingerprint
 
 READ_MAX = 8 << 20  # bytes that are asked for at a time
-NOTE = 1 << 20  # a read from the cache is noted when it is in another stretch of this size than the last one
-PAUSES = (0.0, 0.05, 0.2, 0.5, 1.0)  # seconds before a request is repeated whose fetcher has died
+NOTE = 1 << 20  # bytes: reads from the cache are noted once for each stretch of this size
+PAUSES = (0.0, 0.05, 0.2, 0.5, 1.0)  # seconds before a request is repeated after the death of the fetcher
 
 _TIMEVAL = struct.Struct("ll")
 
@@ -62,7 +62,7 @@ class Remote:
         self._launcher.ensure()
 
     def keep(self) -> None:
-        """Promise, before the first fork, that this process will call `ensure` when a child of its own ends."""
+        """Promise, before the first fork, that this process will call `ensure` when one of its children ends."""
         self._launcher.kept = True
 
     @property
@@ -127,7 +127,7 @@ class Remote:
         return Pin(*frame.value)
 
     def open(self, url: Url, pin: Pin) -> RemoteTar:
-        """Return an object to read. Nothing is asked of its store yet."""
+        """Return an object to read. No request is sent to its store yet."""
         cached = None
         if self._cache is not None:
             try:
@@ -158,7 +158,7 @@ class Remote:
         return frame.body if frame.kind == messages.DATA else None
 
     def tell(self, message: Callable[[FetcherConnection], bytes]) -> None:
-        """Send what wants no answer. Raises Unreachable."""
+        """Send a message that has no answer. Raises Unreachable."""
         for pause in PAUSES:
             _pause(pause)
             try:
@@ -170,7 +170,7 @@ class Remote:
         raise Unreachable("the process that fetches remote shards cannot be reached")
 
     def interrupt(self, unique: int) -> None:
-        """Tell the fetcher that the client of a request, perhaps handed over, does not wait any more."""
+        """Tell the fetcher that the client of a request, which may have been handed over, no longer waits."""
         self.tell(lambda _: messages.text(messages.INTERRUPT, 0, unique))
 
     def closed(self, url: Url, pin: Pin) -> None:
@@ -215,9 +215,9 @@ class Remote:
         request: Callable[[FetcherConnection, int], bytes],
         progress: Callable[[Frame], None] = lambda frame: None,
     ) -> Frame:
-        """Return the answer to a request, repeated when the fetcher dies.
+        """Return the answer to a request, which is repeated when the fetcher dies.
 
-        Raises that which it answers, Interrupted.
+        Raises the error that the fetcher answers, Interrupted.
         """
         for pause in PAUSES:
             _pause(pause)
@@ -244,7 +244,7 @@ class FetcherConnection:
         self._launcher = launcher
         self._number = 0
         self._socket = launcher.connect()
-        # For all receives, by the kernel: a timeout of Python's would cost each send and receive a system call.
+        # The kernel's timeout, for all receives: Python's would cost a system call for each send and receive.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(waits.LOOK_SECONDS))
         if peer_user(self._socket) != os.geteuid():
             self._socket.close()
@@ -256,9 +256,9 @@ class FetcherConnection:
     __del__ = close  # of a thread that has ended
 
     def number_of(self, url: Url, pin: Pin, following: tuple[Url, Pin] | None = None) -> int:
-        """Return the number of an object in this connection, for which it is opened.
+        """Open an object in this connection, if it is not open; return its number.
 
-        `following` is the next object of the set, where passes go on.
+        `following` is the next object of the set, where passes continue.
         """
         number = self.objects.get((url, pin))
         if number is None:
@@ -272,7 +272,7 @@ class FetcherConnection:
         self._socket.sendall(message)
 
     def ask(self, request: Callable[[FetcherConnection, int], bytes], progress: Callable[[Frame], None]) -> Frame:
-        """Return the answer to a request; `progress` gets what comes before it."""
+        """Return the answer to a request; `progress` gets the frames that come before it."""
         self._number += 1
         number = self._number
         self.send(request(self, number))
@@ -296,7 +296,7 @@ class FetcherConnection:
                 count = self_socket.recv_into(view)
             except BlockingIOError:
                 waits.look()
-                if self._launcher.ensure():  # one that died before it had accepted this connection
+                if self._launcher.ensure():  # the fetcher had died before it accepted this connection
                     raise ConnectionResetError("the fetcher has died") from None
                 continue
             if not count:
@@ -315,7 +315,7 @@ class RemoteTar:
         self.following: tuple[Url, Pin] | None = None  # the next object of the set
         self._remote, self._cached = remote, cached
         self._complete = False
-        self._stretch, self._unsaid = -1, 0  # where the last read from the cache was; bytes since the last note
+        self._stretch, self._unsaid = -1, 0  # the stretch of the last noted read; bytes read since that note
 
     @property
     def failure(self) -> str:
@@ -335,7 +335,7 @@ class RemoteTar:
             data = self._remote.read(self, begin, end, cached=self._cached is not None)
             if data is None and self._cached is not None:
                 data = self._cached.read(end - begin, begin)
-            if data is None:  # evicted, or damaged on the disk, within this moment
+            if data is None:  # evicted, or damaged on the disk, since the fetcher answered
                 data = self._remote.read(self, begin, end, cached=False)
                 assert data is not None
         return data
@@ -349,7 +349,7 @@ class RemoteTar:
         return data
 
     def read_cached(self, buffer: memoryview, offset: int) -> bool:
-        """Fill a buffer from the cache; False if that has not all of it, or a disk would have to be waited for."""
+        """Fill a buffer from the cache; False if bytes are missing, or the read would have to wait for a disk."""
         if self._cached is None or not self._cached.fill(buffer, offset, os.RWF_NOWAIT):
             return False
         if not self._complete:
@@ -361,7 +361,7 @@ class RemoteTar:
         return self._cached is not None and not self._cached.missing(begin, end)
 
     def _note(self, begin: int, end: int) -> None:
-        """Tell the fetcher of reads from the cache, so that it sees passes over these ranges, too."""
+        """Tell the fetcher about reads from the cache, so that it recognises passes over these ranges, too."""
         self._unsaid += end - begin
         if begin // NOTE == self._stretch:
             return
@@ -373,7 +373,7 @@ class RemoteTar:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """That of the object, which is always the same one."""
+        """The fingerprint of the object, which never changes: it is always the same object."""
         return self.pin.fingerprint(self.url.shown)
 
     def whole(self) -> int:
@@ -429,5 +429,5 @@ def _timeval(seconds: float) -> bytes:
 
 
 def _pause(seconds: float) -> None:
-    if seconds:  # to sleep for no time gives the processor away
+    if seconds:  # sleeping for 0 s would give the processor away
         time.sleep(seconds)

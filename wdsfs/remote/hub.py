@@ -1,9 +1,9 @@
 """The Hugging Face hub: which commit a revision is, which files are in it, and from where they are downloaded.
 
-By huggingface_hub (the extra `wdsfs[hf]`), whose calls block and so run in threads; the files themselves are
-fetched by obstore. The hub limits requests, and has locked loaders out that asked file by file. So a whole
-directory is listed at once and the answer kept for some seconds, and the signed place that the hub sends a
-download to is asked for once and used until it is refused.
+This uses huggingface_hub (the extra `wdsfs[hf]`), whose calls block and so run in threads; obstore fetches the
+files themselves. The hub limits requests, and has locked out loaders that asked file by file. So a whole directory
+is listed at once, and the answer is kept for some seconds. The signed address to which the hub redirects a
+download is asked for once and used until it is refused.
 """
 
 from __future__ import annotations
@@ -186,5 +186,5 @@ def _repository(url: Url) -> tuple[str, str]:
 
 
 def _pin(file: Any) -> Pin:
-    """Return a pin of the sum of the content: a commit that leaves a file alone leaves its pin alone."""
+    """Return a pin made of the checksum of the content: a commit that does not change a file keeps its pin."""
     return Pin(file.size, 0, f'"{file.lfs.sha256 if file.lfs else file.blob_id}"', "")

@@ -1,9 +1,10 @@
 """Starts the fetcher for a process and its forked children, and a successor when it dies.
 
-What a fetcher needs is made once and inherited by all of them: a listening socket, so that requests wait while
-there is no fetcher; a pipe that ends with the last process that may have requests; and a file in memory with the
-configuration, which may hold secrets and so is in no argument. On that file a fetcher holds a lock as long as it
-lives: any process can see if there is one, and of two that are started at the same time one ends at once.
+Three things are made once and inherited by all fetchers: a listening socket, so that requests wait while there is
+no fetcher; a pipe that ends with the last process that may have requests; and a file in memory with the
+configuration, which may hold secrets and so must not be an argument. A fetcher holds a lock on that file as long
+as it lives. So any process can see if there is a fetcher, and of two that are started at the same time one ends at
+once.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 from wdsfs import host
 
-MEMORY = 256 << 20  # bytes, for what is in flight and what no cache keeps
+MEMORY = 256 << 20  # bytes, for requests in flight and for bytes that are in no cache
 WAITING = 4096  # connections that may wait for a fetcher
 
 _START = "import sys; sys.path[:] = sys.argv[2:]; from wdsfs.remote.fetcher import main; main(int(sys.argv[1]))"
@@ -34,8 +35,8 @@ SHARED = 1 << 17  # bytes of the memory that fetchers and their clients share
 class Alarm:
     """An alarm that the fetcher raises for all processes of a mount: an object has changed.
 
-    A number in shared memory, since a worker asks for it at every request; only the fetcher writes it. `fd` can be
-    inherited by a process that does not share the memory yet.
+    It is a number in shared memory, because a worker reads it at every request; only the fetcher writes it. `fd`
+    can be inherited by a process that does not share the memory yet.
     """
 
     def __init__(self, fd: int | None = None) -> None:
@@ -69,7 +70,7 @@ class Configuration:
     """The configuration of a fetcher; descriptors are inherited under these numbers."""
 
     listener: int
-    life: int  # the end of a pipe: at its end nobody can have a request any more
+    life: int  # the read end of a pipe: at end of file no process can have a request any more
     alarm: int  # memory of an Alarm
     user: int  # the only one who is served
     memory: int  # bytes
@@ -77,13 +78,13 @@ class Configuration:
     cache: tuple[str, int | None] | None  # directory and limit of the cache (bytes)
     device: int | None = None  # /dev/fuse: requests of the kernel are answered there
     log: str | None = None  # a file; else the standard error
-    has_predecessor: bool = False  # a fetcher was there before, which may have left requests without an answer
+    has_predecessor: bool = False  # an earlier fetcher may have left requests without an answer
 
 
 def configuration_in(fd: int) -> Configuration:
     """Return the configuration that a Launcher has written to this file.
 
-    Each fetcher, once it is the one, adds a line feed: JSON allows that, and the next one sees it.
+    Each fetcher adds a line feed once it holds the lock: JSON allows that, and the next fetcher sees it.
     """
     text = os.pread(fd, os.fstat(fd).st_size, 0)
     os.pwrite(fd, b"\n", len(text))
@@ -91,7 +92,7 @@ def configuration_in(fd: int) -> Configuration:
 
 
 def hold(fd: int) -> bool:
-    """Become the one fetcher of this configuration; False if there is one."""
+    """Become the only fetcher of this configuration; False if there is another one."""
     try:
         fcntl.fcntl(fd, fcntl.F_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
     except OSError:
@@ -130,8 +131,8 @@ class Launcher:
         os.pwrite(self._file, json.dumps(asdict(configuration)).encode(), 0)
         self._inherited = [fd for fd in (listener, self._life, self._file, alarm, device) if fd is not None]
         self._keeper = os.getpid()
-        self._started: dict[int, int] = {}  # a fetcher that this process has started: its number, by our own
-        self.kept = False  # the process that has made this looks after the fetcher all the time
+        self._started: dict[int, int] = {}  # by process: the pid of the fetcher that it has started
+        self.kept = False  # True if the process that has made this restarts the fetcher whenever it dies
         self._lock = threading.Lock()
         os.register_at_fork(after_in_child=self._renew_lock)
 
@@ -146,7 +147,7 @@ class Launcher:
         return 0 if kind == fcntl.F_UNLCK else pid
 
     def connect(self) -> socket.socket:
-        """Return a connection to the fetcher that there is, or to the next one. Raises OSError."""
+        """Return a connection to the present fetcher, or to the next one. Raises OSError."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(self._listener.getsockname())
@@ -158,8 +159,8 @@ class Launcher:
     def ensure(self) -> bool:
         """Start a fetcher unless there is one; True if one was started. Raises OSError.
 
-        A child leaves that to the process that has made this, as long as that is its parent and `kept`: it notices
-        at once when a fetcher dies.
+        With `kept`, a child leaves that to the process that has made this, as long as it is the child's parent:
+        the parent notices at once when a fetcher dies.
         """
         with self._lock:
             if self.kept and self._keeper == os.getppid():
@@ -170,7 +171,7 @@ class Launcher:
             return True
 
     def _is_starting(self) -> bool:
-        """Return True if a fetcher of this process is alive, and perhaps has not got the lock yet."""
+        """Return True if a fetcher that this process has started is alive; it may not have the lock yet."""
         ours = self._started.get(os.getpid())
         if ours is None:
             return False
@@ -181,7 +182,7 @@ class Launcher:
         return False
 
     def _start(self) -> int:
-        # Its standard output is not ours: a program that reads ours to the end must not wait for the fetcher.
+        # It does not inherit standard output: a program that reads that to the end must not wait for the fetcher.
         actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, 2, 1)]
         actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in self._inherited]  # which makes it inheritable
         command = [sys.executable, "-P", "-c", _START, str(self._file), *sys.path]

@@ -1,8 +1,8 @@
 """The messages between the fetcher and its clients: frames on a Unix socket.
 
-A frame is a head (length of the body, kind, number of the request) and a body: a struct where there are many of
-them, JSON elsewhere. Answers carry the number of their request. The clients have the code of the fetcher that they
-have started, so there are no versions. Touches no socket.
+A frame is a head (length of the body, kind, number of the request) and a body: a struct for frequent kinds, JSON
+for others. Answers carry the number of their request. Clients and the fetcher that they have started run the same
+code, so there are no versions. This module touches no socket.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HAND_OVER = struct.Struct("<QIQQI")
 _SPAN = struct.Struct("<QQ")
 
 HEAD_SIZE = _HEAD.size
-BODY_MAX = 64 << 20  # bytes; a longer frame is no frame of ours
+BODY_MAX = 64 << 20  # bytes; wdsfs makes no longer frames
 
 Span = tuple[int, int]  # begin and end (bytes)
 
@@ -46,7 +46,7 @@ class Frame(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A range of an object; with `extra` what the kind of the request says."""
+    """A range of an object; `extra` depends on the kind of the request."""
 
     object: int
     begin: int
@@ -55,7 +55,7 @@ class Read(NamedTuple):
 
 
 class HandOver(NamedTuple):
-    """A READ of the kernel that the fetcher answers; `spans` are what else belongs to the sample.
+    """A READ of the kernel that the fetcher answers; `spans` are the other ranges of the sample.
 
     `client` is the thread that reads; 0 if it is not known.
     """
@@ -89,7 +89,7 @@ def head_of(data: bytes) -> tuple[int, int, int]:
 
 
 def frames_of(received: bytearray) -> Iterator[Frame]:
-    """Take the whole frames out of what was received. Raises ValueError for what is no frame."""
+    """Remove the complete frames from the received bytes, and yield them. Raises ValueError for other bytes."""
     at = 0
     try:
         while len(received) - at >= HEAD_SIZE:
@@ -127,7 +127,7 @@ def hand_over_of(body: bytes) -> HandOver:
 
 
 def failure(error: Exception) -> dict[str, str]:
-    """Return an error as JSON. Of one that no client knows only the text stays."""
+    """Return an error as JSON: for a class that clients do not know only the text."""
     kind = type(error) if isinstance(error, ShardError | SpecError) else UnreadableShard
     return {"error": kind.__name__, "text": str(error)}
 

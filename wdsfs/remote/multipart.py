@@ -1,11 +1,11 @@
 """Uploads in parts, of objects that are too large for one request; the request that joins them has a condition.
 
-obstore (0.12) makes such uploads without a condition, and shows no step of them. So a part is a PUT by obstore to
-an address that it has signed, and urllib makes the few small requests: those that begin, join and abort. Only the
-fetcher may import this.
+obstore (0.12) makes such uploads without a condition, and gives no access to their steps. So a part is a PUT by
+obstore to an address that it has signed, and urllib makes the few small requests that begin, join and abort. Only
+the fetcher may import this.
 
-Readers see nothing before the parts are joined. What a kill leaves costs room in the store: in S3 until the upload
-is aborted, in Azure for a week.
+Readers see nothing before the parts are joined. Parts that a kill leaves take room in the store: in S3 until the
+upload is aborted, in Azure for a week.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from wdsfs.remote.store_clients import Method, Options
 from wdsfs.remote.urls import Url
 from wdsfs.remote.web_fallback import Answer, send
 
-# Bytes that Azure's store takes in one request; S3 takes 5 GiB. Google's takes whole objects of any size.
+# The most bytes that Azure accepts in one request; S3 accepts 5 GiB, Google's store whole objects of any size.
 WHOLE_MAX = 5_000 << 20
 PART = 64 << 20  # bytes, at least, unless the option `part_size` says otherwise
 PARTS = 9_000  # at most; S3 has 10,000
@@ -43,7 +43,7 @@ _ETAG = re.compile(rb"<ETag>([^<]+)</ETag>")
 
 
 def part_size(url: Url, size: int, options: Options) -> int | None:
-    """Return the size of the parts (bytes) in which an object of `size` bytes goes to its store; None: in one."""
+    """Return the size of the parts (bytes) for an object of `size` bytes; None if it is sent in one request."""
     if url.scheme not in _PARTED:
         return None
     chosen = int(float(options.get("part_size", 0)))
@@ -115,7 +115,7 @@ class Upload(NamedTuple):
         return answers.etag_of({"e_tag": etag})
 
     async def abort(self) -> None:
-        """Have the store forget the parts. Azure drops them after a week. Raises ShardError, Transient."""
+        """Tell the store to drop the parts. Azure does so by itself after a week. Raises ShardError, Transient."""
         if self.url.scheme != "az":
             query = f"uploadId={quote(self.id, safe='')}"
             status, _, body = await _ask(self.url, self.options, "DELETE", query, {}, b"", SMALL_SECONDS)
@@ -150,7 +150,7 @@ def _failure(url: Url, status: int, body: bytes) -> ShardError | Transient:
 def _signed(url: Url, options: Options, method: Method, query: str) -> tuple[str, dict[str, str]]:
     """Return an address at which a request may be made, its signature in it, and the headers for it.
 
-    Waits for the servers of credentials. Raises ShardError, Transient.
+    May wait for servers that give credentials. Raises ShardError, Transient.
     """
     try:
         return store_clients.signed(url, options, method, query, _SIGNED_FOR)

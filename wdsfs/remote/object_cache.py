@@ -1,12 +1,12 @@
 """Remote objects in the cache: opens and lists them, and notes which object is at a URL.
 
-Per object a sparse file and a table of its blocks (`cached_object.py`), and a note of the pin at each URL. Filling
-it is for others: a cache without an object, or that cannot be used, is only slow. Where the files lie, and what
-goes when there is no room, is decided in `storage`, in `cache_directory.py` and `cache_room.py`.
+For each object there are a sparse file and a table of its blocks (`cached_object.py`), and for each URL a note of
+its pin. Other modules fill the cache: without an object, or without a usable cache, reads are only slower. The
+room `storage` decides where the files lie (`cache_directory.py`), and what is evicted (`cache_room.py`).
 
 An object is opened, started and removed under the lock of its table, which takes microseconds; a process that is
-killed leaves no lock. One that was half started or half removed is started again. Data are open to write only
-while they are written, so that a mount of the kernel's learns of every writer.
+killed leaves no lock. An object that was half started or half removed is started again. Data files are open for
+writing only while they are written, so that a mount by the kernel notices every writer.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class ObjectCache:
                 if isinstance(error, OSError) and error.errno == errno.ESTALE:  # by another node
                     continue
                 raise
-            os.close(fd)  # another process has just removed it, or it is removed here since it is damaged
+            os.close(fd)  # another process has just removed the file, or this one, because it was damaged
 
     def _table(self, fd: int, key: str, shown: str, pin: Pin) -> BlockTable | None:
         """Return the table in a file that is locked; remove one that is damaged."""
@@ -123,7 +123,7 @@ class ObjectCache:
         return table
 
     def _data(self, key: str, table: BlockTable) -> int | None:
-        """Return the data file to a table that is locked, to read; remove both if they do not fit."""
+        """Return the data file for a locked table, to read; remove both if they do not fit each other."""
         path = self._directory.file(key, DATA)
         if table.count() == 0:
             self._start(path, table.pin.size)
@@ -139,7 +139,7 @@ class ObjectCache:
         """Give an empty data file the size of its object."""
         with contextlib.suppress(FileNotFoundError):
             if os.stat(path, follow_symlinks=False).st_size == size:
-                return  # and not opened to write: it may be mounted, although its blocks were dropped
+                return  # without opening it for writing: it may be mounted, although its blocks were dropped
         fd = self._directory.open(path)
         try:
             if os.fstat(fd).st_size == 0:
@@ -179,14 +179,14 @@ class ObjectCache:
         return None if note is None or len(note) == 1 else (Pin(*note[1:]), note[0])
 
     def pin_or(self, shown: str, unknown: Pin | None) -> Pin | None:
-        """Return the last known pin of a URL, None where nothing is any more, and `unknown` without a note."""
+        """Return the last known pin of a URL; None if the object is gone, `unknown` if there is no note."""
         note = self._note_of(shown)
         if note is None:
             return unknown
         return None if len(note) == 1 else Pin(*note[1:])
 
     def is_gone(self, shown: str) -> bool:
-        """Return True if its store said, when it was asked last, that there is nothing at a URL any more."""
+        """Return True if, when its store was asked last, there was no object at a URL any more."""
         note = self._note_of(shown)
         return note is not None and len(note) == 1
 
@@ -212,7 +212,7 @@ class ObjectCache:
         self._note(f"upload to {shown}", [upload])
 
     def _note_of(self, shown: str) -> list[Any] | None:
-        """Return what is noted of a URL: when (seconds since the epoch), and its pin if there was an object."""
+        """Return the note about a URL: its time (seconds since the epoch), and the pin if there was an object."""
         try:
             fd = os.open(self._note_file(shown), cache_directory.READING)
         except OSError:  # as for most shards of a large set
@@ -233,7 +233,7 @@ class ObjectCache:
         text = json.dumps([shown, *note]).encode()
         fd = self._directory.open(self._note_file(shown))
         try:
-            # At once, and with a checksum: a reader sees the old, the new or nothing.
+            # In one write, and with a checksum: a reader sees the old note, the new one or none.
             os.pwrite(fd, _check_of(text) + b" " + text + b"\n", 0)
         finally:
             os.close(fd)
@@ -264,9 +264,9 @@ class ObjectCache:
         return CachedEntry(table.shown, table.pin, files.used, here, files)
 
     def report(self, objects: Sequence[CachedEntry], is_part: bool) -> dict[str, Any]:
-        """Return what the cache has: files, bytes, held bytes and last use by group, and each of `objects`.
+        """Return the content of the cache: files, bytes, held bytes and last use by group, and each of `objects`.
 
-        Of these alone, if they are a part. Raises OSError.
+        `is_part`: report only about `objects`. Raises OSError.
         """
         groups: dict[str, list[CacheEntry]] = {"remote": [], "unpacked": [], "images": [], "labels": []}
         for entry in [shard.files for shard in objects] if is_part else self.files.entries():
@@ -297,7 +297,8 @@ class ObjectCache:
         return gone
 
     def verify(self, prefix: str = "") -> Iterator[tuple[CachedEntry, int]]:
-        """Compare what is here with its checksums: yield each object, and how many damaged bytes were dropped.
+        """Compare the cached bytes with their checksums: yield each object, and its damaged bytes that were
+        dropped.
 
         Raises OSError.
         """

@@ -1,6 +1,6 @@
 """The objects that the fetcher has open: reads them from the cache or by `demand.py`; fetches whole ones.
 
-Who reads is for others: `fetcher.py` answers clients and the kernel.
+`fetcher.py` knows the readers: it answers clients and the kernel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FETCHES = 16  # requests at a time for a whole object
-BEAT = 0.5  # seconds between signs of life to who waits for an upload, or for a whole object
+BEAT = 0.5  # seconds between signs of life for a client that waits for an upload, or for a whole object
 
 
 class _Coming:
@@ -66,9 +66,9 @@ class OpenObjects:
         self._closing: set[asyncio.Task[None]] = set()
         self._changes: dict[RemoteObject, asyncio.Task[None]] = {}
         self._logged = LoggedMessages()
-        self._going_on: tuple[RemoteObject, ...] = ()  # from which object to which the latest pass may go on
+        self._going_on: tuple[RemoteObject, ...] = ()  # the objects from and to which the latest pass may continue
         self.waiting = 0  # reads that are not answered yet
-        self._coming = 0  # bytes that are missing of the objects that `fetch` is at
+        self._coming = 0  # missing bytes of the objects that `fetch` brings now
 
     # --- objects
 
@@ -124,7 +124,7 @@ class OpenObjects:
             pin = await self.stores.head(url)
             if self._cache is not None:
                 self._cache.keep_pin(url.shown, pin)
-        except (WdsfsError, OSError) as error:  # who looks at it next meets the same
+        except (WdsfsError, OSError) as error:  # the next process that uses it gets the same error
             self.say(f"{error}")
             if self._cache is not None and isinstance(error, MissingObject):
                 with contextlib.suppress(OSError):
@@ -165,19 +165,19 @@ class OpenObjects:
             self._fetch_ahead(item, *ahead)
 
     def _keep_to(self, item: RemoteObject) -> None:
-        """Note that this object is read: a pass that might have gone on in another one does not."""
+        """Note that this object is read: a pass that might have continued in another object has not."""
         if self._going_on and item not in self._going_on:
             self._going_on[1].passes.gone_elsewhere()
             self._going_on = ()
 
     def _fetch_ahead(self, item: RemoteObject, begin: int, end: int) -> None:
-        """Prefetch for a pass; one that nears the end of its object may go on in the next one of the set."""
+        """Prefetch for a pass; near the end of its object it may continue in the next one of the set."""
         if (item.url, item.pin) not in self._objects:  # closed since
             return
         self.demand.prefetch(item, begin, end)
         if end < item.pin.size or item.following is None:
             return
-        if item.following in self._objects:  # not held here as well: a set may have a shard twice
+        if item.following in self._objects:  # open already: a set may have a shard twice
             following = self._objects[item.following][0]
         else:
             following = item.successor = self.open(*item.following, item)

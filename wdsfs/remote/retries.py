@@ -1,6 +1,7 @@
-"""Retries and limits: when a request is sent again, how many a store gets at once; counts of both. Knows no store.
+"""Retries and limits: when a request is sent again, how many a store gets at once; counts of both.
 
-obstore's own retries are off: they ignore that a store is throttling, and may take three minutes.
+It is independent of the kind of store. obstore's own retries are off: they ignore that a store throttles, and may
+take three minutes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Traffic:
     offline_since: float | None = None  # since when all are (seconds since the epoch); None: it answers
     told_until: float | None = None  # until when it wants no requests for some object (seconds since the epoch)
     reads: int = 0  # of clients, and of the kernel
-    hits: int = 0  # of these, those for which nothing had to be waited for
+    hits: int = 0  # reads among these that did not have to wait
     used: int = 0  # bytes that were read
 
 
@@ -49,11 +50,11 @@ class Counters:
 
 Result = TypeVar("Result")
 
-THREADS = 16  # for calls that block; of their own, since some may never return
+THREADS = 16  # for calls that block; a pool of its own, because some calls may never return
 
 
 class Transient(Exception):
-    """An attempt failed in a way that another one may not. Never leaves this package: `again` gives up with it."""
+    """A failure after which another attempt may succeed. It never leaves this room."""
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class Patience(NamedTuple):
     refused: int | None = None  # attempts, if connections are refused
 
     def wait(self, attempts: int, chance: float) -> float:
-        """Return seconds before the next attempt, at random: who failed together shall not return together."""
+        """Return the seconds before the next attempt, at random: clients that failed together retry apart."""
         return min(self.longest, self.first * 2.0 ** (attempts - 1)) * chance
 
 
@@ -116,12 +117,12 @@ class Limit:
         self._succeeded = float("-inf")  # when a request has last done so
 
     async def enter(self, patience: float = TOTAL_TIME) -> float:
-        """Wait for a place, in the order of coming, and for the end of a wait that the store has asked for.
+        """Wait for a place, first come first served, and for the end of a pause that the store has asked for.
 
-        Not for longer than `patience` (seconds). A wait that would end later is not waited for at all: what the
-        store says of one object need not hold for another, and not for as long as it has said. Returns when the
-        store has last given an answer, or the waiting has begun. Raises Transient when for so long no place has
-        become free, and no request before has succeeded.
+        The wait lasts at most `patience` (seconds). A pause that would end later is ignored: a store may ask for
+        it because of one object only, and may answer earlier. Returns the time of the last answer of the store, or
+        of the beginning of the wait. Raises Transient if no place became free within `patience`, and no request
+        before this one has succeeded.
         """
         come = self._clock.now()
         await self._place(patience)
@@ -149,7 +150,7 @@ class Limit:
             raise
 
     def _look_later(self, place: asyncio.Future[None], patience: float) -> None:
-        """Give up a place that is waited for, unless requests before it have succeeded meanwhile."""
+        """Stop waiting for a place, unless requests before this one have succeeded meanwhile."""
         before = self._succeeded
 
         def look() -> None:
@@ -165,7 +166,7 @@ class Limit:
         self.under_way -= 1
         while self._waiting and self.under_way < int(self.allowed):
             place = self._waiting.popleft()
-            if not place.done():  # as when its request has been given up
+            if not place.done():  # it is done, for example, if its request has been given up
                 self.under_way += 1
                 place.set_result(None)
 
@@ -174,7 +175,7 @@ class Limit:
         self.allowed = min(float(self._most), self.allowed + 1 / self.allowed)
 
     def throttled(self, wait: float | None) -> None:
-        """Count a complaint of the store. Those within a second count as one: they were sent before the first."""
+        """Count a complaint of the store; those within a second count as one, as answers to earlier requests."""
         now = self._clock.now()
         if wait is not None:
             self._pause_until = max(self._pause_until, now + wait)
@@ -228,7 +229,7 @@ async def blocking(work: Callable[[], Result], seconds: float) -> Result:
     Raises Transient when it takes longer; its thread goes on.
     """
     try:
-        # Not by `wait_for`: before Python 3.12 it loses a cancellation that comes when the result does.
+        # Not `wait_for`: before Python 3.12 it loses a cancellation that comes at the same time as the result.
         async with asyncio.timeout(seconds):
             return await asyncio.get_running_loop().run_in_executor(_threads(), work)
     except TimeoutError:

@@ -9,9 +9,9 @@
     access_key_id = "..."
     secret_access_key = "..."
 
-An argument wins over the file. What stores have by their own conventions (environment, credentials files,
-instance metadata) is not in here: `store_clients.py` looks there for what is missing. A secret is accepted from
-the file only, for every user of a machine can read the arguments of a process.
+An argument wins over the file. The conventions of stores (environment, credentials files, instance metadata) are
+not handled here: `store_clients.py` looks there for missing options. A secret is accepted from the file only,
+because every user of a machine can read the arguments of a process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _S3 = frozenset({"s3", "ais"})
 TOTAL_TIME = 60.0
 SILENCE = 20.0
 LOWEST_RATE = 8 << 10  # of an answer
-LOWEST_RATE_OF_UPLOADS = 1 << 20  # of a request: how far it has come is not known before its end
+LOWEST_RATE_OF_UPLOADS = 1 << 20  # of a whole request: its progress is not known before its end
 HEAD = 64 << 10  # bytes of the head of an answer
 
 
@@ -108,7 +108,7 @@ class Pace(NamedTuple):
 
 
 def pace(options: Mapping[str, str], rate: float = LOWEST_RATE) -> Pace:
-    """Return the pace that the options say; `rate` unless they say another."""
+    """Return the pace of these options; `rate` is the default of its rate."""
     total = float(options.get("total_time", TOTAL_TIME))
     return Pace(min(float(options.get("timeout", SILENCE)), total), float(options.get("lowest_rate", rate)), total)
 
@@ -147,7 +147,7 @@ def _covers(prefix: str, shown: str) -> bool:
 def _parse_argument(argument: str) -> tuple[str, dict[str, str]]:
     match = _ARGUMENT.fullmatch(argument)
     if not match:
-        # Not shown: what cannot be read may be a secret.
+        # The text is not shown: it may be a secret.
         raise UsageError("--store-option: write [PREFIX:]NAME=VALUE, such as s3://bucket:region=eu-west-1")
     prefix, name, value = match["prefix"] or "", match["name"], match["value"]
     where = f"--store-option {name}"

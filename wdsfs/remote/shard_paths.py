@@ -1,14 +1,14 @@
 """Operations on shards by path, local or in a store: look (fingerprint), open, fetch, send, copy.
 
 The path of a file is absolute, that of a remote shard is its URL without secrets. An open shard is a descriptor of
-the file, or a `RemoteTar`. A file may be changed while it is open, which its fingerprint shows; what is read of a
-`RemoteTar` always belongs to one object.
+the file, or a `RemoteTar`. A file may be changed while it is open, which its fingerprint shows; all bytes of a
+`RemoteTar` always belong to the same object.
 
-This module holds the process tree's connection to the fetcher, and the secrets of the URLs that were typed:
-everything above passes paths. Options are in the environment, because all processes of a mount or a command have
-to agree: `WDSFS_STORE_OPTIONS` (separated by spaces), `WDSFS_FETCH_MEMORY`.
+This module holds the connection of the processes to the fetcher, and the secrets of the URLs that were typed: all
+rooms above pass paths. Options are in the environment, because all processes of a mount or a command have to
+agree: `WDSFS_STORE_OPTIONS` (separated by spaces), `WDSFS_FETCH_MEMORY`.
 
-The rest of the room is imported late: it takes as long to load as the rest of a small command, and most sets have
+The rest of the room is imported late: loading it takes as long as the rest of a small command, and most sets have
 no URL.
 """
 
@@ -57,14 +57,16 @@ log = logging.getLogger(__name__)
 
 REPLACED_MAX = 3  # times that a shard is replaced while it is fetched
 PIECE = 8 << 20  # bytes that are copied at a time
-REFUSED_SECONDS = 5.0  # how long a store is believed that it does not have an object, or refuses it
+REFUSED_SECONDS = 5.0  # how long the answer of a store that an object is missing or refused stays valid
 
-_urls: dict[bytes, Url] = {}  # by path: those whose URL has more than the path shows
-_pins: dict[bytes, Pin | None] = {}  # by path: what this process knows where the cache cannot keep it
+_urls: dict[bytes, Url] = {}  # by path: URLs with parts that the path does not show
+_pins: dict[bytes, Pin | None] = {}  # by path: pins that this process knows and the cache cannot keep
 _presumptions: dict[str, Presumption] = {}  # by list: what counts of shards of which nothing else is known
 _refused: dict[bytes, tuple[float, ShardError]] = {}  # by path: until when (monotonic) this error is its answer
 _remote: Remote | None = None
-_held: list[CachedObject] = []  # what cannot come again, open and held until all processes have ended
+_held: list[
+    CachedObject
+] = []  # objects that cannot be fetched again: open and held until all processes have ended
 _said: set[str] = set()  # warnings that were given already
 
 
@@ -107,9 +109,9 @@ def _connect(device: int | None, log_file: Path | None) -> Remote:
 
 
 def state() -> dict[str, Any]:
-    """Return what the fetcher has done and does (`Fetcher.stats`), its process number and how full the cache is.
+    """Return the statistics of the fetcher (`Fetcher.stats`), its pid, and how full the cache is.
 
-    Without what cannot be had at the moment.
+    Facts that are not available at the moment are left out.
     """
     cache, connection = _cache(), remote()
     report: dict[str, Any] = {"stores": {}, "fetcher": connection.fetcher, "cache": str(cache.directory)}
@@ -121,7 +123,7 @@ def state() -> dict[str, Any]:
 
 
 def close() -> None:
-    """End the connection to the fetcher, and forget what was learned; the next use connects again."""
+    """End the connection to the fetcher, and forget all pins and URLs; the next use connects again."""
     global _remote
     if _remote is not None:
         _remote.close()
@@ -157,7 +159,7 @@ def url_of(path: bytes) -> Url:
 def standard_input() -> bytes:
     """Read the standard input into the cache once, and return its path as a shard. Raises ShardError.
 
-    Its path holds the hash of what has come, so that no other process has another shard of this path.
+    Its path contains the hash of the content, so that no other process has another shard with the same path.
     """
     from wdsfs.remote import spooled
 
@@ -185,9 +187,9 @@ def _unknown(path: bytes) -> UnreadableShard:
 
 
 def stat(paths: Sequence[bytes]) -> list[Pin | ShardError]:
-    """Ask the stores what these shards are now: the pin of each, or the error.
+    """Ask the stores for the present pin of each shard; return it, or the error.
 
-    Of a store that cannot be reached, what was known last counts: what the cache has is served offline, too.
+    If a store cannot be reached, the last known pin counts: cached objects are served offline, too.
     """
     to_ask = [path for path in paths if not is_output(path) or (path in _urls and not _pins.get(path))]
     answers = dict(zip(to_ask, _stat(to_ask), strict=True)) if to_ask else {}
@@ -232,7 +234,7 @@ def presume(source: str, presumption: Presumption) -> None:
 
 
 def is_presumed(path: bytes) -> bool:
-    """Return True for a remote shard of which this process has heard nothing but the row of a list."""
+    """Return True for a remote shard of which this process knows only the row in a list."""
     return path not in _pins and any(path in known.rows for known in _presumptions.values())
 
 
@@ -245,7 +247,7 @@ def presumed(path: bytes) -> Pin | None:
 
 
 def known() -> list[bytes]:
-    """Return the paths of the objects that this process has heard of, in listings too."""
+    """Return the paths of the objects that this process knows, also those from listings."""
     return [path for path, pin in _pins.items() if pin is not None]
 
 
@@ -255,14 +257,14 @@ def is_remote(path: bytes) -> bool:
 
 
 def look(path: bytes) -> Fingerprint:
-    """Return the fingerprint of a shard now; of a remote one as its store was asked last. Raises ShardError."""
+    """Return the fingerprint of a shard now; of a remote one the last that its store told. Raises ShardError."""
     if not is_remote(path):
         return Fingerprint.at(path)
     return pin_of(path).fingerprint(os.fsdecode(path))
 
 
 def pin_of(path: bytes) -> Pin:
-    """Return the pin of a remote shard as it was when its store was asked last. Raises ShardError."""
+    """Return the pin of a remote shard that its store told last. Raises ShardError."""
     known = known_pin(path)
     if known is not None:
         return known
@@ -292,7 +294,7 @@ def open_object(path: bytes) -> RemoteTar:
 
 
 def note_order(shard: OpenShard, following: bytes) -> None:
-    """Note which shard the set has after an open one: passes over remote shards go on there."""
+    """Note the shard that follows an open one in the set: passes over remote shards continue there."""
     pin = None if isinstance(shard, int) or not is_remote(following) else known_pin(following)
     if pin is not None and not isinstance(shard, int):
         with contextlib.suppress(ShardError):  # whoever reads it meets the same
@@ -318,7 +320,7 @@ def read_range(path: bytes, size: int, offset: int) -> tuple[bytes, Fingerprint]
 
 
 def failure_of(shard: OpenShard) -> str:
-    """Return how the command failed whose output an open shard is; "" for all others."""
+    """Return how the command failed that has written an open shard; "" for all other shards."""
     return "" if isinstance(shard, int) else shard.failure
 
 
@@ -351,8 +353,8 @@ def whole_in_cache(path: bytes) -> CachedObject:
 def fetch(path: bytes, progress: Callable[[int, int], None] = lambda here, size: None) -> Pin:
     """Bring a remote shard into the cache as a whole; return its pin.
 
-    `progress` gets how many bytes are there, and of how many. Of a shard that is replaced meanwhile the new object
-    is fetched. Raises ShardError.
+    `progress` gets the number of bytes that are in the cache, and the size. If the shard is replaced meanwhile,
+    the new object is fetched. Raises ShardError.
     """
     for _ in range(REPLACED_MAX):
         with contextlib.suppress(ObjectChanged):
@@ -361,9 +363,9 @@ def fetch(path: bytes, progress: Callable[[int, int], None] = lambda here, size:
 
 
 class FetchResult(NamedTuple):
-    """The outcome of fetching shards: bytes of all, those that came now, those that were there.
+    """The outcome of fetching shards: bytes in all, bytes fetched now, bytes that were in the cache before.
 
-    `failed` says by path why others were not.
+    `failed` has the reasons, by path, for shards that were not fetched.
     """
 
     size: int
@@ -373,9 +375,9 @@ class FetchResult(NamedTuple):
 
 
 def fetch_all(paths: Sequence[bytes], jobs: int, advance: Callable[[int], None]) -> FetchResult:
-    """Bring remote shards into the cache, `jobs` at a time; `advance` gets the bytes that come.
+    """Bring remote shards into the cache, `jobs` at a time; `advance` gets the number of arriving bytes.
 
-    By threads that do not hold up the end of the program when it is interrupted. Raises WdsfsError.
+    The threads do not delay the end of the program when it is interrupted. Raises WdsfsError.
     """
     from concurrent.futures import as_completed
 
@@ -441,7 +443,8 @@ def existing(paths: Sequence[bytes]) -> dict[bytes, Pin]:
 def upload(path: bytes, fd: int, replaces: Pin | None, goes_on: Callable[[], None]) -> Pin:
     """Put an open file of this process into a store; see `client.Remote.upload`.
 
-    What replaces an object is in the cache then, if that has room: mounts of the old one will read it.
+    A file that replaces an object is also put into the cache, if there is room: mounts of the old one will read
+    it.
     """
     pin = remote().upload(url_of(path), f"/proc/{os.getpid()}/fd/{fd}", replaces, goes_on)
     _keep(path, pin)
@@ -454,11 +457,11 @@ def upload(path: bytes, fd: int, replaces: Pin | None, goes_on: Callable[[], Non
 
 
 def copy(source: bytes, target: bytes, goes_on: Callable[[], None]) -> bool:
-    """Copy a shard, by its store, to a place in the same bucket where there is none; see `client.Remote.copy`.
+    """Let a store copy a shard to a place in the same bucket that has no object; see `client.Remote.copy`.
 
-    Returns False if the store cannot, or may not: then the shard has to be sent. So has one that is there already:
-    it may be the same, if an answer was lost. Raises ShardError, of which ObjectChanged says that there is another
-    source.
+    Returns False if the store cannot or may not do that: then the shard has to be sent. Also if an object is
+    there: sending compares it, as it may be the same if an answer was lost. Raises ShardError; ObjectChanged means
+    that the source was replaced.
     """
     url, place = url_of(source), url_of(target)
     if url.store != place.store or url.scheme not in BUCKETS:
@@ -471,7 +474,7 @@ def copy(source: bytes, target: bytes, goes_on: Callable[[], None]) -> bool:
 
 
 def staging() -> Path:
-    """Return the directory for what goes to a store, which is that of the cache; it is made. Raises OSError."""
+    """Make and return the directory for files that are sent to a store: that of the cache. Raises OSError."""
     directory = _cache().directory
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     return directory
@@ -485,7 +488,7 @@ def _pin_now(path: bytes) -> Pin:
 
 
 def known_pin(path: bytes) -> Pin | None:
-    """Return the pin of a remote shard as far as anything is known; its store is not asked."""
+    """Return the last known pin of a remote shard, None if there is none; its store is not asked."""
     if path not in _pins and (pin := presumed(path)) is not None:
         _pins[path] = pin
     return _cache().pin_or(os.fsdecode(path), _pins.get(path))
@@ -495,10 +498,10 @@ def _keep(path: bytes, pin: Pin) -> None:
     if pin.is_weak or pin.is_spooled:
         _say(f"{url_of(path).store}: {_weakness(pin)}")
     _pins[path] = pin
-    with contextlib.suppress(OSError):  # a full disk: what this process knows is enough for it
+    with contextlib.suppress(OSError):  # a full disk: this process still knows the pin
         _cache().keep_pin(os.fsdecode(path), pin)
     if is_output(path):
-        with contextlib.suppress(OSError):  # a file system without leases: it stays as long as there is room
+        with contextlib.suppress(OSError):  # without leases the object stays as long as there is room
             _held.append(_cache().open(os.fsdecode(path), pin))
             _held[-1].hold()
 
@@ -511,7 +514,7 @@ def _forget(path: bytes) -> None:
 
 
 def _weakness(pin: Pin) -> str:
-    """Return what cannot be noticed of an object without a strong ETag, and what is done about it."""
+    """Return a warning about changes that an object without a strong ETag cannot show, and what is done then."""
     if not pin.is_spooled:
         return "gives no ETag: a change of a shard is seen only by its size or its time (seconds)"
     return (

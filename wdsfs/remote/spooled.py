@@ -1,15 +1,17 @@
 """Objects that come once or only whole: output of `pipe:`, standard input, answers without ETag and date.
 
-They wait in a file without a name, in the directory of the cache, until all have come: only then size and hash are
-known, which make the pin. Such an object has to be in the cache as a whole, so others go for it, however recently
-they were used. What comes only once is held there as long as a process has it open.
+Their bytes are collected in a file without a name, in the directory of the cache, until all have arrived: only
+then size and hash are known, which make the pin. Such an object has to be in the cache as a whole, so others are
+evicted for it, however recently they were used. Objects that come only once are held there as long as a process
+has them open.
 
-A command is run when its shard is looked at for the first time. One that fails gives a shard, too: of what has
-come, with the exit code and the last line of its standard error in its pin. All of these lines go to the log.
+A command is run when its shard is first used. A command that fails gives a shard, too: the bytes that have
+arrived, with the exit code and the last line of its standard error in the pin. All lines of its standard error go
+to the log.
 
-Of two answers of a server that gives neither ETag nor Last-Modified nobody can say that they are of the same
-object. So one answer is kept from its first byte to its last, and what was evicted is fetched whole again; other
-bytes than before are then another object.
+If a server gives neither ETag nor Last-Modified, nobody can tell if two answers are of the same object. So one
+answer is kept from its first byte to its last. After it was evicted, the whole object is fetched again; if its
+bytes differ then, it is another object.
 """
 
 from __future__ import annotations
@@ -40,9 +42,9 @@ log = logging.getLogger(__name__)
 
 PIECE = 8 << 20  # bytes that are copied at a time
 AT_ONCE = 8  # commands that run, and objects that are fetched
-ATTEMPTS = 3  # answers that are cut: what has come of one is of no use for another
+ATTEMPTS = 3  # after answers that were cut: each attempt has to begin from the first byte
 LOGGED_LINES, LOGGED_LINE = 100, 1000  # of each run in the log; characters of a line
-END_SECONDS = 1.0  # how long to wait for its end: a child that the command has left behind may keep it open
+END_SECONDS = 1.0  # how long to wait for its end: a child that outlives the command may keep it open
 LAST_LINE = 200  # characters of the last line that are kept
 
 Result = TypeVar("Result")
@@ -62,7 +64,7 @@ class Spool(NamedTuple):
 
 
 def spool(cache: ObjectCache, shown: str, source: BufferedIOBase) -> Spool:
-    """Read all that comes. Raises UnreadableShard if the cache has no room for so much."""
+    """Read a source to its end, into a file. Raises UnreadableShard if the cache has no room for all of it."""
     digest, size = hashlib.blake2b(digest_size=16), 0
     try:
         trust.directory(cache.directory, create=True)
@@ -83,7 +85,7 @@ def spool(cache: ObjectCache, shown: str, source: BufferedIOBase) -> Spool:
 
 
 def keep(cache: ObjectCache, shown: str, pin: Pin, spooled: Spool) -> CachedObject:
-    """Put what has come into the cache; return it, open. Raises UnreadableShard if there is no room for it."""
+    """Put a spooled object into the cache; return it, open. Raises UnreadableShard if there is no room for it."""
     try:
         with contextlib.ExitStack() as stack:
             cached = stack.enter_context(contextlib.closing(cache.open(shown, pin)))
@@ -129,7 +131,7 @@ class SpooledObjects:
             return self._outputs[url][0]
 
     async def pin(self, url: Url, marks: Pin, bodies: Bodies) -> Pin:
-        """Return the pin of an object of which its server says no more than `marks`. Raises ShardError."""
+        """Return the pin of an object whose server tells no more than `marks`. Raises ShardError."""
         cache = self._needed_cache(url)
         async with self._turns[url]:
             known = cache.pin_of(url.shown)
@@ -195,7 +197,7 @@ class SpooledObjects:
                 cached = keep(cache, url.shown, pin, spooled)
                 with contextlib.suppress(
                     OSError
-                ):  # a file system without leases: it stays as long as there is room
+                ):  # on a file system without leases the object stays as long as there is room
                     cached.hold()
         if code:
             log.warning("%s: the command ended with %s; what came is taken for a damaged shard", url, pin.version)
@@ -250,12 +252,12 @@ class _Body(BufferedIOBase):
 
 
 def _ending(code: int) -> str:
-    """Say how a command ended; a shell gives the number of a signal that ended its last one as 128 and more."""
+    """Return how a command ended; codes from 128 on are those of a shell whose last command a signal ended."""
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 class _StandardError:
-    """The standard error of a command: all is read, so that it never waits for that, and logged."""
+    """The standard error of a command: it is logged, and read to its end, so that the command never waits."""
 
     def __init__(self, url: Url, stream: IO[bytes]) -> None:
         self._last = ""
@@ -271,6 +273,6 @@ class _StandardError:
                     log.warning("%s says: %s", url, text)
 
     def last(self) -> str:
-        """Return ": " and the last line of a command that has ended; "" if it said nothing."""
+        """Return ": " and the last line of a command that has ended; "" if it wrote none."""
         self._reading.join(END_SECONDS)
         return f": {self._last[:LAST_LINE]}" if self._last else ""

@@ -59,7 +59,7 @@ def access(url: Url, options: Options) -> StoreAccess:
 def place(url: Url) -> tuple[str, str]:
     """Return the place that needs a client of its own, and the path of the object in it.
 
-    In the web a query belongs to the place: HTTPStore would take its "?" for a letter.
+    For web servers a query belongs to the place: HTTPStore would treat its "?" as a letter of the path.
     """
     if url.scheme in BUCKETS:
         return url.store, url.key
@@ -108,8 +108,8 @@ def signed(url: Url, options: Options, method: Method, query: str, lasts: timede
             raise Unreachable(f"{url}: so large an object needs credentials, or an endpoint")
         return f"{entered.config['endpoint'].rstrip('/')}/{_in_bucket(url)}?{query}", entered.headers
     place = obstore.sign(_signing(url, options), method, url.key, lasts).partition("?")[0]
-    # obstore signs no query of ours but one that belongs to the endpoint, behind which it puts a slash. Stores
-    # ignore parameters that begin with x-.
+    # obstore signs a query only if it belongs to the endpoint, and appends a slash to that. Stores ignore
+    # parameters that begin with x-.
     there = {**options, "endpoint": f"{place}?{query}&x-wdsfs=", "virtual_hosted": "true"}
     return obstore.sign(_signing(url, there), method, "", lasts), {}
 
@@ -125,7 +125,7 @@ def _in_bucket(url: Url) -> str:
 
 
 def _conditional_copy(url: Url) -> dict[str, str]:
-    """Return how S3 copies only to where nothing is: by a multipart upload, whose end can be conditional."""
+    """Return the options for a copy in S3 that replaces nothing: a multipart upload, whose end is conditional."""
     return {"copy_if_not_exists": "multipart"} if url.scheme in ("s3", "ais") else {}
 
 
@@ -151,7 +151,7 @@ def _client_options(options: Options, headers: dict[str, str]) -> dict[str, Any]
     return client_options
 
 
-# --- how each kind of store is entered -----------------------------------------------------------------------
+# --- credentials for each kind of store ----------------------------------------------------------------------
 
 
 def _s3(url: Url, options: Options) -> StoreAccess:
@@ -189,9 +189,9 @@ def _s3(url: Url, options: Options) -> StoreAccess:
 
 
 def _profile(profile: str) -> dict[str, str]:
-    """Return what plain files have of an AWS profile, under the names of our options.
+    """Return the settings of an AWS profile in plain files, under the names of the options here.
 
-    The rest (SSO, roles, processes) is for boto3.
+    Other kinds of profiles (SSO, roles, processes) are handled by boto3.
     """
     options: dict[str, str] = {}
     for variable, default, section in (
@@ -202,7 +202,7 @@ def _profile(profile: str) -> dict[str, str]:
         try:
             parser.read(os.path.expanduser(os.environ.get(variable) or default))
         except (configparser.Error, UnicodeDecodeError):
-            continue  # the AWS tools say what is wrong with it
+            continue  # the AWS tools report the fault
         if parser.has_section(section):
             options.update(
                 {_PROFILE_NAMES[name]: value for name, value in parser.items(section) if name in _PROFILE_NAMES}
@@ -286,7 +286,7 @@ def _az(url: Url, options: Options) -> StoreAccess:
     ):
         if value:
             return StoreAccess({**config, key: value.removeprefix("?")}, kind)
-    # Other variables than those that only say which account it is.
+    # Variables other than those that only name the account.
     starts = ("AZURE_STORAGE_", "AZURE_CLIENT_", "AZURE_FEDERATED_")
     is_given = any(name.startswith(starts) and "ACCOUNT_NAME" not in name for name in os.environ)
     return StoreAccess(config, "of the environment" if is_given else "role of the instance")

@@ -7,9 +7,9 @@
     hf://datasets/OWNER/NAME[@REVISION]/PATH
     pipe:COMMAND                           shown as pipe:WORD-SUM/NAME
 
-Keys of buckets and paths of hf:// stand in a URL as they are (so they do for the tools of these stores); paths of
-http(s) are percent-encoded. USER:PASSWORD, QUERY and COMMAND may be secrets: only `store`, `key` and `shown` are
-for logs and messages.
+Keys of buckets and paths of hf:// are not encoded in a URL, as in the tools of these stores; paths of http(s) are
+percent-encoded. USER:PASSWORD, QUERY and COMMAND may be secrets: only `store`, `key` and `shown` are for logs and
+messages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LIKE_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _HUB = re.compile(r"datasets/([^/@]+/[^/@]+)(?:@(refs/(?:pr|convert)/[^/]+|[^/]+))?(?:/(.*))?", re.DOTALL)
 _ESCAPE = re.compile(rb"%((?!2[5Ff]|7[Ff])[2-9A-Fa-f][0-9A-Fa-f])")
 _KEPT_ESCAPE = re.compile(r"(%2[Ff5])")
-# Of what RFC 3986 allows in a path, all but "%": servers and signatures see these characters as they were typed.
+# All characters that RFC 3986 allows in a path, but "%": they are sent to servers, and signed, as typed.
 _PLAIN = "/!$&'()*+,;=:@"
 
 # Address, path and query. A fragment is never sent: browsers and curl drop it, too.
@@ -53,7 +53,7 @@ _COMMAND_WORD = re.compile(r"[\w./+-]+")
 _FILE_NAME = re.compile(r"[\w.,+@%~-]*\w[\w.,+@%~-]*")
 _QUOTES = "\"'`()<>|&;"
 _SUFFIXES = tuple(suffix.decode() for suffix in names.SHARD_SUFFIXES)
-# Parameters that are new in each signed URL, in lower case. They say who may read until when, not what.
+# Parameters that differ in each signed URL, in lower case: they tell who may read until when, not which object.
 _SIGNING = re.compile(
     r"x-(amz|goog|oss|cos|obs|ms)-.*|(aws|google|oss)?accesskeyid|googleaccessid|signature|expires|policy|key-pair-id"
     r"|hash-algorithm|security-token|sig|token|.*[_-]token|auth|authorization|api[_-]?key|jwt|hdn(ts|ea)|response-.*"
@@ -62,7 +62,7 @@ _SIGNING = re.compile(
 _SIGNING_BESIDE_SIG = re.compile(
     r"sv|ss|srt|sp|se|st|spr|sr|skoid|sktid|skt|ske|sks|skv|sip|si|sdd|saoid|suoid|scid|ses"
 )
-SPOOLED = '"spooled-'  # how the ETags begin that we make of the bytes of objects (`spooled.py`)
+SPOOLED = '"spooled-'  # the beginning of ETags that are made from the bytes of objects (`spooled.py`)
 _PRINTABLE = re.compile(r"[\x20-\x7e]+")
 
 
@@ -97,8 +97,8 @@ class Url(NamedTuple):
     def shown(self) -> str:
         """Return the URL without user, password and query, for people, logs and `Shard.path`.
 
-        Of a query that says more than who may read until when, 8 hex digits of a sum: so that `get?file=1` and
-        `get?file=2` are two shards, and a URL that was signed again is the same one.
+        A query with other parameters than those of a signature is shown as 8 hex digits of its sum. So
+        `get?file=1` and `get?file=2` are two shards, and a URL that was signed again is the same shard.
         """
         fields = [] if self.is_program else parse_qsl(self.query, keep_blank_values=True)
         signed = any(name.lower() == "sig" for name, _ in fields)
@@ -143,7 +143,7 @@ class Pin(NamedTuple):
 
     @property
     def condition(self) -> dict[str, str]:
-        """The header with which a request is refused when the object is another one by now, if there is one."""
+        """The header, if there is one, that makes a store refuse a request if the object has been replaced."""
         if _PRINTABLE.fullmatch(self.strong_etag):
             return {"If-Match": self.strong_etag}
         when = datetime.fromtimestamp(self.mtime_ns // 10**9, UTC)
@@ -156,10 +156,10 @@ class Pin(NamedTuple):
         return Fingerprint(self.size, self.mtime_ns, identity)
 
     def difference(self, now: Pin) -> str | None:
-        """Return how the pin of an answer, `now`, shows that it is of another object; None if it is of this one.
+        """Return how the pin of an answer, `now`, differs, so that it is of another object; None if it does not.
 
-        An answer may lack what the pin has (some servers send no ETag with a part), but not everything: one that
-        cannot be compared counts as another object.
+        An answer may lack fields of the pin (some servers send no ETag with a part), but not all of them: an
+        answer that cannot be compared counts as another object.
         """
         if self.size != now.size:
             return f"it has {now.size:,} bytes instead of {self.size:,}"
@@ -180,15 +180,13 @@ class Pin(NamedTuple):
 
 
 def local(path: str) -> str:
-    """Return a path of this machine, so that it is not taken for a URL, a command or the standard input from here
-    on.
-    """
+    """Return a path of this machine in a form that is not taken for a URL, a command or the standard input."""
     return HERE + path if path == STDIN or _LIKE_SCHEME.match(path) else path
 
 
 def is_url(text: str) -> bool:
     """Return True for text that starts with one of SCHEMES or with `pipe:`; `file:` is not a URL here."""
-    if ":" not in text:  # nearly every path: asked several times for each shard
+    if ":" not in text:  # nearly every path: this is called several times for each shard
         return False
     scheme = _SCHEME.match(text)
     return text.startswith(PIPE) or (scheme is not None and scheme[1].lower() in SCHEMES)
@@ -197,8 +195,8 @@ def is_url(text: str) -> bool:
 def program(command: str, directory: str) -> Url:
     """Return the output of a command of /bin/sh that is run in this directory.
 
-    Semantics decision: it is called after the last word of the command that looks like the name of a shard. Shown
-    are the first word of the command, if it has no quotes and assigns nothing, and a sum: the rest may be secret.
+    Semantics decision: its name is the last word of the command that looks like the name of a shard. Shown are the
+    first word of the command, if it has no quotes and is not an assignment, and a sum: the rest may be secret.
     """
     words, first = command.split(), first_word(command)
     text = f"{directory}\0{command}".encode(errors="surrogateescape")
@@ -299,7 +297,7 @@ def _web_store(scheme: str, address: str) -> str:
 
 
 def _checked(key: str, shown: str) -> str:
-    """Return the key. Raises SpecError for one that clients and servers along the way would take for another."""
+    """Return the key. Raises SpecError for one that clients or servers on the way would change."""
     if len(key) > KEY_MAX:
         raise SpecError(f"{shown[:100]}...: a path of {len(key):,} characters: no store has such a name")
     segments = key.removesuffix("/").split("/")
@@ -309,7 +307,7 @@ def _checked(key: str, shown: str) -> str:
 
 
 def _decoded(path: str) -> str:
-    """Return a path of http(s) without escapes but %2F, which is no separator, and %25, which keeps that apart."""
+    """Return a path of http(s) without escapes but %2F, which is not a separator, and %25, to tell both apart."""
     if "%" not in path:
         return path
     pieces = _KEPT_ESCAPE.split(path)

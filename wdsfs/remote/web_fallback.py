@@ -1,8 +1,8 @@
 """Asks web servers by urllib, in threads, where obstore refuses answers that may be right.
 
-Such an answer has more or less than the range that was asked for, comes in chunks without a length, or its server
-shows the certificate of an authority, as curl accepts. Here a server that throttles is also asked for how long it
-wants to be left alone: obstore gives no headers of an answer that is an error. Redirects are not followed.
+Such an answer has more or less than the requested range, or comes in chunks without a length, or its server shows
+the certificate of an authority, which curl accepts, too. A server that throttles is also asked here how long to
+wait: obstore does not give the headers of an answer that is an error. Redirects are not followed.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from wdsfs.remote.settings import pace
 from wdsfs.remote.store_clients import USER_AGENT, Options, access
 from wdsfs.remote.urls import Pin, Url
 
-SECONDS = 60.0  # for how long a server is asked here that gave such an answer
+SECONDS = 60.0  # how long requests to a server are made here after such an answer
 PIECE = 1 << 20  # bytes of a range that are asked for at a time
 WIDER = 1 << 20  # bytes before a range that are taken, too, if a server sends them
 ANSWER_MAX = 1 << 20  # bytes of the answer to a small request
-HOW_LONG_SECONDS = 10.0  # for the answer to a question for Retry-After
+HOW_LONG_SECONDS = 10.0  # limit for a request that only asks for Retry-After
 _NO_ANSWER = (OSError, ValueError, http.client.HTTPException)  # of urllib, at any moment of an answer
 _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 Answer = tuple[int, dict[str, str], bytes]  # status, headers with names in lower case, body
@@ -61,7 +61,7 @@ class WebFallback:
     async def fetch(self, transfer: answers.Transfer, options: Options) -> None:
         """Fetch what is still to come of a range. Raises ShardError, Transient.
 
-        As many answers as it takes, but no slower than the pace of the store: one byte with each is too slow.
+        It takes as many requests as needed, within the pace of the store: one byte per answer would be too slow.
         """
         while transfer.at < transfer.end:
             end = min(transfer.end, transfer.at + PIECE)
@@ -88,7 +88,7 @@ class WebFallback:
         transfer.add(body[at - begin : stop - begin])
 
     async def how_long(self, url: Url, options: Options) -> float | None:
-        """Return the seconds that a server wants to be left alone for. Of many that it refuses, one asks."""
+        """Return the seconds that a server asks to wait. Of many requests that it refuses, only one asks."""
         if self._asking[url.store].locked():
             return None
         async with self._asking[url.store]:
@@ -148,7 +148,7 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 def _read(url: Url, options: Options, headers: dict[str, str], most: int, seconds: float) -> Answer:
     """Return the answer to GET, with up to `most` bytes of its body. Raises Transient, Unreachable.
 
-    Reads no body for longer than `seconds`, for its thread is one of few.
+    It stops reading a body after `seconds`, because there are few threads.
     """
     with _errors(url), _opened(url, options, headers, pace(options).silence) as answer:
         body, late = bytearray(), time.monotonic() + seconds
@@ -242,5 +242,5 @@ def _time_ns(text: str) -> int:
     """Return the time of a Last-Modified; 0 without one."""
     try:
         return int(parsedate_to_datetime(text).timestamp()) * 10**9
-    except (ValueError, OverflowError):  # the second by a number of any length in the place of a day
+    except (ValueError, OverflowError):  # OverflowError: a very long number in the place of a day
         return 0
