@@ -1,11 +1,12 @@
 """One object in the cache, open: a sparse file with the bytes that are here, and a table of its blocks.
 
-Never a wrong byte: blocks are compared with their checksums when this process reads them for the first time, and
-again after any change of the file. A change shows in its ctime, which every read looks at after its bytes, so what
-comes without a comparison is what was compared. (A checksum of each read would cost 10 us in 100 kB, the look
-costs 1.5.) While an object is filled its file changes all the time, and blocks are compared more often.
+It never gives a wrong byte: blocks are compared with their checksums when this process reads them for the first
+time, and again after any change of the file. A change shows in the ctime, which every read compares after it has
+read the bytes; so bytes that are given without a new checksum are those that were checked. (A checksum for each
+read would cost 10 us for 100 kB, comparing the ctime costs 1.5 us.) While an object is filled, its file changes
+all the time, and blocks are checked more often.
 
-What the disk refuses is not here: no method but `verify` raises OSError. Usable by several threads.
+Bytes that the disk refuses to give count as missing: only `verify` raises OSError. Usable by several threads.
 
 The table::
 
@@ -16,9 +17,9 @@ The table::
     4096 * n    a byte per block: 1 when the block is in the data file
                 8 bytes per block: XXH3 of its content, with the seed and the number of the block
 
-A block counts only if its content has its checksum. So nothing here needs an order or a sync: what a kill or a
-power cut leaves half done, and what somebody damages, is a block that is not here. The table is read and written
-by calls, never mapped: a disk that is full or breaks is then an OSError, and not a signal.
+A block counts only if its content has its checksum. So no order of writes and no sync is needed: a block that a
+kill or a power cut has left half written, or that somebody has damaged, counts as missing. The table is read and
+written by system calls, never mapped: a full or broken disk then gives an OSError, and not a signal.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from os import fstat, pread, preadv  # by name: hits are to cost hardly more than these calls
+from os import fstat, pread, preadv  # by name: a hit must cost hardly more than these calls
 from pathlib import Path
 from time import monotonic
 
@@ -51,7 +52,7 @@ from wdsfs.storage.durable import write_at
 BLOCK = 4096
 ROUND_SECONDS = 120.0  # without use end a round of use, for example a pass over the object
 NEVER = 86400.0  # seconds that count as the time since the last use for an object that is new
-AGE = 3  # times as long unused as an object was has to be what goes for it
+AGE = 3  # an object is evicted for another one if it was unused this many times as long as that was
 CACHED_OBJECT = Format("a cached object", (1,))
 _MAGIC = b"wdsfs-o%c" % CACHED_OBJECT.version
 _IDLE_AT = 8
@@ -66,17 +67,17 @@ _ABSENT = re.compile(rb"[^\1]+")
 _SUM = 8
 
 USE_SECONDS = 60.0  # between two notes of use
-# A change in the same tick of the kernel's clock (up to 10 ms) leaves the ctime unchanged. So what was compared
-# counts only if the last change is older than this.
+# A second change in the same tick of the kernel's clock (up to 10 ms) leaves the ctime unchanged. So a comparison
+# is valid only if the last change is older than this.
 SETTLED_NS = 100_000_000
 _SECOND = 1_000_000_000
 _SHIFT = BLOCK.bit_length() - 1
-_SETTLING = 0.01  # seconds between two looks if a change is long enough ago
+_SETTLING = 0.01  # seconds between two checks if the last change is long enough ago
 _WRITING = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
 _STEP = 256  # blocks that are verified at a time
 _UNCHECKED, _CHECKED = b"\0", b"\1"
 _TAKEN = (errno.EAGAIN, errno.EACCES)
-# Of a read that must not wait: the bytes are not in the page cache; the file system does not know such reads.
+# Errors of a read that must not wait: the bytes are not in the page cache; the file system has no such reads.
 _NOT_NOW = (errno.EAGAIN, errno.EOPNOTSUPP)
 
 
@@ -93,7 +94,7 @@ class BlockTable:
 
     @classmethod
     def load(cls, fd: int) -> BlockTable | None:
-        """Return the table in a file; None if there is none that is whole. Raises OSError."""
+        """Return the table in a file; None if there is none, or an incomplete one. Raises OSError."""
         first = os.pread(fd, _PAGE, 0)
         if first[:_IDLE_AT] != _MAGIC or len(first) < _HEAD_AT + _HEAD.size:
             return None
@@ -159,7 +160,7 @@ class BlockTable:
         return os.pread(self.fd, count, self._here_at + first).ljust(count, b"\0")
 
     def _sums(self, first: int, data: memoryview) -> list[int]:
-        """Return the checksums of blocks; never 0, which is what a table has where nothing was put."""
+        """Return the checksums of blocks; never 0, which stands for a block that was never put."""
         number = self._seed + first
         starts = range(0, len(data), BLOCK)
         of = xxhash.xxh3_64_intdigest
@@ -172,7 +173,7 @@ class BlockTable:
         write_at(self.fd, _WHOLE.pack(changed, self._check_of(changed)), _WHOLE_AT)
 
     def is_whole(self, changed: int) -> bool:
-        """Return True if that was noted since this machine was started. Raises OSError."""
+        """Return True if `note_whole` was called since this machine was started. Raises OSError."""
         note = os.pread(self.fd, _WHOLE.size, _WHOLE_AT)
         return note == _WHOLE.pack(changed, self._check_of(changed))
 
@@ -191,11 +192,11 @@ class BlockTable:
         return float(idle) if 0 <= idle <= NEVER else NEVER
 
     def age(self) -> float:
-        """Return for how many seconds others have to be unused to go for this object. Raises OSError."""
+        """Return for how many seconds other objects must be unused to be evicted for this one. Raises OSError."""
         return min(AGE * self.idle(), NEVER)
 
     def note_use(self) -> None:
-        """Note that the object is used now. A disk that does not take the note only makes it look older."""
+        """Note that the object is used now. If the disk refuses the note, the object only looks older."""
         with contextlib.suppress(OSError):
             gap = time.time() - self.used()
             if gap > ROUND_SECONDS:
@@ -232,7 +233,7 @@ class CachedObject:
 
     @property
     def evicted(self) -> bool:
-        """True if nobody else will find this object again: what is put from now on is lost."""
+        """True if no other process will find this object again: bytes that are put from now on are lost."""
         return os.fstat(self.fd).st_nlink == 0
 
     @property
@@ -293,7 +294,7 @@ class CachedObject:
         return True
 
     def _read_checked(self, size: int, offset: int, flags: int = 0) -> memoryview | None:
-        """Return bytes that have just been compared with their checksums."""
+        """Return bytes after comparing them with their checksums."""
         first, last = offset // BLOCK, -(-(offset + size) // BLOCK)
         self.use()
         try:
@@ -304,7 +305,7 @@ class CachedObject:
         return None if data is None else data[offset - first * BLOCK :][:size]
 
     def _lost(self, begin: int, end: int, error: OSError) -> None:
-        """Drop bytes that the disk does not give back, to be fetched again, unless it only takes its time."""
+        """Drop bytes that the disk cannot read, to be fetched again; keep them if the read would only wait."""
         if error.errno == errno.EOPNOTSUPP:
             self._flags = 0
         if error.errno not in _NOT_NOW:
@@ -315,7 +316,7 @@ class CachedObject:
         changed = os.fstat(self.fd).st_ctime_ns
         with self._lock:
             if changed != self._as_of:
-                # In this order: a reader takes the time first, then looks which blocks are checked.
+                # In this order: a reader takes the time first, and then sees which blocks are checked.
                 self._checked.madvise(mmap.MADV_DONTNEED)
                 self._as_of = changed
         if any(self._table.absent(first, last)):
@@ -368,9 +369,9 @@ class CachedObject:
         return cache_directory.hold(self.fd)
 
     def certify(self) -> bool:
-        """Return True if all is here and is right, for everybody, until the file changes. Raises OSError.
+        """Return True if all blocks are in the cache and undamaged, until the file changes. Raises OSError.
 
-        Compares all of it, unless that was noted since the last change.
+        It compares all blocks, unless a comparison was noted since the last change. All processes use the result.
         """
         while self.complete:
             changed = os.fstat(self.fd).st_ctime_ns
@@ -382,10 +383,10 @@ class CachedObject:
         return False
 
     def verify(self) -> int:
-        """Compare all blocks that are here with their checksums; how many were damaged, and are dropped.
+        """Compare all blocks in the cache with their checksums; return the number of damaged blocks, now dropped.
 
-        A complete object is from then on read without comparisons, also by processes that open it later: until its
-        file changes, or this machine is started again. Raises OSError.
+        A complete object is then read without comparisons, also by processes that open it later, until its file
+        changes or this machine is started again. Raises OSError.
         """
         changed, blocks = os.fstat(self.fd).st_ctime_ns, self._table.blocks
         damaged = reached = 0
@@ -421,10 +422,10 @@ class CachedObject:
             return False
 
     def put(self, offset: int, data: bytes | bytearray | memoryview, is_needed: bool = False) -> bool:
-        """Keep bytes of the object; False if some were not kept: there is no room, or the disk refuses.
+        """Keep bytes of the object; return False if some were not kept: there is no room, or the disk refuses.
 
-        Of the blocks at both ends only what is whole counts. Blocks that are here already stay as they are.
-        `is_needed`: they cannot be read without the cache, so others go for them.
+        Incomplete blocks at both ends are ignored. Blocks that are in the cache already are not changed.
+        `is_needed`: the bytes cannot be read without the cache, so other objects are evicted for them.
         """
         view = memoryview(data).cast("B")[: max(self.size - offset, 0)]
         end = offset + len(view)
@@ -448,8 +449,8 @@ class CachedObject:
         return True
 
     def _write(self, data: memoryview, offset: int) -> None:
-        # Open for so long only: a file that is open to write cannot be mounted (`storage/held_files.py`). Where it
-        # is mounted, its end is not waited for: what has come is not kept.
+        # Open only for this write: a file that is open for writing cannot be mounted (`storage/held_files.py`). If
+        # it is mounted, the open does not wait for the end of the mount: these bytes are not kept.
         fd = os.open(f"/proc/self/fd/{self.fd}", _WRITING)
         try:
             write_at(fd, data, offset)
@@ -459,8 +460,8 @@ class CachedObject:
     def claim(self, begin: int, end: int) -> bool:
         """Claim a range for this process to fetch; return False if another process has claimed a part.
 
-        Ranges of one `CachedObject`, in whatever thread, do not exclude each other. They are given back by
-        `release`, or by the end of the process. One that has a claim must not fork: its child would share it.
+        Ranges of one `CachedObject`, in any thread, do not exclude each other. They are given back by `release`,
+        or by the end of the process. A process that has a claim must not fork: its child would share the claim.
         """
         try:
             cache_directory.lock_range(self._table.fd, fcntl.F_WRLCK, begin, end - begin)

@@ -1,14 +1,14 @@
-"""Schedules requests for ranges of objects: one for each range, however many readers want it; prefetch last.
+"""Schedules requests for ranges of objects: one for each range, however many readers need it; prefetch last.
 
-A range that is wanted becomes *parts*, each one request to the store: what is in the cache, in memory or in flight
-already is left out, ranges of one reader that are close together are joined, long ones split. Parts wait in two
-queues. Those that a reader waits for go first; those of prefetch get half of the memory at most, and few of the
-requests. A part that no reader waits for any more is dropped.
+A needed range becomes *parts*; each part is one request to the store. Bytes that are in the cache, in memory or in
+flight already are left out, ranges of one reader that are close together are joined, long ones are split. Parts
+wait in two queues. Those that a reader waits for go first; those of prefetch get at most half of the memory, and
+few of the requests. A part that no reader waits for any more is dropped.
 
-Bytes go to the cache, and to the readers that wait, as they come; where there is no cache, or it takes no more,
-they are held in memory for a while. One budget for memory covers what is in flight and what is held.
+Bytes go to the cache, and to the waiting readers, as they arrive. Without a cache, or if it is full, they are held
+in memory for a while. One limit of memory covers bytes in flight and bytes held.
 
-Everything here runs in one event loop; what happens between two awaits is atomic.
+All of this runs in one event loop; code between two awaits is atomic.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 GAP = 64 << 10  # bytes between two ranges of a reader: fetching them is cheaper than another request
 PART, PART_MIN = 4 << 20, 1 << 20  # bytes of a request: at most, and of prefetch at least
-PARALLEL = 8  # requests that a stretch of prefetch is cut into, if it is long enough
+PARALLEL = 8  # requests into which a stretch of prefetch is cut, if it is long enough
 REQUESTS, REQUESTS_AHEAD = 256, 16  # in flight: in all, and of prefetch
 TRIES = 3  # how often bytes may vanish from the cache between their arrival and their use
 WRITE = 1 << 20  # bytes that are written to the cache at a time when an object comes as a whole
@@ -41,7 +41,7 @@ CLAIM_SECONDS, CLAIM_LOOK_SECONDS = 60.0, 0.005  # for what another process fetc
 
 
 class Demand:
-    """Fetches what readers want, and what passes will want, within `memory` bytes."""
+    """Fetches the bytes that readers need, and those that passes will need, within `memory` bytes."""
 
     def __init__(self, stores: Stores, memory: int, counters: Counters | None = None) -> None:
         self.memory = memory
@@ -66,12 +66,12 @@ class Demand:
         return self._running
 
     async def read(self, item: RemoteObject, begin: int, end: int, spans: Sequence[Span] = ()) -> list[memoryview]:
-        """Return the bytes of a range; `spans` are what the same reader wants as well, or will want next.
+        """Return the bytes of a range; `spans` are ranges that the same reader needs, too, or will need next.
 
         Raises what `Stores.fetch` raises.
         """
         for tried in range(TRIES + 1):
-            if tried == TRIES:  # the cache loses what it is given: go on without
+            if tried == TRIES:  # the cache loses its bytes again and again: go on without it
                 item.cached = None
             held = item.held_of(begin, end)  # from here on: others may need the memory
             parts, is_here = self._parts_of(item, begin, end, spans), False
@@ -88,10 +88,10 @@ class Demand:
                 self._used_now(item, begin, end)
                 self._count(item, end - begin, is_hit=not tried and not parts)
                 return pieces
-        raise no_room(item)  # which has come as a whole: without a cache, other bytes cannot vanish
+        raise no_room(item)  # an object that is fetched as a whole: bytes of others cannot vanish without a cache
 
     async def stored(self, item: RemoteObject, begin: int, end: int) -> None:
-        """Wait until nothing of a range is under way any more: the cache has what it takes."""
+        """Wait until no part of a range is in flight any more, and the cache has the bytes that it accepts."""
         tasks = [part.task for _, _, part in item.parts.overlapping(begin, end) if part.task is not None]
         if tasks:
             await asyncio.wait(tasks)
@@ -112,7 +112,7 @@ class Demand:
         self._pump()
 
     def forget(self, item: RemoteObject) -> None:
-        """Drop all that is held or would be fetched ahead of an object that nobody will read."""
+        """Drop the held bytes, and the prefetch, of an object that nobody will read."""
         for _, _, part in list(item.parts):
             if not part.users:
                 self._drop(part)
@@ -120,7 +120,7 @@ class Demand:
             self._release(item, begin, len(data))
 
     def _parts_of(self, item: RemoteObject, begin: int, end: int, spans: Sequence[Span]) -> list[Part]:
-        """Return the parts that bring a range, and are in use from now on; parts for `spans` are made, too."""
+        """Return the parts that bring a range, in use from now on; make parts for `spans`, too."""
         ours = item.rounded(begin, end)
         lacking = _close_by(item, item.lacking(joined([ours, *(item.rounded(*span) for span in spans)])))
         for start, stop in split(lacking, PART):
@@ -139,7 +139,7 @@ class Demand:
         return parts
 
     def _leave(self, part: Part, is_here: bool) -> None:
-        """Take a reader off a part: the bytes it wants are here (`is_here`), or it does not wait any more."""
+        """Remove a reader from a part: its bytes have arrived (`is_here`), or it no longer waits."""
         part.users -= 1
         if part.users:
             return
@@ -151,7 +151,7 @@ class Demand:
 
     def _drop(self, part: Part) -> None:
         part.dropped = True
-        part.item.parts.remove(part.begin)  # who wants these bytes from now on needs another one
+        part.item.parts.remove(part.begin)  # readers of these bytes get another part from now on
         if part.task is not None:
             part.task.cancel()
         else:
@@ -175,7 +175,7 @@ class Demand:
             self._release(item, begin, length)
 
     def _hold(self, item: RemoteObject, begin: int, data: memoryview) -> None:
-        """Keep a copy of bytes: they may be a small part of a buffer of the network, which would stay, too."""
+        """Keep a copy of bytes: these may be a small part of a network buffer, which would stay in memory, too."""
         for start, stop in item.held.gaps(begin, begin + len(data)):
             item.held.add(start, stop, memoryview(bytes(data[start - begin : stop - begin])))
             self._held[item, start] = stop - start
@@ -197,7 +197,7 @@ class Demand:
     # --- requests
 
     def _pump(self) -> None:
-        """Start what can be started: what readers wait for first."""
+        """Start the parts that can be started, first those that readers wait for."""
         while self._urgent and self._admits(self._urgent[0]):
             self._start(self._urgent.popleft())
         while not self._urgent and self._ahead and self._admits(self._ahead[0]):
@@ -206,8 +206,10 @@ class Demand:
             asyncio.get_running_loop().call_soon(self._unstick)
 
     def _unstick(self) -> None:
-        """Start a part whatever the budget says, if readers that hold all memory wait for it: those that have all
-        they need have gone by now."""
+        """Start a part beyond the limit of memory, if the readers that hold all memory wait for parts themselves.
+
+        Readers that have all their bytes have released them by now.
+        """
         if self._urgent and not self._running:
             self._start(self._urgent.popleft())
 
@@ -250,7 +252,7 @@ class Demand:
             self._verify_soon(part.item)
 
     def _verify_soon(self, item: RemoteObject) -> None:
-        """Verify an object that has become complete, in the place of each process that will read it."""
+        """Verify an object that has become complete, so that processes that will read it need not do so."""
         cached = item.cached
         if cached is not None and not item.verified and cached.complete:
             item.verified = True
@@ -311,7 +313,7 @@ class Demand:
                 cached.release(part.begin, part.end)
 
     def _say_full(self, item: RemoteObject) -> None:
-        """Log that the cache is full, one line for each store: all its shards meet the same."""
+        """Log that the cache is full, once for each store: all shards of the store get the same error."""
         if item.url.counted_as not in self._full:
             self._full.add(item.url.counted_as)
             log.warning("%s: the cache takes no more; some is read without it", item.url.counted_as)
@@ -343,7 +345,7 @@ async def _verify(item: RemoteObject, cached: CachedObject) -> None:
 
 
 def _close_by(item: RemoteObject, spans: list[Span]) -> list[Span]:
-    """Return the spans, those joined that are close together with nothing in flight between them."""
+    """Return the spans; join those that are close together with no bytes in flight between them."""
     joins: list[Span] = []
     for begin, end in spans:
         if joins and begin - joins[-1][1] <= GAP and not item.parts.overlapping(joins[-1][1], begin):
@@ -354,7 +356,7 @@ def _close_by(item: RemoteObject, spans: list[Span]) -> list[Span]:
 
 
 async def _claim(cached: CachedObject, begin: int, end: int) -> bool:
-    """Wait until no other process fetches of this range; True if it is claimed for this one."""
+    """Wait until no other process fetches any part of this range; return True if this process has claimed it."""
     for _ in range(int(CLAIM_SECONDS / CLAIM_LOOK_SECONDS)):
         if cached.claim(begin, end):
             return True

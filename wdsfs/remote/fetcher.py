@@ -1,9 +1,10 @@
 """The fetcher: the one process of a mount or command that speaks to the network.
 
 Processes that have used the library for object stores must not fork, so this is a fresh interpreter that never
-does. Clients ask by frames on a Unix socket (`messages.py`); READ requests of the kernel, which workers hand over,
-are answered on the kernel's own descriptor. A fetcher has no state that cannot be asked for again: when it dies,
-another one takes its place (`launcher.py`), and clients and kernel repeat what was not answered.
+forks. Clients send frames on a Unix socket (`messages.py`); READ requests of the kernel, which workers hand over,
+are answered on the kernel's own descriptor. A fetcher has no state that another one cannot get again: when it
+dies, another one takes its place (`launcher.py`), and clients and kernel repeat all requests that were not
+answered.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ log = logging.getLogger(__name__)
 INTERRUPTED_MAX = 1024  # requests remembered that were interrupted before they were handed over
 LOOKED_AT_MAX = 64  # clients that wait, at a time
 DEATHS_MAX = 5  # of fetchers during attempts at the same request
-# Of malloc.h: one heap; what is larger gets a mapping of its own; free bytes at the end of the heap that stay.
+# Of malloc.h: the number of heaps; the size from which on memory gets a mapping; free bytes kept at the heap's
+# end.
 _M_ARENA_MAX, _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -8, -3, -1
 HEAP_KEPT = 32 << 20  # bytes
 _DEATHS = 1 << 8  # more than are ever counted
@@ -68,7 +70,7 @@ class KernelReplies:
         self._write([_HEADER.pack(_HEADER.size, -number, unique)])
 
     def resend(self) -> None:
-        """Make the kernel hand out again the requests that a fetcher that died has not answered."""
+        """Make the kernel send again the requests that a dead fetcher has not answered."""
         with contextlib.suppress(OSError):  # before Linux 6.9 nothing is handed over
             os.write(self._device, _HEADER.pack(_HEADER.size, _RESEND, 0))
 
@@ -81,16 +83,16 @@ class KernelReplies:
 
 
 def _first_unique(unique: int) -> int:
-    """Return the number under which a request was handed out for the first time."""
+    """Return the number under which the kernel sent a request for the first time."""
     return unique & ~_IS_RESENT
 
 
 class FatalRequests:
     """Notes, in memory that outlives a fetcher, of the requests during which fetchers have died.
 
-    So no request ends one fetcher after the other. The memory holds the number of the present fetcher, then slots
-    of two words: the number of a request that is under way, and which fetcher began it and how many died before
-    that. Two requests may want the same slot: the count begins again then.
+    So no request can kill one fetcher after the other. The memory holds the number of the present fetcher, then
+    slots of two words: the number of a request that is under way; which fetcher began it, and how many had died
+    before. If two requests share a slot, the count begins again.
     """
 
     def __init__(self, words: memoryview[int]) -> None:
@@ -147,13 +149,13 @@ class Fetcher(OpenObjects):
         """Answer a READ of the kernel, for this thread."""
         first = _first_unique(unique)
         before = self._handed.get(first)
-        # Handed out again: the kernel has forgotten the old number, also where that one arrives later, from a
+        # Sent again: the kernel has forgotten the old number, even if a request with it arrives later, from a
         # worker that had received it before.
         if before is not None and before[0] != unique == first:
             return
         self._begin(first, unique, item, begin, end, spans, client)
         if before is not None:
-            # Only once the new work has joined the parts of the old one: these are dropped when they have no user.
+            # Only after the new work uses the parts of the old one: parts without a user are dropped.
             asyncio.get_running_loop().call_soon(before[1].cancel)
 
     def _begin(
@@ -187,7 +189,7 @@ class Fetcher(OpenObjects):
             handed[1].cancel()
             self._reply_error(handed[0], errno.EINTR)  # not by the task, which may not have begun
             return
-        # Another worker has it in its hands, or it is answered.
+        # Another worker is about to hand the request over, or it is answered.
         self._interrupted[first] = None
         if len(self._interrupted) > INTERRUPTED_MAX:
             self._interrupted.popitem(last=False)
@@ -197,8 +199,10 @@ class Fetcher(OpenObjects):
             self._look = asyncio.get_running_loop().call_later(waits.LOOK_SECONDS, self._look_at_clients)
 
     def _look_at_clients(self) -> None:
-        """Release clients that are ending, of those that wait since the last look: their INTERRUPT may not come,
-        since all workers wait themselves."""
+        """Release clients that are being killed and have waited since the last look.
+
+        Their INTERRUPT may not arrive, because all workers wait themselves.
+        """
         oldest = list(itertools.islice(self._handed, LOOKED_AT_MAX))
         for first in oldest:
             if first in self._looked_at and waits.is_ending(self._handed[first][2]):
@@ -253,7 +257,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             for frame in messages.frames_of(self._received):
                 self._take(frame)
-        except (ValueError, KeyError):  # of a client that was killed while it wrote: the rest makes no sense
+        except (ValueError, KeyError):  # the client was killed while it wrote: the rest makes no sense
             log.exception("a client is not understood")
             self.transport.abort()
 
@@ -355,7 +359,7 @@ class ClientConnection(asyncio.Protocol):
         self.transport.write(messages.text(messages.RESULT, frame.number, pin))
 
     async def _beat(self, frame: Frame) -> None:
-        """Say every now and then that it goes on, so that the client can stop it."""
+        """Send a sign of life from time to time: so the client can stop the work."""
         while True:
             self.transport.write(messages.text(messages.PROGRESS, frame.number, 0))
             await asyncio.sleep(BEAT)
@@ -381,7 +385,7 @@ class ClientConnection(asyncio.Protocol):
 
 
 def main(descriptor: int) -> None:
-    """Serve until no process is left that could ask. `descriptor` is the file with the configuration."""
+    """Serve until no process is left that could send requests. `descriptor` is the file with the configuration."""
     configuration = start(descriptor)
     if configuration is None:
         return
@@ -414,7 +418,7 @@ def _trim(cache: ObjectCache, limit: int) -> None:
 
 
 def start(descriptor: int) -> Configuration | None:
-    """Become the fetcher of this configuration; None if there is one."""
+    """Become the fetcher of this configuration, and return it; None if there is a fetcher already."""
     if not hold(descriptor):
         return None
     configuration = configuration_in(descriptor)
@@ -445,7 +449,7 @@ async def serve(
     counters: Counters | None = None,
     end: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Serve, and end the process when no other process is left that could ask; `end` is called before."""
+    """Serve; end the process when no other process is left that could send requests, after calling `end`."""
     replies = None if configuration.device is None else KernelReplies(configuration.device)
     fetcher = Fetcher(stores, cache, Alarm(configuration.alarm), configuration.memory, replies, counters)
     loop, ended = asyncio.get_running_loop(), asyncio.Event()

@@ -1,6 +1,6 @@
-"""The state of an object that is read: which bytes are here, and which requests are on their way.
+"""The state of an object that is read: which bytes have arrived, and which requests are in flight.
 
-When a request is made is for `demand.py`.
+`demand.py` decides when a request is made.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Span = tuple[int, int]  # begin and end (bytes)
 
 
 class Intervals(Generic[Thing]):
-    """Things by range of bytes, in order. No two ranges overlap; `add` does not check that."""
+    """Values by range of bytes, in order. No two ranges overlap; `add` does not check that."""
 
     def __init__(self) -> None:
         self._begins: list[int] = []
@@ -89,9 +89,10 @@ Take = Callable[[int, Buffer], None]  # gets the pieces of a range in order: whe
 
 
 class Part:
-    """A range of an object that one request fetches. Its readers go on with what has come.
+    """A range of an object that one request fetches. Its readers continue as soon as their bytes have arrived.
 
-    What has come is kept in `pieces`, for readers that wait, as long as the part has users or is under way.
+    Bytes that have arrived are kept in `pieces`, for waiting readers, as long as the part has users or is in
+    flight.
     """
 
     def __init__(self, item: RemoteObject, begin: int, end: int, urgent: bool) -> None:
@@ -102,7 +103,7 @@ class Part:
         self.task: asyncio.Task[None] | None = None
         self.counted = 0  # bytes of the budget that it takes
         self.pieces: list[Piece] = []
-        self.kept = True  # all that was stored is in the cache; True without any
+        self.kept = True  # all bytes that were given to the cache are in it; True if there are none
         self.done = False
         self._error: Exception | None = None
         self._here, self._stop = begin, end  # up to where its bytes have come, and will come
@@ -122,12 +123,12 @@ class Part:
         return sum(len(data) for _, data in self.pieces)
 
     def expect(self, begin: int, stop: int) -> None:
-        """Note which bytes will be requested; the others of the range are here."""
+        """Note which bytes will be requested; the other bytes of the range are there already."""
         self._cached = self.item.cached
         self._here, self._stop, self.kept = begin, stop, self._cached is not None
 
     async def reached(self, end: int) -> None:
-        """Wait until its bytes up to `end` are here. Raises what the request has raised."""
+        """Wait until its bytes up to `end` have arrived. Raises the error of the request."""
         if not self._has(end):
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append((end, waiter))
@@ -150,7 +151,7 @@ class Part:
         self._wake()
 
     async def _store(self) -> None:
-        """Put what has come into the cache, in steps that grow while the disk is slower than the network."""
+        """Put arrived bytes into the cache, in steps that grow while the disk is slower than the network."""
         while self.kept and self._stored < len(self.pieces):
             pieces = self.pieces[self._stored :]
             self._stored += len(pieces)
@@ -158,12 +159,12 @@ class Part:
         self._storing = None
 
     async def stored(self) -> None:
-        """Wait until the cache has been given all that has come."""
+        """Wait until all bytes that have arrived were given to the cache."""
         if self._storing is not None:
             await asyncio.wait([self._storing])
 
     def _keep(self, begin: int, data: memoryview) -> bool:
-        """Put the whole blocks that there are now into the cache; False if it does not take them."""
+        """Put the complete blocks of arrived bytes into the cache; return False if it refuses them."""
         assert self._cached is not None
         if self._rest:
             more = BLOCK - len(self._rest)
@@ -207,7 +208,7 @@ class RemoteObject:
         return begin // BLOCK * BLOCK, min(-(-end // BLOCK) * BLOCK, self.pin.size)
 
     def lacking(self, spans: Iterable[Span]) -> list[Span]:
-        """Return the parts of these ranges that are neither here nor on their way."""
+        """Return the parts of these ranges that have neither arrived nor are in flight."""
         gaps = []
         for begin, end in spans:
             for start, stop in [(begin, end)] if self.cached is None else self.cached.missing(begin, end):
@@ -217,23 +218,23 @@ class RemoteObject:
 
     @property
     def arrived(self) -> int:
-        """The bytes that have come of parts that are under way."""
+        """The number of bytes that have arrived of parts in flight."""
         return sum(part.fetched for _, _, part in self.parts)
 
     def is_stored(self, begin: int, end: int) -> bool:
-        """Return True if a range that is here is in the cache, too."""
+        """Return True if a range that has arrived is in the cache, too."""
         in_memory = self.held.overlapping(begin, end) or self.parts.overlapping(begin, end)
         return self.cached is not None and not in_memory
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run something that uses the cache of this object."""
+        """Run work that uses the cache of this object."""
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
 
     async def close(self) -> None:
-        """Close the cache of an object that nobody reads, once nothing writes to it any more."""
+        """Close the cache of an object that nobody reads, after the last write to it."""
         for task in self.tasks:
             task.cancel()
         if self.tasks:
@@ -246,9 +247,9 @@ class RemoteObject:
         return [(start, data) for start, _, data in self.held.overlapping(begin, end)]
 
     def assemble(self, begin: int, end: int, pieces: Sequence[Piece]) -> list[memoryview] | None:
-        """Return the bytes of a range, from these pieces and else from the cache.
+        """Return the bytes of a range, from these pieces or from the cache.
 
-        None when some are in neither.
+        None when some bytes are in neither.
         """
         collected, at = [], begin
         while at < end:
@@ -273,9 +274,9 @@ class RemoteObject:
 
 
 async def in_thread(work: Callable[[], Result]) -> Result:
-    """Return what a thread returns that uses the cache.
+    """Do work that uses the cache in a thread; return its result.
 
-    A task that is cancelled meanwhile goes on to the end of that.
+    A task that is cancelled meanwhile waits for the end of the work.
     """
     running = asyncio.ensure_future(asyncio.to_thread(work))
     cancelled: asyncio.CancelledError | None = None

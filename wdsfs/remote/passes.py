@@ -1,13 +1,14 @@
-"""Passes of readers over an object: recognizes who reads on in order, and says what to fetch ahead.
+"""Passes of readers over an object: recognizes reads that continue in order, and tells what to fetch ahead.
 
-The reads of all readers of an object come here. A read that begins shortly after the place where another one has
-ended continues it; several reads that do so are a pass. The processes of a data loader are some samples apart, and
-`ls` puts 10 before 2: so several passes are followed at a time, and one that is recognized takes in the reads of
-others inside its window. A reader that skips most of the bytes, or reads at random, gets nothing ahead.
+The reads of all readers of an object are noted here. A read that begins shortly after the end of another one
+continues it; several such reads are a pass. The processes of a data loader are some samples apart, and `ls` sorts
+10 before 2. So several passes are followed at a time, and a recognized pass includes the reads of others inside
+its window. For a reader that skips most bytes, or reads at random, nothing is fetched ahead.
 
-The window grows with the pass: FACTOR times what it has read, so that one which ends early has fetched little in
-vain. It goes over the end of an object into the next one of the set, by `NEXT` bytes; by the least where no pass
-has gone on so before, since shards may be read in any order. Pure: no I/O, no clock.
+The window grows with the pass: FACTOR times the bytes that it has read, so that a pass which ends early has
+fetched little in vain. The window reaches over the end of an object into the next one of the set, by `NEXT` bytes;
+only by the smallest window if no pass has continued there before, because shards may be read in any order. Pure:
+no I/O, no clock.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ NEXT = 32 << 20  # bytes of the next object that are fetched before the first re
 GAP = 64 << 10  # bytes that a read may leave out to continue a pass, or as many as it reads
 HEAD = 64 << 10  # a read that begins before it begins at the head of the object
 ADVANCES, ADVANCES_AT_HEAD = 3, 1  # reads that continue another one until it is a pass
-GAPS = 2  # how many bytes may go by for each that is read
-LEAST = 4096  # bytes that each read counts for at least: small members lie between large headers
-BACK = 16 << 20  # how far a read may lie before the front of a pass and belong to it
-FOLLOWED = 16  # places where reads have ended that are remembered
+GAPS = 2  # how many bytes may be skipped for each byte that is read
+LEAST = 4096  # the fewest bytes that a read counts for: small members lie between large headers
+BACK = 16 << 20  # how far before the front of a pass a read may lie and still belong to it
+FOLLOWED = 16  # ends of reads that are remembered
 
 
 @dataclass(slots=True)
 class _Pass:
-    """Reads that continue one another: from `start` up to `front` so far, `used` bytes of that."""
+    """Reads that continue one another: from `start` up to `front` so far; `used` bytes were read in between."""
 
     start: int
     front: int
     used: int
     advances: int = 0
-    ahead: int = 0  # up to where it was said to fetch ahead
-    announced: bool = False  # a reader has said that it will read all
-    before: int = 0  # bytes that it has gone past in objects before this one
+    ahead: int = 0  # the byte up to which fetching ahead was requested
+    announced: bool = False  # a reader has announced that it will read all bytes
+    before: int = 0  # bytes that the pass has gone past in objects before this one
 
     @property
     def passed(self) -> int:
@@ -91,7 +92,7 @@ class Passes:
         return self._extend(pass_)
 
     def go_on(self, previous: Passes) -> tuple[int, int] | None:
-        """Note that a pass over the object before this one nears its end, and may go on here; return as `seen`."""
+        """Note that a pass over the previous object nears its end, and may continue here; return as `seen`."""
         ending = [pass_ for pass_ in previous._found.values() if pass_.ahead >= previous._size]
         if not ending or any(not pass_.start for pass_ in self._found.values()):
             return None
@@ -101,7 +102,7 @@ class Passes:
         return 0, ahead
 
     def gone_elsewhere(self) -> None:
-        """Forget the pass that might have gone on here: the next read was of a third object."""
+        """Forget the pass that might have continued here: the next read was of a third object."""
         for number, pass_ in list(self._found.items()):
             if pass_.before and not pass_.front:
                 del self._found[number]
@@ -111,7 +112,7 @@ class Passes:
         for number, pass_ in reversed(self._found.items()):
             if pass_.takes(begin, end):
                 if is_miss and begin < HEAD and end < pass_.front and not pass_.announced:
-                    # What it has read there is gone: this is another pass, which starts over.
+                    # The pass has read these bytes, and they were evicted: this is another pass from the start.
                     del self._found[number]
                     return None
                 return number

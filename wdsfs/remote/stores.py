@@ -90,16 +90,16 @@ PIECE = 256 << 10  # that is taken at a time, at least (bytes); of a long range 
 PIECES = 8  # that a long range comes in
 _PROGRESS = 16 << 20  # bytes that a whole body that is asked for again has to go further
 REFUSED = 2  # attempts to learn what is there, if connections are refused
-DOWN_SECONDS = 5.0  # how long a store is believed to be down
-_RENEW = 60.0  # seconds until a client that is refused is made again
+DOWN_SECONDS = 5.0  # how long a store that does not answer is not asked again
+_RENEW = 60.0  # seconds until a client whose requests are refused is made again
 _FRUITLESS = 3  # times in a row that it may not
 READ_BACK, READ_BACK_AT_ONCE = 8 << 20, 4  # bytes of what was sent that are read back at a time; pieces at once
 LISTED = 512 << 10  # bytes of a page of a listing, at most
-ABORT_SECONDS = 5.0  # for which the end of the process waits for uploads that are aborted
+ABORT_SECONDS = 5.0  # how long the end of the process waits for uploads that are being aborted
 
 
 class _Route(NamedTuple):
-    """Options, place and limits of requests for a URL, made once: that takes as long as a request."""
+    """Options, place and limits of requests for a URL; made once, because that takes as long as a request."""
 
     options: dict[str, str]
     place: tuple[object, ...]  # that has a client of its own
@@ -139,7 +139,7 @@ class Stores:
     # --- what is there
 
     async def head(self, url: Url) -> Pin:
-        """Return the pin of the object that is at a URL now; a command is run for that. Raises ShardError."""
+        """Return the pin of the object that is at a URL now; a command is run to get it. Raises ShardError."""
         if url.is_program:
             return await self._spooled.output(url)
         if url.scheme == "hf":
@@ -241,12 +241,14 @@ class Stores:
                     transfer.add(piece)
             is_quick = size > QUICK * (self._clock.now() - since)
         finally:
-            limit.is_quick = is_quick  # what broke is taken in pieces, so that not all of it is asked for again
+            limit.is_quick = (
+                is_quick  # after a break, take pieces, so that only the rest has to be requested again
+            )
 
     async def get_all(self, url: Url, pin: Pin) -> AsyncIterator[memoryview]:
         """Yield the pinned object from its first byte on, for servers that ignore Range. Raises ShardError.
 
-        A cut answer is asked for again, from the start, for there is no other way: as long as more bytes come.
+        After a cut answer the object is requested again from its start, as long as each answer has more bytes.
         """
         done, fruitless, broken = 0, 0, ""
         while done < pin.size:
@@ -364,7 +366,7 @@ class Stores:
     async def _put_parts(self, url: Url, content: memoryview, size: int, replaces: Pin | None) -> str:
         """Send an object in parts of `size` bytes, as `_put`; return its ETag.
 
-        Nothing is left in the store if that fails. After a kill the next upload to this URL aborts this one.
+        After a failure nothing is left in the store. After a kill the next upload to this URL aborts this one.
         """
         options, seconds = self._options(url), self._sending(url, size)
         condition = {"If-None-Match": "*"}
@@ -411,7 +413,7 @@ class Stores:
         return [task.result() for task in tasks]
 
     async def _abort(self, url: Url, upload: str | None) -> None:
-        """Have the store forget the parts of an upload, if there is one. Where it does not, a note stays."""
+        """Tell the store to drop the parts of an upload, if there is one. If it does not, a note stays."""
         if upload is not None:
             with contextlib.suppress(ShardError):
                 await self._again(url, Upload(url, self._options(url), upload).abort)
@@ -509,7 +511,7 @@ class Stores:
         return False
 
     async def _has_conditions(self, url: Url) -> bool | None:
-        """Return True if a condition that cannot hold is refused; None for the hub, where commits do that."""
+        """Return True if the store refuses a condition that cannot hold; None for the hub, which has commits."""
         if url.scheme == "hf":
             return None
         client, path = await self._client(url)
@@ -568,7 +570,7 @@ class Stores:
         raise Unreachable(f"{url}: the options of this store, or its variables in the environment, cannot be used")
 
     def _outdated(self, url: Url) -> bool:
-        """Return True if a client was dropped that was made a while ago: there may be other credentials by now."""
+        """Drop a client that was made a while ago, since credentials may have changed; return True if it was."""
         place = self._route(url).place
         _, made = self._clients.get(place, (None, self._clock.now()))
         outdated = self._clock.now() - made > _RENEW
@@ -577,10 +579,10 @@ class Stores:
         return outdated
 
     async def _look(self, url: Url, attempt: Callable[[], Awaitable[Result]]) -> Result:
-        """Repeat a request as `_again`, for looks at what a store has, which cached objects do without.
+        """Repeat a request for metadata as `_again`; cached objects do not depend on these requests.
 
-        So a refused connection is believed, and a store that is down is not waited for by thousands of shards in
-        turn. Raises ShardError.
+        A refused connection counts at once, and thousands of shards do not wait, one after the other, for a store
+        that is down. Raises ShardError.
         """
 
         async def ask() -> Result:
@@ -630,7 +632,8 @@ class Stores:
     def _to_wait(self, url: Url, error: Transient, seconds: float) -> Unreachable:
         """Note, for an object, a Retry-After that is longer than a reader waits; return its error.
 
-        Other objects are tried, and it is asked for again in a while: both may be answered all the same.
+        Requests for other objects, and for this one after a while, are sent all the same: the store may answer
+        them.
         """
         until = time.time() + seconds
         reason = f"{error}, told to wait until {datetime.fromtimestamp(until):%Y-%m-%d %H:%M:%S}"
@@ -643,7 +646,8 @@ class Stores:
     async def _answer_of(
         self, url: Url, answer: Awaitable[Result], size: int = 0, seconds: float | None = None
     ) -> Result:
-        """Return the answer of obstore; its errors, which have secrets, end here. Raises ShardError, Transient.
+        """Return the answer of obstore; its errors, which contain secrets, are replaced. Raises ShardError,
+        Transient.
 
         The answer may take as long as the pace of the store allows for `size` bytes, or these `seconds`.
         """
