@@ -465,9 +465,10 @@ def test_a_report_has_versions_and_mounts_and_no_names(program: Program) -> None
             assert word not in output, word
     assert report["wdsfs"] == host_version()
     assert report["linux"].startswith(os.uname().release)
-    [mount] = [one for one in report["mounts"] if one.get("samples") == 1 and one["overlay"]]
-    assert (mount["engine"], mount["state"], mount["mode"], mount["samples"]) == ("fuse", "running", "rw", 1)
-    assert "mount 1: engine fuse, state running" in text
+    # Root sees the mounts of other tests, too.
+    own = {"engine": "fuse", "state": "running", "mode": "rw", "samples": 1, "overlay": True}
+    assert any(own.items() <= mount.items() for mount in report["mounts"])
+    assert ": engine fuse, state running, mode rw" in text
 
 
 def test_a_report_has_of_urls_their_schemes(monkeypatch: pytest.MonkeyPatch) -> None:
