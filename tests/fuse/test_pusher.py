@@ -23,6 +23,8 @@ from tests.mount.test_stale import overwrite, replace, rewrite, unless_gone
 from tests.web_server import WebServer
 from wdsfs.errors import StaleShard
 from wdsfs.fuse.page_cache import PageCache
+from wdsfs.fuse.passes import Passes
+from wdsfs.fuse.siblings import Habits
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
 from wdsfs.tree.shard_set import ShardSet
@@ -212,6 +214,25 @@ def test_a_sample_that_was_just_listed(program: Program, layout: tuple[str, ...]
                 assert path.name == "padding" or is_right(path, path.read_bytes())
                 files += 1
         assert mounted.status()["requests"]["read"] < files * 0.3
+
+
+def test_a_client_that_reads_single_files_is_seldom_looked_at() -> None:
+    """And if it goes over to whole samples, that is noticed all the same."""
+    habits = Habits(Passes())
+    looked_at = 0
+    for sample in range(1, 1001):
+        if not habits.is_resting(7):
+            looked_at += 1
+            assert not habits.next_files(7, sample, 1 << sample % 3)
+    assert looked_at < 100
+    stored = 0
+    for sample in range(2001, 2101):
+        for bit in (1, 2, 4):
+            if not habits.is_resting(7) and (files := habits.next_files(7, sample, bit)):
+                assert files == 6
+                stored += 1
+                break
+    assert stored > 40
 
 
 def test_a_single_worker_stores_nothing(program: Program) -> None:

@@ -23,12 +23,14 @@ from wdsfs.tree.tree import LowerTree
 FILES_MAX = 62  # files of a sample; larger samples are left to the readers
 BYTES_MAX = 2 << 20  # that are stored for one request
 ROW_MAX = 32  # samples between two that are watched
+REST_MAX = 32  # requests of a client that are not looked at, after samples of which it has read one file
 
 _PLACES = 256  # clients share places: then their habits are noticed later
-# For each client: thread id, first inode number of its present sample, files of that sample that were read (bits;
-# -1 if it is not watched), files of the sample that was watched last, samples between two that are watched, how
-# many of these are left, and the files and bytes that were stored in them.
-_CLIENT, _SAMPLE, _SEEN, _HABIT, _ROW, _LEFT, _FILES, _BYTES, _WORDS = range(9)
+# For each client: thread id, first inode number of its present sample, the file by which it came there (a bit; 0 if
+# it has listed it), files of that sample that were read (bits; -1 if it is not watched), files of the sample that
+# was watched last, samples between two that are watched, how many of these are left, and the files and bytes that
+# were stored in them; requests between two that are looked at, and how many of these are left.
+_CLIENT, _SAMPLE, _FIRST, _SEEN, _HABIT, _ROW, _LEFT, _FILES, _BYTES, _REST, _RESTING, _WORDS = range(12)
 
 
 class Habits:
@@ -43,15 +45,35 @@ class Habits:
         self._none = memoryview(bytes(_WORDS * 8)).cast("q")
         self._turn = os.memfd_create("turn")
 
+    def is_resting(self, client: int) -> bool:
+        """Return True if this request of a client is not to be looked at: it reads single files."""
+        words, at = self._words, client % _PLACES * _WORDS
+        resting = words[at + _RESTING]
+        if resting and words[at + _CLIENT] == client:
+            words[at + _RESTING] = resting - 1
+            return True
+        return False
+
+    def rest(self, client: int) -> None:
+        """Look at the requests of a client less often."""
+        at = self._at(client)
+        self._words[at + _REST] = self._words[at + _RESTING] = min(2 * self._words[at + _REST] or 1, REST_MAX)
+        self._words[at + _SEEN], self._words[at + _LEFT] = -1, 0
+
+    def _at(self, client: int) -> int:
+        """Return the place of a client, emptied if it was that of another one."""
+        at = client % _PLACES * _WORDS
+        if self._words[at + _CLIENT] != client:
+            self._words[at : at + _WORDS] = self._none
+            self._words[at + _CLIENT], self._words[at + _SEEN] = client, -1
+        return at
+
     def next_files(self, client: int, sample: int, bit: int) -> int:
         """Note that a client reads the file with this bit of a sample; with 0 it has listed it.
 
         Returns the other files that it is expected to read, as bits.
         """
-        words, at = self._words, client % _PLACES * _WORDS
-        if words[at + _CLIENT] != client:
-            words[at : at + _WORDS] = self._none
-            words[at + _CLIENT] = client
+        words, at = self._words, self._at(client)
         seen = words[at + _SEEN]
         if words[at + _SAMPLE] == sample:
             if seen >= 0:
@@ -60,6 +82,11 @@ class Habits:
         words[at + _SAMPLE] = sample
         if seen >= 0:
             self._judge(at, seen)
+            if not seen & ~words[at + _FIRST]:
+                self.rest(client)
+                return 0
+            words[at + _REST] = 0
+        words[at + _FIRST] = bit
         if not words[at + _LEFT]:
             words[at + _SEEN] = bit
             return 0
@@ -108,12 +135,15 @@ class Siblings:
 
         Raises NotIndexed, ShardErrors.
         """
+        if self.habits.is_resting(client):
+            return []
         tag, number, where = unpack(inode)
         record, index, kind = self.tree.lower.record(number, tag), index_of(where), kind_of(where)
         if kind not in (SAMPLE, MEMBER) or self.habits.passes.off:
             return []
         members = record.entry_members(index if kind == SAMPLE else record.entry_of(index))
         if len(members) > FILES_MAX or (kind == MEMBER and len(members) < 2):
+            self.habits.rest(client)
             return []
         first = pack(tag, number, position(MEMBER, members.start))
         files = self.habits.next_files(client, first, 1 << index - members.start if kind == MEMBER else 0)
