@@ -26,7 +26,7 @@ ROW_MAX = 32  # samples between two that are watched
 REST_MAX = 32  # requests of a client that are not looked at, after samples of which it has read one file
 
 _PLACES = 256  # clients share places: then their habits are noticed later
-# For each client: thread id, first inode number of its present sample, the file by which it came there (a bit; 0 if
+# For each client: thread id, first inode number of its present sample, the file that it came by (a bit; 0 if
 # it has listed it), files of that sample that were read (bits; -1 if it is not watched), files of the sample that
 # was watched last, samples between two that are watched, how many of these are left, and the files and bytes that
 # were stored in them; requests between two that are looked at, and how many of these are left.
