@@ -25,7 +25,7 @@ from tests.processes import Process
 from tests.remote.cached import LIMIT, URL, content_of, file_of, flip, opened, pin_of
 from tests.sets import in_own_mounts, run
 from wdsfs.remote import cached_object
-from wdsfs.remote.cached_object import BLOCK, BlockTable, CachedObject
+from wdsfs.remote.cached_object import BLOCK, GROUP, BlockTable, CachedObject
 from wdsfs.remote.object_cache import ObjectCache
 
 
@@ -283,9 +283,10 @@ def test_verify_counts_and_drops_what_is_damaged(tmp_path: Path) -> None:
         assert one.verify() == 0
         for block in (0, 255, 256, 989):
             flip(file_of(tmp_path, "data"), block * BLOCK)
-        assert one.verify() == 4
+        assert one.verify() == 3 * GROUP + 1
         assert one.verify() == 0
-        assert one.missing(0, 256 * BLOCK) == [(0, BLOCK), (255 * BLOCK, 256 * BLOCK)]
+        assert one.missing(0, 256 * BLOCK) == [(0, GROUP * BLOCK), ((256 - GROUP) * BLOCK, 256 * BLOCK)]
+        assert one.missing(980 * BLOCK, 990 * BLOCK) == [(989 * BLOCK, 990 * BLOCK)]
 
 
 # --- how often checksums are compared ----------------------------------------------------------------------
@@ -314,6 +315,48 @@ def test_a_block_is_compared_once(tmp_path: Path, compared: list[int]) -> None:
             assert one.read(BLOCK + 1, 10) == content[10 : BLOCK + 11]
             assert one.fill(bytearray(5), 0)
         assert compared == [0, 1]
+
+
+@pytest.mark.usefixtures("settled")
+def test_blocks_that_came_together_are_compared_together(tmp_path: Path, compared: list[int]) -> None:
+    content = content_of(5 * GROUP * BLOCK + 100)
+    with opened(tmp_path, len(content)) as one:
+        one.put(3 * BLOCK, content[3 * BLOCK :])
+        one.put(0, content[: 3 * BLOCK])
+        for block in (1, 20, 4 * GROUP + 1):
+            assert one.read(10, block * BLOCK) == content[block * BLOCK : block * BLOCK + 10]
+        assert compared == [1, *range(GROUP, 2 * GROUP), *range(4 * GROUP, 5 * GROUP)]
+        assert one.read(len(content), 0) == content
+        assert one.verify() == 0
+
+
+@pytest.mark.parametrize("damaged", [GROUP, GROUP + 7, 2 * GROUP - 1])
+def test_a_damaged_block_and_those_it_came_with_are_fetched_again(tmp_path: Path, damaged: int) -> None:
+    content = content_of(4 * GROUP * BLOCK)
+    with opened(tmp_path, len(content)) as one:
+        one.put(0, content)
+        flip(file_of(tmp_path, "data"), damaged * BLOCK)
+        assert one.read(10, (GROUP + 3) * BLOCK) is None
+        assert one.missing(0, len(content)) == [(GROUP * BLOCK, 2 * GROUP * BLOCK)]
+        assert one.read(10, 0) == content[:10]
+        for begin, end in ((GROUP, GROUP + 5), (GROUP + 5, 2 * GROUP)):  # not together this time
+            one.put(begin * BLOCK, content[begin * BLOCK : end * BLOCK])
+        assert one.read(len(content), 0) == content
+
+
+def test_a_group_of_which_a_block_is_put_alone_is_here_again_in_the_end(tmp_path: Path) -> None:
+    """As by two processes that fetch the same: no block has a checksum that stays wrong."""
+    content = content_of(2 * GROUP * BLOCK)
+    with opened(tmp_path, len(content)) as one:
+        one.put(0, content)
+        for block in (0, 5):
+            one._table.put(block, memoryview(content)[block * BLOCK : (block + 1) * BLOCK])
+        for _ in range(3):
+            if one.read(len(content), 0) is not None:
+                break
+            for begin, end in one.missing(0, len(content)):
+                assert one.put(begin, content[begin:end])
+        assert one.read(len(content), 0) == content
 
 
 @pytest.mark.usefixtures("settled")
@@ -753,6 +796,21 @@ def test_the_bytes_of_a_table(tmp_path: Path) -> None:
     assert sums[2] == xxhash.xxh3_64_intdigest(content[2 * BLOCK : 3 * BLOCK], seed + 2)
     assert sums[9] == xxhash.xxh3_64_intdigest(content[9 * BLOCK :], seed + 9)
     assert [sums[block] for block in (0, 1, 3, 8)] == [0] * 4
+
+
+def test_the_bytes_of_a_group(tmp_path: Path) -> None:
+    content = content_of(3 * GROUP * BLOCK)
+    fd = os.open(tmp_path / "table", os.O_RDWR | os.O_CREAT)
+    BlockTable.create(fd, URL, pin_of(len(content))).put(15, memoryview(content)[15 * BLOCK : 33 * BLOCK])
+    found = (tmp_path / "table").read_bytes()
+    os.close(fd)
+    [seed] = struct.unpack_from("<I", found, 36)
+    assert found[4096 : 4096 + 48] == bytes(15) + b"\1" + b"\2" * 16 + b"\1" + bytes(15)
+    sums = struct.unpack_from("<48Q", found, 4096 + 48)
+    assert sums[15] == xxhash.xxh3_64_intdigest(content[15 * BLOCK : 16 * BLOCK], seed + 15)
+    assert sums[16] == xxhash.xxh3_64_intdigest(content[16 * BLOCK : 32 * BLOCK], seed + 16)
+    assert sums[17:32] == (0,) * 15
+    assert sums[32] == xxhash.xxh3_64_intdigest(content[32 * BLOCK : 33 * BLOCK], seed + 32)
 
 
 def test_a_long_url(tmp_path: Path) -> None:

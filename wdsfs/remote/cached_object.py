@@ -14,8 +14,9 @@ The table::
     8           seconds that the object had not been used before its present round of use (a double)
     16          ctime of the data file when all of it had been compared, checksum of this and the boot
     32          length of the text, seed of the checksums, text (JSON: URL as shown, pin), checksum of these three
-    4096 * n    a byte per block: 1 when the block is in the data file
-                8 bytes per block: XXH3 of its content, with the seed and the number of the block
+    4096 * n    a byte per block: 1 when the block is in the data file, 2 when all of its group are
+                8 bytes per block: XXH3 of its content, with the seed and the number of the block; for a group
+                (16 blocks) XXH3 of the content of all, and 0 for the other blocks
 
 A block counts only if its content has its checksum. So no order of writes and no sync is needed: a block that a
 kill or a power cut has left half written, or that somebody has damaged, counts as missing. The table is read and
@@ -50,6 +51,7 @@ from wdsfs.storage.cache_room import NEEDED, CacheRoom
 from wdsfs.storage.durable import write_at
 
 BLOCK = 4096
+GROUP = 16  # blocks, the first of which has a number that is a multiple; with one checksum if they come together
 ROUND_SECONDS = 120.0  # without use end a round of use, for example a pass over the object
 NEVER = 86400.0  # seconds that count as the time since the last use for an object that is new
 AGE = 3  # an object is evicted for another one if it was unused this many times as long as that was
@@ -62,8 +64,10 @@ _WHOLE_AT = 16
 _HEAD_AT = _WHOLE_AT + _WHOLE.size
 _PAGE = 4096
 _TEXT_MAX = 1 << 20
-_HERE = b"\1"
-_ABSENT = re.compile(rb"[^\1]+")
+_HERE, _GROUPED = b"\1", b"\2"
+_GROUP = _GROUPED * GROUP
+_OTHERS = [0] * (GROUP - 1)  # the checksums of the other blocks of a group
+_ABSENT = re.compile(rb"[^\1\2]+")
 _SUM = 8
 
 USE_SECONDS = 60.0  # between two notes of use
@@ -74,7 +78,8 @@ _SECOND = 1_000_000_000
 _SHIFT = BLOCK.bit_length() - 1
 _SETTLING = 0.01  # seconds between two checks if the last change is long enough ago
 _WRITING = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
-_STEP = 256  # blocks that are verified at a time
+_STEP = 256  # blocks that are verified at a time, whole groups
+_SCRATCH_MAX = 2 << 20  # bytes
 _UNCHECKED, _CHECKED = b"\0", b"\1"
 _TAKEN = (errno.EAGAIN, errno.EACCES)
 # Errors of a read that must not wait: the bytes are not in the page cache; the file system has no such reads.
@@ -132,23 +137,43 @@ class BlockTable:
 
     def count(self) -> int:
         """Count the blocks that are here. Raises OSError."""
-        return self._presence(0, self.blocks).count(_HERE)
+        here = self._presence(0, self.blocks)
+        return here.count(_HERE) + here.count(_GROUPED)
+
+    def comparable(self, first: int, last: int) -> tuple[int, int] | None:
+        """Return the blocks that have to be read to compare these, whole groups; None if not all are here.
+
+        Raises OSError.
+        """
+        low, high = first // GROUP * GROUP, min(-(-last // GROUP) * GROUP, self.blocks)
+        here = self._presence(low, high)
+        if _ABSENT.search(here, first - low, last - low):
+            return None
+        end = (last - 1) // GROUP * GROUP - low
+        return low if here[:GROUP] == _GROUP else first, high if here[end:] == _GROUP else last
 
     def put(self, first: int, data: memoryview) -> None:
         """Note blocks that are in the data file from now on; `data` is their content. Raises OSError."""
-        sums = self._sums(first, data)
-        write_at(self.fd, struct.pack(f"<{len(sums)}Q", *sums), self._sums_at + first * _SUM)
-        write_at(self.fd, _HERE * len(sums), self._here_at + first)
+        count = -(-len(data) // BLOCK)
+        before = min(-first % GROUP, count)
+        groups = (count - before) // GROUP
+        here = _HERE * before + _GROUP * groups + _HERE * (count - before - groups * GROUP)
+        sums = self._sums(first, data, here)
+        write_at(self.fd, struct.pack(f"<{count}Q", *sums), self._sums_at + first * _SUM)
+        write_at(self.fd, here, self._here_at + first)
 
     def wrong(self, first: int, data: memoryview) -> list[int]:
-        """Return the blocks whose content is not what it was when they were put. Raises OSError."""
-        sums = self._sums(first, data)
+        """Return the blocks whose content differs from what was put; of a group all. Raises OSError."""
+        here = self._presence(first, first - -len(data) // BLOCK)
+        sums = self._sums(first, data, here)
         length = len(sums) * _SUM
         packed = os.pread(self.fd, length, self._sums_at + first * _SUM).ljust(length, b"\0")
         expected = struct.unpack(f"<{len(sums)}Q", packed)
         if tuple(sums) == expected:
             return []
-        return [first + number for number, (a, b) in enumerate(zip(sums, expected, strict=True)) if a != b]
+        different = [number for number, (a, b) in enumerate(zip(sums, expected, strict=True)) if a != b]
+        blocks = {at for number in different for at in range(number, number + _together(here, first, number))}
+        return [first + at for at in sorted(blocks)]
 
     def drop(self, blocks: Sequence[int]) -> None:
         """Note that these blocks are not here. Raises OSError."""
@@ -159,12 +184,18 @@ class BlockTable:
         count = max(last - first, 0)
         return os.pread(self.fd, count, self._here_at + first).ljust(count, b"\0")
 
-    def _sums(self, first: int, data: memoryview) -> list[int]:
-        """Return the checksums of blocks; never 0, which stands for a block that was never put."""
-        number = self._seed + first
-        starts = range(0, len(data), BLOCK)
-        of = xxhash.xxh3_64_intdigest
-        return [of(data[start : start + BLOCK], number + i) or 1 for i, start in enumerate(starts)]
+    def _sums(self, first: int, data: memoryview, here: bytes) -> list[int]:
+        """Return the checksums of blocks; that of a block or group is never 0, as in a table without it.
+
+        `here` has the bytes of the table for these blocks.
+        """
+        seed, of, sums = self._seed + first, xxhash.xxh3_64_intdigest, list[int]()
+        while (at := len(sums)) < len(here):
+            count = _together(here, first, at)
+            sums.append(of(data[at * BLOCK : (at + count) * BLOCK], seed + at) or 1)
+            if count > 1:
+                sums += _OTHERS
+        return sums
 
     # --- all blocks
 
@@ -204,9 +235,31 @@ class BlockTable:
             os.utime(self.fd)
 
 
+def _together(here: bytes, first: int, at: int) -> int:
+    """Return how many blocks have a checksum together from the one at `at` on; block `first` is the one at 0."""
+    return GROUP if (first + at) % GROUP == 0 and here.startswith(_GROUP, at) else 1
+
+
 @functools.lru_cache(1)
 def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+class _Scratch(threading.local):
+    """Memory of a thread for what it compares: new pages for each read would cost as much as reading."""
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+
+    def of(self, size: int) -> memoryview:
+        if size > _SCRATCH_MAX:
+            return memoryview(bytearray(size))
+        if size > len(self._memory):
+            self._memory = bytearray(_SCRATCH_MAX)
+        return memoryview(self._memory)[:size]
+
+
+_scratch = _Scratch()
 
 
 class CachedObject:
@@ -319,8 +372,10 @@ class CachedObject:
                 # In this order: a reader takes the time first, and then sees which blocks are checked.
                 self._checked.madvise(mmap.MADV_DONTNEED)
                 self._as_of = changed
-        if any(self._table.absent(first, last)):
+        blocks = self._table.comparable(first, last)
+        if blocks is None:
             return None
+        begin, (first, last) = first, blocks
         data, wrong = self._compared(first, last, flags)
         if wrong:
             self._drop(wrong)
@@ -329,7 +384,7 @@ class CachedObject:
             with self._lock:
                 if self._as_of == changed:
                     self._checked[first:last] = _CHECKED * (last - first)
-        return data
+        return data[(begin - first) * BLOCK :]
 
     def _compared(self, first: int, last: int, flags: int = 0) -> tuple[memoryview, list[int]]:
         """Return the content of blocks, and which of them are not what was put. Raises OSError."""
@@ -343,11 +398,15 @@ class CachedObject:
         return data, wrong
 
     def _blocks(self, first: int, last: int, flags: int = 0) -> memoryview:
+        """Return the content of blocks, valid until the next call of this thread. Raises OSError."""
         begin, end = first * BLOCK, min(last * BLOCK, self.size)
-        data = bytearray(end - begin)  # zeros where the file ends too early
-        if preadv(self.fd, (data,), begin, flags) < len(data) and flags:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        return memoryview(data)
+        data = _scratch.of(end - begin)
+        size = preadv(self.fd, (data,), begin, flags)
+        if size < len(data):
+            if flags:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            data[size:] = bytes(len(data) - size)  # the file ends too early
+        return data
 
     def _drop(self, blocks: Sequence[int]) -> None:
         with contextlib.suppress(OSError):
@@ -392,12 +451,14 @@ class CachedObject:
         damaged = reached = 0
         absent = list(self._table.absent(0, blocks))
         for first, last in [*absent, (blocks, blocks)]:
-            for start in range(reached, first, _STEP):
-                _, wrong = self._compared(start, min(start + _STEP, first))
+            while reached < first:
+                stop = min(reached // _STEP * _STEP + _STEP, first)
+                _, wrong = self._compared(reached, stop)
                 if wrong:
                     self._table.drop(wrong)
                     self._warn()
                 damaged += len(wrong)
+                reached = stop
             reached = last
         if not damaged and not absent and _is_settled(changed):
             self._table.note_whole(changed)
