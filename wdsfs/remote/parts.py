@@ -6,13 +6,25 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from bisect import bisect_left
+from bisect import bisect_right
+from collections.abc import Callable
+from collections.abc import Coroutine
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+from typing import Generic
+from typing import TypeVar
 
-from wdsfs.remote.cached_object import BLOCK, CachedObject
-from wdsfs.remote.passes import WINDOW_MAX, Passes
-from wdsfs.remote.urls import Pin, Url
+from wdsfs.remote.cached_object import BLOCK
+from wdsfs.remote.cached_object import CachedObject
+from wdsfs.remote.passes import WINDOW_MAX
+from wdsfs.remote.passes import Passes
+from wdsfs.remote.urls import Pin
+from wdsfs.remote.urls import Url
 
 Thing = TypeVar("Thing")
 Span = tuple[int, int]  # begin and end (bytes)
@@ -80,6 +92,8 @@ def split(spans: Iterable[Span], most: int) -> list[Span]:
     return [(start, min(start + most, end)) for begin, end in spans for start in range(begin, end, most)]
 
 
+# One part after the other: several threads would wait for the lock of a file, and take turns at the interpreter.
+_writing = ThreadPoolExecutor(1, "writing")
 INLINE = 256 << 10  # bytes of a part that is written to the cache without a thread: that takes longer
 
 Result = TypeVar("Result")
@@ -155,8 +169,12 @@ class Part:
         while self.kept and self._stored < len(self.pieces):
             pieces = self.pieces[self._stored :]
             self._stored += len(pieces)
-            self.kept = await in_thread(lambda pieces=pieces: all(self._keep(*piece) for piece in pieces))  # type: ignore[misc]
+            work = partial(self._keep_all, pieces)
+            self.kept = await in_thread(work, _writing)
         self._storing = None
+
+    def _keep_all(self, pieces: Sequence[Piece]) -> bool:
+        return all(self._keep(*piece) for piece in pieces)
 
     async def stored(self) -> None:
         """Wait until all bytes that have arrived were given to the cache."""
@@ -273,12 +291,12 @@ class RemoteObject:
         return None if data is None else memoryview(data)
 
 
-async def in_thread(work: Callable[[], Result]) -> Result:
-    """Do work that uses the cache in a thread; return its result.
+async def in_thread(work: Callable[[], Result], threads: ThreadPoolExecutor | None = None) -> Result:
+    """Do work that uses the cache in one of `threads`, or of those of the event loop; return its result.
 
     A task that is cancelled meanwhile waits for the end of the work.
     """
-    running = asyncio.ensure_future(asyncio.to_thread(work))
+    running = asyncio.get_running_loop().run_in_executor(threads, work)
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
         try:
