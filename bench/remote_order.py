@@ -2,7 +2,8 @@
 
 python -m bench.remote_order [WDSFS ...]     programs in turn, by default `wdsfs`; beside them curl
 
-Members of 200 kB, an empty cache, an index made before. The server sends by sendfile(2), so that it leaves the
+Members of 200 kB, an empty cache, an index made before; the directories are listed first, as by any program that
+does not know the names. `make bench` has smaller sets. The server sends by sendfile(2), so that it leaves the
 processors to the client; the network of `remote.py` passes each byte through Python. Bytes are compared.
 """
 
@@ -21,32 +22,52 @@ import zlib
 from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.data import header
 from bench.network import Piece, mounted, read, without_proxies
-from bench.systems import descendants, processor_seconds, run
+from bench.systems import descendants, processor_seconds, program, run
+
+if TYPE_CHECKING:
+    from bench.workloads import Bench
 
 LATENCY = 0.02  # seconds to the first byte of each answer
 SIZE = 200_000  # bytes of a member
 SETS = {"one shard of 480 MB": (1, 2400), "six shards of 40 MB": (6, 200)}  # shards, and members of each
+SMALL = {"one shard of 120 MB": (1, 600), "three shards of 20 MB": (3, 100)}
 TURNS = 2
+
+
+def remote_order(bench: Bench) -> None:
+    """Remote shards in order where only latency is a limit, with an empty cache."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as place, _serving(Path(place)) as url:
+        for title, (shards, members) in SMALL.items():
+            urls, pieces = _make_all(Path(place), url, shards, members)
+            for _ in range(bench.repetitions):
+                with bench.attempt_at("wdsfs"):
+                    rate, spent = _pass(program("wdsfs") or "wdsfs", urls, pieces)
+                    bench.add(title, "MB/s", "wdsfs", rate)
+                    bench.add(f"{title}, processor time for 1 GB", "s", "wdsfs", spent)
+                with bench.attempt_at("curl"):
+                    bench.add(title, "MB/s", "curl", _curl(urls, len(pieces) * SIZE))
 
 
 def main() -> None:
     programs = sys.argv[1:] or ["wdsfs"]
     with tempfile.TemporaryDirectory(dir="/var/tmp") as place, _serving(Path(place)) as url:
         for title, (shards, members) in SETS.items():
-            pieces = [
-                piece
-                for number in range(shards)
-                for piece in _make(Path(place, f"{members}-{number}.tar"), members)
-            ]
-            urls = [f"{url}/{members}-{number}.tar" for number in range(shards)]
+            urls, pieces = _make_all(Path(place), url, shards, members)
             for _ in range(TURNS):
-                for program in programs:
-                    rate, spent = _pass(program, urls, pieces)
-                    print(f"{title}: {program}: {rate:.0f} MB/s, {spent:.2f} s of processor time for 1 GB")
+                for wdsfs in programs:
+                    rate, spent = _pass(wdsfs, urls, pieces)
+                    print(f"{title}: {wdsfs}: {rate:.0f} MB/s, {spent:.2f} s of processor time for 1 GB")
                 print(f"{title}: curl: {_curl(urls, len(pieces) * SIZE):.0f} MB/s", flush=True)
+
+
+def _make_all(place: Path, url: str, shards: int, members: int) -> tuple[list[str], list[Piece]]:
+    """Write shards; return their URLs and all their members."""
+    paths = [place / f"{members}-{number}.tar" for number in range(shards)]
+    return [f"{url}/{path.name}" for path in paths], [piece for path in paths for piece in _make(path, members)]
 
 
 def _make(path: Path, members: int) -> list[Piece]:
@@ -61,15 +82,17 @@ def _make(path: Path, members: int) -> list[Piece]:
     return pieces
 
 
-def _pass(program: str, urls: list[str], pieces: list[Piece]) -> tuple[float, float]:
+def _pass(wdsfs: str, urls: list[str], pieces: list[Piece]) -> tuple[float, float]:
     """Read all members in order; return MB/s, and the seconds of all processes of the mount for 1 GB."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
         home, env = Path(name), without_proxies() | {"XDG_RUNTIME_DIR": name, "XDG_STATE_HOME": name}
         index: list[str | Path] = ["--index-dir", home / "index"]
-        run(program, "index", "-q", *index, *urls, env=env | {"WDSFS_CACHE_DIR": f"{name}/other"})
+        run(wdsfs, "index", "-q", *index, *urls, env=env | {"WDSFS_CACHE_DIR": f"{name}/other"})
         options: list[str | Path] = ["--layout", "files", *index, *urls, home / "mnt"]
-        command = [program, "mount", "-f", "-q", *options]
+        command = [wdsfs, "mount", "-f", "-q", *options]
         with mounted(command, home / "mnt", env | {"WDSFS_CACHE_DIR": f"{name}/cache"}) as pid:
+            for directory in {os.path.dirname(piece.path) for piece in pieces}:
+                os.listdir(home / "mnt" / directory)
             before = processor_seconds(descendants(pid))
             reading = read([piece._replace(path=f"{home}/mnt/{piece.path}") for piece in pieces])
             spent = processor_seconds(descendants(pid)) - before

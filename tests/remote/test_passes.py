@@ -178,6 +178,14 @@ def test_a_pass_goes_over_the_ends_of_shards() -> None:
     assert going_on(range(4)) == [(0, WINDOW_MIN), *[(0, NEXT)] * 3]
 
 
+def test_a_pass_goes_over_the_first_end_of_a_shard_as_widely_if_passes_do_so() -> None:
+    before, here = Passes(SIZE), Passes(SIZE)
+    before.seen(0, SAMPLE, SAMPLE)
+    for begin in range(SAMPLE, SIZE, SAMPLE):
+        before.seen(begin, min(begin + SAMPLE, SIZE - 1), SAMPLE)
+    assert here.go_on(before, is_usual=True) == (0, min(NEXT, SIZE))
+
+
 def test_shards_that_are_read_in_any_order_fetch_little_of_others() -> None:
     assert going_on([2, 0, 3, 1]) == [(0, WINDOW_MIN)] * 4
 

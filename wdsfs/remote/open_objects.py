@@ -10,17 +10,28 @@ import contextlib
 import errno
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from typing import Any
 
-from wdsfs.errors import MissingObject, ObjectChanged, UnreadableShard, WdsfsError
+from wdsfs.errors import MissingObject
+from wdsfs.errors import ObjectChanged
+from wdsfs.errors import UnreadableShard
+from wdsfs.errors import WdsfsError
 from wdsfs.log_lines import LoggedMessages
-from wdsfs.remote.demand import PART, Demand, no_room
+from wdsfs.remote.demand import PART
+from wdsfs.remote.demand import Demand
+from wdsfs.remote.demand import no_room
 from wdsfs.remote.launcher import Alarm
-from wdsfs.remote.parts import RemoteObject, Span, split
+from wdsfs.remote.parts import RemoteObject
+from wdsfs.remote.parts import Span
+from wdsfs.remote.parts import split
 from wdsfs.remote.passes import WINDOW_MAX
 from wdsfs.remote.retries import Counters
-from wdsfs.remote.urls import Pin, Url
+from wdsfs.remote.urls import Pin
+from wdsfs.remote.urls import Url
 
 if TYPE_CHECKING:
     from wdsfs.remote.cached_object import CachedObject
@@ -67,6 +78,7 @@ class OpenObjects:
         self._changes: dict[RemoteObject, asyncio.Task[None]] = {}
         self._logged = LoggedMessages()
         self._going_on: tuple[RemoteObject, ...] = ()  # the objects from and to which the latest pass may continue
+        self._is_usual = True  # for a pass to continue in the next object: the latest one did
         self.waiting = 0  # reads that are not answered yet
         self._coming = 0  # missing bytes of the objects that `fetch` brings now
 
@@ -166,8 +178,10 @@ class OpenObjects:
 
     def _keep_to(self, item: RemoteObject) -> None:
         """Note that this object is read: a pass that might have continued in another object has not."""
-        if self._going_on and item not in self._going_on:
-            self._going_on[1].passes.gone_elsewhere()
+        if self._going_on and item is not self._going_on[0]:
+            self._is_usual = item is self._going_on[1]
+            if not self._is_usual:
+                self._going_on[1].passes.gone_elsewhere()
             self._going_on = ()
 
     def _fetch_ahead(self, item: RemoteObject, begin: int, end: int) -> None:
@@ -181,7 +195,7 @@ class OpenObjects:
             following = self._objects[item.following][0]
         else:
             following = item.successor = self.open(*item.following, item)
-        further = following.passes.go_on(item.passes)
+        further = following.passes.go_on(item.passes, self._is_usual)
         if further is not None:
             self._going_on = item, following
             self.demand.prefetch(following, *further)

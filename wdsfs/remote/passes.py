@@ -7,7 +7,7 @@ its window. For a reader that skips most bytes, or reads at random, nothing is f
 
 The window grows with the pass: FACTOR times the bytes that it has read, so that a pass which ends early has
 fetched little in vain. The window reaches over the end of an object into the next one of the set, by `NEXT` bytes;
-only by the smallest window if no pass has continued there before, because shards may be read in any order. Pure:
+only by the smallest window if the latest pass did not continue there, because shards may be read in any order. Pure:
 no I/O, no clock.
 """
 
@@ -91,13 +91,16 @@ class Passes:
         self._follow(pass_)
         return self._extend(pass_)
 
-    def go_on(self, previous: Passes) -> tuple[int, int] | None:
-        """Note that a pass over the previous object nears its end, and may continue here; return as `seen`."""
+    def go_on(self, previous: Passes, is_usual: bool = False) -> tuple[int, int] | None:
+        """Note that a pass over the previous object nears its end, and may continue here; return as `seen`.
+
+        `is_usual` says that the latest pass did so.
+        """
         ending = [pass_ for pass_ in previous._found.values() if pass_.ahead >= previous._size]
         if not ending or any(not pass_.start for pass_ in self._found.values()):
             return None
         longest = max(ending, key=lambda pass_: pass_.passed)
-        ahead = min(NEXT if longest.before else WINDOW_MIN, self._window, self._size)
+        ahead = min(NEXT if longest.before or is_usual else WINDOW_MIN, self._window, self._size)
         self._follow(_Pass(0, 0, 0, ahead=ahead, before=longest.passed))
         return 0, ahead
 
