@@ -29,7 +29,7 @@ from bench.network import Piece, mounted, read, without_proxies
 from bench.systems import descendants, processor_seconds, program, run
 
 if TYPE_CHECKING:
-    from bench.workloads import Bench
+    from bench.run import Bench
 
 LATENCY = 0.02  # seconds to the first byte of each answer
 SIZE = 200_000  # bytes of a member
