@@ -10,28 +10,17 @@ import contextlib
 import errno
 import logging
 from collections import defaultdict
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from wdsfs.errors import MissingObject
-from wdsfs.errors import ObjectChanged
-from wdsfs.errors import UnreadableShard
-from wdsfs.errors import WdsfsError
+from wdsfs.errors import MissingObject, ObjectChanged, UnreadableShard, WdsfsError
 from wdsfs.log_lines import LoggedMessages
-from wdsfs.remote.demand import PART
-from wdsfs.remote.demand import Demand
-from wdsfs.remote.demand import no_room
+from wdsfs.remote.demand import PART, Demand, no_room
 from wdsfs.remote.launcher import Alarm
-from wdsfs.remote.parts import RemoteObject
-from wdsfs.remote.parts import Span
-from wdsfs.remote.parts import split
+from wdsfs.remote.parts import RemoteObject, Span, split
 from wdsfs.remote.passes import WINDOW_MAX
 from wdsfs.remote.retries import Counters
-from wdsfs.remote.urls import Pin
-from wdsfs.remote.urls import Url
+from wdsfs.remote.urls import Pin, Url
 
 if TYPE_CHECKING:
     from wdsfs.remote.cached_object import CachedObject

@@ -6,25 +6,15 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
-from bisect import bisect_right
-from collections.abc import Callable
-from collections.abc import Coroutine
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
-from typing import Generic
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
-from wdsfs.remote.cached_object import BLOCK
-from wdsfs.remote.cached_object import CachedObject
-from wdsfs.remote.passes import WINDOW_MAX
-from wdsfs.remote.passes import Passes
-from wdsfs.remote.urls import Pin
-from wdsfs.remote.urls import Url
+from wdsfs.remote.cached_object import BLOCK, CachedObject
+from wdsfs.remote.passes import WINDOW_MAX, Passes
+from wdsfs.remote.urls import Pin, Url
 
 Thing = TypeVar("Thing")
 Span = tuple[int, int]  # begin and end (bytes)

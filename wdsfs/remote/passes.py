@@ -7,8 +7,8 @@ its window. For a reader that skips most bytes, or reads at random, nothing is f
 
 The window grows with the pass: FACTOR times the bytes that it has read, so that a pass which ends early has
 fetched little in vain. The window reaches over the end of an object into the next one of the set, by `NEXT` bytes;
-only by the smallest window if the latest pass did not continue there, because shards may be read in any order. Pure:
-no I/O, no clock.
+only by the smallest window if the latest pass did not continue there, because shards may be read in any order.
+Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
