@@ -23,9 +23,6 @@ def main() -> None:
     """Run the program wdsfs."""
     _end_at_interrupts()
     _end_quickly()
-    from wdsfs import host
-
-    host.refuse_algebra_threads()
     from wdsfs.cli import main
 
     main.main(prog_name="wdsfs")

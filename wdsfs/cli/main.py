@@ -68,6 +68,9 @@ class _Group(Paged, click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of this name; import all if there is none, so that click proposes one like it."""
+        from wdsfs import host  # late: `wdsfs --help` needs none of it
+
+        host.refuse_algebra_threads()  # before anything imports NumPy
         known = self.list_commands(ctx)
         cmd_name = ALIASES.get(cmd_name, cmd_name)
         for name in {cmd_name} & {*known} or known:
