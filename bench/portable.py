@@ -6,16 +6,18 @@ Each mount has an empty index and an empty cache. Requests are those in the log 
 
 from __future__ import annotations
 
+import json
+import resource
 import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bench.network import network, without_proxies
-from bench.systems import Wdsfs, run, unmount
+from bench.systems import Wdsfs, anonymous_bytes, descendants, processor_seconds, run, unmount
 from tests import sets
 from wdsfs.index.record_builder import restamped
 from wdsfs.names import PLAIN
@@ -59,10 +61,10 @@ def _measure(bench: Bench, home: Path, shards: Path, web: Path) -> None:
         run(*wdsfs.command("index", "-q", "--index-dir", home / "made", "-o", shards / NAME, shards))
         bench.add(f"writing, {COUNT:,} shards", "s", "wdsfs", time.perf_counter() - since)
         bench.add("bytes a shard", "B", "wdsfs", (shards / NAME).stat().st_size / COUNT)
-        with _mounted(home, wdsfs, str(shards / NAME)) as seconds:
-            bench.add(f"mount, {COUNT:,} shards, local", "s", "wdsfs", seconds)
-        with _mounted(home, wdsfs, str(shards), "--index-dir", str(home / "made")) as seconds:
-            bench.add(f"mount, {COUNT:,} shards, indexed here", "s", "wdsfs", seconds)
+        with _mounted(home, wdsfs, str(shards / NAME)) as cost:
+            bench.add(f"mount, {COUNT:,} shards, local", "s", "wdsfs", cost.seconds)
+        with _mounted(home, wdsfs, str(shards), "--index-dir", str(home / "made")) as cost:
+            bench.add(f"mount, {COUNT:,} shards, indexed here", "s", "wdsfs", cost.seconds)
     made_there(shards / NAME, shards / "there.wdsidx")
     with network(web.parent, home / "network") as server:
         for turn in range(bench.repetitions):
@@ -71,9 +73,11 @@ def _measure(bench: Bench, home: Path, shards: Path, web: Path) -> None:
 
 def _remote(bench: Bench, home: Path, wdsfs: Wdsfs, server: Network, turn: int) -> None:
     before = server.traffic()
-    with _mounted(home, wdsfs, f"{server.url}/web/there.wdsidx") as seconds:
+    with _mounted(home, wdsfs, f"{server.url}/web/there.wdsidx") as cost:
         requests, size = (now - then for now, then in zip(server.traffic(), before, strict=True))
-        bench.add(f"mount, {COUNT:,} shards, in a store", "s", "wdsfs", seconds)
+        bench.add(f"mount, {COUNT:,} shards, in a store", "s", "wdsfs", cost.seconds)
+        bench.add("mount, processor time of all processes", "s", "wdsfs", cost.processor)
+        bench.add("mount, memory of all processes", "MiB", "wdsfs", cost.memory)
         bench.add("mount, requests", "", "wdsfs", requests)
         bench.add("mount, bytes a shard", "B", "wdsfs", size / COUNT)
         number = 17 * (turn + 1)
@@ -84,9 +88,17 @@ def _remote(bench: Bench, home: Path, wdsfs: Wdsfs, server: Network, turn: int) 
         assert data == b"1"
 
 
+class _Cost(NamedTuple):
+    """What a mount has taken when it is usable: seconds, those of processors, MiB of memory that no file backs."""
+
+    seconds: float
+    processor: float
+    memory: float
+
+
 @contextmanager
-def _mounted(home: Path, wdsfs: Wdsfs, *arguments: str) -> Iterator[float]:
-    """A mount with an empty index and cache, unless the arguments name another; the seconds until it is usable."""
+def _mounted(home: Path, wdsfs: Wdsfs, *arguments: str) -> Iterator[_Cost]:
+    """A mount with an empty index and cache, unless the arguments name another; what it has cost."""
     for name in ("index", "cache"):
         shutil.rmtree(home / name, ignore_errors=True)
     (home / "mnt").mkdir(exist_ok=True)
@@ -98,10 +110,15 @@ def _mounted(home: Path, wdsfs: Wdsfs, *arguments: str) -> Iterator[float]:
     }
     env = without_proxies() | {name: str(home / place) for name, place in places.items()}
     (home / "cache").mkdir(mode=0o700)
-    since = time.perf_counter()
+    since, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     run(*wdsfs.command("mount", "-q", *arguments, home / "mnt"), env=env)
+    seconds, after = time.perf_counter() - since, resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     try:
-        yield time.perf_counter() - since
+        [status] = json.loads(run(*wdsfs.command("status", "--json", home / "mnt"), env=env))
+        processes = descendants(status["pid"])
+        memory = anonymous_bytes(processes) / (1 << 20)
+        yield _Cost(seconds, spent + processor_seconds(processes), memory)
     finally:
         unmount(home / "mnt")
 
