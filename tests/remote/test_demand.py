@@ -250,6 +250,24 @@ def test_readers_that_hold_all_memory_do_not_wait_for_each_other_for_ever() -> N
     run(main())
 
 
+def test_what_is_held_leaves_some_of_the_memory_for_the_holes_between() -> None:
+    async def main() -> None:
+        data = content(64 * MIB)
+        _, demand, item = made(cached=False, memory=16 * MIB, data=data)
+        for number in range(32):
+            await read(demand, item, number * MIB, number * MIB + MIB)
+        assert demand.used == demand.held == 13 * MIB
+        requests = demand.requests
+        await read(demand, item, 19 * MIB, 32 * MIB)
+        assert demand.requests == requests
+        await read(demand, item, 18 * MIB, 19 * MIB)
+        assert demand.requests == requests + 1
+        demand.forget(item)
+        assert demand.used == demand.held == 0
+
+    run(main())
+
+
 def test_memory_that_others_need_is_not_taken_from_a_reader_that_waits() -> None:
     """It has found one half of its bytes in memory, and waits for the other half."""
 

@@ -35,6 +35,7 @@ PART, PART_MIN = 4 << 20, 1 << 20  # bytes of a request: at most, and of prefetc
 PARALLEL = 8  # requests into which a stretch of prefetch is cut, if it is long enough
 REQUESTS, REQUESTS_AHEAD = 256, 16  # in flight: in all, and of prefetch
 TRIES = 3  # how often bytes may vanish from the cache between their arrival and their use
+HELD = 13  # sixteenths of the memory for what is held: that leaves holes in the heap, which nothing else counts
 WRITE = 1 << 20  # bytes that are written to the cache at a time when an object comes as a whole
 VERIFY_SECONDS = 0.5  # after the last bytes of an object: a file that has just been changed cannot be verified
 CLAIM_SECONDS, CLAIM_LOOK_SECONDS = 60.0, 0.005  # for what another process fetches
@@ -47,6 +48,7 @@ class Demand:
         self.memory = memory
         self._counters = counters or Counters()
         self.used = self.used_ahead = self.most = 0  # bytes: now, of that by prefetch, and at most so far
+        self.held = 0  # bytes of `used` that are neither in flight nor in a cache
         self.requests = self.fetched = 0  # so far; bytes
         self._stores = stores
         self._urgent: deque[Part] = deque()
@@ -171,8 +173,7 @@ class Demand:
 
     def _make_room(self, size: int) -> None:
         while self._held and self.used + size > self.memory:
-            (item, begin), length = next(iter(self._held.items()))
-            self._release(item, begin, length)
+            self._release_oldest()
 
     def _hold(self, item: RemoteObject, begin: int, data: memoryview) -> None:
         """Keep a copy of bytes: these may be a small part of a network buffer, which would stay in memory, too."""
@@ -180,11 +181,19 @@ class Demand:
             item.held.add(start, stop, memoryview(bytes(data[start - begin : stop - begin])))
             self._held[item, start] = stop - start
             self.used += stop - start
+            self.held += stop - start
+        while self.held > self.memory * HELD // 16:
+            self._release_oldest()
+
+    def _release_oldest(self) -> None:
+        (item, begin), length = next(iter(self._held.items()))
+        self._release(item, begin, length)
 
     def _release(self, item: RemoteObject, begin: int, length: int) -> None:
         item.held.remove(begin)
         del self._held[item, begin]
         self.used -= length
+        self.held -= length
 
     def _used_now(self, item: RemoteObject, begin: int, end: int) -> None:
         for start, _, _ in item.held.overlapping(begin, end):
