@@ -12,7 +12,7 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -117,6 +117,24 @@ class Shard:
         if self.expected_samples in (None, samples):
             return ""
         return f"has {samples:,} samples; the file that names it says {self.expected_samples:,}"
+
+
+class Shards(tuple[Shard, ...]):
+    """The shards of a set in its order, with what a process that serves it asks of all of them.
+
+    Made before workers are forked: a look at each shard, which counts references to it, would give every worker a
+    copy of the memory that they share.
+    """
+
+    def __init__(self, _: Iterable[Shard]) -> None:
+        self.keys = [shard.key for shard in self]  # under which the index has their records
+        self.out = frozenset(number for number, shard in enumerate(self) if shard.gone is not None)
+        self.are_whole = not any(shard.without for shard in self)
+
+    @classmethod
+    def of(cls, shards: Sequence[Shard]) -> Shards:
+        """Return these shards, as they are if they are of this class."""
+        return shards if isinstance(shards, cls) else cls(shards)
 
 
 def wait_for_tick(status: os.stat_result) -> None:

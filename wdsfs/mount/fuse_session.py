@@ -51,7 +51,7 @@ from wdsfs.overlay.overlay_directory import is_half_done
 from wdsfs.overlay.upper_files import sync_filesystem
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
-from wdsfs.shards import Shard
+from wdsfs.shards import Shard, Shards
 from wdsfs.spec import objects
 from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import expand, expand_again
@@ -103,7 +103,7 @@ def run(mount: MountOptions, leave: daemon.Leave, ready: Callable[[], None]) -> 
     serving, tree, view = mount.serving, mount.tree, mount.view
     parsed = parse_options(mount.dash_o, mount.overlay is not None)
     with noted() as used:
-        shards = _shards(mount)
+        shards = Shards(_shards(mount))
         directories = [] if serving.follow is None else used.absolute()
         companions = Companions(tree.composition, mount.selection.reading)
     # Before anything is read: files that come later are compared with what is here now.

@@ -25,7 +25,7 @@ from wdsfs.interop import lint
 from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
-from wdsfs.shards import Shard
+from wdsfs.shards import Shard, Shards
 from wdsfs.spec import growth, index_file, objects, shard_lists
 from wdsfs.spec.dependencies import Dependencies, noted
 from wdsfs.spec.expand import LIST, expand_again
@@ -263,7 +263,7 @@ class _Look:
     def drop_tables(self, superseded: Sequence[Shard]) -> None:
         """Drop the tables of an earlier list of shards."""
         if superseded and self.served.mount.merge:
-            self._opened(replace(self.served, shards=superseded)).drop_tables(merged_tree.TABLES)
+            self._opened(replace(self.served, shards=Shards.of(superseded))).drop_tables(merged_tree.TABLES)
 
 
 def _row(shard: Shard) -> list[Any]:

@@ -16,7 +16,7 @@ from wdsfs.errors import ShardError, WdsfsError
 from wdsfs.index.store import Index
 from wdsfs.mount.options import MountOptions
 from wdsfs.overlay.mounted_overlay import MountedOverlay
-from wdsfs.shards import Shard
+from wdsfs.shards import Shards
 from wdsfs.spec.expand import extended
 from wdsfs.spec.growth import Change, changed
 from wdsfs.tree.freshness import Generations
@@ -37,7 +37,7 @@ class MountedSet:
     """The set of a mount: what each worker needs to open it for itself."""
 
     mount: MountOptions
-    shards: Sequence[Shard]
+    shards: Shards
     composition: Composition
     companions: Companions
     access: Access
@@ -53,7 +53,7 @@ class MountedSet:
 
     def extended(self, further: Sequence[bytes], published: Sequence[bytes]) -> MountedSet:
         """Return the set with `further` shards at the end; a commit has replaced `published`."""
-        shards = extended(self.shards, further)
+        shards = Shards(extended(self.shards, further))
         access = self.access.renewed(published, further)
         return replace(self, shards=shards, tags=self.tags.extended(len(shards)), access=access)
 
@@ -68,10 +68,9 @@ class MountedSet:
             for number, shard in enumerate(self.shards)
         ]
         further = [replace(shard, place=(number, 0)) for number, shard in enumerate(change.new, before)]
-        shards = changed(shards, change._replace(new=further))
-        out = [number for number, shard in enumerate(shards) if shard.gone is not None]
-        tags = self.tags.grown(len(shards), out, time.time_ns())
-        return replace(self, shards=shards, tags=tags, access=self.access.grown(shard.path for shard in further))
+        grown = Shards(changed(shards, change._replace(new=further)))
+        tags = self.tags.grown(len(grown), grown.out, time.time_ns())
+        return replace(self, shards=grown, tags=tags, access=self.access.grown(shard.path for shard in further))
 
     def tree(self) -> MountedTree:
         """Return the tree that a worker serves."""

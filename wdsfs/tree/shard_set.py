@@ -27,7 +27,7 @@ from wdsfs.index.record import Record
 from wdsfs.index.store import Index, Summary
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import fingerprint_of
-from wdsfs.shards import GONE, Fingerprint, Shard
+from wdsfs.shards import GONE, Fingerprint, Shard, Shards
 from wdsfs.tar.problems import Problem, problems_text
 from wdsfs.tree.content import Content, ContentColumns, content_in_shard
 from wdsfs.tree.freshness import Freshness, Generations
@@ -165,16 +165,16 @@ class ShardSet:
         tags: Generations | None = None,
         access: Access | None = None,
     ) -> None:
-        self.shards = shards
+        self.shards = shards = Shards.of(shards)
         self.access = access or Access()
         self.index = index
         self.plain: ShardSet = self  # the set without a view
         self.label_files: Sequence[bytes] = ()  # the paths of other files that decide what is shown
-        self._keys = [shard.key for shard in shards]  # under which the index has their records
+        self._keys: Sequence[bytes] = shards.keys  # under which the index has their records
         self.generation = 0  # counts changes of the set under the mount
         self._tags = Generations(len(shards)) if tags is None else tags
         # Numbers whose shard is not in the set any more. Open files of such a shard work while the tar exists.
-        self.out = frozenset(number for number, shard in enumerate(shards) if shard.gone is not None)
+        self.out = shards.out
         self._freshness = Freshness(self._tags, self._stat, self._changed, self.out)
         # Used at every request, so kept here to save a call.
         self.fingerprint, self.tag = self._freshness.fingerprint, self._freshness.tag

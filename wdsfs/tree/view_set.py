@@ -23,7 +23,7 @@ from wdsfs.errors import ShardError, StaleShard, UnreadableShard, UsageError, Vi
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import PATIENCE_SECONDS
 from wdsfs.index.store import COMMIT_BYTES, COMMIT_SECONDS, Index
-from wdsfs.shards import Fingerprint, Shard, wait_for_tick
+from wdsfs.shards import Fingerprint, Shard, Shards, wait_for_tick
 from wdsfs.tar.problems import OF_VIEWS, Problem
 from wdsfs.tree import key_lists, label_files
 from wdsfs.tree.content import Content, ContentColumns
@@ -44,7 +44,7 @@ Found = TypeVar("Found", tuple[str, str], tuple[str, Problem, int])
 
 def is_view(shards: Sequence[Shard], composition: Composition) -> bool:
     """Return True if these shards, shown with these options, need derived records."""
-    return not composition.is_plain or any(shard.without for shard in shards)
+    return not (composition.is_plain and Shards.of(shards).are_whole)
 
 
 def open_set(
