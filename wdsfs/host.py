@@ -1,12 +1,13 @@
 """Facts about this machine: directories for our files, the disks, the kernel.
 
 Standard library only, no FUSE. Each function reads its facts when it is called; none changes anything, except
-those that make a directory of ours, and what is set for NumPy.
+those that make a directory of ours, and what is set for NumPy and for the heap.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import re
@@ -20,6 +21,8 @@ from wdsfs import mount_table, trust, waits
 from wdsfs.errors import IndexUnusable, MountError, WdsfsError
 
 PROGRAMS = ("/usr/local/bin", "/usr/bin", "/bin")
+LARGE_BLOCK = 2 << 20  # bytes: more than a READ takes, which must not cost a mapping each time
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # of malloc.h
 _ALGEBRA_THREADS = "OPENBLAS_NUM_THREADS"
 _changed: set[str] = set()  # variables of the environment that were set here
 
@@ -67,6 +70,18 @@ def refuse_algebra_threads() -> None:
     if _ALGEBRA_THREADS not in os.environ:
         os.environ[_ALGEBRA_THREADS] = "1"
         _changed.add(_ALGEBRA_THREADS)
+
+
+def map_large_blocks() -> None:
+    """Have the C library map each block of LARGE_BLOCK bytes or more, in this process and those that it forks.
+
+    Else one that is freed makes it keep the next ones in the heap, up to 32 MiB. What LMDB wants zeroed, 2 MiB, is
+    then memory of its own in each worker, and holes stay for good.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # a C library that has no such thing
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2 * LARGE_BLOCK)
 
 
 def environment() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,26 @@ def test_what_is_set_for_numpy_is_not_inherited(monkeypatch: pytest.MonkeyPatch)
     host.refuse_algebra_threads()
     assert os.environ[name] == "1"
     assert name not in host.environment()
+
+
+_HEAP = """
+import ctypes, sys
+from wdsfs import host
+if sys.argv[1] == "mapped":
+    host.map_large_blocks()
+bytearray(16 << 20)
+data = bytearray(3 << 20)
+at = ctypes.addressof((ctypes.c_char * len(data)).from_buffer(data))
+heap = next(line.split()[0] for line in open("/proc/self/maps") if "[heap]" in line)
+begin, end = (int(number, 16) for number in heap.split("-"))
+print(begin <= at < end)
+"""
+
+
+@pytest.mark.parametrize(("how", "is_in_heap"), [("mapped", b"False"), ("default", b"True")])
+def test_large_blocks_are_mapped_after_one_was_freed(how: str, is_in_heap: bytes) -> None:
+    answer = subprocess.run([sys.executable, "-c", _HEAP, how], check=True, capture_output=True)
+    assert answer.stdout.strip() == is_in_heap
 
 
 def test_without_home_the_user_database_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

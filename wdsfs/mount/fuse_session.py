@@ -101,6 +101,7 @@ def run(mount: MountOptions, leave: daemon.Leave, ready: Callable[[], None]) -> 
     forked; `ready` when the tree is usable. Raises WdsfsError when it cannot be mounted.
     """
     serving, tree, view = mount.serving, mount.tree, mount.view
+    host.map_large_blocks()
     parsed = parse_options(mount.dash_o, mount.overlay is not None)
     with noted() as used:
         shards = Shards(_shards(mount))
