@@ -99,6 +99,14 @@ def test_a_list_of_any_format(tmp_path: Path, case: str) -> None:
     assert keys_of(tmp_path, str(tmp_path / name)) == KEYS
 
 
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_ends_of_lines_may_lie_in_two_blocks(tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(label_files, "KEY_MAX", size)
+    keys = ["a", "b", "cd", "e", "f", "gh"]
+    (tmp_path / "k.txt").write_bytes(text(*keys, end="\r\n"))
+    assert keys_of(tmp_path, str(tmp_path / "k.txt")) == keys
+
+
 WRONG = {
     "empty": ("k.txt", b"", r"k\.txt: lists no key"),
     "lines only": ("k.txt", b"\n\r\n\n", r"k\.txt: lists no key"),
@@ -198,12 +206,12 @@ def test_a_table_of_keys_is_as_format_md_says(tmp_path: Path) -> None:
 
 def test_the_view_has_the_listed_samples_alone(tmp_path: Path) -> None:
     a_set(tmp_path)
-    (tmp_path / "k.txt").write_bytes(text("s0/a", "b/d", "y", "nowhere", "s0/x", "README"))
+    (tmp_path / "k.txt").write_bytes(text("s0/a", "b/d", "y", "nowhere", "s9/a", "README"))
     shards = expand([str(tmp_path / "s{0..2}.tar")])
     with a_view(tmp_path, shards, Composition(keys=str(tmp_path / "k.txt"))) as below:
         assert [below.record(number).paths() for number in below.numbers] == [[b"a"], [b"b/d"], [b"y"]]
         missing = below.keys_missing()  # type: ignore[attr-defined]  # it is a ViewSet
-        assert missing.endswith("of its 6 keys 3 are not in the set: 'nowhere', 's0/x', 'README'")
+        assert missing.endswith("of its 6 keys 3 are not in the set: 'nowhere', 's9/a', 'README'")
 
 
 def test_a_mount_waits_for_the_first_shard_with_a_sample_alone(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ from wdsfs.tree.numbered_tree import NAME as BY_INDEX
 
 log = logging.getLogger(__name__)
 
+NOT_COMPARED = "the process that compares the list of keys with the set has failed: use `wdsfs check --keys`"
 NOTE_SECONDS = 0.02  # between two notifications: a shard that is being written gives thousands of events
 ASK_SECONDS = 60.0  # how often stores are asked for changes of remote shards
 LOOK_SECONDS, LOOK_SECONDS_EACH = 2.0, 0.002  # how often shards are looked at, and what each adds to that
@@ -342,7 +343,7 @@ class Growth:
     async def derive(self) -> None:
         """Derive what the start of the mount has put off; note the keys of a list that are those of no sample."""
         answer = await in_child(self.served.derive, self.supervisor.device)
-        remark = answer.get("remark", "the list of keys was not compared with the whole set; see the log")
+        remark = answer.get("remark", NOT_COMPARED)
         if remark:
             log.warning("%s", remark)
         self.state.write({**self.state.read(), "keys": remark})

@@ -373,8 +373,9 @@ def _text_keys(
             raise wrong(file, None, "is in UTF-16: save it as UTF-8")
         block, between = block.removeprefix(b"\xef\xbb\xbf"), b"\0" if b"\0" in block else b"\n"
         while block:
-            *keys, rest = (rest + block).split(between)
-            if between == b"\n" and b"\r" in block:
+            text = rest + block
+            *keys, rest = text.split(between)
+            if between == b"\n" and b"\r" in text:
                 keys = [key.removesuffix(b"\r") for key in keys]
             yield keys, range(lines + 1, lines + 1 + len(keys))
             lines += len(keys)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import operator
 import os
 import zlib
@@ -107,16 +108,19 @@ class _ShardColumns:
         pieces: list[Piece] = []
         if not self._direct:
             return pieces
-        head, body, sizes, names, is_view = self._head, self._body, self._size, self._names, self._is_view
+        head, body, sizes, names, extensions = self._head, self._body, self._size, self._names, self._extension
+        rows = self._rows if self._is_view else None
         last, in_order = 0, True
         for member in range(self._entry_member[entry], self._entry_member[entry + 1]):
-            row = self._rows[member] if is_view else member
-            if row >> self._shift != OWN:
+            if rows is None:
+                row = member
+            elif (row := rows[member]) >> self._shift != OWN:
                 return []
             start = (head[row] + body[row]) * BLOCK
-            in_order &= start >= last
+            if start < last:
+                in_order = False
             last = start + sizes[member]
-            pieces.append((names.get(self._extension[member]) or self.name(member), start, last))
+            pieces.append((names.get(extensions[member]) or self.name(member), start, last))
         if not in_order:
             pieces.sort(key=operator.itemgetter(1))
         return pieces
@@ -125,13 +129,8 @@ class _ShardColumns:
         """Add the columns to a sample if that takes one read, without waiting for a disk. Raises StaleShard."""
         begin, fd = pieces[0][1], self.fd
         size = pieces[-1][2] - begin
-        if fd is None or size > READ_MAX:
+        if fd is None or size > READ_MAX or (size > GAP and not _are_near(pieces)):
             return False
-        last = begin
-        for _, start, stop in pieces:
-            if start - last > GAP:
-                return False
-            last = stop
         try:
             if os.preadv(fd, (scratch[:size],), begin, os.RWF_NOWAIT) < size:
                 return False
@@ -169,6 +168,10 @@ class _Read(NamedTuple):
         data, base = content_module.read(self.content, 0, self.content.size), self.content.data
         for name, start, stop in self.pieces:
             sample[name] = data[start - base : stop - base]
+
+
+def _are_near(pieces: list[Piece]) -> bool:
+    return all(second[1] - first[2] <= GAP for first, second in itertools.pairwise(pieces))
 
 
 def _is_direct(record: Record) -> bool:
