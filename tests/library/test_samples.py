@@ -373,6 +373,28 @@ def test_a_pickle_is_small_and_notices_another_set(samples: wdsfs.Samples) -> No
         pickle.loads(pickled)
 
 
+@pytest.mark.parametrize(
+    "spec", ["t-{0..2}.tar", "t-?.tar", ".", "./t-0.tar::t-1.tar", "sub/../t-2.tar", "@list.txt", "q{1}.tar"]
+)
+def test_a_pickle_means_the_same_in_another_directory(shards: str, tmp_path: Path, spec: str) -> None:
+    """Also where the name of the directory is full of signs that a spec may have."""
+    here = tmp_path / "a{b,c} [x]*" / ("@h" if spec.startswith("@") else "f::g")
+    here.mkdir(parents=True)
+    for number in range(3):
+        (here / f"t-{number}.tar").write_bytes(shard(number))
+    (here / "q{1}.tar").write_bytes(shard(1)) if "q" in spec else None
+    (here / "list.txt").write_text("t-0.tar\nt-2.tar\n")
+    (here / "sub").mkdir()
+    (here / "keys.txt").write_text("d0/k0-2\nd0/k1-2\nd0/k2-2\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(here)
+        with wdsfs.samples(spec, keys="keys.txt") as samples:
+            sent = pickle.dumps(samples)
+            patch.chdir("/")
+            with pickle.loads(sent) as same:
+                assert [*same] == [*samples] != []
+
+
 def test_what_is_closed_answers_nothing(shards: str) -> None:
     samples = wdsfs.samples(shards)
     samples.close()

@@ -190,7 +190,7 @@ def anchored(text: str) -> str:
         sign = LIST if part.startswith(LIST) else ""
         name = part.removeprefix(LIST)
         is_fixed = name.startswith(("/", "~", "$", "{")) or name == urls.STDIN or objects.is_url(name)
-        parts.append(part if is_fixed else f"{sign}{_literal_directory()}{name}")
+        parts.append(part if is_fixed else f"{sign}{_literal_directory(globs=not sign)}{name}")
     return "::".join(parts)
 
 
@@ -199,13 +199,16 @@ def anchored_file(path: str) -> str:
     return path if objects.is_url(path) and not os.path.exists(path) else os.path.abspath(path)
 
 
-def _literal_directory() -> str:
-    """Return the working directory with its slash, with nothing in it to be expanded; empty if it is gone."""
+def _literal_directory(globs: bool) -> str:
+    """Return the working directory with its slash, with nothing in it to be expanded; empty if it is gone.
+
+    The name of a list has no `globs`.
+    """
     try:
         directory = os.getcwd()
     except FileNotFoundError:
         return ""
-    pattern = _ESCAPE.sub(r"[\g<0>]", directory).replace("::", "[:][:]")
+    pattern = _ESCAPE.sub(r"[\g<0>]", directory).replace("::", "[:][:]") if globs else directory
     return (_BRACE.sub(r"\\\g<0>", pattern) if braces.are_in(pattern) else pattern) + "/"
 
 
