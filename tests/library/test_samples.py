@@ -397,11 +397,13 @@ def test_a_pickle_means_the_same_in_another_directory(shards: str, tmp_path: Pat
 
 def test_what_is_closed_answers_nothing(shards: str) -> None:
     samples = wdsfs.samples(shards)
+    begun = iter(samples)
     samples.close()
     for question in (
         lambda: samples[0],
         lambda: samples.by_key("k"),
         lambda: [*samples],
+        lambda: next(begun),
         lambda: pickle.dumps(samples),
     ):
         with pytest.raises(wdsfs.UsageError, match="this is closed"):

@@ -70,7 +70,7 @@ class Samples(OfSet, Sequence[Sample]):
         return number % self._count
 
     def __iter__(self) -> Iterator[Sample]:
-        return map(self._reader.sample, range(self._count))
+        return map(self.__getitem__, range(self._count))
 
     def by_key(self, key: str) -> Sample:
         """Return the sample with this key, `KEY` or `SHARD/KEY`.
