@@ -22,7 +22,7 @@ Written by `.ci/commands.py` from what `wdsfs COMMAND --help` says; a test compa
 [end](#options-of-several-commands). `wdsfs man` shows all of this as a manual page, `wdsfs completion SHELL` \
 completes it. What commands end with is in [exit codes](messages.md#exit-codes).
 """
-SHARED = 3  # commands that have to have an option in the same words, for it to be explained once
+SHARED = 2  # commands that have to have an option in the same words, for it to be explained once
 KEEP_LINES = "\b"  # click's mark of a paragraph whose lines are not filled
 
 Explained = tuple[str, str]  # the names of an option, with what it takes; its help
@@ -34,7 +34,9 @@ def page() -> str:
     shown = {name: command for name, command in commands.items() if command is not None and not command.hidden}
     options = {name: list(_options(command, top, name)) for name, command in shown.items()}
     every = [explained for explanations in options.values() for explained in explanations]
-    shared = sorted({explained for explained in every if every.count(explained) >= SHARED}, key=_first_name)
+    # Of several wordings the rarest comes first, so that the most frequent one stays.
+    by_name = {_first_name(explained): explained for explained in sorted(every, key=every.count)}
+    shared = [explained for _, explained in sorted(by_name.items()) if every.count(explained) >= SHARED]
     lines = [HEAD]
     for name, command in shown.items():
         lines += _section(name, command, top, options[name], shared)
@@ -53,11 +55,9 @@ def _section(
     name: str, command: click.Command, top: click.Context, options: list[Explained], shared: list[Explained]
 ) -> Iterator[str]:
     context = click.Context(command, info_name=name, parent=top)
-    yield f"## {name}"
-    yield ""
-    yield f"`wdsfs {name} {' '.join(command.collect_usage_pieces(context))}`"
-    yield ""
-    yield from _paragraphs(inspect.cleandoc(command.help or ""))
+    usage = f"`wdsfs {name} {' '.join(command.collect_usage_pieces(context))}`"
+    yield from (f"## {name}", "")
+    yield from _paragraphs(f"{usage}: {inspect.cleandoc(command.help or '')}")
     own = [explained for explained in options if explained not in shared]
     if own:
         yield from (*_points(own), "")
@@ -68,11 +68,12 @@ def _section(
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """Yield paragraphs, each as one line; one with click's mark is a block that keeps its lines."""
-    for paragraph in re.split(r"\n\s*\n", text):
-        head, *rest = paragraph.split("\n")
+    """Yield the text in one line, and what has click's mark, examples, as a block that keeps its lines."""
+    paragraphs = [paragraph.split("\n") for paragraph in re.split(r"\n\s*\n", text)]
+    said = [line.strip() for lines in paragraphs if lines[0].strip(" ") != KEEP_LINES for line in lines]
+    yield from (_plain(" ".join(said)), "")
+    for head, *rest in paragraphs:
         if head.strip(" ") != KEEP_LINES:
-            yield from (_plain(" ".join(line.strip() for line in paragraph.split("\n"))), "")
             continue
         block: list[str] = []
         for line in rest:

@@ -5,17 +5,13 @@ shards, mounts it, and looks around with ordinary programs. Each command is prin
 
     python .ci/demo.py            in a temporary directory that is removed afterwards
     python .ci/demo.py DIRECTORY  there, and the shards stay for trying things out
-    python .ci/demo.py --picture docs/images/session.svg
-                                   draws the short session of the README into a file
 
 Exit status: 0, or 1 when a command of the session failed.
 """
 
 import argparse
 import errno
-import io
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -23,7 +19,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rich.markup import escape
 from sklearn.datasets import load_digits
 from webdataset import ShardWriter
 
@@ -70,26 +65,6 @@ wdsfs umount mnt
 """
 
 
-# The short session of the README's picture.
-PICTURE = """
-wdsfs mount 'shards/digits-{000000..000003}.tar' mnt
-
-ls mnt
-
-ls mnt/digits-000000
-
-ls -l mnt/digits-000000/seven/00007
-
-cat mnt/digits-000000/seven/00007/json; echo
-
-getfattr -d mnt/digits-000000/seven/00007/png
-
-wdsfs check 'shards/digits-{000000..000003}.tar'
-
-wdsfs umount mnt
-"""
-
-
 class Failed(Exception):
     """A command of the session failed."""
 
@@ -97,7 +72,6 @@ class Failed(Exception):
 def main() -> int:
     parser = argparse.ArgumentParser(description="a terminal session with wdsfs on real images")
     parser.add_argument("directory", nargs="?", type=Path, help="work here and keep the shards")
-    parser.add_argument("--picture", type=Path, metavar="SVG", help="draw a short session into this file")
     arguments = parser.parse_args()
     given = arguments.directory
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("demo: terminated"))
@@ -105,10 +79,7 @@ def main() -> int:
     try:
         print(f"==> Writing 1797 images into {home}/shards/{SHARDS}", flush=True)
         write_shards(home)
-        if arguments.picture:
-            draw(home, arguments.picture.absolute())
-        else:
-            play(home)
+        play(home)
     except Failed as failure:
         print(f"demo: {failure}; `wdsfs doctor` says what this machine lacks", file=sys.stderr)
         return 1
@@ -146,25 +117,6 @@ def play(home: Path) -> None:
         status = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=home, env=environment(home))
         if status.returncode != 0:
             raise Failed(f"the last command ended with status {status.returncode}")
-
-
-def draw(home: Path, picture: Path) -> None:
-    """Run the short session and draw it as a terminal, with the fonts of the viewer's machine."""
-    from rich import terminal_theme
-    from rich.console import Console
-
-    home.joinpath("mnt").mkdir(exist_ok=True)
-    console = Console(record=True, width=78, file=io.StringIO(), force_terminal=True, highlight=False)
-    for command in PICTURE.strip().split("\n\n"):
-        console.print(f"[bold green]$[/] [bold]{escape(command)}[/]")
-        run = subprocess.run(
-            ["bash", "-c", command], cwd=home, env=environment(home), capture_output=True, text=True, check=True
-        )
-        console.print(escape((run.stdout + run.stderr).strip()), end="\n" if run.stdout + run.stderr else "")
-    svg = console.export_svg(title="wdsfs", theme=terminal_theme.MONOKAI)
-    # Without the fonts that rich would have every reader load from elsewhere.
-    svg = re.sub(r"@font-face {.*?}", "", svg, flags=re.DOTALL).replace("Fira Code, monospace", "monospace")
-    picture.write_text(svg)
 
 
 def environment(home: Path) -> dict[str, str]:

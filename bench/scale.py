@@ -1,6 +1,6 @@
 """A set of 100,000 shards and 100 million samples, on paper: what is measured here, and what follows from it.
 
-`python -m bench.scale` prints the tables of docs/explanation/scale.md. Measured: bytes and processor time of an
+`python -m bench.scale` prints these tables of bench/RESULTS.md. Measured: bytes and processor time of an
 index of N shards (rows with names and ETags as long as real ones, records of real tars of 1,000 samples), and the
 memory of the process that holds such a set. The model takes these and what a store gives as its constants.
 Processor time and not wall time, so that another program on the machine changes little.

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, Program, need_fuse
-from tests.peers import DALI, LONG_PATIENCE, SCRIPTS, TOOLS, environment_of, need_tool
+from tests.peers import DALI, LONG_PATIENCE, TOOLS, environment_of, need_tool
 from tests.typed import files_of, steps_of, type_in
 
 _TEXT = (ROOT / "docs/how-to/loaders.md").read_text()
@@ -30,7 +30,6 @@ RUN_BY = {
     FIRST: HERE,
     "webdataset": HERE,
     "Hugging Face datasets": PEERS,
-    "PyTorch and torchvision": (*PEERS, str(SCRIPTS / "with_torchvision.py")),
     "Megatron-Energon": PEERS,
     "DALI": (str(DALI / "bin" / "python"),),
     "wids": PEERS,
@@ -39,7 +38,6 @@ RUN_BY = {
 }
 NEEDS = {
     "Hugging Face datasets": "datasets",
-    "PyTorch and torchvision": "torchvision",
     "Megatron-Energon": "megatron.energon",
     "DALI": "nvidia.dali",
     "wids": "wids",
