@@ -99,8 +99,9 @@ def _plain(text: str) -> str:
 
 
 def _first_name(explained: Explained) -> str:
-    """Return the long name of an option."""
-    return next(word.rstrip(",") for word in explained[0].split() if word.startswith("--"))
+    """Return the long name of an option, or its only one."""
+    words = [word.rstrip(",") for word in explained[0].split()]
+    return next((word for word in words if word.startswith("--")), words[0])
 
 
 if __name__ == "__main__":

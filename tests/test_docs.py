@@ -96,6 +96,20 @@ def test_every_link_leads_somewhere(document: Path) -> None:
             assert not anchor or anchor in _anchors(page), f"{target}#{anchor}"
 
 
+# Lines of a page, and of all pages that are written by hand.
+LONGEST = {"docs/explanation/design.md": 500, "docs/explanation/speed.md": 150}
+ALL_PAGES = 4_500
+GENERATED = "docs/reference/commands.md"
+
+
+def test_pages_are_short() -> None:
+    """What is new takes the place of something, and a fact stands once."""
+    lines = {str(page.relative_to(ROOT)): page.read_text().count("\n") for page in (ROOT / "docs").rglob("*.md")}
+    for page, most in LONGEST.items():
+        assert lines[page] <= most, page
+    assert sum(count for page, count in lines.items() if page != GENERATED) <= ALL_PAGES
+
+
 def _anchors(page: Path) -> set[str]:
     """The anchors of the headings of a page, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
