@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 
@@ -83,3 +84,17 @@ def last_run(page: str, title: str, line: str) -> dict[str, str]:
 
 def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def test_the_recording_shows_the_first_steps() -> None:
+    """`python .ci/recording.py` writes it; times and places of an answer do not count."""
+    recording = (ROOT / "docs/images/session.cast").read_text().splitlines()
+    assert json.loads(recording[0])["version"] == 2
+    shown = "".join(json.loads(line)[2] for line in recording[1:])
+    plain = re.sub(r"\x1b\[[\d;]*m", "", shown).replace("\r\n", "\n")
+    typed = "".join(f"$ {step.command}\n{step.answer}" for step in steps_of(STEPS))
+
+    def without_times(text: str) -> list[str]:
+        return re.sub(r"in [\d.]+ s$", "", text, flags=re.MULTILINE).split()
+
+    assert without_times(plain) == without_times(typed)
