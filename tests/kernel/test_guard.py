@@ -268,7 +268,7 @@ def test_an_image_of_others_is_refused(program: Program) -> None:
     os.chown(image, 65534, 65534)
     says = program.refused(*mount, code=5)
     assert says.startswith(
-        f"wdsfs: {image}: can show any file, so other users must not be able to write it: {image} belongs"
+        f"wdsfs: {image}: an image can show any file, so other users must not be able to write it: {image} belongs"
     )
     os.chown(image, 0, 0)
     image.chmod(0o666)

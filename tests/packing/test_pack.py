@@ -449,7 +449,7 @@ def test_splits_that_mean_nothing(texts: Sequence[str], wrong: str) -> None:
 
 def test_a_split_without_samples_is_refused(tmp_path: Path) -> None:
     tree = write(tmp_path / "tree", {"a.jpg": b""})
-    with pytest.raises(CommitError, match=r"--split val=0.1: of 1 that is less than one of"):
+    with pytest.raises(CommitError, match=r"--split val=0.1: that is less than one of 1 samples"):
         plan_of(tree, splits=tuple(parse_splits(["train=0.9", "val=0.1"])), output="{split}-%d.tar")
 
 
