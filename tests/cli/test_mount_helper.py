@@ -228,7 +228,7 @@ def test_every_option_of_mount_can_be_written_in_fstab() -> None:
 
 
 def test_there_are_such_lines() -> None:
-    assert len(LINES) == 3
+    assert len(LINES) == 4
     assert all(f"`{name}`" in DEPLOYMENT or f"`{name}=`" in DEPLOYMENT for name in mount_helper._OWN)
 
 
