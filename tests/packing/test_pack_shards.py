@@ -138,7 +138,7 @@ def test_shards_are_told_from_files(program: Program) -> None:
     assert "mixed: has shards (s0.tar) and other files (a.jpg): name the shards, such as 'mixed/*.tar'" in text
     facts = program.json("pack", "--layout", "files", "mixed", "-o", "n/c.tar", "-n", "--json")
     assert [row["samples"] for row in facts["shards"]] == [2]
-    assert "one after the other" in program.refused("pack", "s0.tar", "files", "-o", "n/d.tar", code=2)
+    assert "type one for each" in program.refused("pack", "s0.tar", "files", "-o", "n/d.tar", code=2)
 
 
 @pytest.mark.parametrize(

@@ -561,7 +561,7 @@ def test_label_files_that_cannot_be_meant(tmp_path: Path) -> None:
         labelled(tmp_path, two)
     with pytest.raises(ViewError, match=r"has no table 'v'"):
         labelled(tmp_path, f"{two}:v")
-    with pytest.raises(UsageError, match="no kind of label file"):
+    with pytest.raises(UsageError, match="not a kind of label file"):
         label_files.label_file(str(tmp_path / "l.txt"))
     with pytest.raises(UsageError, match="there is no such file"):
         label_files.label_file(str(tmp_path / "none.csv"))
