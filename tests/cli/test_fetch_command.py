@@ -16,7 +16,7 @@ from tests.conftest import Program, wait_until
 from tests.remote.stores import content, covered
 from tests.web_server import Fault, Served, WebServer
 
-PART = 8 << 20
+PART = 4 << 20
 SIZE = 3 * PART + 12_345
 SECRET = "deadbeef"
 
@@ -60,7 +60,7 @@ def test_whole_shards_are_fetched_once(program: Program, web: WebServer) -> None
     web.requests.clear()
     done = program.run("fetch", url)
     assert done.stdout.decode().splitlines() == [
-        "2 shards in the cache, 24.0 MiB: 0 B fetched, 24.0 MiB were there before",
+        "2 shards in the cache, 12.0 MiB: 0 B fetched, 12.0 MiB were there before",
         f"kept in {first['cache']}",
     ]
     assert web.gets() == []
@@ -73,8 +73,8 @@ def test_on_a_terminal_lines_are_lines_and_the_bar_moves_within_a_part(program: 
     shown = program.on_terminal("fetch", *options, f"{web.url}/s/x-0.tar").decode()
     assert "\\n" not in shown
     assert re.search(r"were there before\r?\nkept in ", shown)
-    assert re.search(r"(?<![\d.])[34]\.\d/8\.0 MiB", shown)
-    assert "8.0/8.0 MiB" in shown
+    assert re.search(r"(?<![\d.])[12]\.\d/4\.0 MiB", shown)
+    assert "4.0/4.0 MiB" in shown
 
 
 def test_workers_fetch_into_their_caches(program: Program, web: WebServer) -> None:
@@ -86,7 +86,7 @@ def test_workers_fetch_into_their_caches(program: Program, web: WebServer) -> No
     assert cached(program, web) == {"/s/x-0.tar": SIZE}
     done = program.run("fetch", "--executor", "tests.work:threads", url)
     assert done.stdout.decode().splitlines() == [
-        "1 shard in the cache, 24.0 MiB: 0 B fetched, 24.0 MiB were there before",
+        "1 shard in the cache, 12.0 MiB: 0 B fetched, 12.0 MiB were there before",
         "kept in the caches of the workers",
     ]
 
@@ -160,14 +160,14 @@ def test_a_shard_without_room_is_not_begun(program: Program, web: WebServer) -> 
     served(web, 1)
     served(web, 2)
     url = web.url + "/s/x-{0..2}.tar"
-    done = program.run("fetch", "--jobs", "1", "--cache-size", "40M", url, code=3)
+    done = program.run("fetch", "--jobs", "1", "--cache-size", "20M", url, code=3)
     assert done.stderr.decode() == (
         f"wdsfs: the cache has no room for 1 shard more ({web.url}/s/x-2.tar): give it more by "
         "--cache-size, or remove what is not needed any more by `wdsfs cache`\n"
     )
-    assert done.stdout.startswith(b"2 of 3 shards in the cache, 25.0 MiB: ")
+    assert done.stdout.startswith(b"2 of 3 shards in the cache, 13.0 MiB: ")
     assert web.gets("/s/x-2.tar") == []
-    assert fetch_json(program, "--cache-size", "80M", url)["fetched"] == SIZE
+    assert fetch_json(program, "--cache-size", "40M", url)["fetched"] == SIZE
 
 
 def test_shards_that_are_fetched_at_once_share_the_room(program: Program, web: WebServer) -> None:
@@ -175,7 +175,7 @@ def test_shards_that_are_fetched_at_once_share_the_room(program: Program, web: W
         served(web, number)
     web.hold.clear()
     url = web.url + "/s/x-{0..2}.tar"
-    with program.start("fetch", "--json", "--cache-size", "60M", url, stdout=subprocess.PIPE) as process:
+    with program.start("fetch", "--json", "--cache-size", "30M", url, stdout=subprocess.PIPE) as process:
         wait_until(lambda: len(web.gets()) == 8, "the requests for two shards")
         web.hold.set()
         report = json.loads(process.communicate()[0])

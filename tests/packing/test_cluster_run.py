@@ -160,7 +160,7 @@ def test_a_driver_that_is_killed_at_any_step_leaves_the_whole_shard_or_none(tmp_
             lambda world: os.unlink(world.upper + b"/new"),
             "upper/new: .* where all machines see them",
         ),
-        (lambda world: os.utime(world.upper + b"/new", (1, 1)), "new has changed since this was planned"),
+        (lambda world: os.utime(world.upper + b"/new", (1, 1)), "new has changed since the shards were planned"),
     ],
 )
 def test_what_has_changed_or_is_not_there_stops_the_commit(

@@ -459,7 +459,7 @@ def test_a_split_without_samples_is_refused(tmp_path: Path) -> None:
         ({"shuffle": "1", "order": "x"}, "exclude each other"),
         ({"output": "{split}-%d.tar"}, "belong together"),
         ({"output": "s.tar.gz"}, "readers would unpack"),
-        ({"class_column": ".x"}, "no extension"),
+        ({"class_column": ".x"}, "not an extension"),
         ({"class_as": "none", "class_names": "x"}, "--class-names is for"),
         ({"class_names": "x"}, "--class-names is for --layout classes"),
         ({"output": "s.tar", "maxcount": 1}, "names 1 shard"),
