@@ -154,6 +154,7 @@ def test_help_names_commands_and_options_that_exist() -> None:
     [
         (["slow"], "Tasks:\n  wdsfs status DIR"),
         (["s3"], "Options:"),
+        (["labels"], "wdsfs mount --overlay EDITS"),
         (["page", "CACHE"], "--push [auto|off]"),
         (["ImageFolder"], "ImageFolder"),
         (["executors"], "--executor NAME"),

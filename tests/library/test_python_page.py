@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -30,16 +31,10 @@ NO_FUSE = 'mount -t tmpfs none /dev && exec "$@"'  # a namespace whose /dev has 
 
 
 def write_set(directory: Path) -> None:
-    for number in range(3):
-        members = [
-            member
-            for at in range(number * 4, number * 4 + 4)
-            for member in (
-                tars.member(b"k%d.txt" % at, b"text of k%d" % at),
-                tars.member(b"k%d.cls" % at, b"%d" % (at % 3)),
-            )
-        ]
-        (directory / f"train-{number}.tar").write_bytes(tars.tar(*members))
+    typed = re.findall(r"^    (.+)$", PAGE.partition("\n## Samples\n")[2].partition("\n```")[0], re.MULTILINE)
+    wdsfs = f'wdsfs() {{ {shlex.quote(sys.executable)} -m wdsfs "$@"; }}'
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(["bash", "-ec", "\n".join([wdsfs, *typed])], cwd=directory, env=environment, check=True)
     table = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table({"x": [1, 2, 3]}), table)
     members = [tars.member(b"a.csv", b"x\n1\n2\n3\n"), tars.member(b"a.parquet", table.getvalue())]

@@ -121,8 +121,9 @@ def test_options_have_the_words_and_errors_of_the_mount(shards: str, tmp_path: P
         samples.by_key("\ud800")
     with pytest.raises(wdsfs.ViewError, match="'png'"):
         wdsfs.samples(shards, columns=["png"])
-    with pytest.raises(TypeError, match="there is no option 'colums'"):
-        wdsfs.samples(shards, colums=["jpg"])  # type: ignore[call-arg]
+    for name in ("colums", "layout", "whole"):
+        with pytest.raises(TypeError, match=f"there is no option '{name}'"):
+            wdsfs.samples(shards, **{name: "classes"})  # type: ignore[arg-type]
     with pytest.raises(wdsfs.MissingShard):
         wdsfs.samples("t-{0..5}.tar")
     with wdsfs.samples("t-{0..5}.tar", allow_missing=True) as samples:

@@ -1179,12 +1179,7 @@ WHERE = "wdsfs: which layout for which loader: wdsfs help layouts\n"
     [
         (b"a.left.JPG", b"a.cls", (), "loaders that look for *.jpg need --names full or --layout classes"),
         (b"a.flac", b"a.cls", ("--merge",), "loaders that look for *.flac need --names full or --layout classes"),
-        (
-            b"a.jpg",
-            b"a.cls",
-            ("--overlay", "up"),
-            "loaders that look for *.jpg need --names full or --layout files",
-        ),
+        (b"a.jpg", b"a.cls", ("--overlay", "up"), ""),  # it is edited, not trained from
         (b"a.wav", b"a.txt", (), "loaders that look for *.wav need --names full or --layout files"),  # no classes
         (b"a.jpg", b"a.cls", ("--lazy",), ""),  # not known yet
         (b"a.jpg", b"a.cls", ("--quiet",), ""),

@@ -44,7 +44,7 @@ TASKS: dict[str, tuple[tuple[str, str], ...]] = {
         ("wdsfs help layouts", "How to mount for which loader."),
         ("wdsfs export --format dali ...", "Write the index of DALI, Energon."),
     ),
-    "Change samples: edit, add, delete": (
+    "Change samples: edit, add, delete, correct a label": (
         ("wdsfs mount --overlay EDITS SHARDS DIR", "Mount for changes by any program."),
         ("wdsfs diff DIR", "Show what was changed."),
         ("wdsfs restore DIR/PATH", "Undo changes."),

@@ -68,7 +68,7 @@ class OpenedSet:
     Raises what opening a set for a command raises.
     """
 
-    def __init__(self, shards: Shards, layout: str, whole: bool, **options: Any) -> None:
+    def __init__(self, shards: Shards, layout: str, whole: bool, /, **options: Any) -> None:
         self.shards, self._layout = texts(shards), layout
         self.options = {name: value for name, value in options.items() if value is not None and name != "progress"}
         self.lock = threading.RLock()

@@ -15,13 +15,18 @@ _SHARDS_READ = 3
 
 
 def hints(below: ShardSet, tree: TreeOptions, writable: bool) -> Sequence[str]:
-    """Return hints for a set that is mounted like this; none if loaders will find all, or nothing is known."""
+    """Return hints for a set that is mounted like this; none if loaders will find all, or nothing is known.
+
+    None either for a `writable` mount, which is for editing.
+    """
+    if writable:
+        return ()
     of_classes = tree.layout == "classes"
-    hint = _class_hint(below, tree.composition.class_names) if of_classes else _suffix_hint(below, tree, writable)
+    hint = _class_hint(below, tree.composition.class_names) if of_classes else _suffix_hint(below, tree)
     return () if hint is None else (hint, "which layout for which loader: wdsfs help layouts")
 
 
-def _suffix_hint(below: ShardSet, tree: TreeOptions, writable: bool) -> str | None:
+def _suffix_hint(below: ShardSet, tree: TreeOptions) -> str | None:
     """Return a hint for a set of images or sound whose files are called `jpg`, so that loaders do not find them.
 
     None if there is no such file in the first shards, or they are not indexed.
@@ -35,8 +40,8 @@ def _suffix_hint(below: ShardSet, tree: TreeOptions, writable: bool) -> str | No
             for extension in extensions:
                 suffix = extension.lower().rpartition(b".")[2]
                 if suffix in MEDIA:
-                    # Layouts of classes are read-only, and refuse a set whose samples have none.
-                    other = "--layout files" if writable or b"cls" not in extensions else "--layout classes"
+                    # Layouts of classes refuse a set whose samples have none.
+                    other = "--layout classes" if b"cls" in extensions else "--layout files"
                     return f"loaders that look for *.{suffix.decode()} need --names full or {other}"
     return None
 

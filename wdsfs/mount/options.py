@@ -15,7 +15,7 @@ from wdsfs.host import default_jobs
 from wdsfs.mount_registry import FUSE, KERNEL, canonical
 from wdsfs.remote import urls
 from wdsfs.spec import objects
-from wdsfs.tree.options import Opening, Selection, TreeOptions
+from wdsfs.tree.options import Opening, Selection, TreeOptions, text_of
 
 if TYPE_CHECKING:
     from wdsfs.shards import Shard
@@ -116,6 +116,9 @@ def refuse_view(shards: Sequence[Shard], tree: TreeOptions) -> None:
     from wdsfs.tree.view_set import is_view
 
     refuse_left_out(shards, "--overlay is for whole shards")
+    if tree.composition.classes:
+        column = text_of(tree.composition.class_from)
+        raise UsageError(f"--layout classes cannot be written: mount without it, and write SHARD/KEY/{column}")
     if is_view(shards, tree.composition):
         raise UsageError(
             "--overlay takes shards as they are: what a view leaves out or adds could not be committed. Mount "
