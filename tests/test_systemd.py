@@ -3,6 +3,7 @@
 import configparser
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.conftest import Program, wait_until
 from tests.kernel.mounts import end_mount, need_erofs
 from tests.processes import Process
 from tests.servers import need_server
+from wdsfs.errors import NoMatch, Unreachable, UsageError
 
 UNITS = Path(__file__).parent.parent / "systemd"
 USER, SYSTEM = UNITS / "wdsfs@.service", UNITS / "wdsfs-system@.service"
@@ -130,6 +132,26 @@ def test_the_service_is_ready_when_the_mount_is(unit: Path) -> None:
     assert " mount --foreground $OPTIONS -- $SHARDS ${MOUNTPOINT}" in service["ExecStart"]
     assert PROGRAM.sub("wdsfs", service["ExecStop"]) == "-wdsfs umount ${MOUNTPOINT}"
     assert service["Restart"] == "on-failure"
+
+
+@pytest.mark.parametrize("unit", [USER, SYSTEM], ids=lambda unit: unit.name)
+def test_a_store_that_is_away_for_hours_is_tried_again_and_a_mistake_is_not(unit: Path) -> None:
+    assert read(unit)["Unit"]["StartLimitIntervalSec"] == "0"
+    assert read(unit)["Service"]["RestartSec"] == "30"
+    assert int(read(unit)["Service"]["RestartPreventExitStatus"]) == UsageError.exit_code
+    assert UsageError.exit_code not in (NoMatch.exit_code, Unreachable.exit_code)
+
+
+def test_the_debian_package_has_both_services_with_the_path_of_its_program() -> None:
+    """As `packaging/debian/rules` rewrites them."""
+    rules = (UNITS.parent / "packaging/debian/rules").read_text()
+    [command] = re.findall(r"^\t(sed .*) debian/wdsfs/usr/lib/systemd/\*/wdsfs\*@\.service$", rules, re.MULTILINE)
+    for unit, place in ((USER, "user"), (SYSTEM, "system")):
+        assert f"systemd/{unit.name} debian/wdsfs/usr/lib/systemd/{place}/{unit.name}\n" in rules
+        edit = [word for word in shlex.split(command) if word != "-i"]
+        packaged = subprocess.run([*edit, unit], capture_output=True, text=True, check=True).stdout
+        assert packaged.count("/usr/bin/wdsfs") == packaged.count("/bin/wdsfs") == 3
+        assert "Copy this file" not in packaged
 
 
 def test_both_services_differ_only_where_they_have_to() -> None:

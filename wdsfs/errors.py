@@ -5,6 +5,7 @@
     WdsfsError                 EIO        1
     |-- UsageError             EINVAL     2   a bad option or argument
     |   '-- SpecError          EINVAL     2   a shard specification that means nothing
+    |       '-- NoMatch        EINVAL     3   a glob or a directory without a shard
     |-- ShardError             EIO        3
     |   |-- MissingShard       EIO        3   a shard of the set is not there
     |   |   '-- MissingObject  EIO        3   its store has no such object
@@ -75,6 +76,11 @@ class UsageError(WdsfsError):
 
 class SpecError(UsageError):
     pass
+
+
+class NoMatch(SpecError):
+    # As for a missing shard: a file system that is not mounted yet looks so, and a unit of systemd tries again.
+    exit_code = 3
 
 
 class ShardError(WdsfsError):

@@ -14,7 +14,7 @@ from braceexpand import UnbalancedBracesError, braceexpand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wdsfs.errors import MissingShard, SpecError, UnreadableShard
+from wdsfs.errors import MissingShard, NoMatch, SpecError, UnreadableShard
 from wdsfs.names import SHARD_SUFFIXES
 from wdsfs.shards import Shard
 from wdsfs.spec import braces
@@ -246,10 +246,10 @@ def test_unbalanced_braces_are_shown_with_the_way_out(here: Path, text: str) -> 
 def test_nothing_is_no_set(here: Path) -> None:
     os.mkdir("empty")
     assert "no shards given" in refused(SpecError)
-    assert refused(SpecError, "empty").endswith("'empty' holds no shard, such as x.tar or x.tar.gz")
+    assert refused(NoMatch, "empty").endswith("'empty' holds no shard, such as x.tar or x.tar.gz")
     os.makedirs("mnt/.wdsfs")
     assert "it is a mount of wdsfs: name its shards" in refused(SpecError, "mnt")
-    assert "no file matches '*.tar'" in refused(SpecError, "*.tar")
+    assert "no file matches '*.tar'" in refused(NoMatch, "*.tar")
     assert "empty shard name" in refused(SpecError, "")
     assert "empty shard name" in refused(SpecError, "a.tar::")
 

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import pytest
 
 from tests.web_server import BORN, Fault, Request, WebServer
-from wdsfs.errors import MissingShard, ShardError, SpecError
+from wdsfs.errors import MissingShard, NoMatch, ShardError, SpecError, Unreachable
 from wdsfs.remote import shard_paths
 from wdsfs.spec import objects
 from wdsfs.spec.expand import expand, names_a_shard
@@ -291,10 +291,19 @@ def bucket(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> set[str]:
 def test_what_looks_like_a_pattern_or_a_directory(bucket: set[str]) -> None:
     bucket |= {"d/[b].tar", "d/c.tar"}
     assert [shard.path for shard in expand(["s3://b/d/[b].tar"])] == [b"s3://b/d/[b].tar"]
-    with pytest.raises(SpecError, match="no object matches 's3://b/d/"):
+    with pytest.raises(NoMatch, match="no object matches 's3://b/d/"):
         expand(["s3://b/d/[x].tar"])
     with pytest.raises(MissingShard, match="if it is a directory of shards, end it with a slash"):
         expand(["s3://b/d"])
+
+
+@pytest.mark.parametrize("spec", ["s3://b/d/", "s3://b/d/*.tar"])
+def test_what_has_to_be_listed_names_the_way_to_the_cache(monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
+    options = "s3://:endpoint=http://127.0.0.1:9 s3://:anonymous=true s3://:region=x"
+    monkeypatch.setenv("WDSFS_STORE_OPTIONS", options)
+    with pytest.raises(Unreachable, match=r"cannot be connected to; names with braces \(x-\{000\.\.099\}\.tar\)"):
+        expand([spec])
+    shard_paths.close()  # the fetcher has these options
 
 
 def test_what_vanishes_from_a_listed_prefix_is_noticed(web: WebServer, bucket: set[str]) -> None:

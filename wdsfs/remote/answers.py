@@ -6,7 +6,9 @@ of letters and digits, are taken from them.
 
 from __future__ import annotations
 
+import errno
 import re
+import socket
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -46,6 +48,10 @@ _OF_AUTHORITY = (
     "for the server and for certificates=: openssl req -x509 -newkey rsa:2048 -nodes -days 365 -keyout key.pem "
     "-out certificate.pem -subj /CN=HOST -addext subjectAltName=DNS:HOST "
     "-addext basicConstraints=critical,CA:FALSE"
+)
+
+_NO_NETWORK = (
+    "its server cannot be connected to: no network is allowed here (RestrictAddressFamilies= of the unit?)"
 )
 
 THROTTLING = frozenset({429, 503})
@@ -183,6 +189,8 @@ def _of_connection(text: str, url: Url) -> ShardError | Transient:
     kind = _KIND.search(text)
     if kind and kind[1] == "Timeout":
         return Transient("its server does not answer", silent=True)
+    if kind and kind[1] == "Connect" and _is_without_network():
+        return Transient(_NO_NETWORK, refused=True)
     if kind and kind[1] == "Connect":
         late = any(word in text for word in _LATE)
         unknown = "the name of its server is not known" if "dns error" in text else ""
@@ -192,6 +200,15 @@ def _of_connection(text: str, url: Url) -> ShardError | Transient:
     if any(word in text for word in _WRONG_HEADERS):
         return no_length(url)
     return Transient("its store gives an answer that is not understood", attempts=_WRONG_ANSWERS)
+
+
+def _is_without_network() -> bool:
+    """Return True if this process may make no socket of the internet, as in a restricted unit of systemd."""
+    try:
+        socket.socket(socket.AF_INET).close()
+    except OSError as error:
+        return error.errno in (errno.EAFNOSUPPORT, errno.EPERM)
+    return False
 
 
 def pin_of(meta: Mapping[str, Any]) -> Pin:

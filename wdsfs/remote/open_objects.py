@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,7 @@ class OpenObjects:
         self._closing: set[asyncio.Task[None]] = set()
         self._changes: dict[RemoteObject, asyncio.Task[None]] = {}
         self._logged = LoggedMessages()
+        self._refusals: set[str] = set()  # why the cache cannot be used, as far as it was said
         self._going_on: tuple[RemoteObject, ...] = ()  # the objects from and to which the latest pass may continue
         self._is_usual = True  # for a pass to continue in the next object: the latest one did
         self.waiting = 0  # reads that are not answered yet
@@ -109,7 +111,10 @@ class OpenObjects:
         try:
             return self._cache.open(url.shown, pin)
         except OSError as error:
-            self.say(f"{url.shown}: read without the cache: {error.strerror}")
+            reason = os.strerror(error.errno or errno.EIO)
+            if reason not in self._refusals:  # the cache's, not the object's: said once
+                self._refusals.add(reason)
+                log.warning("%s: remote shards are read without the cache: %s", self._cache.directory, reason)
             return None
 
     async def changed(self, item: RemoteObject) -> None:

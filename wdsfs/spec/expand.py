@@ -27,7 +27,16 @@ from itertools import islice
 from typing import NamedTuple
 
 from wdsfs import names
-from wdsfs.errors import MissingShard, ShardError, SpecError, UnreadableShard, and_others, reason_of, several
+from wdsfs.errors import (
+    MissingShard,
+    NoMatch,
+    ShardError,
+    SpecError,
+    UnreadableShard,
+    and_others,
+    reason_of,
+    several,
+)
 from wdsfs.names import PLAIN, Reading
 from wdsfs.remote import urls
 from wdsfs.shards import Shard
@@ -365,7 +374,7 @@ class _Expansion:
                 try:
                     yield from self.words(line, "" if name == urls.STDIN else _parent(path), origin)
                 except SpecError as error:
-                    raise SpecError(f"{origin}: {error}") from None
+                    raise type(error)(f"{origin}: {error}") from None
         if empty:
             raise SpecError(f"the list {path!r} names no shards")
         self.inside.pop()
@@ -465,7 +474,7 @@ def _matching(base: str, word: str) -> list[str]:
     dependencies.note_glob(pattern)
     matches = sorted(map(urls.local, glob.iglob(pattern, recursive=True)), key=os.fsencode)
     if not matches:
-        raise SpecError(f"no file matches {objects.without_secrets(word)[:200]!r}")
+        raise NoMatch(f"no file matches {objects.without_secrets(word)[:200]!r}")
     return matches
 
 
@@ -602,7 +611,7 @@ def _contents(directory: str) -> dict[str, int | None]:
     if not shards:
         mounted = os.path.isdir(os.path.join(directory, ".wdsfs"))
         hint = "; it is a mount of wdsfs: name its shards instead" if mounted else ""
-        raise SpecError(f"the directory {directory!r} holds no shard, such as x.tar or x.tar.gz{hint}")
+        raise NoMatch(f"the directory {directory!r} holds no shard, such as x.tar or x.tar.gz{hint}")
     return shards
 
 

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from typing import TypeGuard
 
 from wdsfs import names
-from wdsfs.errors import MissingObject, ShardError, SpecError
+from wdsfs.errors import MissingObject, NoMatch, ShardError, SpecError, Unreachable
 from wdsfs.remote import shard_paths, urls
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.remote.urls import WEB, Pin, Url
@@ -135,7 +135,7 @@ def paths_of(text: str) -> list[str]:
         literal = _path_of(url)
         if modes([literal])[literal] is not None:  # as for files: what is there is taken literally
             return [literal]
-        raise SpecError(f"no object matches {url.shown!r}")
+        raise NoMatch(f"no object matches {url.shown!r}")
     return sorted(matches, key=os.fsencode)
 
 
@@ -147,7 +147,7 @@ def contents(prefix: str) -> dict[str, int | None]:
     url = shard_paths.url_of(os.fsencode(prefix))
     shards = sorted((path for path, key in _listed(url) if _is_shard_name(key[len(url.key) :])), key=os.fsencode)
     if not shards:
-        raise SpecError(f"{prefix!r}: no shard, such as x.tar or x.tar.gz, is below it")
+        raise NoMatch(f"{prefix!r}: no shard, such as x.tar or x.tar.gz, is below it")
     return dict.fromkeys(shards, stat.S_IFREG)
 
 
@@ -189,8 +189,18 @@ def _path_of(url: Url) -> str:
 
 
 def _listed(prefix: Url) -> list[tuple[str, str]]:
-    """Return path and key of each object whose key starts with that of `prefix`."""
-    return [(os.fsdecode(path), shard_paths.url_of(path).key) for path in shard_paths.listed(prefix)]
+    """Return path and key of each object whose key starts with that of `prefix`. Raises ShardError."""
+    try:
+        return [(os.fsdecode(path), shard_paths.url_of(path).key) for path in shard_paths.listed(prefix)]
+    except Unreachable as error:
+        raise (error if prefix.scheme in WEB else not_listed(error)) from None
+
+
+def not_listed(error: Unreachable) -> Unreachable:
+    """Return the error of a store that cannot list the shards now, with the way out."""
+    return Unreachable(
+        f"{error}; names with braces (x-{{000..099}}.tar) need no list: so the cache serves offline"
+    )
 
 
 def _fits(parts: Sequence[str], patterns: Sequence[str]) -> bool:

@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from wdsfs import trust
-from wdsfs.errors import DeniedObject, SpecError, and_others
+from wdsfs.errors import DeniedObject, SpecError, Unreachable, and_others
 from wdsfs.remote import urls
 from wdsfs.spec import braces, dependencies, index_file, objects
 from wdsfs.spec.located import Field, load_json, load_yaml
@@ -250,6 +250,8 @@ def dataset_at(directory: str) -> str | None:
         return directory if _first(directory, _INFO) else None
     except DeniedObject:  # what is wrong is said of the directory, when it is listed
         return None
+    except Unreachable as error:
+        raise objects.not_listed(error) from None
 
 
 def energon(dataset: str, split: str | None, split_file: str | None = None) -> Iterator[Word]:
