@@ -249,7 +249,7 @@ def test_a_mount_point_that_is_no_empty_directory_fails(place: Path, root: None)
     assert doctor.check_mountpoint(str(place)).level == "ok"
     assert_remedy(doctor.check_mountpoint(f"{place}/x"), "fail", "no such directory", f"mkdir -p '{place}/x'")
     (place / "x").touch()
-    assert_remedy(doctor.check_mountpoint(f"{place}/x"), "fail", "no directory", "choose")
+    assert_remedy(doctor.check_mountpoint(f"{place}/x"), "fail", "is not a directory", "choose")
     assert_remedy(doctor.check_mountpoint(str(place)), "fail", "is not empty", "-o nonempty")
     # To mount over all that is there is no remedy.
     assert_remedy(doctor.check_mountpoint("/"), "fail", "is the root directory", "make a directory")

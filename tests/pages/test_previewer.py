@@ -429,7 +429,7 @@ def test_the_first_picture_of_a_video(
     assert (small.width, small.height) == (64, 48)
     cut = previewer.preview(extension, Bytes(data[:200]))
     assert (cut.kind, cut.pictures) == ("video", ())
-    assert "no picture" in cut.problem
+    assert "No picture can be shown" in cut.problem
 
 
 def test_a_video_without_pictures(previewer: Previewer) -> None:

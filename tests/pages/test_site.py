@@ -361,4 +361,4 @@ def test_a_video_has_a_picture_in_the_grid_and_loads_nothing_else(browser: Brows
         browser.go(viewer, "/sample/v/b")
         browser.wait_for_previews(1)
         assert browser.one("video").get_attribute("preload") == "metadata"
-        assert "no picture" in browser.texts(".problem")[0]
+        assert "No picture can be shown" in browser.texts(".problem")[0]

@@ -322,7 +322,7 @@ def test_a_list_changes_under_a_mount(program: Program) -> None:
         assert (mounted.path / "s0/a/txt").read_text() == "s0 a"
         assert os.listdir(mounted.path / "s0") == ["a"]
         assert os.listdir(mounted.path / "s2") == []
-        mounted.allow_log("has changed", "is not in the set", "exchanged")
+        mounted.allow_log("has changed", "have changed", "is not in the set", "exchanged")
         file.write_bytes(text("s0/e", "s2/y"))
         if program.engine == "kernel":
             program.run("refresh", mounted.path)
