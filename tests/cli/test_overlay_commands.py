@@ -331,7 +331,7 @@ def test_outputs_of_an_upper_of_the_kernel(program: Program, here: Set) -> None:
 
 def test_outputs_that_cannot_be_read(program: Program, here: Set) -> None:  # noqa: F811
     here.place.outputs.write_text('{"version": 9}')
-    assert all("of version 9, by a newer wdsfs" in error for error in again(program, SHARDS, 8)), again(program, SHARDS, 8)
+    assert all("of version 9, by a newer wdsfs" in error for error in again(program, SHARDS, 8))
 
 
 def test_what_a_commit_left_that_was_killed_at_its_end_goes(program: Program, here: Set) -> None:  # noqa: F811
