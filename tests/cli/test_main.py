@@ -713,9 +713,13 @@ def test_a_shard_that_is_not_there(shards: Program, command: str) -> None:
     assert "s-2.tar" in shards.refused(command, "s-{0..2}.tar", *more, code=3)
 
 
-@pytest.mark.parametrize("spec", ["none-*.tar", "", "ftp://example.org/a.tar", "s-{0..1.tar"])
+@pytest.mark.parametrize("spec", ["", "ftp://example.org/a.tar", "s-{0..1.tar"])
 def test_a_spec_that_means_nothing(shards: Program, spec: str) -> None:
     assert shards.refused("info", "--", spec, code=2)
+
+
+def test_a_glob_without_shards(shards: Program) -> None:
+    assert "none-*.tar" in shards.refused("info", "none-*.tar", code=3)
 
 
 def test_a_shard_that_cannot_be_read(user_program: Program) -> None:
