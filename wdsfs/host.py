@@ -22,7 +22,7 @@ from wdsfs.errors import IndexUnusable, MountError, WdsfsError
 
 PROGRAMS = ("/usr/local/bin", "/usr/bin", "/bin")
 LARGE_BLOCK = 2 << 20  # bytes: more than a READ takes, which must not cost a mapping each time
-_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # of malloc.h
+_M_ARENA_MAX, _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -8, -3, -1  # of malloc.h
 _ALGEBRA_THREADS = "OPENBLAS_NUM_THREADS"
 _changed: set[str] = set()  # variables of the environment that were set here
 
@@ -72,16 +72,19 @@ def refuse_algebra_threads() -> None:
         _changed.add(_ALGEBRA_THREADS)
 
 
-def map_large_blocks() -> None:
-    """Have the C library map each block of LARGE_BLOCK bytes or more, in this process and those that it forks.
+def map_large_blocks(size: int = LARGE_BLOCK, free: int = 2 * LARGE_BLOCK, is_shared: bool = False) -> None:
+    """Have the C library map each block of `size` bytes or more, in this process and those that it forks.
 
-    Else one that is freed makes it keep the next ones in the heap, up to 32 MiB. What LMDB wants zeroed, 2 MiB, is
-    then memory of its own in each worker, and holes stay for good.
+    Without this, one such block that is freed makes it keep the next ones in the heap, up to 32 MiB: the 2 MiB
+    that LMDB wants zeroed are then memory of each worker, and holes stay for good. The heap keeps `free` bytes at
+    its end. `is_shared`: all threads use one heap. Not by the environment, that commands of `pipe:` inherit.
     """
-    with contextlib.suppress(OSError, AttributeError):  # a C library that has no such thing
+    with contextlib.suppress(OSError, AttributeError):  # a C library that has no such call
         libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK)
-        libc.mallopt(_M_TRIM_THRESHOLD, 2 * LARGE_BLOCK)
+        if is_shared:
+            libc.mallopt(_M_ARENA_MAX, 1)
+        libc.mallopt(_M_MMAP_THRESHOLD, size)
+        libc.mallopt(_M_TRIM_THRESHOLD, free)
 
 
 def environment() -> dict[str, str]:

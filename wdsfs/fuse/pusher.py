@@ -106,7 +106,7 @@ class Pusher:
             self.notes.postpone(inode)
 
     def _pass_at(self, inode: int, distance: int) -> Pass:
-        """Return the pass that has come to this file or sample, taken on; a new one if there is none."""
+        """Return the pass that has come to this file, taken on; a new one if there is none."""
         for going in reversed(self.passes):
             if going.last < inode <= going.end + REACH_MAX:
                 break

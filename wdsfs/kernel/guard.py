@@ -1,10 +1,10 @@
 """Guards a mounted image: nobody reads a mix of old and new bytes of a shard that is written in place.
 
 The kernel does not look at the times of shards. So the guard holds a read lease (fcntl(2), F_SETLEASE) on each
-shard and on the image: whoever opens one for writing or truncates it waits until the guard has released the lease,
-at most for the time in /proc/sys/fs/lease-break-time. The guard first ends the mount, then waits until programs
-have closed all files of the mount, and only then releases the lease. Where a file system has no leases, the guard
-compares the times of the files every second.
+shard and on the image. A process that opens such a file for writing, or truncates it, then waits until the guard
+has released the lease, at most for the time in /proc/sys/fs/lease-break-time. The guard first ends the mount, then
+waits until programs have closed all files of the mount, and only then releases the lease. Where a file system has
+no leases, the guard compares the times of the files every second.
 
 The guard ignores a shard that is replaced by another file, or removed: the kernel keeps the old file. `wdsfs
 refresh` then makes a new image, and the guard mounts it in the place of the old one. It holds the shards of the

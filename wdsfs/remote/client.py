@@ -63,7 +63,7 @@ class Remote:
 
     def keep(self) -> None:
         """Promise, before the first fork, that this process will call `ensure` when one of its children ends."""
-        self._launcher.kept = True
+        self._launcher.is_restarted = True
 
     @property
     def fetcher(self) -> int:

@@ -248,7 +248,7 @@ class Demand:
             self.used_ahead -= part.size
         if not part.dropped:
             part.item.parts.remove(part.begin)
-        if error is None and not part.kept:
+        if error is None and not part.is_cached:
             self.used -= part.counted  # counted as held from now on
             part.counted = 0
             for begin, data in part.pieces:
@@ -315,7 +315,7 @@ class Demand:
             if not missing:  # another process has fetched it meanwhile
                 return
             await self._request(part, missing[0][0], missing[-1][1])
-            if not part.kept:
+            if not part.is_cached:
                 self._say_full(item)
         finally:
             if claimed:

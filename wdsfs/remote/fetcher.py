@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import errno
 import itertools
 import logging
@@ -25,7 +24,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wdsfs import waits
+from wdsfs import host, waits
 from wdsfs.errors import WdsfsError
 from wdsfs.log_lines import TerminalFormatter
 from wdsfs.remote import messages
@@ -45,10 +44,7 @@ log = logging.getLogger(__name__)
 INTERRUPTED_MAX = 1024  # requests remembered that were interrupted before they were handed over
 LOOKED_AT_MAX = 64  # clients that wait, at a time
 DEATHS_MAX = 5  # of fetchers during attempts at the same request
-# Of malloc.h: the number of heaps; the size from which on memory gets a mapping; free bytes kept at the heap's
-# end.
-_M_ARENA_MAX, _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -8, -3, -1
-HEAP_KEPT = 32 << 20  # bytes
+HEAP_KEPT = 32 << 20  # bytes: the size from which on memory gets a mapping, and free bytes at the end of the heap
 _DEATHS = 1 << 8  # more than are ever counted
 _HEADER = struct.Struct("<IiQ")  # struct fuse_out_header: length, error, unique
 _RESEND = 7  # FUSE_NOTIFY_RESEND
@@ -423,23 +419,11 @@ def start(descriptor: int) -> Configuration | None:
         return None
     configuration = configuration_in(descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends after its clients
-    _share_heap()
+    # Threads share one heap: memory that one has freed serves the others. Parts are taken from it, too: a mapping
+    # for each would be zeroed by the kernel, page by page.
+    host.map_large_blocks(HEAP_KEPT, HEAP_KEPT, is_shared=True)
     _log_to(configuration.log)
     return configuration
-
-
-def _share_heap() -> None:
-    """Share one heap between all threads: what a thread frees of its own heap is of no use to the others.
-
-    Parts are taken from it, too: a mapping for each would be zeroed by the kernel, page by page.
-
-    Not by the environment (MALLOC_ARENA_MAX), which the commands of `pipe:` would inherit.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # a C library that has no such thing
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_ARENA_MAX, 1)
-        libc.mallopt(_M_MMAP_THRESHOLD, HEAP_KEPT)
-        libc.mallopt(_M_TRIM_THRESHOLD, HEAP_KEPT)
 
 
 async def serve(

@@ -132,7 +132,7 @@ class Launcher:
         self._inherited = [fd for fd in (listener, self._life, self._file, alarm, device) if fd is not None]
         self._keeper = os.getpid()
         self._started: dict[int, int] = {}  # by process: the pid of the fetcher that it has started
-        self.kept = False  # True if the process that has made this restarts the fetcher whenever it dies
+        self.is_restarted = False  # True if the process that has made this restarts the fetcher whenever it dies
         self._lock = threading.Lock()
         os.register_at_fork(after_in_child=self._renew_lock)
 
@@ -159,11 +159,11 @@ class Launcher:
     def ensure(self) -> bool:
         """Start a fetcher unless there is one; True if one was started. Raises OSError.
 
-        With `kept`, a child leaves that to the process that has made this, as long as it is the child's parent:
-        the parent notices at once when a fetcher dies.
+        With `is_restarted`, a child leaves that to the process that has made this, as long as it is the child's
+        parent: the parent notices at once when a fetcher dies.
         """
         with self._lock:
-            if self.kept and self._keeper == os.getppid():
+            if self.is_restarted and self._keeper == os.getppid():
                 return False
             if self._is_starting() or self.pid:
                 return False

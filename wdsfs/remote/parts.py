@@ -107,7 +107,7 @@ class Part:
         self.task: asyncio.Task[None] | None = None
         self.counted = 0  # bytes of the budget that it takes
         self.pieces: list[Piece] = []
-        self.kept = True  # all bytes that were given to the cache are in it; True if there are none
+        self.is_cached = True  # all bytes that were given to the cache are in it; True if there are none
         self.done = False
         self._error: Exception | None = None
         self._here, self._stop = begin, end  # up to where its bytes have come, and will come
@@ -129,7 +129,7 @@ class Part:
     def expect(self, begin: int, stop: int) -> None:
         """Note which bytes will be requested; the other bytes of the range are there already."""
         self._cached = self.item.cached
-        self._here, self._stop, self.kept = begin, stop, self._cached is not None
+        self._here, self._stop, self.is_cached = begin, stop, self._cached is not None
 
     async def reached(self, end: int) -> None:
         """Wait until its bytes up to `end` have arrived. Raises the error of the request."""
@@ -148,19 +148,19 @@ class Part:
         self.pieces.append((begin, memoryview(data)))
         self._here = begin + len(data)
         if self.size <= INLINE:
-            self.kept = self.kept and self._keep(*self.pieces[-1])
+            self.is_cached = self.is_cached and self._keep(*self.pieces[-1])
             return  # what has come as a whole is given to readers by `finish`
-        if self.kept and self._storing is None:
+        if self.is_cached and self._storing is None:
             self._storing = self.item.start(self._store())
         self._wake()
 
     async def _store(self) -> None:
         """Put arrived bytes into the cache, in steps that grow while the disk is slower than the network."""
-        while self.kept and self._stored < len(self.pieces):
+        while self.is_cached and self._stored < len(self.pieces):
             pieces = self.pieces[self._stored :]
             self._stored += len(pieces)
             work = partial(self._keep_all, pieces)
-            self.kept = await in_thread(work, _writing)
+            self.is_cached = await in_thread(work, _writing)
         self._storing = None
 
     def _keep_all(self, pieces: Sequence[Piece]) -> bool:

@@ -5,9 +5,10 @@ continues it; several such reads are a pass. The processes of a data loader are 
 10 before 2. So several passes are followed at a time, and a recognized pass includes the reads of others inside
 its window. For a reader that skips most bytes, or reads at random, nothing is fetched ahead.
 
-The window grows with the pass: FACTOR times the bytes that it has read, so that a pass which ends early has
-fetched little in vain. The window reaches over the end of an object into the next one of the set, by `NEXT` bytes;
-only by the smallest window if the latest pass did not continue there, because shards may be read in any order.
+The window grows with the pass: it is FACTOR times the bytes that the pass has read. So a pass that ends early has
+fetched few bytes that nobody reads. At the end of an object the window also covers the first `NEXT` bytes of the
+next object of the set. If the latest pass did not continue there, it covers the smallest window only, because
+shards may be read in any order.
 Pure: no I/O, no clock.
 """
 
