@@ -400,6 +400,7 @@ def test_a_mount_that_ends_in_the_middle_of_passes(program: Program, number: sig
         if number == signal.SIGTERM:
             kill(mounted.pid, number)
         else:
+            mounted.allow_log("killed by SIGKILL")  # the supervisor may see a worker's death before its own
             for pid in mounted.processes():
                 kill(pid)
         for reader in readers:

@@ -237,6 +237,7 @@ ERRNOS = {
     "NameTooLong": errno.ENAMETOOLONG,
     "NoSuchAttribute": errno.ENODATA,
     "NoRanges": errno.EIO,
+    "NoMatch": errno.EINVAL,
     "NoSuchEntry": errno.ENOENT,
     "NotADirectory": errno.ENOTDIR,
     "NotATar": errno.EIO,

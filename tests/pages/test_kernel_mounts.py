@@ -198,4 +198,4 @@ def test_another_user_sees_what_this_user_may_read(mounts: Program) -> None:
         with viewing(other, mounts.mountpoint) as viewer:
             assert viewer.ask("/file/t-0/a/txt").body == b"ooo"
         (mounts.home / "set/set.erofs").chmod(0o600)
-        assert b"serving" not in other.run("view", "--no-browser", mounts.mountpoint, code=2).stderr
+        assert b"serving" not in other.run("view", "--no-browser", mounts.mountpoint, code=3).stderr

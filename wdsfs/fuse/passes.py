@@ -7,6 +7,7 @@ a little higher: the files of a shard in the order of the tar, all of them or ev
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import struct
@@ -71,6 +72,18 @@ class Passes:
         if not self.off:
             with contextlib.suppress(OSError):
                 os.write(self._call, CALL.pack(inode, distance))
+
+    def take_turn(self) -> bool:
+        """Take the turn of workers to store, if it is free. A process that is killed gives it back."""
+        try:
+            fcntl.lockf(self._call, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a lock of the pipe: no descriptor of its own
+        except OSError:
+            return False
+        return True
+
+    def give_turn(self) -> None:
+        """Give the turn back."""
+        fcntl.lockf(self._call, fcntl.LOCK_UN)
 
     # --- the pusher
 

@@ -11,9 +11,7 @@ worker stores at a time, and never the only worker of a mount.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
-import os
 
 from wdsfs.fuse.page_cache import Ended, PageCache
 from wdsfs.fuse.passes import Passes
@@ -34,7 +32,7 @@ _CLIENT, _SAMPLE, _FIRST, _SEEN, _HABIT, _ROW, _LEFT, _FILES, _BYTES, _REST, _RE
 
 
 class Habits:
-    """The habits of all clients, in shared memory, and the turn to store.
+    """The habits of all clients, in shared memory.
 
     Two workers at the requests of one client may guess wrong; that costs time only.
     """
@@ -43,7 +41,6 @@ class Habits:
         self.passes = passes
         self._words = memoryview(mmap.mmap(-1, _PLACES * _WORDS * 8)).cast("q")
         self._none = memoryview(bytes(_WORDS * 8)).cast("q")
-        self._turn = os.memfd_create("turn")
 
     def is_resting(self, client: int) -> bool:
         """Return True if this request of a client is not to be looked at: it reads single files."""
@@ -110,18 +107,6 @@ class Habits:
         self._words[at + _FILES] += files
         self._words[at + _BYTES] += size
 
-    def take_turn(self) -> bool:
-        """Take the turn to store, if it is free. A process that is killed gives it back."""
-        try:
-            fcntl.lockf(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
-
-    def give_turn(self) -> None:
-        """Give the turn back."""
-        fcntl.lockf(self._turn, fcntl.LOCK_UN)
-
 
 class Siblings:
     """Stores the files that the clients of a worker read next."""
@@ -151,7 +136,7 @@ class Siblings:
 
     def store(self, client: int, inodes: list[int]) -> None:
         """Store files for a client, unless another worker stores now. Raises NotIndexed, ShardErrors."""
-        if not self.habits.take_turn():
+        if not self.habits.passes.take_turn():
             return
         try:
             stored = self.pages.store(self.pages.members(inodes, BYTES_MAX), lambda: 0)
@@ -160,5 +145,5 @@ class Siblings:
                 self.habits.passes.turn_off()
             return
         finally:
-            self.habits.give_turn()
+            self.habits.passes.give_turn()
         self.habits.stored(client, stored.files, stored.bytes)
