@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -678,6 +679,13 @@ def force_unmount(path: Path) -> None:
 
 
 _EARLIER: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def _own_environment() -> Iterator[None]:
+    """Give back the environment, which a program changes for itself that a test calls in this process."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(autouse=True)
