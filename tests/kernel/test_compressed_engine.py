@@ -214,7 +214,7 @@ def test_copies_larger_than_the_cache_are_refused(mounts: Program) -> None:
     assert "--cache-size gives it more room" in message
     assert "--engine auto takes FUSE then" in message
     message = mounts.refused(*KERNEL, "--cache-size", "100", "set", mounts.mountpoint, code=5)
-    assert "and unpacked they have to be in the cache all at once" in message
+    assert "which has to hold all of them unpacked" in message
     message = mounts.refused(*KERNEL, "--unpack", "never", "set", mounts.mountpoint, code=5)
     assert "forbids to unpack it" in message
     with mounts.mounted("--engine", "auto", "--cache-size", str(SIZE // 2), "set") as found:

@@ -170,7 +170,7 @@ def test_auto_takes_fuse_where_the_kernel_cannot_serve(program: Program) -> None
 @pytest.mark.parametrize("what", ["large", "written"])
 def test_auto_takes_fuse_for_what_no_image_can_hold(what: str, program: Program, shard: Path) -> None:
     """A shard of more than 2 TiB (most of it a hole), known when the image is made; and one that is written."""
-    reason = "EROFS takes devices of up to 2 TiB"
+    reason = "EROFS takes up to 2 TiB"
     with shard.open("r+b") if what == "written" else contextlib.nullcontext():
         if what == "written":
             reason = f"engine: FUSE, because {shard}: a program has it open for writing"
@@ -265,10 +265,10 @@ def test_obstacles_to_the_kernel_engine_are_named(program: Program, monkeypatch:
     assert engine_checks.obstacle([shard], trusting=True) is None
     monkeypatch.setattr(resource, "getrlimit", lambda _: (50, 50))
     monkeypatch.setattr(resource, "setrlimit", lambda *_: (_ for _ in ()).throw(OSError(errno.EPERM, "no")))
-    assert "65 files have to be open, and 50 are" in str(engine_checks.obstacle([shard], trusting=True))
+    assert "the mount needs 65 open files, and the limit is 50" in str(engine_checks.obstacle([shard], trusting=True))
     monkeypatch.undo()
     monkeypatch.setattr(host, "kernel_version", lambda: (6, 11))
     assert engine_checks.obstacle([shard], trusting=True) is None
     monkeypatch.setattr(erofs_mount, "LOOPS", str(program.home / "no-loops"))
-    reason = f"there is no {program.home}/no-loops, which it takes before Linux 6.12"
+    reason = f"there is no {program.home}/no-loops, which EROFS needs before Linux 6.12 (modprobe loop)"
     assert engine_checks.obstacle([shard], trusting=True) == reason

@@ -18,9 +18,9 @@ from wdsfs.kernel.engine_checks import check_engine, check_leases
         ((6, 18, 1), True, False, 0, "ok", "EROFS, shards as files"),
         ((6, 18), True, True, 1000, "ok", "EROFS, shards as files; only for root"),
         ((6, 8), True, True, 0, "ok", "EROFS, shards as loop devices"),
-        ((6, 1), True, True, 0, "ok", "EROFS, shards as loop devices; `wdsfs refresh` takes Linux 6.5"),
+        ((6, 1), True, True, 0, "ok", "EROFS, shards as loop devices; `wdsfs refresh` needs Linux 6.5"),
         ((6, 8), True, False, 0, "warn", "before Linux 6.12"),
-        ((5, 10), True, True, 0, "ok", "not with Linux 5.10: it takes 5.16"),
+        ((5, 10), True, True, 0, "ok", "needs Linux 5.16 or later; this is 5.10"),
         ((6, 18), False, True, 0, "warn", "this kernel has no EROFS"),
     ],
 )
@@ -57,7 +57,7 @@ def test_leases_are_tried_with_a_shard(tmp_path: Path, monkeypatch: pytest.Monke
         assert (found.level, "open for writing" in found.detail) == ("warn", True)
         assert str(shard) in found.remedy
     monkeypatch.setattr(mount_table, "filesystem_type", lambda _: "overlay")
-    assert "where no writer waits" in check_leases(str(tmp_path)).detail
+    assert "where writers do not wait" in check_leases(str(tmp_path)).detail
     monkeypatch.setattr(mount_table, "filesystem_type", lambda _: "nfs4")
     assert "--trust-shards" in check_leases(str(tmp_path)).remedy
     assert check_leases(str(tmp_path / "none")).level == "warn"

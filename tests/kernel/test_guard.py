@@ -376,8 +376,8 @@ def test_without_leases_times_are_looked_at(program: Program, monkeypatch: pytes
     monkeypatch.setattr(host, "kernel_version", lambda text=None: (6, 12) if text is None else (6, 15))
     told(program.home, "image", shard, "-o", image, "--linux", "6.15", code=0)
     says = told(program.home, "mount", "-f", image, program.mountpoint, code=5)
-    assert f"{shard}: lies on nfs4, where another machine can write it" in says
-    assert "was made for Linux 6.15; with this kernel its files have the time 1970" in says
+    assert f"{shard}: lies on nfs4, where other machines can write it unnoticed" in says
+    assert "was made for Linux 6.15; with this older kernel its files have the time 1970" in says
 
 
 @contextmanager
@@ -402,7 +402,7 @@ def test_a_write_below_an_overlay_layer_ends_the_mount(program: Program) -> None
         try:
             says = program.run("mount", "--engine", "kernel", shown / "s.tar", program.mountpoint).stderr.decode()
             assert (
-                f"{shown}/s.tar: the file system there shows files of another one, where no writer waits" in says
+                f"{shown}/s.tar: their file system shows files of another one, where writers do not wait" in says
             )
             with (below / "s.tar").open("r+b") as file:
                 file.seek(512)

@@ -709,7 +709,7 @@ def test_the_image_is_made_before_the_overlay_is_emptied(
             patched.setattr(image_module, "write_image", full)
             patched.setenv("XDG_RUNTIME_DIR", str(program.home / "run"))
             said = told(program.home, "commit", "--in-place", "-q", top, code=7)
-        assert "the kernel cannot serve them: its image finds no room in the cache: the disk of" in said
+        assert "the kernel cannot serve them: its image does not fit into the cache: the disk of" in said
         assert walk_directory(os.fsencode(top)) == shown
         assert "finish it with: wdsfs commit --in-place" in program.refused("diff", top, code=7)
         program.run("commit", "--in-place", top)

@@ -130,7 +130,7 @@ def test_an_image_for_others_cannot_have_copies(mounts: Program, web: WebServer)
     mounts.run("fetch", urls(web))
     image = mounts.home / "set.erofs"
     message = mounts.refused("image", "-q", urls(web), "-o", image, code=9)
-    assert "x-0.tar: the shards of an image have to be files" in message
+    assert "x-0.tar: is remote, and an image refers to local files" in message
     assert "wdsfs mount --engine kernel" in message
 
 

@@ -102,7 +102,7 @@ def test_where_prints_lines_for_people(program: Program) -> None:
         ]
         program.write("new", OTHER).rename(program.home / "s0.tar")
         refused = program.refused("where", mountpoint / "s0" / "a" / "1" / "seg.png", code=3)
-        assert f"{program.home}/s0.tar: is another file than the one that is mounted" in refused
+        assert f"{program.home}/s0.tar: was replaced since the set was mounted" in refused
 
 
 def test_where_works_on_an_image_mounted_by_mount_8(program: Program) -> None:

@@ -36,8 +36,10 @@ _COPY_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class OpenDevice(NamedTuple):
-    """A shard of an image, or the image: its path on this machine, a descriptor of what the kernel reads, and the
-    path of that if it is a copy."""
+    """A shard of an image, or the image: its path, and the descriptor of the file that the kernel reads.
+
+    `copy` is the path of that file if it is a copy in the cache.
+    """
 
     path: bytes
     fd: int
@@ -67,13 +69,13 @@ def open_image(path: str) -> OpenDevice:
 
 
 def check_image(image: OpenDevice) -> None:
-    """Raise StaleShard if another file is at the path of an image by now: the kernel may have opened that one."""
+    """Raise StaleShard if the image was replaced: the kernel may have opened the new file."""
     try:
         is_same = os.path.samestat(os.fstat(image.fd), os.stat(image.path))
     except OSError:
         is_same = False
     if not is_same:
-        raise StaleShard(f"{os.fsdecode(image.path)}: was replaced meanwhile; type the command again")
+        raise StaleShard(f"{os.fsdecode(image.path)}: was replaced during the mount; repeat the command")
 
 
 def open_devices(manifest: Manifest, base: bytes, trusting: bool) -> list[OpenDevice]:
@@ -107,7 +109,7 @@ def check_devices(devices: Sequence[OpenDevice], manifest: Manifest, trusting: b
 
 
 def close_devices(devices: Sequence[OpenDevice]) -> None:
-    """Close them all."""
+    """Close all descriptors."""
     for device in devices:
         os.close(device.fd)
 
@@ -189,7 +191,7 @@ def raise_file_limit(shards: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, max(files, hard)))
         except (OSError, ValueError):
             raise MountError(
-                f"{files:,} files have to be open, and {hard:,} are allowed; see: ulimit -n"
+                f"the mount needs {files:,} open files, and the limit is {hard:,}; raise it: ulimit -n {files}"
             ) from None
 
 
@@ -217,9 +219,7 @@ def is_sound(fd: int, copy: HeldFile) -> bool:
 
 
 def _is_damaged(copy: HeldFile) -> bool:
-    """Return True if the copy is where it was, but somebody has written into it, or its bytes were found to be
-    wrong.
-    """
+    """Return True if the copy is still there, but was written into, or has wrong bytes."""
     try:
         fd = os.open(copy.path, _COPY_FLAGS)
     except OSError:
@@ -233,9 +233,9 @@ def _is_damaged(copy: HeldFile) -> bool:
 
 
 def is_copy_of(shard: str, copy: str) -> bool:
-    """Return True if what is at the path of a shard now is what this copy (a path) was made of.
+    """Return True if this copy (a path) was made of the file that is at the path of the shard now.
 
-    Of a remote shard, what was there when its store was asked last, by anybody.
+    For a remote shard, the object that its store had when it was last asked, by any process.
     """
     if "://" in shard:
         return _is_copy_of_object(shard, copy)
@@ -334,9 +334,8 @@ class HeldShards:
     def take_leases(self) -> None:
         """Take leases, so that every later writer waits for this process.
 
-        Compare the shards afterwards: one may have been written before its lease was taken. Raises MountError for
-        one that is being written, and for a copy without a lease: its times say when it was used, not that it was
-        written.
+        Compare the shards afterwards: a shard may have been written before its lease was taken. Raises MountError
+        for a shard that is being written, and for a copy without a lease, whose times do not tell of writes.
         """
         layers = dict[int, bool]()  # by the number of the file system
         for device in (*self.devices, self.image):
@@ -355,8 +354,8 @@ class HeldShards:
                     raise MountError(f"{os.fsdecode(device.file)}: a program has it open for writing") from None
                 if device.copy:
                     raise MountError(
-                        f"{device.copy}: its file system has no leases ({error.strerror}), so a writer could not "
-                        "be noticed; mount by FUSE, or take another place for the cache (WDSFS_CACHE_DIR)"
+                        f"{device.copy}: its file system has no leases ({error.strerror}), so writers go "
+                        "unnoticed; mount by FUSE, or set WDSFS_CACHE_DIR to a directory on another file system"
                     ) from None
                 if is_watched:
                     self._without_lease.append(_Watched(device, status))
@@ -371,7 +370,7 @@ class HeldShards:
         return [os.fsdecode(watched.device.path) for watched in self._without_lease]
 
     def on_layers(self) -> list[str]:
-        """Return the files that have one, and can be written past it, so that their times are compared, too."""
+        """Return the files that can be written in spite of their lease, so that their times are compared, too."""
         return [os.fsdecode(watched.device.path) for watched in self._on_layers]
 
     def changing(self) -> list[str]:
@@ -413,7 +412,7 @@ class HeldShards:
             erofs_mount.detach_everywhere(self.mounted)
 
     def close(self) -> None:
-        """Give up the leases and close all files. It is not used any more."""
+        """Give up the leases and close all files."""
         self._stop_watching()
         close_devices([*self.devices, self.image])
         self.devices, self.leased, self._without_lease, self._on_layers = [], [], [], []

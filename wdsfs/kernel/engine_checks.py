@@ -36,7 +36,7 @@ NAME = "kernel engine"
 def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
     """Return why the kernel cannot serve these shards; None if no reason is known. Raises ShardErrors."""
     if os.geteuid() != 0:
-        return "only root can have the kernel mount a set"
+        return "the kernel mounts sets for root only"
     if host.kernel_version() < OLDEST_KERNEL:
         return f"this kernel is older than Linux {_dotted(OLDEST_KERNEL)}"
     refusal = refusal_of_kernel()
@@ -53,7 +53,7 @@ def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
 def _on_network(shards: Sequence[Shard]) -> str | None:
     local = [shard.path for shard in shards if not is_remote(shard.path)]
     place = mount_table.on_network(local)
-    if place is not None:  # of compressed shards copies are read, which are here
+    if place is not None:  # of compressed shards the kernel reads copies, which are local
         from wdsfs.tree.open_shards import is_compressed
 
         place = mount_table.on_network(path for path in local if not is_compressed(path))
@@ -70,7 +70,7 @@ def _not_here(path: bytes) -> str | None:
     pin = shard_paths.known_pin(path)
     if pin is not None and (shard_paths.is_here(path) or is_unpacked(path, pin.fingerprint(shown))):
         return None
-    return f"{shown} is not complete in the cache; `wdsfs fetch` brings it there"
+    return f"{shown} is not complete in the cache; run: wdsfs fetch"
 
 
 def obstacle_now(shards: Sequence[Shard]) -> str | None:
@@ -104,17 +104,18 @@ def check_engine(
     """Check if `--engine kernel` can be used: EROFS, shards as its devices, and root."""
     version = host.kernel_version() if version is None else version
     if version < OLDEST_KERNEL:
-        return MachineFinding(NAME, "ok", f"not with Linux {_dotted(version)}: it takes {_dotted(OLDEST_KERNEL)}")
+        text = f"needs Linux {_dotted(OLDEST_KERNEL)} or later; this is {_dotted(version)}"
+        return MachineFinding(NAME, "ok", text)
     if not _has_erofs(file_systems):
         text = "this kernel has no EROFS: the kernel cannot serve a set itself"
         return MachineFinding(NAME, "warn", text, "sudo modprobe erofs")
     by_files = version >= FILES_SINCE
     if not by_files and not os.path.exists(loops):
-        text = f"there is no {loops}, which it takes before Linux 6.12"
+        text = f"there is no {loops}, which EROFS needs before Linux 6.12"
         return MachineFinding(NAME, "warn", text, "modprobe loop")
     shown = f"EROFS, shards as {'files' if by_files else 'loop devices'}"
     if version < OVERTAKING_SINCE:
-        shown += f"; `wdsfs refresh` takes Linux {_dotted(OVERTAKING_SINCE)}"
+        shown += f"; `wdsfs refresh` needs Linux {_dotted(OVERTAKING_SINCE)}"
     if (os.geteuid() if user is None else user) != 0:
         return MachineFinding(NAME, "ok", f"{shown}; only for root")
     refusal = refusal_of_kernel() if user is None else None
@@ -136,13 +137,13 @@ def _has_erofs(file_systems: str) -> bool:
 
 
 def check_leases(directory: str) -> MachineFinding:
-    """Check if the kernel makes writers of the shards in this directory wait, by a try with one of them."""
+    """Check with a shard of this directory if the kernel makes its writers wait."""
     name = f"leases in {directory}"
     warning = partial(MachineFinding, name, "warn")
     fstype = mount_table.filesystem_type(directory)
     if mount_table.is_network(fstype):
         return warning(
-            f"it lies on {fstype}, where other machines can write unnoticed: --engine kernel refuses that",
+            f"the directory is on {fstype}, where other machines can write unnoticed: --engine kernel refuses it",
             "mount with --trust-shards if nobody will write; or by FUSE",
         )
     try:
@@ -155,22 +156,22 @@ def check_leases(directory: str) -> MachineFinding:
     try:
         is_written = held_files.is_written(fd)
     except OSError as error:
-        by_looking = "changes are looked for every second instead"
+        by_times = "changes are noticed up to a second late"
         if error.errno == errno.EACCES:
-            text = f"{shard} is not yours, so {by_looking}"
+            text = f"{shard} is not yours, so {by_times}"
             return warning(text, "mount as root with CAP_LEASE (docs/how-to/boot.md)")
-        return warning(f"none on {fstype} ({error.strerror}): {by_looking}", "shards on a local disk")
+        return warning(f"none on {fstype} ({error.strerror}): {by_times}", "put the shards on a local disk")
     finally:
         os.close(fd)
     if is_written:
         return warning(f"a program has {shard} open for writing", f"fuser -v {shlex.quote(shard)}")
     if mount_table.is_layer(fstype):
         return warning(
-            f"can be had, but {fstype} shows files of another file system, where no writer waits: changes are "
-            "looked for every second",
-            "name the shards by that file system",
+            f"{fstype} shows files of another file system, where writers do not wait: changes are noticed up to a "
+            "second late",
+            "name the shards by their paths there",
         )
-    return MachineFinding(name, "ok", f"can be had ({fstype or 'unknown file system'}): writers wait for readers")
+    return MachineFinding(name, "ok", f"work on {fstype or 'this file system'}: writers wait for readers")
 
 
 def _a_shard(directory: str) -> str | None:

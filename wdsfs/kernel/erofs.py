@@ -48,8 +48,10 @@ _DIRENT = struct.Struct("<QHBx")
 def super_block(
     *, root: int, inodes: int, blocks: int, metadata: int, epoch_ns: int, identity: bytes, devices: int
 ) -> bytes:
-    """Return the super block. `root` is the inode number of the top, `metadata` the block at which the metadata
-    begins, `blocks` the size of the image, `epoch_ns` the time of compact inodes, `identity` a UUID of 16 bytes.
+    """Return the super block.
+
+    `root` is the inode number of the top, `metadata` the block at which the metadata begins, `blocks` the size of
+    the image, `epoch_ns` the time of compact inodes, `identity` a UUID of 16 bytes.
     """
     seconds, nanoseconds = divmod(epoch_ns, 10**9)
     return _SUPER.pack(
@@ -74,13 +76,10 @@ def metadata_block(devices: int) -> int:
 def device_table(devices: Sequence[tuple[bytes, int]]) -> bytes:
     """Return the table of devices, each with a tag of up to 64 bytes and its size (bytes). Raises ImageError."""
     if len(devices) > DEVICES_MAX:
-        text = (
-            f"an image holds {DEVICES_MAX:,} shards at most, and these are {len(devices):,}; make several images"
-        )
-        raise ImageError(text)
+        raise ImageError(f"an image takes {DEVICES_MAX:,} shards, not {len(devices):,}; make several images")
     for tag, size in devices:
         if blocks_of(size) > BLOCKS_MAX:
-            raise ImageError(f"{tag!r}: has {counted(size, 'byte')}, and EROFS takes devices of up to 2 TiB")
+            raise ImageError(f"{tag!r}: has {counted(size, 'byte')}, and EROFS takes up to 2 TiB; mount by FUSE")
     return b"".join(_DEVICE.pack(tag, blocks_of(size), 0) for tag, size in devices)
 
 
@@ -90,10 +89,9 @@ def blocks_of(size: int) -> int:
 
 
 def missing_device(devices: int) -> int | None:
-    """Return a number that no device has, so that reading from it fails; None if the kernel would mistake it for
-    one.
+    """Return a number that no device has, so that reading from it fails; None if there is no such number.
 
-    The kernel looks at as many bits of the number as the largest needs.
+    The kernel looks at as many bits of the number as the largest device number needs.
     """
     return devices + 1 if devices + 1 < 1 << devices.bit_length() else None
 

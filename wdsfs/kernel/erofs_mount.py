@@ -110,7 +110,7 @@ def refusal_of_kernel() -> str | None:
         if error.errno in (errno.ENODEV, errno.ENOSYS):
             return "this kernel has no EROFS"
     if host.kernel_version() < FILES_SINCE and not os.path.exists(LOOPS):
-        return f"there is no {LOOPS}, which it takes before Linux {'.'.join(map(str, FILES_SINCE))}"
+        return f"there is no {LOOPS}, which EROFS needs before Linux 6.12 (modprobe loop)"
     return None
 
 
@@ -122,9 +122,9 @@ def _explained(image: str, mountpoint: str, error: OSError) -> str:
         case errno.ENODEV | errno.ENOSYS:
             return f"{where}: it has no EROFS (modprobe erofs); or mount the shards by FUSE"
         case errno.EINVAL | errno.EOPNOTSUPP:
-            return f"{where} ({error.strerror}); it takes Linux 5.16 or later, or a whole image: see dmesg"
+            return f"{where} ({error.strerror}); this needs Linux 5.16 or later and a complete image: see dmesg"
         case errno.EBADMSG | errno.EUCLEAN:
-            return f"{where} ({error.strerror}): it is damaged; remove it, and make it again with: wdsfs image"
+            return f"{where} ({error.strerror}): the image is damaged; remove it, and make it again: wdsfs image"
     missing = "" if error.filename is None else f"{error.filename}: "  # a loop device
     return f"{where}: {missing}{error.strerror}"
 
@@ -141,8 +141,10 @@ def detach(mountpoint: str) -> None:
 
 
 class FileSystem(NamedTuple):
-    """A file system that is mounted, as the list of mounts has it. A device number alone may be given to another
-    one when the last mount has ended."""
+    """A file system in the list of mounts.
+
+    A device number alone does not identify it: after its last mount another file system may get the number.
+    """
 
     device: int
     fstype: str
@@ -178,7 +180,7 @@ def detach_everywhere(filesystem: FileSystem) -> None:
 def _detach_here(filesystem: FileSystem, mounts: list[MountPoint]) -> None:
     newest = {mount.path: mount for mount in mounts}
     for mount in reversed(mounts):
-        # Else another one lies above it, and would be ended.
+        # Else another mount lies above it, and would be ended.
         if _of(mount) == filesystem and newest[mount.path] is mount:
             with contextlib.suppress(OSError):  # it has just ended, or lies below another mount
                 mount_table.detach(os.fsdecode(mount.path))

@@ -68,8 +68,10 @@ _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class MadeBy(NamedTuple):
-    """The command of a mount, which `wdsfs refresh` repeats: its arguments, the directory in which it was given,
-    and the variables of the environment that say where the index is."""
+    """The command of a mount, which `wdsfs refresh` repeats: arguments, working directory, environment.
+
+    `environment` has only the variables that say where the index is.
+    """
 
     arguments: list[str]
     directory: str
@@ -115,17 +117,12 @@ class Guarded(mount_registry.Registration):
         return cls(**cls.known({**content, "made": None if made is None else MadeBy(*made)}))
 
     def is_of(self, mount: MountPoint) -> bool:
-        """Return True if this is the mount that it guards, or has guarded, also if the image has been removed
-        since.
-        """
+        """Return True if this is the mount that it guards, or has guarded; the image may have been removed."""
         is_there = os.fsdecode(mount.path) == self.mountpoint and mount.fstype in ("erofs", "overlay")
         return is_there and (mount.device == self.device or mount.source == os.fsencode(self.image))
 
     def replaced(self) -> list[str]:
-        """Return the paths at which there is another file now, or none.
-
-        Also if a copy is read of what was there.
-        """
+        """Return the paths of shards that were replaced or removed, also where the kernel reads a copy."""
         shards = zip(self.paths, self.inodes, self.copies, strict=True)
         return [path for path, inode, copy in shards if not _is_the_same(path, inode, copy)]
 
@@ -173,10 +170,10 @@ class Guard:
         self._handlers: dict[int, Any] = {}  # of signals, as they were before
 
     def take(self, is_there: bool = False) -> None:
-        """Take the overlay, and have every later writer of a shard wait for this process.
+        """Take the overlay, and leases so that every later writer of a shard waits for this process.
 
-        `is_there`: the kernel has it mounted already, and nobody guards that. What a shard is has to be compared
-        afterwards. Raises MountError for one that is being written, OverlayUnusable, OverlayBusy.
+        `is_there`: the kernel has the overlay mounted already, without a guard. The shards have to be compared
+        afterwards. Raises MountError for a shard that is being written, OverlayUnusable, OverlayBusy.
         """
         if self._over is not None:
             self._overlay = self._over.taken(self.mountpoint if is_there else None)
@@ -200,10 +197,12 @@ class Guard:
         self._settle(attributes)
 
     def _mount(self, held: HeldShards, attributes: int, instead: bool) -> None:
-        """Mount these, and note the name of the superblock (and of those that others make at that
-        moment). Raises MountError, StaleShard."""
+        """Mount the image, and note the name of the superblock (and of those that others make at that moment).
+
+        Raises MountError, StaleShard.
+        """
         with _exclusive_setup():
-            if not instead:  # another one may have been made there since it was looked
+            if not instead:  # another mount may have been made there since the last check
                 self._check(())
             before = superblocks()
             self._ask_kernel(held, attributes, instead)
@@ -223,7 +222,7 @@ class Guard:
             mount(image, self.mountpoint, fds, attributes)
 
     def adopt(self, attributes: int, known: Guarded | None) -> None:
-        """Guard the mount of this image that is there already, whose guard is gone: `known`, if it left a sign."""
+        """Guard an existing mount of this image; `known` is the registration of its former guard, if any."""
         current = superblocks()
         self._held.superblocks = self._unknown() if known is None else current & set(known.superblocks)
         self._settle(attributes)
@@ -232,7 +231,7 @@ class Guard:
         )
 
     def _unknown(self) -> set[str]:
-        """Return the superblock of a mount whose guard has left no sign, or that never had one."""
+        """Return the superblock of a mount whose guard left no registration, or that never had a guard."""
         mounted, current = mount_table.mounted_at(self.mountpoint), superblocks()
         device = "" if mounted is None else os.fsdecode(os.path.basename(mounted.source))
         if device in current:  # by mount(8), on a loop device
@@ -245,8 +244,8 @@ class Guard:
         self._attributes = attributes
         self._held.watch_mount(self.mountpoint)
         for files, reason in (
-            (self._held.without_lease(), "no lease can be had there"),
-            (self._held.on_layers(), "the file system there shows files of another one, where no writer waits"),
+            (self._held.without_lease(), "their file system gives no lease"),
+            (self._held.on_layers(), "their file system shows files of another one, where writers do not wait"),
         ):
             if files:
                 log.warning(
@@ -288,7 +287,7 @@ class Guard:
             except OSError as error:
                 if self._has_mounted:
                     self._held.end()
-                raise MountError(f"{host.runtime_dir()}: {error.strerror}; a file has to be made there") from None
+                raise MountError(f"{host.runtime_dir()}: cannot create a file there: {error.strerror}") from None
             try:
                 yield
             finally:
@@ -374,10 +373,7 @@ class Guard:
         return LOOK_SECONDS * 1000 if has_to_look else None
 
     def _let_go(self) -> None:
-        """Release the shards of earlier mounts of which nobody has files open, or one of which a writer waits for.
-
-        A writer of such a shard waits for their readers; nothing else does.
-        """
+        """Release the shards of earlier mounts that nobody reads, or for which a writer waited too long."""
         for held in list(self._before):
             changing = held.changing()
             if changing and held.deadline is None:
@@ -392,10 +388,10 @@ class Guard:
                 self._before.remove(held)
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Exchange the image, which is all that a guard is asked for."""
+        """Exchange the image, which is the only request that a guard takes."""
         try:
             if request["do"] != "exchange":
-                return {"error": f"a guard does not know: {request['do']}"}
+                return {"error": f"unknown request to a guard: {request['do']}"}
             self.exchange(request["image"], request["base"], request["trusting"])
             if self._over is not None:
                 self._over.show(request["shards"])
@@ -410,7 +406,7 @@ class Guard:
             mount_registry.register(self._registration())
         except OSError as error:
             log.error(
-                "%s: shows the new shards, but `wdsfs status` the old ones: %s: %s",
+                "%s: shows the new shards, but `wdsfs status` still the old ones: %s: %s",
                 *(self.mountpoint, host.runtime_dir(), error.strerror),
             )
         return {"done": True}

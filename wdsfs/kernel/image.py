@@ -169,14 +169,13 @@ def _sources(lower: ShardSet, copies: Mapping[bytes, HeldFile]) -> list[_Source]
             copy = copies.get(shard.path)
             if is_remote(shard.path) and copy is None:
                 raise ImageError(
-                    f"{below.path_text(number)}: the shards of an image have to be files of this machine. Copy it "
-                    "to a file first; or fetch it, and mount the set in one step: wdsfs mount --engine kernel"
+                    f"{below.path_text(number)}: is remote, and an image refers to local files only. Copy it to a "
+                    "file; or use `wdsfs fetch`, and mount the set in one step: wdsfs mount --engine kernel"
                 )
             if below.is_compressed(number) and copy is None:
                 raise ImageError(
-                    f"{below.path_text(number)}: is compressed; the copy that the kernel could read is in a cache "
-                    "of this machine, to which an image for others cannot refer. Unpack it first, or mount the "
-                    "set in one step: wdsfs mount --engine kernel"
+                    f"{below.path_text(number)}: is compressed, and an image refers to plain tars only. Unpack "
+                    "it, or mount the set in one step: wdsfs mount --engine kernel"
                 )
             sources.setdefault(shard.path, _Source(shard.path, below.fingerprint(number), copy))
     return list(sources.values())
@@ -189,7 +188,7 @@ def _refuse_overwriting(shards: Iterable[bytes], target: bytes) -> None:
     except OSError:
         return
     if not stat.S_ISREG(status.st_mode):
-        raise ImageError(f"{os.fsdecode(target)}: is not a regular file; name another one for the image")
+        raise ImageError(f"{os.fsdecode(target)}: is not a regular file; name another file for the image")
     for path in shards:
         if not is_remote(path) and os.path.samestat(status, os.stat(path)):
             raise ImageError(f"{os.fsdecode(target)}: is a shard of the set; name another file for the image")
@@ -219,8 +218,10 @@ def _refuse_changed(sources: Sequence[_Source]) -> None:
 
 
 class ImageFile:
-    """Writes to the descriptor `fd` an image over `devices` shards. The top of a `private` image, which is the
-    first inode that is reserved, can be entered by its owner alone."""
+    """Writes to the descriptor `fd` an image over `devices` shards.
+
+    Only its owner can enter the top of a `private` image, which is the first inode that is reserved.
+    """
 
     def __init__(self, fd: int, devices: int, times: Times, owner: Owner, private: bool = False) -> None:
         self._fd, self._times, self._owner, self._private = fd, times, owner, private
@@ -252,13 +253,12 @@ class ImageFile:
         return nids
 
     def write_directories(self, nids: Ints, table: Table) -> None:
-        """Write the directories that are the objects of `table`, whose inodes were reserved. Raises ImageError,
-        OSError."""
+        """Write the directories of `table`, whose inodes were reserved. Raises ImageError, OSError."""
         table.mode &= ~self._owner.umask
         if self._private:
             table.mode = np.where(nids == erofs.SLOTS_PER_BLOCK, table.mode & ~0o077, table.mode)
         inodes, listings = lay_out_directories(table, nids, self.blocks, self._owner[:2])
-        # Those that were reserved one after the other lie side by side.
+        # Inodes that were reserved one after the other lie side by side.
         ends = np.append(np.flatnonzero(np.diff(nids) != _STEP) + 1, len(nids))
         first = 0
         for end in ends.tolist():
@@ -281,7 +281,7 @@ class OpenDirectories:
 
     @property
     def nids(self) -> list[int]:
-        """The inode numbers of all."""
+        """The inode numbers of all directories."""
         return [*self._nids.values()]
 
     def reserve(self, key: object) -> int:
@@ -296,7 +296,7 @@ class OpenDirectories:
         return nid in self._described
 
     def describe(self, nid: int, node: Node, parent: int) -> None:
-        """Set the attributes of a directory, and the one that it is in."""
+        """Set the attributes of a directory, and its parent."""
         self._described[nid] = node, parent
 
     def add(self, names: Outside) -> None:
@@ -305,7 +305,7 @@ class OpenDirectories:
             self._parts.append(names._replace(names=names.names.compact()))
 
     def write(self) -> None:
-        """Write all that were described, and forget their names. Raises ImageError, OSError."""
+        """Write all described directories, and forget their names. Raises ImageError, OSError."""
         nids = np.array(sorted(self._described), np.int64)
         names = Outside.joined(self._parts)
         self._parts = self._parts[:1]
@@ -405,8 +405,10 @@ class _Shards:
         return shown
 
     def _folders(self, shown: ShownColumns, own: OpenDirectories | None) -> tuple[Ints, Outside]:
-        """Return the inode numbers of the folders that lie outside of the tables, -1 for the others; and the names
-        of those that no shard before had. With `own` all lie outside: those that are not shared are opened there.
+        """Return the inode numbers of folders outside of the tables, -1 for the others; and the names of new ones.
+
+        New are those that no earlier shard had. With `own` all lie outside: those that are not shared are opened
+        there.
         """
         outside, new = np.full(len(shown.folders), -1, np.int64), []
         for folder, path in enumerate(shown.shared):
@@ -430,19 +432,19 @@ class _Shards:
 
 
 class LinksByNumber:
-    """The links of `--index-tree` on their way into `image`, whose top has the inode number `root`.
+    """Links of `--index-tree` that are written into `image`, whose top has the inode number `root`.
 
-    They are taken shard by shard, and written when directories of them are complete.
+    Links come shard by shard, and are written when their directories are complete.
     """
 
     def __init__(self, tree: NumberedTree, image: ImageFile, directories: OpenDirectories, root: int) -> None:
         self._tree, self._image, self._directories = tree, image, directories
         self._waiting = self._listed(root)  # directories of links that are not written
-        self._done = 0  # and how many are
+        self._done = 0  # directories that are written
         self._numbers, self._times, self._targets = np.zeros(0, np.int64), np.zeros(0, np.int64), Texts.of([])
 
     def _listed(self, root: int) -> Iterator[tuple[int, Entry]]:
-        """Yield the directories of links, each with the inode number of the one that it is in."""
+        """Yield the directories of links, each with the inode number of its parent."""
         top = indexed(self._tree.links_top)
         if top is None:
             return
@@ -461,8 +463,7 @@ class LinksByNumber:
         return nid
 
     def add(self, shard: int, shown: ShownColumns) -> None:
-        """Add the links to the samples of a shard, of which the tree shows this. Raises ImageError, ShardErrors,
-        OSError."""
+        """Add the links to the samples of a shard. Raises ImageError, ShardErrors, OSError."""
         numbers, mtime_ns, targets = indexed(self._tree.links_in, shard, shown)
         self._numbers = np.append(self._numbers, np.arange(numbers.start, numbers.stop))
         self._times = np.append(self._times, np.full(len(numbers), mtime_ns))
@@ -471,7 +472,7 @@ class LinksByNumber:
             self._write(numbers.stop // PER_DIRECTORY - self._done)
 
     def finish(self) -> None:
-        """Write what is left. Raises ImageError, ShardErrors, OSError."""
+        """Write the remaining links. Raises ImageError, ShardErrors, OSError."""
         while self._write(_LINKS // PER_DIRECTORY):
             pass
 

@@ -79,9 +79,9 @@ def mount_of_set(
 
 
 class Unguarded(NamedTuple):
-    """A mount of the image at the path `image` whose guard is gone; `known` is what that has left, if anything.
+    """A mount of the image at the path `image` whose guard is gone.
 
-    With an `overlay` above the image there is that, and it is of this very mount.
+    `known` is the registration that the guard left, if any: always with an `overlay` above the image.
     """
 
     image: str
@@ -98,8 +98,8 @@ class Unguarded(NamedTuple):
 def unguarded(mountpoint: str, overlay: Path | None) -> Unguarded | None:
     """Return the mount at this path (canonical) if that is an image without a living guard.
 
-    With an `overlay` (a directory) only if that is above the image, and the guard has left a sign: the kernel does
-    not say what is below an overlay.
+    With an `overlay` (a directory) only if that is above the image, and the guard has left its registration: the
+    kernel does not say what is below an overlay.
     """
     mounted = mount_table.mounted_at(mountpoint)
     image = None if mounted is None else image_of(mounted)
@@ -147,8 +147,8 @@ def _begin(mount: ImageMount, attributes: int, check: Check, guard: Guard, held:
     about = manifest.read(mount.image)
     if host.kernel_version() < host.kernel_version(about.since):
         log.warning(
-            "%s: was made for Linux %s; with this kernel its files have the time 1970-01-01. Without --linux an "
-            "image has all times",
+            "%s: was made for Linux %s; with this older kernel its files have the time 1970-01-01. Make the image "
+            "without --linux",
             *(mount.image, about.since),
         )
     raise_file_limit(len(about.devices) + sum(device.copy is not None for device in about.devices))
@@ -179,7 +179,7 @@ def _begin(mount: ImageMount, attributes: int, check: Check, guard: Guard, held:
 
 
 def end_if_wrong(mountpoint: str, overlay: Path | None) -> None:
-    """End the mount at this path if it has no guard, and what it reads is not as it was: readers may get a mix.
+    """End the mount at this path if it has no guard and its shards were written: readers may get a mix.
 
     `overlay` is as in `unguarded`.
     """
@@ -194,7 +194,7 @@ def end_if_wrong(mountpoint: str, overlay: Path | None) -> None:
 def _end_if_written(mountpoint: str, current: Unguarded, about: Manifest, base: str, trusting: bool) -> None:
     """End a mount if a shard, or a copy, was written in place or is damaged.
 
-    One that was replaced by another file, as far as the guard has left a sign of that, is whole in the mount.
+    A shard that was replaced by another file, according to the guard's registration, is whole in the mount.
     """
     replaced = set(() if current.known is None else current.known.replaced())
     changed = []
@@ -217,7 +217,7 @@ def _own_paths(mount: ImageMount) -> list[bytes]:
         return [os.fsencode(mount.image)]
     directory = mount.overlay.directory
     if directory.resolve() in Path(mount.mountpoint).parents:
-        raise MountError(f"{mount.mountpoint}: lies in the overlay {directory}; take another directory")
+        raise MountError(f"{mount.mountpoint}: lies in the overlay {directory}; take another mount point")
     return [os.fsencode(mount.image), os.fsencode(directory)]
 
 
@@ -227,6 +227,6 @@ def _refuse_network(files: Sequence[OpenDevice]) -> None:
     if place is not None:
         path, fstype = place
         raise MountError(
-            f"{os.fsdecode(path)}: lies on {fstype}, where another machine can write it without this one noticing."
-            " Mount with --trust-shards if nobody will; or mount the shards by FUSE"
+            f"{os.fsdecode(path)}: lies on {fstype}, where other machines can write it unnoticed. Mount with "
+            "--trust-shards if nobody will; or mount the shards by FUSE"
         )

@@ -96,8 +96,10 @@ class Table:
 
 
 class Outside(NamedTuple):
-    """Names in directories that are objects of no table: the inode number of the directory and of what has the
-    name, its type as EROFS counts them, and the name."""
+    """Names in directories that are objects of no table.
+
+    Columns: the inode numbers of the directory and of the named object, its type as EROFS counts them, the name.
+    """
 
     holders: Ints
     nids: Ints
@@ -250,10 +252,10 @@ def lay_out(
 
 
 def lay_out_directories(table: Table, nids: Ints, first_block: int, owner: tuple[int, int]) -> tuple[Words, Bytes]:
-    """Return the inodes, as rows of words, and the blocks of directories that have the inode numbers `nids`: the
-    objects of a table that has no others.
+    """Return the inodes, as rows of words, and the blocks of directories that have the inode numbers `nids`.
 
-    The inodes have the long form; the blocks are for the place `first_block`.
+    All objects of the table are directories. The inodes have the long form; the blocks are for the place
+    `first_block`.
     """
     names = sorted_names(table)
     listings = _Listings(names)
@@ -285,8 +287,11 @@ def _put_bytes(data: Bytes, raw: bytes, place: int) -> None:
 
 
 class _Plan:
-    """Places in the part of a table: `slot` of each inode, `place` (bytes) of content that has
-    blocks of its own, else -1; `blocks` of the part."""
+    """The places in the part of a table.
+
+    `slot` is that of each inode, `place` (bytes) that of content that has blocks of its own, else -1; `blocks` is
+    the size of the part.
+    """
 
     def __init__(self, table: Table, size: Ints, extended: Marks, is_directory: Marks) -> None:
         self.inode_size = np.where(extended, erofs.EXTENDED_SIZE, erofs.COMPACT_SIZE)
@@ -302,7 +307,7 @@ class _Plan:
         self.one_chunk[table.stored.objects] = False
         stored[table.stored.objects] = True
         if len(size) and int(self._bits.max()) > erofs.CHUNK_BITS_MAX:
-            raise ImageError("a member has more than 1 TiB, which EROFS does not take")
+            raise ImageError("a member has more than 1 TiB, which EROFS does not take; mount by FUSE")
         inside = stored & (size <= BLOCK - self.inode_size)
         tail[stored] = np.where(inside, size, 0)[stored]
         self.content = np.where(stored, np.where(inside, erofs.INLINE, erofs.PLAIN), CHUNKS)
@@ -321,11 +326,10 @@ class _Plan:
 
 
 def places(slots: Ints, whole: Marks) -> Ints:
-    """Return the first slots of objects that have these counts of slots, one behind the other. A `whole` one
-    crosses no block.
+    """Return the first slots of consecutive objects with these counts of slots. `whole` objects cross no block.
 
-    Before a whole object that would cross, as many of the next go as fill the block: before a directory, some of
-    its files. Where these do not do, a gap is left.
+    Before a whole object that would cross the end of a block, as many of the next objects go as fill the block:
+    before a directory, some of its files. Where these do not fill it, a gap is left.
     """
     row = _Row(slots, whole)
     first, gaps = row.arranged()

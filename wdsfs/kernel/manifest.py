@@ -32,12 +32,14 @@ _SHOWN_SINCE = (6, 12)  # kernels whose statfs shows the identity of an image
 
 
 class ImageOptions(NamedTuple):
-    """Options of an image: owner and umask of everything in it, the directory below which paths of shards are
-    relative (None: all are absolute), and the oldest kernel that it is for. `composition` is the text of the
-    options of a view; relative paths in it are of `directory`. Nobody but the owner can enter a `private` image.
-    `writable`: for an overlay above it, with modes that let the owner write. `copies`, by path, are read in the
-    place of shards. `key` is that of an image in the cache, and makes its identity another one for other files of
-    the same size and time."""
+    """The options of an image.
+
+    `owner` has owner and umask of everything in it. Paths of shards below `base` are relative to it (None: all are
+    absolute). `since` is the oldest kernel that it is for. `composition` is the text of the options of a view;
+    relative paths in it are of `directory`. Nobody but the owner can enter a `private` image. `writable`: for an
+    overlay above it, with modes that let the owner write. `copies`, by path, are read in the place of shards.
+    `key` is that of an image in the cache, which also tells apart files of the same size and time.
+    """
 
     owner: Owner
     base: bytes | None

@@ -107,7 +107,7 @@ class OverlayOver:
         """Raise MountError unless nobody can write to the mount: two mounts must not write into one upper."""
         mounted = mount_table.mounted_at(mountpoint)
         if mounted is None or "ro" not in mounted.super_options:
-            raise MountError(f"{mountpoint}: has an overlay that can be written; unmount it, and mount it again")
+            raise MountError(f"{mountpoint}: has a writable overlay; unmount it, and mount it again")
 
     def clean_work(self) -> None:
         """Remove what the kernel has left in its work directory. REQUIRES: the mount has ended.
@@ -145,8 +145,8 @@ def _refuse_whiteouts(place: OverlayDirectory) -> None:
         is_device = stat.S_ISCHR(os.lstat(os.fsencode(place.work) + b"/" + PROTOTYPE).st_mode)
         if not is_device and host.kernel_version() < _WHITEOUTS_BY_ATTRIBUTE:
             raise OverlayUnusable(
-                f"{place.path}: its whiteouts are files with an attribute, which the kernel understands from "
-                "Linux 6.8 on; mount it by FUSE"
+                f"{place.path}: its whiteouts are files with an attribute, which Linux understands since 6.8; "
+                "mount it with --engine fuse"
             )
 
 
@@ -167,9 +167,9 @@ def _mount(settings: Sequence[tuple[bytes, bytes]], mountpoint: str, attributes:
 
 @contextmanager
 def _staged(image: str, mountpoint: str, devices: Sequence[int]) -> Iterator[Path]:
-    """Mount an image at a place of our own for the time of the block. Raises MountError."""
+    """Mount an image at a directory of the mount registry for the time of the block. Raises MountError."""
     lower = mount_registry.file_of(mountpoint, ".lower")
-    while mount_table.mounted_at(lower) is not None:  # of a process that was killed in here
+    while mount_table.mounted_at(lower) is not None:  # of a process that was killed here
         erofs_mount.detach(str(lower))
     lower.mkdir(0o700, exist_ok=True)
     attributes = mount_table.READ_ONLY | mount_table.NO_SUID | mount_table.NO_DEVICES
@@ -192,8 +192,8 @@ def _explained(mountpoint: str, place: OverlayDirectory, error: OSError) -> str:
             return f"{where}: it lies on a read-only file system; {by_fuse}"
         case errno.EINVAL:
             return (
-                f"{where} ({error.strerror}): it takes a local file system such as ext4, xfs or btrfs, that is "
-                f"not read-only, for DIR (dmesg may say more); {by_fuse}"
+                f"{where} ({error.strerror}): the overlay has to be on a local file system such as ext4, xfs or "
+                f"btrfs, that is not read-only (dmesg may say more); {by_fuse}"
             )
     return f"{where}: {error.strerror}; {by_fuse}"
 
@@ -202,9 +202,7 @@ def _explained(mountpoint: str, place: OverlayDirectory, error: OSError) -> str:
 def frozen(mountpoint: str, place: OverlayDirectory) -> Iterator[None]:
     """Freeze the mount for a block: nobody can write to it, and everything written before is on disk.
 
-    For a commit, or to put another mount in its place.
-
-    A commit in place that stops half-way leaves it so. Raises OverlayBusy, also if another commit is at work.
+    A commit in place that stops half-way leaves it frozen. Raises OverlayBusy, also if another commit is running.
     """
     work = os.open(place.work, OPEN_DIRECTORY)
     try:
@@ -238,5 +236,5 @@ def _set_read_only(mountpoint: str, read_only: bool) -> None:
                 f"See which: fuser -vm {mountpoint}"
             ) from None
         if error.errno == errno.EPERM:
-            raise OverlayBusy(f"{mountpoint}: only root can do that to a mount that the kernel serves") from None
-        raise OverlayBusy(f"{mountpoint}: cannot be made read-only for that: {error.strerror}") from None
+            raise OverlayBusy(f"{mountpoint}: the kernel serves this mount, so only root can do that") from None
+        raise OverlayBusy(f"{mountpoint}: cannot be made read-only: {error.strerror}") from None

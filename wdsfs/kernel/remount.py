@@ -76,7 +76,7 @@ class Remount:
             raise CommitError(
                 f"{self.guard.mountpoint}: the shards are written, but the kernel cannot serve them: {reason}. So "
                 "the mount still shows the old shards, read-only, and the commit is not finished. Mend that and "
-                f"repeat the command; or wdsfs umount {where}, and finish with --overlay {overlay} SHARDS..."
+                f"repeat the command; or run `wdsfs umount {where}`, and commit --overlay {overlay} SHARDS..."
             )
         self._state = _State.READY
 
@@ -100,7 +100,7 @@ class Remount:
             self._process_end.send(request)
             answer: str = self._process_end.recv()
         except (OSError, EOFError):
-            return "the process that does it was killed"
+            return "the process that mounts them was killed"
         return answer
 
     def close(self) -> None:
@@ -166,7 +166,7 @@ def _remount(connection: Connection, guard: Guarded, make_image: MakeImage, moun
         connection.close()
         image.made = guard.made
         if mount(image):
-            raise MountError("the kernel has not mounted it")
+            raise MountError("the kernel has not mounted the new image")
 
 
 def exchange(guard: Guarded, image: ImageMount, shards: Sequence[Shard], seconds: float) -> str:

@@ -76,10 +76,9 @@ class ServedSet:
 
 
 def find_or_make(served: ServedSet, options: ImageOptions) -> tuple[str, ExitStack]:
-    """Return the path of the image of a set, and what closes it and the copies: from then on only a mount holds
-    them.
+    """Return the path of the image of a set, and a stack that closes it and the copies.
 
-    Raises CannotServe, ImageError, ShardErrors.
+    After that only a mount holds them. Raises CannotServe, ImageError, ShardErrors.
     """
     cache, stack = file_cache.cache(), ExitStack()
     try:
@@ -126,7 +125,7 @@ def _made(served: ServedSet, options: ImageOptions, stack: ExitStack) -> CachedF
         try:
             return file_cache.cache().make(key, KINDS, fill)
         except NoRoom as error:
-            raise CannotServe(f"its image finds no room in the cache: {error}") from None
+            raise CannotServe(f"its image does not fit into the cache: {error}") from None
 
 
 # --- keys
@@ -148,7 +147,7 @@ def _quick_key(served: ServedSet, options: ImageOptions) -> str | None:
 def key_of(tree: LowerTree, options: ImageOptions) -> str:
     """Return a key that differs for every other image: other shards or options, changed shards, another version.
 
-    An image of damaged shards has one that no look at shards gives, for each mount warns of damage.
+    An image of damaged shards is not found by `_quick_key`, so that each mount warns of the damage.
     """
     lower, view = tree.lower, tree.view
     states = [(shard.key, shard.name, lower.fingerprint(number)) for number, shard in enumerate(lower.shards)]
@@ -175,7 +174,7 @@ def _key(
 
 
 def _copies_of(lower: ShardSet, progress: Progress, stack: ExitStack) -> dict[bytes, HeldFile]:
-    """Return the copies that the kernel is to read in the place of shards, by path; `stack` closes them.
+    """Return the copies that the kernel reads in the place of shards, by path; `stack` closes them.
 
     A shard that is not unpacked, or has changed since, is unpacked here. Raises CannotServe, ShardErrors.
     """
@@ -205,13 +204,13 @@ def _kinds_of(lower: ShardSet) -> dict[bytes, str | None]:
 
 
 def _refuse_more_than_the_cache(shards: Sequence[bytes]) -> None:
-    """Raise UnreadableShard if the copies cannot all be in the cache, as far as that is known beforehand."""
+    """Raise UnreadableShard if the compressed shards alone are larger than the cache."""
     limit = file_cache.cache().room.most()
     packed = sum(os.stat(path).st_size for path in shards)
     if packed > limit:
         raise UnreadableShard(
-            f"the compressed shards have {packed:,} bytes, and unpacked they have to be in the cache all at once, "
-            f"which holds {limit:,}; --cache-size gives it more room"
+            f"the compressed shards have {packed:,} bytes, and the cache, which has to hold all of them unpacked, "
+            f"takes {limit:,}; give it more room with --cache-size"
         )
 
 
@@ -240,7 +239,7 @@ def _complete_objects(
         stack.callback(cached.close)
         place = cached.hold()
         if place is None:
-            raise UnreadableShard(f"{os.fsdecode(path)} has just been evicted from the cache")
+            raise UnreadableShard(f"{os.fsdecode(path)} was evicted from the cache meanwhile; repeat the command")
         copies[path] = _held_file(place, cached.fd)
         objects.append(cached)
     # Afterwards: what was marked just now is compared once it has settled.
@@ -249,8 +248,8 @@ def _complete_objects(
         for path, certified in zip(shards, waiting, strict=True):
             if not certified.result():
                 raise CorruptShard(
-                    f"{os.fsdecode(path)}: some of its bytes in the cache were damaged, and are dropped; "
-                    "`wdsfs fetch` brings them again"
+                    f"{os.fsdecode(path)}: some of its bytes in the cache were damaged, and have been dropped; "
+                    "fetch them again: wdsfs fetch"
                 )
             on_shard()
     return copies

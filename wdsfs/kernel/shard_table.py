@@ -184,7 +184,7 @@ def _read(content: Content, start: int) -> bytes:
     if content.size - start > FILE_STORED_MAX:
         raise ImageError(
             f"{os.fsdecode(content.file.path)}: {content.size - start:,} bytes of a file would have to be stored "
-            f"in the image, and {FILE_STORED_MAX:,} is the most; mount this set by FUSE"
+            f"in the image, and the limit is {FILE_STORED_MAX:,}; mount this set by FUSE"
         )
     pieces = range(start, content.size, _PIECE)
     return b"".join(content_module.read(content, at, min(_PIECE, content.size - at)) for at in pieces)
@@ -210,10 +210,9 @@ class ShardFiles:
         self.stored_sizes = np.where(in_image, shown.sizes, 0)  # bytes of each that are in the image itself
 
     def places(self, files: Ints, objects: Ints) -> tuple[Ints, Ints, dict[int, Chunks], Stored]:
-        """Return the places of these files, which are these objects of a table: device and block of each, chunks
-        and stored content of some.
+        """Return the places of files, which are these objects of a table: device, block, chunks, stored content.
 
-        Raises ImageError, and ShardErrors when what is stored cannot be read.
+        Raises ImageError, and ShardErrors when stored content cannot be read.
         """
         device, block = self._device[files], self._block[files]
         if not (device < 0).any():

@@ -1,7 +1,7 @@
 """The set that a mounted image shows: its shards, opened only if they are still what the kernel reads.
 
-The kernel goes on with the old file of a shard that was replaced, and labels are in the image. Whoever opens the
-set by its paths is refused each file that is another one by now, so that nobody takes one for the other.
+The kernel goes on with the old file of a shard that was replaced, and labels are in the image. Opening the set by
+its paths refuses each file that was replaced since, so that nobody mistakes the new file for the mounted one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from wdsfs.tree.shard_access import Access
 class ShownImage:
     """An image that is mounted: its manifest, and the registration of its guard, alive or not, if there is one.
 
-    `paths` are those of all shards, as far as is known the ones that were opened for this mount; relative ones are
-    below `base`.
+    `paths` are those of all shards, if known those that were opened for this mount; relative paths are below
+    `base`.
     """
 
     mountpoint: str
@@ -107,15 +107,15 @@ class ShownAccess(Access):
                 f"wdsfs refresh {shlex.quote(self._mountpoint)}"
             ) from None
         if not self._is_shown(path) or not self._is_shown(path + b"-wal", True):
-            what = "is another file than the one that is" if path in self._files else "is there since it was"
+            change = "replaced" if path in self._files else "created"
             raise RefusedShard(
-                f"{os.fsdecode(path)}: {what} mounted; to show what is there now: "
+                f"{os.fsdecode(path)}: was {change} since the set was mounted; to show what is there now: "
                 f"wdsfs refresh {shlex.quote(self._mountpoint)}"
             )
         return fingerprint
 
     def others(self) -> Iterator[str]:
-        """Return the paths at which there is something else now than the mount shows, or nothing."""
+        """Return the paths of files that were replaced or removed since the set was mounted."""
         return (os.fsdecode(path) for path in self._files if not self._is_shown(path))
 
     def _is_shown(self, path: bytes, unless_known: bool = False) -> bool:
