@@ -265,7 +265,9 @@ def test_obstacles_to_the_kernel_engine_are_named(program: Program, monkeypatch:
     assert engine_checks.obstacle([shard], trusting=True) is None
     monkeypatch.setattr(resource, "getrlimit", lambda _: (50, 50))
     monkeypatch.setattr(resource, "setrlimit", lambda *_: (_ for _ in ()).throw(OSError(errno.EPERM, "no")))
-    assert "the mount needs 65 open files, and the limit is 50" in str(engine_checks.obstacle([shard], trusting=True))
+    assert "the mount needs 65 open files, and the limit is 50" in str(
+        engine_checks.obstacle([shard], trusting=True)
+    )
     monkeypatch.undo()
     monkeypatch.setattr(host, "kernel_version", lambda: (6, 11))
     assert engine_checks.obstacle([shard], trusting=True) is None
