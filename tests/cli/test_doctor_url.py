@@ -44,17 +44,17 @@ def test_a_server_that_can_all(program: Program, web: WebServer) -> None:
         f"ok   {web.url}/x.tar: can be reached, 4.9 KiB",
         "ok   credentials: none",
         "ok   ranges: work: a read fetches what it needs",
-        "ok   conditions: work: what has been replaced is not sent",
+        "ok   conditions: work: a replaced object is not sent",
     ]
 
 
 def test_a_server_without_ranges_conditions_and_etags(program: Program, web: WebServer) -> None:
     served(web, ranges=False, conditions=False, etag=None)
     assert lines(program, f"{web.url}/x.tar")[2:] == [
-        "warn ranges: its server sends whole objects only: each shard is fetched as a whole when it is first read",
+        "warn ranges: its server sends whole objects only: each shard is fetched completely when it is first read",
         "      -> fetch shards ahead of time (wdsfs fetch), with enough room for them in the cache (--cache-size)",
-        "ok   conditions: ignored by its server; each answer is compared with what the object was",
-        "warn changes: its server gives no ETag: a change is seen only by the size, or by the time in seconds",
+        "ok   conditions: ignored by its server; so each answer is compared with the known object",
+        "warn changes: its server gives no ETag: a change is noticed only by the size, or by the time in seconds",
         "      -> give a shard a new name when its content changes",
     ]
     expected = {f"{web.url}/x.tar": "ok", "ranges": "warn", "conditions": "ok", "changes": "warn"}

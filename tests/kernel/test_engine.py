@@ -162,7 +162,7 @@ def test_auto_takes_fuse_where_the_kernel_cannot_serve(program: Program) -> None
     message = told(program.home, *words, code=5)
     reason = f"{packed} is gzip-compressed, and `--unpack never` forbids to" if os.geteuid() == 0 else "only root"
     assert f"--engine kernel: {reason}" in message
-    assert "--engine auto takes FUSE then" in message
+    assert "--engine auto takes FUSE instead" in message
     words = ("mount", "--engine", "kernel", "--lazy", packed, program.mountpoint)
     assert "--lazy is for FUSE" in told(program.home, *words, code=5)
 

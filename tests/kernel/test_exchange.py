@@ -185,13 +185,13 @@ def test_a_refused_refresh_leaves_the_mount_and_says_why(mounts: Program) -> Non
     mounts.run("image", source, "-o", image)
     with (source / "s0.tar").open("r+b"):
         message = mounts.refused("refresh", mounts.mountpoint, code=5)
-        assert "s0.tar: a program has it open for writing; the mount shows what it has shown" in message
+        assert "s0.tar: a program has it open for writing; the mount is unchanged" in message
     assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"o" * SIZE
     mounts.run("refresh", mounts.mountpoint)
     assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"n" * SIZE
     assert of_the_user.read_bytes() == b"mine"
     kill(the_guard(mounts))
-    assert "has no guard, which is needed for this" in mounts.refused("refresh", mounts.mountpoint, code=5)
+    assert "has no guard, which a refresh needs" in mounts.refused("refresh", mounts.mountpoint, code=5)
 
 
 def test_a_refresh_that_fails_leaves_the_image(mounts: Program) -> None:
@@ -232,7 +232,7 @@ def test_a_mount_whose_guard_was_killed_is_guarded_again(mounts: Program) -> Non
     assert (finding["level"], f"process {first.pid}" in finding["detail"]) == ("ok", True)
     kill(first)
     assert mounts.json("doctor", mounts.mountpoint)[-1]["level"] == "warn"
-    assert b"type its mount command again" in mounts.run("status", mounts.mountpoint).stdout
+    assert b"repeat its mount command" in mounts.run("status", mounts.mountpoint).stdout
     with (mounts.mountpoint / "s0" / "a" / "x").open("rb", buffering=0) as opened:
         second = mount_set(mounts)
         assert second.pid != first.pid

@@ -87,7 +87,7 @@ def test_the_mount_of_an_image_loads_little(program: Program) -> None:
 
 @pytest.mark.parametrize(
     ("before", "said"),
-    [("pass", "ended by a signal before its tree was usable: Killed"), ("leave(None)", "see /")],
+    [("pass", "a signal ended the daemon before the mount was usable: Killed"), ("leave(None)", "see /")],
     ids=["at the terminal", "in the background"],
 )
 def test_a_guard_that_is_killed_before_it_is_ready(before: str, said: str, program: Program) -> None:

@@ -373,7 +373,7 @@ def test_an_overlay_whose_guard_was_killed_can_be_committed(program: Program, so
         kill(guard)
         put(top / "s0/d/1/txt", b"after")
         assert "it has no guard" in program.run("status", top).stdout.decode()
-        assert "has no guard, which is needed for this" in program.refused("refresh", top, code=5)
+        assert "has no guard, which a refresh needs" in program.refused("refresh", top, code=5)
         assert "changed  s0/d/1 ~txt" in program.run("diff", top).stdout.decode()
         message = program.refused("commit", "--in-place", "--overlay", overlay, *sources, code=BUSY)
         assert f"the kernel serves it at {top}, without a guard; end that with: wdsfs umount {top}" in message
@@ -405,7 +405,7 @@ def test_a_mount_whose_guard_was_killed_is_guarded_again(program: Program, sourc
         put(top / "s0/d/0/txt", b"before")
         top.chmod(0o750)
         kill(first)
-        assert "type its mount command again" in program.run("status", top).stdout.decode()
+        assert "repeat its mount command" in program.run("status", top).stdout.decode()
         with (top / "s0/d/1/txt").open("r+b") as writer, (top / "s0/d/2/txt").open("rb") as reader:
             program.run(*KERNEL, "--overlay", "edits", *sources, top)
             writer.write(b"late")

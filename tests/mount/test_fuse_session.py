@@ -1148,7 +1148,7 @@ def test_a_state_directory_that_cannot_be_made(small: Program) -> None:
     """The mount works, and says that it keeps its log elsewhere."""
     small.write("state", b"a file where the directory should be")
     with small.mounted("a.tar") as mounted:
-        mounted.expect_log("no log can be kept")
+        mounted.expect_log("cannot write a log")
         log = Path(mounted.status()["log"])
         assert log.parent == small.registration(mounted.path).parent
         assert "mounted 1 shard" in log.read_text()

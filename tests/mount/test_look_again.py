@@ -423,7 +423,7 @@ def test_a_shard_beyond_the_last_number_is_left_out(
     write(shards / "u.tar", 8)
     answer = followed.look()
     assert [row[1] for row in answer["new"]] == ["t"]
-    assert answer["left_out"] == {"u.tar": "the mount has no number left for it (at most 4): mount again"}
+    assert answer["left_out"] == {"u.tar": "the mount has its 4 shards, the most that it takes: mount again"}
 
 
 def test_remote_shards_need_a_mount_that_began_with_some(shards: Path, tmp_path: Path) -> None:

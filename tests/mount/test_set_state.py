@@ -40,4 +40,4 @@ def test_a_text_that_was_not_written_to_its_end_is_not_read() -> None:
     shared = SetState()
     memory: mmap.mmap = shared._memory
     memory[20] ^= 1
-    assert "killed while it noted" in shared.read()["error"]
+    assert "killed while it wrote" in shared.read()["error"]

@@ -799,7 +799,7 @@ def test_an_unmount_says_that_it_waits_for_a_disk(
             small.tool("fsfreeze", "-u", disk)
         ending.join(PATIENCE)
         assert not ending.is_alive()
-        assert f"it has the changes in {disk}/o written to the disk, and this machine has" in caplog.text
+        assert f"it writes the changes in {disk}/o to the disk; this machine has" in caplog.text
         mounted.check_exit()
 
 

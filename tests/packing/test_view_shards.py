@@ -150,9 +150,8 @@ def test_a_mount_is_named_by_its_shards(program: Program) -> None:
         text = program.refused("commit", *OPTIONS, "-o", "n.tar", mounted.path, code=2)
         assert "is a mount: name its SHARDS" in text
         text = program.refused("commit", "-o", "n.tar", mounted.path, code=5)
-        assert (
-            "by: wdsfs commit --columns 'img=jpg;png' --field caption.txt=json:caption -o PATTERN SHARDS" in text
-        )
+        options = "--columns 'img=jpg;png' --field caption.txt=json:caption"
+        assert f"to write new shards of what it shows: wdsfs commit {options} -o PATTERN SHARDS" in text
 
 
 def test_new_shards_may_be_objects(program: Program, s3: FakeS3) -> None:

@@ -186,7 +186,7 @@ def test_another_mount_at_the_same_place_is_not_shown(mounts: Program) -> None:
         mounts.run("umount", mounts.mountpoint)
         wait_until(lambda: "the mount has ended" in viewer.ask("/").text, "the word")
         mount(mounts, "--layout", "files", "set")
-        wait_until(lambda: "another mount is there by now" in viewer.ask("/").text, "the word")
+        wait_until(lambda: "another mount has taken its place" in viewer.ask("/").text, "the word")
         assert viewer.paths() == ALL
 
 

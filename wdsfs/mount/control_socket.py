@@ -57,7 +57,7 @@ class JsonLines:
 
 
 class ControlSocket:
-    """Answers clients, and does to the mount what they ask for. `growth` has the set that is shown now."""
+    """Answers the requests of clients to the mount. `growth` has the set that is shown now."""
 
     def __init__(self, daemon: Registration, growth: Growth, supervisor: Supervisor) -> None:
         self.daemon, self.growth, self.supervisor = daemon, growth, supervisor
@@ -89,7 +89,7 @@ class ControlSocket:
                     if seen:
                         await lines.send(seen)
                 else:
-                    text = f"{self.mount.mountpoint} is served by wdsfs {__version__}, which cannot do that"
+                    text = f"{self.mount.mountpoint} is served by wdsfs {__version__}, which has no such request"
                     await lines.send({"error": text})
                 await stream.send_eof()  # closing is not enough: a worker forked meanwhile has it, too
             except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
@@ -154,7 +154,7 @@ class ControlSocket:
         return (
             done
             if done and sent
-            else {"error": f"{where}: this could not be done; see {self.daemon.log or 'its log'}"}
+            else {"error": f"{where}: restoring has failed; see {self.daemon.log or 'its log'}"}
         )
 
     def _ask_worker(self, token: bytes, paths: list[bytes]) -> dict[str, Any]:

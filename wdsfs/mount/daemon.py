@@ -48,7 +48,7 @@ def open_log(mountpoint: str) -> Path | None:
             os.fchmod(fd, 0o600)  # names of samples are in it, and an older version made it for all
             os.close(fd)
         except OSError as error:
-            log.warning("no log can be kept in %s: %s", path.parent, error.strerror)
+            log.warning("cannot write a log in %s: %s", path.parent, error.strerror)
         else:
             return path
     return None
@@ -126,9 +126,9 @@ def _wait_for(pid: int, receiver: int, log_file: Path) -> int:
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     if LEFT in heard:  # its message is not on this terminal
-        log.error("the daemon has ended before its tree was usable; see %s", log_file)
+        log.error("the daemon ended before the mount was usable; see %s", log_file)
     elif code < 0:  # and it could not say anything itself
-        log.error("the daemon was ended by a signal before its tree was usable: %s", signal.strsignal(-code))
+        log.error("a signal ended the daemon before the mount was usable: %s", signal.strsignal(-code))
     return code if code > 0 else 1
 
 

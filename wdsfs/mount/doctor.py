@@ -161,13 +161,13 @@ def _shown_mount(mount: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_device(device: str = "/dev/fuse") -> MachineFinding:
-    """Return the kernel's side: the device is there and can be opened for reading and writing."""
+    """Check that the device is there and can be opened for reading and writing."""
     name = device
     try:
         os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
         return MachineFinding(name, "fail", os.strerror(error.errno or 0), _device_remedy(error, device))
-    return MachineFinding(name, "ok", "there, and can be opened")
+    return MachineFinding(name, "ok", "can be opened")
 
 
 def _device_remedy(error: OSError, device: str) -> str:
@@ -197,7 +197,7 @@ def check_privileges(status: str = "/proc/self/status") -> MachineFinding:
     if fields.get("NoNewPrivs", "0").strip() == "1":
         how = remedy if inside else "start it without NoNewPrivileges= and what implies it (docs/how-to/boot.md)"
         return MachineFinding(name, "fail", "no_new_privs is set: fusermount3 cannot become root", how)
-    return MachineFinding(name, "ok", "CAP_SYS_ADMIN is not out of reach for setuid programs")
+    return MachineFinding(name, "ok", "setuid programs can get CAP_SYS_ADMIN")
 
 
 def _has_capability(fields: Mapping[str, str], which: str) -> bool:
@@ -205,7 +205,7 @@ def _has_capability(fields: Mapping[str, str], which: str) -> bool:
 
 
 def check_fusermount(program: str | None = None) -> MachineFinding:
-    """Return the helper that mounts for ordinary users: there and setuid root. Root mounts without it."""
+    """Check that the helper that mounts for ordinary users is there and setuid root. Root mounts without it."""
     name = "fusermount3"
     needed = os.geteuid() != 0
     program = program or host.program(name)
@@ -235,7 +235,7 @@ def fusermount_version(program: str = "fusermount3") -> tuple[int, ...]:
 
 
 def check_library() -> MachineFinding:
-    """Return the Python binding can be loaded, and libfuse with it."""
+    """Check that the Python binding can be loaded, and libfuse with it."""
     name = "libfuse"
     try:
         import pyfuse3
@@ -284,7 +284,7 @@ _KERNEL_FEATURES: Mapping[tuple[int, ...], str] = {
 
 
 def check_kernel(version: tuple[int, ...] | None = None) -> MachineFinding:
-    """Return the features of this kernel's version. A mount needs none of them, so the check never fails."""
+    """List the features of this kernel's version. A mount needs none of them, so the check never fails."""
     version = host.kernel_version() if version is None else version
     features = [
         what if version >= since else f"not yet ({host.version_text(since)}): {what}"
@@ -294,7 +294,7 @@ def check_kernel(version: tuple[int, ...] | None = None) -> MachineFinding:
 
 
 def check_open_files(limits: tuple[int, int] | None = None) -> MachineFinding:
-    """Return the limit of open files, soft and hard. A mount raises the soft one itself."""
+    """Check the limit of open files, soft and hard. A mount raises the soft limit itself."""
     soft, hard = limits or resource.getrlimit(resource.RLIMIT_NOFILE)
     shown = f"{_limit(soft)} (can be raised to {_limit(hard)})" if soft != hard else _limit(soft)
     if hard != resource.RLIM_INFINITY and hard < FEW_FILES:
@@ -308,10 +308,7 @@ def _limit(value: int) -> str:
 
 
 def check_index_directory(directory: Path, free: int | None = None) -> MachineFinding:
-    """Return the place of the index.
-
-    Writable, on a file system of this machine, with space left (`free` bytes).
-    """
+    """Check that the index directory is writable, on a local file system, with space left (`free` bytes)."""
     name = "index directory"
     quoted = shlex.quote(str(directory))
     place = _nearest_existing(directory)
@@ -336,7 +333,7 @@ def check_index_directory(directory: Path, free: int | None = None) -> MachineFi
 
 
 def check_runtime_directory() -> MachineFinding:
-    """Return the place of control sockets: without it nothing can be mounted, shown or ended. Nothing is made."""
+    """Check the place of control sockets, without which nothing can be mounted, shown or ended."""
     name = "runtime directory"
     try:
         return MachineFinding(name, "ok", str(host.runtime_dir(create=False)))
@@ -346,7 +343,7 @@ def check_runtime_directory() -> MachineFinding:
 
 
 def check_log_directory(directory: Path) -> MachineFinding:
-    """Return the place of logs; in a bad one there are none, and they go to the runtime directory."""
+    """Check the place of logs; if it is bad, they go to the runtime directory."""
     name, place = "log directory", _nearest_existing(directory)
     unsafe = _unsafe(directory)
     if unsafe is not None:
@@ -510,7 +507,7 @@ def _in_control_group(root: Path, word: str) -> bool:
 
 # --- a store -----------------------------------------------------------------------------------------------
 
-STORE_SECONDS = 10  # for one that does not answer: a person waits
+STORE_SECONDS = 10  # for a store that does not answer: a person waits
 _SPELLING = "check how it is spelt; the keys of a bucket are case-sensitive"
 _ADDRESS = "check the address, the network and the proxy (https_proxy)"
 
@@ -529,14 +526,14 @@ def _findings_of(url: urls.Url, facts: dict[str, Any]) -> Iterator[MachineFindin
     if facts["ranges"] is not None:
         yield _ranges(facts["ranges"])
     if facts["conditions"] is not None:
-        works = "work: what has been replaced is not sent"
-        ignored = "ignored by its server; each answer is compared with what the object was"
+        works = "work: a replaced object is not sent"
+        ignored = "ignored by its server; so each answer is compared with the known object"
         yield MachineFinding("conditions", "ok", works if facts["conditions"] else ignored)
     if facts.get("pinned") is False:
         yield MachineFinding(
             "changes",
             "warn",
-            "its server gives no ETag: a change is seen only by the size, or by the time in seconds",
+            "its server gives no ETag: a change is noticed only by the size, or by the time in seconds",
             "give a shard a new name when its content changes",
         )
 
@@ -567,6 +564,6 @@ def _ranges(work: bool) -> MachineFinding:
     return MachineFinding(
         "ranges",
         "warn",
-        "its server sends whole objects only: each shard is fetched as a whole when it is first read",
+        "its server sends whole objects only: each shard is fetched completely when it is first read",
         "fetch shards ahead of time (wdsfs fetch), with enough room for them in the cache (--cache-size)",
     )

@@ -88,7 +88,7 @@ class Watch:
         self.shards, self.on_names = shards, on_names
         self._notify = INotify()
         self._followed: set[int] = set()
-        self._is_blind = False  # a directory that is followed is gone; one of that name may come
+        self._is_blind = False  # a followed directory is gone; another of that name may come
         self._names: dict[int, dict[bytes, set[int]]] = {}
         self._watches: dict[bytes, int] = {}
         everything = set(range(len(shards)))
@@ -127,8 +127,11 @@ class Watch:
             self._followed.add(self._watches[directory])
 
     def wait(self, life: int) -> set[int] | None:
-        """Return the numbers of shards that events are about; None when `life`, the reading end of a pipe, has no
-        writer any more. Returns also when a followed directory is gone: then watch again."""
+        """Return the numbers of shards that events are about; None when watching ends.
+
+        It ends when `life`, the reading end of a pipe, has no writer any more, and when a followed directory is
+        gone: then watch again.
+        """
         poll = select.poll()
         poll.register(self._notify.fd, select.POLLIN)
         poll.register(life, 0)  # poll reports hangups without a flag
@@ -162,7 +165,7 @@ class Watch:
     def _fingerprints(self, first: bool = False) -> tuple[list[Fingerprint | None], list[Fingerprint]]:
         """Return the fingerprints of the shards, and of the files that they are shown with.
 
-        None for a shard that is the object in the list which names it: at first it is taken for that.
+        None for a shard that is as the list that names it says: at first that is presumed.
         """
         states = [GONE if shard.gone is not None else _state(shard.path, first) for shard in self.shards]
         return states, list(map(_fingerprint, self._companions))
@@ -176,7 +179,7 @@ class Watch:
 
 
 def _state(path: bytes, first: bool) -> Fingerprint | None:
-    """Return the fingerprint of a shard; None if that is what the list says which names it."""
+    """Return the fingerprint of a shard; None if it is as the list that names it says."""
     if first and shard_paths.is_presumed(path):
         return None
     presumed, now = shard_paths.presumed(path), _fingerprint(path)
@@ -248,7 +251,7 @@ def follower(
 
 
 class Hints:
-    """A pipe by which the watching process says that it is worth to look."""
+    """A pipe by which the watching process asks for another look."""
 
     def __init__(self) -> None:
         self._receiver, self._sender = os.pipe()
@@ -266,15 +269,17 @@ class Hints:
             await trio.lowlevel.wait_readable(self._receiver)
 
     def take(self) -> None:
-        """Take the hints that there are."""
+        """Take all hints."""
         with contextlib.suppress(BlockingIOError):
             while os.read(self._receiver, 1 << 10):
                 pass
 
 
 class Growth:
-    """The set that a mount shows now: `served`. Looks again at what SHARDS, relative to `directory`, stand
-    for; `directories` are those that shards may appear in."""
+    """The set that a mount shows now, `served`, and its growth: expands SHARDS again, relative to `directory`.
+
+    New shards may appear in `directories`.
+    """
 
     def __init__(self, served: MountedSet, directory: str, directories: Sequence[str], state: SetState) -> None:
         self.served, self.state = served, state
@@ -318,16 +323,16 @@ class Growth:
             rested = now + share * (now - began)
 
     async def look(self, at_once: bool = False) -> dict[str, Any]:
-        """Look, and show what is found; returns the answer to `{"do": "refresh"}` (`mount_registry.py`).
+        """Look, and show the change; returns the answer to `{"do": "refresh"}` (`mount_registry.py`).
 
-        `at_once`: a user has asked, so what could not be read before is tried again.
+        `at_once`: a user has asked, so unreadable shards are tried again.
         """
         async with self._looking:
             earlier = Earlier({}, self._earlier.superseded) if at_once else self._earlier
             fetches = self.supervisor.fetcher is not None
             served, device = self.served, self.supervisor.device
             answer = await in_child(lambda: look_again(served, self._directory, earlier, fetches), device)
-            answer = answer or {"error": "the look has failed; see the log of the mount", "left_out": []}
+            answer = answer or {"error": "looking for shards has failed; see the log of the mount", "left_out": []}
             change = change_of(served, answer)
             left_out = [LeftOut(*row) for row in answer["left_out"]]
             self._note(answer["error"] or answer.get("kept", ""), left_out)
@@ -341,7 +346,7 @@ class Growth:
             return self._report(served, change, left_out, answer["error"])
 
     async def derive(self) -> None:
-        """Derive what the start of the mount has put off; note the keys of a list that are those of no sample."""
+        """Make the rest of the view; note the keys of a list that no sample has."""
         answer = await in_child(self.served.derive, self.supervisor.device)
         remark = answer.get("remark", NOT_COMPARED)
         if remark:
@@ -416,9 +421,9 @@ class Growth:
     # --- telling
 
     def _note(self, failure: str, left_out: Sequence[LeftOut]) -> None:
-        """Log what is new of what is wrong."""
+        """Log new problems."""
         if failure and failure != self._failure:
-            log.warning("the mount still shows the shards from before: %s", failure)
+            log.warning("the mount still shows the same shards as before: %s", failure)
         self._failure = failure
         for candidate in left_out:
             known = self._earlier.left_out.get(candidate.path)

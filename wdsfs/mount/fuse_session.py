@@ -156,12 +156,12 @@ def _shards(mount: MountOptions) -> list[Shard]:
 
 
 def _own_paths(mount: MountOptions, index: Index) -> list[bytes]:
-    """Return what this process needs besides the shards. Raises MountError for a mount point in the overlay."""
+    """Return the paths that this process needs besides the shards. Raises MountError for one in the overlay."""
     own = [index.directory.absolute(), host.runtime_dir(), log_path(mount.mountpoint)]
     if mount.overlay is not None:
         own.append(mount.overlay.absolute())
         if mount.overlay.resolve() in Path(mount.mountpoint).parents:
-            raise MountError(f"{mount.mountpoint}: lies in the overlay {mount.overlay}; take another directory")
+            raise MountError(f"{mount.mountpoint}: lies in the overlay {mount.overlay}; take another mount point")
     return list(map(os.fsencode, own))
 
 
@@ -208,7 +208,7 @@ def _unfinished(unreadable: tuple[bytes, ShardError]) -> tuple[bytes, ShardError
     path, error = unreadable
     if not isinstance(error, NotATar) or settles_in(path) is None:
         return unreadable
-    return path, UnreadableShard(f"{error}; it may still be being written")
+    return path, UnreadableShard(f"{error}; a program may still be writing it")
 
 
 def _say(remarks: Sequence[str]) -> None:
@@ -280,7 +280,7 @@ def _mount(mount: MountOptions, parsed: FuseOptions) -> None:
         with _released_last() if "auto_unmount" in options else contextlib.nullcontext():
             pyfuse3.init(pyfuse3.Operations(), mount.mountpoint, options)
     except (RuntimeError, UnicodeEncodeError) as error:
-        nothing = f"libfuse has said more above; `wdsfs doctor {shlex.quote(mount.mountpoint)}` finds nothing"
+        nothing = f"libfuse's own message is above; `wdsfs doctor {shlex.quote(mount.mountpoint)}` finds no cause"
         findings = preventing(mount.mountpoint, parsed.fuse)
         why = "; ".join(f"{finding.name}: {finding.detail} -> {finding.remedy}" for finding in findings) or nothing
         raise MountError(f"{mount.mountpoint}: libfuse could not mount ({error}): {why}") from None

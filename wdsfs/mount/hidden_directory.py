@@ -125,10 +125,10 @@ def _place_of(number: int) -> int:
 
 
 class HiddenDirectory:
-    """The hidden directory. Made before the workers are forked; each then calls `attach`. `half_done` returns
-    True if a commit in place was interrupted.
+    """The hidden directory, a tree (`tree/tree.py`) of its own inodes only; any other inode gets StaleEntry.
 
-    A tree (`tree/tree.py`) of the inodes of this directory only; any other inode gets StaleEntry.
+    Made before the workers are forked; each then calls `attach`. `half_done` returns True if a commit in place was
+    interrupted.
     """
 
     merged = False  # its directories are not kept by the kernel in a merged tree, nor need they be
@@ -188,10 +188,10 @@ class HiddenDirectory:
 
     def readlink(self, inode: int) -> bytes:
         """Raise InvalidRequest: there are no links here."""
-        raise errors.InvalidRequest(f"inode {inode} is no symbolic link")
+        raise errors.InvalidRequest(f"inode {inode} is not a symbolic link")
 
     def totals(self) -> Totals:
-        """Return those of the set."""
+        """Return the totals of the set."""
         return self.tree.totals()
 
     def parent(self, inode: int) -> int:
@@ -200,10 +200,9 @@ class HiddenDirectory:
         return ROOT if what == HIDDEN else pack_extra(HIDDEN)
 
     def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
-        """Yield the children of a directory after the cursor `after`, each with only the inode number and the
-        type.
+        """Yield the children of a directory after the cursor `after`, with only their inode numbers and types.
 
-        The texts are not made to list them: of a hundred thousand shards that would take an hour.
+        Listing makes no texts: of a hundred thousand shards that would take an hour.
         """
         what, _ = self._open(inode)
         if what not in (HIDDEN, DALI):
@@ -223,11 +222,11 @@ class HiddenDirectory:
             yield Entry(name, _typed(pack_extra(child), mode), at + _FIRST)
 
     def xattrs(self, inode: int) -> list[bytes]:
-        """Return None."""
+        """Return no names: nothing here has extended attributes."""
         return []
 
     def getxattr(self, inode: int, name: bytes) -> bytes:
-        """Return the value of an extended attribute. Raises NoSuchAttribute."""
+        """Raise NoSuchAttribute."""
         raise errors.NoSuchAttribute(f"no attribute {text_of(name)}")
 
     def _open(self, inode: int) -> tuple[int, int]:
@@ -293,8 +292,7 @@ class HiddenDirectory:
         return "".join(f"{row}\n" for row in rows).encode("utf-8", "surrogateescape")
 
     def _wids_index(self) -> bytes:
-        """Raise ShardErrors, ExportError if a shard cannot be read: a reader takes a list without one shard for
-        the whole set."""
+        """Return the index for wids. Raises ShardErrors, ExportError if a shard is missing from it."""
         rows = []
         for number in self.lower.numbers:
             summary = indexed(self.plain.summary, number)
@@ -386,7 +384,7 @@ class HiddenDirectoryOperations(Operations[HiddenDirectory]):
             del self._handlers[opcode]
 
     def show(self, tree: Tree, slot: Slot, crowded: Callable[[], None]) -> None:
-        """Describe the set of this tree from now on; otherwise as `attach`."""
+        """Describe the set of this tree from now on."""
         self.tree.attach(tree, self.slowly)
         self.slot, self._crowded = slot, crowded
 
@@ -417,5 +415,5 @@ class HiddenDirectoryOperations(Operations[HiddenDirectory]):
 
 
 def _read_only(request: Request) -> int:
-    """Return the hidden directory cannot be changed."""
+    """Refuse a change."""
     return errno.EROFS

@@ -15,9 +15,9 @@ _SHARDS_READ = 3
 
 
 def hints(below: ShardSet, tree: TreeOptions, writable: bool) -> Sequence[str]:
-    """Return hints for a set that is mounted like this; none if loaders will find all, or nothing is known.
+    """Return hints for a set that is mounted like this; none if loaders find all files, or nothing is known.
 
-    None either for a `writable` mount, which is for editing.
+    None for a `writable` mount, which is for editing.
     """
     if writable:
         return ()

@@ -25,7 +25,7 @@ from wdsfs.tree.options import Opening, Owner, Progress, Selection, TreeOptions
 if TYPE_CHECKING:
     from wdsfs.kernel.image import Built
 
-# Options of `-o` that need nothing: they say what holds for every mount of an image.
+# Options of `-o` that need nothing: they hold for every mount of an image.
 _HOLD_ANYWAY = frozenset(
     (
         *("ro", "allow_other", "allow_root", "default_permissions", "nodev", "nosuid", "exec"),
@@ -146,5 +146,5 @@ def _version(text: str) -> tuple[int, int]:
         raise UsageError(f"--linux {text}: a version such as 6.12 is needed")
     if numbers < erofs.OLDEST_KERNEL:
         oldest = ".".join(map(str, erofs.OLDEST_KERNEL))
-        raise UsageError(f"--linux {text}: images over several files take Linux {oldest} or later")
+        raise UsageError(f"--linux {text}: images over several files need Linux {oldest} or later")
     return numbers[0], numbers[1]

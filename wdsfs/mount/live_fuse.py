@@ -50,8 +50,8 @@ class FuseMount(live_mount.LiveMount):
 
     def _foreign(self) -> MountError:
         return MountError(
-            f"{self.mountpoint}: is a mount of another user or session, whose daemon does not answer here; type "
-            "`wdsfs status` there"
+            f"{self.mountpoint}: is a mount of another user or session, whose daemon does not answer here; run "
+            "the command there"
         )
 
     @property
@@ -154,21 +154,21 @@ class FuseMount(live_mount.LiveMount):
         }
 
     def _report_of_others(self) -> dict[str, Any]:
-        """Report what the kernel knows of a mount whose daemon is not asked: it may never answer."""
+        """Report what the kernel knows of a mount of another user, whose daemon may never answer."""
         mounted = mount_table.mounted_at(self.mountpoint)
         user = user_name(0 if mounted is None else mounted.user)
         return {
             "engine": self.engine,
             "mountpoint": self.mountpoint,
             "state": FOREIGN,
-            "notices": [f"its daemon is not asked, because it belongs to {user}, whose `wdsfs status` says more"],
+            "notices": [f"its daemon belongs to {user}: `wdsfs status` of that user says more"],
             "user": user,
             "specs": [] if mounted is None else [os.fsdecode(mounted.source).removeprefix("wdsfs#")],
             "mode": "ro" if mounted is None or "ro" in mounted.options else "rw",
         }
 
     def _status(self) -> dict[str, Any]:
-        """Return what its daemon says of itself, or why it cannot be asked, or nothing."""
+        """Return the status that the daemon reports; a notice if it has another version; empty if it is silent."""
         try:
             with Talk(self._daemon) as talk:
                 return talk.ask({"do": "status"})
@@ -238,12 +238,12 @@ class FuseMount(live_mount.LiveMount):
                 return
 
     def _what_is_written(self) -> str:
-        """Say why the daemon of a mount that is gone is still there."""
+        """Return why the daemon of a mount that is gone is still there."""
         if self.overlay is None:
             return "it waits for a disk"
         left = host.unwritten_bytes()
-        rest = "" if left is None else f", and this machine has {bytes_text(left)} to write in all"
-        return f"it has the changes in {self.overlay} written to the disk{rest}"
+        rest = "" if left is None else f"; this machine has {bytes_text(left)} to write in all"
+        return f"it writes the changes in {self.overlay} to the disk{rest}"
 
 
 class _FrozenByDaemon(live_mount.Frozen):
@@ -297,7 +297,7 @@ def _why_still(daemon: Registration, device: int) -> str:
     if holders:
         who = several([str(pid) for pid in holders])
         return (
-            f"ends when the mount is gone everywhere: process {who} has a mount table of its own (a container?) "
-            "from a time when it was there, and keeps it until it ends, or unmounts it"
+            f"ends when the mount is gone everywhere: process {who} (a container?) has a mount table of its own, "
+            "which still has the mount; end that process, or unmount there"
         )
     return "does not wait for a disk" + (f"; see {daemon.log}" if daemon.log else "")

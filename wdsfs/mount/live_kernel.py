@@ -55,16 +55,16 @@ class KernelMount(LiveMount):
 
     @property
     def lasting(self) -> str:
-        """Return why changes cannot be taken back while the overlay is mounted."""
+        """Return why changes cannot be undone while the overlay is mounted."""
         place, overlay = shlex.quote(self.mountpoint), shlex.quote(str(self.overlay))
         return (
-            "The kernel serves this mount, and lets nobody take changes back while it is mounted. To do that: "
+            "The kernel serves this mount, so changes cannot be undone while it is mounted. To undo them: "
             f"wdsfs umount {place}; wdsfs restore --overlay {overlay} PATH...; and mount it again."
         )
 
     @property
     def remedy(self) -> str:
-        return "type the command again that mounted it; it needs no unmount"
+        return "repeat the command that mounted it, without unmounting"
 
     # --- what it shows
 
@@ -91,7 +91,7 @@ class KernelMount(LiveMount):
         overlay = None if shown.guard is None else shown.guard.overlay
         way = (options_of(shown.about), shown.directory, overlay)
         if self._way not in (None, way):
-            raise MountError(f"{self.mountpoint}: another mount is there by now; start this command again")
+            raise MountError(f"{self.mountpoint}: another mount has taken its place; start this command again")
         self._way = way
         access = ShownAccess(shown)
         others = sorted(access.others())
@@ -101,8 +101,8 @@ class KernelMount(LiveMount):
         if not others:
             return ""
         return (
-            f"Replaced, changed or removed since they were mounted: {several(others)}. The mount shows what they "
-            "were, which cannot be read here. To have both show what is there now: wdsfs refresh "
+            f"Replaced, changed or removed since they were mounted: {several(others)}. The mount shows their old "
+            "content, which cannot be read here. To show the new content in both: wdsfs refresh "
             f"{shlex.quote(self.mountpoint)}"
         )
 
@@ -121,8 +121,8 @@ class KernelMount(LiveMount):
             return self.guard
         raise MountError(
             f"{self.mountpoint}: is served by the kernel, and was mounted by another user or in another place, so "
-            f"what is below it is not known; unmount it, then name --overlay {shlex.quote(str(self.overlay))} and "
-            "SHARDS"
+            "the shards below its overlay are not known; unmount it, then name --overlay "
+            f"{shlex.quote(str(self.overlay))} and SHARDS"
         )
 
     def is_original(self, path: str, inode: int) -> bool | None:
@@ -164,7 +164,7 @@ class KernelMount(LiveMount):
         guard = self.guard
         if guard is None or not guard.alive:
             raise MountError(
-                f"{self.mountpoint}: has no guard, which is needed for this; repeat the command that mounted it, "
+                f"{self.mountpoint}: has no guard, which a refresh needs; repeat the command that mounted it, "
                 "without unmounting"
             )
         if is_half_done(guard.overlay):
@@ -179,7 +179,7 @@ class KernelMount(LiveMount):
         try:
             image = repeat(guard.made)
         except ShardError as error:  # it may name an option of `mount`
-            text = f"{error}; the mount shows what it has shown, and takes options when it is mounted"
+            text = f"{error}; the mount is unchanged. Options can only be given when it is mounted again"
             raise type(error)(text) from None
         if identity_of(image.image) == guard.identity:
             _refuse_old_image(guard)
@@ -201,7 +201,7 @@ class KernelMount(LiveMount):
                 stack.enter_context(overlayfs.frozen(self.mountpoint, place))
             reason = exchange(guard, image_mount, shards, REFRESH_SECONDS)
         if reason:
-            raise MountError(f"{self.mountpoint}: {reason}; the mount shows what it has shown")
+            raise MountError(f"{self.mountpoint}: {reason}; the mount is unchanged")
 
     # --- reporting
 
@@ -222,7 +222,7 @@ class KernelMount(LiveMount):
         }
         if self.overlay is not None and "ro" in self._mount.super_options and not half_done:
             report["notices"].append(
-                "read-only for a commit; if that was killed, a commit that ends in order makes it writable"
+                "read-only for a commit; if that commit was killed, repeat it to make the mount writable"
             )
         try:
             about = manifest.read(self._source)
@@ -232,15 +232,13 @@ class KernelMount(LiveMount):
 
     @property
     def _source(self) -> bytes:
-        """The path of the image, or where it was."""
+        """The path of the image, which may have been removed."""
         return image_of(self._mount) or self._mount.source
 
     def _report_of_guard(self, notices: list[str]) -> dict[str, Any]:
         guard = self.guard
         if guard is None or not guard.alive:
-            notices.append(
-                "it has no guard: what is written into a shard now is not noticed; type its mount command again"
-            )
+            notices.append("it has no guard, so writing into its shards goes unnoticed; repeat its mount command")
             return {}
         return {"pid": guard.pid, "log": guard.log, "replaced": guard.replaced()}
 

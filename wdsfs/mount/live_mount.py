@@ -87,7 +87,7 @@ class LiveMount(ABC):
 
     @property
     def lasting(self) -> str:
-        """Return why changes cannot be taken back while it is mounted; empty if they can."""
+        """Return why changes cannot be undone while it is mounted; empty if they can."""
         return ""
 
     @property
@@ -119,14 +119,12 @@ class LiveMount(ABC):
         """Return the set that is shown now. Raises MountError, OverlayBusy, OSErrors."""
 
     def is_original(self, path: str, inode: int) -> bool | None:
-        """Return True if an inode number of the mount is that of the file at a path below the overlay; None if
-        numbers do not tell.
-        """
+        """Return True if the file at a path below the overlay has this inode number; None if unknown."""
         return None
 
     @contextmanager
     def opened(self, shown: ShownSet, opening: Opening, on_demand: bool = False) -> Iterator[ShardSet]:
-        """Open the set that the mount shows; judged before, it is not refused for damage. Raises WdsfsError.
+        """Open the set that the mount shows, without refusing damage: the mount has judged it. Raises WdsfsError.
 
         `on_demand` is that of `opened_set`.
         """

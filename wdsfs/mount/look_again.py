@@ -55,15 +55,18 @@ class LeftOut(NamedTuple):
 
 
 class Earlier(NamedTuple):
-    """The results of earlier looks: shards that are left out, by path, and a list of shards that no process of the
-    mount shows any more, whose tables can be dropped."""
+    """The results of earlier looks.
+
+    `left_out` has the shards that are not shown, by path; `superseded` is a list of shards that no process of the
+    mount shows any more, whose tables can be dropped.
+    """
 
     left_out: Mapping[str, LeftOut]
     superseded: Sequence[Shard] = ()
 
 
 def look_again(served: MountedSet, directory: str, earlier: Earlier, fetches: bool) -> dict[str, Any]:
-    """Look at what the SHARDS of a mount stand for now. Relative ones are of `directory`.
+    """Expand the SHARDS of a mount again, relative to `directory`, and compare the set.
 
     `fetches` says that the mount has a fetcher. Returns what `change_of` takes, and `left_out`, `error`, `kept`
     and `directories`.
@@ -107,8 +110,8 @@ def _refuse_foreign_lists(served: MountedSet, used: Dependencies) -> None:
     for file in used.files if isinstance(served.access, GuardedAccess) else ():
         if not objects.is_url(file) and not trust.holds(os.fsencode(os.path.abspath(file))):
             raise MountError(
-                f"{file} is not read again: others can write it, and this mount shows them what it names; if this "
-                "is right, mount again, with --trust for those who do it"
+                f"{file} is not read again: other users can write it, and would see the shards that they name in "
+                "it; if you want that, mount again with --trust USER"
             )
 
 
@@ -160,11 +163,11 @@ class _Look:
         return {number: below.last_samples(number) for number in gone}
 
     def _chosen(self, known: Sequence[Shard], candidates: Sequence[Shard]) -> Change:
-        """Return those of the candidates that can be shown, named, with the numbers that they have or get."""
+        """Return the candidates that can be shown, named, with the numbers that they have or get."""
         waiting = [shard for shard in candidates if self._passes(shard)]
         room = max(0, SHARD_MAX + 1 - len(known))
         for shard in waiting[room:]:
-            self._leave(shard, f"the mount has no number left for it (at most {SHARD_MAX + 1:,}): mount again")
+            self._leave(shard, f"the mount has its {SHARD_MAX + 1:,} shards, the most that it takes: mount again")
         named = growth.named(known, waiting[:room])
         self._copy_records(named)
         stale = [shard for shard, _ in self.index.stale(named)]
@@ -213,7 +216,7 @@ class _Look:
         """Return True if a candidate is worth reading; else it is left out."""
         if is_remote(shard.path):
             if not self.fetches:
-                self._leave(shard, "it is a remote shard, and this mount began without any: mount again")
+                self._leave(shard, "it is remote, and this mount began without remote shards: mount again")
             return self.fetches
         mount = self.served.mount
         if mount.tree.index_tree and not mount.merge and shard.name == BY_INDEX:
@@ -272,7 +275,7 @@ def _row(shard: Shard) -> list[Any]:
 
 
 def change_of(served: MountedSet, answer: dict[str, Any]) -> Change:
-    """Return the change of a set that a look has found."""
+    """Return the change of a set from the answer of `look_again`."""
     if answer["error"]:
         return Change({}, (), ())
     reading = served.mount.selection.reading

@@ -82,7 +82,7 @@ class MountedSet:
         return _prepared(make_numbered(self._opened(), self.mount.view))
 
     def derive(self) -> dict[str, Any]:
-        """Make the whole view, in a process that gives way to others; return a remark about keys of no sample."""
+        """Make the whole view, in a process of low priority; return a remark about keys of no sample."""
         os.nice(IDLE)
         below = self._opened()
         try:

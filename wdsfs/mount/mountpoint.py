@@ -50,7 +50,7 @@ def parse_options(options: Sequence[str], writable: bool = False) -> FuseOptions
     for option in _split(options):
         name, equals, value = option.partition("=")
         if name == "remount" or (name == "rw" and not writable):
-            raise UsageError(f"-o {name}: this mount is read-only; --overlay DIR makes one that can be written")
+            raise UsageError(f"-o {name}: this mount is read-only; --overlay DIR makes a writable one")
         if name == "rw":
             continue
         if name in ("uid", "gid", "umask") and equals:

@@ -54,7 +54,7 @@ class Serving(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
-    """The options of a mount: SHARDS and the mount point, and all that is said of them."""
+    """The options of a mount: SHARDS, the mount point, and how they are shown, opened and served."""
 
     specs: Sequence[str]
     mountpoint: str

@@ -155,7 +155,7 @@ def mounted_session(
         frozen = stack.enter_context(mount.frozen(opening)) if freeze else None
         lower = mount.lower() if frozen is None else frozen.lower
         place, options = OverlayDirectory(Path(str(mount.overlay))), mount.options
-        # What the mount refuses to show, its user must not copy into shards, or write to, either.
+        # Files that the mount refuses to show must not be copied into shards or written, either.
         below = _tree_below(place, lower.shards, options.view(), opening, whole, lower.access)
         yield OverlaySession(place, stack.enter_context(below), mount, frozen)
 
@@ -195,7 +195,7 @@ def _shards_of(
     """Return the shards that a user names below an overlay; none for a set that begins empty."""
     if not below.specs:
         if settings is None or settings.shards:
-            raise UsageError("name the SHARDS below the overlay, too; only one of `mount --new` has none")
+            raise UsageError("name the SHARDS below the overlay, too; only an overlay of `mount --new` has none")
         return []
     try:
         return expand(below.specs, *below.selection._replace(allow_missing=opening.tolerance.allow_missing))
@@ -210,10 +210,7 @@ def _shards_of(
 
 @contextlib.contextmanager
 def remembered_session(directory: str, opening: Opening) -> Iterator[OverlaySession]:
-    """Hold the overlay in a directory, over the shards that it was made over: it has their paths.
-
-    Raises as `held_session`.
-    """
+    """Hold the overlay in a directory, over the shards whose paths it has. Raises as `held_session`."""
     place = OverlayDirectory(Path(os.path.abspath(directory)))
     with held(place):
         settings = read_settings(place)
@@ -240,7 +237,7 @@ def _tree_below(
     """Open the tree below an overlay. Unreadable shards stay in it, so their changes are no new samples."""
     if view.merged and opening.tolerance.allow_missing:
         raise UsageError(
-            "--allow-missing is not for an overlay with --merge: a sample could be new, or belong to one "
+            "--allow-missing is not for an overlay with --merge: a sample could be new, or belong to a shard "
             "that cannot be read"
         )
     check_set(place, shards, view)

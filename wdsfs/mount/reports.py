@@ -40,7 +40,7 @@ class SetState:
         self.write(_state(follow))
 
     def write(self, state: dict[str, Any]) -> None:
-        """Replace the state. Of the shards that are left out only as many are kept as there is room for."""
+        """Replace the state. Shards that are left out are cut to the room that there is."""
         state = {**state, **{name: state[name][:ERROR_MAX] for name in ("error", "keys")}}
         left_out = state["left_out"][:LEFT_OUT_MAX]
         while True:
@@ -58,7 +58,7 @@ class SetState:
             if zlib.crc32(text) == crc:  # else it is being written just now
                 state: dict[str, Any] = json.loads(text)
                 return state
-        return _state(None, "the process that looks at the set again was killed while it noted what it had found")
+        return _state(None, "the process that looks for new shards was killed while it wrote its state")
 
 
 def _state(follow: float | None, error: str = "") -> dict[str, Any]:
@@ -156,7 +156,7 @@ def _cache_metric(name: str, text: str, value: Callable[[dict[str, Any]], float]
 _PUSH_METRICS = (
     _Metric("pushed_bytes_total", "counter", "Bytes put ahead of readers.", lambda own: own["pushed"]["bytes"]),
     _Metric(
-        *("pushed_passed_bytes_total", "counter", "Of these, bytes that readers have gone past."),
+        *("pushed_passed_bytes_total", "counter", "Bytes put ahead of readers that they have passed."),
         lambda own: own["pushed"]["passed_bytes"],
     ),
 )
@@ -172,10 +172,10 @@ _SET_METRICS = (
     _Metric(
         "last_look_seconds",
         "gauge",
-        "When they were, in seconds of Unix time.",
+        "Time of the last look at the shards, in seconds of Unix time.",
         lambda report: report["set"]["looked"] or 0,
     ),
-    _Metric("look_failed", "gauge", "1 if the last look has failed.", lambda own: int(bool(own["set"]["error"]))),
+    _Metric("look_failed", "gauge", "1 if the last look failed.", lambda own: int(bool(own["set"]["error"]))),
     _Metric("shards_added_total", "counter", "Shards that came.", lambda report: report["set"]["added"]),
     _Metric("shards_removed_total", "counter", "Shards that went.", lambda report: report["set"]["removed"]),
     _Metric(
@@ -190,15 +190,15 @@ _SET_METRICS = (
 _REMOTE_METRICS = (
     _store_metric("requests_total", "counter", "Requests to a store.", itemgetter("requests")),
     _store_metric("fetched_bytes_total", "counter", "Content fetched from a store.", itemgetter("fetched_bytes")),
-    _store_metric("used_bytes_total", "counter", "Bytes that were read of its shards.", itemgetter("used_bytes")),
-    _store_metric("reads_total", "counter", "Reads of its shards.", itemgetter("reads")),
-    _store_metric("hits_total", "counter", "Reads that had not to wait for it.", itemgetter("hits")),
+    _store_metric("used_bytes_total", "counter", "Bytes read of a store's shards.", itemgetter("used_bytes")),
+    _store_metric("reads_total", "counter", "Reads of a store's shards.", itemgetter("reads")),
+    _store_metric("hits_total", "counter", "Reads that did not wait for the store.", itemgetter("hits")),
     _store_metric("retries_total", "counter", "Requests that were sent again.", itemgetter("retries")),
     _store_metric("throttled_total", "counter", "Answers that asked for fewer requests.", itemgetter("throttled")),
     _store_metric("failures_total", "counter", "Requests that were given up.", itemgetter("failures")),
     _store_metric("queued", "gauge", "Requests that wait for their turn.", itemgetter("queued")),
-    _store_metric("in_flight", "gauge", "Requests that the store is at.", itemgetter("in_flight")),
-    _store_metric("offline_seconds", "gauge", "Time since it does not answer, 0 if it does.", offline_seconds),
+    _store_metric("in_flight", "gauge", "Requests that the store is working on.", itemgetter("in_flight")),
+    _store_metric("offline_seconds", "gauge", "Time without an answer, 0 if it answers.", offline_seconds),
     _cache_metric("cache_bytes", "Room that the cache of remote shards takes.", lambda own: own["cache"]["bytes"]),
     _cache_metric("cache_limit_bytes", "Room that it may take.", lambda remote: remote["cache"]["limit"]),
     _cache_metric("fetch_memory_bytes", "Memory for what is being fetched.", itemgetter("fetch_memory")),

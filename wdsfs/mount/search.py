@@ -108,14 +108,13 @@ def writable(path: str) -> LiveMount:
         text = f"{path}: that mount has no overlay, so nothing in it was changed"
         if mount.registration is not None and mount.registration.composition:
             options = mount.registration.composition
-            text += f"; what it shows becomes new shards by: wdsfs commit {options} -o PATTERN SHARDS"
+            text += f"; to write new shards of what it shows: wdsfs commit {options} -o PATTERN SHARDS"
         raise MountError(text)
     return mount
 
 
 def below_top(path: str, mountpoint: str | None) -> bytes:
-    """Return a path below the top of the tree, without a slash in front. Raises UsageError for one that is
-    outside.
+    """Return a path below the top of the tree, without a leading slash. Raises UsageError for a path outside.
 
     Semantics decision: a relative PATH is one from the working directory, if that leads into the mount; else it is
     one from the mount's top, as `diff` shows them.

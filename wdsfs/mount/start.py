@@ -113,7 +113,7 @@ def prepared_again(mount: MountOptions) -> ImageMount:
 
 
 def is_of_image(specs: Sequence[str]) -> bool:
-    """Return True if an image is named, or what was one and is damaged, as far as its name tells."""
+    """Return True if an image is named, or a file with the suffix of one, which may be damaged."""
     if len(specs) != 1 or "://" in specs[0]:
         return False
     return is_image(specs[0]) or (specs[0].endswith(IMAGE_SUFFIX) and os.path.isfile(specs[0]))
@@ -125,7 +125,7 @@ def _mount_of_image(mount: MountOptions) -> ImageMount:
     if base is not None and "://" in base:
         raise UsageError(f"--base {base}: the shards of an image are files; name their directory")
     if any(option.partition("=")[0] in ("uid", "gid", "umask") for option in ",".join(options).split(",")):
-        raise UsageError("-o uid, gid and umask are for FUSE; of an image they are options of: wdsfs image")
+        raise UsageError("-o uid, gid and umask are for FUSE; for an image give them to: wdsfs image")
     base = os.path.dirname(image) if base is None else os.path.abspath(base)
     return ImageMount(image, mount.mountpoint, base, options, mount.serving.trust_shards)
 
@@ -172,7 +172,7 @@ def _by_kernel(mount: MountOptions, made: MadeBy | None) -> int | None:
 
 
 def _refused(reason: str) -> MountError:
-    return MountError(f"--engine kernel: {reason}; --engine auto takes FUSE then")
+    return MountError(f"--engine kernel: {reason}; --engine auto takes FUSE instead")
 
 
 def _run_with_advice(

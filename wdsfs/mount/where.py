@@ -124,7 +124,7 @@ def _placed(number: int, path: str) -> tuple[LiveMount, _Place]:
         real = os.path.realpath(real)  # it stands for a sample
         about = os.lstat(real)
     if os.fsencode(below[0]) == names.HIDDEN_DIRECTORY and mount.has_hidden_directory:
-        raise NoSuchEntry(f"{real}: wdsfs makes it; it is in no shard")
+        raise NoSuchEntry(f"{real}: is made by wdsfs, and is in no shard")
     return mount, _Place(number, path, real, about)
 
 
@@ -198,9 +198,9 @@ def _upper_of(overlay: str, below: str) -> str | None:
 
 
 def _shows_lower(mount: LiveMount, tree: Callable[[], LowerTree], place: _Place, upper: str, below: str) -> bool:
-    """Return True if an entry of the upper is the lower's of this path: its directory, or its file, changed.
+    """Return True if an entry of the upper is the changed directory or file that the lower has at this path.
 
-    Semantics decision: a copy of which it cannot be known any more whose copy it is counts as that of its path.
+    Semantics decision: a copy whose original cannot be known any more counts as the copy of the file at its path.
     """
     top = upper.removesuffix(below)
     if any(_is_opaque(top + path) for path in accumulate(below.split("/"), os.path.join)):
