@@ -23,7 +23,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,7 +198,9 @@ def _reap_orphans(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """When a test has failed, kill what it has left, so that it does not disturb the next ones."""
     report = yield
     item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
@@ -373,7 +375,7 @@ class Program:
             os.close(main)
         return shown
 
-    def json(self, *arguments: str | bytes | Path, code: int = 0, **options: Any) -> Any:
+    def json(self, *arguments: str | bytes | Path, code: int | None = 0, **options: Any) -> Any:
         return json.loads(self.run(*arguments, "--json", code=code, **options).stdout)
 
     def refused(self, *arguments: str | bytes | Path, code: int, **options: Any) -> str:
@@ -503,8 +505,8 @@ class Mounted:
             )
             ended = os.pidfd_open(self.process.pid)
             try:
-                ready, _, _ = select.select([notices, ended], [], [], PATIENCE)
-                assert notices in ready, f"it has ended, or is never ready:\n{self.log()}"
+                ready, _, _ = select.select([notices.fileno(), ended], [], [], PATIENCE)
+                assert notices.fileno() in ready, f"it has ended, or is never ready:\n{self.log()}"
                 assert notices.recv(1000) == b"READY=1"
             finally:
                 os.close(ended)
@@ -542,7 +544,7 @@ class Mounted:
                 (found,) = self.program.json("status", self.path)
             report.clear()
             report.update(found)
-            return found["state"] != mount_registry.SILENT
+            return bool(found["state"] != mount_registry.SILENT)
 
         wait_until(is_told, "the daemon to answer")
         return report
@@ -554,7 +556,7 @@ class Mounted:
         def there_is_one() -> bool:
             nonlocal found  # of this answer: at the next one it may be gone, when it has just been killed
             found = self.status()["remote"]["fetcher"]
-            return found > 0
+            return bool(found)
 
         wait_until(there_is_one, "a fetcher")
         return found

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import PATIENCE, ROOT, Program
+from tests.conftest import ROOT, Program
+from tests.processes import PATIENCE
 
 REQUIRED = bool(os.environ.get("WDSFS_REQUIRE_TOOLS"))
 TOOLS, DALI = ROOT / "build" / "tools-venv", ROOT / "build" / "dali-venv"

@@ -30,9 +30,8 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
-from tests.conftest import PATIENCE, wait_until
 from tests.peers import REQUIRED, TOOLS
-from tests.processes import Process
+from tests.processes import PATIENCE, Process, wait_until
 
 BUCKET = "bucket"  # which each store has, empty
 KEY, SECRET = "wdsfs-test-key", "wdsfs-test-secret-2b7e1516"
@@ -282,7 +281,7 @@ def fake_gcs(directory: Path) -> Iterator[Server]:
 def certificates(directory: Path) -> tuple[Path, Path, Path]:
     """A certificate for 127.0.0.1 and localhost: its authority, itself, its key."""
     openssl = need_server(shutil.which("openssl"), "openssl")
-    make = [
+    make: list[str | Path] = [
         openssl,
         "req",
         "-x509",
@@ -302,10 +301,11 @@ def certificates(directory: Path) -> tuple[Path, Path, Path]:
         "-addext",
         "basicConstraints=critical,CA:FALSE",
     ]
-    for more in (
+    requests: tuple[list[str | Path], ...] = (
         ["-subj", "/CN=wdsfs tests", "-keyout", signer, "-out", authority],
         ["-subj", "/CN=127.0.0.1", "-keyout", key, "-out", certificate, "-CA", authority, "-CAkey", signer, *ours],
-    ):
+    )
+    for more in requests:
         subprocess.run([*make, *more], check=True, capture_output=True, timeout=PATIENCE)
     return authority, certificate, key
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.conftest import PATIENCE, Program, need_fuse
+from tests.conftest import Program, need_fuse
 from tests.peers import LONG_PATIENCE
+from tests.processes import PATIENCE
 from tests.typed import steps_of, type_in
 from wdsfs.cli.main import main
 from wdsfs.index import index_directory, record, record_builder, store

@@ -43,7 +43,7 @@ from wdsfs.kernel import manifest
 from wdsfs.kernel.manifest import Device, ImageSet, Manifest
 from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, ShardSeen, read_settings
 from wdsfs.overlay.overlay_shards import read_outputs
-from wdsfs.packing.plan import CopiedRange, NewMember, Output, Plan, SourceShard, Step, Zeros
+from wdsfs.packing.plan import CopiedRange, NewMember, Output, Piece, Plan, SourceShard, Step, Zeros
 from wdsfs.packing.replacement import plan_to_json, read_plan
 from wdsfs.remote.urls import Pin
 from wdsfs.shards import Fingerprint
@@ -301,7 +301,7 @@ def overlay_files(directory: Path) -> tuple[Sequence[bytes], Read]:
     place = OverlayDirectory(directory / "overlay")
     place.work.mkdir(parents=True)
     seen = Fingerprint.at(shard.path)
-    pieces = [CopiedRange(0, 0, 512), Zeros(1024), NewMember(b"a.txt", b"s/a/txt", 1, 2, (b"mtime",))]
+    pieces: list[Piece] = [CopiedRange(0, 0, 512), Zeros(1024), NewMember(b"a.txt", b"s/a/txt", 1, 2, (b"mtime",))]
     plan = Plan()
     plan.sources[0] = SourceShard(shard.path, seen, "x")
     plan.steps.append(Step(Output(shard.path, pieces), "rewrite", 0, 3))

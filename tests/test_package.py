@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PATIENCE
+from tests.processes import PATIENCE
 from wdsfs import __version__
 
 pytest.importorskip("build")
@@ -33,7 +33,7 @@ SHARED = {
 def build(source: Path, to: Path) -> list[Path]:
     """Build both, a moment of 2026 given as the time, without the network."""
     environment = {**os.environ, "SOURCE_DATE_EPOCH": "1790000000"}
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", to, source]
+    command: list[str | Path] = [sys.executable, "-m", "build", "--no-isolation", "--outdir", to, source]
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=PATIENCE)
     return sorted(to.iterdir())
 
@@ -100,8 +100,8 @@ def test_the_installed_program(built: tuple[Path, Path], tmp_path: Path) -> None
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
     [site] = (tmp_path / "env/lib").glob("python*/site-packages")
     [own] = Path(sys.prefix, "lib").glob("python*/site-packages")
-    install = [sys.executable, "-m", "pip", "--python", tmp_path / "env/bin/python", "install"]
-    options = ["--no-deps", "--no-index", "--quiet", "--disable-pip-version-check", built[0]]
+    install: list[str | Path] = [sys.executable, "-m", "pip", "--python", tmp_path / "env/bin/python", "install"]
+    options: list[str | Path] = ["--no-deps", "--no-index", "--quiet", "--disable-pip-version-check", built[0]]
     subprocess.run([*install, *options], check=True, timeout=PATIENCE)
     (site / "dependencies.py").write_text(
         f"import sys; sys.path.append({str(own)!r})\n"

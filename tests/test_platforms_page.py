@@ -6,7 +6,8 @@ import re
 
 from tests.conftest import ROOT
 from wdsfs import host
-from wdsfs.kernel import engine_checks, erofs_mount
+from wdsfs.kernel import erofs_mount
+from wdsfs.kernel.erofs import OLDEST_KERNEL
 
 PAGE = (ROOT / "docs/reference/platforms.md").read_text()
 KNOWN = {"tested", "tried", "by stand-in", "by its documents", "never tried"}
@@ -27,7 +28,7 @@ def first(column: int, word: str) -> tuple[int, ...]:
 
 
 def test_versions_of_linux_are_those_of_the_program() -> None:
-    assert first(3, "yes") == engine_checks.OLDEST_KERNEL
+    assert first(3, "yes") == OLDEST_KERNEL
     assert first(3, "yes, shards as files") == erofs_mount.FILES_SINCE
     assert first(4, "yes") == erofs_mount.OVERTAKING_SINCE
     assert first(2, "yes") == (6, 9)  # FUSE_NOTIFY_RESEND

@@ -24,7 +24,7 @@ import pytest
 from tests import tars
 from tests.conftest import Program
 from tests.format_samples import HERE, PIN, SHARDS, TIME, URL, files_of, put_back
-from wdsfs import mount_registry
+from wdsfs import host, mount_registry
 from wdsfs.formats import Format
 from wdsfs.index import index_directory, record
 from wdsfs.index.record import Record
@@ -217,7 +217,7 @@ def test_a_newer_index_file_is_refused(samples: Path, shards: Path, program: Pro
 
 def test_an_image(samples: Path, shards: Path) -> None:
     shutil.copy(samples / "set.erofs", shards)
-    about = manifest.read(shards / "set.erofs")
+    about = manifest.read(os.fsencode(shards / "set.erofs"))
     assert about.paths(os.fsencode(shards / "set.erofs")) == [str(shards / name) for name in SHARDS]
 
 
@@ -234,7 +234,7 @@ def test_a_newer_image_is_refused(samples: Path, shards: Path, monkeypatch: pyte
     shutil.copy(samples / "set.erofs", shards)
     monkeypatch.setattr(manifest, "IMAGE", manifest.IMAGE._replace(reads=(1, 2)))
     with pytest.raises(Exception, match=r"set.erofs is an image of version 3, by a newer wdsfs") as raised:
-        manifest.read(shards / "set.erofs")
+        manifest.read(os.fsencode(shards / "set.erofs"))
     assert manifest.IMAGE.way_out in str(raised.value)
 
 
@@ -441,5 +441,5 @@ def _runtime_of(program: Program) -> Iterator[None]:
     """Have this process look for sockets where the program makes them."""
     with pytest.MonkeyPatch.context() as patch:
         directory = program.registration(program.mountpoint).parent
-        patch.setattr(mount_registry.host, "runtime_dir", lambda: directory)
+        patch.setattr(host, "runtime_dir", lambda: directory)
         yield

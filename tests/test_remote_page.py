@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from tests import servers, tars
-from tests.conftest import PATIENCE, ROOT, Program, need_fuse
+from tests.conftest import ROOT, Program, need_fuse
 from tests.hub_server import HubServer
+from tests.processes import PATIENCE
 from tests.remote.conftest import FOREIGN
 from tests.servers import BUCKET, Server
 from tests.web_server import WebServer

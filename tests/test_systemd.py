@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests import sets
-from tests.conftest import Program, wait_until
+from tests.conftest import Program
 from tests.kernel.mounts import end_mount, need_erofs
-from tests.processes import Process
+from tests.processes import Process, wait_until
 from tests.servers import need_server
 from wdsfs.errors import NoMatch, Unreachable, UsageError
 

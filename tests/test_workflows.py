@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.conftest import PATIENCE
+from tests.processes import PATIENCE
 from wdsfs.cli.main import main
 
 ROOT = Path(__file__).parent.parent

@@ -114,7 +114,7 @@ class WarmProcess(Process):
         self._start, self._user = start, user
         super().__init__(command, **options)
 
-    def _execute_child(self, *given: Any) -> None:  # type: ignore[override]  # not documented, the same for ages
+    def _execute_child(self, *given: Any) -> None:  # not documented, the same for ages
         """Instead of fork and exec. The parameters are those of Python 3.11 to 3.13."""
         (arguments, _executable, _preexec, _close, _pass, directory, environment, _info, _flags, _shell) = given[
             :10

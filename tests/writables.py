@@ -141,7 +141,7 @@ class Mount:
         return node
 
     def look(self, path: bytes) -> Node:
-        node = self._call(self.tree.getattr, ROOT)
+        node: Node = self._call(self.tree.getattr, ROOT)
         for name in filter(None, path.split(b"/")):
             if not stat.S_ISDIR(node.mode):
                 raise OSError(errno.ENOTDIR, "not a directory")
@@ -238,7 +238,8 @@ class Mount:
 
     def names(self, path: bytes = b"", page: int = 3) -> list[bytes]:
         """A listing in pages, as the kernel asks for it."""
-        inode, found, after = self.look(path).inode, [], 0
+        inode, after = self.look(path).inode, 0
+        found: list[bytes] = []
         while True:
             entries = []
             for entry in self.tree.listing(inode, after):

@@ -19,8 +19,8 @@ import click
 import pytest
 
 from tests import sets
-from tests.conftest import PATIENCE, Program
-from tests.processes import Process
+from tests.conftest import Program
+from tests.processes import PATIENCE, Process
 from wdsfs import __version__
 from wdsfs.cli.completion import SHELLS, script
 from wdsfs.cli.help_commands import manual

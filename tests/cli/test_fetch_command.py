@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests import tars
-from tests.conftest import Program, wait_until
+from tests.conftest import Program
+from tests.processes import wait_until
 from tests.remote.stores import content, covered
 from tests.web_server import Fault, Served, WebServer
 

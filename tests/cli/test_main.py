@@ -24,7 +24,8 @@ import pytest
 from click.testing import CliRunner
 
 from tests import tars
-from tests.conftest import PATIENCE, ROOT, Program, fails, need_fuse
+from tests.conftest import ROOT, Program, fails, need_fuse
+from tests.processes import PATIENCE
 from wdsfs import __version__, mount_registry
 from wdsfs.cli import help_commands, main
 from wdsfs.mount import search
@@ -81,7 +82,7 @@ def lines(out: bytes) -> list[bytes]:
 
 
 @pytest.fixture
-def prepared(shards: Program) -> Program:
+def prepared(shards: Here) -> Here:
     """An Energon dataset of the two, with a number of samples that is wrong and a sample that is excluded."""
     meta = shards.home / ".nv-meta"
     meta.mkdir()
@@ -314,12 +315,12 @@ def test_ls_of_every_kind_of_spec(prepared: Program) -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["mount", "index", "ls", "cat", "info", "check", "diff", "commit"])
-def test_which_part_of_the_shards(prepared: Program, command: str, options: list[str], message: bytes) -> None:
+def test_which_part_of_the_shards(prepared: Here, command: str, options: list[str], message: bytes) -> None:
     """Every command that takes SHARDS takes these, and refuses them for the same reasons."""
     further = {"mount": [".", "mnt"], "cat": [".", "x"], "diff": ["."], "commit": ["-o", "out/%d.tar", "."]}
     over = ["--overlay", "."] if command in ("diff", "commit") else []
     arguments = [command, *options, *over, *further.get(command, ["."])]
-    done = Here.run(prepared, *arguments, code=2) if command != "mount" else _mount_here(prepared, arguments)
+    done = prepared.run(*arguments, code=2) if command != "mount" else _mount_here(prepared, arguments)
     assert message in done.stderr
 
 
@@ -565,7 +566,7 @@ def test_index_builds_what_has_changed(shards: Program) -> None:
     shards.write("s-2.tar", tars.tar(tars.A))
     assert shards.json("index", "s-*.tar").items() >= {"shards": 3, "rebuilt": 1}.items()
     assert b"0 indexed" in shards.run("index", "--quiet", "--jobs", "1", "s-*.tar").stdout
-    other = ["--index-dir", shards.home / "other index"]
+    other: list[str | Path] = ["--index-dir", shards.home / "other index"]
     assert shards.json("index", *other, "s-*.tar")["rebuilt"] == 3
 
 
@@ -977,7 +978,7 @@ def test_a_bar_is_for_terminals(shards: Program) -> None:
 
 
 def test_a_bar_on_a_terminal(shards: Program) -> None:
-    only_errors = {"stdout": subprocess.DEVNULL, "env": {"TERM": "xterm", "COLUMNS": "100"}}
+    only_errors: dict[str, Any] = {"stdout": subprocess.DEVNULL, "env": {"TERM": "xterm", "COLUMNS": "100"}}
     shown = shards.on_terminal("index", "s-{0,1}.tar", **only_errors).decode()
     assert re.search(r"indexing .*2/2.* shards", shown)
     os.utime(shards.home / "s-0.tar")

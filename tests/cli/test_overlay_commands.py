@@ -18,10 +18,10 @@ from click.testing import CliRunner
 
 from tests import tars
 from tests.cli.test_main import program  # noqa: F401  # a fixture
-from tests.conftest import PATIENCE, Program, wait_until
+from tests.conftest import Program
 from tests.kernel.mounts import told
 from tests.packing.overlays import EDITS, FIRST, SECOND, Killed, Set, bare, half_way, keys
-from tests.processes import Process
+from tests.processes import PATIENCE, Process, wait_until
 from tests.uppers import OPAQUE, WHITEOUT, write_upper
 from tests.writables import shard
 from wdsfs.cli import main

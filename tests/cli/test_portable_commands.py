@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests import servers, sets, tars
-from tests.conftest import Program, fails, wait_until
+from tests.conftest import Program, fails
+from tests.processes import wait_until
 from tests.servers import BUCKET, Server
 from tests.web_server import WebServer
 

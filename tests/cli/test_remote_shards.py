@@ -10,12 +10,13 @@ import sqlite3
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import sets, tars
-from tests.conftest import Program, wait_until
-from tests.processes import PATIENCE
+from tests.conftest import Program
+from tests.processes import PATIENCE, wait_until
 from tests.uppers import write_upper
 from tests.web_server import Fault, WebServer
 
@@ -157,7 +158,7 @@ def test_an_object_that_is_gone_is_missing(program: Program, web: WebServer) -> 
 def test_an_interrupt_does_not_wait_for_a_silent_store(program: Program, web: WebServer) -> None:
     for served in web.objects.values():
         served.always, served.only_gets = Fault(silent=True), True
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     never = {"WDSFS_STORE_OPTIONS": "timeout=10000 total_time=10000"}  # would it be given up
     with program.start("index", web.url + "/set/x-{0..2}.tar", **streams, env=never) as process:
         wait_until(lambda: len(web.gets()) >= 3 or process.poll() is not None, "three requests")

@@ -9,10 +9,12 @@ import os
 import shutil
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.conftest import BOTH_ENGINES, PATIENCE, Program, fails, open_the_way, wait_until
+from tests.conftest import BOTH_ENGINES, Program, fails, open_the_way
+from tests.processes import PATIENCE, wait_until
 from tests.writables import shard
 from wdsfs import mount_registry
 from wdsfs.fuse.write_ops import RESTORE
@@ -215,7 +217,7 @@ except OSError as error:
     print(error.errno)
 """
         open_the_way(a_set.home)
-        nobody = {"user": 65534, "group": 65534, "extra_groups": []}
+        nobody: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": []}
         said = a_set.tool("/usr/bin/env", "python3", "-c", script, mounted.path, cwd="/", **nobody)
         assert int(said) == errno.EPERM
         assert (mounted.path / "s0/a/txt").read_bytes() == b"changed"

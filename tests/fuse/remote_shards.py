@@ -39,4 +39,4 @@ def install(kind: str, shard: str, settings: dict[str, str], log: str) -> None:
         file = replace(found.file, shard=tar, source=tar)
         return replace(found, file=file, sample=lambda: [(at, at + size) for at, size in sample])
 
-    Supervisor.__init__, ShardSet.content = init, content  # type: ignore[method-assign]
+    Supervisor.__init__, ShardSet.content = init, content  # type: ignore[method-assign,assignment]

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 from tests import sets, tars
-from tests.conftest import PATIENCE, Mounted, Program, drop_pages, wait_until
+from tests.conftest import Mounted, Program, drop_pages
 from tests.fuse.test_supervisor import Patched, kill, patched
 from tests.mount.test_stale import overwrite, replace, rewrite, unless_gone
+from tests.processes import PATIENCE, wait_until
 from tests.web_server import WebServer
 from wdsfs.errors import StaleShard
 from wdsfs.fuse.page_cache import PageCache
@@ -90,7 +91,7 @@ def cost(mounted: Mounted, paths: list[Path]) -> int:
     before = mounted.status()["requests"].get("read", 0)
     for path in paths:
         assert is_right(path, path.read_bytes())
-    return int(mounted.status()["requests"]["read"]) - before
+    return int(mounted.status()["requests"]["read"] - before)
 
 
 # --- what a pass costs

@@ -9,6 +9,7 @@ import errno
 import logging
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -29,7 +30,6 @@ from wdsfs.errors import (
     UnreadableShard,
     WdsfsError,
 )
-from wdsfs.fuse import counters as boards
 from wdsfs.fuse import read_ops
 from wdsfs.fuse.counters import DEADLY, DEADLY_NS, Board
 from wdsfs.fuse.protocol import Request
@@ -72,7 +72,7 @@ class FakeTree:
     merged = False
 
     def __init__(self) -> None:
-        self.lower = FakeLower()
+        self.lower: Any = FakeLower()
         self.raises: list[Exception] = []
         self.node = Node(7, FILE, 1, 1000, TIME_NS)
         self.entries: list[Entry | Exception] = []
@@ -262,7 +262,7 @@ ERRNOS = {
 }
 
 
-@pytest.mark.parametrize("kind", sorted(set(all_errors()), key=lambda kind: kind.__name__))
+@pytest.mark.parametrize("kind", sorted(set(all_errors()), key=str))
 def test_each_of_our_errors_has_its_errno(
     operations: ReadOperations, tree: FakeTree, kind: type[WdsfsError]
 ) -> None:
@@ -447,7 +447,7 @@ def test_a_deadly_request_is_tried_again_after_a_while(
     operations: ReadOperations, tree: FakeTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [10**15]
-    monkeypatch.setattr(boards.time, "monotonic_ns", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic_ns", lambda: clock[0])
     request = wire.getattr(9)
     number = number_of(operations, tree, request)
     blame(operations, number)
@@ -480,7 +480,7 @@ def test_the_log_is_not_flooded(
 ) -> None:
     """The same message comes once, and again after a while; a different one at once."""
     clock = [1000.0]
-    monkeypatch.setattr(log_lines.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     for _ in range(100):
         fail(operations, tree, CorruptShard("a.tar is cut"))
     fail(operations, tree, CorruptShard("b.tar is cut"))
@@ -541,8 +541,9 @@ def test_a_shard_that_changes_each_time_it_is_indexed_is_eio(
     operations: ReadOperations, tree: FakeTree, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A request ends. What is said names the shard, and shards of another set are counted apart."""
-    lower, other = tree.lower, FakeLower()
-    changes = [NotIndexed(lower, 3) for _ in range(ATTEMPTS_MAX)]
+    lower = tree.lower
+    other: Any = FakeLower()
+    changes: list[Exception] = [NotIndexed(lower, 3) for _ in range(ATTEMPTS_MAX)]
     tree.raises = [*changes, *(NotIndexed(other, 3) for _ in range(ATTEMPTS_MAX)), NotIndexed(lower, 3)]
     assert answer(operations, wire.getattr(1)) == errno.EIO
     assert (lower.indexed, other.indexed) == ([3] * ATTEMPTS_MAX, [3] * ATTEMPTS_MAX)
@@ -738,7 +739,8 @@ def entries(count: int) -> list[Entry | Exception]:
 
 def pages(operations: ReadOperations, opcode: str, room: int) -> list[list[wire.Line]]:
     """A directory as the kernel lists it; an answer without a line is the end."""
-    found, after = [], 0
+    found: list[list[wire.Line]] = []
+    after = 0
     while True:
         listing = bytes_of(operations, wire.read(2, after, room, opcode))
         assert len(listing) <= room

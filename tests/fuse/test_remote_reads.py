@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PATIENCE, ROOT, Mounted, Program, drop_pages, wait_until
+from tests.conftest import ROOT, Mounted, Program, drop_pages
 from tests.fuse.test_supervisor import FILES, Patched, content, files_of, kill, read_raw, workers_of
 from tests.fuse.test_supervisor import shard as shard  # a fixture
-from tests.processes import Process
+from tests.processes import PATIENCE, Process, wait_until
 from wdsfs import mount_registry
 
 
@@ -82,7 +82,7 @@ def test_more_reads_are_under_way_than_there_are_workers(patched: Patched, shard
         try:
             found: dict[int, bytes] = {}
             threads = [
-                threading.Thread(target=lambda n=n: found.__setitem__(n, read_raw(there.paths[n])))  # type: ignore[misc]
+                threading.Thread(target=lambda n=n: found.__setitem__(n, read_raw(there.paths[n])))
                 for n in range(100)
             ]
             for thread in threads:
@@ -110,8 +110,7 @@ def test_many_readers_at_once_make_one_request_each(patched: Patched, tmp_path: 
         try:
             found: list[bytes] = []
             threads = [
-                threading.Thread(target=lambda path=path: found.append(path.read_bytes()))  # type: ignore[misc]
-                for path in there.paths
+                threading.Thread(target=lambda path=path: found.append(path.read_bytes())) for path in there.paths
             ]
             for thread in threads:
                 thread.start()
@@ -149,10 +148,10 @@ def test_the_fetcher_and_workers_killed_in_the_middle_of_reads(patched: Patched,
         try:
             last = 0
             for round_ in range(8):
-                wait_until(lambda last=last: there.fetcher not in (0, last), "another fetcher")  # type: ignore[misc]
+                wait_until(lambda last=last: there.fetcher not in (0, last), "another fetcher")
                 before = list(done)
                 wait_until(
-                    lambda before=before: all(new > old for new, old in zip(done, before, strict=True)),  # type: ignore[misc]
+                    lambda before=before: all(new > old for new, old in zip(done, before, strict=True)),
                     "reads by everyone",
                 )
                 last = there.fetcher

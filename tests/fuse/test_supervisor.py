@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from typing import Any
 import pytest
 import trio
 
-from tests.conftest import PATIENCE, Mounted, Program, drop_pages, wait_until
+from tests.conftest import Mounted, Program, drop_pages
+from tests.processes import PATIENCE, wait_until
 from wdsfs import mount_registry
 from wdsfs.fuse import counters as boards
 from wdsfs.fuse.counters import DEADLY, Board
@@ -672,7 +674,7 @@ def test_three_deaths_in_a_row_make_a_request_deadly() -> None:
 def test_only_a_worker_that_came_after_the_last_death_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others were killed together with the one that had the request first."""
     clock = itertools.count(10**15)
-    monkeypatch.setattr(boards.time, "monotonic_ns", lambda: next(clock))
+    monkeypatch.setattr(time, "monotonic_ns", lambda: next(clock))
     board, before = Board(), next(clock)
     assert [board.blame(17, before) for _ in range(DEADLY + 1)] == [1] + [0] * DEADLY
     assert [board.blame(17, next(clock)) for _ in range(2)] == [2, DEADLY]
@@ -696,7 +698,7 @@ def test_any_number_can_be_a_request(request_: int) -> None:
 
 def test_a_deadly_request_is_tried_again_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [10**15]
-    monkeypatch.setattr(boards.time, "monotonic_ns", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic_ns", lambda: clock[0])
     board = Board()
     for _ in range(DEADLY):
         board.blame(17)
@@ -712,7 +714,7 @@ def test_a_deadly_request_is_tried_again_after_its_time(monkeypatch: pytest.Monk
 def test_what_is_known_of_deaths_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest are kept; which number a request has does not matter."""
     clock = itertools.count(10**15)
-    monkeypatch.setattr(boards.time, "monotonic_ns", lambda: next(clock))
+    monkeypatch.setattr(time, "monotonic_ns", lambda: next(clock))
     board = Board()
     for request in range(100):
         for _ in range(DEADLY):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.peers import ROOT
+from tests.conftest import ROOT
 from wdsfs.extras import install_command
 
 METADATA = """\

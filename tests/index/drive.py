@@ -14,6 +14,8 @@ import shutil
 import sys
 from collections.abc import Iterator
 
+import pytest
+
 from tests.index import dying
 from wdsfs.cli.main import main
 from wdsfs.index import store
@@ -32,13 +34,11 @@ def wdsfs(*words: str) -> None:
 
 @contextlib.contextmanager
 def deadly(wanted: bool) -> Iterator[None]:
-    real = store.build_file, cluster_units.write
-    if wanted:
-        store.build_file, cluster_units.write = dying.build_file, dying.write  # type: ignore[assignment]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        if wanted:
+            patch.setattr(store, "build_file", dying.build_file)
+            patch.setattr(cluster_units, "write", dying.write)
         yield
-    finally:
-        store.build_file, cluster_units.write = real
 
 
 def run(where: str, more: list[str], *executor: str) -> None:

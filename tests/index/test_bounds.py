@@ -209,13 +209,13 @@ class Counted(Sequence[int]):
     """Numbers that count how often one is asked for."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
-        self.numbers, self.count = numbers, 0
+        self.numbers, self.reads = numbers, 0
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def __getitem__(self, at):  # type: ignore[no-untyped-def]
-        self.count += 1
+        self.reads += 1
         return self.numbers[at]
 
 
@@ -237,7 +237,7 @@ def test_a_part_of_a_sparse_member_is_found_by_bisection() -> None:
     got = sparse.read_extents(_tar(tar), 512, Extents(*columns), 150_000, 30)
     assert got == b"".join(bytes([(50_000 + n) % 251, 0, 0]) for n in range(10))
     assert tar.reads == 1
-    assert sum(column.count for column in columns) < 200
+    assert sum(column.reads for column in columns) < 200
 
 
 def _tar(tar: Bytes) -> TarBytes:

@@ -19,17 +19,19 @@ import lmdb
 import pytest
 
 from tests import sets
-from tests.conftest import PATIENCE, ROOT, descendants, wait_until
+from tests.conftest import ROOT, descendants
 from tests.peers import TOOLS, need_tool
-from tests.processes import Process
+from tests.processes import PATIENCE, Process, wait_until
 from tests.servers import free_ports, listens
 from wdsfs.interop import energon
 
 PYTHON = TOOLS / "bin" / "python"
 SHARDS = 6
 # Of the parts of Ray, which otherwise listen where anybody on the machine may listen at that moment.
-RAY_PORTS = ("object-manager", "node-manager", "metrics-export", "runtime-env-agent")
-RAY_PORTS += ("dashboard-agent-listen", "dashboard-agent-grpc")
+RAY_PORTS = (
+    *("object-manager", "node-manager", "metrics-export", "runtime-env-agent"),
+    *("dashboard-agent-listen", "dashboard-agent-grpc"),
+)
 
 # Engines take seconds to start, and many times that on a machine with other work.
 pytestmark = pytest.mark.timeout(10 * PATIENCE)
@@ -169,10 +171,10 @@ def test_ray(home: Path) -> None:
     need_tool("ray")
     port, *ports = free_ports(1 + len(RAY_PORTS))
     start = ("start", "--head", "--block", "--node-ip-address", "127.0.0.1", "--port", port, "--num-cpus", 2)
-    start += tuple(f"--{name}-port={one}" for name, one in zip(RAY_PORTS, ports, strict=True))
+    own_ports = (f"--{name}-port={number}" for name, number in zip(RAY_PORTS, ports, strict=True))
     more = ("--include-dashboard=false", "--disable-usage-stats", "--object-store-memory", 100_000_000)
     # Its sockets lie deep, and their paths must not be longer than 107 bytes.
-    command = (TOOLS / "bin" / "ray", *map(str, (*start, *more)), "--temp-dir")
+    command = (TOOLS / "bin" / "ray", *map(str, (*start, *own_ports, *more)), "--temp-dir")
     with tempfile.TemporaryDirectory(prefix="wdsfs-ray-") as short, running(home, *command, short):
         wait_until(lambda: listens(port), "Ray")
         # It listens before it can answer, and whoever asks gives up after five seconds.

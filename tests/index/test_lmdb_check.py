@@ -123,7 +123,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return data
 
 
-def flags_of(data: bytes, page: int) -> int:
+def flags_of(data: bytes | bytearray, page: int) -> int:
     return int.from_bytes(data[page * SIZE + 10 : page * SIZE + 12], "little")
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tests import sets, work
-from tests.conftest import descendants, descriptors, new_processes, wait_until
+from tests.conftest import descendants, descriptors, new_processes
+from tests.processes import wait_until
 from wdsfs.errors import CorruptShard, MissingShard, ShardError, UnreadableShard
 from wdsfs.executors import Workers
 from wdsfs.index import process_pool, spread

@@ -10,6 +10,7 @@ import decimal
 import json
 import os
 import random
+import tarfile
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -527,7 +528,7 @@ def test_samples_as_webdataset_reads_them(member_names: list[str], kind: str) ->
     here), and hidden files, which for the library are samples that end others."""
     infos = []
     for number, name in enumerate(member_names):
-        info = tars.tarfile.TarInfo(name)
+        info = tarfile.TarInfo(name)
         info.size = number
         infos.append((info, bytes([number]) * number))
     tar = tars.with_tarfile(infos, kind)
@@ -572,6 +573,7 @@ def test_hard_links() -> None:
     one = make(tar)
     files = files_of(one)
     target = one.link_target(files[b"one"])
+    assert target is not None
     assert target == one.link_target(files[b"two.x"]) == files[b"d/a.bin~2"] == one.link_target(target)
     assert one.link_target(files[b"three"]) == files[b"d/a.bin~3"]
     assert [one.link_count(files[name]) for name in (b"d/a.bin", b"d/a.bin~2", b"d/a.bin~3")] == [1, 3, 2]

@@ -224,14 +224,13 @@ def test_a_worker_that_sees_another_file_is_found(tmp_path: Path, monkeypatch: p
     shards = shards_of(tmp_path, "a", "b")
     real = Fingerprint.at
     monkeypatch.setattr(
-        far_side.shard_paths, "look", lambda path: real(path)._replace(mtime_ns=5 if path == shards[0].path else 6)
+        shard_paths, "look", lambda path: real(path)._replace(mtime_ns=5 if path == shards[0].path else 6)
     )
     monkeypatch.setattr(
-        far_side.shard_paths,
+        shard_paths,
         "look_again",
         lambda path: real(path)._replace(mtime_ns=5) if path == shards[0].path else real(path),
     )
-    monkeypatch.setattr("wdsfs.index.process_pool.shard_paths.look_again", far_side.shard_paths.look_again)
     seen = {one.path: far_side.SeenShard(one.path, real(one.path)) for one in shards}
     with pytest.raises(StaleMount, match=r"/a: the worker on .* sees another file"):
         far_side.agree(seen[shards[0].path])
@@ -267,7 +266,8 @@ def test_a_shard_that_changes_before_the_worker_looks_is_sent_again(tmp_path: Pa
 def test_a_shard_that_is_missing_here_is_not_sent(tmp_path: Path) -> None:
     executor = Inline()
     found = lengths([sets.at(tmp_path / "gone.tar")], workers_of(executor))
-    assert isinstance(*found.values(), MissingShard)
+    [error] = found.values()
+    assert isinstance(error, MissingShard)
     assert executor.sent == 0
 
 
@@ -336,7 +336,7 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     workers.close()
 
 
-def subclasses(kind: type[Exception]) -> set[type[Exception]]:
+def subclasses(kind: type[WdsfsError]) -> set[type[WdsfsError]]:
     return {kind}.union(*map(subclasses, kind.__subclasses__()))
 
 

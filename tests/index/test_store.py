@@ -30,7 +30,8 @@ import lmdb
 import pytest
 
 from tests import sets, tars
-from tests.conftest import descendants, descriptors, new_processes, wait_until
+from tests.conftest import descendants, descriptors, new_processes
+from tests.processes import PATIENCE, wait_until
 from tests.thorough import THOROUGH
 from wdsfs import host, mount_table
 from wdsfs.errors import IndexUnusable, MissingShard, ShardError, UnreadableShard
@@ -377,7 +378,7 @@ index.close()
         process.stdin.close()
         process.stdin = None
     for process in processes:
-        assert process.communicate(timeout=sets.PATIENCE) == (b"", b"")
+        assert process.communicate(timeout=PATIENCE) == (b"", b"")
         assert process.returncode == 0
     with opened(tmp_path / "index") as index:
         sets.check(index, shards)
@@ -506,7 +507,7 @@ except KeyboardInterrupt:
     workers = descendants(process.pid)
     assert len(workers) == 2
     os.killpg(process.pid, signal.SIGINT)
-    assert process.communicate(timeout=sets.PATIENCE) == (b"", b"")
+    assert process.communicate(timeout=PATIENCE) == (b"", b"")
     assert process.returncode == 130
     for pid in workers:
         with pytest.raises(ProcessLookupError):
@@ -971,7 +972,7 @@ def test_somebody_elses_environment_is_replaced(tmp_path: Path) -> None:
 def _alter(directory: Path, kind: bytes, shard: Shard, alter: Callable[[bytearray], object]) -> None:
     key = kind + store._digest(shard.path)
     with lmdb.open(str(directory), map_size=1 << 30) as env, env.begin(write=True) as txn:
-        value = bytearray(txn.get(key))
+        value = bytearray(txn.get(key) or b"")
         alter(value)
         txn.put(key, bytes(value))
 
@@ -1012,7 +1013,7 @@ def test_a_value_of_another_length_makes_it_unknown(directory: Path, shards: lis
 def test_a_summary_of_another_shard_is_not_believed(directory: Path, shards: list[Shard]) -> None:
     with lmdb.open(str(directory), map_size=1 << 30) as env, env.begin(write=True) as txn:
         keys = [b"s" + store._digest(one.path) for one in shards]
-        txn.put(keys[0], txn.get(keys[1]))
+        txn.put(keys[0], txn.get(keys[1]) or b"")
     with opened(directory) as index:
         assert index.summary(shards[0].path) is None
         assert index.summary(shards[1].path) == sets.right_summary(shards[1])
@@ -1065,7 +1066,7 @@ def survive(home: Path, spoil: Callable[[bytes, int], bytes], seeds: range) -> d
     return wrong
 
 
-def _use(directory: Path, right: dict[Shard, Summary], lists: dict[Shard, object]) -> None:
+def _use(directory: Path, right: dict[Shard, Summary], lists: dict[Shard, Any]) -> None:
     logging.disable()
     index = open_index(directory)
     for one, summary in right.items():
@@ -1289,7 +1290,7 @@ def test_a_damaged_table_is_made_again(directory: Path, shards: list[Shard]) -> 
         expected = table_of(index, shards)
     for at in (0, 17, 25, -1):
         with lmdb.open(str(directory), map_size=1 << 30) as env, env.begin(write=True) as txn:
-            value = bytearray(txn.get(key))
+            value = bytearray(txn.get(key) or b"")
             value[at] ^= 4
             txn.put(key, bytes(value) if at else b"short")
         with opened(directory) as index:

@@ -20,6 +20,7 @@ from wdsfs.errors import MissingShard, UnreadableShard
 from wdsfs.interop import lint as lint_module
 from wdsfs.interop.lint import Judge, Lint, LintFinding, lint
 from wdsfs.names import shown
+from wdsfs.tar import scan
 
 
 def write(directory: Path, content: bytes, name: str = "s.tar") -> bytes:
@@ -142,7 +143,7 @@ def test_what_tar_cannot_extract(tmp_path: Path, clash: list[bytes], offset: int
     assert all(one.is_note for one in found)
     assert [one.offset for one in found] == ([] if offset is None else [offset * BLOCK])
     (tmp_path / "x").mkdir()
-    command = ["tar", "-C", tmp_path / "x", "-xf", tmp_path / "s.tar"]
+    command: list[str | Path] = ["tar", "-C", tmp_path / "x", "-xf", tmp_path / "s.tar"]
     assert bool(found) == bool(subprocess.run(command, capture_output=True, check=False).returncode)
 
 
@@ -196,7 +197,7 @@ def test_findings_are_text_on_one_line(names: list[bytes]) -> None:
     found = Lint()
     reader = lint_module._ShardLinter(found)
     with tars.opened(tar(*map(member, names))) as fd:
-        for chunk in lint_module.scan.scan(fd, []):
+        for chunk in scan.scan(fd, []):
             reader.read(chunk)
     reader.end_sample()
     for one in found.findings:
@@ -323,9 +324,9 @@ def test_shared_keys_against_a_model(tmp_path: Path) -> None:
                 expected.setdefault((f"s{number}", f"s{last[key]}"), []).append(at * BLOCK)
             last[key] = number
     told = {}
-    for shard, one in judge.shared_keys():
-        count, other = int(one.text.split()[0]), one.text.split(";")[0].split()[-1]
-        told[shard, other] = (count, one.offset)
+    for shard, finding in judge.shared_keys():
+        count, other = int(finding.text.split()[0]), finding.text.split(";")[0].split()[-1]
+        told[shard, other] = (count, finding.offset)
     assert told == {pair: (len(offsets), min(offsets)) for pair, offsets in expected.items()}
 
 

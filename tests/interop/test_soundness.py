@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from tests import sets, tars
-from tests.conftest import Program, fails, wait_until
+from tests.conftest import Program, fails
 from tests.kernel.mounts import end_mount, need_erofs
+from tests.processes import wait_until
 from wdsfs.errors import UsageError
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
@@ -156,7 +157,8 @@ def test_what_was_changed_beside_a_file_that_is_no_tar(program: Program, merge: 
         mounted.allow_log(r"b\.tar: is an HTML page")
         (mounted.path / path / "txt").write_bytes(b"new")
         if merge:
-            for command in (["diff", mounted.path], ["restore", mounted.path / path]):
+            commands: list[list[str | Path]] = [["diff", mounted.path], ["restore", mounted.path / path]]
+            for command in commands:
                 message = program.refused(*command, code=3)
                 assert "b.tar: is an HTML page" in message
                 assert "--allow-missing" not in message

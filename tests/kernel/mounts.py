@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.conftest import Program, wait_until
+from tests.conftest import Program
+from tests.processes import wait_until
 from wdsfs import mount_table
 from wdsfs.cli import main
 from wdsfs.kernel.guard import Guarded, guard_of

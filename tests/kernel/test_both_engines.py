@@ -28,7 +28,6 @@ from tests.conftest import KERNEL, Program, fails
 from tests.kernel.mounts import end_mount, need_erofs
 from tests.kernel.test_image import LINKS, plain_tar
 from tests.overlay.test_edits import (
-    FILES,
     OPTIONS,
     SHARDS,
     Before,
@@ -42,7 +41,7 @@ from tests.overlay.test_edits import (
 from tests.overlay.test_edits import VIEWS as EDITED
 from tests.tars import member
 from tests.thorough import THOROUGH
-from tests.writables import shard
+from tests.writables import FILES, shard
 
 SIZE_MAX = 1 << 40  # of files whose bytes are compared: one of the odd tars claims more
 UNREADABLE = b"reading fails"
@@ -223,7 +222,7 @@ def test_views(options: list[str], program: Program) -> None:
     assert not any(one.content == UNREADABLE for one in found.values())
 
 
-PACKERS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+PACKERS: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
 
 
 JOINED = ["--join", "depth.tar.gz"]
@@ -336,7 +335,7 @@ def outcome(program: Program, engine: str, name: str, seed: int, steps: int) -> 
     """Edit a mount by random steps, and compare it with the model."""
     view, merge = EDITED[name]
     overlay, out = program.home / engine, program.home / f"{engine}-out"
-    words = (*OPTIONS[view], *["--merge"] * merge, *sorted(program.home.glob("*.tar")))
+    words: tuple[str | Path, ...] = (*OPTIONS[view], *["--merge"] * merge, *sorted(program.home.glob("*.tar")))
     try:
         program.run("mount", "-q", "--engine", engine, "--overlay", overlay, *words, program.mountpoint)
         world = World(SteadyMount(program.mountpoint, view is not FILES), view, merge, random.Random(seed))
@@ -403,7 +402,7 @@ def test_random_edits_change_hands(name: str, seed: int, program: Program) -> No
     random_steps = random.Random(f"{name} {seed}")
     for number, members in enumerate(SHARDS):
         program.write(f"s{number}.tar", shard(members))
-    words = (*OPTIONS[view], *["--merge"] * merge, *sorted(program.home.glob("*.tar")))
+    words: tuple[str | Path, ...] = (*OPTIONS[view], *["--merge"] * merge, *sorted(program.home.glob("*.tar")))
     world = World(KernelMount(program.mountpoint), view, merge, random_steps)
     try:
         for engine in ("fuse", "kernel", "fuse", "kernel"):

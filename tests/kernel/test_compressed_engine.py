@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 
 from tests import tars
-from tests.conftest import PATIENCE, Program, descriptors, wait_until
+from tests.conftest import Program, descriptors
 from tests.kernel.mounts import KERNEL, end_mount, engine_of, kill, mount, need_erofs, told, wait_for_the_end
-from tests.processes import Process
+from tests.processes import PATIENCE, Process, wait_until
 from wdsfs.errors import MountError, bytes_text
 from wdsfs.kernel import devices
 from wdsfs.kernel.devices import OpenDevice
 from wdsfs.kernel.guard import Guarded
-from wdsfs.storage import held_files
 from wdsfs.storage.cache_room import SLACK
 
 SIZE = 300_000
@@ -232,7 +231,7 @@ def test_copies_need_a_cache_with_leases(mounts: Program, monkeypatch: pytest.Mo
             raise OSError(errno.EINVAL, "Invalid argument")
         return plainly(fd, command, argument)
 
-    monkeypatch.setattr(held_files.fcntl, "fcntl", none)
+    monkeypatch.setattr(fcntl, "fcntl", none)
     message = told(mounts.home, *KERNEL, mounts.home / "set", mounts.mountpoint, code=5)
     assert "its copy cannot be kept in the cache: no lease can be had there" in message
     assert "--engine auto takes FUSE instead" in message

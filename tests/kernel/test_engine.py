@@ -150,8 +150,8 @@ def test_options_of_the_mount(program: Program, shard: Path) -> None:
             program.run("umount", program.mountpoint)
     finally:
         end_mount(program.mountpoint)
-    words = ("-o", "sync", "--overlay", edits, shard, program.mountpoint)
-    assert "-o sync: the kernel's overlay has no such option" in told(program.home, *mount, *words, code=2)
+    message = told(program.home, *mount, "-o", "sync", "--overlay", edits, shard, program.mountpoint, code=2)
+    assert "-o sync: the kernel's overlay has no such option" in message
 
 
 def test_auto_takes_fuse_where_the_kernel_cannot_serve(program: Program) -> None:
@@ -163,8 +163,8 @@ def test_auto_takes_fuse_where_the_kernel_cannot_serve(program: Program) -> None
     reason = f"{packed} is gzip-compressed, and `--unpack never` forbids to" if os.geteuid() == 0 else "only root"
     assert f"--engine kernel: {reason}" in message
     assert "--engine auto takes FUSE instead" in message
-    words = ("mount", "--engine", "kernel", "--lazy", packed, program.mountpoint)
-    assert "--lazy is for FUSE" in told(program.home, *words, code=5)
+    message = told(program.home, "mount", "--engine", "kernel", "--lazy", packed, program.mountpoint, code=5)
+    assert "--lazy is for FUSE" in message
 
 
 @pytest.mark.parametrize("what", ["large", "written"])

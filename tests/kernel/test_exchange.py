@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from tests import tars
-from tests.conftest import Program, wait_until
+from tests.conftest import Program
 from tests.kernel.mounts import end_mount, is_mounted, kill, mount, need_erofs, the_guard, wait_for_the_end
-from tests.processes import PATIENCE, Process
+from tests.processes import PATIENCE, Process, wait_until
 from wdsfs import mount_table
 from wdsfs.cli.process import may_have_secrets
 from wdsfs.kernel import erofs_mount

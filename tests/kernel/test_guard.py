@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from tests import sets, tars
-from tests.conftest import PATIENCE, Program, wait_until
+from tests.conftest import Program
 from tests.kernel.mounts import end_mount, is_mounted, kill, need_erofs, the_guard, told, wait_for_the_end
-from tests.processes import Process
+from tests.processes import PATIENCE, Process, wait_until
 from wdsfs import host, mount_registry, mount_table
 from wdsfs.errors import MountError
 from wdsfs.kernel import devices, image_mount
@@ -56,7 +56,8 @@ def mounted(program: Program) -> Iterator[tuple[Path, Path]]:
 
 def modules_loaded(program: Program, *arguments: str | Path) -> set[str]:
     """The modules that a mount by the kernel loads, from the start of the command to the end of its guard."""
-    options = {"new_interpreter": True, "env": {"PYTHONPROFILEIMPORTTIME": "1"}, "stderr": subprocess.PIPE}
+    environment = {"PYTHONPROFILEIMPORTTIME": "1"}
+    options: dict[str, Any] = {"new_interpreter": True, "env": environment, "stderr": subprocess.PIPE}
     with program.start("mount", "--foreground", *arguments, program.mountpoint, **options) as guard:
         wait_until(lambda: guard_of(str(program.mountpoint)) is not None, "the guard to be known")
         os.kill(guard.pid, signal.SIGTERM)
@@ -140,7 +141,7 @@ while True:
     print(seen, flush=True)
 """
     with mounted(program) as (shard, file):
-        command = [sys.executable, "-c", reading, file]
+        command: list[str | Path] = [sys.executable, "-c", reading, file]
         readers = [Process(command, stdout=subprocess.PIPE) for _ in range(2)]
         for reader in readers:
             assert reader.stdout is not None
@@ -185,7 +186,7 @@ def test_an_image_that_is_written_ends_the_mount(program: Program) -> None:
 def in_another_namespace(path: Path) -> Iterator[Callable[[], bool]]:
     """A process in a mount namespace of its own, as in a container; it can be asked if the path exists there."""
     script = 'while echo; read line; do test -e "$0" && echo there || echo gone; done'
-    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, path]
+    command: list[str | Path] = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, path]
     with Process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -195,7 +196,7 @@ def in_another_namespace(path: Path) -> Iterator[Callable[[], bool]]:
             said.readline()
             given.write(b"\n")
             given.flush()
-            return said.readline() == b"there\n"
+            return bool(said.readline() == b"there\n")
 
         assert exists()
         yield exists
@@ -358,7 +359,7 @@ def test_without_leases_times_are_looked_at(program: Program, monkeypatch: pytes
             raise OSError(errno.EINVAL, "no leases here")
         return plainly(fd, command, argument)
 
-    monkeypatch.setattr(devices.fcntl, "fcntl", refuse)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(program.home / "run"))
     wanted = ImageMount(str(image), str(program.mountpoint), str(program.home))
     serving = multiprocessing.get_context("fork").Process(target=image_session.run, args=(wanted, True))

@@ -29,9 +29,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import sets, tars
-from tests.conftest import Program, wait_until
+from tests.conftest import Program
 from tests.erofs import ErofsImage, Inode, Unreadable
 from tests.kernel.mounts import end_mount, need_erofs, told
+from tests.processes import wait_until
 from tests.servers import need_server
 from tests.tars import member
 from tests.tree.test_shard_tree import SHARDS, content_of, tar, walk
@@ -91,7 +92,7 @@ def image_of(home: Path, tree: LowerTree, since: tuple[int, int] = OLD, owner: O
     target = home / "set.erofs"
     options = ImageOptions(owner, os.fsencode(home), since, tree.merged, "")
     make_image(tree, os.fsencode(target), options)
-    found = manifest.read(target)
+    found = manifest.read(os.fsencode(target))
     return ErofsImage(target, [home / one.path for one in found.devices], since >= NEW)
 
 
@@ -400,8 +401,8 @@ def test_another_program_extracts_the_same(
     link = tars.tar(member(b"d/l", kind=tars.SYMLINK, link=b"../a"))
     with a_tree(tmp_path, [*odd, plain_tar(2, 40), link], view, merge) as tree:
         image_of(tmp_path, tree, since)
-        devices = [f"--device={tmp_path / one.path}" for one in manifest.read(image).devices]
-        command = [fsck, f"--extract={copy}", "--no-preserve", *devices, image]
+        devices = [f"--device={tmp_path / one.path}" for one in manifest.read(os.fsencode(image)).devices]
+        command: list[str | Path] = [fsck, f"--extract={copy}", "--no-preserve", *devices, image]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         if "blksize 512 isn't supported" in done.stderr:
             pytest.skip("this fsck.erofs is too old (1.5, of Debian 12) for blocks of 512 bytes")
@@ -576,7 +577,8 @@ def test_an_image_is_no_shard(tmp_path: Path) -> None:
     shard, image = tmp_path / "s0.tar", tmp_path / "set.erofs"
     shard.write_bytes(sets.content(0))
     told(tmp_path, "image", shard, "-o", image, code=0)
-    for words in (["info", image], ["ls", image], ["check", shard, image]):
+    commands: list[list[str | Path]] = [["info", image], ["ls", image], ["check", shard, image]]
+    for words in commands:
         assert f"'{image}': is an image over shards" in told(tmp_path, *words, code=2)
     assert "--engine fuse: an image is for" in told(tmp_path, "mount", "--engine", "fuse", image, tmp_path, code=2)
 

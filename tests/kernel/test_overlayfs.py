@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import PATIENCE, Program, fails, wait_until
+from tests.conftest import Program, fails
 from tests.kernel.mounts import KERNEL, end_mount, kill, mount, need_erofs, the_guard, told, wait_for_the_end
+from tests.processes import PATIENCE, wait_until
 from tests.writables import shard, walk_directory
 from wdsfs import mount_registry, mount_table
 from wdsfs.errors import OverlayBusy
@@ -34,8 +35,15 @@ WHEN = (1_700_000_000, 1_700_000_000)
 
 def make_set(program: Program) -> list[Path]:
     """Two shards; the second has links, too."""
-    plain = [(f"d/{n}.{ext}", f"{n}{ext}".encode() * 300) for n in range(6) for ext in ("cls", "json", "txt")]
-    more = [("f/z.txt", b"z"), ("e/x.txt", b"x"), ("e/far", "-> x.txt"), ("e/y.txt", "== e/x.txt")]
+    plain: list[tuple[str, str | bytes | None]] = [
+        (f"d/{n}.{ext}", f"{n}{ext}".encode() * 300) for n in range(6) for ext in ("cls", "json", "txt")
+    ]
+    more: list[tuple[str, str | bytes | None]] = [
+        ("f/z.txt", b"z"),
+        ("e/x.txt", b"x"),
+        ("e/far", "-> x.txt"),
+        ("e/y.txt", "== e/x.txt"),
+    ]
     return [program.write("s0.tar", shard(plain)), program.write("s1.tar", shard([*plain, *more]))]
 
 
@@ -453,15 +461,15 @@ def test_shards_that_were_replaced(how: str, program: Program, sources: list[Pat
         replace(sources[0], b"next")
         if how == "mount":
             kill(the_guard(program))
-        again = ("refresh", top) if how == "refresh" else (*KERNEL, "--overlay", "edits", *sources, top)
+        again = ["refresh"] if how == "refresh" else [*KERNEL, "--overlay", "edits", *map(str, sources)]
         with (top / "s0/d/2/txt").open("r+b") as writer:
-            done = program.run(*again, code=BUSY).stderr.decode()
+            done = program.run(*again, top, code=BUSY).stderr.decode()
             assert "programs have files open that are written to" in done
             writer.write(b"late")
         assert (top / "s0/d/0/txt").read_bytes() == b"0txt" * 300
         put(top / "s0/d/3/txt", b"still to be written")
         with (top / "s0/d/0/txt").open("rb") as reader:
-            assert "edits was made: s0; its changes" in program.run(*again).stderr.decode()
+            assert "edits was made: s0; its changes" in program.run(*again, top).stderr.decode()
             assert reader.read() == b"0txt" * 300
         found = [(top / f"s0/d/{n}/txt").read_bytes()[:7] for n in range(4)]
         assert found == [b"nextnex", b"changed", b"late2tx", b"still t"]
@@ -621,7 +629,7 @@ cli.main(["commit", "--in-place", "--jobs", "1", mountpoint], prog_name="wdsfs")
 
 def commit_with_a_kill(program: Program, who: str, step: str) -> subprocess.CompletedProcess[bytes]:
     """Commit in place what is mounted, with the guard ("guard"), or the commit itself, too ("both"), killed."""
-    command = [sys.executable, "-c", _KILLED.replace("WHO", repr(who)), step, program.mountpoint]
+    command: list[str | Path] = [sys.executable, "-c", _KILLED.replace("WHO", repr(who)), step, program.mountpoint]
     return subprocess.run(
         command, env=program.environment, cwd=program.home, timeout=PATIENCE, capture_output=True, check=False
     )

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests import tars
-from tests.conftest import Program, wait_until
+from tests.conftest import Program
 from tests.kernel.mounts import KERNEL, end_mount, engine_of, is_mounted, kill, mount, need_erofs
+from tests.processes import wait_until
 from tests.remote.cached import flip
 from tests.web_server import WebServer
 from wdsfs.kernel.guard import Guarded, guard_of

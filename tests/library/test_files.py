@@ -10,6 +10,7 @@ import pickle
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,13 +32,13 @@ from tests.web_server import WebServer
     ],
     ids=str,
 )
-def test_it_is_the_tree_of_a_mount(program: Program, shards: str, options: dict[str, object]) -> None:
+def test_it_is_the_tree_of_a_mount(program: Program, shards: str, options: dict[str, Any]) -> None:
     need_fuse()
     words: list[str] = []
     for name, value in options.items():
         for one in value if isinstance(value, list) else [value]:
             words += [f"--{name.replace('_', '-')}", *([] if one is True else [str(one)])]
-    with wdsfs.tree(shards, **options) as tree, program.mounted(*words, shards) as mounted:  # type: ignore[arg-type]
+    with wdsfs.tree(shards, **options) as tree, program.mounted(*words, shards) as mounted:
         top = mounted.path
         ours = {path: (sorted(names), sorted(files)) for path, names, files in tree.walk()}
         theirs = {
@@ -118,6 +119,7 @@ def test_files_seek(tree: wdsfs.Tree) -> None:
     with tree.open("t-1/d0/k1-2/json", "r", encoding="ascii") as text:
         assert text.read() == '{"n": 2}'
     with tree.open("t-1/d0/k1-2/jpg", buffering=0) as raw:
+        assert isinstance(raw, io.RawIOBase)
         assert raw.readall() == data
     assert tree.read("t-1/d0/k1-2/jpg", 10, 7) == data[10:17]
     assert tree.read("t-1/d0/k1-2/jpg", 10**9) == b""
@@ -136,7 +138,7 @@ def test_files_that_others_have_closed_meanwhile_are_read_on(
 
     def read(at: int) -> bytes:
         with tree.open(paths[at % 3]) as file:
-            return file.read()
+            return bytes(file.read())
 
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(read, range(300))) == [columns(at % 3, 2)["jpg"] for at in range(300)]
@@ -197,7 +199,7 @@ def test_words_that_mean_nothing(shards: str) -> None:
         ({"layout": "classes", "class_digits": 19}, "is a number from 0 to 18"),
     ):
         with pytest.raises(wdsfs.UsageError, match=text):
-            wdsfs.tree(shards, **options)  # type: ignore[arg-type]
+            wdsfs.tree(shards, **options)
 
 
 def test_places_that_are_none(shards: str) -> None:

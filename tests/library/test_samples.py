@@ -25,6 +25,7 @@ from wdsfs.library import opened_set
 from wdsfs.library.opened_set import OpenedSet
 from wdsfs.remote import shard_paths
 from wdsfs.tree import content, sample_reader
+from wdsfs.tree.path_table import KeyTable
 
 EXPECTED = expected()
 
@@ -82,13 +83,13 @@ def test_a_column_cannot_hide_the_key(tmp_path: Path) -> None:
         assert samples[0] == {"__key__": "a", "__shard__": "s", "__key__~2": b"x", "cls": b"x"}
     for options in ({"columns": "__shard__=cls"}, {"field": ["__key__=json:n"]}):
         with pytest.raises(wdsfs.UsageError, match="take another name"):
-            wdsfs.samples("s.tar", **options)  # type: ignore[arg-type]
+            wdsfs.samples("s.tar", **options)
 
 
 def test_a_table_of_keys_that_is_kept_is_used_again(shards: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with wdsfs.samples(shards) as samples:
         samples.by_key("d0/k1-0")
-    monkeypatch.setattr(sample_reader.KeyTable, "build", lambda _: pytest.fail("it is made again"))
+    monkeypatch.setattr(KeyTable, "build", lambda _: pytest.fail("it is made again"))
     with wdsfs.samples(shards) as samples:
         assert samples.by_key("d0/k1-0") == EXPECTED[4]
 
@@ -116,14 +117,15 @@ def test_options_have_the_words_and_errors_of_the_mount(shards: str, tmp_path: P
         ({"columns": "\ud800"}, "UTF-8"),
     ):
         with pytest.raises(wdsfs.UsageError, match=text):
-            wdsfs.samples(shards, **wrong)  # type: ignore[arg-type]
+            wdsfs.samples(shards, **wrong)
     with wdsfs.samples(shards) as samples, pytest.raises(wdsfs.NoSuchEntry):
         samples.by_key("\ud800")
     with pytest.raises(wdsfs.ViewError, match="'png'"):
         wdsfs.samples(shards, columns=["png"])
     for name in ("colums", "layout", "whole"):
+        unknown: Any = {name: "classes"}
         with pytest.raises(TypeError, match=f"there is no option '{name}'"):
-            wdsfs.samples(shards, **{name: "classes"})  # type: ignore[arg-type]
+            wdsfs.samples(shards, **unknown)
     with pytest.raises(wdsfs.MissingShard):
         wdsfs.samples("t-{0..5}.tar")
     with wdsfs.samples("t-{0..5}.tar", allow_missing=True) as samples:
@@ -264,7 +266,7 @@ def test_a_change_during_a_read_is_no_mix(samples: wdsfs.Samples, monkeypatch: p
 def test_a_label_file_that_changes_raises(shards: str, tmp_path: Path) -> None:
     labels = tmp_path / "labels.csv"
     labels.write_text("key,age\nd0/k0-0,7\n")
-    with wdsfs.samples(shards, associate=labels, missing="skip") as samples:
+    with wdsfs.samples(shards, associate=str(labels), missing="skip") as samples:
         assert (len(samples), samples[0]["age"]) == (1, b"7")
         labels.write_text("key,age\nd0/k0-0,8\n")
         with pytest.raises(wdsfs.StaleShard):

@@ -11,12 +11,13 @@ import re
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import servers, sets, tars
-from tests.conftest import BOTH_ENGINES, Mounted, Program, wait_until
-from tests.processes import PATIENCE
+from tests.conftest import BOTH_ENGINES, Mounted, Program
+from tests.processes import PATIENCE, wait_until
 from tests.servers import BUCKET, Server
 from tests.web_server import WebServer
 from wdsfs.errors import UsageError
@@ -276,11 +277,12 @@ def test_a_shard_that_looks_like_a_command_is_none_when_it_is_gone(program: Prog
 def test_a_set_that_cannot_be_looked_at_again(program: Program) -> None:
     sets.make(program.home / "shards", 2)
     part = Selection(slice=Slice(0, 2))
-    for why, options in (
+    refused: tuple[tuple[str, dict[str, Any]], ...] = (
         ("--overlay", {"serving": Serving(overlay="o", follow=1.0)}),
         ("--shard-id", {"selection": part}),
         ("standard input", {"specs": ["a.tar::@-"]}),
-    ):
+    )
+    for why, options in refused:
         with pytest.raises(UsageError, match=why):
             MountOptions(**{"specs": ["x"], "mountpoint": "m", "serving": Serving(follow=1.0), **options})
     said = program.refused("mount", "--follow", "--overlay", "o", "shards", program.mountpoint, code=2)

@@ -32,7 +32,6 @@ from tests import sets, tars
 from tests.conftest import (
     BOTH_ENGINES,
     FUSE,
-    PATIENCE,
     USER_HOME,
     Mounted,
     Program,
@@ -40,8 +39,8 @@ from tests.conftest import (
     fails,
     force_unmount,
     need_fuse,
-    wait_until,
 )
+from tests.processes import PATIENCE, wait_until
 from wdsfs import mount_table
 
 libc = ctypes.CDLL(None, use_errno=True)

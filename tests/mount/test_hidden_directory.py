@@ -129,7 +129,8 @@ class Mount:
     def close(self) -> None:
         for below in self.lowers:
             for file in below._files.files.values():
-                os.close(file.fd)
+                assert isinstance(file.shard, int)
+                os.close(file.shard)
         self.index.close()
 
 

@@ -23,7 +23,7 @@ from wdsfs.mount import fuse_session, look_again
 from wdsfs.mount.look_again import Earlier, LeftOut, change_of
 from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.mount.options import MountOptions, Serving
-from wdsfs.shards import Shard
+from wdsfs.shards import Shard, Shards
 from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import expand
 from wdsfs.spec.growth import Change
@@ -79,7 +79,7 @@ class Followed:
         index.suspend()
         access = access_of([one.path for one in shards], shared)
         tags = Generations(len(shards), followed=True)
-        self.served = MountedSet(self.options, shards, wanted, companions, access, index, 16, tags, None)
+        self.served = MountedSet(self.options, Shards(shards), wanted, companions, access, index, 16, tags, None)
         self.earlier = Earlier({})
 
     def look(self) -> dict[str, Any]:

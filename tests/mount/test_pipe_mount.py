@@ -8,8 +8,9 @@ import signal
 from pathlib import Path
 
 from tests import tars
-from tests.conftest import Program, wait_until
+from tests.conftest import Program
 from tests.overlay.test_overlay_mount import a_disk
+from tests.processes import wait_until
 
 SIZE = 300_000
 SHARD = tars.tar(*(tars.member(b"%d.jpg" % number, bytes([number]) * SIZE) for number in range(4)))

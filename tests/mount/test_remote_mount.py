@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests import tars
-from tests.conftest import PATIENCE, Mounted, Program, fails, wait_until
-from tests.processes import Process
+from tests.conftest import Mounted, Program, fails
+from tests.processes import PATIENCE, Process, wait_until
 from tests.web_server import Fault, WebServer
 
 SAMPLES, SIZE = 30, 100_000
@@ -230,7 +230,7 @@ def test_who_waits_for_a_copy_up_can_be_killed_and_readers_beside_it(
         (mounted.path / "x-1" / "020" / "cls").read_bytes()  # the kernel asks once if closing is its own business
         reading: list[str | Path] = ["cat", mounted.path / "x-1" / "000" / "jpg"]
         text = "import sys\nopen(sys.argv[1], 'r+b').write(b'x')"
-        writing = [sys.executable, "-c", text, mounted.path / "x-0" / "000" / "jpg"]
+        writing: list[str | Path] = [sys.executable, "-c", text, mounted.path / "x-0" / "000" / "jpg"]
         with waiting(web, reading, "/x-1.tar") as reader, waiting(web, writing, "/x-0.tar") as writer:
             assert dies(reader)
             assert dies(writer)

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.conftest import Mounted, Program, drop_pages, fails, wait_until
+from tests.conftest import Mounted, Program, drop_pages, fails
+from tests.processes import wait_until
 from tests.web_server import Fault, WebServer
 
 SECRET = "deadbeef"

@@ -15,7 +15,8 @@ from typing import TypeVar
 import pytest
 
 from tests import tars
-from tests.conftest import Mounted, Program, drop_pages, fails, wait_until
+from tests.conftest import Mounted, Program, drop_pages, fails
+from tests.processes import wait_until
 
 Answer = TypeVar("Answer")
 
@@ -150,7 +151,7 @@ def test_a_shard_that_is_deleted(program: Program, mounted: Mounted) -> None:
     wait_until(lambda: read_all(mounted.path / "a/small/txt") is None, "the end of the old content")
     assert os.listdir(mounted.path) == ["a", "b"]
     seen: list[list[str] | None] = []
-    wait_until(lambda: seen.append(names(mounted.path / "a")) or seen[-1] is None, "an error")  # type: ignore[func-returns-value]
+    wait_until(lambda: seen.append(names(mounted.path / "a")) or seen[-1] is None, "an error")
     assert [] not in seen
     assert unless_gone((mounted.path / "a/nothing like that").exists) in (None, False)
     assert [one["shard"] for one in mounted.status()["damaged"]] == [str(program.home / "a.tar")]

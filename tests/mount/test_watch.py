@@ -6,13 +6,14 @@ import gc
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import sets, wire
-from tests.conftest import PATIENCE, wait_until
+from tests.processes import PATIENCE, wait_until
 from wdsfs.mount import followed_set
 from wdsfs.mount.followed_set import Watch
 from wdsfs.shards import Shard
@@ -423,7 +424,7 @@ def test_a_shard_that_is_being_written_is_not_a_flood(
         paused.release()
         assert pause.wait(PATIENCE)
 
-    monkeypatch.setattr(followed_set.time, "sleep", sleep)
+    monkeypatch.setattr(time, "sleep", sleep)
     with Follower(heard, *device, epochs=True) as follower:
         path = sets.path_of(heard.shards[0])
         touch(path)
@@ -449,7 +450,7 @@ def test_a_kernel_that_refuses_ends_nothing(
         told.append(note)
         raise FileNotFoundError(2, "No such file or directory")
 
-    monkeypatch.setattr(followed_set.os, "write", write)
+    monkeypatch.setattr(os, "write", write)
     with Follower(heard, *device, epochs=False) as follower:
         for count in (1, 2, 3):
             touch(sets.path_of(heard.shards[0]))

@@ -609,7 +609,8 @@ def run(seed: int, counts: Counter[str]) -> None:
             shards.append(home / f"s{number}.tar")
             shards[-1].write_bytes(shard(members))
         with a_tree(shards, home / "index", view, merge) as tree:
-            world = World(TimedMount(tree, home / "o"), view, merge, rng)
+            mount = TimedMount(tree, home / "o")
+            world = World(mount, view, merge, rng)
             try:
                 world.before, _ = world.look()
                 world.files, world.directories = world.look()
@@ -626,7 +627,7 @@ def run(seed: int, counts: Counter[str]) -> None:
                 error.add_note(f"seed {seed}, {name}:\n  " + "\n  ".join(world.steps))
                 raise
             finally:
-                world.mount.close()
+                mount.close()
         counts[name] += 1
 
 
@@ -654,14 +655,15 @@ def finish(home: Path, shards: list[Path], world: World, tree: Any, counts: Coun
     )
     kind = world.rng.choice(kinds)
     counts[kind] += 1
-    options: dict[str, Any] = {
+    choices: dict[str, dict[str, Any]] = {
         "plain": {},
         "maxcount": {"maxcount": 2},
         "sort": {"sort": True},
         "changed only": {"changed_only": True},
         "ignore times": {"ignore_times": True},
         "in place": {"in_place": True},
-    }[kind]
+    }
+    options = choices[kind]
     if kind != "in place":
         options |= {"output": f"{home}/out/o-%03d.tar", "leave_out": bool(after.bad)}
     outputs, left_out = commit(home, shards, world, tree, CommitOptions(**options))
@@ -795,7 +797,10 @@ def reported(report: dict[str, Any]) -> Changes:
     return Changes(
         samples=[sample(row) for row in report["samples"]],
         others=[sample(row) for row in report["others"]],
-        **{kind: remarks(kind) for kind in ("unpackable", "conflicts", "notes", "leavings")},
+        unpackable=remarks("unpackable"),
+        conflicts=remarks("conflicts"),
+        notes=remarks("notes"),
+        leavings=remarks("leavings"),
     )
 
 

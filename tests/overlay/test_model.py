@@ -367,7 +367,8 @@ def tree(request: pytest.FixtureRequest) -> Iterator[LowerTree]:
 
 
 def check(tree: LowerTree, calls: type[SystemCalls] = SystemCalls, examples: int = 25) -> None:
-    case = type("Case", (Model,), {"tree": tree, "calls": calls}).TestCase
+    case: Any = type("Case", (Model,), {"tree": tree, "calls": calls})
+    case = case.TestCase
     case.settings = settings(_SETTINGS, max_examples=examples)
     case().runTest()
 

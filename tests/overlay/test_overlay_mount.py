@@ -29,7 +29,8 @@ from typing import Any
 import pytest
 
 from tests import tars
-from tests.conftest import PATIENCE, Mounted, Program, fails, need_fuse, open_the_way, wait_until
+from tests.conftest import Mounted, Program, fails, need_fuse, open_the_way
+from tests.processes import PATIENCE, wait_until
 from tests.writables import shard
 from wdsfs.errors import MountError
 from wdsfs.mount import live_fuse, search
@@ -644,7 +645,7 @@ def a_disk(program: Program, kind: str) -> Iterator[Path]:
         image.touch()
         os.truncate(image, 8 << 20)
         program.tool("mkfs.ext4", "-q", "-O", "^has_journal", "-m", "0", image)
-        command = ["mount", "-o", "loop", image, place]
+        command: list[str | Path] = ["mount", "-o", "loop", image, place]
     else:
         command = ["mount", "-t", "tmpfs", "-o", "size=8M", "tmpfs", place]
     done = subprocess.run(command, capture_output=True, check=False)

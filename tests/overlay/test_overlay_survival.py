@@ -22,8 +22,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PATIENCE, Mounted, Program, descendants, fails, wait_until
+from tests.conftest import Mounted, Program, descendants, fails
 from tests.fuse.test_supervisor import kill, workers_of
+from tests.processes import PATIENCE, wait_until
 from tests.writables import shard
 from wdsfs.mount import search
 from wdsfs.overlay.overlay_directory import OverlayDirectory, held

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,7 @@ from wdsfs.overlay.upper_format import (
     load,
     open_below,
 )
+from wdsfs.shards import Fingerprint
 
 as_root = pytest.mark.root
 
@@ -127,7 +129,8 @@ def test_an_upper_may_be_as_deep_as_it_likes() -> None:
 def test_settings_come_back(tmp_path: Path) -> None:
     place = OverlayDirectory(tmp_path)
     assert read_settings(place) is None
-    settings = OverlaySettings("samples", "ext", True, (ShardSeen(b"\xff", b"/\xfe/a.tar", (1, -2, 3)),))
+    seen = ShardSeen(b"\xff", b"/\xfe/a.tar", Fingerprint(1, -2, 3))
+    settings = OverlaySettings("samples", "ext", True, (seen,))
     write_settings(place, settings)
     assert read_settings(place) == settings
     without_reading = {**json.loads(place.settings.read_text()), "version": 1}
@@ -184,11 +187,11 @@ def open_to_all() -> Iterator[Path]:
     shutil.rmtree(home)
 
 
-def _lock_as_nobody(path: Path) -> subprocess.Popen[bytes]:
+def _lock_as_nobody(path: Path) -> Process:
     """A process of another user that locks a path, says so, and holds it until it is killed."""
-    command = ["flock", "-n", path, "sh", "-c", "echo locked && read -r _"]
-    who = {"user": "nobody", "group": "nogroup", "extra_groups": []}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command: list[str | Path] = ["flock", "-n", path, "sh", "-c", "echo locked && read -r _"]
+    who: dict[str, Any] = {"user": "nobody", "group": "nogroup", "extra_groups": []}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return Process(command, cwd="/", **pipes, **who)
 
 

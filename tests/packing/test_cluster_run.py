@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from tests import sets
-from tests.conftest import Program, wait_until
+from tests.conftest import Program
+from tests.processes import wait_until
 from wdsfs.errors import CommitError, ShardError, StaleShard
 from wdsfs.executors import Workers
 from wdsfs.index.far_side import SeenShard

@@ -17,9 +17,10 @@ from urllib.parse import quote
 import pytest
 
 from tests import servers, tars
-from tests.conftest import PATIENCE, Program, wait_until
+from tests.conftest import Program
 from tests.overlay.test_overlay_mount import a_disk
 from tests.packing.conftest import Answer, FakeS3
+from tests.processes import PATIENCE, wait_until
 from tests.servers import BUCKET, KEY, SECRET, Server
 
 SHARDS = [f"s{number}.tar" for number in range(3)]
@@ -131,7 +132,11 @@ def test_stores_whose_conditions_or_paths_are_others(a_set: Program, s3: FakeS3,
     changed = a_set.home / "p/upper/t-1/003/jpg"
     changed.parent.mkdir(parents=True)
     changed.write_bytes(b"changed")
-    s3.faults.append(lambda key, _: s3.store(key, wanted[NAMES[2]]) and None)  # somebody else has a newer one
+
+    def newer_one_of_somebody_else(key: str, _: bytes) -> None:
+        s3.store(key, wanted[NAMES[2]])
+
+    s3.faults.append(newer_one_of_somebody_else)
     a_set.run("commit", "--overlay", "p", "--in-place", *urls, code=7)
     assert s3.objects[NAMES[1]] == wanted[NAMES[2]]
     a_set.run("commit", "--overlay", "p", "--abandon", *urls)
@@ -368,7 +373,7 @@ def test_a_part_is_sent_again_and_a_lost_answer_is_no_error(with_fake: Program, 
 
 def test_a_part_that_was_changed_on_its_way_is_an_error(with_fake: Program, s3: FakeS3) -> None:
     s3.faults.append(
-        lambda key, content: (200, {}, b"<ETag>%s</ETag>" % s3.store(key, content[:-1]).etag.encode())
+        lambda key, content: (200, {}, b"<ETag>%s</ETag>" % str(s3.store(key, content[:-1]).etag).encode())
     )
     _, said = commit(with_fake, *PARTS, "--jobs", "1", code=3)
     assert "t-0.tar: what the store has is not what was sent; remove it" in said

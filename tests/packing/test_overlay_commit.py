@@ -22,11 +22,11 @@ from typing import Any
 import pytest
 
 from tests import tars
-from tests.conftest import PATIENCE, Program, fails, wait_until
+from tests.conftest import Program, fails
 from tests.fuse.test_supervisor import Patched
 from tests.overlay.test_overlay_mount import a_disk
 from tests.packing.overlays import keys, samples
-from tests.processes import Process
+from tests.processes import PATIENCE, Process, wait_until
 from tests.writables import MTIME, shard
 
 SHARDS, SAMPLES = 3, 30
@@ -553,7 +553,7 @@ def test_an_overlay_of_the_kernel_over_a_read_only_mount(a_set: Program, options
     with a_set.mounted(shards) as mounted:
         where = f"lowerdir={mounted.path},upperdir={a_set.home}/upper,workdir={a_set.home}/work"
         off = "" if options else ",redirect_dir=off,metacopy=off"
-        command = ["mount", "-t", "overlay", "overlay", "-o", where + options + off, top]
+        command: list[str | Path] = ["mount", "-t", "overlay", "overlay", "-o", where + options + off, top]
         made = subprocess.run(command, capture_output=True, check=False)
         if made.returncode:
             pytest.skip(f"the kernel has no overlayfs here: {made.stderr.decode()}")

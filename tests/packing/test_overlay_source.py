@@ -66,7 +66,7 @@ def test_gnu_tar_reads_the_new_shards_and_the_sources_are_left_alone(tmp_path: P
     before = [path.stat() for path in here.shards]
     here.commit()
     (tmp_path / "x").mkdir()
-    command = ["tar", "--warning=all", "-C", tmp_path / "x", "-xf", tmp_path / "out/o-000.tar"]
+    command: list[str | Path] = ["tar", "--warning=all", "-C", tmp_path / "x", "-xf", tmp_path / "out/o-000.tar"]
     assert subprocess.run(command, check=True, capture_output=True).stderr == b""
     assert (tmp_path / "x/d/a.jpg").read_bytes() == b"changed"
     assert (tmp_path / "x/d/n.txt").stat().st_mtime == 7
@@ -530,7 +530,7 @@ def test_an_upper_that_the_kernel_wrote(tmp_path: Path) -> None:
             file.write_bytes(content.read(tree.content(node.inode), 0, node.size))
             os.utime(file, ns=(node.mtime_ns, node.mtime_ns))
     (tmp_path / "mnt").mkdir()
-    script = [*sets.in_own_mounts(), "sh", "-c", OVERLAY_SCRIPT, "-", tmp_path]
+    script: list[str | Path] = [*sets.in_own_mounts(), "sh", "-c", OVERLAY_SCRIPT, "-", tmp_path]
     subprocess.run(script, check=True)
     first, second = here.commit()
     assert tars.by_webdataset(first) == [

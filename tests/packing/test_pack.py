@@ -26,9 +26,9 @@ from hypothesis import strategies as st
 
 from tests import tars
 from tests.cli.test_main import program  # noqa: F401  # a fixture
-from tests.conftest import Program, new_processes, wait_until
+from tests.conftest import Program, new_processes
 from tests.overlay.test_overlay_mount import a_disk
-from tests.processes import Process
+from tests.processes import Process, wait_until
 from tests.thorough import examples
 from tests.tree.test_shard_tree import a_tree, check_consistency
 from wdsfs import names

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests import tars
-from tests.conftest import Program, wait_until
+from tests.conftest import Program
 from tests.packing.test_view_shards import members
-from tests.processes import Process
+from tests.processes import Process, wait_until
 from tests.tree.test_view_record import member
 
 STOPPING = """

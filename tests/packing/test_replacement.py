@@ -39,6 +39,7 @@ from wdsfs.overlay.overlay_directory import unfinished
 from wdsfs.packing.replacement import plan_from_json, plan_to_json
 from wdsfs.packing.runner import _freed_by
 from wdsfs.shards import Fingerprint
+from wdsfs.storage.source import TarReader
 
 
 @pytest.fixture
@@ -129,7 +130,9 @@ class PowerCut(Faulty):
         self._dirty.add(os.readlink(f"/proc/self/fd/{fd}"))
         super().write(fd, data)
 
-    def copy(self, source: int, target: int, start: int, count: int, path: bytes | None = None) -> None:
+    def copy(
+        self, source: int | TarReader, target: int, start: int, count: int, path: bytes | None = None
+    ) -> None:
         self._dirty.add(os.readlink(f"/proc/self/fd/{target}"))
         super().copy(source, target, start, count)
 

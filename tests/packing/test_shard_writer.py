@@ -97,7 +97,7 @@ def scanned(tar: bytes) -> list[tuple[bytes, int, int]]:
 
 
 def test_pieces_that_follow_each_other_are_one() -> None:
-    pieces = [
+    pieces: list[Piece] = [
         CopiedRange(0, 0, 512),
         CopiedRange(0, 512, 512),
         CopiedRange(0, 512, 1024),

@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import PATIENCE, wait_until
 from tests.pages.conftest import MEMORY, Bytes, film
+from tests.processes import PATIENCE, wait_until
 from wdsfs.pages.preview import CARD, Preview
 from wdsfs.pages.previewer import Limits, Previewer
 

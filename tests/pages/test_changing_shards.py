@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests import tars
-from tests.conftest import PATIENCE, Program, open_the_way
+from tests.conftest import Program, open_the_way
 from tests.kernel.mounts import need_erofs
 from tests.pages.viewing import Viewer, picture, viewing
+from tests.processes import PATIENCE
 from tests.thorough import THOROUGH
 from tests.tree.test_shard_tree import a_tree
 from wdsfs.errors import MissingShard, StaleShard

@@ -7,9 +7,10 @@ import subprocess
 
 import pytest
 
-from tests.conftest import ROOT, wait_until
+from tests.conftest import ROOT
 from tests.pages.viewing import Browser
 from tests.peers import LONG_PATIENCE, need_tool
+from tests.processes import wait_until
 
 VENV = ROOT / "build" / "docs-venv"
 SITE = ROOT / "build" / "site"

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests import tars
-from tests.conftest import PATIENCE, Program, wait_until
+from tests.conftest import Program
+from tests.processes import PATIENCE, wait_until
 
 
 @contextlib.contextmanager

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests import tars
-from tests.conftest import Program, wait_until
+from tests.conftest import Program
 from tests.pages.viewing import Viewer, picture, viewing
+from tests.processes import wait_until
 from tests.web_server import WebServer
 
 LARGE = 4 << 20  # bytes of the members that nobody looks at

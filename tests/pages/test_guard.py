@@ -8,13 +8,15 @@ import os
 import socket
 import tarfile
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from tests import tars
-from tests.conftest import PATIENCE, Program
+from tests.conftest import Program
 from tests.pages.viewing import Browser, Viewer, viewing
+from tests.processes import PATIENCE
 
 HOSTILE = {
     b"svg": b"<svg xmlns='http://www.w3.org/2000/svg'><script>top.hit = 1; document.title = 'hit'</script></svg>",
@@ -59,7 +61,7 @@ def test_a_port_that_is_taken_is_named(program: Program, looking: Viewer) -> Non
         ({"Sec_Fetch_Site": "same-site"}, 403),
     ],
 )
-def test_who_may_ask(looking: Viewer, headers: dict[str, str], status: int) -> None:
+def test_who_may_ask(looking: Viewer, headers: dict[str, Any], status: int) -> None:
     for path in ("/", "/static/style.css", "/sample/train-000000/class0/image0000"):
         assert looking.ask(path, **headers).status == status, path
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests import tars
-from tests.conftest import Program, User, open_the_way, program_of, wait_until
+from tests.conftest import Program, User, open_the_way, program_of
 from tests.kernel.mounts import end_mount, need_erofs
 from tests.pages.viewing import viewing
+from tests.processes import wait_until
 from tests.web_server import WebServer
 from wdsfs.kernel import manifest
 from wdsfs.kernel.guard import guard_of

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests import sets
-from tests.conftest import Program, wait_until
+from tests.conftest import Program
 from tests.pages.viewing import Browser, Viewer, viewing
+from tests.processes import wait_until
 
 SAMPLES, SHARDS = 300_000, 4
 PAGES = 150

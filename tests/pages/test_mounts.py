@@ -7,8 +7,9 @@ import os
 import pytest
 
 from tests import tars
-from tests.conftest import BOTH_ENGINES, FUSE, KERNEL, Program, wait_until
+from tests.conftest import BOTH_ENGINES, FUSE, KERNEL, Program
 from tests.pages.viewing import Viewer, viewing
+from tests.processes import wait_until
 
 NAMES = b"cat\ndog\n"
 

@@ -52,7 +52,7 @@ def npy(array: np.ndarray, **options: Any) -> bytes:
 
 
 def is_red(colour: Any) -> bool:
-    return colour[0] > 200 and max(colour[1:3]) < 60
+    return bool(colour[0] > 200 and max(colour[1:3]) < 60)
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,9 @@ def test_a_parquet_file_with_values_that_python_has_not(previewer: Previewer) ->
 
 def test_the_pictures_of_many_arrays_are_small(previewer: Previewer) -> None:
     """A page has all of them."""
-    arrays = {f"a{at}": np.random.default_rng(at).integers(0, 255, (600, 600), np.uint8) for at in range(12)}
+    arrays: dict[str, Any] = {
+        f"a{at}": np.random.default_rng(at).integers(0, 255, (600, 600), np.uint8) for at in range(12)
+    }
     target = io.BytesIO()
     np.savez(target, **arrays)
     found = previewer.preview("npz", Bytes(target.getvalue()))

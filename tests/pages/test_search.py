@@ -7,13 +7,13 @@ import contextlib
 import itertools
 import os
 import threading
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import pytest
 
 from tests import tars
-from tests.conftest import PATIENCE
+from tests.processes import PATIENCE
 from tests.tree.test_shard_tree import a_tree
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
@@ -135,7 +135,7 @@ def test_the_search_of_a_page_ends_with_its_client(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(search, "SECONDS", PATIENCE)
     count = 20_000
     closed, body = threading.Event(), bytearray()
-    messages = iter([{"type": "http.request", "body": b""}, {"type": "http.disconnect"}])
+    messages: Iterator[dict[str, Any]] = iter([{"type": "http.request", "body": b""}, {"type": "http.disconnect"}])
 
     async def receive() -> dict[str, Any]:
         message = next(messages)

@@ -13,9 +13,10 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from tests import tars
-from tests.conftest import Program, wait_until
+from tests.conftest import Program
 from tests.pages.conftest import film
 from tests.pages.viewing import Browser, Viewer, picture, viewing
+from tests.processes import wait_until
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "images"
 SAMPLE = "/sample/train-000000/class0/image0000"
@@ -246,7 +247,7 @@ def test_plots(browser: Browser, looking: Viewer) -> None:
     browser.go(looking, "/plots")
     pictures = browser.all(".plot img")
     assert len(pictures) == 3
-    assert all(one.get_attribute("alt") and int(one.get_attribute("naturalWidth")) > 100 for one in pictures)
+    assert all(one.get_attribute("alt") and int(one.get_attribute("naturalWidth") or 0) > 100 for one in pictures)
     assert "class3" in " ".join(browser.texts(".plot td"))
 
 

@@ -9,8 +9,9 @@ import shlex
 import pytest
 
 from tests import tars
-from tests.conftest import BOTH_ENGINES, FUSE, KERNEL, Program, wait_until
+from tests.conftest import BOTH_ENGINES, FUSE, KERNEL, Program
 from tests.pages.viewing import viewing
+from tests.processes import wait_until
 
 SET = "t-{000000..000001}.tar"
 A = "t-000000/a"

@@ -23,7 +23,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 
 from tests import tars
-from tests.conftest import PATIENCE, Program, wait_until
+from tests.conftest import Program
+from tests.processes import PATIENCE, wait_until
 from tests.servers import need_server
 
 _LOADED = "document.readyState === 'complete'"

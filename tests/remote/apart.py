@@ -42,7 +42,7 @@ class Apart:
     def get_all(self, url: Url | str, pin: Pin) -> bytes:
         return bytes(self._ask("get_all", _url(url), pin))
 
-    def list(self, prefix: Url | str) -> list[tuple[Url, Pin]]:
+    def listing(self, prefix: Url | str) -> list[tuple[Url, Pin]]:
         return list(self._ask("list", _url(prefix)))
 
     def describe(self, url: Url | str) -> dict[str, Any]:

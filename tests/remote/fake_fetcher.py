@@ -90,5 +90,6 @@ class FakeCache:
 def main(descriptor: int) -> None:
     configuration = start(descriptor)
     if configuration is not None:
-        cache = None if configuration.cache is None else FakeCache()
-        asyncio.run(serve(configuration, FakeStores(configuration.settings), cache))
+        cache: Any = None if configuration.cache is None else FakeCache()
+        stores: Any = FakeStores(configuration.settings)
+        asyncio.run(serve(configuration, stores, cache))

@@ -108,7 +108,7 @@ class Node:
 def main() -> None:
     directory, as_nfs = sys.argv[1:]
     if as_nfs == "as_nfs":
-        fcntl.flock = nfs_flock
+        fcntl.flock = nfs_flock  # type: ignore[assignment]
     node = Node(Path(directory))
     for line in sys.stdin:
         name, *arguments = json.loads(line)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from wdsfs.errors import NoRanges
+from wdsfs.remote.demand import Demand
 from wdsfs.remote.parts import Intervals, Span, Take, joined
 from wdsfs.remote.urls import Pin, Url, parse
 
@@ -131,8 +132,14 @@ class MemoryCache:
         self.claims.remove((begin, end))
 
 
-def memory_cache(size: int) -> MemoryCache:
-    return MemoryCache({}, size, [])
+def memory_cache(size: int, data: dict[int, bytes] | None = None, claims: list[Span] | None = None) -> Any:
+    """A `MemoryCache`, which takes the place of a `CachedObject`."""
+    return MemoryCache({} if data is None else data, size, [] if claims is None else claims)
+
+
+def demand_of(store: Any, memory: int) -> Demand:
+    """Return the requests of a fetcher to a `MemoryStore`, which takes the place of the `Stores`."""
+    return Demand(store, memory)
 
 
 async def until(condition: Callable[[], object]) -> None:

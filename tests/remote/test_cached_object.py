@@ -52,7 +52,9 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     size=st.sampled_from([0, 1, 511, BLOCK - 1, BLOCK, BLOCK + 1, 10 * BLOCK + 7]),
     steps=st.lists(st.tuples(st.booleans(), st.integers(0, 11 * BLOCK), st.integers(0, 11 * BLOCK)), max_size=12),
 )
-def test_what_was_put_is_read(tmp_path_factory: pytest.TempPathFactory, size: int, steps: list) -> None:
+def test_what_was_put_is_read(
+    tmp_path_factory: pytest.TempPathFactory, size: int, steps: list[tuple[bool, int, int]]
+) -> None:
     """... by this process and by another one; nothing else is, and what is missing is what was not put."""
     content, directory = content_of(size), tmp_path_factory.mktemp("cache")
     here: set[int] = set()
@@ -131,7 +133,7 @@ def test_a_flipped_byte_is_never_served(tmp_path: Path, what: str) -> None:
         one.verify()
     path = file_of(tmp_path / "whole", what) if what != "room" else tmp_path / "whole/room"
     size = path.stat().st_size
-    offsets = range(0, size, 37)
+    offsets: Sequence[int] = range(0, size, 37)
     if what == "table":
         offsets = [*range(160), *range(160, BLOCK, 101), *range(BLOCK, size)]
     for offset in offsets:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests import processes
-from tests.conftest import wait_until
+from tests.processes import wait_until
 from tests.remote import fake_fetcher
 from tests.remote.fake_fetcher import PIN, SIZE, FakeCache, body_of
 from tests.remote.stores import MemoryCache, MemoryStore, content, run, settled, until
@@ -155,7 +155,7 @@ def test_the_fetcher_killed_in_the_middle_of_reads(remote: Callable[..., Remote]
     child = in_child(lambda: all(tar.pread(70_000, at) == whole[at : at + 70_000] for at in places))
     for thread in threads:
         thread.start()
-    killed = set()
+    killed: set[int] = set()
     for _ in range(4):
         wait_until(lambda: ours.fetcher not in {0, *killed}, "another fetcher")
         # Each reader has been answered by this one: at a request of which five in a row die it gives up.
@@ -428,7 +428,7 @@ def test_a_cache_is_closed_when_nothing_writes_to_it_any_more() -> None:
             assert not cached.closed
             return plain(offset, data)
 
-        cached.put = slow_put  # type: ignore[method-assign]
+        cached.put = slow_put
         fetcher.will_need(item, 0, 1 << 20, False)
         try:
             await until(writing.is_set)
@@ -510,7 +510,8 @@ def test_a_stream_is_fetched_ahead_within_the_budget(remote: Callable[..., Remot
 
 def test_frames_may_arrive_in_pieces() -> None:
     sent = messages.text(messages.HEAD, 7, ["x"]) + messages.hand_over(1, 2, 3, 4, [(5, 6)], 7)
-    received, frames = bytearray(), []
+    received = bytearray()
+    frames: list[Any] = []
     for byte in sent:
         received.append(byte)
         frames += messages.frames_of(received)

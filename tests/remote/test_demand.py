@@ -8,7 +8,17 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from tests.remote.stores import MemoryCache, MemoryStore, content, covered, memory_cache, run, settled, until
+from tests.remote.stores import (
+    MemoryCache,
+    MemoryStore,
+    content,
+    covered,
+    demand_of,
+    memory_cache,
+    run,
+    settled,
+    until,
+)
 from wdsfs.errors import CacheFull, NoRanges, Unreachable
 from wdsfs.remote import demand as demand_module
 from wdsfs.remote.demand import PART, Demand
@@ -25,7 +35,7 @@ def made(
     store = MemoryStore(gated)
     url, pin = store.put(data)
     item = RemoteObject(url, pin, memory_cache(len(data)) if cached else None)
-    return store, Demand(store, memory), item
+    return store, demand_of(store, memory), item
 
 
 async def read(demand: Demand, item: RemoteObject, begin: int, end: int, *spans: tuple[int, int]) -> bytes:
@@ -200,8 +210,8 @@ def test_the_budget_is_kept_under_mixed_load(cached: bool) -> None:
 
     async def main() -> None:
         memory = 16 * MIB
-        store, demand = MemoryStore(gated=True), None
-        demand = Demand(store, memory)
+        store = MemoryStore(gated=True)
+        demand = demand_of(store, memory)
         items = []
         for number in range(4):
             url, pin = store.put(content(12 * MIB, number), f"s3://b/{number}.tar")
@@ -385,7 +395,7 @@ def test_what_another_process_fetches_is_not_fetched_again() -> None:
         store = MemoryStore(gated=True)
         url, pin = store.put(DATA)
         sides = [
-            (Demand(store, 64 * MIB), RemoteObject(url, pin, MemoryCache(cache.blocks, SIZE, cache.claims)))
+            (demand_of(store, 64 * MIB), RemoteObject(url, pin, memory_cache(SIZE, cache.blocks, cache.claims)))
             for _ in range(2)
         ]
         readers = [asyncio.create_task(read(*side, 0, 100_000)) for side in sides]
@@ -457,7 +467,7 @@ def test_a_whole_body_that_breaks_off_is_an_error_and_is_tried_again() -> None:
             yield DATA[:5000]
             raise Unreachable("the body was cut")
 
-        whole, store.get_all = store.get_all, broken  # type: ignore[method-assign,assignment]
+        whole, store.get_all = store.get_all, broken  # type: ignore[method-assign]
         with pytest.raises(Unreachable, match="the body was cut"):
             await read(demand, item, SIZE - 5, SIZE)
         store.get_all = whole  # type: ignore[method-assign]

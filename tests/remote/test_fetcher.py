@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import wait_until
+from tests.processes import wait_until
 from tests.remote.stores import content
 from tests.web_server import Fault, WebServer
 from wdsfs.errors import ObjectChanged, Unreachable
@@ -76,11 +76,11 @@ def test_two_mounts_that_want_a_range_at_once_make_one_request(
     tars = [one.open(url, pin) for one in both]
     web.hold.clear()
     found: list[bytes] = []
-    threads = [threading.Thread(target=lambda tar=tar: found.append(tar.pread(50_000, 0))) for tar in tars]  # type: ignore[misc]
+    threads = [threading.Thread(target=lambda tar=tar: found.append(tar.pread(50_000, 0))) for tar in tars]
     for thread in threads:
         thread.start()
     for one in both:
-        wait_until(lambda one=one: one.stats()["waiting"] == 1, "both readers")  # type: ignore[misc]
+        wait_until(lambda one=one: one.stats()["waiting"] == 1, "both readers")
     wait_until(web.gets, "the request")
     web.hold.set()
     for thread in threads:

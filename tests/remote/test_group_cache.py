@@ -16,7 +16,8 @@ import pytest
 
 import wdsfs
 from tests import tars
-from tests.conftest import PATIENCE, Program, User, program_of
+from tests.conftest import Program, User, program_of
+from tests.processes import PATIENCE
 from tests.remote.cached import LIMIT, URL, content_of, pin_of
 from tests.web_server import WebServer
 from wdsfs.remote.cached_object import BLOCK

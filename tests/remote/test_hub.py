@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.hub_server import HubServer
@@ -36,11 +38,15 @@ def test_a_file_is_found_by_two_requests_and_read_by_one_each(apart: Apart, hub:
 
 
 def test_all_files_below_a_prefix(apart: Apart, hub: HubServer) -> None:
-    found = apart.list("hf://datasets/me/set@main/train/")
+    found = apart.listing("hf://datasets/me/set@main/train/")
     assert [url.shown for url, _ in found] == [f"hf://datasets/me/set@main/train/{name}.tar" for name in "ab"]
     assert found[0][1] == apart.head(URL)
-    assert [url.key for url, _ in apart.list("hf://datasets/me/set")] == ["README", "train/a.tar", "train/b.tar"]
-    assert [url.key for url, _ in apart.list("hf://datasets/me/set/train/b")] == ["train/b.tar"]
+    assert [url.key for url, _ in apart.listing("hf://datasets/me/set")] == [
+        "README",
+        "train/a.tar",
+        "train/b.tar",
+    ]
+    assert [url.key for url, _ in apart.listing("hf://datasets/me/set/train/b")] == ["train/b.tar"]
 
 
 def test_a_commit_that_leaves_the_file_alone_changes_nothing(apart: Apart, hub: HubServer) -> None:
@@ -103,13 +109,14 @@ def test_a_token_goes_to_the_hub_only(apart: Apart, hub: HubServer) -> None:
 
 
 def test_a_hub_that_is_throttling_says_for_how_long(apart: Apart, hub: HubServer) -> None:
-    handler, refused = hub.hub.handler, []
+    handler = hub.hub.handler
+    refused: list[Any] = []
 
     async def answer(request):  # type: ignore[no-untyped-def]
         if len(refused) < 1:
             refused.append(request)
             return 429, {"Retry-After": "21"}, b"{}"
-        return await handler(request)  # type: ignore[misc]
+        return await handler(request)
 
     hub.hub.handler = answer
     assert apart.head(URL).size == len(CONTENT)

@@ -31,14 +31,17 @@ class Node:
     """A process of a node (`tests/remote/node.py`)."""
 
     def __init__(self, process: Process) -> None:
-        self.process = process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.kill = process.kill
+        self._calls, self._answers = process.stdin, process.stdout
 
     def ask(self, *call: object) -> None:
-        self.process.stdin.write(json.dumps(call) + "\n")
-        self.process.stdin.flush()
+        self._calls.write(json.dumps(call) + "\n")
+        self._calls.flush()
 
     def answer(self) -> Any:
-        line = self.process.stdout.readline()
+        line = self._answers.readline()
         assert line, "the node has failed"
         return json.loads(line)
 
@@ -56,13 +59,13 @@ def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Node
             first, second = map(Path, NFS.split(":"))
             name = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=first))).name
             places = [first / name, second / name]
-        yield tuple(stack.enter_context(_node(place, request.param)) for place in places)  # type: ignore[misc]
+        yield tuple(stack.enter_context(_node(place, request.param)) for place in places)
 
 
 @contextlib.contextmanager
 def _node(directory: Path, kind: str) -> Iterator[Node]:
     command = [sys.executable, "-m", "tests.remote.node", str(directory / "cache"), kind]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with Process(command, cwd=Path(__file__).parents[2], **pipes) as process:
         yield Node(process)
         process.kill()
@@ -85,7 +88,7 @@ def test_a_node_that_dies_keeps_no_lock(nodes: tuple[Node, Node]) -> None:
     assert dying("claim", 0, 1 << 16)
     assert not node("claim", 0, 1 << 16)
     assert node("claim", 1 << 16, 1 << 17)
-    dying.process.kill()
+    dying.kill()
     wait_until(lambda: node("claim", 0, 1 << 16), "the claim of the dead node")
 
 

@@ -16,7 +16,7 @@ from wdsfs.errors import IndexUnusable
 from wdsfs.remote import cached_object, object_cache
 from wdsfs.remote.cached_object import BLOCK
 from wdsfs.remote.object_cache import ObjectCache, cache, key_of
-from wdsfs.storage import cache_room
+from wdsfs.storage import cache_directory, cache_room
 from wdsfs.trust import Untrusted
 
 NOBODY = 65534
@@ -38,7 +38,7 @@ def test_an_object_that_is_removed_while_it_is_opened(tmp_path: Path, monkeypatc
     """Between the opening of its table and the lock on it."""
     one, other = ObjectCache(tmp_path, LIMIT), ObjectCache(tmp_path, LIMIT)
     one.open(URL, pin_of(BLOCK)).close()
-    table_locked = object_cache.table_locked
+    table_locked = cache_directory.table_locked
 
     def first_removed(fd: int) -> contextlib.AbstractContextManager[None]:
         monkeypatch.setattr(object_cache, "table_locked", table_locked)

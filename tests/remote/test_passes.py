@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.remote.stores import MemoryStore, covered, memory_cache, run, until
+from tests.remote.stores import MemoryStore, covered, demand_of, memory_cache, run, until
 from wdsfs.remote.demand import Demand
 from wdsfs.remote.parts import RemoteObject
 from wdsfs.remote.passes import NEXT, WINDOW_MAX, WINDOW_MIN, Passes
@@ -51,7 +51,7 @@ def fetched_for(streams: Iterable[Iterable[int]], size: int = SIZE) -> tuple[Mem
     async def main() -> None:
         url, pin = store.put(bytes(size))
         item = RemoteObject(url, pin, memory_cache(size))
-        demand = Demand(store, 256 * MIB)
+        demand = demand_of(store, 256 * MIB)
         waiting = [(Client(demand, item), iter(stream)) for stream in streams]
         while waiting:
             for one in list(waiting):

@@ -27,8 +27,8 @@ class Bucket(NamedTuple):
 
     url: str
     options: dict[str, str]
-    put: Callable[[str, bytes], None]
-    remove: Callable[[str], None]
+    put: Callable[[str, bytes], object]
+    remove: Callable[[str], object]
 
 
 @pytest.fixture(params=["s3", "az", "gs"])
@@ -77,12 +77,12 @@ def test_an_object_that_was_replaced_or_removed(asked: Apart, bucket: Bucket) ->
 def test_a_listing_has_the_same_pins_as_single_objects(asked: Apart, bucket: Bucket) -> None:
     for name in ("list/b.tar", "list/a.tar", "list/deep/c.tar", "listed.tar"):
         bucket.put(name, CONTENT[: len(name)])
-    found = asked.list(f"{bucket.url}/list/")
+    found = asked.listing(f"{bucket.url}/list/")
     assert [url.key for url, _ in found] == ["list/a.tar", "list/b.tar", "list/deep/c.tar"]
     assert [pin for _, pin in found] == [asked.head(url) for url, _ in found]
-    assert [url.key for url, _ in asked.list(f"{bucket.url}/list/b")] == ["list/b.tar"]
-    assert "listed.tar" in [url.key for url, _ in asked.list(f"{bucket.url}/list")]
-    assert asked.list(f"{bucket.url}/nosuch/") == []
+    assert [url.key for url, _ in asked.listing(f"{bucket.url}/list/b")] == ["list/b.tar"]
+    assert "listed.tar" in [url.key for url, _ in asked.listing(f"{bucket.url}/list")]
+    assert asked.listing(f"{bucket.url}/nosuch/") == []
 
 
 def test_what_doctor_is_to_say(asked: Apart, bucket: Bucket) -> None:

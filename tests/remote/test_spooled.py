@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import wait_until
-from tests.processes import Process
+from tests.processes import Process, wait_until
 from tests.remote.stores import content
 from tests.web_server import WebServer
 from wdsfs.errors import UnreadableShard

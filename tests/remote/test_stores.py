@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PATIENCE
+from tests.processes import PATIENCE
 from tests.remote.apart import Apart
 from tests.servers import need_server
 from tests.web_server import Fault, Request, Served, WebServer, right_answer
@@ -472,7 +472,7 @@ def test_a_listing_that_comes_byte_by_byte_is_given_up(apart: Apart, web: WebSer
     apart.configure(("s3://bucket", {"endpoint": web.url, "anonymous": "true", "region": "here", **limits}))
     web.put("/bucket", b"<ListBucketResult></ListBucketResult>").always = Fault(drips=part)
     with pytest.raises(Unreachable, match="does not answer"):
-        apart.list("s3://bucket/")
+        apart.listing("s3://bucket/")
     assert web.requests
 
 
@@ -616,7 +616,7 @@ def test_a_path_is_sent_as_it_was_typed(apart: Apart, web: WebServer, name: str)
 
 def test_a_web_server_does_not_list(apart: Apart, web: WebServer) -> None:
     with pytest.raises(Unreachable, match="does not list"):
-        apart.list(f"{web.url}/set/")
+        apart.listing(f"{web.url}/set/")
     assert web.requests == []
 
 

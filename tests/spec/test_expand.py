@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from braceexpand import UnbalancedBracesError, braceexpand
+from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined]
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +31,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def touch(*paths: str | bytes) -> None:
     for path in paths:
-        os.makedirs(os.path.dirname(path) or type(path)(path[:0]) or os.curdir, exist_ok=True)
+        os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
 
 

@@ -11,6 +11,7 @@ import tarfile
 from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -42,7 +43,7 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
     shard_paths.close()
 
 
-def paths(web: WebServer, *specs: str, **options: bool) -> list[str]:
+def paths(web: WebServer, *specs: str, **options: Any) -> list[str]:
     """The shards that the specs name, without the address of the server."""
     found = [os.fsdecode(shard.path) for shard in expand(specs, **options)]
     return [path.removeprefix(web.url + "") for path in found]

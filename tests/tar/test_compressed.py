@@ -29,8 +29,8 @@ import xz
 
 from tests import sets, tars
 from tests.bounded import bounded
-from tests.conftest import Program, wait_until
-from tests.processes import PATIENCE
+from tests.conftest import Program
+from tests.processes import PATIENCE, wait_until
 from wdsfs.errors import CorruptShard, NotATar, StaleShard, UnreadableShard, bytes_text
 from wdsfs.index import record_of_file
 from wdsfs.index.record import Record
@@ -113,7 +113,7 @@ def nothing_is_recent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write(path: Path, content: bytes) -> Shard:
     path.write_bytes(content)
-    return Shard(os.fsencode(path), path.name)
+    return Shard(os.fsencode(path), os.fsencode(path.name))
 
 
 def kinds_in(cache: file_cache.FileCache) -> list[str]:
@@ -275,7 +275,7 @@ def test_what_is_cut_off(tmp_path: Path) -> None:
         assert record.problems[0] == problem
         assert {"truncated", "no end mark"} >= {found.kind for found in record.problems}
         assert "truncated" in lint(one.path).counts
-    with a_lower(tmp_path, Shard(os.fsencode(tmp_path / "gzip.tar"), "gzip")) as below:
+    with a_lower(tmp_path, Shard(os.fsencode(tmp_path / "gzip.tar"), b"gzip")) as below:
         *before, last = [below.content(0, below.tag(0), member) for member in range(below.record(0).members)]
         contents = [content_module.read(content, 0, 1 << 20) for content in before]
         assert len(contents) > 10
@@ -301,7 +301,7 @@ def test_never_a_byte_that_no_checksum_vouches_for(
                 assert problem is not None
                 assert problem.kind == "damaged"
                 assert content_of(tar) == b"".join(PIECES[:2])
-    one = Shard(os.fsencode(tmp_path / "gz20"), "gz20")
+    one = Shard(os.fsencode(tmp_path / "gz20"), b"gz20")
     assert {problem.kind for problem in Record(record_of_file.build_file(one.path)).problems} == {
         "damaged",
         "truncated",
@@ -361,7 +361,7 @@ def test_a_bomb_meets_the_limit(
 ) -> None:
     limited(1 << 20)
     monkeypatch.setattr(seekable, "PIECE_MAX", 1 << 20)
-    bombs = {"zst": zstd.compress, "xz": lzma.compress, "bz2": bz2.compress}
+    bombs: dict[str, Callable[[bytes], bytes]] = {"zst": zstd.compress, "xz": lzma.compress, "bz2": bz2.compress}
     for name, bomb in ((name, compress(bytes(8 << 20))) for name, compress in bombs.items()):
         write(tmp_path / f"a.tar.{name}", bomb)
         with pytest.raises(UnreadableShard, match=r"more than the cache may hold.*--cache-size"):
@@ -381,7 +381,7 @@ def _asking_for_much(kind: str) -> bytes:
         end = 12 + 4 * (content[12] + 1)
         content[end - 4 : end] = zlib.crc32(content[12 : end - 4]).to_bytes(4, "little")
         return bytes(content)
-    options = {zstd.CompressionParameter.content_size_flag: 0}
+    options: dict[int, int] = {zstd.CompressionParameter.content_size_flag: 0}
     with io.BytesIO() as out:
         with zstd.ZstdFile(out, "wb", options=options) as file:
             file.write(TAR)
@@ -417,7 +417,10 @@ def test_what_honest_users_make_fits(level: str) -> None:
         "tar",
         len(TAR),
     )
-    options = {zstd.CompressionParameter.window_log: 27, zstd.CompressionParameter.content_size_flag: 0}
+    options: dict[int, int] = {
+        zstd.CompressionParameter.window_log: 27,
+        zstd.CompressionParameter.content_size_flag: 0,
+    }
     given = streams.BytesReader(zstd.compress(TAR, options=options))
     assert streams.unpack("zstd", given, found.append) == ("tar", len(TAR))
 
@@ -756,7 +759,7 @@ def _hold(path: str, started: Any) -> None:
         started.set()
         time.sleep(1000)
 
-    file_cache.os.fdatasync = stop  # type: ignore[assignment]
+    os.fdatasync = stop  # type: ignore[assignment]
     record_of_file.build_file(os.fsencode(path))
 
 

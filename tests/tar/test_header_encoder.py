@@ -84,7 +84,7 @@ def test_everyone_reads_the_same(name: bytes, tmp_path: Path) -> None:
     if b"\0" in name:  # a C program ends the name there
         return
     (tmp_path / "a.tar").write_bytes(tar)
-    command = ["tar", "--quoting-style=literal", "-tPf", tmp_path / "a.tar"]
+    command: list[str | Path] = ["tar", "--quoting-style=literal", "-tPf", tmp_path / "a.tar"]
     listed = subprocess.run(command, check=True, capture_output=True)
     assert listed.stdout == name + b"\nz.cls\n"
     allowed = b"hdrcharset" if b"\xff" in name else b""  # GNU tar says that it does not know this keyword
@@ -170,5 +170,6 @@ COMMON = st.sampled_from([(), (), (b"mtime",), (b"path", b"size")])
 def test_headers_made_together_are_those_made_one_by_one(
     members: list[tuple[bytes, int, int, tuple[bytes]]],
 ) -> None:
-    together = columns.encode(*([member[at] for member in members] for at in range(4)))
+    names, sizes, times, common = zip(*members, strict=True) if members else ((), (), (), ())
+    together = columns.encode(names, sizes, times, common)
     assert together == [headers.encode(*member) for member in members]

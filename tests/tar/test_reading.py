@@ -627,7 +627,7 @@ def test_random_shards_are_put_right(tmp_path_factory: pytest.TempPathFactory, s
             wanted[key][ext] = edits.setdefault(key, {})[ext] = b"changed"
         elif what == 2:
             wanted[key]["new"] = edits.setdefault(key, {})["new"] = b"new"
-    options = rng.choice([{}, {"in_place": True}, {"sort": True}, {"maxcount": 2}])
+    options: dict[str, Any] = rng.choice([{}, {"in_place": True}, {"sort": True}, {"maxcount": 2}])
     out = here.edit({"s0": edits}).commit(**options)
     found = {sample.pop("__key__"): sample for tar in out for sample in tars.by_webdataset(tar)}
     assert found == {key: columns for key, columns in wanted.items() if columns}

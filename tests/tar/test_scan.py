@@ -303,17 +303,17 @@ def test_sparse_by_gnu_tar(tmp_path: Path, options: list[str]) -> None:
                 out.seek(offset)
                 out.write(content)
             out.truncate(9 << 20)
-    want = {path.name.encode(): path.read_bytes() for path in tmp_path.iterdir()}
+    want = {os.fsencode(path.name): path.read_bytes() for path in tmp_path.iterdir()}
     tar = tars.with_gnu_tar(tmp_path, "-S", *options, members=sorted(want))
     assert len(tar) < 4 << 20
     problems: list[Problem] = []
     with tars.opened(tar) as fd:
         (chunk,) = scan.scan(fd, problems)
         sizes = chunk.sizes.tolist()
-        for row, name in enumerate(chunk.names):
+        for row, member_name in enumerate(chunk.names):
             extents = extents_of(chunk.sparse[row])
             got = member_reader.read(fd, int(chunk.datas[row]), sizes[row], extents, 0, sizes[row])
-            assert got == want.pop(name)
+            assert got == want.pop(member_name)
     assert not want
     assert not problems
 
@@ -458,14 +458,12 @@ def test_cut_off() -> None:
     assert found[1].size == len(ABC)
     with tars.opened(ODD["cut in content"].tar()) as fd:
         left = len(ODD["cut in content"].tar()) - found[1].data
-        for content in (
-            (found[1].data, len(ABC), None, 0, left),
-            (found[1].data, len(ABC), Extents([0], [len(ABC)], [0]), 0, left),
-        ):
-            assert member_reader.read(fd, *content) == ABC[:left]
+        data, size = found[1].data, len(ABC)
+        for extents in (None, Extents([0], [size], [0])):
+            assert member_reader.read(fd, data, size, extents, 0, left) == ABC[:left]
             # Never fewer bytes than asked for: the kernel would take that for the end of the file.
             with pytest.raises(CorruptShard):
-                member_reader.read(fd, *content[:4], left + 1)
+                member_reader.read(fd, data, size, extents, 0, left + 1)
 
 
 def test_truncation_at_every_byte() -> None:

@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import tars
-from tests.conftest import BOTH_ENGINES, PATIENCE, Program, wait_until
+from tests.conftest import BOTH_ENGINES, Program
+from tests.processes import PATIENCE, wait_until
 from tests.tree.test_view_record import Sample, a_view, member, write
 from wdsfs.errors import UsageError, ViewError
 from wdsfs.shards import Fingerprint

@@ -20,7 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import tars
-from tests.conftest import Program, fails, wait_until
+from tests.conftest import Program, fails
+from tests.processes import wait_until
 from wdsfs.errors import (
     InvalidRequest,
     IsADirectory,
@@ -32,7 +33,7 @@ from wdsfs.errors import (
     UsageError,
 )
 from wdsfs.index.store import open_index
-from wdsfs.inodes import BY_INDEX, NUMBERED, ROOT, pack_extra
+from wdsfs.inodes import BY_INDEX, NUMBERED, ROOT, THOUSAND, pack_extra
 from wdsfs.shards import Shard
 from wdsfs.spec.expand import expand
 from wdsfs.tree import numbered_tree
@@ -220,10 +221,7 @@ def test_a_hundred_million_samples() -> None:
         assert name == b"678"
         last = tree.resolve(b"by-index/2345/678").inode
         assert len(tree._below(*tree._own(last))) == 901
-        assert (
-            tree._name(numbered_tree._LEVELS[numbered_tree.THOUSAND], tree._below(*tree._own(last))[-1])
-            == b"2345678900"
-        )
+        assert tree._name(numbered_tree._LEVELS[THOUSAND], tree._below(*tree._own(last))[-1]) == b"2345678900"
         assert len(tree._below(*tree._own(tree.resolve(b"by-index/123/456").inode))) == 1000
         assert tree.parent(last) == tree.resolve(b"by-index/2345").inode
 
@@ -236,7 +234,7 @@ def test_a_view_has_the_order_of_the_tar(monkeypatch: pytest.MonkeyPatch) -> Non
     with a_tree([view]) as shown, a_tree([tar]) as tree:
         one, plain_one = shown.lower.record(0), tree.lower.record(0)
         order = numbered_tree.view_order(one, plain_one)
-        assert [one.entry_path(entry) for entry in order.tolist()] == kept
+        assert [one.entry_path(entry) for entry in map(int, order)] == kept
         shown.lower.plain = tree.lower
         monkeypatch.setattr(shown.lower, "record_and_plain", lambda number, tag: (one, plain_one))
         assert [shown.readlink(resolve(shown, b"/000/000/%06d" % at)) for at in (0, 2, 5)] == [

@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 
 from tests import tars
-from tests.conftest import BOTH_ENGINES, KERNEL, Mounted, Program, wait_until
+from tests.conftest import BOTH_ENGINES, KERNEL, Mounted, Program
+from tests.processes import wait_until
 from wdsfs.errors import MissingShard, RefusedShard
+from wdsfs.storage.source import TarBytes
 from wdsfs.tree import shard_access
 
 NOBODY, SOMEBODY = 65534, 65533
@@ -82,6 +84,11 @@ def _moved(at: Path) -> None:
     os.rename(at / "private.tar", at / "theirs/s.tar")
 
 
+def _close(shard: TarBytes) -> None:
+    assert isinstance(shard, int)
+    os.close(shard)
+
+
 REFUSED: list[tuple[Callable[[Path], None], str]] = [
     (_link, "a link leads from there to .*/private.tar"),
     (_hard_link, "another file of root's, which not everybody may read"),
@@ -95,7 +102,7 @@ def test_what_is_refused(place: Path, prepare: Callable[[Path], None], why: str)
     path = os.fsencode(place / "theirs/s.tar")
     one = shard_access.access_of([path], shared=True)
     before = one.look(path)
-    os.close(one.open(path))
+    _close(one.open(path))
     prepare(place)
     for attempt in (one.look, one.open):
         with pytest.raises(RefusedShard, match=f"s.tar is refused: since the mount .*{why}, and others can write"):
@@ -127,7 +134,7 @@ def test_a_new_shard_of_the_same_owner(place: Path, mode: int) -> None:
     before = one.look(path)
     as_user(f'cp "$1/s.tar" "$1/n" && chmod {mode:o} "$1/n" && mv "$1/n" "$1/s.tar"', place / "theirs")
     assert one.look(path) != before
-    os.close(one.open(path))
+    _close(one.open(path))
 
 
 def test_a_shard_that_arrives_later(place: Path) -> None:
@@ -137,7 +144,7 @@ def test_a_shard_that_arrives_later(place: Path) -> None:
     with pytest.raises(MissingShard):
         one.look(paths[0])
     as_user('cp "$1/s.tar" "$1/late.tar"', place / "theirs")
-    os.close(one.open(paths[0]))
+    _close(one.open(paths[0]))
     (place / "theirs/other.tar").write_bytes(NEW)
     os.chown(place / "theirs/other.tar", SOMEBODY, SOMEBODY)
     with pytest.raises(RefusedShard, match="belongs to another user"):
@@ -150,7 +157,7 @@ def test_a_new_shard_of_the_mounter(place: Path) -> None:
     (place / "new").write_bytes(NEW)
     os.rename(place / "new", place / "theirs/s.tar")
     one.look(path)
-    os.close(one.open(path))
+    _close(one.open(path))
 
 
 def test_where_only_trusted_users_can_write(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,12 +171,12 @@ def test_where_only_trusted_users_can_write(place: Path, monkeypatch: pytest.Mon
     (place / "now").unlink()
     (place / "now").symlink_to("v2")
     os.chown(place / "v2/s.tar", SOMEBODY, SOMEBODY)
-    os.close(one.open(path))
+    _close(one.open(path))
     path = os.fsencode(place / "theirs/s.tar")
     one = shard_access.access_of([path], shared=True)
     _link(place)
     monkeypatch.setenv("WDSFS_TRUST", "nobody")
-    os.close(one.open(path))
+    _close(one.open(path))
 
 
 def test_who_is_guarded(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +328,7 @@ def test_a_mount_of_an_ordinary_user_follows_his_links(place: Path) -> None:
     """Whose mount only its user sees, reads with the rights of that user."""
     _link(place)
     path = os.fsencode(place / "theirs/s.tar")
-    os.close(shard_access.access_of([path], shared=False).open(path))
+    _close(shard_access.access_of([path], shared=False).open(path))
 
 
 def test_who_is_trusted_may_change_the_link(program: Program, place: Path) -> None:
@@ -356,7 +363,7 @@ def test_what_shards_are_shown_with_is_guarded_too(program: Program, place: Path
         mounted.allow_log("has changed", "ESTALE", "is tried again later")
 
 
-def _overlay(place: Path) -> tuple[object, ...]:
+def _overlay(place: Path) -> tuple[str | Path, ...]:
     """Another user's shards `s.tar` and `t.tar`, under a mount of root's with an overlay of root's."""
     as_user('cp "$1/s.tar" "$1/t.tar"', place / "theirs")
     return "-o", "allow_other", "--overlay", place / "overlay", place / "theirs/s.tar", place / "theirs/t.tar"

@@ -14,14 +14,18 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import sets, tars
-from tests.conftest import descriptors, drop_pages, wait_until
+from tests.conftest import descriptors, drop_pages
+from tests.processes import wait_until
 from wdsfs import mount_table
 from wdsfs.errors import CorruptShard, MissingShard, NotATar, StaleShard, UnreadableShard
 from wdsfs.index import record_builder
+from wdsfs.index.record import Record
+from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import open_index
 from wdsfs.shards import GONE, Fingerprint, Shard
 from wdsfs.tree import content as content_module
@@ -89,7 +93,7 @@ def right(shard: Shard) -> list[bytes]:
     """The content of all members in the order of a record, from where tarfile sees them."""
     tar = sets.path_of(shard).read_bytes()
     by_name = {one.name: tar[one.data : one.data + one.size] for one in tars.by_tarfile(tar)}
-    listed = sets.listing(sets.Record(sets.build_file(shard.path)))
+    listed = sets.listing(Record(build_file(shard.path)))
     return [by_name[key + b"." + extension] for key, extension, _ in listed]
 
 
@@ -602,7 +606,7 @@ def test_others_serve_while_many_shards_are_looked_at(
     below: ShardSet, shards: list[Shard], looks_at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered: list[bool] = []
-    below.slowly = lambda: contextlib.nullcontext(entered.append(True))  # type: ignore[assignment]
+    below.slowly = lambda: contextlib.nullcontext(entered.append(True))
     below.look_at_all()
     assert not entered
     monkeypatch.setattr(shard_set, "MANY", len(shards) - 1)
@@ -648,7 +652,7 @@ def test_a_table_does_not_use_shards_that_are_gone(tmp_path: Path) -> None:
     shards = [*sets.make(tmp_path / "a", 1), *sets.make(tmp_path / "b", 1)]
     with a_lower(tmp_path, shards) as below:
 
-        def record_of(number: int) -> sets.Record | None:
+        def record_of(number: int) -> Record | None:
             with contextlib.suppress(MissingShard):
                 return below.record(number)
             return None
@@ -715,7 +719,8 @@ class Shards:
 
 def test_each_shard_of_each_set_may_change_some_times() -> None:
     """A view asks two sets, whose shards have the same numbers."""
-    one, other = Shards("one"), Shards("other")
+    one: Any = Shards("one")
+    other: Any = Shards("other")
     wanted = [NotIndexed(shards, number) for shards in (one, other) for number in (0, 1)] * ATTEMPTS_MAX
 
     def question(answer: str) -> str:
@@ -728,7 +733,7 @@ def test_each_shard_of_each_set_may_change_some_times() -> None:
 
 
 def test_a_question_ends_whose_shard_changes_each_time_it_is_indexed() -> None:
-    shards = Shards("train")
+    shards: Any = Shards("train")
 
     def question() -> None:
         raise NotIndexed(shards, 7)

@@ -24,7 +24,8 @@ from typing import Any
 import pytest
 
 from tests import sets, tars
-from tests.conftest import BOTH_ENGINES, Program, wait_until
+from tests.conftest import BOTH_ENGINES, Program
+from tests.processes import wait_until
 from wdsfs.errors import (
     NoSuchAttribute,
     ShardError,
@@ -373,7 +374,7 @@ def labelled(directory: Path, file: str | Path, **options: Any) -> dict[bytes, d
 
 
 def test_every_format_gives_the_same_columns(tmp_path: Path) -> None:
-    files = [
+    files: list[str | Path] = [
         as_csv(tmp_path / "l.csv"),
         as_csv(tmp_path / "l.tsv", delimiter="\t"),
         as_lines(tmp_path / "l.jsonl"),
