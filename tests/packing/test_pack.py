@@ -32,7 +32,7 @@ from tests.processes import Process, wait_until
 from tests.thorough import examples
 from tests.tree.test_shard_tree import a_tree, check_consistency
 from wdsfs import names
-from wdsfs.errors import CommitError, UsageError
+from wdsfs.errors import CommitError, UsageError, ViewError
 from wdsfs.executors import Workers
 from wdsfs.packing.file_samples import parse_splits
 from wdsfs.packing.file_source import FilePlan, PackOptions, make_plan, pack_files
@@ -393,11 +393,16 @@ def test_the_order_of_a_list(tmp_path: Path) -> None:
     with pytest.raises(CommitError, match="a: its key is not in the list"):
         plan_of(tree, order=str(listed))
     assert keys(*pack(tree, order=str(listed), leave_out=True)) == ["d/a", "b"]
-    for text, wrong in ((b"b\0nothing\0", "'nothing', key 2 of the list, is the key"), (b"a\na\n", "comes twice")):
+    for text, wrong in ((b"b\0nothing\0", "keys:2: 'nothing' is the key"), (b"a\na\n", "keys:2: 'a' comes twice")):
         listed.write_bytes(text)
         with pytest.raises(UsageError, match=wrong):
             plan_of(tree, order=str(listed))
-    with pytest.raises(UsageError, match="longer than a list of all"):
+    listed.with_suffix(".csv").write_text("n,path\n1,b\n2,d/a\n")
+    assert keys(*pack(tree, order=f"{listed}.csv:path", leave_out=True, output="two/%d.tar")) == ["b", "d/a"]
+    listed.write_bytes(b"\n")
+    with pytest.raises(ViewError, match="keys: lists no key"):
+        plan_of(tree, order=str(listed))
+    with pytest.raises(UsageError, match="--order /dev/zero: is no file that can be read again"):
         plan_of(tree, order="/dev/zero")
 
 

@@ -100,7 +100,7 @@ def test_a_split_file_of_its_own_and_what_is_not_followed(caplog: pytest.LogCapt
     assert shard.path.endswith(b"sets/coco/2.tar")
     assert shard.without == {b"k"}
     assert "m.yaml:1: splits.train: the subset is not followed" in caplog.text
-    assert parts_of("m.yaml", None)[0][1:] == ("train", "sets/coco/.nv-meta/mine.yaml", "train", "1")
+    assert parts_of("m.yaml", None)[0][1:-1] == ("train", "sets/coco/.nv-meta/mine.yaml", "train", "1")
 
 
 WRONG = {
@@ -112,7 +112,7 @@ WRONG = {
     "splits: {train: {blend: [{path: sets/coco, weight: x}]}}": "the weight is not a number from 0 on: 'x'",
     "splits: {train: {blend: [{path: sets/coco, weight: -1}]}}": "the weight is not a number",
     "splits: {train: {blend: [{path: sets/coco, weight: .inf}]}}": "the weight is not a number",
-    "splits: {train: {path: sets/none}}": "has no .info.json",
+    "splits: {train: {path: sets/none}}": "m.yaml:1: splits.train: 'sets/none/.nv-meta' has no .info.json",
     "splits: {train: {path: x.jsonl}}": "a JSONL dataset of Energon has no shards",
     "splits: {train: {path: m.yaml}}": "is inside of itself",
     "splits: {train: {path: other.yaml}}": "is not a metadataset",
@@ -120,6 +120,16 @@ WRONG = {
     "splits: {train: {path: sets/coco, split_config: ../../x.yaml}}": "is no split file",
     "splits: {train: {path: 'pipe:touch x'}}": "command",
     "splits: {train: {join: [{path: [a]}]}}": "a text is needed",
+    "splits: {train: {blend: []}}": "m.yaml:1: splits.train.blend: is empty: it names no dataset",
+    "splits: {train: {join: {}}}": "m.yaml:1: splits.train.join: is empty",
+    "splits: {train: {path: inner.yaml}}": "inner.yaml:1: splits.train.datasets: is empty",
+    "splits: {train: {blend: [{path: sets/coco}], blend_epochized: [{path: sets/text}]}}": (
+        "m.yaml:1: splits.train: has 'blend' and 'blend_epochized', of which Energon reads one"
+    ),
+    "splits: {train: {path: sets/coco, join: [{path: sets/text}]}}": "has 'join' and 'path'",
+    "splits: {train: {blend: [{path: sets/coco, split_part: x}]}}": (
+        "m.yaml:1: splits.train.blend[0]: sets/coco/.nv-meta/split.yaml:1: split_parts: no split is"
+    ),
 }
 
 
@@ -127,6 +137,7 @@ WRONG = {
 @pytest.mark.parametrize("content", WRONG)
 def test_a_metadataset_that_is_wrong(content: str) -> None:
     write("other.yaml", "datasets: []")
+    write("inner.yaml", "splits: {train: {datasets: []}}")
     write("m.yaml", content)
     assert WRONG[content] in error_of("m.yaml")
 

@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import struct
 import subprocess
+import tarfile
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,7 +39,7 @@ SHARDS = {"s0": ["a", "b/c", "e"], "s1": ["a", "b/d", "x"], "s2": ["y"]}
 
 
 def keys_of(directory: Path, text: str) -> list[str]:
-    file = label_file(text, is_list=True)
+    file = label_file(text, label_files.LIST)
     cache = directory / "cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WDSFS_INDEX_DIR", str(cache))
@@ -80,6 +81,7 @@ FORMATS: dict[str, tuple[str, bytes | Callable[[Path], Path]]] = {
     "mark and CRLF": ("k.txt", b"\xef\xbb\xbf" + text(*KEYS, end="\r\n")),
     "empty lines": ("k.lst", b"\n\n" + text(*KEYS, end="\n\n")),
     "NULs": ("k.txt", text(*KEYS, end="\0")),
+    "CR": ("k.txt", text(*KEYS, end="\r")),
     "leading ./": ("k.txt", text(*KEYS).replace(b"b/", b"./b/")),
     "twice": ("k.txt", text(*KEYS, *KEYS, "a", "a")),
     "gz": ("k.txt.gz", gzip.compress(text(*KEYS))),
@@ -116,6 +118,7 @@ WRONG = {
         b"a\n" + b"x" * (10 << 20) + b"\nb\n",
         r"k\.txt:2: is longer than 1 MiB; a key in each line",
     ),
+    "without an end": ("k.txt", bytes(2 << 20), r"k\.txt:1: is the first of half a million empty lines"),
     "long in csv": ("k.csv", b"key\n" + b"x" * (2 << 20), r"k\.csv:2: is longer than 1 MiB"),
     "UTF-16": ("k.txt", "a\n".encode("utf-16"), r"is in UTF-16"),
     "no gz": ("k.txt.gz", b"what is this?", r"k\.txt\.gz: cannot be unpacked"),
@@ -143,7 +146,15 @@ def test_a_list_that_is_wrong(tmp_path: Path, case: str, monkeypatch: pytest.Mon
 def test_lists_that_cannot_be_meant(tmp_path: Path) -> None:
     for name in ("none", "none.csv:key", "none.db:t:key"):
         with pytest.raises(UsageError, match="there is no such file"):
-            label_file(str(tmp_path / name), is_list=True)
+            label_file(str(tmp_path / name), label_files.LIST)
+    (tmp_path / "dir").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    for name, why in (("dir", "is a directory"), ("fifo", "is no file that can be read again")):
+        with pytest.raises(UsageError, match=f"--order .*/{name}: {why}"):
+            label_file(str(tmp_path / name), label_files.ORDER)
+    for option in (label_files.LABELS, label_files.LIST):
+        with pytest.raises(UsageError, match=f"{option} '': name the file"):
+            label_file("", option)
     assert parse_composition("samples", "--keys 'a b.csv:key'").text == "--keys 'a b.csv:key'"
 
 
@@ -154,7 +165,7 @@ def test_keys_of_one_checksum_are_told_apart(tmp_path: Path, monkeypatch: pytest
     assert len(others) > 10
     (tmp_path / "k").write_bytes(b"".join(key + b"\n" for key in [*listed, *listed, b"none"]))
     monkeypatch.setenv("WDSFS_INDEX_DIR", str(tmp_path / "cache"))
-    file = label_file(str(tmp_path / "k"), is_list=True)
+    file = label_file(str(tmp_path / "k"), label_files.LIST)
     with key_lists.opened(file, Fingerprint.at(file.path)) as opened:
         places, used = opened.find(b"s", [*others, *listed])
         assert [place >= 0 for place in places.tolist()] == [False] * len(others) + [True] * len(listed)
@@ -181,7 +192,7 @@ def test_a_list_is_what_a_set_of_python_is(listed: list[bytes], keys: list[bytes
         patch.setattr(key_lists, "_CHUNK", 8)
         path = Path(directory) / "k"
         path.write_bytes(b"x\n" + b"".join(b"x" + key + b"\n" for key in listed))
-        file = label_file(str(path), is_list=True)
+        file = label_file(str(path), label_files.LIST)
         with key_lists.opened(file, Fingerprint.at(file.path)) as opened:
             there = {b"x", *(b"x" + key.removesuffix(b"\r").rstrip(b"/").replace(b"//", b"/") for key in listed)}
             asked = [b"x" + key for key in keys if b"/" not in key]
@@ -302,6 +313,37 @@ def test_a_mount_says_later_what_is_listed_and_not_there(program: Program) -> No
     program.write("none.txt", b"gone\n")
     refused = program.refused("mount", "--keys", "none.txt", "s{0..2}.tar", program.mountpoint, code=3)
     assert "of its 1 key not one is that of a sample of the set" in refused
+
+
+@pytest.mark.parametrize(
+    "command", ["mount", "view", "image", "ls", "cat", "info", "check", "pack", "commit", "export"]
+)
+def test_an_option_without_a_file_is_refused(program: Program, command: str) -> None:
+    """A variable of a shell that is not set: the whole set would be shown."""
+    a_set(program.home)
+    last = {"mount": [program.mountpoint], "cat": ["s0/a/txt"], "export": ["-o", "x"]}.get(command, [])
+    last = ["-o", "out"] if command in ("image", "pack", "commit") else last
+    assert "--keys '': name the file" in program.refused(command, "--keys", "", "s0.tar", *last, code=2)
+    if command == "pack":
+        assert "--order '': name the file" in program.refused(command, "--order", "", "s0.tar", *last, code=2)
+
+
+def test_messages_about_a_stream_name_it_and_its_option(program: Program) -> None:
+    a_set(program.home)
+    empty = program.write("empty", b"")
+    with empty.open() as stdin:
+        assert "standard input: lists no key" in program.refused(
+            "ls", "--keys", "-", "s0.tar", code=3, stdin=stdin
+        )
+    for option in ("--keys", "--order"):
+        packing = ("pack", "s0.tar", "-o", "n-%d.tar", option)
+        assert "/dev/null: lists no key" in program.refused(*packing, "/dev/null", code=3)
+        assert f"{option} /dev/zero: is a device" in program.refused(*packing, "/dev/zero", code=2)
+        assert f"{option} none: there is no such file" in program.refused(*packing, "none", code=2)
+    with program.write("k", text("e", "a", "b/c")).open() as stdin:
+        program.run("pack", "s0.tar", "-o", "n-%d.tar", "--order", "-", stdin=stdin)
+    with tarfile.open(program.home / "n-0.tar") as archive:
+        assert archive.getnames()[::2] == ["e.txt", "a.txt", "b/c.txt"]
 
 
 def test_a_list_from_a_stream_leaves_nothing_behind(program: Program) -> None:

@@ -556,47 +556,37 @@ def _view_group(*layouts: str) -> dict[str, Decorator[Any]]:
 _POLICY = click.Choice(["error", "skip", "empty"])
 
 
-def _keys(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
-    """Return the list of keys; one that can be read only once is copied into a file for this command."""
-    if value != "-" and (value is None or not os.path.exists(value) or os.path.isfile(value)):
+def list_file(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Return the file of a list of keys; what can be read only once is copied into one for this command."""
+    if value is None or (value not in ("", "-") and (not os.path.exists(value) or os.path.isfile(value))):
         return value
+    from wdsfs.tree.label_files import copied, refuse_empty
+
+    option = param.opts[-1]
+    refuse_empty(value, option)
     if os.path.isdir(value):
-        raise UsageError(f"--keys {value}: is a directory")
+        raise UsageError(f"{option} {value}: is a directory")
     if ctx.info_name in ("mount", "image"):
-        raise UsageError(f"--keys {value}: a mount reads the list again when it changes: write it into a file")
+        raise UsageError(f"{option} {value}: a mount reads the list again when it changes: write it into a file")
     import tempfile
 
     ctx.with_resource(ended_in_order())
     directory = tempfile.TemporaryDirectory(prefix="wdsfs-keys-")
-    copy = os.path.join(directory.name, "keys.txt")
     try:
-        _copy_stream(value, copy)
-    except BaseException:  # an interrupt, too: click closes no context whose options are being read
+        copy = copied(value, option, directory.name)
+    except BaseException as error:  # an interrupt, too: click closes no context whose options are being read
         directory.cleanup()
+        if isinstance(error, OSError):
+            raise UsageError(f"{option} {value}: {error.strerror}") from None
         raise
     ctx.with_resource(directory)
     return copy
 
 
-def _copy_stream(value: str, copy: str) -> None:
-    """Copy what comes once into a new file. Raises UsageError for what would take more than half of the room."""
-    with open(0 if value == "-" else value, "rb", closefd=value != "-") as stream, open(copy, "xb") as file:
-        room = os.statvfs(copy)
-        left = room.f_bavail * room.f_frsize // 2
-        while data := stream.read(1 << 20):
-            left -= len(data)
-            if left < 0:
-                raise UsageError(
-                    f"--keys {value}: is larger than half of the room in {os.path.dirname(copy)}; write the list "
-                    "into a file"
-                )
-            file.write(data)
-
-
 keys_option: Decorator[Any] = click.option(
     "--keys",
     metavar="FILE[:COLUMN]",
-    callback=_keys,
+    callback=list_file,
     shell_complete=completion.paths,
     help="Only the samples that FILE lists: KEY or SHARD/KEY in each line, or in a COLUMN of .csv, .tsv, .jsonl, "
     ".parquet or .sqlite:TABLE; `-`: the standard input.",

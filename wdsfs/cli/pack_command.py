@@ -101,10 +101,10 @@ packed_options = options.handing_over(
         ),
         "order": click.option(
             "--order",
-            type=click.Path(dir_okay=False),
-            metavar="FILE",
-            help="The samples in the order of the keys in FILE, one a line, or with a NUL after each; of SHARDS "
-            "in the order of a list as --keys takes it.",
+            metavar="FILE[:COLUMN]",
+            callback=options.list_file,
+            shell_complete=completion.paths,
+            help="The samples in the order of the keys in FILE: a list as --keys takes it.",
         ),
         "splits": click.option(
             "--split",

@@ -32,6 +32,8 @@ from wdsfs.names import readable
 from wdsfs.packing import reasons
 from wdsfs.packing.file_table import FileTable, FoundDirectory, LeftOut
 from wdsfs.packing.plan import Numbers
+from wdsfs.remote.shard_paths import open_shard
+from wdsfs.tree.label_files import NO_KEY, ORDER, key_batches, label_file, wrong
 
 AUTO, FILES, SAMPLES, CLASSES = "auto", "files", "samples", "classes"
 
@@ -316,7 +318,6 @@ def _refuse_equal_keys(samples: Samples) -> None:
 
 # --- order and splits ------------------------------------------------------------------------------
 
-LINES_MAX = 1 << 20  # bytes by which a list of keys may be longer than all keys together
 NOT_LISTED = "its key is not in the list of --order"
 
 # So that a key has independent numbers for its order and for its split.
@@ -354,8 +355,8 @@ def parse_splits(texts: Sequence[str]) -> list[Split]:
 def order_of(samples: Samples, seed: str | None, listed: str | None, left_out: LeftOut) -> Numbers:
     """Return the numbers of the samples in the order of the set: by name, shuffled, or as a file lists the keys.
 
-    Samples that are not listed go to `left_out`. Raises UsageError for a list that cannot be read, or that has
-    keys of no sample or a key twice.
+    Samples that are not listed go to `left_out`. Raises UsageError for a list that has keys of no sample or a key
+    twice, ShardError for one that cannot be read.
     """
     if listed is not None:
         return _as_listed(samples, listed, left_out)
@@ -417,26 +418,19 @@ def _hashed(samples: Keyed, salt: bytes) -> NDArray[np.uint64]:
     return np.frombuffer(sums, ">u8").astype(np.uint64)
 
 
-def _as_listed(samples: Samples, path: str, left_out: LeftOut) -> Numbers:
-    longest = LINES_MAX + sum(len(samples.key(number)) + 2 for number in range(len(samples)))
-    try:
-        with open(path, "rb") as file:
-            text = file.read(longest + 1)
-    except OSError as error:
-        raise UsageError(f"--order {path}: {error.strerror}") from None
-    if len(text) > longest:
-        raise UsageError(f"--order {path}: is longer than a list of all {len(samples):,} keys can be")
-    # Keys may have newlines: a list with NULs is separated by these.
-    lines = text.split(b"\0") if b"\0" in text else [line.removesuffix(b"\r") for line in text.split(b"\n")]
-    keys = [key for key in lines if key]
+def _as_listed(samples: Samples, text: str, left_out: LeftOut) -> Numbers:
+    file = label_file(text, ORDER)
     numbers = {samples.key(number): number for number in range(len(samples))}
-    listing = []
-    for line, key in enumerate(keys, 1):
-        number = numbers.pop(key, None)
-        if number is None:
-            what = "comes twice" if key in keys[: line - 1] else "is the key of no sample"
-            raise UsageError(f"--order {path}: {readable(key)!r}, key {line} of the list, {what}")
-        listing.append(number)
+    listing = dict[bytes, int]()
+    for keys, lines in key_batches(file, open_shard):
+        for key, line in zip(keys, lines, strict=True):
+            if key and key not in numbers:
+                what = "comes twice" if key in listing else "is the key of no sample"
+                raise UsageError(f"--order {file.text}:{line}: {readable(key)!r} {what}")
+            if key:
+                listing[key] = numbers.pop(key)
+    if not listing:
+        raise wrong(file, None, NO_KEY)
     for key in numbers:
         left_out.refuse(key, NOT_LISTED)
-    return np.array(listing, np.int64)
+    return np.fromiter(listing.values(), np.int64, len(listing))

@@ -48,7 +48,7 @@ from wdsfs.tar import headers
 from wdsfs.tar.problems import HARMLESS, UNDECODED
 from wdsfs.tree import content as content_module
 from wdsfs.tree import key_lists
-from wdsfs.tree.label_files import LabelFile, label_file
+from wdsfs.tree.label_files import ORDER, LabelFile, label_file
 from wdsfs.tree.numbered_tree import samples_of
 from wdsfs.tree.shard_set import ShardSet, indexed, readable_numbers
 from wdsfs.tree.view_set import ViewSet
@@ -301,7 +301,7 @@ def parts_of(lower: ShardSet, options: PackOptions, on_shard: Callable[[], None]
     if options.order is None:
         order = shuffled(samples, options.shuffle)
     else:
-        places = samples.listed(label_file(options.order, is_list=True))
+        places = samples.listed(label_file(options.order, ORDER))
         order = np.argsort(places, kind="stable")[np.count_nonzero(places < 0) :]
         if len(order) < len(samples) and not options.leave_out:
             missing = counted(len(samples) - len(order), "sample")

@@ -36,6 +36,7 @@ class Part(NamedTuple):
     split_file: str | None
     of: str
     weight: str
+    where: str  # the place in the metadataset
 
     def as_json(self) -> dict[str, Any]:
         """Return the part for a report."""
@@ -54,8 +55,15 @@ def words_of(path: str, split: str | None) -> Iterator[Word]:
 
 def _words(top: Field, split: str | None) -> Iterator[Word]:
     seen: set[str] = set()
-    for part in dict.fromkeys(part[:3] for part in _parts(top, split)):
-        for word in shard_lists.energon(*part):
+    parts = dict[tuple[str, str, str | None], str]()
+    for path, part, split_file, *_, where in _parts(top, split):
+        parts.setdefault((path, part, split_file), where)
+    for named, where in parts.items():
+        try:
+            words = list(shard_lists.energon(*named))
+        except SpecError as error:
+            raise type(error)(f"{where}: {error}") from None
+        for word in words:
             place = word.path if objects.is_url(word.path) else os.path.abspath(word.path)
             if place not in seen:
                 seen.add(place)
@@ -111,20 +119,19 @@ class _Reader:
             log.warning("%s: the subset is not followed; all samples of these shards are shown", node.where)
         own = node.get("split_part")
         split = split if own is None else own.text()
-        for blend, unit in _WEIGHTS.items():
-            if (items := node.get(blend)) is not None:
-                for item in items.items():
-                    yield from self.node(item, split, way._replace(weights=(*way.weights, _weight(item, unit))))
-                return
-        joined = node.get("join")
-        if joined is None:
+        kinds = [kind for kind in (*_WEIGHTS, "join", "path") if node.get(kind) is not None]
+        if len(kinds) > 1:
+            raise node.wrong(f"has {' and '.join(map(repr, kinds))}, of which Energon reads one")
+        if kinds in ([], ["path"]):
             yield from self._reference(node, split, way)
-        elif joined.is_object():
-            for _, item in joined.named():
-                yield from self.node(item, split, way)
-        else:
-            for item in joined.items():
-                yield from self.node(item, split, way)
+            return
+        parts = node.need(kinds[0])
+        items = [item for _, item in parts.named()] if parts.is_object() and kinds == ["join"] else [*parts.items()]
+        if not items:
+            raise parts.wrong("is empty: it names no dataset")
+        for item in items:
+            weight = (_weight(item, _WEIGHTS[kinds[0]]),) if kinds[0] in _WEIGHTS else ()
+            yield from self.node(item, split, way._replace(weights=(*way.weights, *weight)))
 
     def _reference(self, node: Field, split: str, way: _Way) -> Iterator[Part]:
         path = shard_lists.path_in(node.file, node.need("path"))
@@ -136,7 +143,7 @@ class _Reader:
         file = node.get("split_config")
         split_file = None if file is None else os.path.join(path, shard_lists.META, _name_of(file))
         weight = " x ".join(filter(None, way.weights)) or "1"
-        yield Part(path, split, split_file, way.of, weight)
+        yield Part(path, split, split_file, way.of, weight, node.where)
 
     def _nested(self, path: str, node: Field, split: str, way: _Way) -> Iterator[Part]:
         inside = (*way.inside, os.path.realpath(node.file))

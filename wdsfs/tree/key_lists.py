@@ -127,7 +127,7 @@ def _import(file: LabelFile, open_file: Callable[[bytes], OpenShard], table: New
             end += len(text)
         lines = unsorted.tell() // _UNIT
         if not lines:
-            raise wrong(file, None, "lists no key")
+            raise wrong(file, None, label_files.NO_KEY)
         unsorted.seek(0)
         while rows := unsorted.read(_CHUNK):
             table.write(rows)

@@ -21,6 +21,7 @@ import re
 import reprlib
 import shutil
 import sqlite3
+import stat
 import struct
 import tempfile
 import zlib
@@ -60,9 +61,11 @@ _COPIES_TRIED = 5  # of a database that others write
 _PRAGMAS = ((sqlite3.SQLITE_PRAGMA, "table_xinfo"), (sqlite3.SQLITE_PRAGMA, "trusted_schema"))  # that we use
 COLUMNS_MAX = 1 << 16  # different columns of one file
 _KEYS_MAX = 500  # keys in one query
-_NAMED = 20  # columns that a message names
+_NAMED, _SHOWN = 20, 200  # columns that a message names, characters of a text in one
 _BATCH = 10_000  # rows written at a time
 _VALUE = struct.Struct("<HI")  # number of the column, bytes
+LABELS, LIST, ORDER = "--associate", "--keys", "--order"  # the options that name a file
+_typed: dict[bytes, str] = {}  # of copies of what can be read only once, by path: what the user has named
 
 Row = tuple[bytes, int, dict[str, bytes]]  # key, line, values by column
 
@@ -92,6 +95,11 @@ class LabelFile(NamedTuple):
         return not (self.is_list or column.startswith("__"))
 
     @property
+    def text(self) -> str:
+        """The name of the file for messages."""
+        return _typed.get(self.path) or os.fsdecode(self.path)
+
+    @property
     def parts(self) -> list[bytes]:
         """The file and those beside it in which SQLite keeps the latest writes."""
         has_more = self.kind == _SQLITE and not is_remote(self.path)
@@ -103,16 +111,16 @@ def settled_label(text: str) -> str:
     return os.path.abspath(text) if objects.is_url(text) and os.path.exists(text) else text
 
 
-def label_file(text: str, is_list: bool = False) -> LabelFile:
-    """Return the label file of `--associate FILE` or `FILE.sqlite:TABLE`; with `is_list` the list of `--keys
-    FILE`, `FILE:COLUMN` or `FILE.sqlite:TABLE:COLUMN`. Raises UsageError.
+def label_file(text: str, option: str = LABELS) -> LabelFile:
+    """Return the label file of `--associate FILE` or `FILE.sqlite:TABLE`; for another option the list `FILE`,
+    `FILE:COLUMN` or `FILE.sqlite:TABLE:COLUMN`. Raises UsageError.
     """
-    path, table, column = text, None, None
+    path, table, column, is_list = text, None, None, option != LABELS
+    refuse_empty(text, option)
     if os.path.exists(text):  # whatever it looks like, as for SHARDS
         path = text = os.path.abspath(text)
     else:
         path, table, column = _divided(text, is_list)
-    option = "--keys" if is_list else "--associate"
     shown = objects.without_secrets(text) if objects.is_url(text) else text
     path = objects.path_of(path) if objects.is_url(path) else os.path.abspath(path)
     kind = _kind_of(path, is_list) or (_TEXT if is_list else None)
@@ -120,10 +128,22 @@ def label_file(text: str, is_list: bool = False) -> LabelFile:
         known = " ".join(KINDS)
         raise UsageError(f"{option} {shown}: not a kind of label file that wdsfs knows; these end in {known}")
     if not objects.is_file(path):
-        raise UsageError(f"{option} {shown}: there is no such file")
+        raise UsageError(f"{option} {shown}: {_why_not(path)}")
     if kind == _PARQUET and importlib.util.find_spec("pyarrow") is None:
         raise UsageError(f"{option} {shown}: needs pyarrow; type: {extras.install_command('parquet')}")
     return LabelFile(os.fsencode(path), kind, table, column, is_list)
+
+
+def refuse_empty(text: str, option: str) -> None:
+    """Raise UsageError for an option without a file, as an unset variable of a shell leaves it."""
+    if not text:
+        raise UsageError(f"{option} '': name the file")
+
+
+def _why_not(path: str) -> str:
+    if os.path.isdir(path):
+        return "is a directory"
+    return "is no file that can be read again" if os.path.exists(path) else "there is no such file"
 
 
 def _divided(text: str, is_list: bool) -> tuple[str, str | None, str | None]:
@@ -205,7 +225,7 @@ def table_of(
         finally:
             os.close(table.fd)
     except FileNotFoundError:
-        raise MissingShard(f"{path}: the label file is gone") from None
+        raise MissingShard(f"{file.text}: the file is gone") from None
     except file_cache.NoRoom as error:
         raise UnreadableShard(
             f"{path}: the table of its labels finds no room in {cache.directory}: {error}"
@@ -270,8 +290,7 @@ def _check_column(file: LabelFile, line: int, column: str) -> None:
 
 def wrong(file: LabelFile, line: int | None, text: str) -> ViewError:
     """Return an error about a label file."""
-    where = os.fsdecode(file.path) if line is None else f"{os.fsdecode(file.path)}:{line}"
-    return ViewError(f"{where}: {text}")
+    return ViewError(f"{file.text}: {text}" if line is None else f"{file.text}:{line}: {text}")
 
 
 def _key_column(file: LabelFile, columns: Sequence[str], others: Sequence[str] = ()) -> str:
@@ -346,7 +365,8 @@ def key_batches(
 ) -> Iterator[tuple[list[bytes], Sequence[int]]]:
     """Yield the keys of a list, some MiB of them at a time, and their lines. Raises as `rows`."""
     if file.kind == _TEXT:
-        yield from _text_keys(file, open_file)
+        with _unpacked(file, open_file) as stream:
+            yield from _text_keys(file, stream.read)
         return
     keys, lines, size = list[bytes](), list[int](), 0
     for key, line, _ in rows(file, open_file):
@@ -360,31 +380,64 @@ def key_batches(
 
 
 def _text_keys(
-    file: LabelFile, open_file: Callable[[bytes], OpenShard]
+    file: LabelFile, read: Callable[[int], bytes]
 ) -> Iterator[tuple[list[bytes], Sequence[int]]]:
-    """Yield the keys of a text.
+    """Yield the keys of a text, with empty ones.
 
     Semantics decision: a key in each line; if there is a NUL in the first MiB, NULs are between the keys, which
-    may then have newlines, as in `pack --order`. Nothing else is left out: a key may have blanks, or begin with #.
+    may then have newlines; if there are neither NULs nor newlines, but carriage returns, these are. Nothing else
+    is left out: a key may have blanks, or begin with #.
     """
-    with _unpacked(file, open_file) as stream:
-        block, lines, rest = stream.read(KEY_MAX), 0, b""
-        if block.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise wrong(file, None, "is in UTF-16: save it as UTF-8")
-        block, between = block.removeprefix(b"\xef\xbb\xbf"), b"\0" if b"\0" in block else b"\n"
-        while block:
-            text = rest + block
-            *keys, rest = text.split(between)
-            if between == b"\n" and b"\r" in text:
-                keys = [key.removesuffix(b"\r") for key in keys]
-            yield keys, range(lines + 1, lines + 1 + len(keys))
-            lines += len(keys)
-            if len(rest) > KEY_MAX:
-                raise wrong(file, lines + 1, TOO_LONG)
-            block = stream.read(KEY_MAX)
-        yield [rest if between == b"\0" else rest.removesuffix(b"\r")], [lines + 1]
+    block, lines, rest = read(KEY_MAX), 0, b""
+    if block.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise wrong(file, None, "is in UTF-16: save it as UTF-8")
+    block = block.removeprefix(b"\xef\xbb\xbf")
+    parts = ((b"\0", block), (b"\n", block), (b"\r", block[:-1]))  # the last one may be half of a CRLF
+    between = next((mark for mark, part in parts if mark in part), b"\n")
+    while block:
+        text = rest + block
+        *keys, rest = text.split(between)
+        if between == b"\n" and b"\r" in text:
+            keys = [key.removesuffix(b"\r") for key in keys]
+        if len(keys) > KEY_MAX // 2 and not any(keys):
+            raise wrong(file, lines + 1, "is the first of half a million empty lines")
+        yield keys, range(lines + 1, lines + 1 + len(keys))
+        lines += len(keys)
+        if len(rest) > KEY_MAX:
+            raise wrong(file, lines + 1, TOO_LONG)
+        block = read(KEY_MAX)
+    yield [rest if between == b"\0" else rest.removesuffix(b"\r")], [lines + 1]
 
 
+def copied(value: str, option: str, directory: str) -> str:
+    """Copy a list that can be read only once, `-` for the standard input, into a file in this directory.
+
+    Returns its path. At most half of the room there is taken. Raises UsageError, ViewError, OSError.
+    """
+    copy, is_input = os.path.join(directory, "keys.txt"), value == "-"
+    file = LabelFile(os.fsencode(copy), _TEXT, is_list=True)
+    _typed[file.path] = "standard input" if is_input else value
+    with open(0 if is_input else value, "rb", closefd=not is_input) as stream, open(copy, "xb") as target:
+        about, room = os.fstat(stream.fileno()), os.statvfs(copy)
+        if stat.S_ISCHR(about.st_mode) and not stream.isatty() and about.st_rdev != os.stat(os.devnull).st_rdev:
+            raise UsageError(f"{option} {value}: is a device; name a file, a pipe or - for the standard input")
+        most = room.f_bavail * room.f_frsize // 2
+
+        def read(size: int) -> bytes:
+            data = stream.read(size)
+            if target.tell() + len(data) > most:
+                raise UsageError(
+                    f"{option} {value}: is larger than half of the room in {directory}; write it into a file"
+                )
+            target.write(data)
+            return data
+
+        if not sum(any(keys) for keys, _ in _text_keys(file, read)):
+            raise wrong(file, None, NO_KEY)
+    return copy
+
+
+NO_KEY = "lists no key"
 TOO_LONG = f"is longer than {KEY_MAX >> 20} MiB; a key in each line is needed"
 
 
@@ -404,7 +457,7 @@ def _parquet_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> I
                         yield key, line, {}
                     lines += len(batch)
         except pyarrow.ArrowException as error:
-            raise wrong(file, None, f"cannot be read as parquet: {_short(str(error))}") from None
+            raise wrong(file, None, f"cannot be read as parquet: {str(error).partition(chr(10))[0][:_SHOWN]}") from None
 
 
 def _csv_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[Row]:

@@ -139,12 +139,13 @@ def _settled(
     join: Sequence[str], associate: Sequence[str], keys: str | None
 ) -> tuple[tuple[str, ...], tuple[str, ...], str | None]:
     """Return joined shards, label files and list so that they mean the same when another process reads them."""
-    if not (join or associate or keys):
+    if not (join or associate or keys is not None):
         return (), (), None
     from wdsfs.spec.expand import settled
     from wdsfs.tree.label_files import settled_label
 
-    return tuple(map(settled, join)), tuple(map(settled_label, associate)), settled_label(keys) if keys else None
+    list_ = None if keys is None else settled_label(keys)
+    return tuple(map(settled, join)), tuple(map(settled_label, associate)), list_
 
 
 def parse_composition(layout: str, text: str) -> Composition:

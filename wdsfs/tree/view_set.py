@@ -240,7 +240,7 @@ class ViewSet(ShardSet):
             return None
         first = ", ".join(repr(names.readable(key)) for key in missing.first)
         more = " ..." if missing.number > len(missing.first) else ""
-        what = f"--keys {os.fsdecode(file.path)}: of its {counted(missing.lines, 'key')}"
+        what = f"--keys {file.text}: of its {counted(missing.lines, 'key')}"
         if not any(map(len, used)):
             raise ViewError(
                 f"{what} not one is that of a sample of the set (first: {first}{more}); a line is KEY or "

@@ -32,7 +32,7 @@ from wdsfs.tree import content as content_module
 from wdsfs.tree import freshness, json_fields, shard_set
 from wdsfs.tree.content import HELD, IN_DATA, NO_DATA, Content, ContentColumns, Held
 from wdsfs.tree.freshness import Generations
-from wdsfs.tree.label_files import LabelFile, label_file
+from wdsfs.tree.label_files import LIST, LabelFile, label_file
 from wdsfs.tree.open_shards import ShardFile
 from wdsfs.tree.options import Composition, read_class_names
 from wdsfs.tree.path_table import KeyTable
@@ -158,7 +158,7 @@ class Companions:
         # Semantics decision: joined shards are read as those of the set are.
         self.joined: list[list[Shard]] = [expand([spec], reading=reading) for spec in composition.join]
         self.labels: list[LabelFile] = [label_file(text) for text in composition.associate]
-        self.keys = None if composition.keys is None else label_file(composition.keys, is_list=True)
+        self.keys = None if composition.keys is None else label_file(composition.keys, LIST)
         self.class_names = None if composition.class_names is None else os.path.abspath(composition.class_names)
         if self.class_names is not None:
             read_class_names(self.class_names)
