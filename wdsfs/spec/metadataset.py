@@ -126,7 +126,9 @@ class _Reader:
             yield from self._reference(node, split, way)
             return
         parts = node.need(kinds[0])
-        items = [item for _, item in parts.named()] if parts.is_object() and kinds == ["join"] else [*parts.items()]
+        items = (
+            [item for _, item in parts.named()] if parts.is_object() and kinds == ["join"] else [*parts.items()]
+        )
         if not items:
             raise parts.wrong("is empty: it names no dataset")
         for item in items:

@@ -379,9 +379,7 @@ def key_batches(
     yield keys, lines
 
 
-def _text_keys(
-    file: LabelFile, read: Callable[[int], bytes]
-) -> Iterator[tuple[list[bytes], Sequence[int]]]:
+def _text_keys(file: LabelFile, read: Callable[[int], bytes]) -> Iterator[tuple[list[bytes], Sequence[int]]]:
     """Yield the keys of a text, with empty ones.
 
     Semantics decision: a key in each line; if there is a NUL in the first MiB, NULs are between the keys, which
@@ -457,7 +455,9 @@ def _parquet_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> I
                         yield key, line, {}
                     lines += len(batch)
         except pyarrow.ArrowException as error:
-            raise wrong(file, None, f"cannot be read as parquet: {str(error).partition(chr(10))[0][:_SHOWN]}") from None
+            raise wrong(
+                file, None, f"cannot be read as parquet: {str(error).partition(chr(10))[0][:_SHOWN]}"
+            ) from None
 
 
 def _csv_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[Row]:
