@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import traceback
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -486,69 +485,6 @@ def test_info_of_nothing(program: Program) -> None:
     program.write("a.tar", tars.END)
     assert program.json("info", "a.tar").items() >= {"shards": 1, "samples": 0, "extensions": []}.items()
     assert b"1 shard, 0 samples" in program.run("info", "a.tar").stdout
-
-
-def of_classes(program: Program) -> None:
-    for number, labels in enumerate((b"7 7 12", b"7 0 0 0")):
-        members = []
-        for at, label in enumerate(labels.split()):
-            members += [
-                tars.member(b"%d.cls" % at, label),
-                tars.member(b"%d.json" % at, b'{"kind": "k%s"}' % label),
-            ]
-        program.write(f"c-{number}.tar", tars.tar(*members, tars.member(b"alone.txt", b"no class")))
-
-
-def test_info_plots_into_a_file(program: Program) -> None:
-    of_classes(program)
-    printed = program.run("info", "--plot", "set.svg", "--class-from", "cls", "c-{0,1}.tar").stdout
-    assert b"2 shards, 9 samples, 16 members" in printed
-    assert re.search(rb"^ ?txt +2 ", printed, re.M)
-    text = " ".join(texts_of(program.home / "set.svg"))
-    for words in (
-        "cls: 7 files",
-        "2 shards with 4 to 5 samples",
-        "2 samples in no cls.",
-        "3 classes of 1 to 3 samples",
-    ):
-        assert words in text
-    assert {"0", "7", "12"} <= {*texts_of(program.home / "set.svg")}
-    names = program.write("names.txt", "\n".join(f"name {n}" for n in range(20)).encode())
-    for options, label in (
-        (["json:kind"], "k12"),
-        (["cls", "--class-names", names], "name 12"),
-    ):
-        program.run("info", "--plot", "set.svg", "--class-from", *options, "c-{0,1}.tar")
-        assert label in texts_of(program.home / "set.svg")
-    program.run("info", "--plot", "set.png", "c-{0,1}.tar")
-    assert (program.home / "set.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_info_plots_folders_as_classes(program: Program) -> None:
-    program.write(
-        "f.tar", tars.tar(tars.member(b"dog/1.txt"), tars.member(b"dog/2.txt"), tars.member(b"cat/1.txt"))
-    )
-    program.run("info", "--plot", "set.svg", "f.tar")
-    assert {"dog", "cat", "2", "1"} <= {*texts_of(program.home / "set.svg")}
-
-
-def texts_of(picture: Path) -> list[str]:
-    """The texts in an SVG, in its order."""
-    return [one.text or "" for one in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--plot", "set.pdf"], "ends in .svg or .png"),
-        (["--plot", "missing/set.svg"], "--plot missing/set.svg: No such file"),
-        (["--class-from", "cls"], "--plot"),
-        (["--plot", "set.svg", "--class-names", "names.txt"], "--class-from"),
-    ],
-)
-def test_info_refuses_plots_that_cannot_be(program: Program, arguments: list[str], said: str) -> None:
-    program.write("a.tar", tars.tar(tars.A))
-    assert said in program.refused("info", *arguments, "a.tar", code=2)
 
 
 # --- index -------------------------------------------------------------------------------------------------

@@ -3,14 +3,10 @@ as a server reads them, with a count of the requests."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
-from typing import Any
 
-import av
 import pytest
-from PIL import Image
 
 from tests.conftest import Program
 from tests.pages.viewing import Browser, Viewer, a_browser, a_shard, viewing
@@ -37,19 +33,6 @@ class Bytes:
             return self._data[offset : offset + length]
         start = offset % len(self._data)
         return (self._data * (length // len(self._data) + 2))[start : start + length]
-
-
-def film(form: str, codec: str, size: tuple[int, int] = (320, 240), frames: int = 3) -> bytes:
-    """A film in FFmpeg's format of this name: red at first, then blue."""
-    target = io.BytesIO()
-    with av.open(target, "w", format=form) as container:
-        stream: Any = container.add_stream(codec, rate=10)
-        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
-        for number in range(frames):
-            picture = Image.new("RGB", size, (0, 0, 255) if number else (255, 0, 0))
-            container.mux(stream.encode(av.VideoFrame.from_image(picture)))
-        container.mux(stream.encode())
-    return target.getvalue()
 
 
 @pytest.fixture(scope="module")

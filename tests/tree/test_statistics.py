@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from tests import sets, tars
+from wdsfs.errors import ShardError
 from wdsfs.index import record_of_file, store
 from wdsfs.index.store import open_index
 from wdsfs.shards import Shard
 from wdsfs.tree import shard_set, statistics
-from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.shard_set import ShardSet, indexed
 from wdsfs.tree.statistics import UNREADABLE, Distribution
 
 
@@ -43,7 +44,14 @@ def write(directory: Path, *contents: bytes) -> list[Shard]:
 
 def distribution_of(below: ShardSet) -> Distribution:
     distribution = Distribution()
-    statistics.gather(below, distribution)
+    for number in range(len(below)):
+        try:
+            record = indexed(below.record, number)
+        except ShardError:
+            distribution.add_unreadable()
+        else:
+            distribution.add(record)
+            distribution.add_classes(record)
     return distribution
 
 

@@ -9,7 +9,6 @@ import stat
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from wdsfs.shards import Shard
     from wdsfs.spec.metadataset import Part
     from wdsfs.tree.options import Opening, Selection, TreeOptions
-    from wdsfs.tree.statistics import Distribution
     from wdsfs.tree.tree import LowerTree, Node
 
 log = logging.getLogger("wdsfs")
@@ -178,66 +176,27 @@ def cat(arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, ope
 @options.set_options
 @options.json_option
 @options.executor_opening_options
-@click.option(
-    "--plot",
-    "plot_file",
-    type=click.Path(dir_okay=False),
-    metavar="FILE",
-    help="Write plots of sizes, shards and classes into a file, SVG or PNG by its suffix.",
-)
-@click.option(
-    "--class-from",
-    metavar="EXT[:FIELD]",
-    help="The class in --plot: a column, or a field of a JSON column.  [default: the folder of the key]",
-)
-@click.option(
-    "--class-names",
-    type=click.Path(dir_okay=False),
-    metavar="FILE",
-    help="Names of the classes in --plot: one a line for 0, 1, 2 ..., or a JSON list or object.",
-)
 @options.keys_option
 def info(
     shards: tuple[str, ...],
     selection: Selection,
     as_json: bool,
     opening: Opening,
-    plot_file: str | None,
-    class_from: str | None,
-    class_names: str | None,
     keys: str | None,
 ) -> None:
     """Count shards, samples, members and bytes, and the sizes of each extension.
 
-    With --class-from the members with the classes are read, once; the index keeps what they say.
-
     \b
     Example:
       wdsfs info 'train-{000000..000999}.tar'
-      wdsfs info --plot train.svg --class-from cls 'train-{000000..000999}.tar'
     """
     from wdsfs.spec import metadataset
     from wdsfs.tree.opening import opened
-    from wdsfs.tree.options import Composition, view_of_classes
-    from wdsfs.tree.statistics import Distribution, count_classes, gather
+    from wdsfs.tree.options import Composition
+    from wdsfs.tree.statistics import gather
 
-    if plot_file is not None:
-        _refuse_plot(plot_file)
-    elif class_from or class_names:
-        raise UsageError("--class-from and --class-names are for plots: add --plot FILE")
-    if class_names and not class_from:
-        raise UsageError("--class-names needs --class-from: the column that has the numbers of the classes")
-    classes = replace(view_of_classes(class_from, class_names), keys=keys) if class_from else None
-    distribution = None if plot_file is None else Distribution()
     with opened(shards, selection, opening, Composition(keys=keys), whole=True) as below:
-        report = gather(below, distribution)
-    if distribution is not None and classes is not None and class_from:
-        with opened(shards, selection, opening, classes, whole=True) as below:
-            count_classes(distribution, below, class_from)
-    if distribution is not None and plot_file is not None:
-        _write_plots(distribution, plot_file)
-        if not opening.quiet:
-            log.info("the plots are in %s", plot_file)
+        report = gather(below)
     parts = [part for spec in shards for part in metadataset.parts_of(spec, selection.split)]
     if as_json:
         write_json(report | ({"parts": [part.as_json() for part in parts]} if parts else {}))
@@ -253,32 +212,6 @@ def _show_parts(parts: Sequence[Part]) -> None:
         for part in parts:
             table.add_row(part.of, part.path, part.split, part.weight)
         print_table(table)
-
-
-def _refuse_plot(plot_file: str) -> None:
-    """Raise UsageError, before the set is opened, if nothing can be drawn into this file."""
-    from wdsfs.pages.plots import FORMATS, need_matplotlib
-
-    if _suffix_of(plot_file) not in FORMATS:
-        suffixes = " or ".join(f".{suffix}" for suffix in FORMATS)
-        raise UsageError(f"--plot {plot_file}: name a file that ends in {suffixes}")
-    need_matplotlib()
-
-
-def _write_plots(distribution: Distribution, plot_file: str) -> None:
-    """Write all charts into one file. Raises UsageError if it cannot be written."""
-    from wdsfs.pages.plots import drawn, plots_of
-
-    picture = drawn(plots_of(distribution), _suffix_of(plot_file))
-    try:
-        with open(plot_file, "wb") as file:
-            file.write(picture)
-    except OSError as error:
-        raise UsageError(f"--plot {plot_file}: {error.strerror}") from None
-
-
-def _suffix_of(plot_file: str) -> str:
-    return plot_file.lower().rpartition(".")[2]
 
 
 def _show_counts(report: dict[str, Any]) -> None:

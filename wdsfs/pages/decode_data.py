@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import itertools
 import json
@@ -20,7 +19,6 @@ from PIL import Image
 from wdsfs.errors import counted
 from wdsfs.pages.decode_media import picture_of, stretched
 from wdsfs.pages.preview import (
-    PARQUET,
     Detail,
     Picture,
     Preview,
@@ -42,7 +40,6 @@ FIRST_BYTES = 1 << 20  # of a csv file that is too long to be counted; no cell i
 COUNTED = 8  # rows are counted in csv files of up to this part (an eighth) of the bytes that may be read
 COLUMNS_MAX = 100  # that are shown
 CELL_MAX = 200  # characters
-CELL_ITEMS_MAX = 20  # of a list in a cell
 
 VALUES_BYTES = 48 << 20  # of one array that are read
 ARRAYS_MAX = 12  # of an npz that are shown
@@ -261,64 +258,6 @@ def _table(
     return Preview("table", summary, rows=(names, *cells), is_cut=is_cut, problem=problem)
 
 
-def decode_parquet(member: Member, detail: Detail) -> Preview:
-    """Return a parquet file, by pyarrow. Raises what pyarrow raises."""
-    parquet = importlib.import_module("pyarrow.parquet")
-    with parquet.ParquetFile(member.file, memory_map=False, pre_buffer=False) as table:
-        fields, width = list(table.schema_arrow)[:COLUMNS_MAX], len(table.schema_arrow)
-        total = int(table.metadata.num_rows)
-        columns = tuple((readable(field.name)[:CELL_MAX], str(field.type)[:CELL_MAX]) for field in fields)
-        names = [field.name for field in fields]
-        batches = table.iter_batches(batch_size=detail.rows, columns=names, use_threads=False)
-        first = next(batches, None)
-        values = [] if first is None else [[_cell(_shown(value)) for value in column] for column in first.columns]
-    return _table(columns, tuple(zip(*values, strict=False))[: detail.rows], total, width, "")
-
-
-def _shown(value: Any) -> Any:
-    """Return a value of Arrow for a cell: bytes by their number, lists by their first items, times in full.
-
-    Python has no times in nanoseconds or far away, and those of a zone need files that a worker cannot open.
-    """
-    types = importlib.import_module("pyarrow").types
-    kind = value.type
-    if not value.is_valid:
-        return ""
-    if types.is_dictionary(kind):
-        return _shown(value.value)
-    if types.is_struct(kind):
-        return {name: _shown(item) for name, item in itertools.islice(value.items(), CELL_ITEMS_MAX)}
-    if types.is_nested(kind) and hasattr(value, "values"):
-        items = value.values  # sliced before it is taken apart: a list may be long
-        shown = [_shown(item) for item in items.slice(0, CELL_ITEMS_MAX)]
-        rest = len(items) - CELL_ITEMS_MAX
-        return f"{str(shown)[:-1]}, … {rest:,} more]" if rest > 0 else shown
-    if types.is_timestamp(kind):
-        return _time_text(value)
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
-        return counted(value.as_buffer().size, "byte")
-    try:
-        return value.as_py()
-    except (ValueError, OverflowError):  # out of Python's range, or a text that is not UTF-8
-        return _by_arrow(value)
-
-
-def _time_text(value: Any) -> str:
-    """Return a time as `2024-05-01 12:00:00.000000001`; one that has a zone in UTC, with `Z`."""
-    pyarrow = importlib.import_module("pyarrow")
-    plain = pyarrow.scalar(value.value, pyarrow.timestamp(value.type.unit))
-    return f"{_by_arrow(plain)}{'Z' if value.type.tz else ''}"
-
-
-def _by_arrow(value: Any) -> str:
-    """Return a value as Arrow writes it; where it cannot, the number that it stores, and its type."""
-    pyarrow = importlib.import_module("pyarrow")
-    try:
-        return str(value.cast(pyarrow.string()).as_py())
-    except (ValueError, pyarrow.ArrowException):
-        return f"{getattr(value, 'value', '')} ({value.type})".strip()
-
-
 # --- arrays
 
 
@@ -457,16 +396,3 @@ def warm_up() -> None:
     decode_arrays(Member(target, 0, "npz"), Detail(64, 100, 3))
     decode_json(Member(io.BytesIO(b'{"a": [1]}'), 10, "json"), Detail(1, 10, 1))
     decode_csv(Member(io.BytesIO(b"a,b\n1,2\n"), 8, "csv"), Detail(1, 10, 1))
-
-
-def warm_up_parquet() -> None:
-    """Load what pyarrow loads at its first use."""
-    pyarrow, parquet = (importlib.import_module(name) for name in (PARQUET, "pyarrow.parquet"))
-    pyarrow.set_cpu_count(1)
-    pyarrow.set_io_thread_count(1)
-    target = io.BytesIO()
-    times = pyarrow.array([1, 2], pyarrow.timestamp("ns", "UTC"))
-    columns = {"a": [1, 2], "b": ["x", None], "c": [[1], [2]], "d": [b"", b"1"], "e": times, "f": [{"x": 1}, None]}
-    parquet.write_table(pyarrow.table(columns), target)
-    target.seek(0)
-    decode_parquet(Member(target, 0, "parquet"), Detail(1, 1, 2))

@@ -1,16 +1,9 @@
-"""Decodes pictures, sound and video: pictures are drawn again, of the others the headers are read.
-
-A browser plays sound and video itself. The first picture of a video is drawn with PyAV (FFmpeg), which only
-workers for videos load: it is large.
-"""
+"""Decodes pictures and sound: pictures are drawn again, of sound the headers are read; a browser plays it."""
 
 from __future__ import annotations
 
-import importlib
 import io
 import struct
-import sys
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
@@ -19,7 +12,7 @@ from tinytag import TinyTag, TinyTagException
 from wdsfs.errors import counted
 from wdsfs.pages.preview import (
     PLAYERS,
-    PYAV,
+    UNPLAYED,
     Detail,
     Picture,
     Preview,
@@ -35,19 +28,6 @@ _DEPTHS = {"I": 4, "F": 4, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}  # byt
 _EXACT = ("1", "P", "PA")  # masks and the like: the mean of two values means something else
 _QUALITY = 80
 _ORIENTATION = 0x0112
-
-UNPLAYED = "Browsers do not play this format; extract the member to play it."
-
-# How FFmpeg calls the format. Only this one is tried: others read lists of further files.
-_FORMATS = {
-    **dict.fromkeys(("mp4", "m4v", "mov"), "mov"),
-    **dict.fromkeys(("mkv", "webm"), "matroska"),
-    "ogv": "ogg",
-    "avi": "avi",
-    "mpg": "mpeg",
-}
-_PIXEL = 4  # bytes of a decoded pixel, at the most
-_FRAMES = 8  # decoded pictures that a decoder may hold at a time
 
 
 def decode_picture(member: Member, detail: Detail) -> Preview:
@@ -142,7 +122,7 @@ def picture_of(image: Image.Image, alt: str) -> Picture:
     return Picture(target.getvalue(), "image/webp", *image.size, alt)
 
 
-# --- sound and video
+# --- sound
 
 
 def decode_audio(member: Member, detail: Detail) -> Preview:
@@ -174,54 +154,6 @@ def _duration_text(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def decode_video(member: Member, detail: Detail) -> Preview:
-    """Return the first picture of a video and the facts in its headers, where PyAV is loaded."""
-    facts = [member.extension.upper()]
-    problem = "" if member.extension in PLAYERS else UNPLAYED
-    if PYAV not in sys.modules:
-        return Preview("video", facts[0], problem=problem)
-    try:
-        facts[1:], picture = _first_picture(member, detail)
-    except TooMuch as error:
-        problem = f"{problem} {error}".strip()
-    except Exception as error:  # of any class: the content is damaged
-        text = getattr(error, "strerror", None) or error_text(error)  # FFmpeg's numbers of errors mean nothing
-        problem = f"{problem} No picture can be shown: {str(text)[:200]}.".strip()
-    else:
-        summary = ", ".join(facts)
-        pictures = (picture._replace(alt=f"The first picture: {summary}"),)
-        return Preview("video", summary, pictures, problem=problem)
-    return Preview("video", facts[0], problem=problem)
-
-
-def _first_picture(member: Member, detail: Detail) -> tuple[list[str], Picture]:
-    """Return facts about a video, and its first picture. Raises TooMuch, and what PyAV raises."""
-    av: Any = importlib.import_module(PYAV)
-    form = _FORMATS.get(member.extension)
-    with av.open(member.file, "r", format=form, metadata_errors="replace") as container:
-        if not container.streams.video:
-            raise ValueError("there is no video in it")
-        stream = container.streams.video[0]
-        stream.thread_type = "NONE"  # the stacks of threads would count as memory
-        stream.codec_context.thread_count = 1
-        _refuse_large(stream.width, stream.height)
-        frame = next(container.decode(stream), None)
-        if frame is None:
-            raise ValueError("it ends before the first one")
-        _refuse_large(frame.width, frame.height)
-        facts = [_duration_text(container.duration / av.time_base)] if container.duration else []
-        facts += [f"{frame.width:,} x {frame.height:,} pixels", str(stream.codec_context.name)]
-        size = _fitting(frame.width, frame.height, detail.edge)
-        image: Image.Image = frame.reformat(*size, format="rgb24").to_image()
-        turn = getattr(frame, "rotation", 0)
-        return facts, picture_of(image.rotate(turn, expand=True) if turn else image, "")
-
-
-def _refuse_large(width: int, height: int) -> None:
-    if width * height * _PIXEL * _FRAMES > DECODED_MAX:
-        raise TooMuch(f"{width:,} x {height:,} pixels are too many for a picture of a video.")
-
-
 # --- loading
 
 
@@ -240,17 +172,3 @@ def warm_up() -> None:
         b"RIFF$\x00\x00\x00WAVEfmt \x10\x00\x00\x00\x01\x00\x01\x00@\x1f\x00\x00@\x1f\x00\x00\x01\x00\x08\x00data"
     )
     decode_audio(Member(io.BytesIO(sound + bytes(4)), 48, "wav"), Detail(1, 1, 1))
-
-
-def warm_up_video() -> None:
-    """Load what PyAV loads at its first use: decoding a small film makes it do so."""
-    av: Any = importlib.import_module(PYAV)
-    file = io.BytesIO()
-    with av.open(file, "w", format="matroska") as container:
-        stream: Any = container.add_stream("mpeg4", rate=1)
-        stream.width = stream.height = 16
-        stream.pix_fmt = "yuv420p"
-        black = av.VideoFrame(16, 16, "yuv420p")
-        container.mux([*stream.encode(black), *stream.encode()])
-    file.seek(0)
-    _first_picture(Member(file, file.getbuffer().nbytes, "mkv"), Detail(16, 10, 1))

@@ -16,7 +16,6 @@ from wdsfs.errors import NoSuchEntry, UsageError, several
 from wdsfs.pages.downloads import suffix, text_of
 from wdsfs.pages.library import NOWHERE, Sample, Snapshot
 from wdsfs.pages.preview import PLAYERS, TEXTS, content_of
-from wdsfs.pages.previewer import draws_videos
 from wdsfs.pages.search import Filter, Pace, Result, Search
 
 PAGE = 60  # samples of a grid
@@ -28,7 +27,6 @@ TURNS_MAX = 120  # how often a search goes on by itself, some seconds each
 
 # Extensions of files for a thumbnail, the best first; of labels; and of texts whose beginning a tile shows.
 PICTURES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "avif", "npy", "npz")
-VIDEOS = ("mp4", "m4v", "mov", "webm", "mkv", "ogv", "avi", "mpg")
 LABELS = ("cls", "label", "class", "labels")
 BEGINNINGS = ("txt", "transcript", "caption", "text", *sorted(TEXTS), "json", "jsonl", "csv", "tsv", *LABELS)
 
@@ -172,8 +170,11 @@ class Grid:
             at = next((by_suffix[suffix] for suffix in suffixes if suffix in by_suffix), None)
             return None if at is None else sample.path + b"/" + sample.names[at]
 
-        picture = path_of_first((*PICTURES, *VIDEOS) if draws_videos() else PICTURES)
-        sound = path_of_first(suffix for suffix in by_suffix if PLAYERS.get(suffix, "").startswith("audio/"))
+        def played(kind: str) -> bytes | None:
+            return path_of_first(suffix for suffix in by_suffix if PLAYERS.get(suffix, "").startswith(kind))
+
+        picture, sound = path_of_first(PICTURES), played("audio/")
+        video = None if picture else played("video/")
         unknown = (suffix for suffix in by_suffix if content_of(suffix, b"").decoder == "hex")
         text = path_of_first(BEGINNINGS) or path_of_first(unknown)
         label = path_of_first(LABELS)
@@ -183,9 +184,10 @@ class Grid:
             "sample": sample,
             "key": sample.path.partition(b"/")[2] or sample.path,
             "picture": picture,
-            "sound": None if picture else sound,
-            "text": None if picture else text,
-            "caption": (label or text) if picture else label if label != text else None,
+            "video": video,
+            "sound": None if picture or video else sound,
+            "text": None if picture or video else text,
+            "caption": (label or text) if picture or video else label if label != text else None,
             "kind": next(iter(by_suffix), "…"),
             "mark": self._mark(sample.path),
             "version": f"{self._run}-{tag}",

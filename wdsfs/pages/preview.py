@@ -17,7 +17,7 @@ HEAD = 4096  # first bytes of a member by which its kind is known
 HEX_BYTES = 512  # of a member that a hex dump shows
 LABEL_CHARACTERS = 200  # of what counts as a label
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # the marks at the beginning of such a text
-PARQUET, PYAV = "pyarrow", "av"  # libraries that only workers of their own load: they are large
+UNPLAYED = "Browsers do not play this format; extract the member to play it."
 PDF_NOTE = "PDF can hold active content, so it is not opened here; extract the member to read it."
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
 # Marks that turn the direction of what follows: a text could look like another one.
@@ -123,7 +123,6 @@ _EXTENSIONS = {
     "json": "json",
     "json_lines": "jsonl ndjson",
     "csv": "csv tsv",
-    "parquet": "parquet pq",
     "array": "npy",
     "arrays": "npz",
     "pickle": "pkl pickle pyd pth pt ckpt joblib",
@@ -147,7 +146,6 @@ _SIGNATURES = (
     (b"OggS", "ogg"),
     (b"ID3", "mp3"),
     (b"\x1a\x45\xdf\xa3", "webm"),
-    (b"PAR1", "parquet"),
     (b"%PDF-", "pdf"),
     (b"\x1f\x8b\x08", "gz"),
     (b"\x28\xb5\x2f\xfd", "zst"),
@@ -240,6 +238,9 @@ def plain_preview(content: Content, data: bytes, size: int, detail: Detail) -> P
         return _label_preview(data, size, detail)
     if content.decoder == "pdf":
         return hex_preview(data, size, PDF_NOTE)._replace(kind="document")
+    if content.decoder == "video":  # a browser shows it, with its first picture
+        problem = "" if content.extension in PLAYERS else UNPLAYED
+        return Preview("video", content.extension.upper(), problem=problem)
     return None
 
 

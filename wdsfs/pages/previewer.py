@@ -8,7 +8,6 @@ descriptor or the environment of this process, in which secrets may be.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import queue
 import signal
@@ -16,20 +15,17 @@ import socket
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from wdsfs.errors import WdsfsError
-from wdsfs.extras import install_command
 from wdsfs.pages import wire
 from wdsfs.pages.preview import (
     CARD,
     HEAD,
-    PARQUET,
     PLAYERS,
-    PYAV,
     WHOLE,
     Content,
     Detail,
@@ -55,7 +51,6 @@ _PASSED_VARIABLES = ("PATH", "LANG", "LD_LIBRARY_PATH", "PYTHONHOME")
 _VARIABLES = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
     "MALLOC_ARENA_MAX": "1",
 }
 
@@ -95,7 +90,7 @@ class Work:
 class _Worker:
     """A process and the socket to it. `is_used_up`: it must not decode another member."""
 
-    def __init__(self, libraries: Sequence[str], limits: Limits) -> None:
+    def __init__(self, limits: Limits) -> None:
         self.is_used_up = False
         self.connection, theirs = socket.socketpair()
         with theirs:
@@ -112,7 +107,7 @@ class _Worker:
             )
         try:
             self.connection.settimeout(STARTING)
-            settings = {"libraries": libraries, "memory": limits.memory, "seconds": limits.seconds}
+            settings = {"memory": limits.memory, "seconds": limits.seconds}
             wire.send(self.connection, settings)
             answer, _ = wire.receive(self.connection)
             if "failed" in answer:
@@ -192,10 +187,10 @@ def _range(work: Work, request: Any) -> bytes:
 
 
 class Pool:
-    """A pool of at most `count` workers with `libraries` loaded. Safe for threads; callers wait for a worker."""
+    """A pool of at most `count` workers. Safe for threads; callers wait for a worker."""
 
-    def __init__(self, count: int, libraries: Sequence[str], limits: Limits) -> None:
-        self._libraries, self._limits = libraries, limits
+    def __init__(self, count: int, limits: Limits) -> None:
+        self._limits = limits
         self._places: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(count):
             self._places.put(None)  # a worker that has yet to be started
@@ -230,7 +225,7 @@ class Pool:
         """Start a worker. Raises NoDecoder."""
         if self._is_closed:
             raise NoDecoder("no more previews are made")
-        worker = _Worker(self._libraries, self._limits)
+        worker = _Worker(self._limits)
         self._workers.add(worker)
         return worker
 
@@ -252,11 +247,6 @@ class Pool:
             self._places.put(None)
 
 
-def draws_videos() -> bool:
-    """Return True if there are pictures of videos: the extra `video` is installed."""
-    return importlib.util.find_spec(PYAV) is not None
-
-
 class Previewer:
     """Makes previews, several at a time. Safe for threads.
 
@@ -266,10 +256,7 @@ class Previewer:
     def __init__(
         self, workers: int = WORKERS, limits: Limits | None = None, cache_bytes: int = CACHE_BYTES
     ) -> None:
-        limits = limits or Limits()
-        self._pool = Pool(workers, (), limits)
-        self._for_parquet = Pool(1, (PARQUET,), limits)
-        self._for_videos = Pool(1, (PYAV,), limits)
+        self._pool = Pool(workers, limits or Limits())
         self._cache = _Cache(cache_bytes)
 
     def preview(self, name: str, source: Source, detail: Detail = WHOLE) -> Preview:
@@ -301,33 +288,22 @@ class Previewer:
         return preview or self._decoded(name, source, content, head, detail)
 
     def _decoded(self, name: str, source: Source, content: Content, head: bytes, detail: Detail) -> Preview:
-        pool = self._pool
-        if content.decoder == "video" and draws_videos():
-            pool = self._for_videos
-        if content.decoder == "parquet":
-            if importlib.util.find_spec(PARQUET) is None:
-                note = f"To see it as a table, install pyarrow: {install_command('parquet')}"
-                return hex_preview(head, source.size, note)
-            pool = self._for_parquet
-        else:
-            head = _read(source, head, _HEAD)
+        head = _read(source, head, _HEAD)
         is_known = content_of(name, b"").extension == content.extension
         name = name if is_known else content.extension
         try:
-            return pool.decode(Work(content.decoder, name, source.size, head, source.read, detail))
+            return self._pool.decode(Work(content.decoder, name, source.size, head, source.read, detail))
         except Undecoded as error:
             return _undecoded(content, head, source.size, str(error))
 
     @property
     def workers(self) -> list[int]:
         """The process numbers of the workers that there are now."""
-        return [*self._pool.pids, *self._for_parquet.pids, *self._for_videos.pids]
+        return self._pool.pids
 
     def close(self) -> None:
         """End the workers; previews that are being made are given up."""
         self._pool.close()
-        self._for_parquet.close()
-        self._for_videos.close()
 
 
 def _read(source: Source, head: bytes, length: int) -> bytes:

@@ -33,7 +33,7 @@ from wdsfs.pages.downloads import MEMBER_POLICY, Download, Downloads, path_of, s
 from wdsfs.pages.grid import Grid, query_of
 from wdsfs.pages.library import File, Sample, Snapshot
 from wdsfs.pages.opening import Subject
-from wdsfs.pages.plots import Plot, drawn, plots_of
+from wdsfs.pages.plots import Plot, plots_of
 from wdsfs.pages.preview import PLAYERS, Picture, Source, content_of, decoded, readable
 from wdsfs.pages.previewer import Previewer
 from wdsfs.pages.search import Filter, Pace, Search
@@ -56,10 +56,6 @@ Answer = Callable[[Snapshot, Request], Response]
 Value = TypeVar("Value")
 
 
-def _data_url(media_type: str, data: bytes) -> str:
-    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
-
-
 class _Lines(NamedTuple):
     """Lines of a list of keys, where to continue (None at the end), and the version of the set."""
 
@@ -76,7 +72,7 @@ class Site:
         self.library = subject.library
         self._previewer = Previewer()
         self._quick, self._slow = anyio.CapacityLimiter(QUICK), anyio.CapacityLimiter(SLOW)
-        self._plots: tuple[tuple[int, int], list[tuple[Plot, str]]] = (-1, -1), []
+        self._plots: tuple[tuple[int, int], list[Plot]] = (-1, -1), []
         self._plotting = threading.Lock()  # once for all who ask meanwhile
         self._downloads = Downloads(self._with_source, self._slow, self._refused)
         self.search = Search(self.source, self._new_samples)
@@ -319,12 +315,11 @@ class Site:
     # --- plots, problems
 
     def plots(self, now: Snapshot, request: Request) -> Response:
-        """Return the plots, and their figures as tables."""
+        """Return the plots."""
         with self._plotting:
             version, plots = self._plots
             if now.version != version:
-                counts = _counted(now)
-                plots = [(plot, _data_url("image/svg+xml", drawn([plot], "svg"))) for plot in plots_of(counts)]
+                plots = plots_of(_counted(now))
                 self._plots = now.version, plots
         return self._page("plots.html", plots=plots)
 
@@ -341,7 +336,7 @@ async def _wait_for_the_end(request: Request) -> None:
 
 
 def _picture_url(picture: Picture) -> str:
-    return _data_url(picture.media_type, picture.data)
+    return f"data:{picture.media_type};base64,{base64.b64encode(picture.data).decode()}"
 
 
 def _rank(name: bytes) -> int:

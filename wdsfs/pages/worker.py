@@ -17,7 +17,7 @@ import resource
 import socket
 import warnings
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from wdsfs.errors import UsageError, counted
@@ -25,8 +25,6 @@ from wdsfs.extras import zstd
 from wdsfs.pages import decode_data, decode_media, sandbox, wire
 from wdsfs.pages.preview import (
     HEAD,
-    PARQUET,
-    PYAV,
     Content,
     Detail,
     Preview,
@@ -51,7 +49,7 @@ def main() -> None:
         settings, _ = wire.receive(connection)
         try:
             sandbox.begin()
-            warm_up(settings["libraries"])
+            warm_up()
             _give_up(int(settings["memory"]))
         except Exception as error:
             wire.send(connection, {"failed": f"{type(error).__name__}: {error}"})
@@ -118,13 +116,11 @@ def _answer(connection: socket.socket, task: dict[str, Any], head: bytes) -> boo
 _DECODERS: dict[str, Callable[[Member, Detail], Preview]] = {
     "picture": decode_media.decode_picture,
     "audio": decode_media.decode_audio,
-    "video": decode_media.decode_video,
     "array": decode_data.decode_array,
     "arrays": decode_data.decode_arrays,
     "json": decode_data.decode_json,
     "json_lines": decode_data.decode_lines,
     "csv": decode_data.decode_csv,
-    "parquet": decode_data.decode_parquet,
     "pickle": lambda member, detail: _decode_pickle(member, detail),
 }
 
@@ -143,7 +139,7 @@ def _decode_packed(name: str, member: Member, detail: Detail) -> Preview:
         note = f"only its first {len(data) >> 20} MiB were unpacked"
         if content.decoder not in ("json_lines", "csv", "text", "label", "hex", "pdf"):
             content = Content("text" if content.decoder == "json" else "hex", content.extension)
-    elif content.decoder in ("packed", "parquet"):
+    elif content.decoder == "packed":
         content = Content("hex", content.extension)
     inner = Member(io.BytesIO(data), len(data), content.extension, is_whole)
     shown_size = inner.size if content.decoder in ("hex", "pdf") else inner.least_size
@@ -188,7 +184,7 @@ def _decode_pickle(member: Member, detail: Detail) -> Preview:
     return preview._replace(summary=summary, rows=(("name", "bytes"), *rows))
 
 
-def warm_up(libraries: Sequence[str]) -> None:
+def warm_up() -> None:
     """Load everything that decoding needs, since later no file can be opened."""
     decode_media.warm_up()
     decode_data.warm_up()
@@ -198,7 +194,3 @@ def warm_up(libraries: Sequence[str]) -> None:
         unpacked(Member(io.BytesIO(zstd().compress(b"a")), 0, "zst"), 10)
     for encoding in ("utf-16", "utf-8-sig", "latin-1"):
         "a".encode(encoding).decode(encoding)
-    if PARQUET in libraries:
-        decode_data.warm_up_parquet()
-    if PYAV in libraries:
-        decode_media.warm_up_video()

@@ -492,19 +492,3 @@ def selection_of(
             f"--shard-id {shard_id}: parts are counted from 0, so the last of {num_shards} is {num_shards - 1}"
         )
     return Selection(split, Slice(shard_id, num_shards), reading=reading, base=base)
-
-
-def view_of_classes(class_from: str, class_names: str | None) -> Composition:
-    """Return the view whose folders are the classes, as `--class-from` names them. Raises UsageError."""
-    extension, field = class_source(class_from)
-    # The column alone: a folder then has as many samples as the class, also where a sample has no other file.
-    return Composition(
-        columns=(Column((extension,)),),
-        missing=SKIP,
-        duplicates=SKIP,
-        classes=True,
-        class_from=extension,
-        class_field=field,
-        class_names=class_names,
-        class_digits=0,
-    )

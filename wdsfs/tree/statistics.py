@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ class Distribution:
     """The counts of a set, added shard by shard, in the order of the set.
 
     `sizes` has the files of each column (an extension) by the bits of their size. `samples` are those of each
-    shard, or UNREADABLE. `classes` are samples by class: the folder of their key, or that of `count_classes`.
+    shard, or UNREADABLE. `classes` are samples by class: the folder of their key.
     `columns_left` counts extensions beyond the limit, in each shard; `samples_left` the samples of classes beyond
     the limit of classes, `in_no_class` those without a class.
     """
@@ -43,7 +42,6 @@ class Distribution:
         self.samples = array("q")
         self.classes: dict[bytes, int] = {}
         self.in_no_class = self.samples_left = 0
-        self.class_name = "folder"  # what a class is, for titles
 
     def add(self, record: Record) -> None:
         """Add the sizes and the number of samples of a shard."""
@@ -71,17 +69,6 @@ class Distribution:
                 self.classes[name] = self.classes.get(name, 0) + count
             else:
                 self.samples_left += count
-
-
-def count_classes(distribution: Distribution, classes: ShardSet, name: str) -> None:
-    """Replace the classes by those of a set whose folders are its classes (`tree/classes.py`), called `name`."""
-    distribution.classes, distribution.samples_left, distribution.class_name = {}, 0, name
-    for number in range(len(classes)):
-        with suppress(ShardError):
-            distribution.add_classes(indexed(classes.record, number))
-    counted = sum(distribution.classes.values()) + distribution.samples_left
-    samples = sum(count for count in distribution.samples if count != UNREADABLE)
-    distribution.in_no_class = max(samples - counted, 0)
 
 
 def sizes_by_extension(record: Record) -> Iterator[tuple[bytes, NDArray[Any]]]:
@@ -192,11 +179,11 @@ class _Sizes:
         }
 
 
-def gather(lower: ShardSet, plotted: Distribution | None = None) -> dict[str, Any]:
+def gather(lower: ShardSet) -> dict[str, Any]:
     """Return totals and, per extension, counts and size quantiles (bytes) of all shards that can be read.
 
     `apart` counts samples whose members lie apart, `joined` shards that are several tars, where they are read so.
-    `plotted` gets all shards, too. Of more than `EXTENSIONS_MAX` extensions the most frequent are in the report,
+    Of more than `EXTENSIONS_MAX` extensions the most frequent are in the report,
     and the others are counted as `more_extensions`.
     """
     by_extension: dict[bytes, _Sizes] = {}
@@ -209,8 +196,6 @@ def gather(lower: ShardSet, plotted: Distribution | None = None) -> dict[str, An
             record = indexed(lower.record, number)
         except ShardError:
             report["damaged"] += 1
-            if plotted is not None:
-                plotted.add_unreadable()
             continue
         report["samples"] += record.samples
         report["members"] += record.members
@@ -220,9 +205,6 @@ def gather(lower: ShardSet, plotted: Distribution | None = None) -> dict[str, An
         report["apart"] += record.apart
         report["joined"] += bool(record.end_marks)
         report["in_no_sample"] += _add(record, by_extension)
-        if plotted is not None:
-            plotted.add(record)
-            plotted.add_classes(record)
     rows = sorted(by_extension.items(), key=lambda item: (-item[1].count, item[0]))
     report["extensions"] = [sizes.report(extension) for extension, sizes in rows[:EXTENSIONS_MAX]]
     report["more_extensions"] = len(rows[EXTENSIONS_MAX:])
