@@ -46,11 +46,9 @@ soak: setup  ## readers, edits, commits, growth, remote shards and kills at once
 
 kernels: setup  ## the smoke suite on Debian's kernel, in an emulated machine; KERNEL=linux-image-... is another package
 	.ci/setup kernels
-	rm -rf build/kernel && mkdir -p build/kernel
-	cd build/kernel && apt-get -qq download $(or $(KERNEL),$$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/.*Depends: //p'))
-	$(BIN)/python -m venv build/kernel/env
-	build/kernel/env/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt .
-	$(BIN)/python .ci/kernels.py build/kernel/*.deb build/kernel/env/bin/python
+	$(BIN)/python -m venv --clear build/kernel
+	build/kernel/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt .
+	$(BIN)/python .ci/kernels.py build/kernel/bin/python $(or $(KERNEL),linux-image-cloud-amd64)
 
 docs:  ## the site of the documents, in build/site, with search; links and anchors are checked
 	.ci/setup docs

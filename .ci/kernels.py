@@ -1,15 +1,16 @@
 """The smoke suite on another kernel: a virtual machine with nothing but it, Python and an installed wdsfs.
 
-    .ci/kernels.py LINUX_IMAGE.deb PYTHON [STEP...]
+    .ci/kernels.py PYTHON PACKAGE [STEP...]
 
-LINUX_IMAGE.deb is a kernel package of Debian (`apt-get download linux-image-cloud-amd64` has its name), PYTHON the
-interpreter of an environment in which wdsfs is installed, not editable. Needs qemu-system-x86, busybox-static,
-e2fsprogs, cpio and dpkg. The machine is emulated, which takes minutes, unless ACCEL=kvm says otherwise. Exits with
-the number of failed steps.
+PYTHON is the interpreter of an environment in which wdsfs is installed, not editable; PACKAGE a kernel package of
+Debian, or one that depends on the newest (linux-image-cloud-amd64). Needs qemu-system-x86, busybox-static, e2fsprogs,
+cpio and apt. The machine is emulated, which takes minutes, unless ACCEL=kvm says otherwise. Exits with the number of
+failed steps.
 """
 
 from __future__ import annotations
 
+import lzma
 import os
 import re
 import shutil
@@ -18,7 +19,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-MODULES = ("fuse", "loop", "crc32c_generic", "libcrc32c", "netfs", "erofs", "overlay")
+MODULES = ("fuse", "loop", "crc32c_generic", "erofs", "overlay")
+# A kernel is in these packages; the first depends on the others, where there are any.
+PARTS = re.compile(r"Depends: (linux-(?:image|binary|modules)-\d.*)")
 PROGRAMS = ("/bin/busybox", "/usr/bin/fusermount3", "/bin/mount", "/bin/umount", "/sbin/losetup")
 LEFT_OUT = ("test", "tests", "idlelib", "config-*", "__pycache__", "*.a", "pip", "ensurepip", "share", "include")
 INIT = """#!/bin/busybox sh
@@ -39,13 +42,25 @@ export HOME=/work PATH=/usr/bin:/bin:/usr/sbin:/sbin PYTHONDONTWRITEBYTECODE=1
 
 
 def main() -> int:
-    package, python = Path(sys.argv[1]).resolve(), Path(os.path.abspath(sys.argv[2]))
-    with tempfile.TemporaryDirectory(prefix="wdsfs-kernel-") as name:
+    python = Path(os.path.abspath(sys.argv[1]))
+    with tempfile.TemporaryDirectory(prefix="wdsfs-kernel-", dir="/var/tmp") as name:
         home = Path(name)
-        subprocess.run(["dpkg", "-x", package, home / "kernel"], check=True)
-        [kernel] = (home / "kernel/boot").glob("vmlinuz-*")
+        unpack(sys.argv[2], home)
+        [kernel] = (home / "kernel").rglob("vmlinuz-*")
         make_root(home / "root", home / "kernel", python)
         return boot(kernel, pack(home / "root", home / "root.cpio"))
+
+
+def unpack(package: str, home: Path) -> None:
+    """Download a kernel, and unpack it to `home/kernel`."""
+    names = [package]
+    for name in names:
+        said = subprocess.check_output(["apt-cache", "depends", "--important", name], text=True)
+        names += [part for part in PARTS.findall(said) if part not in names]
+    (home / "packages").mkdir()
+    subprocess.run(["apt-get", "-qq", "download", *names], cwd=home / "packages", check=True)
+    for file in (home / "packages").iterdir():
+        subprocess.run(["dpkg", "-x", file, home / "kernel"], check=True)
 
 
 def make_root(root: Path, kernel: Path, python: Path) -> None:
@@ -69,19 +84,30 @@ def make_root(root: Path, kernel: Path, python: Path) -> None:
         copy(Path(source), root, program)
         copy_libraries(Path(source), root)
     (root / "modules").mkdir()
-    present = []
-    for module in MODULES:  # one that is not there is built in, or not of this kernel
-        for file in (kernel / "lib").rglob(f"{module}.ko"):
-            shutil.copy(file, root / "modules")
-            present.append(module)
+    modules: list[str] = []
+    for module in MODULES:
+        add_module(module, kernel, root / "modules", modules)
     with (root / "work.ext4").open("wb") as disk:
         disk.truncate(64 << 20)
     subprocess.run(["mke2fs", "-q", "-t", "ext4", root / "work.ext4"], check=True)
     shutil.copy(Path(__file__).with_name("kernel_smoke.py"), root / "smoke.py")
     (root / "etc").mkdir(exist_ok=True)
     (root / "etc/passwd").write_text("root:x:0:0:root:/work:/bin/sh\n")
-    (root / "init").write_text(INIT.format(modules=" ".join(present), python=python, steps=" ".join(sys.argv[3:])))
+    (root / "init").write_text(INIT.format(modules=" ".join(modules), python=python, steps=" ".join(sys.argv[3:])))
     (root / "init").chmod(0o755)
+
+
+def add_module(name: str, kernel: Path, to: Path, added: list[str]) -> None:
+    """Unpack a module of the kernel after those that it needs; one that has no file is built in."""
+    file = next(kernel.rglob(re.sub("[-_]", "[-_]", name) + ".ko*"), None)
+    if file is None or name in added:
+        return
+    data = lzma.decompress(file.read_bytes()) if file.suffix == ".xz" else file.read_bytes()
+    needed = re.search(rb"\0depends=([^\0]*)\0", data)
+    for other in needed[1].decode().split(",") if needed else ():
+        add_module(other, kernel, to, added)
+    (to / f"{name}.ko").write_bytes(data)
+    added.append(name)
 
 
 def copy(file: Path, root: Path, name: str | None = None) -> None:
@@ -111,7 +137,7 @@ def boot(kernel: Path, archive: Path) -> int:
     command = ["qemu-system-x86_64", "-accel", os.environ.get("ACCEL", "tcg"), "-cpu", "max", "-m", "2G"]
     command += ["-smp", "2"]
     command += ["-nographic", "-no-reboot", "-kernel", str(kernel), "-initrd", str(archive)]
-    command += ["-append", "console=ttyS0 panic=-1 rdinit=/init"]
+    command += ["-append", "console=ttyS0 quiet panic=-1 rdinit=/init"]
     failed = -1
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as machine:
         assert machine.stdout

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import threading
 import zlib
 from collections.abc import Iterator
@@ -443,3 +444,63 @@ def _runtime_of(program: Program) -> Iterator[None]:
         directory = program.registration(program.mountpoint).parent
         patch.setattr(host, "runtime_dir", lambda: directory)
         yield
+
+
+# --- the programs of other releases: what they have mounted and edited, and what they make of a mount of this one
+
+# The last commit without versions of formats, and the first with them. A release is named by its tag.
+RELEASES = ["de9fa6e1395d294a4cc365193475e122b2fbd1e9", "e64c72b"]
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment in which an interpreter runs the program of another release."""
+    tree = tmp_path_factory.mktemp("release")
+    archive = subprocess.run(
+        ["git", "archive", request.param, "wdsfs"], cwd=ROOT, capture_output=True, check=False
+    )
+    if archive.returncode:
+        pytest.skip("no history of git here")
+    subprocess.run(["tar", "x"], cwd=tree, input=archive.stdout, check=True)
+    return {"PYTHONPATH": str(tree)}
+
+
+@pytest.mark.fuse
+def test_a_live_mount_of_another_release(release: dict[str, str], shards: Path, program: Program) -> None:
+    """Its edits are seen and committed while it lives; then this release goes on with its overlay."""
+    with program.mounted("--overlay", "edits", SET, env=release) as mounted:
+        assert str(release["PYTHONPATH"]).encode() in Path(f"/proc/{mounted.pid}/environ").read_bytes()
+        (mounted.path / "pets-0/cat/txt").write_bytes(b"a big cat")
+        shutil.rmtree(mounted.path / "pets-1/fox")
+        [report] = program.json("status", mounted.path)
+        assert (report["state"], report["mode"], report["samples"]) == ("running", "rw", 4)
+        changes = program.json("diff", mounted.path)
+        assert [(row["kind"], row["path"]) for row in changes["samples"]] == [
+            ("changed", "pets-0/cat"),
+            ("removed", "pets-1/fox"),
+        ]
+        program.run("restore", "-q", mounted.path / "pets-1/fox")
+        assert (mounted.path / "pets-1/fox/txt").read_bytes() == b"a fox"
+        program.run("commit", "-q", "-o", "new/pets-%d.tar", mounted.path)
+        (mounted.path / "pets-1/fox/cls").write_bytes(b"3")
+    [first, second] = committed(shards / "new")
+    assert (first["cat"]["txt"], second["fox"]) == (b"a big cat", {"txt": b"a fox"})
+    with program.mounted("--overlay", "edits", SET) as mounted:
+        assert (mounted.path / "pets-1/fox/cls").read_bytes() == b"3"
+        program.run("commit", "-q", "--in-place", mounted.path)
+        assert (mounted.path / "pets-1/fox/cls").read_bytes() == b"3"
+    assert committed(shards)[1]["fox"] == {"txt": b"a fox", "cls": b"3"}
+
+
+@pytest.mark.fuse
+def test_a_release_before_is_answered(release: dict[str, str], shards: Path, program: Program) -> None:
+    """A downgrade: the older program asks a mount of this release, ends it, and reads its overlay."""
+    with program.mounted("--overlay", "edits", SET, ends_itself=True) as mounted:
+        (mounted.path / "pets-0/cat/txt").write_bytes(b"a big cat")
+        [report] = program.json("status", mounted.path, env=release)
+        assert (report["state"], report["samples"]) == ("running", 4)
+        program.run("commit", "-q", "-o", "new/pets-%d.tar", mounted.path, env=release)
+        program.run("umount", mounted.path, env=release)
+    assert committed(shards / "new")[0]["cat"]["txt"] == b"a big cat"
+    with program.mounted("--overlay", "edits", SET, env=release) as mounted:
+        assert (mounted.path / "pets-0/cat/txt").read_bytes() == b"a big cat"

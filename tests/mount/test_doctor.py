@@ -18,6 +18,7 @@ from tests.ground.test_mount_registry import a_registration
 from wdsfs import host, mount_registry, mount_table
 from wdsfs.host import MachineFinding
 from wdsfs.mount import doctor
+from wdsfs.tree.options import Composition, columns_of, fields_of
 
 
 @pytest.fixture
@@ -474,8 +475,12 @@ def test_a_report_has_versions_and_mounts_and_no_names(program: Program) -> None
 def test_a_report_has_of_urls_their_schemes(monkeypatch: pytest.MonkeyPatch) -> None:
     mount = {
         "engine": "fuse",
-        "specs": ["https://user:secret@host.example/secret/{0..9}.tar?token=secret", "s3://secret/x.tar"],
-        "composition": "--columns 'a=b' --keys /secret/list.txt",
+        "specs": [
+            "https://user:secret@host.example/secret/{0..9}.tar?token=secret",
+            "S3://secret/x.tar",
+            "pipe:/home/secret/fetch-secret x://secret",
+        ],
+        "composition": "--columns 'a=b' --keys '/secret/--secret list.txt' --join '--secret'",
         "notices": ["/secret/0.tar has changed"],
         "directory": "/",
         "overlay": None,
@@ -483,7 +488,37 @@ def test_a_report_has_of_urls_their_schemes(monkeypatch: pytest.MonkeyPatch) -> 
     shown = doctor._shown_mount(mount)
     assert "secret" not in str(shown)
     assert "host.example" not in str(shown)
-    assert (shown["stores"], shown["views"], shown["notices"]) == (["https", "s3"], ["--columns", "--keys"], 1)
+    assert (shown["stores"], shown["views"], shown["notices"]) == (
+        ["https", "pipe", "s3"],
+        ["--columns", "--join", "--keys"],
+        1,
+    )
+
+
+def test_a_report_names_the_options_of_a_view() -> None:
+    every = Composition(
+        columns=columns_of(["a"]),
+        fields=fields_of(["a=b:c"]),
+        ignore_case=True,
+        missing="skip",
+        duplicates="first",
+        join=("a",),
+        associate=("a",),
+        decode=True,
+        classes=True,
+        class_names="a",
+        class_digits=1,
+        keys="a",
+    )
+    names = {word for word in every.text.split() if word.startswith("--")}
+    assert doctor._shown_mount({"composition": every.text})["views"] == sorted(names)
+    assert names == doctor._OF_VIEW
+
+
+def test_a_report_has_no_path_of_an_error() -> None:
+    finding = MachineFinding("libfuse", "fail", "pyfuse3 cannot be loaded: /home/alice/x.so: no symbol")
+    assert doctor._shown_finding(finding) == "fail"
+    assert doctor._shown_finding(finding._replace(detail="no libfuse3.so.3")) == "fail: no libfuse3.so.3"
 
 
 def test_a_report_is_of_the_whole_machine(program: Program) -> None:

@@ -104,6 +104,10 @@ _OF_MOUNT = (
     "engine state mode layout names merge index_tree follow wdsfs protocol shards samples damaged_count processes "
     "restarts failures memory_bytes uptime_seconds unfinished_commit copies"
 )
+_OF_VIEW = frozenset(
+    "--associate --class-digits --class-from --class-names --columns --decode-members --duplicates --field "
+    "--ignore-case --join --keys --missing".split()
+)
 _FOR_TESTS = re.compile(r"extra == .(bench|dali|demo|dev|release|test|tools)")
 
 
@@ -140,18 +144,20 @@ def _package_versions() -> dict[str, str]:
 
 
 def _shown_finding(finding: MachineFinding) -> str:
-    return f"{finding.level}: {finding.detail}" if finding.name in _WITHOUT_PATHS else finding.level
+    # The text of an exception may have a path all the same.
+    is_shown = finding.name in _WITHOUT_PATHS and "/" not in finding.detail
+    return f"{finding.level}: {finding.detail}" if is_shown else finding.level
 
 
 def _shown_mount(mount: Mapping[str, Any]) -> dict[str, Any]:
     shown = {name: mount[name] for name in _OF_MOUNT.split() if name in mount}
-    schemes = {spec.partition("://")[0] for spec in mount.get("specs", ()) if urls.is_url(spec)}
+    schemes = {spec.partition(":")[0].lower() for spec in mount.get("specs", ()) if urls.is_url(spec)}
     return {
         **shown,
         "processes": len(mount.get("processes", ())),
         "stores": sorted(schemes),
         "overlay": bool(mount.get("overlay")),
-        "views": re.findall(r"--[a-z-]+", mount.get("composition", "")),
+        "views": sorted(_OF_VIEW.intersection(mount.get("composition", "").split())),
         "file_system": mount_table.filesystem_type(mount.get("directory") or "/"),
         "notices": len(mount.get("notices", ())),
     }
