@@ -2,10 +2,10 @@
 
     .ci/kernels.py PYTHON PACKAGE [STEP...]
 
-PYTHON is the interpreter of an environment in which wdsfs is installed, not editable; PACKAGE a kernel package of
-Debian, or one that depends on the newest (linux-image-cloud-amd64). Needs qemu-system-x86, busybox-static, e2fsprogs,
-cpio and apt. The machine is emulated, which takes minutes, unless ACCEL=kvm says otherwise. Exits with the number of
-failed steps.
+PYTHON is the interpreter of an environment in which wdsfs is installed, not editable; PACKAGE a kernel package
+of Debian, or one that depends on the newest (linux-image-cloud-amd64). Needs qemu-system-x86, busybox-static,
+e2fsprogs, cpio and apt. The machine is emulated, which takes minutes, unless ACCEL=kvm says otherwise. Exits with
+the number of failed steps.
 """
 
 from __future__ import annotations

@@ -104,9 +104,9 @@ _OF_MOUNT = (
     "engine state mode layout names merge index_tree follow wdsfs protocol shards samples damaged_count processes "
     "restarts failures memory_bytes uptime_seconds unfinished_commit copies"
 )
-_OF_VIEW = frozenset(
+_OF_VIEW = (
     "--associate --class-digits --class-from --class-names --columns --decode-members --duplicates --field "
-    "--ignore-case --join --keys --missing".split()
+    "--ignore-case --join --keys --missing"
 )
 _FOR_TESTS = re.compile(r"extra == .(bench|dali|demo|dev|release|test|tools)")
 
@@ -157,7 +157,7 @@ def _shown_mount(mount: Mapping[str, Any]) -> dict[str, Any]:
         "processes": len(mount.get("processes", ())),
         "stores": sorted(schemes),
         "overlay": bool(mount.get("overlay")),
-        "views": sorted(_OF_VIEW.intersection(mount.get("composition", "").split())),
+        "views": sorted({*_OF_VIEW.split()}.intersection(mount.get("composition", "").split())),
         "file_system": mount_table.filesystem_type(mount.get("directory") or "/"),
         "notices": len(mount.get("notices", ())),
     }
