@@ -306,6 +306,27 @@ def test_a_newer_overlay_is_not_mounted(samples: Path, shards: Path, program: Pr
     assert everything(edits) == before
 
 
+DAMAGED = ["", "{", "[]", '{"version": 2}', '{"version": true}', '{"version": "2"}', "[" * 100_000]
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=lambda content: content[:16])
+def test_damaged_settings_of_an_overlay_are_refused(
+    samples: Path, shards: Path, program: Program, content: str
+) -> None:
+    """Nothing is touched; what the message says brings the changes back."""
+    edits = restored(samples, "overlay", shards)
+    (edits / "overlay.json").write_text(content)
+    before = everything(edits)
+    for words in (["diff"], ["mount", "-q", "-o", "ro"], ["mount", "-q"], ["commit", "--in-place"]):
+        place = [program.mountpoint] if words[0] == "mount" else []
+        text = program.refused(*words, "--overlay", "edits", SET, *place, code=8)
+        assert "overlay.json is " in text
+        assert everything(edits) == before, words
+    (edits / "overlay.json").rename(shards / "away")
+    program.run("commit", "-q", "--overlay", "edits", "-o", "new/pets-%d.tar", SET)
+    assert committed(shards / "new") == COMMITTED
+
+
 @pytest.fixture
 def half_done(samples: Path, shards: Path) -> Path:
     """An overlay whose commit in place was killed when it had replaced the first shard."""
@@ -334,6 +355,22 @@ def test_a_half_finished_commit_is_abandoned(half_done: Path, shards: Path, prog
     program.run("commit", "-q", "--abandon", "--overlay", "edits", SET)
     assert (half_done / "upper/pets-1/yak/txt").read_bytes() == b"a yak"
     assert not (half_done / "upper/pets-0").exists()
+
+
+@pytest.mark.parametrize("content", DAMAGED[:4], ids=lambda content: content[:16])
+def test_a_damaged_half_finished_commit_is_refused(
+    half_done: Path, shards: Path, program: Program, content: str
+) -> None:
+    """Nothing is touched; what the message says finishes it."""
+    (half_done / "work/commit.json").write_text(content)
+    before = everything(shards)
+    for word in ("--in-place", "--abandon"):
+        assert "commit.json is damaged" in program.refused("commit", word, "--overlay", "edits", SET, code=7)
+        after = everything(shards)
+        assert {path: after[path] for path in before} == before
+    (half_done / "work/commit.json").rename(shards / "away")
+    program.run("commit", "-q", "--in-place", "--overlay", "edits", SET)
+    assert committed(shards) == COMMITTED
 
 
 @pytest.mark.parametrize("word", ["--in-place", "--abandon"])

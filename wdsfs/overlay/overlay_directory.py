@@ -155,7 +155,10 @@ def read_settings(place: OverlayDirectory) -> OverlaySettings | None:
     except OtherVersion as error:
         raise OverlayUnusable(f"{place.settings} {error}") from None
     except MALFORMED as error:
-        raise OverlayUnusable(f"{place.settings} cannot be used: {error}") from None
+        way_out = (
+            "put it back from a copy, or move it away and name the same shards as before: the changes are kept"
+        )
+        raise OverlayUnusable(f"{place.settings} is damaged, {error!r}: {way_out}") from None
 
 
 def write_settings(place: OverlayDirectory, settings: OverlaySettings) -> None:

@@ -82,7 +82,8 @@ def read_plan(place: OverlayDirectory, lower: ShardSet) -> Plan:
     except OtherVersion as error:
         raise CommitError(f"{path} {error}") from None
     except (OSError, *MALFORMED) as error:
-        raise CommitError(f"{path} cannot be used: {error}") from None
+        way_out = "put it back from a copy, or move it away and commit again: the changes are kept"
+        raise CommitError(f"{path} is damaged ({error!r}): {way_out}") from None
     for number, source in plan.sources.items():
         if number >= len(lower) or lower.shards[number].path != source.path:
             text = f"shard {number + 1} of the set was {os.fsdecode(source.path)} when the commit was begun"
