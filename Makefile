@@ -17,7 +17,7 @@ demo: setup  ## mount a set of real images and look around in it
 # The tests run also when lint complains, and their summary comes last. Two processes run them, since most of their
 # time is that of other processes starting. Those of other people's tools are skipped where `make tools` has not
 # been typed, but not with WDSFS_REQUIRE_TOOLS.
-test:  ## every check: lint, format, types, tests; ROOM=tar runs the tests of one room only
+test:  ## every check: lint, format, types, tests, ten minutes; ROOM=tar runs the tests of one room only
 	.ci/setup test
 	$(if $(WDSFS_REQUIRE_TOOLS),.ci/setup tools)
 	status=0; \
@@ -54,7 +54,7 @@ docs:  ## the site of the documents, in build/site, with search; links and ancho
 	.ci/setup docs
 	build/docs-venv/bin/python .ci/site.py
 
-setup:  ## what is needed to build, mount and develop; leaves .venv/bin/wdsfs
+setup:  ## what is needed to build, mount and develop: Debian packages by sudo, .venv with wdsfs, pytest, ruff, mypy
 	.ci/setup
 
 lint: setup  ## ruff's rules and format, mypy's strict types
@@ -67,7 +67,7 @@ format: setup  ## let ruff lay the code out and mend what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-house: setup  ## sizes of the code, its rooms and what they import; HOUSE=-v names them
+house: setup  ## sizes of the code, its rooms (packages) and what they import; HOUSE=-v names them
 	$(BIN)/python .ci/house.py $(HOUSE)
 
 rooms: setup  ## the modules of each room, each with the first sentence of its docstring

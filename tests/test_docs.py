@@ -211,3 +211,27 @@ def _write_set(directory: Path) -> None:
                     info = tarfile.TarInfo(f"images/{key}.{extension}")
                     info.size, info.mtime = len(content), 1_700_000_000
                     tar.addfile(info, io.BytesIO(content))
+
+
+def test_the_example_for_contributors_names_what_exists() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    section = page.partition("### An example")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
+    assert len(rows) > 7
+    source = "".join(file.read_text() for file in (ROOT / "wdsfs").rglob("*.py"))
+    for place, what in rows:
+        folder = ""
+        for name in re.findall(r"`([\w./-]+\.(?:py|md))`", place):
+            folder, name = os.path.split(name) if "/" in name else (folder, name)
+            assert (ROOT / folder / name).exists(), place
+        for name in re.findall(r"`(_?[A-Za-z_]+)`", place + what):
+            assert re.search(rf"\b{name}\b", source), name
+
+
+def test_the_address_of_the_repository_is_the_same_everywhere() -> None:
+    """Its owner fills it in by one command, which CONTRIBUTING.md has."""
+    pages = ["README.md", "SECURITY.md", "packaging/conda/recipe.yaml", ".github/ISSUE_TEMPLATE/config.yml"]
+    texts = [(ROOT / page).read_text() for page in pages]
+    owners = [re.findall(r"(?:github\.com/|--repo )([\w-]+)/wdsfs", text) for text in texts]
+    assert all(owners)
+    assert len({owner for names in owners for owner in names}) == 1

@@ -43,7 +43,7 @@ OF_CLASSES = ("class_from", "class_names", "class_digits")
 _MANY = ("columns", "field", "join", "associate")
 _FLAGS = ("ignore_case", "decode_members")
 _POLICIES = ("missing", "duplicates")
-FORMAT = 4  # of derived records: goes up when the same options give another result
+FORMAT = 4  # of derived records: goes up when the same options give another result, not for a new option
 ERROR, SKIP, EMPTY = "error", "skip", "empty"
 NAME_MAX = 200  # bytes of the name of a column
 
