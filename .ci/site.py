@@ -1,6 +1,6 @@
 """`make docs`: the site of the documents, in build/site. It needs what docs/requirements.txt names.
 
-The generator reads one directory. So README, docs/ and other pages are copied into build/site-source, in their
+The generator reads one directory. So README, docs/ and the files that pages link to are copied into build/site-source, in their
 places, and all links between them hold; a link or an anchor that leads nowhere ends this with an error.
 """
 
@@ -18,6 +18,8 @@ PAGES = [
     "CHANGELOG.md",
     "docs/**/*.md",
     "docs/images/*",
+    "kubernetes/*.yaml",
+    "slurm/*.sh",
     "bench/*.md",
     "bench/*.svg",
 ]

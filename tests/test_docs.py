@@ -19,6 +19,7 @@ from tests.typed import steps_of, type_in
 from wdsfs.cli.main import main
 from wdsfs.index import index_directory, record, record_builder, store
 from wdsfs.interop import lint
+from wdsfs.mount import reports
 from wdsfs.overlay import upper_format
 from wdsfs.packing import reasons
 from wdsfs.shards import Fingerprint
@@ -235,3 +236,11 @@ def test_the_address_of_the_repository_is_the_same_everywhere() -> None:
     owners = [re.findall(r"(?:github\.com/|--repo )([\w-]+)/wdsfs", text) for text in texts]
     assert all(owners)
     assert len({owner for names in owners for owner in names}) == 1
+
+
+def test_the_page_on_monitoring_names_metrics_that_exist() -> None:
+    page = (ROOT / "docs/how-to/monitor.md").read_text()
+    named = set(re.findall(r"\bwdsfs_([a-z_]+[a-z])\b", page))
+    tables = (reports._METRICS, reports._SET_METRICS, reports._PUSH_METRICS, reports._REMOTE_METRICS)
+    assert len(named) > 15
+    assert named <= {metric.name for table in tables for metric in table}

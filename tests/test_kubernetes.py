@@ -47,8 +47,23 @@ def test_a_manifest_is_what_kubernetes_takes(file: Path) -> None:
     assert f"`{file.name}`" in (ROOT / "docs/how-to/containers.md").read_text()
 
 
-def test_the_sidecar_mounts_what_the_other_container_reads() -> None:
-    spec = yaml.safe_load((ROOT / "kubernetes/sidecar.yaml").read_text())["spec"]
+@pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: file.stem)
+def test_no_manifest_has_credentials(file: Path) -> None:
+    spec = yaml.safe_load(file.read_text())["spec"]
+    for container in spec.get("initContainers", []) + spec["containers"]:
+        named = {variable["name"] for variable in container.get("env", []) if "value" in variable}
+        assert named <= {"WDSFS_INDEX_DIR", "WDSFS_CACHE_SIZE", "AWS_REGION"}
+
+
+def test_the_command_that_makes_the_secret_is_on_the_page() -> None:
+    (secret,) = re.findall(r"kubectl create secret generic (\S+)", (ROOT / "docs/how-to/containers.md").read_text())
+    (sidecar,) = yaml.safe_load((ROOT / "kubernetes/sidecar-s3.yaml").read_text())["spec"]["initContainers"]
+    assert sidecar["envFrom"] == [{"secretRef": {"name": secret}}]
+
+
+@pytest.mark.parametrize("name", ["sidecar", "sidecar-s3"])
+def test_the_sidecar_mounts_what_the_other_container_reads(name: str) -> None:
+    spec = yaml.safe_load((ROOT / f"kubernetes/{name}.yaml").read_text())["spec"]
     (sidecar,), (training,) = spec["initContainers"], spec["containers"]
     words = shlex.split(re.sub(".*exec ", "", sidecar["args"][0], flags=re.DOTALL))
     assert words[:2] == ["wdsfs", "mount"]
