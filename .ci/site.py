@@ -1,7 +1,8 @@
 """`make docs`: the site of the documents, in build/site. It needs what docs/requirements.txt names.
 
-The generator reads one directory. So README, docs/ and the files that pages link to are copied into build/site-source, in their
-places, and all links between them hold; a link or an anchor that leads nowhere ends this with an error.
+The generator reads one directory. So README, docs/ and the files that pages link to are copied into
+build/site-source, in their places, and all links between them hold; a link or an anchor that leads nowhere ends
+this with an error.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""Commands of the pages that no other test types in: bash reads them, and wdsfs knows their words.
+"""Commands of pages that no other test types in: bash reads them, and wdsfs knows their words.
 
-They need a machine of their own (systemd, Docker, Slurm), or change it. The units, manifests and the job that the pages
+They need another machine (systemd, Docker, Slurm), or change it. The units, manifests and the job that the pages
 speak of have tests of their own.
 """
 
@@ -15,11 +15,12 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.conftest import PATIENCE, ROOT
+from tests.conftest import ROOT
+from tests.processes import PATIENCE
 from wdsfs.cli.main import main
 
-# Pages that are typed in: by test_first_steps, test_tutorials, test_layouts_page, test_loaders_page, test_python_page,
-# test_remote_page.
+# Pages that are typed in, by test_first_steps, test_tutorials, test_layouts_page, test_loaders_page,
+# test_python_page and test_remote_page.
 TYPED = {"README", "images", "labels", "layouts", "loaders", "python", "stores"}
 GENERATED = {"commands"}
 PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.stem not in TYPED | GENERATED]
@@ -43,18 +44,30 @@ BLOCKS = [(page.stem, block) for page in PAGES for block in blocks(page)]
 
 @pytest.mark.parametrize(("page", "block"), BLOCKS, ids=[page for page, _ in BLOCKS])
 def test_bash_reads_a_block_and_wdsfs_knows_its_words(page: str, block: str) -> None:
-    read = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert read.returncode == 0 and not read.stderr, read.stderr
+    read = subprocess.run(
+        ["bash", "-n"], input=block, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert (read.returncode, read.stderr) == (0, "")
     for words in calls(block):
         refuse_unknown(words)
 
 
 def test_there_are_such_blocks() -> None:
-    assert {page for page, _ in BLOCKS} >= {"boot", "clusters", "containers", "engines", "monitor", "slurm", "users"}
+    assert {page for page, _ in BLOCKS} >= {
+        "boot",
+        "clusters",
+        "containers",
+        "engines",
+        "monitor",
+        "slurm",
+        "users",
+    }
     assert sum(1 for _, block in BLOCKS for _ in calls(block)) > 30
 
 
-@pytest.mark.parametrize("text", ["wdsfs mount --layuot files a b", "wdsfs ls --layout flies a", "sudo wdsfs munt a"])
+@pytest.mark.parametrize(
+    "text", ["wdsfs mount --layuot files a b", "wdsfs ls --layout flies a", "sudo wdsfs munt a"]
+)
 def test_a_mistake_would_be_noticed(text: str) -> None:
     with pytest.raises((click.UsageError, AssertionError)):
         refuse_unknown(next(calls(text)))

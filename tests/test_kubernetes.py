@@ -56,7 +56,9 @@ def test_no_manifest_has_credentials(file: Path) -> None:
 
 
 def test_the_command_that_makes_the_secret_is_on_the_page() -> None:
-    (secret,) = re.findall(r"kubectl create secret generic (\S+)", (ROOT / "docs/how-to/containers.md").read_text())
+    (secret,) = re.findall(
+        r"kubectl create secret generic (\S+)", (ROOT / "docs/how-to/containers.md").read_text()
+    )
     (sidecar,) = yaml.safe_load((ROOT / "kubernetes/sidecar-s3.yaml").read_text())["spec"]["initContainers"]
     assert sidecar["envFrom"] == [{"secretRef": {"name": secret}}]
 

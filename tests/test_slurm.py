@@ -28,7 +28,9 @@ def run(program: Program, shards: str) -> subprocess.CompletedProcess[str]:
     bin_ = program.directory("bin")
     play(bin_, "wdsfs", f'exec {sys.executable} -m wdsfs "$@"')
     play(bin_, "srun", 'exec "$@"')
-    play(bin_, "torchrun", '[ "$1 $3" = "--nproc-per-node=gpu --data" ] && echo "$2" && cat "$4"/train-000001/a/txt')
+    play(
+        bin_, "torchrun", '[ "$1 $3" = "--nproc-per-node=gpu --data" ] && echo "$2" && cat "$4"/train-000001/a/txt'
+    )
     temporary = program.directory("node")
     environment = {**program.environment, "PATH": f"{bin_}:{os.environ['PATH']}", "TMPDIR": str(temporary)}
     done = subprocess.run(
