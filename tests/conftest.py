@@ -91,9 +91,7 @@ def pytest_configure(config: pytest.Config) -> None:
     Commands such as `status` list every mount of the machine, so a test would also see those that the tests beside
     it make and end at that moment, with their odd names.
     """
-    assert float(config.getini("timeout")) >= 5 * PATIENCE, (
-        "a wait is to fail before its test, and to say for what"
-    )
+    assert float(config.getini("timeout")) > 2 * PATIENCE, "a wait is to fail before its test, and to say for what"
     libc = ctypes.CDLL(None)
     if hasattr(config, "workerinput") and libc.unshare(_CLONE_NEWNS) == 0:
         # What is mounted here is seen by nobody else. What others unmount outside goes here, too, but not where
@@ -681,13 +679,29 @@ def force_unmount(path: Path) -> None:
 
 
 _EARLIER: set[int] = set()
+_HANDLED = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGPIPE,
+    signal.SIGTERM,
+    signal.SIGCHLD,
+)
 
 
 @pytest.fixture(autouse=True)
-def _own_environment() -> Iterator[None]:
-    """Give back the environment, which a program changes for itself that a test calls in this process."""
-    with mock.patch.dict(os.environ):
+def _own_process_state() -> Iterator[None]:
+    """Give back what is of the whole process: a program that a test calls here changes it for itself."""
+    handlers = {number: signal.getsignal(number) for number in _HANDLED}
+    umask = os.umask(0o077)
+    os.umask(umask)
+    with mock.patch.dict(os.environ), contextlib.chdir(os.curdir):
         yield
+    os.umask(umask)
+    for number, handler in handlers.items():
+        if signal.getsignal(number) != handler:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

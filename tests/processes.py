@@ -56,12 +56,18 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 
 
 class Process(subprocess.Popen[Any]):
-    """A Popen whose block does not wait for its end when the test has failed."""
+    """A Popen that is killed where its block fails; waits for its end give up after PATIENCE."""
 
     def __exit__(self, kind: type[BaseException] | None, *more: Any) -> None:
         if kind is not None:
             self.kill()
         super().__exit__(kind, *more)
+
+    def wait(self, timeout: float | None = PATIENCE) -> int:
+        return super().wait(timeout)
+
+    def communicate(self, input: Any = None, timeout: float | None = PATIENCE) -> tuple[Any, Any]:
+        return super().communicate(input, timeout)
 
 
 def marked(mark: str) -> dict[int, str]:

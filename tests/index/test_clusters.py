@@ -72,7 +72,7 @@ def drive(home: Path, *words: str, launcher: tuple[Any, ...] = (PYTHON,), code: 
         stderr=subprocess.STDOUT,
         env=environment(home),
         cwd=home,
-        timeout=4 * PATIENCE,
+        timeout=2 * PATIENCE,
         check=False,
     )
     text = done.stdout.decode(errors="replace")
