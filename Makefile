@@ -14,16 +14,16 @@ help:  ## show this list
 demo: setup  ## mount a set of real images and look around in it
 	$(BIN)/python .ci/demo.py
 
-# The tests run also when lint complains, and their summary comes last. Two processes run them, since most of their
-# time is that of other processes starting. Those of other people's tools are skipped where `make tools` has not
-# been typed, but not with WDSFS_REQUIRE_TOOLS.
+# The tests run also when lint complains, and their summary comes last. Three processes run them also on two
+# processors, since a part of their time is waiting for others. Those of other people's tools are skipped where
+# `make tools` has not been typed, but not with WDSFS_REQUIRE_TOOLS.
 test:  ## every check: lint, format, types, tests, ten minutes; ROOM=tar runs the tests of one room only
 	.ci/setup test
 	$(if $(WDSFS_REQUIRE_TOOLS),.ci/setup tools)
 	status=0; \
 	$(MAKE) --no-print-directory lint || status=1; \
 	echo '==> Tests'; \
-	$(BIN)/pytest -n 2 --dist worksteal $(if $(ROOM),tests/$(ROOM)) || status=1; \
+	$(BIN)/pytest -n 3 --dist worksteal $(if $(ROOM),tests/$(ROOM)) || status=1; \
 	exit $$status
 
 coverage: setup  ## the share of lines that tests without mounts and other programs run, in their own process

@@ -617,8 +617,8 @@ def _inherited_sockets(pid: int) -> list[int]:
 
 
 def test_more_shards_than_descriptors(program: Program) -> None:
-    """Shards are opened as needed and the longest unused closed; 600 of them under `ulimit -n 128`."""
-    for number in range(600):
+    """Shards are opened as needed and the longest unused closed; 300 of them under `ulimit -n 128`."""
+    for number in range(300):
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as tar:
             info = tarfile.TarInfo("a.txt")
@@ -631,9 +631,9 @@ def test_more_shards_than_descriptors(program: Program) -> None:
 
         resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
 
-    with program.mounted(f"{program.home}/n-{{000..599}}.tar", preexec_fn=limit) as mounted:
+    with program.mounted(f"{program.home}/n-{{000..299}}.tar", preexec_fn=limit) as mounted:
         for _ in range(2):
-            for number in range(600):
+            for number in range(300):
                 assert read(mounted.path / f"n-{number:03d}" / "a" / "txt") == b"%04d" % number
         assert mounted.status()["open_files"] <= 128
 

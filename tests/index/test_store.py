@@ -428,7 +428,7 @@ while True:
     )
     random.seed(7)
     before: dict[Shard, Summary] = {}
-    for _ in range(8):
+    for _ in range(4 * THOROUGH):
         process = sets.start(code, tmp_path / "index", *paths_of(shards))
         assert process.stdout is not None
         for _ in range(random.randrange(1, 100)):
@@ -1133,7 +1133,7 @@ def cut(good: bytes, seed: int) -> bytes:
     return good[: sizes[seed] if seed < len(sizes) else random.Random(seed).randrange(len(good))]
 
 
-@pytest.mark.parametrize(("spoil", "count"), [("spoil_pages", 24 * THOROUGH), ("cut", 15 + 3 * THOROUGH)])
+@pytest.mark.parametrize(("spoil", "count"), [("spoil_pages", 12 * THOROUGH), ("cut", 15 + 3 * THOROUGH)])
 def test_damaged_pages_never_crash_and_never_give_a_wrong_answer(tmp_path: Path, spoil: str, count: int) -> None:
     code = """
 import json, sys, warnings

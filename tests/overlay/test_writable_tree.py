@@ -629,7 +629,7 @@ class Cutting:
         self.promised[path] = self.mount.read(path)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40 * THOROUGH))
 def test_a_power_cut_takes_nothing_that_was_synced_nor_the_bytes_of_a_shard(samples: LowerTree, seed: int) -> None:
     with fast_directory() as home:
         Cutting(samples, home, seed).run()

@@ -27,7 +27,7 @@ from wdsfs.tree.tree import LowerTree, View
 
 NAMES = ("t-0", "t-1", "t-2", "t-3")
 COUNTS = (0, 1, 5, 40, 90)  # samples of a shard
-REQUESTS, CLIENTS = 50 * THOROUGH, 4  # for each client
+REQUESTS, CLIENTS = 25 * THOROUGH, 4  # for each client
 REQUESTS_OF_A_ROUND = 3  # that are answered before the writer changes another shard
 PAGES = (
     "/?at={n}",

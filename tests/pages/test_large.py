@@ -12,9 +12,10 @@ from tests import sets
 from tests.conftest import Program
 from tests.pages.viewing import Browser, Viewer, viewing
 from tests.processes import wait_until
+from tests.thorough import THOROUGH
 
 SAMPLES, SHARDS = 300_000, 4
-PAGES = 150
+PAGES = 60 * THOROUGH
 MEMORY = 200 << 20
 
 
