@@ -13,8 +13,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-
-import pytest
+from unittest import mock
 
 from tests.index import dying
 from wdsfs.cli.main import main
@@ -34,10 +33,10 @@ def wdsfs(*words: str) -> None:
 
 @contextlib.contextmanager
 def deadly(wanted: bool) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
+    with contextlib.ExitStack() as patches:
         if wanted:
-            patch.setattr(store, "build_file", dying.build_file)
-            patch.setattr(cluster_units, "write", dying.write)
+            patches.enter_context(mock.patch.object(store, "build_file", dying.build_file))
+            patches.enter_context(mock.patch.object(cluster_units, "write", dying.write))
         yield
 
 
