@@ -19,7 +19,7 @@ HEAD = """# Commands and options
 
 Written by `.ci/commands.py` from what `wdsfs COMMAND --help` says; a test compares. Every command has `-h`, \
 `--help`. Options that several commands have in the same words are explained once, at the \
-[end](#options-of-several-commands). `wdsfs man` shows all of this as a manual page, `wdsfs completion SHELL` \
+[end](#options-of-several-commands). The wheel brings it as a manual page (`man wdsfs`), `wdsfs completion` \
 completes it. What commands end with is in [exit codes](messages.md#exit-codes).
 """
 SHARED = 2  # commands that have to have an option in the same words, for it to be explained once

@@ -13,7 +13,7 @@ from tests import sets
 from tests.conftest import Program
 from wdsfs.cli import mount_helper
 from wdsfs.cli.mount_commands import mount
-from wdsfs.cli.mount_helper import translate
+from wdsfs.cli.mount_helper import own_options, translate
 from wdsfs.errors import UsageError
 
 SPEC = "/d/t-{0..9}.tar"
@@ -224,12 +224,12 @@ def test_the_lines_in_the_documentation_are_understood(spec: str, mountpoint: st
 def test_every_option_of_mount_can_be_written_in_fstab() -> None:
     """Except those that are for a user at a terminal."""
     known = {name.removeprefix("--") for one in mount.params for name in one.opts if name.startswith("--")}
-    assert known - {"foreground", "quiet", "read-only"} == mount_helper._OWN  # the last is "ro" there
+    assert known - {"foreground", "quiet", "read-only"} == {*own_options()}  # the last is "ro" there
 
 
 def test_there_are_such_lines() -> None:
     assert len(LINES) == 4
-    unnamed = [name for name in mount_helper._OWN if not re.search(rf"`{name}=?`", DEPLOYMENT)]
+    unnamed = [name for name in own_options() if not re.search(rf"`{name}=?`", DEPLOYMENT)]
     assert not unnamed, "docs/how-to/boot.md has a list of the options that fstab takes"
 
 

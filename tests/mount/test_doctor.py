@@ -381,36 +381,6 @@ def test_a_directory_of_another_user(place: Path, user: int, monkeypatch: pytest
     assert_remedy(doctor.check_mountpoint(str(place)), "fail", "not writable", "chown")
 
 
-@pytest.mark.parametrize(
-    ("fstype", "version", "allowed"),
-    [
-        ("ext4", (3, 14, 0), True),
-        ("fuse.sshfs", (3, 14, 0), True),
-        ("lustre", (3, 2, 6), False),
-        ("lustre", (3, 3, 0), True),
-        ("wekafs", (3, 14, 0), False),
-        ("wekafs", (3, 18, 0), True),
-        ("beegfs", (3, 14, 0), False),
-        ("beegfs", (3, 19, 0), True),  # not known yet
-        ("proc", (3, 14, 0), False),
-        ("proc", (3, 0, 0), True),  # there was no list yet
-        ("proc", (), True),
-        ("", (3, 14, 0), True),
-    ],
-)
-def test_file_systems_that_fusermount_allows(fstype: str, version: tuple[int, ...], allowed: bool) -> None:
-    assert doctor.mountable(fstype, version) == allowed
-
-
-def test_a_refused_file_system(place: Path, user: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mount_table, "filesystem_type", lambda path: "lustre")
-    finding = doctor.check_mountpoint(str(place), version=(3, 2, 6))
-    assert_remedy(finding, "fail", "3.2.6 lets no user mount over lustre", "fuse3 3.3 or newer, or a mount point")
-    monkeypatch.setattr(mount_table, "filesystem_type", lambda path: "beegfs")
-    finding = doctor.check_mountpoint(str(place), version=(3, 14, 0))
-    assert_remedy(finding, "fail", "over beegfs", "mktemp -d")
-
-
 def test_apparmor_confines_fusermount(tmp_path: Path, user: int, monkeypatch: pytest.MonkeyPatch) -> None:
     profile = tmp_path / "fusermount3"
     assert not doctor.confined("/srv/x", str(profile))

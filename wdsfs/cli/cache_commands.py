@@ -33,10 +33,6 @@ _GROUPS = {"remote": "remote shards", "unpacked": "unpacked shards", "images": "
 
 log = logging.getLogger("wdsfs")
 
-_index_dir_option = options.index_dir_option(
-    "The cache is beside this index.  [env WDSFS_INDEX_DIR; WDSFS_CACHE_DIR names another place]"
-)
-
 
 @click.command(cls=options.Command)
 @click.argument("urls", metavar="[URL...]", nargs=-1)

@@ -1,23 +1,19 @@
-"""The commands `help`, `man`, `completion` and `doctor`.
+"""The commands `help`, `completion` and `doctor`.
 
 The checks of the machine are in `mount/doctor.py` and `kernel/engine_checks.py`.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
-import shutil
-import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from wdsfs import __version__
 from wdsfs.cli.completion import SHELLS, commands, mount_points, script
 from wdsfs.cli.options import Command, Directory, index_dir_option, json_option, set_for_all, store_option
 from wdsfs.cli.output import on_terminal, say, show_page, write_json, write_page
@@ -28,7 +24,6 @@ from wdsfs.names import meant
 LAYOUTS = "layouts"  # a topic: its page is for users who have the program and no checkout
 
 _LINKS_INSIDE = re.compile(r"\[([^]]*)\]\(#[^)]*\)")  # of a page of Markdown: a terminal does not follow them
-_KEEP_LINES = "\b"  # click's mark of a paragraph whose lines are not filled
 
 
 # What people come for: what to type, and what that does.
@@ -276,107 +271,3 @@ def _show(findings: Sequence[MachineFinding], as_json: bool, code: int) -> None:
             if finding.remedy:
                 say(f"      -> {finding.remedy}")
     sys.exit(code if any(finding.level == "fail" for finding in findings) else 0)
-
-
-# --- the manual page -----------------------------------------------------------------------------------------
-#
-# Not by click-man: it makes a page for each command, fills the lines of examples, and leaves backslashes and dots
-# at the beginning of a line to roff.
-
-
-@click.command(cls=Command)
-@click.pass_context
-def man(ctx: click.Context) -> None:
-    """Show the manual page, all that --help says; if the output is no terminal, print it for `man` to read.
-
-    \b
-    Examples:
-      wdsfs man
-      wdsfs man > ~/.local/share/man/man1/wdsfs.1
-    """
-    above = ctx.find_root().command
-    assert isinstance(above, click.Group)
-    page = manual(above, __version__)
-    program = shutil.which("man") if on_terminal() else None
-    if program is None:
-        write_page(page)
-        return
-    sys.exit(subprocess.run([program, "--local-file", "-"], input=page.encode(), check=False).returncode)
-
-
-def manual(main: click.Group, version: str) -> str:
-    """Return the page, in roff for `man`; without a date, so that the same program gives the same page."""
-    top = click.Context(main, info_name="wdsfs", **main.context_settings)
-    summary, _, description = inspect.cleandoc(main.help or "").partition("\n\n")
-    lines = [
-        f'.TH WDSFS 1 "" "wdsfs {_roff_escaped(version)}" "User Commands"',
-        *(".SH NAME", f"wdsfs \\- {_roff_text(' '.join(summary.split()).rstrip('.'))}"),
-        *(".SH SYNOPSIS", ".B wdsfs", _roff_text(" ".join(main.collect_usage_pieces(top)))),
-        *(".SH DESCRIPTION", *_roff_paragraphs(description)),
-        *(".SH OPTIONS", *_manual_options(main, top)),
-        ".SH COMMANDS",
-    ]
-    for name in main.list_commands(top):
-        command = main.get_command(top, name)
-        if command is not None and not command.hidden:
-            lines += _manual_of(command, click.Context(command, info_name=name, parent=top))
-    epilog = inspect.cleandoc(main.epilog or "").replace(_KEEP_LINES + "\n", "")
-    if epilog:
-        lines += [".SH EXIT STATUS", *_roff_paragraphs(epilog.removeprefix("Exit codes: "))]
-    variables = sorted(set(_variables(main, top)))
-    if variables:
-        lines += [
-            ".SH ENVIRONMENT",
-            "Defaults of the options of these names:",
-            _roff_text(", ".join(variables)) + ".",
-        ]
-    return "\n".join([*lines, ""])
-
-
-def _manual_of(command: click.Command, context: click.Context) -> Iterator[str]:
-    yield f".SS wdsfs {_roff_escaped(str(context.info_name))}"
-    yield ".B wdsfs " + _roff_escaped(str(context.info_name))
-    yield _roff_text(" ".join(command.collect_usage_pieces(context)))
-    yield ".PP"
-    yield from _roff_paragraphs(inspect.cleandoc(command.help or ""))
-    yield from _manual_options(command, context)
-
-
-def _manual_options(command: click.Command, context: click.Context) -> Iterator[str]:
-    for param in command.get_params(context):
-        record = param.get_help_record(context) if isinstance(param, click.Option) else None
-        if record is not None and not (context.parent and param is command.get_help_option(context)):
-            yield ".TP"
-            yield f"\\fB{_roff_escaped(record[0])}\\fR"
-            yield _roff_text(" ".join(record[1].split()))
-
-
-def _roff_paragraphs(text: str) -> Iterator[str]:
-    """Yield the paragraphs of a help text; one with click's mark keeps its lines."""
-    for paragraph in re.split(r"\n\s*\n", text):
-        lines = paragraph.split("\n")
-        yield ".PP"
-        if lines[0].strip(" ") == _KEEP_LINES:
-            yield from (".nf", *(_roff_text(line) for line in lines[1:]), ".fi")
-        else:
-            yield _roff_text(" ".join(line.strip() for line in lines))
-
-
-def _variables(main: click.Group, top: click.Context) -> Iterator[str]:
-    for name in main.list_commands(top):
-        command = main.get_command(top, name)
-        for param in [] if command is None else command.params:
-            if isinstance(param.envvar, str):
-                yield param.envvar
-
-
-def _roff_text(line: str) -> str:
-    """Return a line of text in roff; one that begins with a dot or an apostrophe is no request."""
-    line = _roff_escaped(line)
-    return "\\&" + line if line.lstrip(" ").startswith((".", "'")) else line
-
-
-def _roff_escaped(text: str) -> str:
-    """Return text in roff whose backslashes, dashes and quotes can be copied from the page."""
-    escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("`", "\\(ga").replace("'", "\\(aq")
-    return escaped.replace("~", "\\(ti").replace("^", "\\(ha")

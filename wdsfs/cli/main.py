@@ -185,7 +185,6 @@ GROUPS: dict[str, dict[str, str]] = {
     "Help": {
         "doctor": "Check if this machine can mount, and say what to type if not.",
         "help": "Say what to type for a task; explain a command; find words.",
-        "man": "Show the manual page: the help of all commands.",
         "completion": "Print what makes a shell complete commands and paths.",
     },
 }
@@ -196,7 +195,7 @@ MODULES = {
     **dict.fromkeys(("info", "ls", "cat", "check"), "look_commands"),
     **dict.fromkeys(("diff", "restore"), "overlay_commands"),
     **dict.fromkeys(("status", "where", "refresh", "umount"), "live_commands"),
-    **dict.fromkeys(("doctor", "help", "man", "completion"), "help_commands"),
+    **dict.fromkeys(("doctor", "help", "completion"), "help_commands"),
     **dict.fromkeys(("cache", "fetch"), "cache_commands"),
 }
 ALIASES = {"unmount": "umount"}  # what else commands are called

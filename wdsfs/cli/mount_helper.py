@@ -13,36 +13,20 @@ from there to the installed `mount.wdsfs` has to be made by hand (docs/how-to/bo
 
 from __future__ import annotations
 
+import functools
 import getopt
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
+
+import click
 
 from wdsfs import names
 from wdsfs.errors import UsageError
 from wdsfs.spec import objects
 
 USAGE = "usage: mount.wdsfs SHARDS[::SHARDS...] MOUNTPOINT [-sfnv] [-o OPTION,...]"
-
-# Options of `wdsfs mount`, as they are written in fstab ("_" does for "-").
-_OWN_VALUES = frozenset(
-    (
-        *("split", "shard-id", "num-shards", "unpack", "unpack-memory", "cache-size", "trust"),
-        *("store-option", "fetch-memory"),
-        *("engine", "layout", "names", "index-dir", "jobs", "workers", "spin", "readahead", "push", "overlay"),
-        *("class-from", "class-names", "class-digits", "columns", "missing", "duplicates", "join", "associate"),
-        *("field", "base", "index-file", "keys"),
-    )
-)
-_OWN_FLAGS = frozenset(
-    (
-        *("merge", "lazy", "new", "index-tree", "ignore-case", "decode-members"),
-        *("ignore-zeros", "group-by-key", "allow-missing", "strict", "allow-pipe", "trust-shards"),
-    )
-)
-_OWN_EITHER = frozenset(("follow",))  # with a value or without
-_OWN = _OWN_VALUES | _OWN_FLAGS | _OWN_EITHER
 
 # What speaks to mount(8), to systemd or to a person. "rw" is among them because mount(8) adds it wherever
 # there is no "ro"; the last two lines are the kernel's business on file systems that can be written.
@@ -51,22 +35,24 @@ _NOT_FOR_US = frozenset(
         *("auto", "noauto", "defaults", "fail", "nofail", "_netdev", "rw"),
         *("user", "nouser", "users", "nousers", "owner", "noowner", "group", "nogroup"),
         *("atime", "noatime", "diratime", "nodiratime", "relatime", "norelatime", "strictatime"),
-        *(
-            "nostrictatime",
-            "lazytime",
-            "nolazytime",
-            "iversion",
-            "noiversion",
-            "mand",
-            "nomand",
-            "silent",
-            "loud",
-        ),
+        *("nostrictatime", "lazytime", "nolazytime", "iversion", "noiversion", "mand", "nomand"),
+        *("silent", "loud"),
     )
 )
+_FOR_TERMINALS = ("foreground", "quiet", "read-only")  # the last is "ro" here
 _NOT_FOR_US_EITHER = ("x-", "X-", "comment=", "user=", "helper=", "uhelper=")  # starts of options
 
 LONGEST_SOURCE = 1000  # characters; mount(2) takes less than a page
+
+
+@functools.cache
+def own_options() -> Mapping[str, click.Option]:
+    """Return the options of `wdsfs mount` as they are written in fstab ("_" does for "-"), by their names."""
+    from wdsfs.cli.mount_commands import mount
+
+    options = [param for param in mount.params if isinstance(param, click.Option)]
+    named = {name[2:]: option for option in options for name in option.opts if name.startswith("--")}
+    return {name: option for name, option in named.items() if name not in _FOR_TERMINALS}
 
 
 class Call(NamedTuple):
@@ -129,8 +115,8 @@ def translate(argv: Sequence[str]) -> Call:
         raise UsageError(f"shards and a mount point are needed; {USAGE}")
     spec, mountpoint = places
     given = [option for flag, value in flags for option in _options_of(flag, value)]
-    own = [_own(option) for option in given if _name(option) in _OWN]
-    passed = [option for option in given if _name(option) not in _OWN]
+    own = [_own(option) for option in given if _name(option) in own_options()]
+    passed = [option for option in given if _name(option) not in own_options()]
     for option in passed:
         _refuse_misspelt(option)
     passed += _source_option(spec, passed)
@@ -147,7 +133,7 @@ def _refuse_misspelt(option: str) -> None:
     from wdsfs.mount.mountpoint import known_options
 
     known, name = {name.rstrip("=") for name in known_options()} | _NOT_FOR_US, option.partition("=")[0]
-    meant = "" if name in known else names.meant(_name(option), sorted(_OWN | known))
+    meant = "" if name in known else names.meant(_name(option), sorted({*own_options()} | known))
     if meant:
         raise UsageError(f"-o {option}: no such option{meant}")
 
@@ -187,11 +173,11 @@ def _name(option: str) -> str:
 def _own(option: str) -> str:
     """Return the argument of `wdsfs mount` for one of our own options. Raises UsageError."""
     name, (_, equals, value) = _name(option), option.partition("=")
-    if name in _OWN_FLAGS:
+    if own_options()[name].is_flag:
         if equals:
             raise UsageError(f"-o {name} takes no value")
         return f"--{name}"
-    if name in _OWN_EITHER and not equals:
+    if name == "follow" and not equals:
         return f"--{name}"
     if not value:
         raise UsageError(f"-o {name} needs a value: {name}=...")

@@ -35,27 +35,6 @@ CAP_SYS_ADMIN = 21
 LITTLE_SPACE = 1 << 28  # bytes; the index of some ten million members, by the size of the packed records
 FEW_FILES = 4096  # open files; many machines still start a shell with 1024, but let it raise that itself
 
-# The file systems that fusermount3 lets a user mount over, with the libfuse release that added each (libfuse,
-# util/fusermount.c, the history of f_type_whitelist up to 3.18.2). Before 3.2.5 there was no such list; root
-# is never refused. Lustre and GPFS are on it since 3.3: "forbidden" there means fuse 2 or an old fuse 3.
-_SINCE_THE_START = """
-    aufs btrfs ceph devtmpfs ecryptfs ext2 ext3 ext4 f2fs fuse fuseblk gfs2 jffs2 jfs ncpfs nfs nfs4 nilfs2
-    ntfs overlay reiserfs squashfs tmpfs ubifs virtiofs xfs zfs
-"""
-LAST_KNOWN_RELEASE = (3, 18, 2)
-MOUNTABLE_SINCE: Mapping[str, tuple[int, ...]] = {
-    **dict.fromkeys(_SINCE_THE_START.split(), (3, 2, 5)),
-    **dict.fromkeys(("autofs", "bcachefs", "msdos", "vfat"), (3, 2, 6)),
-    **dict.fromkeys(("gpfs", "lustre"), (3, 3)),
-    **dict.fromkeys(("afs", "hfsplus"), (3, 4, 2)),
-    **dict.fromkeys(("cifs", "smb3"), (3, 5)),
-    **dict.fromkeys(("ufsd",), (3, 7)),
-    **dict.fromkeys(("exfat",), (3, 10, 2)),
-    **dict.fromkeys(("ntfs3",), (3, 16, 2)),
-    **dict.fromkeys(("panfs", "ramfs"), (3, 17, 1)),
-    **dict.fromkeys(("wekafs",), (3, 18)),
-}
-
 
 def diagnose(place: str | None = None, index_dir: str | None = None) -> list[MachineFinding]:
     """Return the findings of all checks, and that of a mount point, `place`, when it is given.
@@ -388,11 +367,8 @@ def _nearest_existing(path: Path) -> Path:
 # -- a mount point -------------------------------------------------------------------------------------------
 
 
-def check_mountpoint(path: str, version: tuple[int, ...] | None = None) -> MachineFinding:
-    """Check if `path` can be mounted on, or is a mount: by the checks of `mount`, and those of fusermount3.
-
-    `version` is that of fusermount3; it is asked when needed.
-    """
+def check_mountpoint(path: str) -> MachineFinding:
+    """Check if `path` can be mounted on, or is a mount: by the checks of `mount`, and those of fusermount3."""
     name = f"mount point {path}"
     place = canonical(path)
     try:
@@ -405,7 +381,7 @@ def check_mountpoint(path: str, version: tuple[int, ...] | None = None) -> Machi
         remedy = obstacle.remedy or f"choose another directory; see: ls -ld {shlex.quote(path)}"
         return MachineFinding(name, "fail", obstacle.text, remedy)
     if os.geteuid() != 0:
-        problem = _user_problem(path, os.stat(path), version)
+        problem = _user_problem(path, os.stat(path))
         if problem:
             return MachineFinding(name, "fail", *problem)
         if confined(path):
@@ -430,34 +406,14 @@ def _check_mounted(name: str, place: str) -> MachineFinding:
     return MachineFinding(name, "warn", f"{here}, but its process is gone or silent", mount.remedy)
 
 
-def _user_problem(path: str, status: os.stat_result, version: tuple[int, ...] | None) -> tuple[str, str] | None:
+def _user_problem(path: str, status: os.stat_result) -> tuple[str, str] | None:
     """Return why fusermount3 would refuse this directory to an ordinary user, and the remedy; None if not."""
     quoted = shlex.quote(path)
     if status.st_mode & stat.S_ISVTX and status.st_uid != os.geteuid():
         return "shared by many users (sticky) and not yours", f"mkdir {quoted}/mine, and mount there"
     if not os.access(path, os.W_OK):
         return "not writable for you, so fusermount3 refuses it", f"sudo chown $USER {quoted}"
-    fstype = mount_table.filesystem_type(path)
-    version = fusermount_version() if version is None else version
-    if mountable(fstype, version):
-        return None
-    since = MOUNTABLE_SINCE.get(fstype)
-    newer = f"fuse3 {host.version_text(since)} or newer, or " if since else ""
-    return (
-        f"fusermount3 {host.version_text(version)} lets no user mount over {fstype}",
-        f"{newer}a mount point on a local disk: mktemp -d",
-    )
-
-
-def mountable(fstype: str, version: tuple[int, ...]) -> bool:
-    """Return True if this version of fusermount3 lets a user mount over this file system type.
-
-    True also if that is unknown: a false alarm is worse than fusermount3's own message.
-    """
-    if not fstype or not version or version < (3, 2, 5):
-        return True
-    since = MOUNTABLE_SINCE.get("fuse" if fstype.startswith("fuse.") else fstype)
-    return version >= since if since else version > LAST_KNOWN_RELEASE
+    return None
 
 
 def confined(path: str, profile: str = "/etc/apparmor.d/fusermount3") -> bool:
