@@ -69,7 +69,7 @@ def test_an_index_is_written_renewed_and_refused(program: Program) -> None:
     (home / "a/s3.tar").write_bytes(sets.content(3))
     done = program.run("index", "a/s{0..3}.tar")
     assert done.stderr.decode() == (
-        f"wdsfs: warning: {home}/a/set.wdsidx: 1 of its 3 shards are not as it has them ({home}/a/s1.tar) and are "
+        f"wdsfs: warning: {home}/a/set.wdsidx: 1 of its 3 shards have changed since it was written ({home}/a/s1.tar) and are "
         f"indexed; renew it: wdsfs index --update {home}/a/set.wdsidx\n"
     )
     afresh(program)
@@ -237,7 +237,7 @@ def test_in_a_store_with_listings(program: Program, seaweedfs: Server) -> None:
     afresh(program)
     done = program.run("index", "--json", f"{url}/")
     assert json.loads(done.stdout)["rebuilt"] == 1
-    assert f"{url}/set.wdsidx: 1 of its 3 shards are not as it has them".encode() in done.stderr
+    assert f"{url}/set.wdsidx: 1 of its 3 shards have changed since it was written".encode() in done.stderr
     remove(f"{place}/set.wdsidx")
     assert f"{url}/set.wdsidx".encode() in program.run("ls", f"{url}/set.wdsidx", code=3).stderr
 

@@ -128,10 +128,10 @@ def test_end_marks_and_global_headers_by_turns_take_no_memory(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("extension", "why"),
     [
-        (tars.pax({b"path": b"x" * (NAME_MAX + 1)}), "its name has 4,096 bytes, and 4,095 is the most"),
-        (tars.gnu_long(b"x" * (NAME_MAX + 1)), "its name has 4,096 bytes, and 4,095 is the most"),
-        (tars.gnu_long(b"x" * (NAME_MAX + 1), b"K"), "its target has 4,096 bytes, and 4,095 is the most"),
-        (tars.pax({b"path": b"x/" * DEPTH_MAX + b"/x"}), "its name has 257 folders, and 256 is the most"),
+        (tars.pax({b"path": b"x" * (NAME_MAX + 1)}), "its name has 4,096 bytes, and the limit is 4,095"),
+        (tars.gnu_long(b"x" * (NAME_MAX + 1)), "its name has 4,096 bytes, and the limit is 4,095"),
+        (tars.gnu_long(b"x" * (NAME_MAX + 1), b"K"), "its target has 4,096 bytes, and the limit is 4,095"),
+        (tars.pax({b"path": b"x/" * DEPTH_MAX + b"/x"}), "its name has 257 folders, and the limit is 256"),
     ],
 )
 def test_a_member_beyond_a_bound_is_left_out_and_named(extension: bytes, why: str) -> None:
@@ -157,7 +157,7 @@ def test_a_global_header_over_the_bound_ends_the_shard() -> None:
     assert one.paths() == [b"a"]
     (problem,) = one.problems
     where = f"the global PAX header that ends at offset {len(A) + len(long)}"
-    assert problem.text == f"{where} sets for all members after it a path of 513 bytes; 512 is the most"
+    assert problem.text == f"{where} sets for all members after it a path of 513 bytes; the limit is 512"
 
 
 def test_a_short_global_path_names_every_member() -> None:

@@ -964,7 +964,7 @@ def test_somebody_elses_environment_is_replaced(tmp_path: Path) -> None:
     directory.mkdir()
     with lmdb.open(str(directory), map_size=1 << 30) as env, env.begin(write=True) as txn:
         txn.put(b"something", b"else")
-    with opened(directory, "is no index of wdsfs") as index:
+    with opened(directory, "are not an index of wdsfs") as index:
         refresh(index, shards)
         sets.check(index, shards)
 

@@ -82,7 +82,7 @@ def run(batch: Batch) -> list[Outcome]:
     """Work at the units of a batch, one after another. Raises ExecutorUnusable."""
     if batch.version != version():
         raise ExecutorUnusable(
-            f"{here()} has wdsfs {version()}, and the command is of {batch.version}: install the same one there, "
+            f"{here()} has wdsfs {version()}, and this command {batch.version}: install the same version there, "
             "and start the workers again"
         )
     with _options.held(batch.environment):
@@ -91,9 +91,7 @@ def run(batch: Batch) -> list[Outcome]:
 
 @functools.cache
 def version() -> str:
-    """Return the version of wdsfs that this process has, with a sum of its sources, which differ within one
-    version.
-    """
+    """Return the version of wdsfs in this process, with a checksum of its sources."""
     total = 0
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         total = zlib.crc32(file.read_bytes(), total)
@@ -116,7 +114,7 @@ def on_shard(unit: tuple[Callable[[Any], Any], SeenShard, Any]) -> Any:
 
 
 def agree(seen: SeenShard) -> Fingerprint:
-    """Return the fingerprint of a shard here; it is of the content that the driver sees.
+    """Check that this worker sees the driver's shard; return its fingerprint here.
 
     Raises StaleMount, UnreadableShard.
     """
@@ -134,7 +132,7 @@ def agree(seen: SeenShard) -> Fingerprint:
     if not seen.is_same(now):
         raise StaleMount(
             f"{shown}: {here()} sees another file ({now.size:,} bytes, this machine {seen.fingerprint.size:,}; "
-            "or another time): is its mount stale, or of another place?"
+            "or another time): check that it has the same file system mounted, and not a stale copy"
         )
     return now
 
@@ -161,7 +159,7 @@ def _portable(error: Exception) -> Exception:
 
 
 class _Options:
-    """The options of the batches that are worked at; those with others wait."""
+    """The options of the batches in work; batches with other options wait."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -197,7 +195,7 @@ class _Options:
         self._now = environment
         shards = sys.modules.get("wdsfs.remote.shard_paths")
         if changed and shards is not None:
-            shard_paths.close()  # its fetcher has the options of before
+            shard_paths.close()  # its fetcher has the earlier options
 
 
 _options = _Options()

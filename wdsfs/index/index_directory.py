@@ -73,7 +73,7 @@ def open_or_replace(home: Path, notices: list[str]) -> lmdb.Environment:
             return env
         env.close()
         if not version.isdigit():  # that of another release is made again without a word: it is a cache
-            notices.append(f"what lies in {home} is no index of wdsfs; it is replaced")
+            notices.append(f"the files in {home} are not an index of wdsfs; they are replaced")
     remove(home)
     return open_env(home)
 
@@ -257,7 +257,7 @@ def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
 
 log = logging.getLogger(__name__)
 
-_open: dict[Path, IndexDirectory] = {}  # by path: those that this process has open
+_open: dict[Path, IndexDirectory] = {}  # the open ones of this process, by path
 
 
 class IndexDirectory:
@@ -301,7 +301,7 @@ class IndexDirectory:
             _open[self.path] = self
 
     def join(self) -> IndexDirectory:
-        """Return this, for one more user in this process."""
+        """Return this directory for one more user in this process."""
         self._users += 1
         return self
 
@@ -349,6 +349,7 @@ class IndexDirectory:
         log.warning("%s", notice)
 
     def log_notices(self) -> None:
+        """Log the notices as warnings."""
         for notice in self.notices:
             log.warning("%s", notice)
 

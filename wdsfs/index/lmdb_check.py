@@ -68,6 +68,7 @@ class Meta(NamedTuple):
 
     @property
     def page_size(self) -> int:
+        """The size of a page in bytes."""
         return self.free.pad
 
 
@@ -312,9 +313,9 @@ def _keys(nodes: _Nodes, free: bool) -> NDArray[Any]:
     width = max(int(nodes.key_sizes.max()), 1)
     _require(width <= KEY_MAX, "a key is too long")
     if free:
-        said = np.ones(len(nodes.at), dtype=bool)
-        said[nodes.starts[:-1]] = not nodes.branch
-        _require(bool((nodes.key_sizes[said] == 8).all()), "a list of free pages makes no sense")
+        has_key = np.ones(len(nodes.at), dtype=bool)
+        has_key[nodes.starts[:-1]] = not nodes.branch
+        _require(bool((nodes.key_sizes[has_key] == 8).all()), "a list of free pages makes no sense")
         return _gather(nodes.words, nodes.at + _NODE, 8).view(np.uint64).ravel()
     keys = _gather(nodes.words, nodes.at + _NODE, width)
     keys[np.arange(width) >= nodes.key_sizes[:, None]] = 0

@@ -104,7 +104,7 @@ class _Verdict(NamedTuple):
 
 
 class PortableIndex:
-    """One file. `rows` are its rows by the paths that it has for its shards; those of a set may lie elsewhere."""
+    """A portable index. `rows` are its rows by the paths of its shards; the shards of a set may lie elsewhere."""
 
     def __init__(self, file: IndexFile, rows: Mapping[bytes, int]) -> None:
         self.file = file
@@ -146,7 +146,7 @@ class PortableIndex:
         )
         return shared[-1][1] if shared[-1][0] > shared[-2][0] else None
 
-    # --- if it is still true
+    # --- comparing shards
 
     def match(self, number: int, path: bytes, now: Fingerprint) -> Match:
         """Compare the shard at `path`, with its present fingerprint, with a row; no headers are read."""
@@ -165,7 +165,7 @@ class PortableIndex:
         return match
 
     def settle(self, number: int, path: bytes, now: Fingerprint, record: Record) -> Match:
-        """Compare as `match` does, and settle what is left open by a look at the headers."""
+        """Compare as `match` does; if that leaves it open, compare headers."""
         match = self.match(number, path, now)
         if match is Match.PERHAPS:
             match = Match.MOVED if _was_moved(path, now, record) else Match.OTHER
@@ -215,7 +215,7 @@ class PortableIndex:
             if number in self._sound:
                 return Record(view, verify=False)
             if len(view) != row.length or int.from_bytes(view[8:16], "little") != row.crc:
-                raise record_check.UnsoundRecord("its checksum is another one")
+                raise record_check.UnsoundRecord("its checksum is wrong")
             record = record_check.opened(view)
             if record.fingerprint != (row.size, row.mtime_ns, 0):
                 raise record_check.UnsoundRecord("it is of a shard of another size or time")
@@ -223,7 +223,7 @@ class PortableIndex:
                 raise record_check.UnsoundRecord("its row has other counts")
         except ValueError as error:
             log.warning(
-                "%s: the record of %s is damaged: %s; the shard is indexed; write the file again: "
+                "%s: the record of %s is damaged: %s; so the shard is indexed; write the file again: "
                 "wdsfs index --update %s",
                 *(self, row.path, error, self),
             )
@@ -237,10 +237,7 @@ class PortableIndex:
 
 
 def _shared(parts: Sequence[bytes], path: bytes) -> int:
-    """Return the number of last components that two paths share.
-
-    The first one is given as its components, reversed.
-    """
+    """Return how many last components a path shares with `parts`, the reversed components of another path."""
     count = 0
     for mine, theirs in zip(parts, path.split(b"/")[::-1], strict=False):
         if mine != theirs:
@@ -253,10 +250,7 @@ def _shared(parts: Sequence[bytes], path: bytes) -> int:
 
 
 def _was_moved(path: bytes, now: Fingerprint, record: Record) -> bool:
-    """Return True if some headers of the shard at `path` are those of a record.
-
-    Of a file some, of an object the last.
-    """
+    """Return True if headers of the shard at `path` are a record's: some of a file, the last of an object."""
     try:
         shard = shard_paths.open_shard(path)
         try:
@@ -396,9 +390,9 @@ class Portables:
             file.refuse(number)
 
     def remarks(self, stale: Iterable[Shard], exact: bool = False) -> Iterator[str]:
-        """Yield one line for each file that lists some of these shards, which had to be indexed all the same.
+        """Yield a line for each file that lists some of these shards, but in another state.
 
-        Those whose records are only to be copied are not meant. `exact` as in `numbers`.
+        Shards whose records only have to be copied are not counted. `exact` as in `numbers`.
         """
         if not self.files:
             return
@@ -414,7 +408,7 @@ class Portables:
                 more = ", ..." if len(listed) > NAMED_MAX else ""
                 count = f"{len(listed):,} of its {len(file.file):,} shards"
                 yield (
-                    f"{file}: {count} are not as it has them ({shown}{more}) and are indexed; "
+                    f"{file}: {count} have changed since it was written ({shown}{more}) and are indexed; "
                     f"renew it: wdsfs index --update {file}"
                 )
 
@@ -434,7 +428,7 @@ def path_of(key: bytes) -> bytes:
 def attached(shards: Sequence[Shard]) -> Portables:
     """Return the indexes for these shards: those that list them, those of WDSFS_INDEX_FILE, and those beside them.
 
-    What cannot be used is left out with a warning. Raises MissingShard for one that was named and is not there.
+    An unusable index is left out with a warning. Raises MissingShard for a named index that is not there.
     """
     files: dict[str, PortableIndex] = {}
     for path in dict.fromkeys(shard.index_file for shard in shards if shard.index_file):
@@ -457,7 +451,7 @@ def _add(files: dict[str, PortableIndex], path: str) -> None:
     except MissingShard:
         raise
     except OtherVersion as error:
-        log.warning("%s: what is in it %s; it is not used; renew it: wdsfs index --update %s", path, error, path)
+        log.warning("%s: its content %s; it is not used; renew it: wdsfs index --update %s", path, error, path)
     except (SpecError, ShardError) as error:
         log.warning("%s; the shards are indexed without it", error)
 
@@ -488,8 +482,7 @@ def _listed_in_store(directory: bytes) -> list[str]:
 
 
 def _is_trusted(path: bytes, shards: Sequence[Shard]) -> bool:
-    """Return True for a file of this user, of root, or of the owner of the shards beside it, which only they can
-    write.
+    """Return True for a file that only this user, root, or the owner of the shards beside it can have written.
 
     The owner of the shards could change these instead; others who may put a file into the directory could not.
     """
@@ -510,7 +503,7 @@ def _is_trusted(path: bytes, shards: Sequence[Shard]) -> bool:
     if stat.S_ISREG(status.st_mode) and owned and (who.everyone or not open_to_others):
         return True
     log.warning(
-        "%s is not used: somebody may have written it who cannot write the shards; if it is right, name it with "
+        "%s is not used: users who cannot write the shards can write it; if you trust it, name it with "
         "--index-file",
         os.fsdecode(path),
     )

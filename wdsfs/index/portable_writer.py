@@ -158,7 +158,7 @@ def _known(path: bytes) -> tuple[Fingerprint, str, str]:
     fingerprint = shard_paths.look(path)
     if is_remote(path):
         if shard_paths.url_of(path).is_program:
-            raise UsageError(f"{os.fsdecode(path)}: the output of a command cannot be found again by an index")
+            raise UsageError(f"{os.fsdecode(path)}: is the output of a command, which an index cannot list")
         pin = shard_paths.pin_of(path)
         return fingerprint, pin.etag, pin.version
     # On a file system with times of whole seconds a change within the same second would not be seen elsewhere.
@@ -176,7 +176,7 @@ def checked_target(text: str) -> bytes:
         raise UsageError(f"{text}: the name of an index of shards ends in {SUFFIX}")
     path = os.fsencode(index_file.where(text))
     if not is_remote(path) and not os.path.isdir(os.path.dirname(path)):
-        raise UsageError(f"{text}: there is not a directory {os.fsdecode(os.path.dirname(path))}")
+        raise UsageError(f"{text}: there is no directory {os.fsdecode(os.path.dirname(path))}; make it first")
     return path
 
 
@@ -211,6 +211,7 @@ def _send(writer: PortableWriter, target: bytes) -> int:
             shard_paths.upload(target, file.fileno(), replaces, lambda: None)
         except (ObjectExists, ObjectChanged):
             raise IndexUnusable(
-                f"{os.fsdecode(target)}: somebody else has written it meanwhile; it was left unchanged"
+                f"{os.fsdecode(target)}: another program has written it meanwhile; it was left unchanged; repeat "
+                "the command if you want to replace it"
             ) from None
         return os.fstat(file.fileno()).st_size

@@ -314,6 +314,7 @@ class _Processes:
                 process.kill()
 
     def close(self) -> None:
+        """Wait for the end of all processes."""
         while self._all:
             self._bury(self._all[-1])
 
@@ -330,9 +331,9 @@ class _Processes:
 
 
 def work() -> None:
-    """Run the main loop of a process of the pool, until its parent closes the pipe, or ends.
+    """Run the main loop of a process of the pool, until its parent closes the pipe.
 
-    The latter at once, also in the middle of a shard: whoever ends a command has its processors back.
+    When the parent dies it ends at once, also in the middle of a shard.
     """
     requests, replies = sys.stdin.buffer, sys.stdout.buffer
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

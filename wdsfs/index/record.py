@@ -124,7 +124,7 @@ class _SortedMembers(NamedTuple):
     members: memoryview
 
     def of(self, number: int) -> list[int]:
-        """Return those with this extension."""
+        """Return the members with this extension."""
         rows = equal_range(self.numbers, number)
         return self.members[rows.start : rows.stop].tolist()
 
@@ -237,9 +237,7 @@ class Record:
         self._sorted: _SortedMembers | None = None
         self.fingerprint = Fingerprint(*meta["fingerprint"])
         self.ends: list[int] = meta["ends"]
-        self.compression: str | None = meta.get(
-            "compression"
-        )  # of the shard (`tar/streams.py`); None: a plain tar
+        self.compression: str | None = meta.get("compression")  # None for a plain tar (`tar/streams.py`)
         self.folders: int = meta["folders"]
         self.entries: int = meta["entries"]
         self.members: int = meta["members"]
@@ -251,8 +249,7 @@ class Record:
         self.unshown = [Problem(*member) for member in meta["unshown"]]
         self.unshown_count: int = meta["unshown_count"]
         self.has_links: bool = meta["links"]
-        # Only with options of `reading.Reading`: end marks with tars after them, samples with members not
-        # adjacent.
+        # Only with options of `names.Reading`: end marks with tars after them, samples with members not adjacent.
         self.end_marks: int = meta.get("end_marks", 0)
         self.apart: int = meta.get("apart", 0)
         # Of a record that was derived from others (`tree/view_record.py`): where its members are. Else None.
@@ -264,7 +261,7 @@ class Record:
         self.is_plain = not (self.has_links or "symlink.member" in column or "linked.member" in column)
 
     def check_is_tar(self, path: str) -> None:
-        """Raise NotATar if the file, which is at `path`, is something else."""
+        """Raise NotATar if the file, which is at `path`, is not a tar."""
         if not self.members and self.problems and self.problems[0].kind in NO_TAR:
             raise NotATar(f"{path}: {self.problems[0].text}")
 
@@ -306,7 +303,7 @@ class Record:
     def checksum(self) -> str:
         """Return a checksum of everything in the headers of the shard: names, places, sizes, times, links.
 
-        Any other file with the same headers has the same one. The content of members does not count.
+        Every file with the same headers has the same checksum. The content of members does not count.
         """
         digest = hashlib.blake2b(json.dumps([self.ends, self.problem_count, list(self.column)]).encode())
         for name in self.column:
@@ -486,6 +483,7 @@ class Record:
     # --- members
 
     def member(self, member: int) -> Member:
+        """Return place, size and time of a member."""
         head = self._head[member] * headers.BLOCK
         return Member(head, head + self._body[member] * headers.BLOCK, self._size[member], self.mtime_ns(member))
 
@@ -517,6 +515,7 @@ class Record:
         return self._size[member], self.mtime_ns(member)
 
     def mtime_ns(self, member: int) -> int:
+        """Return the time (ns) of a member."""
         return self._mtime[0 if self._same_time else member] * self._time_unit
 
     def file_names(self, members: range) -> list[bytes]:
@@ -558,6 +557,7 @@ class Record:
         return np.asarray(self.entry_member[entries.start : entries.stop])
 
     def extension(self, member: int) -> bytes:
+        """Return the extension of a member."""
         number = self._extension[member]
         return self._few_extensions[number] if number < EXTENSIONS_KEPT else self.extension_name[number]
 
@@ -589,7 +589,7 @@ class Record:
                 yield from self.find_members(entry, extension)
 
     def _sorted_members(self, key: tuple[int, bytes | None], entries: Callable[[], list[int]]) -> _SortedMembers:
-        """Return the members of samples by extension, made once while the same ones are asked for."""
+        """Return the members of samples by extension; the last result is cached."""
         if self._sorted is None or self._sorted.key != key:
             chosen = [entry for entry in entries() if not self.entry_flags[entry] & STRAY]
             members = np.concatenate([np.arange(*self.entry_member[entry : entry + 2]) for entry in chosen])

@@ -120,7 +120,7 @@ def adopted(data: bytes, fingerprint: Fingerprint) -> bytes:
     try:
         theirs = Record(data).fingerprint
     except (ValueError, KeyError, TypeError) as error:
-        raise StaleMount(f"a worker has sent what is no record: {error}") from None
+        raise StaleMount(f"a worker has sent a malformed record: {error}") from None
     if theirs == fingerprint:
         return data
     if theirs[:2] != fingerprint[:2]:
@@ -135,12 +135,12 @@ def build(
     reading: Reading = PLAIN,
     compression: str | None = None,
 ) -> bytes:
-    """Return the record of the shard whose tar is `fd`, read so.
+    """Return the record of the shard whose tar is `fd`, with the options `reading`.
 
-    `fingerprint` is that of the file before it was read, `problem` what is wrong with it besides, `compression`
-    that of the file; they are stored as they are. A damaged shard gives a record of what is intact, with the
-    damage in `Record.problems`. Raises OSError when the file cannot be read, CorruptShard when it has more members
-    than a record can number.
+    `fingerprint` is that of the file before it was read, `problem` a problem that is known already, `compression`
+    that of the file; all three are stored. A damaged shard gives a record of the intact part, with the damage in
+    `Record.problems`. Raises OSError when the file cannot be read, CorruptShard when it has more members than a
+    record can number.
     """
     problems = Problems([] if problem is None else [problem])
     draft = MemberDraft(reading.group_by_key, size_of(fd))
@@ -186,7 +186,7 @@ def derive(source: DerivedMembers, fingerprint: Fingerprint, view: dict[str, Any
 
 def _check_count(members: int) -> None:
     if members > INDEX_MAX:
-        raise CorruptShard(f"more than {INDEX_MAX} members in one shard")
+        raise CorruptShard(f"more than {INDEX_MAX:,} members in one shard; split it")
 
 
 def _pack(draft: MemberDraft, problems: Problems, sections: Sections) -> dict[str, Any]:

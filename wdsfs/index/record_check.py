@@ -1,8 +1,8 @@
 """Checks a record that others have made: its sections fit together, and nothing in it leads outside.
 
-A checksum finds damage, not intent: the writer of a portable index can make a right one for any bytes. A record
-that passes here makes no question to it fail, loop or take more memory than the record has bytes. Whether it
-is true of its shard is for `index/portable.py` to check.
+A checksum finds damage, not intent: the writer of a portable index can make a right checksum for any bytes. No
+method of a record that passes here fails, loops or takes more memory than the record has bytes. Whether it is true
+of its shard is for `index/portable.py` to check.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def opened(buffer: Any) -> Record:
     except UnsoundRecord:
         raise
     except (*MALFORMED, OverflowError) as error:
-        raise UnsoundRecord(f"it is no record ({error})") from None
+        raise UnsoundRecord(f"it is not a record ({error})") from None
     return record
 
 

@@ -109,10 +109,9 @@ def rows_with_sum(
     key: tuple[int, bytes],
     key_of: Callable[[int], tuple[int, bytes]],
 ) -> range:
-    """Return the places in `order` with this sum, from the one on that has this parent and name, if any has them.
+    """Return the places in `order` with this sum, from the first on whose key (parent and name) is `key` or later.
 
-    Nearly always one at most. Those of equal sums, of which a hostile shard has many, are in the order of their
-    keys.
+    Nearly always one at most. Places of equal sums, of which a hostile shard has many, are in the order of keys.
     """
     rows = equal_range(sums, crc)
     if len(rows) < 2:

@@ -67,7 +67,7 @@ def begin(shard: OpenShard) -> None:
 
 
 def reader_of(shard: OpenShard, tar: TarBytes, together: int = 1) -> TarBytes:
-    """Return what a scan reads of a shard that is open. `tar` is what is read of it else."""
+    """Return the reader of an open shard for a scan. `tar` is the reader for anything else."""
     return ScanReader(shard, together) if tar is shard and not isinstance(shard, int) else tar
 
 
@@ -80,11 +80,10 @@ def build_file(
     open_file: Callable[[bytes], OpenShard] = open_shard,
     together: int = 1,
 ) -> bytes:
-    """Return the record of the shard at `path`, read so; `open_file` opens it.
+    """Return the record of the shard at `path`, with the options `reading`; `open_file` opens it.
 
-    `together` is how many remote shards are read at the same time. Raises MissingShard or UnreadableShard when
-    there is nothing to read, or when it is written to for longer than `PATIENCE_SECONDS`. A damaged shard gives a
-    record.
+    `together` is how many remote shards are read at the same time. Raises MissingShard or UnreadableShard, also
+    for a shard that is written to for longer than `PATIENCE_SECONDS`. A damaged shard gives a record.
     """
     if shard_paths.is_remote(path):
         return _build_remote(path, reading, open_file, together)
@@ -115,7 +114,7 @@ def _build_when_quiet(fd: int, path: bytes, reading: Reading) -> bytes:
 
 
 def _build_remote(path: bytes, reading: Reading, open_file: Callable[[bytes], OpenShard], together: int) -> bytes:
-    """Read a remote shard; an open one never changes, and is opened again when its store has another one."""
+    """Read a remote shard; an open one never changes, and is opened again when its store has a new version."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         shard = open_file(path)
@@ -128,7 +127,7 @@ def _build_remote(path: bytes, reading: Reading, open_file: Callable[[bytes], Op
                 return record_builder.build(scanned, seen, problem, reading, kind)
         except StaleShard as error:
             if time.monotonic() > deadline:
-                raise UnreadableShard(f"{error}, each time that it is read") from None
+                raise UnreadableShard(f"{error}, each time it is read; try again when it is complete") from None
             time.sleep(PAUSE_SECONDS)
             shard_paths.look_again(path)
         except OSError as error:
@@ -152,12 +151,14 @@ def _wait_for_writer(path: bytes, deadline: float) -> None:
 # not changed for this time. Of a compressed one the end cannot be seen, so it has to rest first.
 SETTLED_SECONDS, RESTED_SECONDS = 30.0, 5.0
 AHEAD_SECONDS = 60.0  # of a time ahead of this clock by more than that nothing can be concluded
-BEING_WRITTEN = f"it may be being written; it is shown when it ends, or has not changed for {SETTLED_SECONDS:g} s"
+BEING_WRITTEN = (
+    f"a program may be writing it; it is shown when it is complete, or has not changed for {SETTLED_SECONDS:g} s"
+)
 END = bytes(1024)  # of a complete tar
 
 
 def rest_of(path: bytes) -> float | None:
-    """Return how long (s) a file may not be read yet; None if it can be read."""
+    """Return how long (s) to wait before reading a file; None if it can be read now."""
     try:
         with open_beside(path) as file:  # which does not wait for the writer of a pipe
             size = os.fstat(file.fileno()).st_size
@@ -170,7 +171,7 @@ def rest_of(path: bytes) -> float | None:
 
 
 def settles_in(path: bytes) -> float | None:
-    """Return the time (s) until a file that is not whole counts as damaged; None if it does."""
+    """Return the time (s) until an incomplete file counts as damaged; None if it does so now."""
     return None if is_remote(path) else _until(path, SETTLED_SECONDS)
 
 

@@ -29,7 +29,7 @@ What = TypeVar("What")
 
 
 class InFlight(Generic[What]):
-    """Futures, each with what it is for. Used by one thread; executors finish them in any."""
+    """Futures, each with the work that it stands for. Used by one thread; executors finish them in any."""
 
     def __init__(self) -> None:
         self._running: dict[Future[Any], What] = {}
@@ -39,6 +39,7 @@ class InFlight(Generic[What]):
         return len(self._running)
 
     def add(self, future: Future[Any], what: What) -> None:
+        """Add a future."""
         self._running[future] = what
         future.add_done_callback(self._done.put)
 
@@ -50,7 +51,7 @@ class InFlight(Generic[What]):
                 return future, self._running.pop(future)
 
     def drain(self) -> list[tuple[Future[Any], What]]:
-        """Cancel all that have not begun, and return all, which are not under way any more."""
+        """Cancel all futures that have not begun; return and forget all."""
         left = list(self._running.items())
         self._running.clear()
         for future, _ in left:
@@ -73,9 +74,9 @@ log = logging.getLogger(__name__)
 class Job(Generic[Item]):
     """Work for each item of a list.
 
-    `function` gets what `prepare` makes of an item when it is sent, on a worker; both can be pickled. A ShardError
-    of either is the result of the item. `name` is what messages call an item. `must_repeat`
-    says if an item has to be sent again (once) after this error, by what was sent before.
+    `prepare` makes a unit of an item when it is sent, and `function` gets it on a worker; both can be pickled. A
+    ShardError of either is the result of the item. `name` is what messages call an item. `must_repeat` returns
+    True if an item has to be sent again (once) after this error of the unit that was sent.
     """
 
     function: Callable[[Any], Any]
@@ -122,6 +123,7 @@ class _Spreading(Generic[Item]):
         self.running: InFlight[list[_Unit[Item]]] = InFlight()
 
     def results(self) -> Generator[tuple[Item, Any | ShardError], None, None]:
+        """Yield each item with its result or error."""
         while True:
             self._fill()
             while self._ready:
@@ -194,7 +196,7 @@ class _Spreading(Generic[Item]):
         except Exception as error:  # of the engine: what it could not send, unpack or run there
             text = str(error).strip() or type(error).__name__
             raise ExecutorUnusable(
-                f"--executor {self._workers.name}: a worker cannot run wdsfs; has it the same one? {text}"
+                f"--executor {self._workers.name}: a worker cannot run wdsfs: {text}; install this version there"
             ) from error
         else:
             self._barren = 0
@@ -226,7 +228,7 @@ class _Spreading(Generic[Item]):
         If these units were all that was under way, they are the suspect.
         """
         self._note_barren(error)
-        log.warning("a worker of %s has died; what it was at is repeated", self._workers.name)
+        log.warning("a worker of %s has died; its work is repeated", self._workers.name)
         alone = suspect and self._suspected and len(units) == 1
         lost = [units]
         for future, others in self.running.drain():
@@ -252,6 +254,6 @@ class _Spreading(Generic[Item]):
         self._barren += 1
         if self._barren > BARREN:
             raise ExecutorUnusable(
-                f"--executor {self._workers.name}: it loses all its workers ({type(error).__name__}); what is "
-                "finished is kept: repeat the command when it works again"
+                f"--executor {self._workers.name}: all its workers die ({type(error).__name__}); what is finished "
+                "is kept: repeat the command when it works again"
             ) from error

@@ -100,6 +100,7 @@ class Index:
         return self._home.notices
 
     def log_notices(self) -> None:
+        """Log the notices as warnings."""
         self._home.log_notices()
 
     # --- reading
@@ -131,8 +132,7 @@ class Index:
         return None
 
     def summary(self, path: bytes, fingerprint: Fingerprint | None = None) -> Summary | None:
-        """Return the summary of the shard at `path` with this fingerprint; without one the last known, valid or
-        not.
+        """Return the summary of the shard at `path` with this fingerprint; by default the last known one.
 
         For a shard that is not read plainly (`Shard.key`), and for a record of a view (`ViewSet`), the path is
         followed by a NUL and what distinguishes it from others.
@@ -152,10 +152,10 @@ class Index:
         return unsealed[0] if unsealed is not None and unsealed[1] == path else None
 
     def record(self, path: bytes, fingerprint: Fingerprint, verify: bool = True) -> Record | None:
-        """Return the record of the shard at `path`, in place, valid until `renew`; None if it has to be copied or
-        built.
+        """Return the record of the shard at `path`, in place, valid until `renew`.
 
-        To `verify` takes time for each member. A record that was right once stays right until `renew`.
+        None if it has to be copied or built. To `verify` takes time for each member. A record that was right once
+        stays right until `renew`.
         """
         record = self._stored_record(path, verify)
         if record is not None and record.fingerprint == fingerprint:
@@ -172,7 +172,7 @@ class Index:
             return None
 
     def copied(self, path: bytes, fingerprint: Fingerprint) -> bytes | None:
-        """Return the record of a shard from a portable index, to be stored here; None if it has to be built."""
+        """Return the record of a shard from a portable index, for `store`; None if it has to be built."""
         return self.portables.copy(path, fingerprint)
 
     def packed(self, path: bytes, fingerprint: Fingerprint) -> memoryview | None:
@@ -187,8 +187,8 @@ class Index:
     ) -> Iterator[tuple[Shard, int]]:
         """Yield the shards that have to be indexed, with their sizes in bytes. Missing files count 0 bytes.
 
-        Those in a portable index count as indexed. With `ready` those do not whose records have to be copied here
-        first, with `exact` those that only their headers show to be the same.
+        Shards in a portable index count as indexed: with `ready` not those whose records have to be copied here
+        first, with `exact` not those that are known by their headers only.
         """
         for shard in shards:
             numbers = None if ready or exact else self.portables.presumed(shard)
@@ -233,17 +233,14 @@ class Index:
         return refused
 
     def check_is_tar(self, shard: Shard, summary: Summary | None) -> None:
-        """Raise NotATar for a shard with this summary that is something else than a tar."""
+        """Raise NotATar for a shard with this summary that is not a tar."""
         if summary is not None and summary.problems and not summary.members:
             record = self.record(shard.key, summary.fingerprint, verify=False)
             if record is not None:
                 record.check_is_tar(os.fsdecode(shard.path))
 
     def is_whole(self, path: bytes) -> bool:
-        """Return True if `stale` has just seen that a shard has no damage.
-
-        To look at its summary again is not needed.
-        """
+        """Return True if `stale` has just seen that a shard has no damage, so that its summary is not needed."""
         return path in self._whole
 
     def miscounted(self, shards: Sequence[Shard]) -> list[str]:
@@ -258,7 +255,7 @@ class Index:
         ]
         if len(warnings) <= MISCOUNTED_MAX:
             return warnings
-        more = f"{len(warnings) - MISCOUNTED_MAX:,} more shards do not have as many samples as they should have"
+        more = f"{len(warnings) - MISCOUNTED_MAX:,} more shards differ in their number of samples from the list"
         return [*warnings[:MISCOUNTED_MAX], f"{more}; see: wdsfs check"]
 
     # --- writing
@@ -329,7 +326,7 @@ class Index:
     ) -> int:
         """Build the records of these shards and store them, `jobs` at a time, or by workers elsewhere.
 
-        Those of portable indexes are copied; returns how many.
+        Records of portable indexes are copied; returns how many.
 
         `on_done` is called for each finished shard, with its summary or with why it could not be read. What is
         finished is kept if this is interrupted. `exact` as in `stale`.
@@ -350,10 +347,7 @@ class Index:
     def _copies(
         self, shards: Sequence[Shard], exact: bool, known: set[bytes]
     ) -> Iterator[tuple[Shard, bytes | ShardError]]:
-        """Yield those of these shards whose records portable indexes have, with these.
-
-        `known` gets their paths.
-        """
+        """Yield the shards whose records portable indexes have, with these records; `known` gets their paths."""
         for shard in shards:
             with contextlib.suppress(ShardError):
                 data = self.portables.copy(shard.key, shard_paths.look(shard.path), exact)
@@ -387,7 +381,7 @@ class Index:
     def prune(self) -> int:
         """Drop the records of shards that do not exist any more, and their unpacked copies; return how many.
 
-        Those of remote shards stay unless the store says now that it has no such object.
+        Records of remote shards stay unless the store reports now that the object is missing.
         """
         self.renew()
         gone, keys = [], set()
