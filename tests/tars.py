@@ -370,7 +370,7 @@ NO_TARS = {
     "store": (b'<?xml version="1.0"?><Error/>', "is an XML document, as stores send errors, not a tar: download"),
     "pointer": (
         b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
-        "is a git LFS pointer, not a tar: its content comes by: git lfs pull",
+        "is a git LFS pointer, not a tar: fetch its content: git lfs pull",
     ),
     "text": (
         b"Access denied\n" * 100,
@@ -379,7 +379,7 @@ NO_TARS = {
     "other": (bytes(range(256)) * 9, "is not a tar, but another file: download it again"),
     "short": (
         bytes(range(128)),
-        "is not a tar, but another file of 128 bytes, less than a header has: download it",
+        "is not a tar, but another file of 128 bytes, less than a header: download it",
     ),
     "archive": (b"PK\3\4" + bytes(600), "is a zip archive, not a tar"),
     "packed twice": (COMPRESS["gzip"](b"BZh9" + bytes(600)), "is bzip2-compressed inside: unpack it"),

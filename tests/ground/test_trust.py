@@ -535,7 +535,7 @@ def test_a_temporary_name_that_cannot_be_had(user_program: Program) -> None:
     with user_program.mounted("--overlay", user_program.home / "o", "a.tar") as mounted:
         user_program.tool("sh", "-c", f"echo 2 > {mounted.path}/a/a/cls")
         said = user_program.refused("commit", "-o", shared / "n.tar", mounted.path, code=7)
-    assert ".wdsfs-n.tar.tmp is in the way, and cannot be removed" in said
+    assert ".wdsfs-n.tar.tmp cannot be removed: it belongs to another user" in said
     assert (shared / ".wdsfs-n.tar.tmp").read_bytes() == b"root's"
 
 

@@ -209,7 +209,7 @@ def test_copies_larger_than_the_cache_are_refused(mounts: Program) -> None:
     mounts.run("index", "-q", "set")
     mounts.run("cache", "--clear")
     message = mounts.refused(*KERNEL, "--cache-size", str(SIZE // 2), "set", mounts.mountpoint, code=5)
-    assert f"it takes more than the cache may hold ({bytes_text(SIZE // 2)})" in message
+    assert f"it is larger than the cache may be ({bytes_text(SIZE // 2)})" in message
     assert "--cache-size gives it more room" in message
     assert "--engine auto takes FUSE instead" in message
     message = mounts.refused(*KERNEL, "--cache-size", "100", "set", mounts.mountpoint, code=5)
@@ -233,7 +233,7 @@ def test_copies_need_a_cache_with_leases(mounts: Program, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(fcntl, "fcntl", none)
     message = told(mounts.home, *KERNEL, mounts.home / "set", mounts.mountpoint, code=5)
-    assert "its copy cannot be kept in the cache: no lease can be had there" in message
+    assert "its copy cannot be kept in the cache: the file system has no leases" in message
     assert "--engine auto takes FUSE instead" in message
     assert not any(str(mounts.home) in path for _, path in descriptors())
     fd = os.open(shard(mounts), os.O_RDONLY)

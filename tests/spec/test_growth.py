@@ -116,5 +116,5 @@ def test_shards_out_of_reach_are_not_gone(tmp_path: Path) -> None:
     known = [at(f"{tmp_path}/{name}/x.tar") for name in ("empty", "gone", "other")] + [at("s3://b/x.tar")]
     kept, why = growth.out_of_reach(known, range(4))
     assert kept == [0]
-    assert why == f"{tmp_path}/empty: empty or not readable, so its shards are not taken for removed"
+    assert why == f"{tmp_path}/empty: empty or not readable, so its shards do not count as removed"
     assert growth.out_of_reach(known, [1, 2, 3]) == ([], "")

@@ -114,10 +114,10 @@ WRONG = {
     "splits: {train: {blend: [{path: sets/coco, weight: .inf}]}}": "the weight is not a number",
     "splits: {train: {path: sets/none}}": "m.yaml:1: splits.train: 'sets/none/.nv-meta' has no .info.json",
     "splits: {train: {path: x.jsonl}}": "a JSONL dataset of Energon has no shards",
-    "splits: {train: {path: m.yaml}}": "is inside of itself",
+    "splits: {train: {path: m.yaml}}": "includes itself",
     "splits: {train: {path: other.yaml}}": "is not a metadataset",
     "splits: {none: {path: sets/coco}}": "no split is called 'none'",
-    "splits: {train: {path: sets/coco, split_config: ../../x.yaml}}": "is no split file",
+    "splits: {train: {path: sets/coco, split_config: ../../x.yaml}}": "is not the name of a split file",
     "splits: {train: {path: 'pipe:touch x'}}": "command",
     "splits: {train: {join: [{path: [a]}]}}": "a text is needed",
     "splits: {train: {blend: []}}": "m.yaml:1: splits.train.blend: is empty: it names no dataset",
@@ -149,7 +149,7 @@ def test_aliases_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     many = ", ".join(["*a"] * 40)
     joins = ", ".join(["*b"] * 40)
     write("m.yaml", f"x: [&a {{path: sets/coco}}, &b {{join: [{many}]}}]\nsplits: {{train: {{blend: [{joins}]}}}}")
-    assert "is one part too many: 1,000 are read" in error_of("m.yaml")
+    assert "too many parts: the limit is 1,000" in error_of("m.yaml")
     monkeypatch.setattr(metadataset, "PARTS_MAX", 100_000)
     assert listed("m.yaml") == shards("coco/0", "coco/1")
 

@@ -117,7 +117,7 @@ def test_a_signature_is_sent_and_never_shown(web: WebServer) -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("gopher://ann:geheim@h/x.tar", "'gopher://h/x.tar' is no path, and no URL of"),
+        ("gopher://ann:geheim@h/x.tar", "'gopher://h/x.tar' is neither a path nor a URL"),
         ("gopher://ann:geheim@h/*.tar", "no file matches 'gopher://h/"),
         ("http://ho st/x.tar", "'ho st' is no name of a host"),
     ],

@@ -173,10 +173,10 @@ def test_a_list_comes_from_a_pipe_too() -> None:
         (b"a.tar::\n", "l.txt:1: an empty shard name in 'a.tar::'"),
         (b"a.tar\0b.tar\0", "l.txt:1: a NUL in the shard name 'a.tar\\x00b.tar\\x00'"),
         (b"x*\n", "l.txt:1: no file matches 'x*'"),
-        (b"hdfs://b/a.tar\n", "l.txt:1: 'hdfs://b/a.tar' is no path"),
+        (b"hdfs://b/a.tar\n", "l.txt:1: 'hdfs://b/a.tar' is neither a path nor a URL"),
         (b"l.fifo\n", "'l.fifo' (l.txt:1) is not a regular file"),
-        (b"@l.txt\n", "l.txt:1: the list 'l.txt' is named inside of itself"),
-        (b"@m.txt\n", "l.txt:1: m.txt:1: the list './l.txt' is named inside of itself"),
+        (b"@l.txt\n", "l.txt:1: the list 'l.txt' includes itself"),
+        (b"@m.txt\n", "l.txt:1: m.txt:1: the list './l.txt' includes itself"),
         (b"@none.txt\n", "l.txt:1: 'none.txt' cannot be read: No such file or directory"),
         (b"@.\n", "l.txt:1: '.' cannot be read: Is a directory"),
         (b"# nothing\n\n \t\n", "the list 'l.txt' names no shards"),
@@ -196,8 +196,8 @@ def test_lists_that_would_never_end() -> None:
     for number in range(30):
         write(f"{number}.txt", f"@{number + 1}.txt\n@{number + 1}.txt\n")
     write("30.txt", "a.tar\n")
-    assert "one list too many" in error_of("@0.txt")
-    assert "one list too many" in error_of("@15.txt")
+    assert "too many lists" in error_of("@0.txt")
+    assert "too many lists" in error_of("@15.txt")
 
 
 def test_a_huge_file_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ def test_a_huge_file_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
         write(name, "")
         os.truncate(name, 5 << 30)
     for argument in ("@l.txt", "x.json", "x.yaml"):
-        assert "MiB: that is no list of shards" in error_of(argument)
+        assert "MiB, the limit for a list of shards" in error_of(argument)
 
 
 def test_what_a_disk_says_is_not_a_typing_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,12 +269,12 @@ def test_a_wids_index_of_several_datasets() -> None:
         ),
         (index("a.tar", "b.tar"), "1 of 2 shards are missing: 'b.tar' (x.json: shardlist[1].url)"),
         (index("a.tar", "./a.tar"), "is named twice (x.json: shardlist[0].url, x.json: shardlist[1].url)"),
-        (index("ftp://h/a.tar"), "x.json: shardlist[0].url: 'ftp://h/a.tar' is no path"),
+        (index("ftp://h/a.tar"), "x.json: shardlist[0].url: 'ftp://h/a.tar' is neither a path nor a URL"),
         (index("a\0.tar"), "x.json: shardlist[0].url: a NUL in"),
         (index("\ud800.tar"), "x.json: shardlist[0].url: the shard name '\\ud800.tar' cannot be encoded"),
         (index(""), "x.json: shardlist[0].url: an empty shard name"),
         ({**index("a.tar"), "wids_version": 2}, "x.json: wids_version: only version 1 is known"),
-        ({"files": {}}, "x.json: no index of wids, which has a 'wids_version'"),
+        ({"files": {}}, "x.json: is not a list of shards"),
         ({"wids_version": 1}, "x.json: names no shards"),
         ({"wids_version": 1, "shardlist": {}}, "x.json: shardlist: a list is needed, not an object"),
         ({"wids_version": 1, "shardlist": [[]]}, "x.json: shardlist[0]: an object is needed, not a list"),
@@ -389,10 +389,13 @@ def test_paths_in_yaml_are_below_its_directory() -> None:
     [
         ("datasets:\n- shards: x.tar\n", "no such shard: 'x.tar' (x.yaml:2: datasets[0].shards)"),
         ("datasets:\n- shards: [a.tar,\n   a.tar]", "is named twice (x.yaml:2: datasets[0].shards[0], x.yaml:3: "),
-        ("datasets:\n- shards: hdfs://b/a.tar", "x.yaml:2: datasets[0].shards: 'hdfs://b/a.tar' is no path"),
+        (
+            "datasets:\n- shards: hdfs://b/a.tar",
+            "x.yaml:2: datasets[0].shards: 'hdfs://b/a.tar' is neither a path nor a URL",
+        ),
         (
             "prefix: 'hdfs://b/'\ndatasets:\n- shards: a.tar",
-            "x.yaml:3: datasets[0].shards: 'hdfs://b/a.tar' is no path",
+            "x.yaml:3: datasets[0].shards: 'hdfs://b/a.tar' is neither a path nor a URL",
         ),
         ("datasets:\n- shards: 'a{'", "x.yaml:2: datasets[0].shards: unbalanced braces in 'a{'"),
         ("datasets:\n- shards: ''", "x.yaml:2: datasets[0].shards: an empty shard name"),
@@ -515,7 +518,7 @@ def test_metadata_of_another_user_names_nothing_outside_of_its_dataset(monkeypat
         os.chown("set/.nv-meta/.info.json", 65534, 65534)
         message = error_of("set")
         assert "set/.nv-meta/.info.json: shard_counts[" in message
-        assert "a shard outside of the dataset, which others may have named" in message
+        assert "a shard outside of the dataset, in a file that others can write" in message
         assert "belongs to another user (nobody)" in message
         monkeypatch.setenv("WDSFS_TRUST", "nobody")
         assert listed("set") == ["set/a.tar", "secret.tar"]

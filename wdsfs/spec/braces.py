@@ -40,7 +40,7 @@ def expand(text: str) -> Iterator[str]:
     if not are_in(text):
         return iter((text,))
     if _depth(text) > MAX_DEPTH:
-        raise SpecError(f"the braces of {text[:60]!r}... are nested too deeply: {MAX_DEPTH} levels are the most")
+        raise SpecError(f"the braces of {text[:60]!r}... are nested too deeply: the limit is {MAX_DEPTH} levels")
     try:
         if _expansions(text) > MAX_WORDS:
             raise SpecError(f"{text[:200]!r} names more than {MAX_WORDS:,} shards: check the range")
@@ -98,7 +98,7 @@ def _int(digits: str) -> int:
 
 
 def _items(expression: str) -> Iterator[str]:
-    """Split `a,b{c,d}` into `a`, `b{c,d}`; an expression without a comma is its own only item."""
+    """Split `a,b{c,d}` into `a`, `b{c,d}`; an expression without a comma is a single item."""
     depth = start = 0
     for position, character in _unescaped(expression):
         depth += (character == "{") - (character == "}")

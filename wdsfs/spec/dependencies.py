@@ -23,7 +23,7 @@ class Dependencies:
     files: set[str] = field(default_factory=set)
 
     def absolute(self) -> list[str]:
-        """Return the absolute paths of the directories to watch: those, and those of the local files."""
+        """Return the absolute paths of all directories to watch, also those of the local files."""
         beside = {os.path.dirname(path) for path in self.files if "://" not in path and path != "-"}
         return sorted({os.path.abspath(path) for path in (*self.directories, *beside)})
 

@@ -54,7 +54,7 @@ LISTING_RATIO = 16
 
 LIST = "@"
 IMAGE_SUFFIX = ".erofs"
-MAX_LISTS = 1000  # read in one call: lists that each name the next one twice would never end
+MAX_LISTS = 1000  # read in one call: lists that each name the next list twice would never end
 MAX_NESTED = 20
 MAX_STEPS = 256  # directories in a glob: each is a level of recursion
 MAX_PASSES = 10  # rounds of replacing variables, as in the webdataset library
@@ -176,10 +176,9 @@ def extended(shards: Sequence[Shard], paths: Sequence[bytes]) -> list[Shard]:
 
 
 def settled(text: str) -> str:
-    """Return a spec that means the same later: one that names an existing path stays that path when it is
-    gone.
+    """Return a spec that means the same later: the name of an existing path stays that path when it is gone.
 
-    Such a spec becomes an absolute path in which nothing is expanded; any other one is returned unchanged.
+    Such a spec becomes an absolute path in which nothing is expanded; any other spec is returned unchanged.
     """
     if not _is_special(text) or not os.path.lexists(text):
         return text
@@ -352,7 +351,7 @@ class _Expansion:
         objects.refuse_local(path, base)
         if objects.is_command(path):
             raise SpecError(
-                f"{objects.without_secrets(name)!r}: no list comes from a command: use COMMAND | wdsfs ... @-"
+                f"{objects.without_secrets(name)!r}: a list cannot come from a command: use COMMAND | wdsfs ... @-"
             )
         if objects.is_url(path):
             path = objects.path_of(path)
@@ -361,10 +360,10 @@ class _Expansion:
             return
         identity = path if name == urls.STDIN else os.path.realpath(path)
         if identity in self.inside:
-            raise SpecError(f"the list {path!r} is named inside of itself")
+            raise SpecError(f"the list {path!r} includes itself")
         self.lists += 1
         if self.lists > MAX_LISTS or len(self.inside) >= MAX_NESTED:
-            raise SpecError(f"the list {path!r} is one list too many: {MAX_LISTS:,} are read, {MAX_NESTED} deep")
+            raise SpecError(f"too many lists, at {path!r}: the limits are {MAX_LISTS:,}, and {MAX_NESTED} deep")
         self.inside.append(identity)
         empty = True
         for number, line in located.lines(path):
@@ -391,13 +390,12 @@ def _refuse_no_path(text: str) -> None:
 
 
 def _is_special(text: str) -> bool:
-    """Return True for a text that may mean something else than the path that it is."""
+    """Return True for a text that may mean something else than a path."""
     return text == urls.STDIN or _PLAIN.fullmatch(text) is None
 
 
 def _existing(base: str, text: str) -> str | None:
-    """Return the path of what exists under this very name, or of what can mean nothing else; None for all other
-    texts.
+    """Return the path of a text that exists literally, or can only be a path; None for all other texts.
 
     A list at a URL names nothing of this machine.
     """
@@ -469,7 +467,7 @@ def _matching(base: str, word: str) -> list[str]:
         literal = _ESCAPED.sub(r"\1", path)
         return [path if literal == path else urls.local(literal)]
     if word.count("/") > MAX_STEPS:
-        raise SpecError(f"{word[:60]!r}... has too many directories for a glob: {MAX_STEPS} are the most")
+        raise SpecError(f"{word[:60]!r}... has too many directories for a glob: the limit is {MAX_STEPS}")
     pattern = path if path == expanded else glob.escape(base) + expanded
     dependencies.note_glob(pattern)
     matches = sorted(map(urls.local, glob.iglob(pattern, recursive=True)), key=os.fsencode)
@@ -512,14 +510,14 @@ def _files(
     refused: dict[str, ShardError] | None,
     special: bool = False,
 ) -> tuple[list[Word], list[Word]]:
-    """Return all words of shards, and those of them that are missing, or `refused` (see `objects.modes`).
+    """Return all words of shards, and the missing or `refused` ones (see `objects.modes`).
 
     Raises if one is not a regular file, unless `special` files may be among them.
     """
     modes = _modes((word.path for word in words), refused)
     shards = _limited(_shard_words(words, modes, split, base))
     if base is not None and not any(word.index_file for word in shards):
-        raise SpecError(f"--base {base}: it says where the shards of an index ({index_file.SUFFIX}) are: name one")
+        raise SpecError(f"--base {base}: it is for an index ({index_file.SUFFIX}): name one")
     modes.update(_modes((word.path for word in shards if word.path not in modes), refused))
     missing = []
     for word in shards:
@@ -593,7 +591,7 @@ def _shard_before(path: str) -> str:
     place = path
     while not objects.is_url(path) and (place := os.path.dirname(place)) not in ("", "/"):
         if place.endswith(_SUFFIXES) and os.path.isfile(place):
-            return f"; what is in a shard is listed by: wdsfs ls {shlex.quote(place)}"
+            return f"; to list the content of a shard: wdsfs ls {shlex.quote(place)}"
     return ""
 
 
@@ -662,7 +660,7 @@ def _mode(word: str) -> int | None:
 
 
 def _listed_files(parent: str, siblings: list[str]) -> set[str]:
-    """Return those of these paths, all in the directory `parent`, that a listing shows as regular files.
+    """Return the paths, all in the directory `parent`, that a listing shows as regular files.
 
     `_mode` decides about the others: links, names that a cached listing of a network file system does not show
     yet, or all names if the directory cannot be listed.
@@ -753,9 +751,8 @@ def _names(paths: list[bytes]) -> list[bytes]:
 def _stems(paths: list[bytes]) -> list[bytes]:
     """Return the paths without their suffixes, or with them where they have to stay. Distinct for distinct paths.
 
-    They are: a path keeps its suffix whenever the stem it would have is a path of the set, so no stem equals
-    a path that was kept whole. And what loses `.tar` differs as its path does; any other suffix is cut only where
-    no other path has that stem.
+    A path keeps its suffix whenever its stem is a path of the set, so no stem equals such a path. Stems of `.tar`
+    differ as their paths do; any other suffix is cut only where no other path has that stem.
     """
     known = set(paths)
     cut = [names.without_suffix(path) for path in paths]
@@ -782,7 +779,7 @@ def _distinguishing_depths(stems: list[bytes]) -> list[int]:
 
 
 def _clashing(stems: list[bytes], positions: Sequence[int], depth: int) -> list[int]:
-    """Return those of the positions whose stem ends as another's of them does, by `depth` components."""
+    """Return the positions whose stem shares its last `depth` components with that of another position."""
     groups: defaultdict[bytes, list[int]] = defaultdict(list)
     for position in positions:
         groups[b"/".join(stems[position].rsplit(b"/", depth)[-depth:])].append(position)

@@ -1,7 +1,7 @@
 """Compares the lists of a set that grows: shards that have come, gone or come back; names and numbers them.
 
-The list is append-only. A shard keeps its number and its name as long as the mount is there, and the number of one
-that is gone is given to no other. Plain functions over lists; `mount/followed_set.py` looks and decides.
+The list is append-only. A shard keeps its number and its name as long as the mount exists, and the number of a
+lost shard is given to no other. Plain functions over lists; `mount/followed_set.py` looks and decides.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ NAMED_MAX = 3  # directories that a message names
 
 
 class Difference(NamedTuple):
-    """`gone` are numbers of known shards; `candidates` are those that are new, or that were gone."""
+    """A difference of two lists: the numbers of lost shards, and candidates that are new or back."""
 
     gone: list[int]
     candidates: list[Shard]
 
 
 class Change(NamedTuple):
-    """The changes that a look at a set finds: numbers that are gone, with the samples they had; numbers of shards
-    that are back; new shards, in order."""
+    """The changes of a set: lost shards, with their samples; numbers of shards that are back; new ones."""
 
     gone: Mapping[int, int]
     back: Sequence[int]
@@ -41,7 +40,7 @@ class Change(NamedTuple):
 def compare(known: Sequence[Shard], shards: Sequence[Shard]) -> Difference:
     """Compare the list of shards with what SHARDS stand for now.
 
-    Semantics decision: one of which other samples are to be left out than before is gone, and another one is new.
+    Semantics decision: if other samples of a shard are left out than before, it counts as lost, with a new one.
     """
     now = {(shard.path, shard.without) for shard in shards}
     shown = {(shard.path, shard.without) for shard in known if shard.gone is None}
@@ -89,10 +88,10 @@ def changed(known: Sequence[Shard], change: Change) -> list[Shard]:
 
 
 def out_of_reach(known: Sequence[Shard], gone: Iterable[int]) -> tuple[list[int], str]:
-    """Return those of the shards `gone` that are only out of reach, and why.
+    """Return the shards of `gone` that are only out of reach, and why.
 
     Semantics decision: a directory that is empty, or that cannot be listed, is what a file system leaves that is
-    not mounted. So its shards are not taken for removed. One that is gone itself took its shards along.
+    not mounted. So its shards do not count as removed. If the directory itself is gone, they do.
     """
     places: dict[bytes, list[int]] = {}
     for number in gone:
@@ -103,7 +102,7 @@ def out_of_reach(known: Sequence[Shard], gone: Iterable[int]) -> tuple[list[int]
         return [], ""
     where = several([os.fsdecode(directory) for directory in unreachable], NAMED_MAX)
     numbers = sorted(number for some in unreachable.values() for number in some)
-    return numbers, f"{where}: empty or not readable, so its shards are not taken for removed"
+    return numbers, f"{where}: empty or not readable, so its shards do not count as removed"
 
 
 def _is_out_of_reach(directory: bytes) -> bool:

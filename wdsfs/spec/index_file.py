@@ -88,7 +88,7 @@ class IndexFile:
         head = _parse_header(path, header, fingerprint.size)
         self.record_format, self.reading, self.count = head.record_format, head.reading, head.shards
         if zlib.crc32(table) != head.table_crc:
-            raise _damaged(path, "its table has another checksum")
+            raise _damaged(path, "the checksum of its table is wrong")
         self._table = table
         self._end = HEADER_SIZE + len(table)  # where records may begin
         texts = self.count * ROW_SIZE
@@ -102,15 +102,15 @@ class IndexFile:
         for number, row in enumerate(_ROW.iter_unpack(self._table[: self.count * ROW_SIZE])):
             offset, length, _, etag, version, path = row[2:8]
             if max(row[8:14]) >= _COUNT_MAX or row[14] >= _BYTES_MAX:
-                raise _damaged(self.path, f"the counts of shard {number} cannot be right")
+                raise _damaged(self.path, f"the counts of shard {number} are impossible")
             if offset % ALIGNMENT or offset < self._end or length < ALIGNMENT or offset + length > end:
-                raise _damaged(self.path, f"the record of shard {number} does not lie in it")
+                raise _damaged(self.path, f"the record of shard {number} is not inside the file")
             if not 0 < path <= _TEXT_MAX:
                 raise _damaged(self.path, f"shard {number} has no name")
             sizes.append(path + etag + version)
         starts = list(accumulate(sizes, initial=start))
         if starts[-1] != len(self._table):
-            raise _damaged(self.path, "its texts have another length than its rows say")
+            raise _damaged(self.path, "its texts do not have the lengths that its rows state")
         if b"\0" in self._table[self.count * ROW_SIZE :]:
             raise _damaged(self.path, "there is a NUL in one of its texts")
         return starts
@@ -141,8 +141,7 @@ class IndexFile:
         return os.fsdecode(self._table[start : start + size])
 
     def base(self, given: str | None = None) -> str:
-        """Return the directory of relative paths, with its last slash: the one that is given, else that of the
-        file.
+        """Return the directory of relative paths, with its last slash: `given`, else that of the file.
 
         Raises SpecError.
         """
@@ -166,11 +165,10 @@ class IndexFile:
         return self._rows[directory]
 
     def presumed(self, base: str | None = None) -> list[str]:
-        """Take the remote shards for the objects of their rows until their stores say otherwise; nothing is asked.
+        """Presume that remote shards are the objects of their rows until their stores say otherwise.
 
-        Returns their paths. Only with an ETag: a request with it is answered for no other object.
-
-        Raises SpecError.
+        Sends no request. Only rows with an ETag count: a request with it is answered for no other object. Returns
+        the paths of the shards. Raises SpecError.
         """
         rows, certain = self.rows(base), self._certain()
         known = {path: row for path, row in rows.items() if certain[row] and shard_paths.is_remote(path)}
@@ -220,20 +218,20 @@ _NUMBERS_OFFSET = ROW_SIZE - _NUMBERS.size
 _PATH_OFFSET = struct.calcsize("<QqQQIHH")
 _PATH_SIZE = struct.Struct("<I")
 _LENGTHS = struct.Struct(f"<{struct.calcsize('<QqQQI')}xH2xI{_NUMBERS.size}x")  # of ETag and path, in a row
-_UNCERTAIN = (b"W/", urls.SPOOLED.encode())  # how the ETags begin that stand for no content of a store
+_UNCERTAIN = (b"W/", urls.SPOOLED.encode())  # beginnings of ETags that do not identify content in a store
 
 
 def _parse_header(path: str, header: bytes, size: int) -> _Head:
     """Return the header of a file of this size. Raises SpecError."""
     if len(header) < HEADER_SIZE or header[:8] != MAGIC:
-        raise _damaged(path, "it has no header of an index")
+        raise _damaged(path, "it does not begin with the header of an index")
     _, version, record_format, flags, count, base, table, whole, crc = _HEADER.unpack_from(header)
     try:
         WDSIDX.check(version)
     except OtherVersion as error:
         raise SpecError(f"{path} {error}") from None
     if zlib.crc32(header[: HEADER_SIZE - 4]) != int.from_bytes(header[HEADER_SIZE - 4 : HEADER_SIZE], "little"):
-        raise _damaged(path, "its header has another checksum")
+        raise _damaged(path, "the checksum of its header is wrong")
     if whole != size:
         raise _damaged(path, f"it has {size:,} bytes instead of {whole:,}")
     fits = HEADER_SIZE + table <= size and count * ROW_SIZE + base <= table <= _TABLE_MAX
@@ -281,8 +279,8 @@ def _load(path: str, _: Fingerprint) -> IndexFile:
 def _read(path: str, begin: int, end: int) -> tuple[bytes, Fingerprint]:
     """Read a range of the file, and its fingerprint. Raises SpecError, UnreadableShard.
 
-    Opened again for each: reads of one open remote file that go on look like a pass over all of it, of which much
-    more would be fetched ahead.
+    Opens the file for each range: consecutive reads of an open remote file look like a pass over it, and much more
+    would be fetched ahead.
     """
     try:
         return shard_paths.read_range(os.fsencode(path), end - begin, begin)

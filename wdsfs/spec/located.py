@@ -77,6 +77,7 @@ class Field(NamedTuple):
         return SpecError(f"{self.where}: {text}")
 
     def is_object(self) -> bool:
+        """Return True for an object of JSON, or a mapping of YAML."""
         return isinstance(self.value, dict)
 
     def get(self, key: str) -> Field | None:
@@ -143,7 +144,7 @@ def read(path: str, limit: int = MAX_BYTES) -> bytes:
     dependencies.note_file(path)
     data = objects.read(path, limit + 1) if objects.is_url(path) else _read_local(path, limit)
     if len(data) > limit:
-        raise SpecError(f"{path!r} has more than {limit >> 20} MiB: that is no list of shards")
+        raise SpecError(f"{path!r} has more than {limit >> 20} MiB, the limit for a list of shards")
     if data.startswith(_UTF_16) and b"\0" in data[:16]:
         raise SpecError(f"{path!r} is in UTF-16: save it as UTF-8")
     return data
@@ -152,7 +153,7 @@ def read(path: str, limit: int = MAX_BYTES) -> bytes:
 def _read_local(path: str, limit: int) -> bytes:
     try:
         with open(0 if path == urls.STDIN else path, "rb", closefd=path != urls.STDIN) as file:
-            # Not all at once: that takes the memory for all that there may be.
+            # Not all at once: that would allocate memory for `limit` bytes.
             return b"".join(itertools.islice(iter(lambda: file.read(_PIECE), b""), limit // _PIECE + 1))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise SpecError(f"{path!r} cannot be read: {error.strerror}") from None
@@ -245,6 +246,7 @@ class _YamlBuilder:
         self.top: list[Any] = []
 
     def build(self, events: Iterable[Any]) -> Any:
+        """Return the value of the document; None if it is empty. Raises SpecError."""
         import yaml
 
         for event in events:
@@ -276,7 +278,7 @@ class _YamlBuilder:
             self.anchors[anchor] = value
         if not self.open:
             if self.top:
-                self._refuse(line, "a second document; one is needed")
+                self._refuse(line, "a second document; the file must have a single one")
             self.top.append(value)
             return
         inside = self.open[-1]

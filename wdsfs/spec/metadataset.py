@@ -27,8 +27,8 @@ _WEIGHTS = {"datasets": "weight", "blend": "weight", "blend_epochized": "repetit
 class Part(NamedTuple):
     """A prepared dataset in a metadataset: its directory, split, and split file if it is not the usual one.
 
-    `weight` is what the metadataset gives it in a split `of`, as written: `2`, or `2
-    repetitions`; of a nested one all weights on the way to it.
+    `weight` is its weight in the split `of` of the metadataset, as written: `2`, or `2 repetitions`; in a nested
+    metadataset all weights on the way.
     """
 
     path: str
@@ -114,7 +114,7 @@ class _Reader:
         """Yield the parts of a split, a blend, a join or a reference."""
         self.count += 1
         if self.count > PARTS_MAX:
-            raise node.wrong(f"is one part too many: {PARTS_MAX:,} are read")
+            raise node.wrong(f"too many parts: the limit is {PARTS_MAX:,}")
         if node.get("subset") is not None:
             log.warning("%s: the subset is not followed; all samples of these shards are shown", node.where)
         own = node.get("split_part")
@@ -150,7 +150,7 @@ class _Reader:
     def _nested(self, path: str, node: Field, split: str, way: _Way) -> Iterator[Part]:
         inside = (*way.inside, os.path.realpath(node.file))
         if os.path.realpath(path) in inside or len(inside) > NESTED_MAX:
-            raise node.wrong(f"the metadataset {path!r} is inside of itself, or more than {NESTED_MAX} deep")
+            raise node.wrong(f"the metadataset {path!r} includes itself, or is nested more than {NESTED_MAX} deep")
         top = _metadataset(path)
         if top is None:
             raise node.wrong(f"{path!r} is not a metadataset: it has no 'splits'")
@@ -173,5 +173,5 @@ def _name_of(file: Field) -> str:
     """Return the name of a file in the directory of a dataset. Raises SpecError for one that leads elsewhere."""
     name = str(file.text())
     if "/" in name or "\0" in name or not name.endswith((*SUFFIXES, ".json")):
-        raise SpecError(f"{file.where}: {name!r} is no split file, a name in {shard_lists.META}")
+        raise SpecError(f"{file.where}: {name!r} is not the name of a split file in {shard_lists.META}")
     return name

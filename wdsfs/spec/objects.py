@@ -38,7 +38,7 @@ _COMMAND = "{!r}: a command is run for SHARDS of the command line only, unless -
 _NO_COMMAND = "{!r}: pipe:COMMAND is run for a line in fstab only with the option allow-pipe"
 ALLOW_PIPE, ALWAYS, NEVER = "WDSFS_ALLOW_PIPE", "1", "0"  # else: where the command line names a command
 _OF_THIS_MACHINE = (
-    "{!r} is of this machine, and a list at a URL may not use that: copy the list here if you trust it"
+    "{!r}: a list at a URL may not name files or commands of this machine: copy the list here if you trust it"
 )
 
 
@@ -55,7 +55,7 @@ def refuse_command(text: str, file: str = "") -> None:
 
 
 def refuse_local(path: str, file: str) -> None:
-    """Raise SpecError for a local path that a file at a URL names: its author does not decide what is read here.
+    """Raise SpecError for a local path that a file at a URL names: its author must not choose local files.
 
     `file` is the path of that file, or its directory.
     """
@@ -86,7 +86,7 @@ def _parse(text: str) -> Url:
 
 
 def standard_input() -> str:
-    """Read the standard input, which is one shard; its path. Raises ShardError, SpecError."""
+    """Read the standard input, which is one shard; return its path. Raises ShardError, SpecError."""
     if os.isatty(0):
         raise SpecError("'-': the standard input is a terminal; pipe a shard into this command")
     return os.fsdecode(shard_paths.standard_input())
@@ -114,8 +114,7 @@ def is_local(path: str) -> bool:
 
 
 def paths_of(text: str) -> list[str]:
-    """Return the paths that one URL stands for: those that a glob matches, or itself. Raises SpecError,
-    ShardError.
+    """Return the paths that a URL stands for: the matches of a glob, or itself. Raises SpecError, ShardError.
 
     Semantics decision: as in a file system, `*` matches no slash, `**` does, and neither matches a hidden name.
     """
@@ -147,7 +146,7 @@ def contents(prefix: str) -> dict[str, int | None]:
     url = shard_paths.url_of(os.fsencode(prefix))
     shards = sorted((path for path, key in _listed(url) if _is_shard_name(key[len(url.key) :])), key=os.fsencode)
     if not shards:
-        raise NoMatch(f"{prefix!r}: no shard, such as x.tar or x.tar.gz, is below it")
+        raise NoMatch(f"{prefix!r} holds no shard, such as x.tar or x.tar.gz")
     return dict.fromkeys(shards, stat.S_IFREG)
 
 
@@ -161,15 +160,12 @@ def path_of(text: str) -> str:
 
 
 def without_secrets(spec: str) -> str:
-    """Return a spec for people, also one that means nothing.
-
-    Of URLs user, password and query are left out, of a command all but its program.
-    """
+    """Return a spec, valid or not, for messages: without secrets of URLs and arguments of commands."""
     return "::".join(map(_without_secrets, parts(spec)))
 
 
 def parts(spec: str) -> list[str]:
-    """Return the specs that are joined by `::` in one."""
+    """Split a spec at `::`."""
     return _SEPARATOR.split(spec)
 
 
@@ -259,17 +255,17 @@ def modes(paths: Iterable[str], refused: dict[str, ShardError] | None = None) ->
 
 
 def stores_of(paths: Iterable[bytes]) -> list[str]:
-    """Return the stores of the remote ones of these paths, each once, in this order."""
-    # Of one in each directory: a set has many shards in few.
+    """Return the stores of the remote paths, each once, in order."""
+    # By an example of each directory: a set has many shards in few directories.
     examples = {path.rpartition(b"/")[0]: path for path in paths if is_remote(path)}
     return list(dict.fromkeys(urls.store_of(os.fsdecode(path)) for path in examples.values()))
 
 
 def ask_again(paths: Sequence[str], start: int) -> int:
-    """Ask the stores what is at these paths now, so that their pins are right; returns where to start next time.
+    """Ask the stores for the present state of these paths, so that their pins are right.
 
-    Of those that no listing shows, which may be gone, only ASKED_AGAIN from number `start` on are asked for.
-    Raises ShardError.
+    Of the paths that no listing shows, which may be gone, only ASKED_AGAIN from number `start` on are asked for;
+    returns where to start next time. Raises ShardError.
     """
     unlisted = [
         path for listed, siblings in _listings(paths) for path in siblings if listed is None or path not in listed
@@ -280,7 +276,7 @@ def ask_again(paths: Sequence[str], start: int) -> int:
 
 
 def gone(paths: Sequence[bytes]) -> list[bytes]:
-    """Return those of these remote shards of which the store says now that it does not have them."""
+    """Return the remote shards that their stores report as missing now."""
     if not paths:
         return []
     unlisted: list[str] = []
@@ -322,7 +318,7 @@ def _listed_below(parent: str) -> set[str] | None:
         return None
     try:
         return {path for path, _ in _listed(url)}
-    except ShardError:  # it may refuse to list what it lets everybody read: each is asked for
+    except ShardError:  # a store may forbid listing, but not reading: each object is asked for
         return None
 
 

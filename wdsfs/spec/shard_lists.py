@@ -36,7 +36,7 @@ META = ".nv-meta"
 _INFO = (".info.json", ".info.yaml")  # the first that exists counts; older versions write the second
 _SPLIT = ("split.yaml", "split.json")
 _ELSEWHERE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|file:|pipe:|-$")
-NOT_READ = f"{{!r}} is no path, and no URL of {', '.join(sorted(urls.SCHEMES))} or file, which wdsfs reads"
+NOT_READ = f"{{!r}} is neither a path nor a URL that wdsfs reads ({', '.join(sorted(urls.SCHEMES))}, file)"
 _FILE_URL = re.compile(r"file:(?://(?=/)|(?!//))")
 
 
@@ -152,7 +152,7 @@ def _wids(top: Field) -> Iterator[Word]:
         raise _not_in_meta(top)
     version = top.get("wids_version")
     if version is None:
-        raise top.wrong("no index of wids, which has a 'wids_version', and no other list of shards")
+        raise top.wrong("is not a list of shards: an index of wids has a 'wids_version'")
     if version.value != 1:
         raise version.wrong("only version 1 is known")
     base = _base(top.file)
@@ -169,7 +169,7 @@ def _component(component: Field, base: str) -> Iterator[Word]:
     source = component.get("source_url")
     if source is not None:
         if component.get("shardlist") is not None:
-            raise component.wrong("has both a source_url and a shardlist: one is needed")
+            raise component.wrong("has both a source_url and a shardlist: leave one out")
         component = load_json(_path(base, source.text(), source))
         base = _base(component.file)
         for further in (component.get("source_url"), component.get("datasets")):
@@ -292,7 +292,7 @@ def energon(dataset: str, split: str | None, split_file: str | None = None) -> I
 
 
 def _leads_out(name: str) -> bool:
-    """Return True for the name of a shard that may be anywhere, not below the directory of its dataset."""
+    """Return True for the name of a shard that may lie outside of the directory of its dataset."""
     return name.startswith(("/", "file:")) or ".." in name.split("/")
 
 
@@ -306,8 +306,8 @@ def _require_own(info: str, place: Field) -> None:
         trust.content(info, trust.behind_sudo())
     except trust.Untrusted as error:
         raise place.wrong(
-            f"a shard outside of the dataset, which others may have named ({error.strerror}): "
-            "name the shard itself, or --trust those who do it"
+            f"a shard outside of the dataset, in a file that others can write ({error.strerror}): name the shard "
+            "itself, or --trust the users who write it"
         ) from None
 
 
@@ -333,7 +333,7 @@ class _Excluded(NamedTuple):
 
 
 def _excluded(exclude: Field | None, shards: Collection[str]) -> _Excluded:
-    """Return the content of an `exclude` list: shards, and samples as `shard/key`. Both may have slashes."""
+    """Return the shards and samples (`shard/key`) of an `exclude` list. Both may have slashes."""
     excluded = _Excluded(set(), defaultdict(set))
     lengths = sorted(set(map(len, shards)))
     unknown: list[str] = []

@@ -1,7 +1,7 @@
 """The directory of the cache: finds, lists, holds and removes its files by key and kind (`KEY.KIND`).
 
-Remote objects, unpacked shards, images and tables lie there. Which of them go when there is no room is decided in
-`cache_room.py`; files that are made once and never changed are written in `file_cache.py`.
+Remote objects, unpacked shards, images and tables lie there. `cache_room.py` decides which files are evicted;
+`file_cache.py` writes files that are made once and never changed.
 
 A directory that a trusted group may write is the cache of all its members: all may read and write its files.
 
@@ -9,9 +9,9 @@ An object that is filled bit by bit is two files: `KEY.data`, and `KEY.table`, w
 mtime is the last use. Any other file is whole, or a `part` that is being written; its atime is the last use, and
 who has it open holds a shared lock on it. A `note` is small, and goes when it was not written for a month.
 
-The directory may be on a network file system that several nodes have. NFS makes of flock(2) a lock of all bytes,
-which an exclusive one is only for who may write. So the lock of a table, of which ranges are claimed by locks of
-bytes (`remote/cached_object.py`), is one of a byte that no range has.
+The directory may be on a network file system that several nodes share. NFS implements flock(2) as a lock of all
+bytes, and an exclusive lock needs write access. Ranges of a table are claimed by locks of bytes
+(`remote/cached_object.py`); so the lock of the table itself is that of a byte beyond all ranges.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, 
 class CacheEntry(NamedTuple):
     """A file of the cache, or both files of an object (as that of its table)."""
 
-    used: float  # seconds since the epoch; 0 for data without a table, which are of no use
+    used: float  # seconds since the epoch; 0 for data without a table, which is useless
     bytes: int  # of the disk
     key: str
     kind: str
 
 
 def key_of(path: bytes, fingerprint: Fingerprint) -> str:
-    """Return the key of what is made of a file or an object in this state."""
+    """Return the key of a file that is made of a file or an object in this state."""
     return hashlib.blake2b(path + b"\0" + fingerprint.packed, digest_size=16).hexdigest()
 
 
@@ -126,7 +126,7 @@ def table_locked(fd: int, wait: bool = True) -> Iterator[None]:
 
 
 def see_others(fd: int) -> None:
-    """Have a network file system show what other nodes have written into an open file until now. Raises OSError.
+    """Make a network file system show what other nodes have written into an open file until now. Raises OSError.
 
     NFS does so when bytes are locked; not even at an open if this node writes into the file, too.
     """
@@ -250,10 +250,10 @@ class CacheDirectory:
         return self.file(entry.key, DATA if entry.kind == TABLE else entry.kind)
 
     def remove(self, entry: CacheEntry, even_open: bool = False) -> bool:
-        """Remove a file, or both of an object; return False if it stays.
+        """Remove a file, or both files of an object; return False if it stays.
 
-        What is being written or opened, or is held, stays, and what is open unless `even_open` says otherwise: its
-        bytes stay until it is closed. Objects may be open: no lock tells. Raises OSError.
+        A file stays while it is written, opened or held, and while it is open unless `even_open`: then its bytes
+        stay until it is closed. An object may be open: no lock shows that. Raises OSError.
         """
         paths = [self.file(entry.key, entry.kind)]
         if entry.kind == TABLE:

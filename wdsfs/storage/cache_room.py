@@ -1,18 +1,18 @@
 """The room in the cache: its limit, how much is taken, and which files are evicted when it is full.
 
-The sum of what is taken is kept in one small file, under its lock (flock): asking for room costs microseconds.
+The number of bytes in use is kept in one small file, under its lock (flock): asking for room costs microseconds.
 Only when there is none the directory is read, and the sum is then what the disk says. So the sum may be wrong for
 a while (a process was killed between asking and writing) or be lost. A process takes some room in advance, and
 small writes use that without the file: opening, locking and writing it costs as much as writing 100 kB.
 
-What goes was not used for the longest time, and for longer than a time that the newcomer names (`victims`). For
-a part of an object that is three times as long as the object itself had not been used before; for a new object,
-a day. Without this condition a set that is larger than the cache would wash it out in each epoch: an object
-would go shortly before it is read again. With it the cache keeps what it has, and the rest is read without it;
-when the work moves on to another set, what it left goes in the fourth epoch. (With a cache for half of a set,
-LRU has 0 % of hits in epochs in order and 15 % in shuffled ones, where an object is read again after anything up
-to two epochs; "as long" has 50 and 19 %, "twice" 50 and 38 %, three times 50 and 46 %.) What is beyond the
-limit, which may have been lowered, goes in any case.
+Files are evicted that were not used for the longest time, and for longer than a time that the newcomer names
+(`victims`). For a part of an object that is three times as long as the object itself had not been used before; for
+a new object, a day. Without this condition a set that is larger than the cache would wash it out in each epoch: an
+object would be evicted shortly before it is read again. With it the cache keeps its files, and others are read
+without the cache; when the work moves on to another set, the old files are evicted in the fourth epoch. (With a
+cache for half of a set, LRU has 0 % of hits in epochs in order and 15 % in shuffled ones, where an object is read
+again after up to two epochs; "as long" has 50 and 19 %, "twice" 50 and 38 %, three times 50 and 46 %.) Files
+beyond the limit, which may have been lowered, are evicted in any case.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ import xxhash
 from wdsfs.errors import parse_size
 from wdsfs.storage.cache_directory import CacheDirectory, CacheEntry, flocked
 
-NEEDED = -math.inf  # for what cannot be read without the cache: files go that are in use, too
+NEEDED = -math.inf  # for files that cannot be read without the cache: others are evicted even in use
 SHARE = 0.5  # of the disk's free bytes, with what the cache has itself: the limit if none is given
 DISK_KEPT = 4 << 30  # bytes of a disk that the cache leaves to others; of a small one 5 %
-# Of the limit: it is not filled by what is put, since tables need some of it, too, and nothing is to go only for
-# these; and so much more is freed than is asked for, so that the directory is read seldom.
+# Of the limit, a part that stays free: tables need some room, too, without evictions; and as much more is freed
+# than is asked for, so that the directory is read seldom.
 SLACK, SLACK_MAX = 1 / 16, 32 << 30
 ADVANCE, ADVANCE_MAX = 1 / 16, 4 << 20  # of the slack, and bytes: what a process takes at a time
 RECOUNT_SECONDS = 600.0  # between two readings of the directory if nothing goes
@@ -44,7 +44,7 @@ _CHECK = 8
 
 
 def victims(entries: Sequence[CacheEntry], over: int, short: int, age: float, now: float) -> Sequence[CacheEntry]:
-    """Return the entries that go: the first of those given, which stand in the order of their last use.
+    """Return the entries to evict: the first of `entries`, which are in the order of their last use.
 
     In any case as many as have `over` bytes; then, until `short` bytes are free, those that were not used for more
     than `age` seconds.
@@ -81,6 +81,7 @@ class _Ledger:
         self.taken, self.oldest, self.counted = _SUMS.unpack(sums) if self.is_known else (0, 0.0, 0.0)
 
     def write(self) -> None:
+        """Write the sums."""
         sums = _SUMS.pack(max(self.taken, 0), self.oldest, self.counted)
         os.pwrite(self._fd, sums + xxhash.xxh3_64_digest(sums), 0)
 
@@ -97,7 +98,7 @@ class CacheRoom:
     def reserve(self, size: int, age: float) -> bool:
         """Take room for bytes that are written next; return False if they have to stay outside of the cache.
 
-        What was not used for more than `age` seconds goes for it. Raises OSError.
+        Files that were not used for more than `age` seconds are evicted for it. Raises OSError.
         """
         with self._lock:
             if size <= self._advance:
@@ -121,7 +122,7 @@ class CacheRoom:
             self._advance += size
 
     def has_room(self, size: int, age: float) -> bool:
-        """Return True if `reserve` will find so much room; what may go for that goes now. Raises OSError."""
+        """Make room for `size` bytes, without taking it; return True if there is enough. Raises OSError."""
         with self._ledger() as ledger:
             return size <= self.limit(ledger.taken) and self._has_room(ledger, size, age)
 
@@ -129,9 +130,9 @@ class CacheRoom:
         return self._shortage(ledger.taken, size) <= 0 or self._make_room(ledger, size, age)
 
     def trim(self, size: int | None) -> int:
-        """Remove what was used the longest time ago until at most `size` bytes are left; return the bytes freed.
+        """Remove the longest unused files until at most `size` bytes are left; return the bytes freed.
 
-        None for the limit. What is open or held stays. Raises OSError.
+        None for the limit. Files that are open or held stay. Raises OSError.
         """
         entries = self._directory.entries()
         taken = sum(entry.bytes for entry in entries)
@@ -147,12 +148,12 @@ class CacheRoom:
             self._evict(ledger, 0, math.inf)
 
     def state(self) -> tuple[int, int]:
-        """Return the bytes that are taken, and those that may be. Raises OSError."""
+        """Return the bytes in use, and the limit. Raises OSError."""
         with self._ledger() as ledger:
             return ledger.taken, self.limit(ledger.taken)
 
     def limit(self, taken: int) -> int:
-        """Return the bytes that the cache may have if these are taken. Raises OSError."""
+        """Return the limit in bytes if `taken` bytes are in use. Raises OSError."""
         if self._limit is not None:
             return self._limit
         return int((taken + max(disk_room(self._directory.path), 0)) * SHARE)
@@ -190,7 +191,7 @@ class CacheRoom:
         return self._shortage(ledger.taken, size) <= 0
 
     def _evict(self, ledger: _Ledger, size: int, age: float) -> None:
-        """Read the directory, and remove what is beyond the limit or goes for `size` bytes. Raises OSError."""
+        """Read the directory, and remove files beyond the limit, or for `size` bytes. Raises OSError."""
         entries = self._directory.entries()
         taken = sum(entry.bytes for entry in entries)
         goal = size + _slack(self.limit(taken)) if size else 0
@@ -207,9 +208,9 @@ class CacheRoom:
     def _free(
         self, entries: list[CacheEntry], need: Callable[[int], tuple[int, int]], age: float
     ) -> tuple[list[CacheEntry], int]:
-        """Remove victims; return the entries that are left, without those that cannot go, and the bytes freed.
+        """Remove victims; return the other entries, without those that cannot be removed, and the bytes freed.
 
-        `need` returns how many bytes still have to go when some were freed: in any case, and of those unused.
+        `need` returns how many bytes still have to be freed: in any case, and of unused files.
         """
         freed, staying = 0, list[CacheEntry]()
         for even_open in (False, True) if age == NEEDED else (False,):

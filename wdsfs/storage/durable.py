@@ -22,15 +22,15 @@ CHUNK = 1 << 20  # bytes of a file that are read at a time, and of small pieces 
 COPY_MAX = 1 << 25  # bytes per copy by the kernel, and unwritten bytes before the disk is asked to write
 
 
-# Errors of copy_file_range and sendfile where they do not work: another file system, old kernel, special file. Of
-# an EIO they do not say which of the two files has it.
+# Errors of copy_file_range and sendfile where they do not work: another file system, old kernel, special file. EIO
+# may be of either file, so it is tried again by reading and writing.
 _NOT_HERE = frozenset(
     (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY, errno.EIO)
 )
 
 
 class Disk:
-    """The steps by which anything is written. The tests put another one in its place."""
+    """The steps by which anything is written. Tests replace it."""
 
     def open_temporary(self, path: bytes, mode: int = 0o666) -> int:
         """Create and lock a new file that nobody else has open. A leftover of a killed commit is removed first.
@@ -102,21 +102,27 @@ class Disk:
             _sync_file_range(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)
 
     def sync(self, fd: int) -> None:
+        """Sync a file."""
         os.fsync(fd)
 
     def rename(self, source: bytes, target: bytes) -> None:
+        """Rename a file."""
         os.rename(source, target)
 
     def link(self, source: bytes, target: bytes) -> None:
+        """Make a hard link."""
         os.link(source, target)
 
     def make_directory(self, path: bytes) -> None:
+        """Make a directory."""
         os.mkdir(path)
 
     def remove(self, path: bytes) -> None:
+        """Remove a file."""
         os.unlink(path)
 
     def sync_directory(self, path: bytes) -> None:
+        """Sync a directory: names in it are on disk then."""
         fd = os.open(path or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -145,7 +151,7 @@ def new_file(disk: Disk, target: bytes, mode: int = 0o666, temporary: bytes | No
 
 
 def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all of the data to this place (bytes) in a file, however little is taken at once. Raises OSError."""
+    """Write all of the data at this offset (bytes) in a file, by several calls if needed. Raises OSError."""
     left = memoryview(data)
     while left:
         done = os.pwrite(fd, left, offset)
@@ -192,7 +198,7 @@ def remove_leftover(path: bytes) -> None:
         raise CommitError(f"another process of wdsfs is writing {os.fsdecode(path)}") from None
     except PermissionError as error:
         raise CommitError(
-            f"{os.fsdecode(path)} is in the way, and cannot be removed ({error.strerror}): it is another user's"
+            f"{os.fsdecode(path)} cannot be removed: it belongs to another user ({error.strerror})"
         ) from None
     finally:
         if fd >= 0:

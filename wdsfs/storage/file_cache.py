@@ -69,11 +69,9 @@ class NewFile:
     def _refusal(self, size: int) -> str:
         taken, limit = self._room.state()
         if size > self._most:
-            return f"it takes more than the cache may hold ({bytes_text(limit)})"
-        part = (
-            "it takes more than half of what the cache may hold, which" if size > self._most // 2 else "the cache"
-        )
-        return f"{part} is full ({bytes_text(taken)} of {bytes_text(limit)} are in use)"
+            return f"it is larger than the cache may be ({bytes_text(limit)})"
+        large = "it needs more than half of the cache, and " if size > self._most // 2 else ""
+        return f"{large}the cache is full ({bytes_text(taken)} of {bytes_text(limit)} are in use)"
 
 
 Fill = Callable[[NewFile], tuple[str, int]]  # writes a file; returns its kind, and how many bytes are valid
@@ -111,8 +109,8 @@ class FileCache:
     ) -> CachedFile:
         """Return the file of a key; `fill` writes it, unless another process has just done so.
 
-        `least`: the least size in bytes that it will have. What was not used for more than `age` seconds goes for
-        it. Raises NoRoom, OSError, trust.Untrusted and what `fill` raises.
+        `least`: the least size in bytes that it will have. Files that were not used for more than `age` seconds
+        are evicted for it. Raises NoRoom, OSError, trust.Untrusted and what `fill` raises.
         """
         part, most = self._directory.file(key, PART), self.room.most()
         begun = self._begin(key, kinds, part)
@@ -196,14 +194,14 @@ class FileCache:
                 self._directory.remove(entry)
 
     def trim(self, size: int | None = None) -> int:
-        """Remove the longest unused files until at most `size` bytes are left; return the bytes freed.
+        """Remove the longest unused files until at most `size` bytes (by default: the limit) are left.
 
-        Without a size down to the limit, which is that of now. What is open or held stays. Raises OSError.
+        Files that are open or held stay. Returns the bytes freed. Raises OSError.
         """
         return self.room.trim(size) if self.directory.is_dir() else 0
 
     def clear(self) -> int:
-        """Remove all that is neither open nor held; return the bytes freed. Raises OSError."""
+        """Remove all files that are neither open nor held; return the bytes freed. Raises OSError."""
         freed = sum(entry.bytes for entry in self.entries() if self._directory.remove(entry))
         if freed:
             self.room.recount()
@@ -216,7 +214,7 @@ def is_as_made(state: os.stat_result) -> bool:
 
 
 def _reader_of(fd: int) -> int:
-    """Return a finished file open to read, with a shared lock: no mount reads what somebody has open to write."""
+    """Return a finished file open to read, with a shared lock: no mount reads a file that is open to write."""
     fcntl.flock(fd, fcntl.LOCK_SH)
     reader = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     fcntl.flock(reader, fcntl.LOCK_SH)

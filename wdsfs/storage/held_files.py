@@ -35,11 +35,11 @@ class HeldFile(NamedTuple):
 
 
 def mark(fd: int) -> None:
-    """Hold an open file, from now on until nobody has it open. Raises OSError, also if there are no leases."""
+    """Hold an open file until nobody has it open any more. Raises OSError, also if there are no leases."""
     try:
-        is_written(fd)  # which is for who mounts it
+        is_written(fd)  # only for its OSError: whoever mounts the file asks the question
     except OSError as error:
-        reason = f"no lease can be had there ({error.strerror}); WDSFS_CACHE_DIR names another place"
+        reason = f"the file system has no leases ({error.strerror}); set WDSFS_CACHE_DIR to another one"
         raise OSError(error.errno, reason) from None
     mode = os.fstat(fd).st_mode
     if not mode & _MARK:
@@ -47,10 +47,7 @@ def mark(fd: int) -> None:
 
 
 def is_written(fd: int) -> bool:
-    """Return True if a program has a file open for writing, which is open to read here.
-
-    Raises OSError without leases.
-    """
+    """Return True if a program has this file open for writing. Raises OSError without leases."""
     _ignore_breaks(fd)
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)

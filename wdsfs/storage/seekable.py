@@ -62,7 +62,7 @@ def _block_offsets(raw: Any) -> bytes:
 
 def _check_frames(raw: Any) -> None:
     if not raw.is_multiframe():
-        raise Unusable("it is one zstd frame, which can only be read from its start")
+        raise Unusable("it is a single zstd frame, which can only be read from its start")
 
 
 def _check_blocks(raw: Any) -> None:
@@ -172,7 +172,7 @@ def open_reader(kind: str, fd: int, index: bytes) -> SeekReader:
     """
     body = index[_HEADER:]
     if index[:_HEADER] != _MAGIC + zlib.crc32(body).to_bytes(4, "little"):
-        raise ValueError("a damaged index of places")
+        raise ValueError("a damaged index of seek points")
     raw, failures = _open(kind, fd)
     try:
         _FORMATS[kind].take(raw, body[8:])

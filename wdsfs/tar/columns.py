@@ -50,7 +50,7 @@ class Batch:
         self.problems: list[Problem] = []
 
     def truncation(self) -> Problem | None:
-        """Return the problem of a file that ends inside its last member, if that was found."""
+        """Return the problem of a file that ends inside its last member, if there is one."""
         return next((problem for problem in self.problems if problem.kind == "truncated"), None)
 
 
@@ -148,7 +148,7 @@ def _mtimes(table: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def _join_prefixes(table: NDArray[np.uint8], names: list[Any]) -> None:
-    """Cut names at their first NUL and put the ustar prefix in front of those that have one."""
+    """Cut names at their first NUL and put the ustar prefix, if any, in front."""
     if any(b"\0" in name for name in names):
         names[:] = [name.split(b"\0", 1)[0] for name in names]
     # Only POSIX's own magic has a prefix; GNU's ("ustar  ") keeps access times there, v7 has neither.
@@ -190,7 +190,7 @@ _DIGIT_SHIFTS = np.arange(30, -1, -3)  # of 11 octal digits
 def encode(
     names: Sequence[bytes], sizes: Sequence[int], mtimes: Sequence[int], common: Sequence[Collection[bytes]]
 ) -> list[bytes]:
-    """Return the header, or headers, of each of these members, as `headers.encode`. Raises ValueError as that."""
+    """Return the headers of each of these members, as `headers.encode`. Raises ValueError as it does."""
     numbers = np.array([sizes, mtimes])
     lengths = np.fromiter(map(len, names), np.int64, len(names))
     plain = (lengths > 0) & (lengths <= NAME_BYTES) & (numbers >= 0).all(0) & (numbers <= OCTAL_MAX).all(0)

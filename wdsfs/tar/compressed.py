@@ -53,7 +53,7 @@ def policy() -> str:
     """Return the value of `WDSFS_UNPACK`. Raises UsageError."""
     value = os.environ.get("WDSFS_UNPACK") or AUTO
     if value not in POLICIES:
-        raise UsageError(f"WDSFS_UNPACK is {value!r}: it has to be one of {', '.join(POLICIES)}")
+        raise UsageError(f"WDSFS_UNPACK={value}: take one of {', '.join(POLICIES)}")
     return value
 
 
@@ -86,7 +86,7 @@ def opened(shard: OpenShard, path: bytes) -> Iterator[Opened]:
 
 
 def unpacked(kind: str, shard: OpenShard, path: bytes, how: str | None = None) -> Opened:
-    """Return the bytes of the tar in a compressed shard, which is open and has to stay so.
+    """Return the bytes of the tar in a compressed shard, which has to stay open.
 
     `how` is one of POLICIES; by default that of `policy`. Takes as long as unpacking, unless that was done before.
     Raises StaleShard when the file changes meanwhile, UnreadableShard when it cannot be unpacked here.
@@ -125,7 +125,7 @@ class _CompressedShard(NamedTuple):
     key: str
 
     def unpack(self, copy: NewFile) -> tuple[str, int]:
-        """Unpack as `streams.unpack`, but no bomb; a remote shard in one pass, which is fetched ahead."""
+        """Unpack as `streams.unpack`, but refuse a bomb; fetch a remote shard ahead, in one pass."""
         if not isinstance(self.shard, int):
             self.shard.stream()
         return streams.unpack(self.kind, self.shard, self.bounded(copy.write))
@@ -141,8 +141,8 @@ class _CompressedShard(NamedTuple):
             left -= len(data)
             if left < 0:
                 raise _Refused(
-                    f"it unpacks to more than {RATIO_MAX} times its size, as hardly any set of samples does; "
-                    "--unpack always unpacks it all the same"
+                    f"it unpacks to more than {RATIO_MAX} times its size, unlike nearly all sets of samples; "
+                    "--unpack always unpacks it anyway"
                 )
             write(data)
 
@@ -179,7 +179,7 @@ def _open(shard: _CompressedShard, how: str) -> Opened:
 
 
 def _read_by(shard: _CompressedShard, cached: CachedFile) -> Opened:
-    """Return a reader that uses an index of places. Raises ValueError if the index is damaged."""
+    """Return a reader that uses an index of seek points. Raises ValueError if the index is damaged."""
     with os.fdopen(cached.fd, "rb") as file:
         data = file.read()
     try:
@@ -189,7 +189,7 @@ def _read_by(shard: _CompressedShard, cached: CachedFile) -> Opened:
 
 
 def _unpack(cache: FileCache, shard: _CompressedShard, may_seek: bool) -> CachedFile:
-    """Make a copy; or, if it `may_seek` and copies in use would have to be evicted, an index of places.
+    """Make a copy; or, if it `may_seek` and copies in use would have to be evicted, an index of seek points.
 
     Raises _Refused.
     """
@@ -210,7 +210,7 @@ def _unpack(cache: FileCache, shard: _CompressedShard, may_seek: bool) -> Cached
 
 
 def _index(cache: FileCache, shard: _CompressedShard) -> CachedFile:
-    """Make an index of places. Raises _Refused."""
+    """Make an index of seek points. Raises _Refused."""
 
     def fill(file: NewFile) -> tuple[str, int]:
         fd = shard.file()
@@ -227,7 +227,7 @@ def _index(cache: FileCache, shard: _CompressedShard) -> CachedFile:
     try:
         return cache.make(shard.key, (INDEX,), fill)
     except NoRoom as error:
-        raise _Refused(f"there is no room for an index of places: {error}") from None
+        raise _Refused(f"there is no room for an index of seek points: {error}") from None
     except seekable.Unusable as error:
         raise _Refused(f"it can only be unpacked, since {error}") from None
 
@@ -239,8 +239,8 @@ def _problem(kind: str, cached: CachedFile) -> Problem | None:
         return Problem(-1, "truncated", text)
     if cached.kind == DAMAGED:
         text = (
-            f"the {kind} data is damaged; no checksum vouches for what it unpacks to from byte {size} on, so that "
-            "is not shown"
+            f"the {kind} data is damaged; no checksum covers the unpacked data from byte {size} on, so it is not "
+            "shown"
         )
         return Problem(-1, "damaged", text)
     if cached.kind == TRAILING:

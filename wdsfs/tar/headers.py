@@ -115,12 +115,12 @@ class Extended:
 
 
 def unusable(extended: Extended) -> str | None:
-    """Return why a name or target is beyond all bounds; None if none is. (Those of a header block never are.)"""
+    """Return why a name or target is too long; None if none is. (In a header block none ever is.)"""
     for text, what in ((extended.name, "name"), (extended.link, "target")):
         if text is not None and len(text) > NAME_MAX:
-            return f"its {what} has {len(text):,} bytes, and {NAME_MAX:,} is the most"
+            return f"its {what} has {len(text):,} bytes, and the limit is {NAME_MAX:,}"
     folders = 0 if extended.name is None else extended.name.count(b"/")
-    return f"its name has {folders:,} folders, and {DEPTH_MAX} is the most" if folders > DEPTH_MAX else None
+    return f"its name has {folders:,} folders, and the limit is {DEPTH_MAX}" if folders > DEPTH_MAX else None
 
 
 def own_name(header: bytes, extended: Extended | None) -> bytes:
@@ -188,7 +188,7 @@ def encode(name: bytes, size: int, mtime: int, common: Collection[bytes] = ()) -
     for an empty name and a negative size.
     """
     if not name or size < 0:
-        raise ValueError(f"no member can be called {name!r} and have {size} bytes")
+        raise ValueError(f"a member with the name {name!r} and {size} bytes is impossible")
     prefix_and_base = _split(name)
     if prefix_and_base is not None and not common and size <= OCTAL_MAX and 0 <= mtime <= OCTAL_MAX:
         return _ustar(prefix_and_base[1], size, mtime, b"0", prefix_and_base[0])  # nearly always

@@ -34,8 +34,8 @@ from wdsfs.tar.sparse import Extents, read_extents
 def read(fd: TarBytes, data: int, size: int, extents: Extents | None, offset: int, length: int) -> bytes:
     """Return bytes `offset` to `offset + length` of a member of `size` bytes whose payload starts at byte `data`.
 
-    Returns less only at the end of the member. Raises CorruptShard if the shard ends before that: with fewer
-    bytes, the kernel would report the end of the file, and the reader would not notice the damage.
+    Returns less only at the end of the member. Raises CorruptShard if the shard ends before that: a short answer
+    would look like the end of the file, and hide the damage.
     """
     length = max(min(length, size - offset), 0)
     if extents is not None:

@@ -9,14 +9,13 @@ from wdsfs.errors import and_others
 
 PROBLEMS_MAX = 1000  # problems of a shard kept word for word; further ones are counted
 
-# Kinds of problems in spite of which all members that a reader sees are whole. (Dangling links are found by
-# `index/member_draft.py`.)
+# Kinds of problems without damage to members that a reader sees. (`index/member_draft.py` finds dangling links.)
 HARMLESS = frozenset(("no end mark", "behind end mark", "dangling link", "trailing header"))
 
-# Kinds that mean that the file is something else than a tar: there is nothing to show.
+# Kinds that mean that the file is not a tar: there is nothing to show.
 NO_TAR = frozenset(("not a tar", "empty", "compressed"))
 
-# Kinds of what a view cannot make of a member: a tar has no such problem, so `wdsfs check` does not find it.
+# Kinds of members that a view cannot make: tars have no such problem, so `wdsfs check` does not find it.
 BROKEN_FIELD, UNDECODED = "broken field", "not decoded"
 OF_VIEWS = frozenset((BROKEN_FIELD, UNDECODED))
 
@@ -30,7 +29,7 @@ class Problem(NamedTuple):
 
 
 class Problems:
-    """The problems of a shard: some word for word, and how many there are."""
+    """The problems of a shard: their number, and the text of some."""
 
     def __init__(self, problems: Iterable[Problem] = ()) -> None:
         self._count = 0
@@ -41,10 +40,12 @@ class Problems:
         return self._count
 
     def extend(self, problems: Iterable[Problem]) -> None:
+        """Add problems."""
         for problem in problems:
             self.append(problem)
 
     def append(self, problem: Problem) -> None:
+        """Add a problem."""
         self._count += 1
         self._kept.append(problem)
         if len(self._kept) > 2 * PROBLEMS_MAX:

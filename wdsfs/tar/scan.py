@@ -154,16 +154,13 @@ def take_member(window: Window, position: int, batch: Batch, common: dict[bytes,
 
 
 def _common_records(body: bytes, position: int) -> list[tuple[bytes, bytes]]:
-    """Return the records of a global PAX header that change members.
-
-    Raises Damage for one that ends at `position`.
-    """
+    """Return the records that change members of the global PAX header that ends at `position`. Raises Damage."""
     records = [record for record in pax_records(body, position) if record[0] in _COMMON]
     for key, value in records:
         if len(value) > COMMON_MAX:
             text = (
                 f"the global PAX header that ends at offset {position} sets for all members after it a "
-                f"{key.decode()} of {len(value):,} bytes; {COMMON_MAX} is the most"
+                f"{key.decode()} of {len(value):,} bytes; the limit is {COMMON_MAX}"
             )
             raise Damage(position, "damaged", text)
     return records
@@ -309,9 +306,9 @@ def scan(
 
 
 def _no_tar(fd: TarBytes, damage: Problem) -> Problem:
-    """Return what is wrong with a file that is damaged from its very first header on: it may be no tar.
+    """Return the problem of a file that is damaged from its first header on: perhaps it is not a tar.
 
-    A tar has a sound header there, or at least the mark of one: then it is a damaged tar.
+    A damaged tar has a sound header there, or at least the mark of one.
     """
     start = read_fully(fd, BLOCK, 0)
     if is_header(start) or start[MAGIC] == b"ustar":

@@ -17,10 +17,7 @@ Segments = Sequence[tuple[int, int]]  # (offset in the file, bytes) of the store
 
 
 class Extents(NamedTuple):
-    """The stored parts of a sparse member in columns, ascending.
-
-    Where each lies in the file, its bytes, and how many bytes are stored before it.
-    """
+    """The stored parts of a sparse member: offset in the file, size, and bytes stored before it, ascending."""
 
     offsets: Sequence[int]
     sizes: Sequence[int]
@@ -117,7 +114,7 @@ def check_segments(segments: Segments, size: int, stored: int, position: int) ->
 def read_extents(fd: TarBytes, data: int, extents: Extents, offset: int, length: int) -> bytes:
     """Return bytes `offset` to `offset + length` of a sparse member whose payload starts at byte `data`.
 
-    What is stored of them lies in one piece. Raises CorruptShard if the shard ends before that.
+    Their stored parts lie in one piece. Raises CorruptShard if the shard ends before that.
     """
     offsets, sizes, places = extents
     content = bytearray(length)

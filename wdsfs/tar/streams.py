@@ -27,10 +27,7 @@ from wdsfs.errors import CorruptShard, counted, parse_size
 from wdsfs.extras import zstd
 from wdsfs.storage import source
 from wdsfs.storage.source import TarBytes
-from wdsfs.tar.headers import (
-    BLOCK,
-    is_header,
-)
+from wdsfs.tar.headers import BLOCK, is_header
 
 # What compressed files begin with; a zstd file also with a skippable frame (pzstd writes one first).
 COMPRESSED = {
@@ -43,11 +40,11 @@ COMPRESSED = {
 AGAIN = "download it again"
 # Files that failed downloads leave in place of a tar: their beginning (in lower case), a name, the way out.
 _LEFT_BEHIND = (
-    (b"version https://git-lfs.github.com/", "a git LFS pointer", "its content comes by: git lfs pull"),
+    (b"version https://git-lfs.github.com/", "a git LFS pointer", "fetch its content: git lfs pull"),
     (b"<!doctype html", "an HTML page", AGAIN),
     (b"<html", "an HTML page", AGAIN),
     (b"<?xml", "an XML document, as stores send errors", AGAIN),
-    (b"pk\x03\x04", "a zip archive", "make a tar of what is in it"),
+    (b"pk\x03\x04", "a zip archive", "make a tar of its content"),
     (b"par1", "a Parquet file", "only tars can be shards"),
 )
 _TEXT_BYTES = bytes([*b"\t\n\f\r", *range(32, 127), *range(128, 256)])
@@ -55,7 +52,7 @@ _SHOWN = 40  # bytes of a text that a message has
 
 
 def appearance(start: bytes) -> str:
-    """Return in words what a file that is no tar looks like, by its first block, and what to do about it."""
+    """Describe a file that is not a tar by its first block, and say what to do about it."""
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     for mark, name, way_out in _LEFT_BEHIND:
         if text.startswith(mark):
@@ -63,7 +60,7 @@ def appearance(start: bytes) -> str:
     if not text.translate(None, delete=_TEXT_BYTES):
         begin = start[:_SHOWN].decode(errors="replace")
         return f"is text, not a tar, and begins with {begin!a}: {AGAIN}"
-    size = f" of {counted(len(start), 'byte')}, less than a header has" if len(start) < BLOCK else ""
+    size = f" of {counted(len(start), 'byte')}, less than a header" if len(start) < BLOCK else ""
     return f"is not a tar, but another file{size}: {AGAIN}"
 
 
@@ -79,8 +76,8 @@ def compression(start: bytes) -> str | None:
 
 
 MEMORY = 256 << 20  # bytes: twice the window of `zstd -d` without --long, four times that of `xz -9`
-# What `unpack` gives is the intact part of a shard: all of it (with or without other data after it), or the part
-# before the end or the damage.
+# `unpack` gives the intact part of a shard: all (with or without other data after it), or the part before the cut
+# or the damage.
 WHOLE, TRAILING, TRUNCATED, DAMAGED = "tar", "trailing", "truncated", "damaged"
 _INPUT, _OUTPUT = 1 << 18, 1 << 20  # bytes that are read, and written, at a time: bounds the memory for a bomb
 # Bytes that a stream gets first, then twice as many each time: what it does not need is copied back, and there may
@@ -229,6 +226,7 @@ class _Input:
         self._at -= size
 
     def skip_zeros(self) -> None:
+        """Skip the zeros that are next."""
         while self.peek(1) == b"\0":
             zeros = _ZEROS.match(self._data, self._at)
             assert zeros is not None
@@ -258,8 +256,8 @@ def codec_of(extension: bytes) -> tuple[int, bytes] | None:
 def decode(codec: int, data: bytes) -> bytes:
     """Return the content of `data`, of all its streams.
 
-    Raises CorruptShard if it is no such data, is cut off, or contains more than DECODED_MAX bytes; UsageError if
-    the library for it is not installed.
+    Raises CorruptShard if the data is of another kind, is cut off, or contains more than DECODED_MAX bytes;
+    UsageError if the library for it is not installed.
     """
     name, content = SUFFIXES[codec][1:].decode(), bytearray()
 
