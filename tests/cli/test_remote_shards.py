@@ -191,7 +191,7 @@ def test_a_list_for_wids_has_no_secrets(program: Program, web: WebServer) -> Non
     """Without them it is of no use, which is said; nor does wids run commands."""
     url = f"{web.url}/set/x-{{0..1}}.tar?X-Amz-Signature=geheim"
     said = program.run("export", "--format", "wids", "-o", "signed", url).stderr.decode()
-    assert f"{web.url}/set/x-0.tar (and 1 more): stands in the index without user, password and signature" in said
+    assert f"{web.url}/set/x-0.tar (and 1 more): is listed without its user, password and signature" in said
     assert "geheim" not in said + (program.home / "signed" / "shardindex.json").read_text()
     command = f"pipe:curl -s {web.url}/set/x-0.tar"
     assert "write it to a file first" in program.refused("export", "--format", "wids", "-o", "w", command, code=9)

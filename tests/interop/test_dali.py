@@ -184,7 +184,7 @@ def test_an_index_of_something_else_does_not(index: bytes, message: str | None) 
 
 
 def test_an_index_of_a_shard_without_members() -> None:
-    assert misfit(tar(), b"v1.1 1\njpg 512 4\n") == "line 2 names 4 bytes at offset 512: no such member is there"
+    assert misfit(tar(), b"v1.1 1\njpg 512 4\n") == "line 2 names 4 bytes at offset 512: there is no such member"
 
 
 # --- wids --------------------------------------------------------------------------------------------------
@@ -211,10 +211,10 @@ def test_a_wids_index() -> None:
         (tar(member(b"./a.txt", b"x"), member(b"./a.cls", b"x")), None),
         (GNU, "long/long"),
         (tar(member(b"b/a.txt", b"x", prefix=b"p")), "p/b/a.txt is called b/a.txt by wids"),
-        (tar(A, member(b"d/.hidden", b"x")), "d/.hidden is to wids a member of a sample, which it is not"),
-        (tar(A, member(b"__m__/a.json", b"x")), "__m__/a.json is to wids a member"),
-        (tar(A, member(b"d.v1/README", b"x")), "d.v1/README is to wids a member"),
-        (tar(A, member(b"b.txt", b"x", tars.CONTIGUOUS)), "b.txt is to wids no member of a sample"),
+        (tar(A, member(b"d/.hidden", b"x")), "wids takes d/.hidden for a member of a sample"),
+        (tar(A, member(b"__m__/a.json", b"x")), "wids takes __m__/a.json for a member"),
+        (tar(A, member(b"d.v1/README", b"x")), "wids takes d.v1/README for a member"),
+        (tar(A, member(b"b.txt", b"x", tars.CONTIGUOUS)), "wids does not take b.txt for a member of a sample"),
         (tar(A, member(b"b.txt", b"x", base256=True)), "at b.txt wids fails"),
         (tar(A, member(b"\xff.txt", b"x")), r"at \xff.txt wids fails"),
     ],
@@ -371,7 +371,7 @@ def packed(*offsets: int) -> bytes:
         (b"", "it has 0 samples, the shard 3"),
         (packed(0, 2048, 3072, 6144), "it has offset 3072 where sample 2 starts at 3584"),
         (packed(0, 2048, 3584, 6656), "it has offset 6656 where the samples end at 6144"),
-        (packed(0, 2048, 3584, 6144) + b"x", "33 bytes: no whole number of offsets"),
+        (packed(0, 2048, 3584, 6144) + b"x", "its 33 bytes are not a whole number of offsets"),
     ],
 )
 def test_an_energon_offset_file_that_lies_there(index: bytes, message: str | None) -> None:

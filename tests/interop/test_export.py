@@ -103,9 +103,7 @@ def test_a_shard_that_dali_cannot_read_is_no_obstacle_to_others(program: Program
     assert blank.endswith(f"; the older {home}/s1.idx is removed")
     assert cut.startswith(f"{home}/s4.tar: the shard is damaged: ")
     [empty] = report["warnings"]
-    assert empty.startswith(
-        f"{home}/s2.tar: has no samples, and DALI takes no shard without: it is left out; the "
-    )
+    assert empty.startswith(f"{home}/s2.tar: has no samples, and DALI refuses such a shard: it is left out; the ")
     assert {name for name in files(home) if name.endswith(".idx")} == {"s0.idx", "s3.idx"}
     told = program.run("export", "--format", "dali", "-o", ".", "s{0..4}.tar", code=9)
     assert told.stdout == b"2 files written, 2 failures\n"
@@ -117,7 +115,7 @@ def test_only_plain_tars_are_exported(program: Program) -> None:  # noqa: F811
     program.write("s.tar", gzip.compress(ONE))
     for kind in (DALI, ENERGON, WIDS):
         text = program.run("export", "--format", kind, "-o", ".", "s.tar", code=9).stderr
-        assert b"s.tar: is compressed, and the other tools read plain tars only" in text
+        assert b"s.tar: is compressed, and other tools read plain tars only" in text
 
 
 # --- wids --------------------------------------------------------------------------------------------------
@@ -144,7 +142,7 @@ def test_what_wids_reads_otherwise_is_told(program: Program) -> None:  # noqa: F
     program.write("s.tar", tar(A, member(b"d/.hidden", b"x")))
     report = export(program, "--format", "wids", "-o", ".", "s.tar")
     [told] = report["warnings"]
-    assert told.startswith(f"{program.home}/s.tar: wids reads it otherwise: d/.hidden is to wids")
+    assert told.startswith(f"{program.home}/s.tar: wids takes d/.hidden for")
     program.write("s.tar", tar(A, B)[:-1500])
     done = program.run("export", "--format", "wids", "-o", ".", "s.tar", code=9)
     assert b"s.tar: the shard is damaged" in done.stderr
@@ -166,7 +164,7 @@ def test_energon(program: Program) -> None:  # noqa: F811
     assert report["written"] == {"s.tar.idx", "x/t.tar.idx", *meta}
     home = program.home
     assert report["warnings"] == [
-        f"{home}/e.tar: has no samples, and Energon takes no shard without: it is left out; "
+        f"{home}/e.tar: has no samples, and Energon refuses such a shard: it is left out; "
         f"the older {home}/e.tar.idx is removed"
     ]
     assert offsets(home / "s.tar.idx") == [0, 2048, 3584]
@@ -188,7 +186,7 @@ def test_what_somebody_has_edited_is_kept(program: Program) -> None:  # noqa: F8
     words = ("--format", "energon", "-o", ".")
     report = export(program, *words, "s.tar")
     [told] = report["warnings"]
-    assert told.endswith(".nv-meta/split.json: is kept; the set of shards is another now (s.tar): edit it")
+    assert told.endswith(".nv-meta/split.json: is unchanged, but the shards are not (s.tar): edit it")
     identity = (program.home / ".nv-meta/index.uuid").read_bytes()
     assert export(program, *words, "s.tar")["warnings"] == []
     assert (program.home / ".nv-meta/index.uuid").read_bytes() != identity
@@ -232,7 +230,7 @@ def test_what_energon_reads_otherwise_is_told(program: Program) -> None:  # noqa
     program.write("s.tar", tar(A, member(b"d/.hidden", b"x")))
     report = export(program, "--format", "energon", "-o", ".", "[st].tar")
     assert (
-        f"{program.home}/s.tar: 2 samples to Energon, which takes hidden files for some, 1 to others"
+        f"{program.home}/s.tar: Energon finds 2 samples, as it counts hidden files, and other tools 1"
         in report["warnings"]
     )
 

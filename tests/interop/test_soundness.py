@@ -357,7 +357,7 @@ LACKING = tars.tar(*(tars.member(name) for name in (b"a.txt", b"a.cls", b"b.txt"
     ("content", "finding"),
     [
         (CUT, f"[truncated] {CUT_SAYS}"),
-        (SPLIT, "a.tar:1024: a: [split sample] the sample was seen at offset 0 before"),
+        (SPLIT, "a.tar:1024: a: [split sample] the sample has members at offset 0 already"),
         (LACKING, "a.tar:2048: c: [missing extension] has no cls"),
     ],
     ids=["damaged", "split", "lacking"],

@@ -42,7 +42,7 @@ def test_only_this_machine_reaches_it(looking: Viewer) -> None:
 def test_a_port_that_is_taken_is_named(program: Program, looking: Viewer) -> None:
     program.write("a.tar", tars.tar(tars.member(b"x.txt", b"x")))
     port = str(urlsplit(looking.address).port)
-    assert f"port {port}: Address already in use; name another one with --port" in program.refused(
+    assert f"port {port}: Address already in use; name another port, or leave out --port" in program.refused(
         "view", "--no-browser", "--port", port, "a.tar", code=2
     )
 

@@ -251,7 +251,7 @@ def test_a_picture_of_an_array_has_its_colours(previewer: Previewer) -> None:
 
 def test_an_array_that_is_cut_off(previewer: Previewer) -> None:
     found = previewer.preview("npy", Bytes(npy(np.arange(1000, dtype=np.int64))[:-4000]))
-    assert "500 of 1,000 values are there" in found.problem
+    assert "500 of 1,000 values" in found.problem
     assert "from 0 to 499" in found.summary
 
 

@@ -69,7 +69,7 @@ def test_the_address_of_a_file_is_no_sample(program: Program) -> None:
     with viewing(program, "a.tar") as viewer:
         answer = viewer.ask("/sample/a/b/txt")
     assert answer.status == 404
-    assert "a/b/txt: is a file, no sample" in answer.text
+    assert "a/b/txt: is a file, not a sample" in answer.text
 
 
 def test_samples_and_search_by_key(browser: Browser, looking: Viewer) -> None:
@@ -134,7 +134,7 @@ def test_the_parts_of_a_page_add_up(looking: Viewer) -> None:
         ("has=jpg", "No sample has a column jpg. Columns of this set: cls, json, npy, png, txt."),
         ("lacks=jpg,cls", "No sample has a column jpg. Columns"),
         ("column=josn&field=label&value=3", "No sample has a column josn. Columns"),
-        ("value=3", "A value is looked for in a column: type its name, too."),
+        ("value=3", "To search for a value, type the name of its column, too."),
         ("has=png&column=txt&value=none", ""),
     ],
 )

@@ -84,10 +84,12 @@ class Board:
 
     @property
     def bytes_read(self) -> int:
+        """The bytes that the kernel has read."""
         return self._total(_BYTES_READ)
 
     @property
     def failures(self) -> int:
+        """The number of requests that failed."""
         return self._total(_FAILED)
 
     @property
@@ -107,6 +109,7 @@ class Board:
 
     @property
     def open_files(self) -> int:
+        """The number of open shards, counted in each worker."""
         return self._total(_FILES)
 
     @property
@@ -243,6 +246,7 @@ class Slot:
 
     @property
     def waiting(self) -> bool:
+        """True if the worker waits for a disk or indexes a shard."""
         return bool(self._words[_WAITING])
 
     def retire(self) -> None:

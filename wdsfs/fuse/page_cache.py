@@ -55,11 +55,11 @@ class Members(NamedTuple):
         self.sizes.append(content.size)
 
     def without(self, at: int) -> Members:
-        """Return all but one of these files."""
+        """Return the files without the one in row `at`."""
         return Members(*([*column[:at], *column[at + 1 :]] for column in self))
 
     def run(self, at: int) -> int:
-        """Return the end of the files from this one on that are read together."""
+        """Return the end of the files from row `at` on that are read together."""
         starts, sizes, file = self.starts, self.sizes, self.files[at]
         begin, stop = starts[at], at + 1
         while (
@@ -94,7 +94,7 @@ class PageCache:
         self._buffer = memoryview(bytearray(FILE_MAX))
 
     def members(self, inodes: Sequence[int], room: int) -> Members:
-        """Return those of these inodes, members of one shard, that can be stored, until there are `room` bytes.
+        """Return the members among these inodes of one shard that can be stored, up to `room` bytes.
 
         Raises NotIndexed, ShardErrors.
         """

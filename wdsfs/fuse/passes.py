@@ -29,7 +29,7 @@ CALL = struct.Struct("<QQ")  # the inode number that was read, and how far it is
 
 
 class Pushed(NamedTuple):
-    """Counts of the files that were pushed, and of those of them that readers have gone past."""
+    """Counts of the files that were pushed, and of those that readers have passed."""
 
     files: int
     bytes: int
@@ -108,7 +108,7 @@ class Passes:
         self._state[_PATIENCE] = max(FIRST, self._state[_PATIENCE] // 2)
 
     def doubt(self) -> None:
-        """Recognise passes later, as one was none."""
+        """Recognise passes later, as the last guess was wrong."""
         self._state[_PATIENCE] = min(PATIENCE_MAX, self._state[_PATIENCE] * 2)
 
     def stored(self, files: int, size: int) -> None:
@@ -125,6 +125,7 @@ class Passes:
 
     @property
     def pushed(self) -> Pushed:
+        """The counts so far."""
         return Pushed(*self._state[_FILES : _PASSED_BYTES + 1])
 
     @property

@@ -124,8 +124,10 @@ def xattr_of(body: memoryview) -> tuple[int, bytes]:
 
 
 class SetattrRequest(NamedTuple):
-    """The change that SETATTR asks for; None leaves a value unchanged. Size in bytes, times in ns since the epoch
-    or NOW."""
+    """The change that SETATTR asks for; None leaves a value unchanged.
+
+    Size in bytes, times in ns since the epoch, or NOW.
+    """
 
     mode: int | None
     uid: int | None
@@ -263,8 +265,7 @@ def statfs(
     name_max: int,
     free: tuple[int, int, int] = (0, 0, 0),
 ) -> bytes:
-    """Reply to STATFS; `blocks` of `fragment` bytes. `free`: blocks, blocks for users that are not root,
-    inodes."""
+    """Reply to STATFS; `blocks` of `fragment` bytes. `free`: blocks, blocks for users but root, inodes."""
     blocks_free, available, files_free = free
     return _STATFS_OUT.pack(blocks, blocks_free, available, files, files_free, block_size, name_max, fragment)
 
@@ -283,9 +284,7 @@ def line(name: bytes, cursor: int, inode: int, mode: int) -> bytes:
 def line_plus(
     name: bytes, cursor: int, timeout: int, attributes_timeout: int, attributes: Attributes, is_lookup: bool = True
 ) -> bytes:
-    """Return a line of the reply to READDIRPLUS; timeouts in seconds. With `is_lookup` it counts as a lookup of
-    the file.
-    """
+    """Return a line of the reply to READDIRPLUS; timeouts in seconds. With `is_lookup` it counts as a lookup."""
     inode, length = attributes[0], len(name)
     # The kernel does not count these two as lookups, and so would never forget them.
     node = 0 if name in _SELF_AND_PARENT or not is_lookup else inode
@@ -384,8 +383,7 @@ def kernel_of(body: memoryview) -> Kernel:
 
 
 def start(kernel: Kernel, flags: int, background: int, max_write: int = PAGE) -> bytes:
-    """Reply to INIT: those of the wanted flags that the kernel knows, the number of readahead requests at a time,
-    and the size of the largest WRITE (bytes)."""
+    """Reply to INIT: the flags that the kernel knows, readahead requests at a time, the largest WRITE (bytes)."""
     flags = flags & kernel.flags
     return _INIT_OUT.pack(
         *(MAJOR, min(kernel.minor, MINOR), kernel.readahead, flags & 0xFFFFFFFF),

@@ -1,11 +1,10 @@
 """The index that DALI reads, as bytes: written from records, and checked.
 
-Nothing here opens a file. `export` puts it where DALI looks, `lint` compares one that lies beside a shard with the
-shard's headers. docs/reference/formats.md has the format, and in which members the tools group differently from
-wdsfs.
+Opens no file. `export` writes it where DALI looks, `lint` compares an existing one with the headers of its shard.
+docs/reference/formats.md has the format, and the members that the tools group differently from wdsfs.
 
-The writers follow wdsfs's samples, in the order of the tar. What a tool would misread raises ExportError, which
-names the member; the caller knows the shard.
+The writers follow wdsfs's samples, in the order of the tar. A member that a tool would misread raises ExportError,
+which names it; the caller knows the shard.
 """
 
 from __future__ import annotations
@@ -39,9 +38,11 @@ class DaliRows(NamedTuple):
 
     @classmethod
     def empty(cls) -> DaliRows:
+        """Return columns without rows."""
         return cls(array("q"), array("q"), array("q"))
 
     def add(self, offset: int, size: int, extension: int) -> None:
+        """Add a row."""
         self.offsets.append(offset)
         self.sizes.append(size)
         self.extensions.append(extension)
@@ -60,7 +61,7 @@ def dali_path(shard: bytes) -> bytes:
 
 
 def samples(record: Record) -> Iterator[DaliSample]:
-    """Yield the samples of a shard in the order of the tar, as a reader of the format meets them."""
+    """Yield the samples of a shard in the order of the tar."""
     entries = record.samples_in_order()
     within, folder = range(0), b""
     for start in range(0, len(entries), ENTRIES):
@@ -73,7 +74,7 @@ def samples(record: Record) -> Iterator[DaliSample]:
 
 
 def refuse_damaged(record: Record) -> None:
-    """Raise ExportError for a shard that is not whole: an index of what is intact would hide the rest."""
+    """Raise ExportError for a damaged shard: an index of the intact part would hide the rest."""
     damage = [problem for problem in record.problems if problem.kind not in HARMLESS]
     if damage:
         raise ExportError(f"the shard is damaged: {damage[0].text}")
@@ -84,8 +85,8 @@ def refuse_irregular(record: Record, tool: str) -> None:
     if record.is_irregular:
         what = "its samples lie apart" if record.apart else "it is several tars joined"
         raise ExportError(
-            f"{what}, and {tool} would find other samples in it: rewrite it first, by a commit of a mount with "
-            "the same options"
+            f"{what}, and {tool} would find other samples in it: rewrite it first with `wdsfs commit` of a mount "
+            "with the same options"
         )
 
 
@@ -95,7 +96,7 @@ def refuse_irregular(record: Record, tool: str) -> None:
 def dali_index(record: Record, shown: bytes | None = None) -> Iterator[bytes]:
     """Yield the index of a shard for DALI's `readers.webdataset`, piece by piece.
 
-    `shown` has 1 for each member of the samples that are in it; without it all are.
+    `shown` has 1 for each member of the samples to list; None lists all.
 
     Text, as `wds2idx` writes it: a line `v1.2 N`, then for each of the N samples a line with `extension offset
     size name` for each member, where offset is that of the content in bytes, a multiple of 512. The reader splits
@@ -145,7 +146,7 @@ def _has_blank_names(record: Record) -> bool:
 
 
 def _doubtful_members(record: Record) -> dict[int, str]:
-    """Return members that an index for DALI cannot have, and why not: numbers of members, samples' and strays'."""
+    """Return the members that an index for DALI cannot have, by number, with the reason."""
     reasons = dict.fromkeys(
         record.sparse_members().tolist(), "a sparse member, which DALI reads as it is stored, without holes"
     )
@@ -158,12 +159,12 @@ def _doubtful_members(record: Record) -> dict[int, str]:
 
 
 def dali_misfit(fd: int, index: BinaryIO, reading: Reading = PLAIN) -> str | None:
-    """Return what is wrong with a DALI index of the shard open at `fd`; None if nothing, or if it is none.
+    """Return what is wrong with a DALI index of the shard open at `fd`; None if nothing, or for another file.
 
-    It must name places of regular members only, with their sizes and extensions, and all members of samples. How
-    it groups them is its own business: that differs between wdsfs, DALI and `wds2idx`. Raises OSError.
+    It must name places of regular members only, with their sizes and extensions, and all members of samples.
+    Groups of members are not checked: they differ between wdsfs, DALI and `wds2idx`. Raises OSError.
     """
-    if index.readline(2) != b"v1":  # many things are called .idx
+    if index.readline(2) != b"v1":  # other files are called .idx, too
         return None
     index.seek(0)
     numbers: dict[bytes, int] = {}
@@ -191,7 +192,7 @@ def dali_misfit(fd: int, index: BinaryIO, reading: Reading = PLAIN) -> str | Non
     if not inside.all():
         row = int(np.flatnonzero(~inside)[0])
         line = int(np.searchsorted(ends, row, side="right")) + 2
-        return f"line {line} names {rows.sizes[row]} bytes at offset {rows.offsets[row]}: no such member is there"
+        return f"line {line} names {rows.sizes[row]} bytes at offset {rows.offsets[row]}: there is no such member"
     missing = int(((own >= 0) & ~np.isin(offsets, rows.offsets)).sum())
     return f"it lacks {missing} of {expected} members" if missing else None
 
@@ -214,6 +215,3 @@ def _rows(lines: Iterator[bytes], numbers: dict[bytes, int]) -> tuple[DaliRows, 
     if len(ends) != int(count[0]):
         raise ValueError(f"line 1 counts {int(count[0])} samples, and {len(ends)} lines follow")
     return rows, ends
-
-
-# --- wids --------------------------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
 """The metadata of Megatron-Energon as bytes: `.nv-meta`, a `.tar.idx` beside each shard, small texts.
 
-Energon finds a sample by the offset of its first header and groups the members after it by their raw names once
-more. So the rows here come from the headers of a shard, by Energon's own rule, and not from wdsfs's records: what
-`energon prepare` writes of the same shards. docs/reference/formats.md shows the files. `export` puts them in their
-places.
+Energon finds a sample by the offset of its first header, and groups the members after it by their raw names. So
+the rows here come from the headers of a shard, by Energon's own rule, as `energon prepare` writes them, not from
+wdsfs's records. docs/reference/formats.md shows the files. `export` puts them in their places.
 
 Sources: megatron-energon 7.4.1, flavors/webdataset/{config,prepare,indexing,itar,itar_reader,structs}.py.
 """
@@ -53,8 +52,11 @@ class EnergonPart(NamedTuple):
 
 
 class EnergonSample(NamedTuple):
-    """A sample as Energon finds it: its bytes start with its first header, extension headers included, and end
-    with the first header of the next sample, or with the end mark."""
+    """A sample as Energon finds it.
+
+    Its bytes start with its first header, extension headers included, and end with the first header of the next
+    sample, or with the end mark.
+    """
 
     key: str
     start: int
@@ -70,8 +72,8 @@ def energon_path(shard: bytes) -> bytes:
 def samples(fd: TarBytes) -> Iterator[EnergonSample]:
     """Yield the samples of the shard open at `fd`, in order, from its headers.
 
-    Raises ExportError for what Energon skips or misreads: a damaged shard (also after its last sample), an empty
-    file, sparse members, names that are no UTF-8. Raises OSError when the file cannot be read.
+    Raises ExportError where Energon would skip or misread something: a damaged shard (also after its last sample),
+    an empty file, sparse members, names that are not UTF-8. Raises OSError when the file cannot be read.
     """
     problems = Problems()
     key, start, last = None, 0, -1
@@ -127,13 +129,13 @@ def misfit(fd: int, index: BinaryIO) -> str | None:
     offsets = array("Q", data[: len(borders) * borders.itemsize])
     wrong = next((at for at, pair in enumerate(zip(offsets, borders, strict=True)) if pair[0] != pair[1]), None)
     if wrong is None:
-        return f"{counted(len(data), 'byte')}: no whole number of offsets"
+        return f"its {counted(len(data), 'byte')} are not a whole number of offsets"
     what = f"sample {wrong} starts" if wrong < expected else "the samples end"
     return f"it has offset {offsets[wrong]} where {what} at {borders[wrong]}"
 
 
 class Database:
-    """Writes `index.sqlite` at `path`, where an empty file may be. To be closed."""
+    """Writes `index.sqlite` at `path`, where an empty file may be. Must be closed."""
 
     def __init__(self, path: bytes) -> None:
         import sqlite3  # here: indexing a shard loads this module, too, and needs no database
@@ -144,7 +146,7 @@ class Database:
         self._last = ""  # the key that is being added
 
     def add(self, number: int, samples: Iterator[EnergonSample]) -> array[int]:
-        """Add the samples of shard `number`; returns what its `.tar.idx` has: where each starts, and the end.
+        """Add the samples of shard `number`; returns the content of its `.tar.idx`: all starts, and the end.
 
         Raises DuplicateKey, ExportError.
         """
@@ -170,6 +172,7 @@ class Database:
         self._db.executescript(_INDEXES)
 
     def close(self) -> None:
+        """Close the database."""
         self._db.close()
 
 

@@ -51,6 +51,7 @@ class Report:
     failures: list[str] = field(default_factory=list)
 
     def warn(self, path: bytes, text: str) -> None:
+        """Add a warning about a path."""
         self.warnings.append(f"{os.fsdecode(path)}: {text}")
 
 
@@ -76,7 +77,7 @@ def export(
 
 
 class Export:
-    """Writes indexes of the shards of `lower`; `report` has the result. To be closed by `finish`.
+    """Writes indexes of the shards of `lower`; `report` has the result. Ends with `finish`.
 
     `on_shard` is called for each shard that is done; it may raise an exception to stop. Shards are read by workers
     of a cluster if `workers` are given; the files are written here.
@@ -98,8 +99,8 @@ class Export:
     def write(self, kind: str, directory: bytes | None, md5: bool = False) -> None:
         """Write the index of format `kind` into `directory`; None: DALI's beside each shard, others above all.
 
-        Raises ExportError and ShardErrors for what stands in the way of an index of the whole set. Where each
-        shard has an index of its own, those that cannot have one are in `report.failures`.
+        Raises ExportError and ShardErrors if an index of the whole set is impossible. In a format with an index
+        for each shard, `report.failures` has the shards without one.
         """
         root = os.path.abspath(directory) if directory is not None else None
         if root is None:
@@ -135,7 +136,7 @@ class Export:
     def _refuse_compressed(self, number: int) -> None:
         if self.lower.is_compressed(number):
             raise ExportError(
-                f"{self.lower.path_text(number)}: is compressed, and the other tools read plain tars only"
+                f"{self.lower.path_text(number)}: is compressed, and other tools read plain tars only; unpack it"
             )
 
     # --- files
@@ -185,12 +186,12 @@ class Export:
             elif index:
                 self._put(path, [index])
             else:
-                text = "has no samples, and DALI takes no shard without: it is left out"
+                text = "has no samples, and DALI refuses such a shard: it is left out"
                 self.report.warn(shard.path, text + self._remove_older(path))
             self.on_shard()
 
     def _dali_indexes(self) -> Iterator[tuple[Shard, bytes | ExportError | ShardError]]:
-        """Return the index of each shard, in order; an empty one of a shard without samples."""
+        """Return the index of each shard, in order; empty for a shard without samples."""
         numbers = {shard.path: number for number, shard in enumerate(self.lower.shards)}
 
         def packed(shard: Shard) -> _DaliUnit | ExportError:
@@ -207,7 +208,7 @@ class Export:
     def _in_order(
         self, function: Callable[[Any], Answer], argument: Callable[[Shard], Any]
     ) -> Iterator[tuple[Shard, Answer | ShardError]]:
-        """Yield each shard with the result of `function`, in the order of the set; some are held back for that."""
+        """Yield each shard with the result of `function`, in the order of the set."""
         shards = self.lower.shards
         step = 1 if self.workers is None else self.workers.in_flight()
         for begin in range(0, len(shards), step):
@@ -232,7 +233,7 @@ class Export:
                     assert answer is not None
                     sums[shard.path] = answer
                 elif answer is not None:
-                    self.report.warn(shard.path, f"wids reads it otherwise: {answer}")
+                    self.report.warn(shard.path, answer)
         rows = []
         for number, shard in enumerate(shards):
             record = self._record(number)
@@ -247,7 +248,7 @@ class Export:
         self._put(os.path.join(directory, WIDS_NAME), [wids.wids_index(rows)])
 
     def _refuse_unreachable(self, remote: list[bytes]) -> None:
-        """Raise ExportError for the output of commands; warn of URLs that are of no use without their secrets."""
+        """Raise ExportError for the output of commands; warn of URLs that need secrets."""
         if not remote:
             return
         bare = []
@@ -260,8 +261,8 @@ class Export:
         if bare:
             self.report.warn(
                 bare[0] + and_others(len(bare)).encode(),
-                "stands in the index without user, password and signature, with which alone it can be read: fetch "
-                "the shards, for example by curl, and export an index of the files",
+                "is listed without its user, password and signature, so wids cannot read it: download the shards, "
+                "for example with curl, and export an index of the files",
             )
 
     # --- our own portable index
@@ -286,7 +287,7 @@ class Export:
         ]
         if lost:
             raise ExportError(
-                f"{os.fsdecode(folder)} has {several(lost)}, too: name all shards of the data set, "
+                f"{os.fsdecode(folder)} has {several(lost)}, too: name all shards of the dataset, "
                 "or remove its .info.json to begin again"
             )
         counts = self._energon_index(root, names)
@@ -297,7 +298,7 @@ class Export:
             self._put(split, [energon.split_text(list(counts))])
         elif set(before) != set(counts):
             changed = several(sorted(set(before) ^ set(counts)))
-            self.report.warn(older[0], f"is kept; the set of shards is another now ({changed}): edit it")
+            self.report.warn(older[0], f"is unchanged, but the shards are not ({changed}): edit it")
         dataset = os.path.join(folder, b"dataset.yaml")
         if not os.path.exists(dataset):
             self._put(dataset, [energon.DATASET_TEXT])
@@ -342,11 +343,11 @@ class Export:
                         self._compare_samples(number, counts[name])
                         self._put(own, [borders.tobytes()])
                     else:
-                        text = "has no samples, and Energon takes no shard without: it is left out"
+                        text = "has no samples, and Energon refuses such a shard: it is left out"
                         self.report.warn(self.lower.shards[number].path, text + self._remove_older(own))
                     self.on_shard()
                 if not counts:
-                    raise ExportError("the set has no samples, and Energon refuses such a data set")
+                    raise ExportError("the set has no samples, and Energon refuses such a dataset")
                 database.finish()
             except sqlite3.OperationalError as error:  # a full disk, for example
                 raise ExportError(f"{os.fsdecode(path)}: {error}") from None
@@ -357,7 +358,7 @@ class Export:
     def _compare_samples(self, number: int, count: int) -> None:
         ours = self._record(number).samples
         if count != ours:
-            text = f"{count} samples to Energon, which takes hidden files for some, {ours} to others"
+            text = f"Energon finds {count} samples, as it counts hidden files, and other tools {ours}"
             self.report.warn(self.lower.shards[number].path, text)
 
     def _energon_samples(self) -> Iterator[Callable[[], Iterator[energon.EnergonSample]]]:
@@ -370,7 +371,7 @@ class Export:
                 yield functools.partial(_energon_of_rows, rows)
 
     def _noticed(self, path: bytes, samples: Iterator[energon.EnergonSample]) -> Iterator[energon.EnergonSample]:
-        """Yield the same samples; warn of the first one of which Energon shows only some members."""
+        """Yield the samples; warn of the first of which Energon shows only some members."""
         warned = False
         for sample in samples:
             if not warned and len({part.name for part in sample.parts}) < len(sample.parts):
@@ -393,7 +394,7 @@ class Export:
         except energon.DuplicateKey as error:
             whose = "itself" if error.first == len(earlier) else list(earlier)[error.first]
             raise ExportError(
-                f"{os.fsdecode(path)}: the key {error.key!r} is also in {whose}: Energon takes a key once only"
+                f"{os.fsdecode(path)}: the key {error.key!r} is also in {whose}: Energon needs distinct keys"
             ) from None
         except ExportError as error:
             raise ExportError(f"{os.fsdecode(path)}: {error}") from None
@@ -403,10 +404,7 @@ class Export:
 
 
 def below(directory: bytes, path: bytes) -> bytes | None:
-    """Return the path from `directory` on; None for what is not below it.
-
-    Links are followed only if it needs that.
-    """
+    """Return the path from `directory` on; None if it is not below it. Follows links only if needed."""
     if is_remote(path):
         return None
     for root, place in ((directory, path), (os.path.realpath(directory), os.path.realpath(path))):
@@ -416,16 +414,13 @@ def below(directory: bytes, path: bytes) -> bytes | None:
 
 
 def _url(directory: bytes, path: bytes) -> str:
-    """Return a shard as wids names it: relative to the index, and never what a reader takes for a command."""
+    """Return a shard as wids names it: relative to the index, and never like a command."""
     relative = below(directory, path)
     return os.fsdecode(path) if relative is None else urls.local(os.fsdecode(relative))
 
 
 def energon_root(directory: bytes) -> bytes:
-    """Return the data set that `directory` belongs to.
-
-    The nearest directory, itself or above, that has metadata.
-    """
+    """Return the dataset that `directory` belongs to: itself, or the nearest one above that has metadata."""
     place = directory
     while not os.path.isdir(os.path.join(place, energon.FOLDER)):
         if place == os.path.dirname(place):
@@ -435,7 +430,7 @@ def energon_root(directory: bytes) -> bytes:
 
 
 def left_behind(shards: Iterable[bytes], kinds: Collection[str]) -> list[bytes]:
-    """Return indexes of other kinds than these that describe the shards as they were before they were replaced."""
+    """Return the indexes of other kinds that still describe the shards before they were replaced."""
     left: dict[bytes, None] = {}
     for path in shards:
         folder = os.path.join(energon_root(os.path.dirname(path)), energon.FOLDER)
@@ -518,10 +513,7 @@ def _energon_of_file(path: bytes) -> Iterator[energon.EnergonSample]:
 
 
 def _energon_rows(path: bytes) -> bytes | ExportError:
-    """Return the samples of a shard, pickled as plain tuples, which takes a third of the time.
-
-    An error is returned.
-    """
+    """Return the samples of a shard, pickled as plain tuples, in a third of the time; or the error."""
     try:
         return pickle.dumps([(*sample[:3], [*map(tuple, sample.parts)]) for sample in _energon_of_file(path)])
     except ExportError as error:

@@ -1,8 +1,7 @@
 """The lint of `wdsfs check` and `--strict`: odd and damaged samples, and misfits in indexes beside the shards.
 
-`lint` reads the headers of a shard again, not the index, so the shard is known to be readable now; `lint_record`
-uses its record. `Judge` adds what only the shards of a set together show. docs/reference/semantics.md lists the
-kinds.
+`lint` reads the headers of a shard, not the index, so the shard is known to be readable now; `lint_record` uses
+its record. `Judge` adds findings about the set as a whole. docs/reference/semantics.md lists the kinds.
 """
 
 from __future__ import annotations
@@ -58,6 +57,7 @@ class LintFinding(NamedTuple):
 
     @property
     def is_note(self) -> bool:
+        """True if webdataset reads it without trouble."""
         return self.kind in NOTES
 
     def line(self, path: str) -> str:
@@ -77,7 +77,7 @@ class FirstSample(NamedTuple):
 def uneven(first: Sequence[FirstSample]) -> LintFinding | None:
     """Return where the first samples of a set differ in their columns; None if they are alike.
 
-    `first` are the first `FIRST_SAMPLES` of its first shard, or all that this has. The webdataset loader of
+    `first` are the first `FIRST_SAMPLES` of its first shard, or all if it has fewer. The webdataset loader of
     Hugging Face's `datasets` takes the columns of a set from these, and raises ValueError if they differ.
     """
     for sample in first[1:FIRST_SAMPLES]:
@@ -135,9 +135,9 @@ class Lint:
 
 
 def lint(path: bytes, reading: Reading = PLAIN, together: int = 1) -> Lint:
-    """Look at one shard, read so; `together` remote ones at the same time. Raises MissingShard, UnreadableShard.
+    """Check a shard; `together` remote shards are read at a time. Raises MissingShard, UnreadableShard.
 
-    Findings do not depend on the reading, since other readers have none: data after an end mark, split samples.
+    Data after an end mark and split samples are findings whatever `reading` is: other tools have no such options.
     """
     findings = Lint()
     shard = open_shard(path)
@@ -148,7 +148,7 @@ def lint(path: bytes, reading: Reading = PLAIN, together: int = 1) -> Lint:
         reader = _ShardLinter(findings, reading)
         with compressed.opened(shard, path) as (tar, problem, kind):
             if kind is not None and path.endswith(b".tar"):
-                text = f"called .tar, but {kind}-compressed: webdataset reads it, DALI, Energon and wids do not"
+                text = f"is called .tar, but {kind}-compressed: webdataset reads it; DALI, Energon and wids do not"
                 findings.add("compressed", -1, "", text)
             problems = Problems([] if problem is None else [problem])
             marks = reading.marks()
@@ -177,12 +177,12 @@ def _joined_text(marks: int) -> str:
 
 
 def _split_sample_text(first: int, gathered: bool = False) -> str:
-    text = f"the sample was seen at offset {first} before: its members are not side by side"
+    text = f"the sample has members at offset {first} already: they are not side by side"
     return text if gathered else f"{text}; --group-by-key shows them together"
 
 
 def lint_record(record: Record) -> Lint:
-    """Look at the record of a shard: damage, split samples, and which extensions samples have."""
+    """Check the record of a shard: damage, split samples, and the extensions of samples."""
     findings = Lint(samples=record.samples, members=record.members)
     findings.add_problems(record.problems, record.problem_count)
     starts = record.array("entry.member").astype(np.int64)
@@ -205,7 +205,7 @@ def _find_split_samples(
 
 
 def _find_patterns(record: Record, samples: NDArray[np.int64], starts: NDArray[np.int64], findings: Lint) -> None:
-    """Count samples by the set of their extensions, those with equally many at a time."""
+    """Count samples by the set of their extensions."""
     extensions = [record.extension_name[number] for number in range(len(record.extension_name))]
     numbers, counts = record.array("member.ext").astype(np.int64), starts[samples + 1] - starts[samples]
     for count in np.unique(counts).tolist():
@@ -226,7 +226,7 @@ def _side_indexes(path: bytes, fd: int, reading: Reading) -> Iterator[tuple[byte
     sides = ((dali.dali_path(path), dali_misfit), (energon.energon_path(path), energon.misfit))
     for side, misfit in sides:
         try:
-            file = open_beside(side)  # closed below; what reading the shard says is not the index's
+            file = open_beside(side)  # closed below; errors of reading the shard are not those of the index
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -239,7 +239,7 @@ def _side_indexes(path: bytes, fd: int, reading: Reading) -> Iterator[tuple[byte
 
 
 class _ShardLinter:
-    """Groups members into samples as a reader of the format does, and notes what is odd on the way."""
+    """Groups members into samples as a reader of the format does, and adds findings on the way."""
 
     def __init__(self, findings: Lint, reading: Reading = PLAIN) -> None:
         self.findings, self.reading = findings, reading
@@ -258,6 +258,7 @@ class _ShardLinter:
         self.strays: dict[bytes, int] = {}  # files in no sample, with their offsets
 
     def read(self, chunk: Chunk) -> None:
+        """Check the members of a chunk."""
         for name, kind, offset in zip(chunk.names, chunk.types.tolist(), chunk.heads.tolist(), strict=True):
             if not name.startswith(self.folder) or b"/" in name[len(self.folder) :]:
                 self._enter(name)
@@ -288,7 +289,7 @@ class _ShardLinter:
             end = name.rfind(b"/", 0, end)
 
     def find_clashes(self, source: TarBytes) -> None:
-        """Find files that are called as folders. For names of columns headers are read again, which is rare."""
+        """Find files with the names of folders. For names of columns headers are read again, which is rare."""
         clashes = [(offset, name) for name, offset in self.strays.items() if hash(name) in self.folders]
         splits = filter(None, map(names.split, self.dotted))
         if any(_digest(sample.folder + sample.stem) in self.seen for sample in splits):
@@ -328,7 +329,7 @@ class _ShardLinter:
             text = "two extensions of the sample differ in letter case only; webdataset refuses it"
             self.findings.add("duplicate extension", offset, text_of(name), text)
         if extension.lower() in names.RESERVED:
-            text = f"webdataset keeps something of its own as {text_of(extension)!r} and refuses such a column"
+            text = f"webdataset uses {text_of(extension)!r} itself and refuses such a column"
             self.findings.add("reserved extension", offset, text_of(name), text)
         self.extensions.add(extension)
         self.lowered.add(extension.lower())
@@ -351,6 +352,7 @@ class _ShardLinter:
             self.lowered = {extension.lower() for extension in self.extensions}
 
     def end_sample(self) -> None:
+        """Count the current sample."""
         if self.key is None:
             return
         if len(self.findings.first) < FIRST_SAMPLES:
@@ -377,7 +379,7 @@ class _ShardLinter:
 
 
 class Judge:
-    """Findings over the shards of a set, for what one shard alone does not show."""
+    """Findings about the shards of a set together."""
 
     def __init__(self) -> None:
         self.samples = 0
@@ -388,7 +390,7 @@ class Judge:
     def findings(
         self, shards: Sequence[Shard], reading: Reading, jobs: int, workers: Workers | None
     ) -> Iterator[tuple[str, LintFinding]]:
-        """Look at all shards of a set, by several processes; yield the findings with the path of their shard."""
+        """Check all shards of a set, by several processes; yield the findings with the path of their shard."""
         look = functools.partial(lint, reading=reading, together=process_pool.together(shards, workers))
         for shard, result in process_pool.each(look, shards, jobs, workers):
             path = os.fsdecode(shard.path)
@@ -399,7 +401,7 @@ class Judge:
         yield from (*self.shared_keys(), *self.missing(), *self.uneven())
 
     def add(self, path: str, shard: Lint, miscount: str = "") -> Iterator[LintFinding]:
-        """Take in one shard; yields its findings. `miscount` says that it should have other numbers of samples."""
+        """Add a shard; yield its findings. `miscount` is the text about an unexpected number of samples."""
         if miscount:
             yield LintFinding("sample count", -1, "", miscount)
         self.samples += shard.samples
@@ -436,7 +438,7 @@ class Judge:
             count, first = pairs.get((later_shard, earlier_shard), (0, offset))
             pairs[later_shard, earlier_shard] = count + 1, min(first, offset)
         for (later_shard, earlier_shard), (count, first) in sorted(pairs.items()):
-            text = f"{count} of its keys are also in {self._shards[earlier_shard][0]}; the first of them is here"
+            text = f"{count} of its keys are also in {self._shards[earlier_shard][0]}; here is the first"
             yield self._shards[later_shard][0], LintFinding("shared key", first, "", text)
 
     def uneven(self) -> Iterator[tuple[str, LintFinding]]:
@@ -464,12 +466,12 @@ class Judge:
                 for offset, key in examples:
                     yield path, LintFinding("missing extension", offset, key, text)
             if rest:
-                text = f"and {rest} more samples that lack an extension of most others"
+                text = f"and {rest} more samples that lack an extension that most others have"
                 yield path, LintFinding("missing extension", -1, "", text)
 
 
 def _absent_text(absent: Iterable[bytes], there: Iterable[bytes]) -> str:
-    """Say which extensions a sample lacks; one in another letter case is named, since webdataset takes it."""
+    """Return which extensions a sample lacks, with those in another letter case, which webdataset accepts."""
     cases = {extension.lower(): extension for extension in there}
     parts = []
     for extension in sorted(absent):
@@ -494,15 +496,15 @@ def _digest(key: bytes) -> int:
 
 
 def text_of(name: bytes) -> str:
-    """Return a name as text, exact but for bytes that are no UTF-8; lines for people escape it."""
+    """Return a name as text, with bytes that are not UTF-8 escaped."""
     return name.decode("utf-8", "backslashreplace")
 
 
 def findings_of_set(below: ShardSet, unreadable: Iterable[bytes]) -> Iterator[str]:
-    """Yield what is wrong in a set that is open, for `--strict`: what `wdsfs check` finds that records show
-    (damage, split samples, missing columns), and members of which a view cannot make what it shows.
+    """Yield the findings in an open set, for `--strict`.
 
-    `unreadable` are the paths of shards that are left out of this.
+    These are damage, split samples and missing columns, as records show them, and members that a view cannot make.
+    `unreadable` are the paths of shards that are left out.
     """
     judge, known = Judge(), set(unreadable)
     for lower in below.sources:

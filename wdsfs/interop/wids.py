@@ -1,7 +1,6 @@
-"""The index that wids reads, as bytes, and where wids finds other samples than wdsfs.
+"""The index that wids reads, as bytes, and a check for samples that wids reads otherwise than wdsfs.
 
-Nothing here opens a file: `export` puts the index where wids looks for it. docs/reference/formats.md has the
-format.
+Opens no file: `export` writes the index where wids looks for it. docs/reference/formats.md has the format.
 """
 
 from __future__ import annotations
@@ -80,12 +79,12 @@ def wids_misreading(fd: TarBytes) -> str | None:
         if their is None or ours is None or their.data != ours.data:
             first_odd = their if ours is None or (their is not None and their.data < ours.data) else ours
             assert first_odd is not None  # they differ
-            whose = "a member of a sample, which it is not" if first_odd is their else "no member of a sample"
-            return f"{readable(first_odd.name)} is to wids {whose}"
+            takes = "takes" if first_odd is their else "does not take"
+            return f"wids {takes} {readable(first_odd.name)} for a member of a sample"
         name = readable(ours.name)
         if their.name != ours.name:
-            return f"{name} is called {readable(their.name)} by wids, which reads 100 bytes of a name"
-        return f"{name} is to wids {'the first' if their.first else 'not the first'} member of a sample"
+            return f"wids reads the name {name} as {readable(their.name)}, its first 100 bytes"
+        return f"wids takes {name} for {'the first' if their.first else 'a later'} member of a sample"
     return None
 
 

@@ -143,7 +143,7 @@ class Tree(OfSet):
         The file object seeks. Raises EntryError, ShardError; its reads raise ShardError.
         """
         if mode not in ("rb", "r", "rt"):
-            raise UsageError(f"mode {mode!r}: files of a set are read only, with mode rb or r")
+            raise UsageError(f"mode {mode!r}: files of a set are read-only; use mode rb or r")
         raw = MemberFile(self, self._node(path), path)
         if buffering == 0 and mode == "rb":
             return raw  # type: ignore[return-value]
@@ -189,7 +189,7 @@ class Tree(OfSet):
         try:
             path = os.fsencode("/".join(parts))
         except UnicodeEncodeError:
-            raise NoSuchEntry(f"no {'/'.join(parts)!a} in the tree: it is no text of UTF-8") from None
+            raise NoSuchEntry(f"no {'/'.join(parts)!a} in the tree: it is not valid UTF-8") from None
         return self._ask(resolved, self._tree, path)
 
     def _mode(self, path: str) -> int:

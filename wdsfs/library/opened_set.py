@@ -155,6 +155,7 @@ def _anchored(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def texts(values: Shards) -> list[str]:
+    """Return the texts of one value, or of several."""
     some = [values] if isinstance(values, str | os.PathLike) else values
     return [os.fspath(value) for value in some]
 

@@ -10,23 +10,23 @@ import math
 import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any
+from typing import BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
 from PIL import Image
 
 from wdsfs.errors import counted
-from wdsfs.pages.decode_media import picture_of, stretched
-from wdsfs.pages.preview import (
-    Detail,
-    Picture,
-    Preview,
-    decoded,
-    error_text,
-    readable,
-    text_preview,
-)
+from wdsfs.pages.decode_media import picture_of
+from wdsfs.pages.decode_media import stretched
+from wdsfs.pages.preview import Detail
+from wdsfs.pages.preview import Picture
+from wdsfs.pages.preview import Preview
+from wdsfs.pages.preview import decoded
+from wdsfs.pages.preview import error_text
+from wdsfs.pages.preview import readable
+from wdsfs.pages.preview import text_preview
 from wdsfs.pages.wire import Member
 
 PARSED_MAX = 4 << 20  # bytes of JSON; of more only the beginning is shown, as text
@@ -73,15 +73,12 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 def decode_json(member: Member, detail: Detail) -> Preview:
-    """Return a JSON document, laid out with every value in its own spelling.
-
-    As text if it is too large, or not JSON.
-    """
+    """Return a JSON document, laid out with every value in its own spelling; as text if too large, or broken."""
     size = member.least_size
     if size > PARSED_MAX:
         data = member.file.read(detail.characters * 4)
         return text_preview(data, size, detail)._replace(
-            kind="json", problem=f"More than {PARSED_MAX >> 20} MiB: the beginning is shown as it is written."
+            kind="json", problem=f"More than {PARSED_MAX >> 20} MiB: the beginning is shown as text."
         )
     data = member.file.read(size)
     try:
@@ -147,6 +144,7 @@ class _Writer:
         self.has_left_out = False
 
     def pieces(self, value: Any, depth: int) -> Iterator[str]:
+        """Yield the text of a value."""
         if isinstance(value, _Literal):
             yield str(value)
         elif isinstance(value, str):
@@ -248,7 +246,7 @@ def _table(
     width: int,
     problem: str,
 ) -> Preview:
-    """Return a table of these columns (name and type), all or the first; it has `total` rows, if that is known."""
+    """Return a table of these columns (name and type), the first of `width`; it has `total` rows (or None)."""
     summary = counted(width, "column")
     summary = f"{counted(total, 'row')} of {summary}" if total is not None else summary
     if width > len(columns):
@@ -262,10 +260,7 @@ def _table(
 
 
 def decode_array(member: Member, detail: Detail) -> Preview:
-    """Return an npy file: type, shape, range and first values, and a picture.
-
-    Raises ValueError if it is not one.
-    """
+    """Return an npy file: type, shape, range and first values, and a picture. Raises ValueError."""
     return _array(member.file, detail, _values_bytes(detail))
 
 
@@ -315,9 +310,9 @@ def _array(file: Any, detail: Detail, most: int) -> Preview:
     values = np.frombuffer(data, dtype, there)
     problem, pictures = "", tuple[Picture, ...]()
     if there < allowed:
-        problem = f"It is cut off: {there:,} of {count:,} values are there."
+        problem = f"It is cut off: it has {there:,} of {count:,} values."
     elif there < count:
-        problem = f"Only the first {there:,} of {count:,} values are looked at."
+        problem = f"Only the first {there:,} of {count:,} values are read."
     summary = f"{summary}, {_range(values)}".removesuffix(", ")
     if there == count:
         image = _image(values.reshape(shape, order="F" if fortran else "C"), detail)
@@ -389,7 +384,7 @@ def _image(values: np.ndarray, detail: Detail) -> Image.Image | None:
 
 
 def warm_up() -> None:
-    """Load what NumPy and others load at their first use: afterwards no file can be opened."""
+    """Make NumPy and others load what they load at their first use: afterwards no file can be opened."""
     target = io.BytesIO()
     np.savez_compressed(target, a=np.zeros((9, 9, 3), np.float32), b=np.zeros(3, "S2"), c=np.zeros(3, "i4,f8"))
     target.seek(0)

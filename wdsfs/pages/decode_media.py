@@ -6,20 +6,22 @@ import io
 import struct
 
 import numpy as np
-from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
-from tinytag import TinyTag, TinyTagException
+from PIL import Image
+from PIL import ImageFile
+from PIL import ImageOps
+from PIL import UnidentifiedImageError
+from tinytag import TinyTag
+from tinytag import TinyTagException
 
 from wdsfs.errors import counted
-from wdsfs.pages.preview import (
-    PLAYERS,
-    UNPLAYED,
-    Detail,
-    Picture,
-    Preview,
-    TooMuch,
-    error_text,
-    readable,
-)
+from wdsfs.pages.preview import PLAYERS
+from wdsfs.pages.preview import UNPLAYED
+from wdsfs.pages.preview import Detail
+from wdsfs.pages.preview import Picture
+from wdsfs.pages.preview import Preview
+from wdsfs.pages.preview import TooMuch
+from wdsfs.pages.preview import error_text
+from wdsfs.pages.preview import readable
 from wdsfs.pages.wire import Member
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM")
@@ -46,8 +48,8 @@ def decode_picture(member: Member, detail: Detail) -> Preview:
         image.draft(None, (detail.edge, detail.edge))
         if image.width * image.height * _DEPTHS.get(image.mode, len(image.getbands())) > DECODED_MAX:
             raise TooMuch(
-                f"{image.width:,} x {image.height:,} pixels are too many for a preview: "
-                f"it may take {DECODED_MAX >> 20} MiB."
+                f"{image.width:,} x {image.height:,} pixels are too many for a preview, "
+                f"which has {DECODED_MAX >> 20} MiB."
             )
         problem = _load(image)
         upright = ImageOps.exif_transpose(_shrunk(image, detail.edge))
@@ -57,7 +59,7 @@ def decode_picture(member: Member, detail: Detail) -> Preview:
 
 
 def _load(image: Image.Image) -> str:
-    """Decode as much of a picture as there is; returns what is wrong with it."""
+    """Decode as much of a picture as there is; return the problem, or ""."""
     try:
         image.load()
         return ""
@@ -103,10 +105,7 @@ def stretched(values: np.ndarray) -> Image.Image:
 
 
 def picture_of(image: Image.Image, alt: str) -> Picture:
-    """Return a small image as a file: PNG where its colours are few or exact, else WebP.
-
-    `alt` says what it shows.
-    """
+    """Return a small image as a file: PNG where its colours are few or exact, else WebP. `alt` describes it."""
     exact = image.mode in _EXACT or max(image.size) <= 64
     if image.mode in ("CMYK", "YCbCr", "LAB", "HSV", "RGBX", "RGBa"):
         image = image.convert("RGB")
@@ -158,7 +157,7 @@ def _duration_text(seconds: float) -> str:
 
 
 def warm_up() -> None:
-    """Load what Pillow and tinytag load at their first use: afterwards no file can be opened."""
+    """Make Pillow and tinytag load what they load at their first use: afterwards no file can be opened."""
     Image.MAX_IMAGE_PIXELS = None  # the limit is ours
     Image.init()
     forms = {"JPEG": "RGB", "WEBP": "RGBA", "GIF": "P", "TIFF": "L", "PNG": "RGB", "PPM": "1"}

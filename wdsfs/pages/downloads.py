@@ -42,10 +42,7 @@ class Downloads:
         self._with_source, self._limiter, self._refused = with_source, limiter, refused
 
     async def answer(self, request: Request, as_media: bool) -> Response:
-        """Return the bytes of a file as they are: to be saved, or for a player.
-
-        Never as something that a page runs.
-        """
+        """Return the bytes of a file, to be saved or for a player, but never as something that a page runs."""
         media_type = "application/octet-stream"
         try:
             path = path_of(request)
@@ -113,9 +110,10 @@ def _part(source: Source, begin: int, end: int) -> bytes:
 
 
 class Download(StreamingResponse):
-    """A file that is sent. One that cannot be read to its end is cut off, so that nobody takes it for whole."""
+    """A file that is sent. If it cannot be read to its end, the connection is cut, as a sign of the error."""
 
     async def stream_response(self, send: Send) -> None:
+        """Send the file; log a failure."""
         try:
             await super().stream_response(send)
         except (WdsfsError, OSError) as error:
@@ -124,7 +122,7 @@ class Download(StreamingResponse):
 
 
 def text_of(name: bytes | str) -> str:
-    """Return a name or path as a page shows it: what cannot be shown is escaped."""
+    """Return a name or path as a page shows it, with unprintable characters escaped."""
     return naming.shown(name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name)
 
 
@@ -140,9 +138,9 @@ def path_of(request: Request) -> bytes:
 
 
 def inside(path: bytes) -> bytes:
-    """Return the path, if it stays inside of the tree. Raises NoSuchEntry."""
+    """Return the path if it stays inside of the tree. Raises NoSuchEntry."""
     if not path or any(part in (b"", b".", b"..") or b"\0" in part for part in path.split(b"/")):
-        raise NoSuchEntry("this address names no sample")
+        raise NoSuchEntry("this address is not that of a sample")
     return path
 
 
@@ -150,7 +148,7 @@ def _media_type(path: bytes) -> str:
     """Return the media type of a file for a player. Raises NoSuchEntry if a player must not get it."""
     media_type = PLAYERS.get(suffix(path.rpartition(b"/")[2]))
     if media_type is None:
-        raise NoSuchEntry("no player is given a file of this type")
+        raise NoSuchEntry("files of this type cannot be played here")
     return media_type
 
 

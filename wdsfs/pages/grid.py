@@ -40,15 +40,15 @@ def query_of(request: Request) -> dict[str, str]:
     try:
         pairs = parse_qsl(text, keep_blank_values=True, errors="surrogateescape", max_num_fields=FIELDS_MAX)
     except ValueError:
-        raise UsageError(f"more than {FIELDS_MAX} fields are too many") from None
+        raise UsageError(f"the address has more than {FIELDS_MAX} fields, the limit") from None
     return dict(reversed(pairs))
 
 
 class Piece(NamedTuple):
     """The part of a page of the grid that an answer makes.
 
-    `name` is the field that says where it begins, which is `at`; the page begins at `start`, and has `have`
-    samples so far, after `turn` pieces in which `unread` files could not be read.
+    It begins at `at`, given in the field `name`; the page begins at `start`, and has `have` samples so far, after
+    `turn` pieces in which `unread` files could not be read.
     """
 
     name: str
@@ -70,10 +70,7 @@ class Piece(NamedTuple):
         return PAGE - self.have
 
     def further(self, more: str, result: Result) -> str | None:
-        """Return the address of the next piece, which begins as `more`.
-
-        None if the page is full, or has had its time.
-        """
+        """Return the address of the next piece, which begins with `more`; None if the page is full, or slow."""
         have = self.have + len(result.samples)
         if have >= PAGE or self.turn >= TURNS_MAX:
             return None
@@ -82,7 +79,7 @@ class Piece(NamedTuple):
 
 
 class Grid:
-    """The answers. `mark` says how an overlay changes a path, `page` fills in a template.
+    """Makes the answers. `mark` says how an overlay changes a path, `page` fills in a template.
 
     `run` is another text for each server: browsers cache thumbnails, and the next server may have another set at
     the same port.
@@ -106,7 +103,7 @@ class Grid:
         return self._grid(filter_, now, result, piece, notes, page="/", back=back, seed=None)
 
     def random(self, now: Snapshot, request: Request) -> Response:
-        """Return a random sample of the set, or of what passes the filter; the same one for the same seed."""
+        """Return a random sample of those that pass the filter; the same for the same seed."""
         query = query_of(request)
         filter_, piece = Filter.of(query), Piece.of(query, "after")
         seed = _number(query, "seed") % SEED_MAX
@@ -119,7 +116,7 @@ class Grid:
         """Return faults of a filter, in sentences, and the empty result where no search is needed."""
         nothing = Result([], None, 1.0, 0)
         if filter_.value and not filter_.column:
-            return ["A value is looked for in a column: type its name, too."], nothing
+            return ["To search for a value, type the name of its column, too."], nothing
         unknown = self._search.unknown(filter_, now, Pace()) if not piece.turn else None
         if unknown is None:
             return [], None

@@ -181,8 +181,7 @@ class Library:
             self._release(before)
 
     def answer(self, question: Callable[[Snapshot], Answer]) -> Answer:
-        """Return the answer to a question over one snapshot; over a newer one if the set has changed under the
-        question.
+        """Return the answer to a question over one snapshot; over a newer one if the set has changed meanwhile.
 
         Raises what the question raises: StaleShard for shards that change each time.
         """
@@ -219,7 +218,7 @@ def _locked(
 
 
 class Snapshot:
-    """The set at one moment: it stays what it is, whatever its shards become.
+    """The set at one moment, whatever its shards become.
 
     A shard that could not be read has no samples, and is listed by `damaged`. Questions about a shard that has
     changed since raise StaleShard, MissingShard and the like.
@@ -254,7 +253,7 @@ class Snapshot:
 
     @property
     def is_view(self) -> bool:
-        """True if the shards are not shown as they are: columns are renamed, joined and so on."""
+        """True if the shards are shown through a view: columns are renamed, joined and so on."""
         return self._lower.plain is not self._lower
 
     @property
@@ -403,7 +402,7 @@ class Snapshot:
 
     @_locked
     def damaged(self) -> list[tuple[str, str]]:
-        """Return the first shards that are not whole, as the index knows them: path and what is wrong."""
+        """Return the first damaged shards that the index knows, each with its path and problem."""
         return list(itertools.islice(self._lower.damaged(), DAMAGED_MAX))
 
     # --- files
@@ -419,7 +418,7 @@ class Snapshot:
         return MemberSource(self.library, path, self._content(path))
 
     def content_again(self, path: bytes, before: Content) -> Content:
-        """Return the content of a file whose shard was closed. Raises StaleShard if it is another one by now."""
+        """Return the content of a file whose shard was closed. Raises StaleShard if it has changed."""
         content = self._content(path)
         same = content.file.fingerprint, content.data, content.size
         if same != (before.file.fingerprint, before.data, before.size):
@@ -449,10 +448,7 @@ class Snapshot:
 
     @_locked
     def _member(self, path: bytes) -> tuple[Content, Member | None]:
-        """Return the content of a file, held open, and the member that it is.
-
-        None if it is no member of a shard.
-        """
+        """Return the content of a file, held open, and its member; None for a file outside of the shards."""
         tag, number, where = inodes.unpack(self._node(path).inode)
         below = self._lower.origin(number, inodes.index_of(where), tag)
         if below is None:

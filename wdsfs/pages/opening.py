@@ -52,6 +52,7 @@ class MountedSource:
     key: Hashable
 
     def read(self, offset: int, length: int) -> bytes:
+        """Return these bytes, fewer only at the end. Raises NoSuchEntry, OSErrors."""
         with self.mount.directory_of(self.path) as (directory, name):
             fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
         parts = []
@@ -174,9 +175,7 @@ def _entry_errors(path: bytes) -> Iterator[None]:
 
 
 def _directories_with_files(top: UpperNode) -> Iterator[bytes]:
-    """Yield the paths of the directories of an upper that lie below another and hold a file, in the order of
-    names.
-    """
+    """Yield the paths of directories in an upper that lie below another and hold a file, in the order of names."""
     waiting: list[tuple[bytes, UpperNode]] = [(b"", top)]
     while waiting:
         path, node = waiting.pop()
@@ -201,8 +200,8 @@ class Place(NamedTuple):
 class Subject(NamedTuple):
     """The subject of the pages: a set, and `mount`, the writable mount that shows it, if there is one.
 
-    `place` is None where samples have other paths in a mount than here. `note` is shown on every page: what is
-    special about this view of the set. `renewal` is that of a mount.
+    `place` is None where samples have other paths in a mount than here. `note` is shown on every page: how the
+    pages differ from the mount. `renewal` is that of a mount.
     """
 
     library: Library
@@ -245,8 +244,8 @@ def _note(mount: LiveMount) -> str:
     """Return the difference between the pages and the mount, in a sentence; empty if there is none."""
     if mount.overlay is not None:
         return (
-            "The mount has another layout than the pages, so these are the shards without its changes: "
-            f"wdsfs diff {shlex.quote(mount.mountpoint)} shows them, and files are changed in the mount."
+            "The mount has another layout than the pages, so these are the shards without its changes. List the "
+            f"changes: wdsfs diff {shlex.quote(mount.mountpoint)}. Files are changed in the mount."
         )
     if mount.options.merge and mount.options.layout != "classes":
         return "The mount is one tree over all shards; here samples are below their shards."
@@ -269,7 +268,7 @@ class Renewal:
     def __init__(self, mount: LiveMount) -> None:
         self._mount, self._shown, options = mount, mount.shown(), mount.options
         if not self._shown.shards:
-            raise UsageError(f"{mount.mountpoint}: has no shards yet; commit what is in it first")
+            raise UsageError(f"{mount.mountpoint}: has no shards yet; commit its files first")
         self._composition, self._in_classes = options.composition, options.layout == "classes"
         self._names = options.names if options.layout == "samples" else "ext"
         self._begun = {shard.name for shard in self._shown.shards}
@@ -341,7 +340,7 @@ class Renewal:
     def news(self) -> str:
         """The news for each page; empty while nothing has changed."""
         if self._error:
-            return f"The set is shown as it was, for it cannot be read again: {self._error}"
+            return f"The pages still show the set as before, because it cannot be read again: {self._error}"
         now = {shard.name for shard in self.library.tree.lower.shards}
         changes = (len(now - self._begun), "came"), (len(self._begun - now), "went")
         texts = [f"{counted(number, 'shard')} {word}" for number, word in changes if number]

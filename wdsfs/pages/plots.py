@@ -12,7 +12,8 @@ import numpy as np
 
 from wdsfs.errors import counted
 from wdsfs.names import shown
-from wdsfs.tree.statistics import UNREADABLE, Distribution
+from wdsfs.tree.statistics import UNREADABLE
+from wdsfs.tree.statistics import Distribution
 
 COLUMNS_DRAWN = 10
 CLASSES_DRAWN = 100

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from wdsfs.errors import counted
 
-# Kinds of a preview, by which a page chooses its layout; what a preview has is shown in any case.
+# Kinds of a preview, by which a page chooses its layout; all fields of a preview are shown in any case.
 Kind = Literal["image", "audio", "video", "text", "json", "array", "table", "document", "hex"]
 
 HEAD = 4096  # first bytes of a member by which its kind is known
@@ -99,7 +99,7 @@ TEXTS = _words(
 )
 ACTIVE = _words("svg html htm xhtml xml js css")  # a browser would run, or load, what is in them
 
-# What a player may be given, and as what. Nothing here can run: these are types of sound and of moving pictures.
+# Media types of the files that a player may get. Nothing here can run: these are sound and moving pictures.
 PLAYERS = {
     **dict.fromkeys(("ogg", "oga", "opus"), "audio/ogg"),
     **dict.fromkeys(("mp4", "m4v", "mov"), "video/mp4"),
@@ -162,11 +162,10 @@ class Content(NamedTuple):
 
 
 def content_of(name: str, head: bytes) -> Content:
-    """Return the content of a member, by its extension (`seg.png`), file name or column name, and by its first
-    bytes.
+    """Return the content of a member, by its extension, file name or column name, and by its first bytes.
 
-    An extension that is known decides, also over the bytes; so a wrong one shows. The bytes
-    decide where there is none (`img`, `audio`).
+    A known extension (`seg.png`) decides, even against the bytes, so that a wrong one is noticed. The bytes decide
+    where there is none (`img`, `audio`).
     """
     extension = name.rpartition(".")[2].lower()
     if extension not in _DECODERS:
@@ -218,7 +217,7 @@ def bytes_needed(detail: Detail) -> int:
 
 
 def decoded(data: bytes, is_whole: bool) -> tuple[str, str]:
-    """Return bytes as text, and what is odd about them. UTF-16 is known by its mark; other bytes get U+FFFD."""
+    """Return bytes as text, and a note about bytes that are not. UTF-16 is known by its mark."""
     encoding = "utf-16" if data[:2] in UTF_16 else "utf-8-sig"
     try:
         return data.decode(encoding), ""

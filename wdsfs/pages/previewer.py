@@ -180,9 +180,9 @@ def _range(work: Work, request: Any) -> bytes:
     try:
         offset, length = (int(number) for number in request)
     except (TypeError, ValueError):
-        raise wire.Broken("no range") from None
+        raise wire.Broken("a malformed range") from None
     if not (0 <= offset <= work.size and 0 <= length <= wire.BYTES_MAX):
-        raise wire.Broken("no range of the member")
+        raise wire.Broken("a range outside of the member")
     return work.read(offset, min(length, work.size - offset))
 
 
@@ -250,7 +250,7 @@ class Pool:
 class Previewer:
     """Makes previews, several at a time. Safe for threads.
 
-    No content makes it raise: what cannot be shown gives a Preview with a `problem`.
+    No content makes it raise: content that cannot be shown gives a Preview with a `problem`.
     """
 
     def __init__(
@@ -272,10 +272,7 @@ class Previewer:
         return preview
 
     def thumbnail(self, name: str, source: Source, side: int = CARD.edge) -> Picture | None:
-        """Return a picture with edges of at most `side` pixels; None if this file has none.
-
-        Raises as `preview`.
-        """
+        """Return a picture with edges of at most `side` pixels, or None if there is none. Raises as `preview`."""
         pictures = self.preview(name, source, CARD._replace(edge=side)).pictures
         return pictures[0] if pictures else None
 
@@ -329,6 +326,7 @@ class _Cache:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> Preview | None:
+        """Return a preview, None if it is not cached."""
         with self._lock:
             preview = self._previews.get(key)
             if preview is not None:
@@ -336,6 +334,7 @@ class _Cache:
             return preview
 
     def put(self, key: Hashable, preview: Preview) -> None:
+        """Cache a preview, unless the key is None; evict the longest unused ones."""
         if key is None or preview.weight > self._most:
             return
         with self._lock:

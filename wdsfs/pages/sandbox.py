@@ -1,4 +1,4 @@
-"""Takes from a process what it does not need, so that a decoder that a member takes over can do no harm.
+"""Takes rights from a process, so that a decoder that a hostile member has taken over can do no harm.
 
 Three parts of Linux, each as far as this kernel has it: Landlock (no file is opened or changed, no connection
 made, no other process signalled), a filter of system calls (`seccomp`: an allow list; all others fail with EPERM),

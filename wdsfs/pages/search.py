@@ -1,8 +1,8 @@
 """Filters of samples, by key, shard, class, columns and values in files; and searches for what passes them.
 
-All but values is answered by the records: a mask over the entries of one shard at a time, made with NumPy and
-cached for the last few shards. Values need the bytes of a column of each sample that has passed the masks. So a
-search stops after a while, and returns its result so far and where to continue; the page asks on.
+All conditions but values are answered by the records: a mask over the entries of one shard at a time, made with
+NumPy and cached for the last few shards. Values need the bytes of a column of each sample that has passed the
+masks. So a search stops after a while, and returns its result so far and where to continue; the page asks again.
 """
 
 from __future__ import annotations
@@ -91,10 +91,7 @@ class Filter:
         return self != Filter()
 
     def takes_shard(self, name: bytes) -> bool:
-        """Return True if samples of the shard with this name may pass.
-
-        A name is itself, also one with `[` in it.
-        """
+        """Return True if samples of the shard with this name may pass. A name with `[` also stands for itself."""
         return not self.shard or name == self.shard or fnmatch.fnmatchcase(name, self.shard)
 
     def takes(self, sample: Sample) -> bool:
@@ -110,7 +107,7 @@ class Filter:
         )
 
     def mask(self, record: Record) -> NDArray[np.bool_]:
-        """Return which entries of a record are samples that meet all conditions that need no file."""
+        """Return a mask of the entries of a record that are samples and meet all conditions but the value."""
         passed: NDArray[np.bool_] = (record.array("entry.flags") & STRAY) == 0
         if not record.members:
             return passed
@@ -140,7 +137,7 @@ class Filter:
 
 
 def _listed(names: bytes) -> set[bytes]:
-    """Return columns that are typed with commas between them."""
+    """Return the columns in a text with commas between them."""
     return {name.strip() for name in names.split(b",")} - {b""}
 
 
@@ -162,8 +159,8 @@ def _same(text: str, value: str) -> bool:
 def _is_like(text: str, parts: list[str]) -> bool:
     """Return True if these parts follow each other in a text, the first at its beginning, the last at its end.
 
-    Each part is taken where it comes first, so this takes no longer than a few looks at the text. A regular
-    expression would try all places of all parts.
+    Each part is taken where it comes first, so the time is linear. A regular expression would try all places of
+    all parts.
     """
     first, *inner, last = parts
     at, end = len(first), len(text) - len(last)
@@ -295,9 +292,9 @@ class Search:
         return query.collected([], steps, count, draws_of(total))
 
     def listed(self, filter_: Filter, now: Snapshot, after: int, pace: Pace) -> tuple[bytes, int | None]:
-        """Return lines as `--keys` takes them, SHARD/KEY, of samples of the shards that pass, from a number on.
+        """Return lines SHARD/KEY for `--keys` of samples that pass, from number `after` on, and where to continue.
 
-        Also where to continue, None at the end. Raises UsageError for a key that is no line, ShardErrors.
+        None at the end. Raises UsageError for a key with a line end, ShardErrors.
         """
         query, following = _Query(self, filter_, now, pace), None
         numbers: list[int] = []
@@ -322,10 +319,7 @@ class Search:
         return b"".join(lines), following
 
     def unknown(self, filter_: Filter, now: Snapshot, pace: Pace) -> Unknown | None:
-        """Return the columns of a filter that no sample has.
-
-        None if it names none, or if that takes too long to know.
-        """
+        """Return the columns of a filter that no sample has; None if there are none, or it takes too long."""
         missing = (_listed(filter_.has) | _listed(filter_.lacks) | {filter_.column} - {b""}) - self._columns
         if not missing:
             return None
@@ -382,8 +376,9 @@ class _Query:
         self.unread = 0
 
     def candidates(self, at: int) -> Iterator[tuple[int, bool]]:
-        """Yield the numbers from one on of samples that pass but for their values, each with True; with False the
-        number at which the next shard begins.
+        """Yield the numbers, from `at` on, of samples that pass but for their values, each with True.
+
+        With False the number at which the next shard begins.
         """
         now = self._now
         while at < now.total:
@@ -399,7 +394,7 @@ class _Query:
                 yield number, True
 
     def candidates_before(self, at: int) -> Iterator[tuple[int, bool]]:
-        """Yield as `candidates`, backwards from a number, without that one."""
+        """Yield as `candidates`, backwards from the number before `at`."""
         now, at = self._now, min(at, self._now.total)
         while at > 0:
             shard = now.shard_of(at - 1)
@@ -484,15 +479,15 @@ class _Query:
 
 
 class Pace:
-    """The time of one answer. `is_gone` returns True when nobody waits for it any more."""
+    """The time of an answer. `is_gone` returns True when nobody waits for it any more."""
 
     def __init__(self, is_gone: Callable[[], bool] = lambda: False) -> None:
-        self.steps = 0  # what was done: at least one, so that each answer comes further
+        self.steps = 0  # that were done: at least one, so that each answer makes progress
         self._is_gone, self._began = is_gone, time.monotonic()
 
     @property
     def is_over(self) -> bool:
-        """True if the answer is to end with what it has."""
+        """True if the answer has to end with its result so far."""
         return self.steps > 0 and (time.monotonic() - self._began > SECONDS or self._is_gone())
 
 
@@ -504,8 +499,8 @@ def _holds(places: NDArray[np.uint32], place: int) -> bool:
 def draws(total: int, seed: int, after: int = 0) -> Iterator[tuple[int, int]]:
     """Yield every number below `total` once, in an order that looks random, each with its place; from a place on.
 
-    A permutation of the next power of four in four rounds over its two halves, without what is not below `total`.
-    So the places of some are left out, no memory is needed for those drawn before, and any place is found at once.
+    A permutation of the next power of four in four rounds over its two halves; those from `total` on are left out.
+    It needs no memory for the numbers drawn before, and any place is found at once.
     """
     half = _half(total)
     low = (1 << half) - 1

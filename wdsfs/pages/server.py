@@ -159,10 +159,7 @@ def _equal(text: str, secret: str) -> bool:
 
 
 def user_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    """Return the user of the socket at the client's end.
-
-    NOBODY if it is not open, None if the kernel does not say.
-    """
+    """Return the user of the client's socket; NOBODY if it is not open, None if the kernel does not say."""
     (here, here_port), (there, there_port) = map(_address, (client, server))
     question = _QUESTION.pack(
         socket.AF_INET,
@@ -206,6 +203,7 @@ class _Connection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        """Watch the connection; end the oldest one without requests if there are many."""
         super().connection_made(transport)
         self._began = self.loop.time()
         self.loop.call_later(QUIET_SECONDS, self._check)
@@ -251,7 +249,7 @@ def listen(port: int) -> socket.socket:
         listening.listen(128)  # at once: until then another user could bind the same port, and listen first
     except OSError as error:
         listening.close()
-        raise UsageError(f"port {port}: {error.strerror}; name another one with --port, or leave it out") from None
+        raise UsageError(f"port {port}: {error.strerror}; name another port, or leave out --port") from None
     return listening
 
 

@@ -128,7 +128,7 @@ class Site:
         return endpoint
 
     async def _keys(self, request: Request) -> Response:
-        """Return the samples that pass the filter, all of them, as a list for `--keys`."""
+        """Return all samples that pass the filter as a list for `--keys`."""
         try:
             filter_ = Filter.of(query_of(request))
             # The first lines before the answer begins, so that an error has a page.
@@ -161,7 +161,7 @@ class Site:
         return await anyio.to_thread.run_sync(self.library.answer, question, limiter=limiter)
 
     def _answered(self, answer: Answer, request: Request) -> Response:
-        """Return the answer of one snapshot of the set, or a page that says what is wrong."""
+        """Return the answer of one snapshot of the set, or the page of an error."""
         renewal = self._subject.renewal
         if not request.url.path.startswith(BYTES) and renewal is not None:
             renewal.renew()
@@ -171,7 +171,7 @@ class Site:
             return self._refused(error)
 
     def _refused(self, error: Exception) -> Response:
-        """Return the page that says what is wrong."""
+        """Return the page of an error."""
         status = 502  # the fault is in the shard, or the disk
         if isinstance(error, StaleShard):
             status = 503  # it changes at this moment
@@ -195,10 +195,7 @@ class Site:
         return self._mount.source(path)
 
     def _with_source(self, path: bytes, question: Callable[[Source], Value]) -> Value:
-        """Return the answer to a question about the bytes of a file.
-
-        Raises what `source` raises, and the question.
-        """
+        """Return the answer to a question about the bytes of a file. Raises what both raise."""
         return self.library.answer(lambda now: question(self.source(now, path)))
 
     def _files(self, now: Snapshot, path: bytes) -> list[File]:
@@ -207,7 +204,7 @@ class Site:
                 return now.files(path)
             return self._mount.files(path)
         except (NotADirectory, NotADirectoryError):
-            raise NoSuchEntry(f"{text_of(path)}: is a file, no sample") from None
+            raise NoSuchEntry(f"{text_of(path)}: is a file, not a sample") from None
 
     def _mark(self, path: bytes) -> str:
         return "" if self._mount is None else self._mount.mark(path)

@@ -40,7 +40,7 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], bytes]:
             raise Broken("a frame is too large")
         message = json.loads(_exactly(connection, text_length))
         if not isinstance(message, dict):
-            raise Broken("a frame is no object")
+            raise Broken("a frame is not an object")
         return message, bytes(_exactly(connection, data_length))
     except TimeoutError:
         raise
@@ -63,7 +63,7 @@ def _exactly(connection: socket.socket, length: int) -> bytearray:
 
 
 def packed(preview: Preview, blob: bytearray) -> dict[str, Any]:
-    """Return a preview as JSON can have it; the data of pictures is appended to `blob`."""
+    """Return a preview for JSON; the data of pictures is appended to `blob`."""
     fields = preview._asdict()
     fields["pictures"] = []
     for picture in preview.pictures:
@@ -102,7 +102,7 @@ def _text(value: Any) -> str:
 
 def _picture(blob: bytes, start: int, length: int, media_type: str, width: int, height: int, alt: str) -> Picture:
     if media_type not in ("image/png", "image/webp"):
-        raise ValueError("a picture of a type that nothing here makes")
+        raise ValueError("a picture of an unknown type")
     return Picture(blob[int(start) : int(start) + int(length)], media_type, int(width), int(height), _text(alt))
 
 
@@ -119,7 +119,7 @@ class Member(NamedTuple):
 
     @property
     def least_size(self) -> int:
-        """The size, or for a beginning one that is larger than what is there."""
+        """The size; for the beginning of a member a number beyond any size."""
         return self.size if self.is_whole else 1 << 62
 
 
@@ -165,7 +165,7 @@ class MemberFile(io.RawIOBase):
         length = min(length, BYTES_MAX)
         self._received += length
         if self._received > self._most:
-            raise TooMuch(f"More than {self._most >> 20} MiB of it would have to be read for a preview.")
+            raise TooMuch(f"A preview would need more than {self._most >> 20} MiB of the file.")
         send(self._connection, {"read": [self._at, length]})
         answer, data = receive(self._connection)
         if "failed" in answer:

@@ -1,8 +1,9 @@
 """The program of a worker: decodes members, one after the other, within limits that no content can exceed.
 
-Before it loads its libraries it gives up all but reading files, and then all but decoding (`sandbox`): it can open
-no file and no socket, change no file, start no process and signal none, and has a limit of memory, and of a
-processor's time for each member. A decoder that exceeds a limit ends this process, and the server starts another.
+Before it loads its libraries it gives up all rights but to read files, and then all but those for decoding
+(`sandbox`): it can open no file and no socket, change no file, start no process and signal none, and has limits
+of memory, and of processor time for each member. A decoder that exceeds a limit ends this process, and the server
+starts another.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from wdsfs.pages.preview import (
 )
 from wdsfs.pages.wire import Member, MemberFile
 
-PICKLE_NOTE = "A pickle could run anything when it is loaded, so it never is."
+PICKLE_NOTE = "A pickle can run any code when it is loaded, so it is not loaded here."
 
 
 def main() -> None:
@@ -86,7 +87,7 @@ def _allow_time(seconds: int) -> None:
 
 
 def _answer(connection: socket.socket, task: dict[str, Any], head: bytes) -> bool:
-    """Do one task; False if this process should not do another."""
+    """Do one task; return False if this process should not do another."""
     size, detail = int(task["size"]), Detail(*task["detail"])
     file = io.BufferedReader(MemberFile(connection, size, head, detail.read), wire.BUFFER)
     blob = bytearray()
@@ -131,7 +132,7 @@ def decode(decoder: str, name: str, member: Member, detail: Detail) -> Preview:
 
 
 def _decode_packed(name: str, member: Member, detail: Detail) -> Preview:
-    """Return the preview of what is in a compressed member, unpacked up to a limit."""
+    """Return the preview of the content of a compressed member, unpacked up to a limit."""
     data, is_whole = unpacked(member, detail.read // 2)
     content = content_of(name.rpartition(".")[0], data[:HEAD])
     note = f"unpacked from {member.extension}"
