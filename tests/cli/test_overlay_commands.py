@@ -419,7 +419,9 @@ def test_abandoning_without_a_shard(program: Program, tmp_path: Path) -> None:  
         error = program.run(*command, *options, code=7).stderr
         assert b"put the shard back, or an empty tar in its place (truncate -s 10240 FILE)" in error
     subprocess.run(["truncate", "-s", "10240", half.shards[1]], check=True)
-    assert b"changed by somebody else, or gone" in program.run("commit", "--in-place", *options, code=7).stderr
+    assert (
+        b"changed by another program, or removed" in program.run("commit", "--in-place", *options, code=7).stderr
+    )
     assert b"1 of 3 shards written" in program.run("commit", "--abandon", *options).stdout
     assert lines(program.run("diff", *options).stdout) == ["added    s1/e", "added    more/x"]
 

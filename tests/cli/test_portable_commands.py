@@ -69,8 +69,8 @@ def test_an_index_is_written_renewed_and_refused(program: Program) -> None:
     (home / "a/s3.tar").write_bytes(sets.content(3))
     done = program.run("index", "a/s{0..3}.tar")
     assert done.stderr.decode() == (
-        f"wdsfs: warning: {home}/a/set.wdsidx: 1 of its 3 shards have changed since it was written ({home}/a/s1.tar) and are "
-        f"indexed; renew it: wdsfs index --update {home}/a/set.wdsidx\n"
+        f"wdsfs: warning: {home}/a/set.wdsidx: 1 of its 3 shards have changed since it was written "
+        f"({home}/a/s1.tar) and are indexed; renew it: wdsfs index --update {home}/a/set.wdsidx\n"
     )
     afresh(program)
     assert indexed(program, "--update", "a/set.wdsidx", "a/s3.tar")["rebuilt"] == 2

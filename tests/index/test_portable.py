@@ -245,8 +245,8 @@ def test_what_has_changed_is_indexed_with_one_line(tmp_path: Path) -> None:
     assert [one.name for one in stale] == [b"s1", b"s4"]
     [line] = index.portables.remarks(stale)
     assert line == (
-        f"{file}: 2 of its 6 shards have changed since it was written ({home}/s1.tar, {home}/s4.tar) and are indexed; "
-        f"renew it: wdsfs index --update {file}"
+        f"{file}: 2 of its 6 shards have changed since it was written ({home}/s1.tar, {home}/s4.tar) and are "
+        f"indexed; renew it: wdsfs index --update {file}"
     )
     index.refresh(stale)
     assert list(index.stale(shards)) == []

@@ -266,7 +266,7 @@ def test_a_name_that_fuse_mounts_keep_is_not_packed(program: Program, sources: l
         (top / ".wdsfs/k").mkdir(parents=True)
         put(top / ".wdsfs/k/txt", b"")
         said = program.run("diff", top, code=1).stdout.decode()
-        assert "cannot be packed: .wdsfs: is the name under which a mount tells about itself" in said
+        assert "cannot be packed: .wdsfs: a mount uses this name for itself" in said
 
 
 def test_hard_links_that_come_apart_are_a_conflict(program: Program, sources: list[Path]) -> None:

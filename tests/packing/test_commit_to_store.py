@@ -150,7 +150,7 @@ def test_stores_whose_conditions_or_paths_are_others(a_set: Program, s3: FakeS3,
 def test_a_name_that_is_taken_stops_the_commit_before_anything_is_sent(with_fake: Program, s3: FakeS3) -> None:
     s3.store(NAMES[1], b"somebody else's")
     _, said = commit(with_fake, code=7)
-    assert f"{PATTERN.replace('%d', '1')} exists already and is something else" in said
+    assert f"{PATTERN.replace('%d', '1')} exists already with other content" in said
     assert not s3.puts
     assert s3.objects == {NAMES[1]: b"somebody else's"}
 
@@ -161,7 +161,7 @@ def test_an_object_that_appears_meanwhile_is_not_overwritten(with_fake: Program,
 
     s3.faults.append(appears)
     _, said = commit(with_fake, "--jobs", "1", code=7)
-    assert "s3://bucket/new/t-0.tar is there already: somebody else has written it meanwhile" in said
+    assert "s3://bucket/new/t-0.tar exists already: another program has written it meanwhile" in said
     assert s3.objects[NAMES[0]] == b"newer"
 
 
@@ -350,7 +350,7 @@ def test_parts_are_not_joined_over_what_somebody_else_has_written(
         in_place(with_fake, "--in-place", *PARTS, code=7)
     else:
         _, said = commit(with_fake, *PARTS, "--jobs", "1", code=7)
-        assert "t-0.tar is there already: somebody else has written it meanwhile" in said
+        assert "t-0.tar exists already: another program has written it meanwhile" in said
     assert s3.puts == [name]
     assert s3.objects[name] == b"newer"
     assert not s3.uploads
@@ -463,10 +463,10 @@ def test_a_shard_that_is_replaced_meanwhile_is_not_lost(in_store: Program, s3: F
     s3.faults += [lambda *_: None, appears]
     s3.hangs = "s3.tar"
     _, said = in_place(in_store, code=7)
-    assert f"s3://{BUCKET}/s2.tar was changed by somebody else meanwhile" in said
+    assert f"s3://{BUCKET}/s2.tar was changed by another program meanwhile" in said
     assert s3.objects["s2.tar"] == newer
     _, said = in_place(in_store, code=7)
-    assert "so it cannot be finished. Use --abandon instead of --in-place" in said
+    assert "so it cannot be finished: end it by --abandon instead of --in-place" in said
     said, _ = in_place(in_store, "--abandon")
     assert said.startswith("abandoned: 1 of 3 shards written")
     assert s3.objects["s2.tar"] == newer
@@ -533,5 +533,5 @@ def test_a_place_without_room_for_a_shard_is_named_before_anything_is_sent(with_
         with_fake.environment["WDSFS_CACHE_DIR"] = str(disk / "cache")
         _, said = commit(with_fake, "--jobs", "2", code=7)
         assert f"{disk}/cache: 1" in said
-        assert "bytes are needed there for shards before they are sent" in said
+        assert "bytes are needed for shards before they are sent" in said
         assert not s3.puts

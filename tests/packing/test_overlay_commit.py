@@ -432,7 +432,7 @@ def test_a_commit_that_cannot_be_finished_is_abandoned(a_set: Program) -> None:
         kill_half_way(a_set, mounted)
         a_set.write("s1.tar", shard([("010.jpg", b"other"), ("new.jpg", b"other")]))
         assert "use --abandon instead of --in-place" in a_set.refused("diff", top, code=7)
-        assert "s1.tar: changed by somebody else" in a_set.refused("commit", "--in-place", top, code=7)
+        assert "s1.tar: changed by another program" in a_set.refused("commit", "--in-place", top, code=7)
         with fails(errno.EBUSY):
             (top / "s2/000/cls").write_bytes(b"")
         assert b"abandoned: 1 of 3 shards written" in commit(a_set, "--abandon", top)
@@ -455,7 +455,7 @@ def test_a_commit_of_a_mount_is_abandoned_without_one_of_its_shards(a_set: Progr
         kill_half_way(a_set, mounted)
         (a_set.home / "s1.tar").unlink()
         refused = a_set.run("commit", "--in-place", mounted.path, code=7).stderr
-        assert b"s1.tar: changed by somebody else, or gone" in refused
+        assert b"s1.tar: changed by another program, or removed" in refused
         assert b"abandoned: 1 of 3 shards written" in commit(a_set, "--abandon", mounted.path)
         wait_until(lambda: _can_write(mounted.path), "the thaw")
         assert (mounted.path / "s0/003/cls").read_bytes() == b"7"

@@ -41,4 +41,4 @@ def test_shards_and_classes_go_to_a_store(with_store: Program, s3: FakeS3) -> No
         "new/classes.txt": b"cat\ndog\n",
     }
     s3.store("new/1.tar", expected[1][:-1] + b"x")
-    assert "new/1.tar exists already and is something else" in with_store.refused(*arguments, code=7)
+    assert "new/1.tar exists already with other content" in with_store.refused(*arguments, code=7)

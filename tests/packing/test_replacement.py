@@ -280,7 +280,7 @@ def test_in_place_when_somebody_else_has_changed_a_shard(tmp_path: Path) -> None
     other = numbered(3)
     here.shards[1].write_bytes(other)
     for _ in range(2):
-        with pytest.raises(CommitError, match=r"s1.tar: changed by somebody else.*--abandon"):
+        with pytest.raises(CommitError, match=r"s1.tar: changed by another program.*--abandon"):
             here.commit(in_place=True)
     assert here.set() == [whole[0], other]
     done, aside = here.abandon()
@@ -299,7 +299,7 @@ def test_in_place_when_a_shard_has_changed_before_the_first_was_replaced(tmp_pat
     here = Set(tmp_path, FIRST, SECOND).edit(EDITS)
     kill_when(here, lambda: unfinished(here.place))
     here.shards[0].write_bytes(SECOND)
-    with pytest.raises(CommitError, match=r"s0.tar: changed by somebody else.*repeat the command"):
+    with pytest.raises(CommitError, match=r"s0.tar: changed by another program.*repeat the command"):
         here.commit(in_place=True)
     assert not unfinished(here.place)
     assert keys(*here.commit(in_place=True)) == [["e", "d/f", "d/a", "d/n"], ["e", "d/f"]]
@@ -312,7 +312,7 @@ def test_in_place_when_a_new_shard_is_somebody_else_s(number: int, tmp_path: Pat
     kill_when(here, (tmp_path / "s1.tar").exists)
     (tmp_path / f"s{number}.tar").unlink(missing_ok=True)
     (tmp_path / f"s{number}.tar").write_bytes(b"mine")
-    with pytest.raises(CommitError, match=f"s{number}.tar: changed by somebody else"):
+    with pytest.raises(CommitError, match=f"s{number}.tar: changed by another program"):
         here.commit(in_place=True)
     done, _ = here.abandon()
     assert [step.target for step in done] == ([os.fsencode(tmp_path / "s1.tar")] if number == 2 else [])

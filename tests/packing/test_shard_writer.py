@@ -326,7 +326,7 @@ def test_a_file_that_changes_meanwhile(content: bytes, bench: Bench) -> None:
 
 def test_what_has_the_name_already_stays(bench: Bench) -> None:
     bench.target.write_bytes(b"mine")
-    with pytest.raises(CommitError, match="is there already"):
+    with pytest.raises(CommitError, match="exists already"):
         bench.write({})
     assert bench.target.read_bytes() == b"mine"
     assert not os.path.exists(temporary_of(os.fsencode(bench.target)))

@@ -78,7 +78,7 @@ def test_a_commit_that_is_repeated_keeps_what_is_there(program: Program) -> None
     assert after["1.tar"] == before["1.tar"]
     assert after["0.tar"][1] == before["0.tar"][1]
     (program.home / "new/0.tar").write_bytes(b"something else")
-    assert "new/0.tar exists already and is something else" in program.refused(*command, code=7)
+    assert "new/0.tar exists already with other content" in program.refused(*command, code=7)
 
 
 def test_samples_are_split_up_anew_and_sorted(program: Program) -> None:
@@ -115,12 +115,12 @@ def test_what_cannot_be_packed_is_refused_before_anything_is_written(program: Pr
     text = program.refused("commit", "--columns", "png=jpg", "--columns", "PNG", "-o", "n.tar", "case.tar", code=7)
     assert "a.PNG cannot be packed: differs from another file" in text
     text = program.refused("commit", "--columns", "__key__=jpg", "-o", "n.tar", "case.tar", code=7)
-    assert "a.__key__ cannot be packed: readers keep something of their own" in text
+    assert "a.__key__ cannot be packed: readers use this name" in text
     # Two samples of one key between which another one is left out.
     twice = [member(b"k.jpg", b"1"), member(b"x.txt", b"2"), member(b"k.jpg", b"3")]
     (program.home / "twice.tar").write_bytes(tars.tar(*twice))
     command = ("commit", "--columns", "img=jpg", "--missing", "skip", "-o", "n.tar", "twice.tar")
-    assert "the key 'k' comes twice in a row" in program.refused(*command, code=7)
+    assert "the key 'k' occurs twice in a row" in program.refused(*command, code=7)
     text = program.refused("commit", "--columns", "jpg", "-o", "case.tar", "case.tar", code=7)
     assert "case.tar is one of the shards" in text
     assert not (program.home / "new").exists()

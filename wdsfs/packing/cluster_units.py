@@ -168,7 +168,7 @@ class ClusterRun:
                         raise _changed(source.path)
                 before(os.fstat(fd))
                 if replaces is None and os.path.lexists(output.target):
-                    raise CommitError(f"{os.fsdecode(output.target)} is there already")
+                    raise CommitError(f"{os.fsdecode(output.target)} exists already")
                 self._disk.rename(path, output.target)
             finally:
                 os.close(fd)
@@ -181,8 +181,8 @@ class ClusterRun:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
             raise CommitError(
-                f"{target}: a worker has written it as {os.fsdecode(path)}, which this machine does not see: the "
-                "new shards have to be on a file system that all machines share"
+                f"{target}: this machine does not see {os.fsdecode(path)}, which a worker has written: put the "
+                "new shards on a file system that all machines share"
             ) from None
         size = os.fstat(fd).st_size
         if size != output.length:
@@ -232,13 +232,13 @@ def _write_attempt(writer: ShardWriter, output: Output) -> bytes:
     placeholder = temporary_of(output.target)
     if not os.path.exists(placeholder):
         text = f"{here()} does not see {os.fsdecode(placeholder)}, which the commit has made"
-        raise CommitError(f"{text}: the new shards have to be on a file system that all machines share")
+        raise CommitError(f"{text}: put the new shards on a file system that all machines share")
     path = placeholder + b"." + secrets.token_hex(4).encode()
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         writer.fill(fd, output, sync=True)
         if not os.path.exists(placeholder):
-            raise CommitError(f"{os.fsdecode(output.target)}: the commit that waited for it has ended")
+            raise CommitError(f"{os.fsdecode(output.target)}: the commit has ended before this shard was written")
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(path)
@@ -285,5 +285,5 @@ def _disk_errors(target: bytes) -> Iterator[None]:
             yield
     except OSError as error:
         where = os.fsdecode(error.filename) if error.filename is not None else os.fsdecode(target)
-        text = f"{here()} cannot read or write it ({error.strerror}): files have to be where all machines see them"
-        raise CommitError(f"{where}: {text}, under the same path; mend that, then repeat the command") from None
+        text = f"{here()} cannot read or write it ({error.strerror}): all machines need it under the same path"
+        raise CommitError(f"{where}: {text}; mend that, then repeat the command") from None

@@ -20,20 +20,29 @@ import math
 import os
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
+from typing import Protocol
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from wdsfs import names
-from wdsfs.errors import CommitError, UsageError, several
+from wdsfs.errors import CommitError
+from wdsfs.errors import UsageError
+from wdsfs.errors import several
 from wdsfs.names import readable
 from wdsfs.packing import reasons
-from wdsfs.packing.file_table import FileTable, FoundDirectory, LeftOut
+from wdsfs.packing.file_table import FileTable
+from wdsfs.packing.file_table import FoundDirectory
+from wdsfs.packing.file_table import LeftOut
 from wdsfs.packing.plan import Numbers
 from wdsfs.remote.shard_paths import open_shard
-from wdsfs.tree.label_files import NO_KEY, ORDER, key_batches, label_file, wrong
+from wdsfs.tree.label_files import NO_KEY
+from wdsfs.tree.label_files import ORDER
+from wdsfs.tree.label_files import key_batches
+from wdsfs.tree.label_files import label_file
+from wdsfs.tree.label_files import wrong
 
 AUTO, FILES, SAMPLES, CLASSES = "auto", "files", "samples", "classes"
 
@@ -311,7 +320,7 @@ def _refuse_equal_keys(samples: Samples) -> None:
             places = [samples.table.path_of(samples.directory(number)) for number in (first, second)]
             where = " and ".join(map(os.fsdecode, places))
             raise CommitError(
-                f"the key {os.fsdecode(samples.key(first))!r} comes twice, in {where}: pack the directory above "
+                f"the key {os.fsdecode(samples.key(first))!r} occurs twice, in {where}: pack the directory above "
                 "them, so that the names of both are parts of the keys"
             )
 

@@ -95,7 +95,7 @@ class PackOptions:
                 "-o 'out/{split}-%06d.tar'"
             )
         if self.class_as == NONE and self.class_names is not None:
-            raise UsageError("--class-names is for the column of the classes, and --class-as none leaves that out")
+            raise UsageError("--class-names is for the column of the classes, which --class-as none leaves out")
         for name in self.names:
             refuse_compressed_name(name(0))
         return self
@@ -285,7 +285,7 @@ def _refuse_losses(left_out: LeftOut, options: PackOptions) -> None:
         raise CommitError(
             f"{counted(left_out.unpackable_count, 'file')} cannot be packed:",
             *_listing(left_out),
-            "--leave-out goes ahead without",
+            "--leave-out packs all others",
         )
 
 
@@ -314,8 +314,7 @@ def _labels(samples: file_samples.Samples, options: PackOptions) -> list[bytes]:
         numbers = {name.encode("utf-8", "surrogateescape"): os.fsencode(label) for label, name in given.items()}
     unknown = [name for name in samples.classes if name not in numbers]
     if unknown:
-        text = "no class of this name is in"
-        raise CommitError(f"{os.fsdecode(unknown[0])!r}: {text} --class-names {options.class_names}")
+        raise CommitError(f"--class-names {options.class_names} has no class {os.fsdecode(unknown[0])!r}")
     return samples.classes if options.class_as == NAME else [numbers[name] for name in samples.classes]
 
 

@@ -2,7 +2,7 @@
 
 Rules: an edited sample stays where its first member was, samples stay in their order, new samples follow the last
 one of their shard. Unchanged members are raw ranges. The same input gives the same bytes. A shard that is read
-with options (`reading.Reading`) is rewritten, even without other changes, so that other tools find the same
+with options (`names.Reading`) is rewritten, even without other changes, so that other tools find the same
 samples in it.
 """
 
@@ -129,11 +129,7 @@ class Planner:
         return self.plan
 
     def _account(self) -> None:
-        """Refuse a plan that forgets a file of the upper. Raises CommitError.
-
-        It compares the files that exist with the pieces that are written. So no error between the two can lose a
-        file.
-        """
+        """Raise CommitError for a plan that forgets a file of the upper: compare the files with the pieces."""
         if self.changes.upper is None:
             return
         written = {
@@ -145,9 +141,9 @@ class Planner:
         named = {remark.path for remark in self.plan.left_out}
         forgotten = set(self.changes.upper.contents()) - written - named - self.changes.covered
         if forgotten:
-            text = "nothing was written, since files would be in no shard; this is an error of wdsfs"
+            text = "nothing was written, since these files would be lost; this is an error of wdsfs"
             paths = [os.fsdecode(path) for path in sorted(forgotten)]
-            raise CommitError(f"{text}, please report it with these names:", *_listing(paths))
+            raise CommitError(f"{text}, please report it:", *_listing(paths))
 
     def _refuse_losses(self) -> None:
         changes, options = self.changes, self.options
@@ -156,8 +152,8 @@ class Planner:
             refused += [("", remark) for remark in changes.unpackable]
         if refused:
             lines = [f"{word}{os.fsdecode(remark.path)}: {remark.reason}" for word, remark in refused]
-            advice = [] if options.in_place or changes.conflicts else ["--leave-out goes ahead without it"]
-            raise CommitError("this cannot be packed:", *_listing(lines), *advice)
+            advice = [] if options.in_place or changes.conflicts else ["--leave-out packs all others"]
+            raise CommitError("these files cannot be packed:", *_listing(lines), *advice)
         self.plan.left_out = [*changes.leavings, *changes.unpackable]
         if options.changed_only:
             self.plan.left_out += self._changed_strays()
@@ -299,7 +295,7 @@ class Planner:
         samples = sorted((unit for unit in units if unit.samples), key=lambda unit: unit.key)
         for first, second in itertools.pairwise(samples):
             if first.key == second.key:
-                text = f"the key {os.fsdecode(first.key)!r} comes twice: sorted, the two samples would be one"
+                text = f"the key {os.fsdecode(first.key)!r} occurs twice: sorted, the two samples would be one"
                 raise CommitError(text)
         return [unit for unit in units if not unit.samples] + samples
 

@@ -391,7 +391,7 @@ class Targets:
         """Note a name. `is_tar`: readers already read its file as a tar. Raises CommitError, UsageError."""
         place = canonical(target)
         if place in self._targets:
-            raise CommitError(f"{os.fsdecode(place)} would be written twice")
+            raise CommitError(f"{os.fsdecode(place)} would be written twice: {self._way_out}")
         if not is_tar:
             refuse_compressed_name(place)
         if place in self._sources:

@@ -11,8 +11,8 @@ DOTTED_KEY = "the name of the sample has a dot: readers would end the key there"
 ODD_FOLDER = "the name of its folder would be read as another one"
 OTHER_STEM = "does not start with the name of its sample and a dot"
 ONLY_CASE = "differs from another file of its sample only in letter case: readers take the two for one"
-RESERVED = "readers keep something of their own under this name: the webdataset library stops at such a column"
-OF_MOUNT = "is the name under which a mount tells about itself: give it another one"
+RESERVED = "readers use this name for themselves: the webdataset library stops at such a column; rename the file"
+OF_MOUNT = "a mount uses this name for itself: rename the file"
 SYMBOLIC = "is a symbolic link"
 SPECIAL = "is not a regular file, but a fifo, a socket or a device"
 # Reasons that would also damage other samples.
@@ -24,9 +24,9 @@ DOUBLED = (
     "has an extension twice, in members that lie apart: side by side readers refuse them; remove or rename one"
 )
 # Left out unless asked for.
-LEAVING = "looks like what an editor or a desktop has left behind; --with-leavings packs it"
+LEAVING = "looks like a leftover of an editor or a desktop; --with-leavings packs it"
 # Notes: nothing is left out.
-JOINED = "is several tars joined: a commit makes one of them, which every reader sees whole"
+JOINED = "is several tars joined: a commit makes them one, which every reader reads to its end"
 APART = "has samples whose members lie apart: a commit puts them side by side, as other readers need them"
 EMPTY_DIRECTORY = "is an empty directory, and a tar of samples has none"
 DANGLING = "hides nothing: there is nothing of this name below"
@@ -35,4 +35,4 @@ UNEXTRACTABLE = "tar cannot extract a member of this name"
 FILE_AND_FOLDER = (
     "tar cannot extract it: another member needs a directory where this is a file, or the other way round"
 )
-SAME = "has what the shard has; another mode, owner or attribute has no place in a tar of samples"
+SAME = "has the content of the shard; a tar of samples has no place for another mode, owner or attribute"

@@ -233,14 +233,14 @@ class Replacement:
         if changed and not lines:
             self.disk.remove(os.fsencode(self.journal))
             raise CommitError(
-                f"{several(changed)}: changed by somebody else, or gone, since the commit was begun. Nothing had "
-                "been replaced, so the commit is undone: repeat the command"
+                f"{several(changed)}: changed by another program, or removed, since the commit was begun; no "
+                "shard was replaced, so the commit is undone: repeat the command"
             )
         if changed:
             raise CommitError(
-                f"{several(changed)}: changed by somebody else, or gone, since the commit was begun, so it cannot "
-                "be finished. Use --abandon instead of --in-place to end it: shards that are replaced stay so, "
-                "the changes of the others stay in the overlay, for another commit"
+                f"{several(changed)}: changed by another program, or removed, since the commit was begun, so it "
+                "cannot be finished: end it by --abandon instead of --in-place; new shards stay, and the changes "
+                "of the others stay in the overlay, for another commit"
             )
         left = [step for step, state in states if state == LEFT]
         self.runner.lower.release()  # a shard that is open keeps its space when it is replaced
@@ -280,7 +280,7 @@ class Replacement:
         def log(status: os.stat_result) -> None:
             source = None if step.number is None else self.runner.plan.sources[step.number]
             if source is not None and Fingerprint.at(target) != source.fingerprint:
-                raise CommitError(f"{os.fsdecode(target)} was changed by somebody else meanwhile")
+                raise CommitError(f"{os.fsdecode(target)} was changed by another program meanwhile")
             self._log({"target": os.fsdecode(target), "file": [status.st_ino, status.st_size, status.st_mtime_ns]})
 
         return Publication(replaces, log)

@@ -119,7 +119,7 @@ class Runner:
         return left
 
     def _names_taken(self) -> set[bytes]:
-        """Return which of the names something has."""
+        """Return the names that exist."""
         targets = [*(step.target for step in (*self.plan.steps, *self.plan.beside)), *self.plan.beyond]
         remote = [target for target in targets if is_remote(target)]
         if remote:
@@ -131,22 +131,20 @@ class Runner:
         }
 
     def _refuse_taken(self, there: set[bytes]) -> None:
-        """Raise CommitError for names of the plan that other files have."""
+        """Raise CommitError for names of the plan that other files have already."""
         beyond = [target for target in self.plan.beyond if target in there]
         if beyond:
             raise CommitError(
-                f"{os.fsdecode(beyond[0])} exists, and this set ends before it: it would be taken for a part of "
-                "it. Remove it with those after it, or choose another --output"
+                f"{os.fsdecode(beyond[0])} exists, but this set has fewer shards: a glob over the set would match "
+                "the file, too; remove it and those with higher numbers, or choose another --output"
             )
         steps = [step for step in (*self.plan.beside, *self.plan.steps) if step.target in there]
         taken = [step.target for step in steps if self._has_other_size(step)]
         taken = taken or [step.target for step, same in self._compared(steps) if not same]
         if taken:
-            verbs = ("exists", "is") if len(taken) == 1 else ("exist", "are")
+            verbs = ("exists", "it") if len(taken) == 1 else ("exist", "them")
             names = several([os.fsdecode(target) for target in taken])
-            text = (
-                f"{names} {verbs[0]} already and {verbs[1]} something else: remove it, or choose another --output"
-            )
+            text = f"{names} {verbs[0]} already with other content: remove {verbs[1]}, or choose another --output"
             raise CommitError(text)
 
     def _has_other_size(self, step: Step) -> bool:

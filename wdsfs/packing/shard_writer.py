@@ -6,7 +6,7 @@ copies the ranges of source shards, so untouched members keep their bytes and a 
 write goes through `Disk`, whose steps the tests record, stop and let fail. Threads may share a writer, each for
 another shard.
 
-What an earlier command has finished is known by its content alone, so nothing is noted for that.
+A shard that an earlier command has finished is recognised by its content: no other record of it exists.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Contents(Protocol):
 
 
 class Files(NamedTuple):
-    """Files that new members have their content from: by absolute paths, or by paths below a directory `top`.
+    """Files with the content of new members: by absolute paths, or by paths below a directory `top`.
 
-    Below `top` no link is followed, and a path may be longer than PATH_MAX; else files may be links if
-    `follow_links`. It can be sent to other processes.
+    Below `top` no link is followed, and a path may be longer than PATH_MAX; elsewhere files may be links if
+    `follow_links`. Can be pickled.
     """
 
     top: bytes = b""
@@ -209,11 +209,11 @@ class ShardWriter:
             _verify(fd, output, written, self._source)
             before(os.fstat(fd))
             if replaces is None and os.path.lexists(output.target):
-                raise CommitError(f"{os.fsdecode(output.target)} is there already")
+                raise CommitError(f"{os.fsdecode(output.target)} exists already")
         self.disk.sync_directory(os.path.dirname(output.target))
 
     def fill(self, fd: int, output: Output, sync: bool = False) -> None:
-        """Write a shard into an empty file, sync it if so wanted, and verify it. Raises as `publish`."""
+        """Write a shard into an empty file, `sync` it, and verify it. Raises as `publish`."""
         written = self._write(fd, output)
         if sync:
             self.disk.sync(fd)
@@ -346,10 +346,10 @@ def _verify(fd: int, output: Output, written: Sequence[Stretch], open_source: Op
     that is copied whole may have the damage of its source, so only its length is compared.
     """
     if os.fstat(fd).st_size != output.length:
-        raise _wrong(output, "it has another length")
+        raise _wrong(output, "its length is wrong")
     for start, length, digest in written:
         if xxhash.xxh3_128_digest(os.pread(fd, length, start)) != digest:
-            raise _wrong(output, f"the {length} bytes from byte {start} on are others")
+            raise _wrong(output, f"the {length} bytes from byte {start} on are wrong")
     if not output.places:
         return
     if output.length < DENSE * sum(len(places.heads) for places in output.places.values()):
@@ -372,7 +372,7 @@ def _compare(fd: int, output: Output, open_source: OpenSource) -> None:
                 if piece.shard not in opened:
                     opened[piece.shard] = stack.enter_context(open_source(piece.shard))
                 if not _is_same(opened[piece.shard], piece.start, fd, at, piece.length):
-                    raise _wrong(output, f"the {piece.length} bytes from byte {at} on are others")
+                    raise _wrong(output, f"the {piece.length} bytes from byte {at} on are wrong")
             at += piece.length
 
 
@@ -395,7 +395,7 @@ def _scan_back(fd: int, output: Output) -> None:
         stop = at + len(rows)
         same = np.array_equal(chunk.heads[rows], heads[at:stop])
         if not same or not np.array_equal(chunk.sizes[rows], sizes[at:stop]):
-            raise _wrong(output, "its members are not where they should be")
+            raise _wrong(output, "its members are in wrong places")
         at = stop
     damage = [problem for problem in problems.listed() if problem.kind not in HARMLESS]
     if at != len(heads) or damage:
@@ -451,7 +451,7 @@ def _end_of_members(output: Output) -> int:
 
 
 def _wrong(output: Output, text: str) -> CommitError:
-    return CommitError(f"{os.fsdecode(output.target)}: what was written cannot be read back: {text}")
+    return CommitError(f"{os.fsdecode(output.target)}: the new shard is damaged when it is read back: {text}")
 
 
 # --- objects in stores ---------------------------------------------------------------------------------------
@@ -469,7 +469,7 @@ class ObjectOutputs:
         self._there: dict[bytes, Pin] = {}
 
     def look(self, targets: Sequence[bytes]) -> None:
-        """Find out which of these objects are there. Raises ShardError."""
+        """Find out which of these objects exist. Raises ShardError."""
         self._there = shard_paths.existing(targets)
 
     def exists(self, target: bytes) -> bool:
@@ -506,7 +506,7 @@ class ObjectOutputs:
         free = space.f_bavail * space.f_frsize
         if needed > free:
             raise CommitError(
-                f"{directory}: {needed:,} bytes are needed there for shards before they are sent, and {free:,} "
+                f"{directory}: {needed:,} bytes are needed for shards before they are sent, and {free:,} "
                 "are free: make room, write fewer at a time (--jobs), or name another place (WDSFS_CACHE_DIR)"
             )
 
@@ -532,7 +532,7 @@ class ObjectOutputs:
 
         `before` is called with size and MD5 of the shard before it is sent. Raises as `publish`.
         """
-        changed = CommitError(f"{os.fsdecode(output.target)} was changed by somebody else meanwhile")
+        changed = CommitError(f"{os.fsdecode(output.target)} was changed by another program meanwhile")
         pin = None
         if source is not None:
             pin = shard_paths.pin_of(output.target)
@@ -552,7 +552,7 @@ class ObjectOutputs:
             try:
                 shard_paths.upload(output.target, fd, replaces, lambda: self._count(0))
             except ObjectExists:
-                text = "is there already: somebody else has written it meanwhile; it was left unchanged"
+                text = "exists already: another program has written it meanwhile; it was left unchanged"
                 raise CommitError(f"{os.fsdecode(output.target)} {text}") from None
         self._count(output.length)
 

@@ -46,7 +46,7 @@ class SourceLayout:
     start. `globals` are the first and last bytes (the latter exclusive) of global PAX headers between members, in
     order, `common` the keywords of all global PAX headers.
 
-    Each cut repairs what other readers do not see (`reading.Reading`): `marks` are end marks to leave out (from
+    Each cut repairs what other readers do not see (`names.Reading`): `marks` are end marks to leave out (from
     byte, to byte), `moves` members that lie apart from their sample, each with the member to follow.
     """
 

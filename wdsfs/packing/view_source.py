@@ -141,7 +141,7 @@ class ViewCommit:
                 self.done.append(short)
             self.plan.steps.append(short)
         if not self.plan.steps:
-            raise CommitError("nothing is left to be written: no sample is shown with these options")
+            raise CommitError("there is nothing to write: no sample is shown with these options")
 
     def _runner(self, step: Step) -> Runner:
         plain = self.lower.plain
@@ -182,7 +182,7 @@ class ViewCommit:
             samples = list(self._samples(number))
             for first, second in itertools.pairwise(samples):
                 if first.key == second.key:
-                    text = "comes twice in a row, and readers would take both for one sample; use --group-by-key"
+                    text = "occurs twice in a row, and readers would take both for one sample; use --group-by-key"
                     raise CommitError(f"{self.lower.path_text(number)}: the key {os.fsdecode(first.key)!r} {text}")
             if samples:
                 yield number, samples

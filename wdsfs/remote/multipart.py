@@ -143,7 +143,9 @@ def _failure(url: Url, status: int, body: bytes) -> ShardError | Transient:
     if status == 409:
         return ObjectExists(f"{url}: is there already")
     if status == 404:
-        return ObjectChanged(f"{url}: its upload in parts was aborted by somebody else, or its bucket is gone")
+        return ObjectChanged(
+            f"{url}: its upload in parts was aborted by another program, or its bucket is removed"
+        )
     return answers.of_status(500 if status < 300 else status, text, url)
 
 

@@ -341,9 +341,9 @@ class Stores:
         except MissingObject:
             if not etag:
                 raise refusal from None
-            raise ObjectChanged(f"{url}: somebody else has removed it right after it was written") from None
+            raise ObjectChanged(f"{url}: another program has removed it right after it was written") from None
         if etag and pin.etag != etag:
-            raise ObjectChanged(f"{url}: somebody else has replaced it right after it was written")
+            raise ObjectChanged(f"{url}: another program has replaced it right after it was written")
         if pin.size == len(content) and (pin.etag == digest or await self._has(url, pin, content)):
             return pin
         if not etag:
