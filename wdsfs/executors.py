@@ -37,7 +37,7 @@ SPELLINGS = "dask:ADDRESS, ray[:ADDRESS], mpi, slurm:jobs=N[,NAME=VALUE...] or M
 
 _CALLABLE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _ADDRESS = re.compile(r"(\w+://)?\S+:\d+|inproc://\S+")
-_MPI = "start it so: mpiexec -n 3 python -m mpi4py.futures -m wdsfs COMMAND --executor mpi ..."
+_MPI = "start it by: mpiexec -n 3 python -m mpi4py.futures -m wdsfs COMMAND --executor mpi ..."
 
 
 class Engine(NamedTuple):
@@ -92,7 +92,7 @@ def _dask(address: str) -> Engine:
     distributed = _package("distributed", "dask")
     place = {"scheduler_file": address} if os.path.exists(address) else {"address": address}
     if "address" in place and not _ADDRESS.fullmatch(address):  # for which Dask waits, and prints a traceback
-        text = "is neither a scheduler file that is there nor an address such as tcp://host:8786"
+        text = "is neither an existing scheduler file nor an address such as tcp://host:8786"
         raise UsageError(f"--executor dask:{address}: {text}")
     try:
         client = distributed.Client(**place, timeout=CONNECT_SECONDS, set_as_default=False)
@@ -124,7 +124,9 @@ def _slurm_options(text: str) -> dict[str, Any]:
         options[name] = int(value) if value.isdecimal() else value
     jobs = options.get("jobs")
     if not isinstance(jobs, int) or jobs < 1:
-        raise UsageError("--executor slurm: say how many jobs: slurm:jobs=20,cores=4,memory=16GB,queue=cpu")
+        raise UsageError(
+            "--executor slurm: the number of jobs is missing: slurm:jobs=20,cores=4,memory=16GB,queue=cpu"
+        )
     return options
 
 
@@ -194,7 +196,7 @@ def _mpi() -> Engine:
     futures, mpi = _package("mpi4py.futures", "mpi"), _package("mpi4py.MPI", "mpi")
     ranks = mpi.COMM_WORLD.Get_size()
     if ranks < 2:
-        raise ExecutorUnusable(f"--executor mpi: there is one rank, and no other to work: {_MPI}")
+        raise ExecutorUnusable(f"--executor mpi: there is only one rank: {_MPI}")
     executor = futures.MPIPoolExecutor()
     return Engine(executor, lambda: ranks - 1, close=executor.shutdown)
 
@@ -284,7 +286,7 @@ class Workers:
         except RuntimeError:  # of which BrokenExecutor is one
             raise
         except Exception as error:
-            raise self._unusable(f"it takes no work ({type(error).__name__}: {error})") from error
+            raise self._unusable(f"it refuses work ({type(error).__name__}: {error})") from error
         if not hasattr(future, "add_done_callback"):
             raise self._unusable(f"submit returns a {type(future).__name__}, not a concurrent.futures.Future")
         return future
@@ -292,7 +294,7 @@ class Workers:
     def renew(self) -> None:
         """Make an engine that has broken again. Raises ExecutorUnusable."""
         if not self.engine.renewable:
-            raise ExecutorUnusable(f"--executor {self.name}: has broken down; what is finished is kept")
+            raise ExecutorUnusable(f"--executor {self.name}: has failed; finished work is kept")
         self.close()
 
     def close(self) -> None:

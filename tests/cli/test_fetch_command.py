@@ -61,7 +61,7 @@ def test_whole_shards_are_fetched_once(program: Program, web: WebServer) -> None
     web.requests.clear()
     done = program.run("fetch", url)
     assert done.stdout.decode().splitlines() == [
-        "2 shards in the cache, 12.0 MiB: 0 B fetched, 12.0 MiB were there before",
+        "2 shards in the cache, 12.0 MiB: 0 B fetched, 12.0 MiB were in it before",
         f"kept in {first['cache']}",
     ]
     assert web.gets() == []
@@ -73,7 +73,7 @@ def test_on_a_terminal_lines_are_lines_and_the_bar_moves_within_a_part(program: 
     options = "--store-option", "timeout=2"
     shown = program.on_terminal("fetch", *options, f"{web.url}/s/x-0.tar").decode()
     assert "\\n" not in shown
-    assert re.search(r"were there before\r?\nkept in ", shown)
+    assert re.search(r"were in it before\r?\nkept in ", shown)
     assert re.search(r"(?<![\d.])[12]\.\d/4\.0 MiB", shown)
     assert "4.0/4.0 MiB" in shown
 
@@ -87,7 +87,7 @@ def test_workers_fetch_into_their_caches(program: Program, web: WebServer) -> No
     assert cached(program, web) == {"/s/x-0.tar": SIZE}
     done = program.run("fetch", "--executor", "tests.work:threads", url)
     assert done.stdout.decode().splitlines() == [
-        "1 shard in the cache, 12.0 MiB: 0 B fetched, 12.0 MiB were there before",
+        "1 shard in the cache, 12.0 MiB: 0 B fetched, 12.0 MiB were in it before",
         "kept in the caches of the workers",
     ]
 

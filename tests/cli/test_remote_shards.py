@@ -362,7 +362,7 @@ def test_a_server_that_does_not_say_which_object_it_is(program: Program, web: We
     web.requests.clear()
     with program.mounted(web.url + "/set/weak.tar") as mounted:
         mounted.expect_log("gives neither ETag nor Last-Modified: each shard is fetched as a whole")
-        mounted.allow_log("has changed", "other bytes come than before")
+        mounted.allow_log("has changed", "its bytes differ from those before")
         path = mounted.path / "weak" / "d" / "9-0" / "jpg"
         assert path.read_bytes() == bytes([9]) * 50_000
         assert len(web.gets()) == 3

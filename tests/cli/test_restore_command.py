@@ -254,9 +254,7 @@ def test_a_renamed_sample_whose_shard_is_another(a_set: Program, change: str, ho
             (a_set.home / "s0.tar").unlink()
         else:
             a_set.write("s0.tar", shard([(f"{key}.txt", b"x") for key in "ab"]))
-        text = (
-            "s0.tar: the shard is gone" if change == "gone" else "may have been s0/a. Restore all that was removed"
-        )
+        text = "s0.tar: the shard is gone" if change == "gone" else "perhaps s0/a; restore all that was removed"
         assert text in a_set.run("restore", *source, "s0/z", code=3).stderr.decode()
         assert (a_set.home / "o/upper/s0/z/txt").read_bytes() == content(0, "a", "txt")
         assert a_set.run("restore", *source, "s1/a").stdout == b"changed  s1/a/txt\n"  # of the other shard

@@ -125,7 +125,7 @@ def test_an_engine_that_loses_everything_ends_the_work(tmp_path: Path) -> None:
 
 def test_an_engine_that_cannot_be_made_again_ends_the_work(tmp_path: Path) -> None:
     shards = shards_of(tmp_path, "a", "deadly-1")
-    with pytest.raises(ExecutorUnusable, match="has broken down"):
+    with pytest.raises(ExecutorUnusable, match="has failed"):
         lengths(shards, workers_of(Inline(lambda _: BrokenExecutor())))
 
 
@@ -153,7 +153,7 @@ def test_a_callable_that_makes_no_executor(name: str, what: str) -> None:
 @pytest.mark.parametrize("address", ["nonsense", "missing.json", "tcp://host"])
 def test_what_is_no_address_of_dask(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setattr(executors, "_package", lambda *_: None)
-    with pytest.raises(UsageError, match=f"--executor dask:{address}: is neither a scheduler file"):
+    with pytest.raises(UsageError, match=f"--executor dask:{address}: is neither an existing scheduler file"):
         _ = Workers(f"dask:{address}").engine
 
 
@@ -171,7 +171,7 @@ def _fail(*_: object) -> Future[Any]:
     ("submit", "what"),
     [
         (lambda *_: 42, "submit returns a int, not"),
-        (_raise, r"it takes no work \(OSError: the engine is down\)"),
+        (_raise, r"it refuses work \(OSError: the engine is down\)"),
         (_fail, r"a worker cannot work \(OSError: the engine is down\)"),
     ],
 )
@@ -370,8 +370,8 @@ def test_an_error_that_cannot_be_sent_becomes_its_text() -> None:
         ("dask", "write dask:ADDRESS"),
         ("mpi:3", "write dask:ADDRESS"),
         ("no such:thing", "write dask:ADDRESS"),
-        ("slurm", "say how many jobs"),
-        ("slurm:jobs=0", "say how many jobs"),
+        ("slurm", "the number of jobs is missing"),
+        ("slurm:jobs=0", "the number of jobs is missing"),
         ("slurm:jobs=2,what", "'what' is not NAME=VALUE"),
     ],
 )

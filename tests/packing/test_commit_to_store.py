@@ -206,7 +206,7 @@ def test_an_object_that_is_not_what_was_sent_is_an_error(with_fake: Program, s3:
     s3.faults.append(damages)
     s3.hangs = NAMES[1]
     _, said = commit(with_fake, "--jobs", "1", code=3)
-    assert "s3://bucket/new/t-0.tar: what the store has is not what was sent; remove it" in said
+    assert "s3://bucket/new/t-0.tar: the store has other bytes than were sent; remove it" in said
     assert list(s3.objects) == NAMES[:1]
     assert not left_over(with_fake)
 
@@ -376,7 +376,7 @@ def test_a_part_that_was_changed_on_its_way_is_an_error(with_fake: Program, s3: 
         lambda key, content: (200, {}, b"<ETag>%s</ETag>" % str(s3.store(key, content[:-1]).etag).encode())
     )
     _, said = commit(with_fake, *PARTS, "--jobs", "1", code=3)
-    assert "t-0.tar: what the store has is not what was sent; remove it" in said
+    assert "t-0.tar: the store has other bytes than were sent; remove it" in said
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])

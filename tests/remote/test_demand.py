@@ -371,7 +371,7 @@ def test_a_full_cache_means_going_on_without_the_cache(caplog: pytest.LogCapture
 
     run(main())
     assert [record.getMessage() for record in caplog.records] == [
-        "s3://b: the cache takes no more; some is read without it"
+        "s3://b: the cache is full; some shards are read without it"
     ]
 
 

@@ -108,7 +108,7 @@ def test_an_argument_is_refused_with_the_way_out_and_without_its_value(
         (FILE, 0o644, "chmod 600"),
         (FILE, 0o620, "chmod go-w"),
         ('[store."s3://"]\nregion = "x"', 0o666, "chmod go-w"),
-        ("[store", 0o600, "no TOML"),
+        ("[store", 0o600, "is not TOML"),
         ("store = 1", 0o600, "a table for each place"),
         ('[store."s3://b"]\nnosuch = 1', 0o600, "no option nosuch"),
     ],

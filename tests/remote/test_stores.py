@@ -433,13 +433,13 @@ def test_a_long_wait_that_a_server_asks_for_stops_neither_other_objects_nor_itse
     web.put("/healthy.tar", CONTENT)
     pin, healthy = apart.head(url), apart.head(f"{web.url}/healthy.tar")
     served.always = Fault(status=429, headers={"Retry-After": "3600"})
-    with pytest.raises(Unreachable, match=r"429, told to wait until 20\d\d-"):
+    with pytest.raises(Unreachable, match=r"429, asks to wait until 20\d\d-"):
         apart.get(url, pin, 0, 10)
     assert apart.counted(url)["told_until"] > time.time() + 3000
     assert apart.get(f"{web.url}/healthy.tar", healthy, 0, 10) == CONTENT[:10]
     assert apart.waits() == []
     asked = len(web.requests)
-    with pytest.raises(Unreachable, match="told to wait until"):
+    with pytest.raises(Unreachable, match="asks to wait until"):
         apart.get(url, pin, 0, 10)
     assert len(web.requests) == asked  # nor is it pestered
     apart.later(10)
@@ -684,5 +684,5 @@ def test_a_proxy_is_used(
 
 def test_an_object_that_nothing_marks_is_refused_without_a_cache(apart: Apart, served: Served, url: str) -> None:
     served.etag = served.modified = None
-    with pytest.raises(UnreadableShard, match="has to be kept in the cache, and there is none"):
+    with pytest.raises(UnreadableShard, match="it can only be read from a cache, and there is none"):
         apart.head(url)

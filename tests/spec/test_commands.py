@@ -203,7 +203,7 @@ def test_no_command_is_run_where_none_is_allowed(here: Path, spec: str, monkeypa
 def test_what_is_shown_is_no_command(here: Path) -> None:
     """Another process that has the path only does not run what it looks like."""
     path = b"pipe:touch-0123abcd/run"
-    with pytest.raises(ShardError, match="its command is known only where it was given"):
+    with pytest.raises(ShardError, match="only the process that was given its command can run it"):
         open_shard(path)
     assert objects.gone([path]) == []
 
@@ -285,8 +285,8 @@ def test_the_standard_input_is_one_shard() -> None:
 
 def test_an_empty_standard_input_is_no_shard() -> None:
     """So is one that was read already, for a list."""
-    assert b"no shard has come" in expanded(b"", "-").stderr
-    assert b"no shard has come" in expanded(b"x.tar\n", "@-", "-").stderr
+    assert b"it has to be a shard" in expanded(b"", "-").stderr
+    assert b"it has to be a shard" in expanded(b"x.tar\n", "@-", "-").stderr
 
 
 def test_a_file_of_this_name_is_a_file(here: Path) -> None:

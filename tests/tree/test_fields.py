@@ -185,7 +185,7 @@ def test_a_column_of_the_name_of_a_field(tmp_path: Path) -> None:
         (b"b", [(b"json", document(t="B"))]),
     ]
     fields = fields_of(["txt=json:t"])
-    with pytest.raises(ViewError, match=r"'a' has a column of the name of a --field itself; --duplicates skip"):
+    with pytest.raises(ViewError, match=r"'a' has a column with the name of a --field; --duplicates skip"):
         one_shard(tmp_path, samples, fields=fields)
     assert [key for key, _ in one_shard(tmp_path, samples, fields=fields, duplicates=SKIP)] == [b"b"]
     own, made = one_shard(tmp_path, samples, fields=fields, duplicates=EMPTY)

@@ -44,7 +44,7 @@ def test_a_csv_file_of_very_many_columns(tmp_path: Path) -> None:
     for columns in (60_000, 70_000):
         file.write_text("key," + ",".join(f"c{n}" for n in range(columns)) + "\nd/a" + ",x" * columns + "\n")
         if columns > label_files.COLUMNS_MAX:
-            with pytest.raises(ViewError, match=r"l\.csv:1: has 70,001 columns; there may be 65,536"):
+            with pytest.raises(ViewError, match=r"l\.csv:1: has 70,001 columns; the limit is 65,536"):
                 bounded(lambda: values_of(tmp_path, file))
         else:
             assert bounded(lambda: len(values_of(tmp_path, file))) == columns

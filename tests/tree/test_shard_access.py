@@ -105,7 +105,9 @@ def test_what_is_refused(place: Path, prepare: Callable[[Path], None], why: str)
     _close(one.open(path))
     prepare(place)
     for attempt in (one.look, one.open):
-        with pytest.raises(RefusedShard, match=f"s.tar is refused: since the mount .*{why}, and others can write"):
+        with pytest.raises(
+            RefusedShard, match=f"s.tar is refused: since the mount .*{why}, and other users can write"
+        ):
             attempt(path)
     os.unlink(path)
     with pytest.raises(MissingShard):

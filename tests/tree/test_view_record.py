@@ -26,14 +26,7 @@ import pytest
 from tests import sets, tars
 from tests.conftest import BOTH_ENGINES, Program
 from tests.processes import wait_until
-from wdsfs.errors import (
-    NoSuchAttribute,
-    ShardError,
-    StaleShard,
-    UnreadableShard,
-    UsageError,
-    ViewError,
-)
+from wdsfs.errors import NoSuchAttribute, ShardError, StaleShard, UnreadableShard, UsageError, ViewError
 from wdsfs.extras import zstd
 from wdsfs.index.record import STRAY
 from wdsfs.index.store import open_index
@@ -248,7 +241,7 @@ def test_columns_are_joined_by_key_whatever_the_shards_are(tmp_path: Path) -> No
 
 def test_keys_that_are_missing_or_there_twice(tmp_path: Path) -> None:
     missing = [depth(b"d/a", b"c")]
-    with pytest.raises(ViewError, match=r"s0\.tar: sample 'd/b' is not in the set that is joined; --missing skip"):
+    with pytest.raises(ViewError, match=r"s0\.tar: sample 'd/b' is not in the joined set; --missing skip"):
         joined(tmp_path, missing)
     assert joined(tmp_path, missing, missing=EMPTY) == with_depth(b"d/a", b"c")
     assert [key for key, _ in joined(tmp_path, missing, missing=SKIP)] == [b"c", b"d/a"]
@@ -522,15 +515,15 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "twice": ("l.csv", b"key,b,b\n", r"l\.csv:1: the column 'b' is there twice"),
     "file name": ("l.csv", b"key,a/b\nx,1\n", r"l\.csv:2: the column 'a/b' cannot be the name of a file"),
     "no json": ("l.jsonl", b'{"key": "a"}\n{', r"l\.jsonl:2: is not JSON"),
-    "no object": ("l.jsonl", b"[]\n", r"l\.jsonl:1: is not JSON object"),
+    "no object": ("l.jsonl", b"[]\n", r"l\.jsonl:1: is not a JSON object"),
     "odd column": ("l.jsonl", b'{"key": "a", "\\ud800": 1}\n', r"l\.jsonl:1: the column .* cannot be the name"),
     "no key in line": ("l.jsonl", b'{"a": 1}\n', r"l\.jsonl:1: has no field '__key__' or 'key'; it has 'a'"),
-    "odd key": ("l.jsonl", b'{"key": [1]}\n', r"l\.jsonl:1: the field 'key' is no key: \[1\]"),
+    "odd key": ("l.jsonl", b'{"key": [1]}\n', r"l\.jsonl:1: the field 'key' is not a key: \[1\]"),
     "half a character": ("l.jsonl", b'{"key": "a", "b": "\\ud800"}\n', r"l\.jsonl:1: the field 'b' holds half"),
     "other names in each line": (
         "l.jsonl",
         b"".join(b'{"key": "a", "%d": 1}\n' % number for number in range((1 << 16) + 1)),
-        r"l\.jsonl:65537: the field '65536' is one too many: there are 65,536 others",
+        r"l\.jsonl:65537: too many fields, at '65536': the limit is 65,536",
     ),
     "no database": ("l.sqlite", b"what is this, no database at all?" * 9, r"l\.sqlite: cannot be read as SQLite"),
 }

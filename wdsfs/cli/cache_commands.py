@@ -63,8 +63,9 @@ def cache(
     verify: bool,
     as_json: bool,
 ) -> None:
-    """Show which remote shards are in the cache, and how much unpacked ones, images of `mount --engine kernel` and
-    label tables take; or remove them.
+    """Show the remote shards in the cache, and the room that other cached files take; or remove them.
+
+    The others are unpacked shards, images of `mount --engine kernel` and label tables.
 
     A URL selects the shards whose URL begins with it. Mounts may go on: they fetch or make again what they need.
 
@@ -241,7 +242,7 @@ def _report_lines(report: Mapping[str, Any]) -> tuple[str, str]:
     part = f"{report['shards'] - len(report['failed']):,} of " if report["failed"] else ""
     return (
         f"{part}{counted(report['shards'], 'shard')} in the cache, {bytes_text(report['bytes'])}: "
-        f"{bytes_text(report['fetched'])} fetched, {bytes_text(report['there'])} were there before",
+        f"{bytes_text(report['fetched'])} fetched, {bytes_text(report['there'])} were in it before",
         f"kept in {report['cache'] or 'the caches of the workers'}",
     )
 

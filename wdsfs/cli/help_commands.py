@@ -30,7 +30,7 @@ _LINKS_INSIDE = re.compile(r"\[([^]]*)\]\(#[^)]*\)")  # of a page of Markdown: a
 TASKS: dict[str, tuple[tuple[str, str], ...]] = {
     "Look at a set": (
         ("wdsfs mount SHARDS DIR", "Show samples as directories."),
-        ("wdsfs umount DIR", "End that."),
+        ("wdsfs umount DIR", "End the mount."),
         ("wdsfs info SHARDS", "Count samples; sizes of columns."),
         ("wdsfs ls SHARDS [PATH]", "List files; `cat` shows one."),
         ("wdsfs view SHARDS", "See samples in the browser."),

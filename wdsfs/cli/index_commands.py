@@ -195,7 +195,7 @@ def export(
     wids     shardindex.json, for `wids.ShardListDataset`
     wdsidx   set.wdsidx, for wdsfs on other machines; `wdsfs index -o` writes the same
 
-    Members that a tool would read otherwise than wdsfs are named. With --keys an index for DALI has the listed
+    Members that a tool would read differently are named. With --keys an index for DALI has the listed
     samples; the others are of whole shards. Exit code 9: something could not be written.
 
     \b

@@ -170,9 +170,9 @@ def _where_rows(origin: Origin) -> list[tuple[str, str]]:
     if origin.shard is not None:
         rows.append(("shard", origin.shard + (" (compressed)" if origin.compressed else "")))
     elif origin.path != origin.mountpoint:
-        rows.append(("shard", "not one alone"))
+        rows.append(("shard", "no single one"))
     if origin.url is not None:
-        rows.append(("place", "elsewhere: the shard is at that URL"))
+        rows.append(("place", "the shard is at that URL"))
     rows += [
         (name, value) for name, value in (("member", origin.member), ("key", origin.key)) if value is not None
     ]
@@ -342,7 +342,7 @@ def _traffic(store: dict[str, Any]) -> str:
         f"{store['retries']:,} retries, {store['throttled']:,} throttled, {counted(store['failures'], 'failure')}",
     ]
     if (store["told_until"] or 0.0) > time.time():
-        words.append(f"told to wait until {_when(store['told_until'])}")
+        words.append(f"asks to wait until {_when(store['told_until'])}")
     return "; ".join(words)
 
 

@@ -177,7 +177,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "image": "Make an image of names that the kernel mounts by itself.",
         "export": "Write the indexes that DALI, Energon and wids read.",
     },
-    "Have things ready": {
+    "Prepare": {
         "index": "Build or refresh the index of SHARDS without mounting.",
         "fetch": "Bring whole remote shards into the cache.",
         "cache": "Show, trim or clear the caches of shards.",

@@ -149,6 +149,7 @@ def write_bytes(data: bytes) -> None:
 
 
 def is_directory(node: Node) -> bool:
+    """Return True if a node is a directory."""
     return stat.S_ISDIR(node.mode)
 
 

@@ -111,8 +111,7 @@ def with_index_of(mount: LiveMount, opening: Opening) -> Opening:
 @options.json_option
 @options.index_options
 def diff(overlay: NamedOverlay, as_json: bool, opening: Opening) -> None:
-    """Show what was changed in a writable mount, or with --overlay DIR in SHARDS: samples added, changed, removed
-    and renamed.
+    """Show the changes in a writable mount, or with --overlay DIR in SHARDS, sample by sample.
 
     A line for a changed sample ends with its extensions: +added ~changed -removed =same content with another time
     ("time only" if that is all). Files that cannot be packed are listed with the reason, and so are conflicts,
@@ -201,8 +200,10 @@ def restore(
     as_json: bool,
     opening: Opening,
 ) -> None:
-    """Undo what was changed at PATH, and below it: files, samples and directories are as the shards have them,
-    what was removed is there again, and what is new is gone. The mount shows it at once.
+    """Undo what was changed at PATH, and below it; the mount shows it at once.
+
+    Files, samples and directories are then as the shards have them: removed ones are there again, and new ones are
+    gone.
 
     PATH is a path in the mount, or, after MOUNTPOINT, one below its top, as `wdsfs diff` shows it. For
     something renamed give either name: it gets the old one back. What was written is lost; --dry-run shows what

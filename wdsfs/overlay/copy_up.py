@@ -127,7 +127,7 @@ class CopyUp:
         if len(name) > NAME_MAX:
             raise NameTooLong(f"a name of {len(name)} bytes")
         if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:
-            raise InvalidRequest(f"{text_of(name)!r} is no name")
+            raise InvalidRequest(f"{text_of(name)!r} cannot be a name")
         directory = self.nodes.by_inode.get(parent)
         if directory is not None and directory.is_orphan:
             raise NoSuchEntry(f"the directory {parent} has been removed")
@@ -143,4 +143,5 @@ class CopyUp:
 
 
 def is_directory(there: Child) -> bool:
+    """Return True for a directory, in the upper or the lower."""
     return stat.S_ISDIR(there.mode) if isinstance(there, Node) else there.kind == DIRECTORY

@@ -468,8 +468,7 @@ class OverlaidTree:
     # --- listing
 
     def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
-        """Yield the children of a directory after the cursor `after`: those of the lower in its order, then new
-        names.
+        """Yield the children of a directory after a cursor: those of the lower in its order, then new names.
 
         A cursor of the lower is its own; that of a new name is UP and a hash of the name
         (`overlay/overlaid_tree.py`). The iterator must be used up or dropped before any other call.

@@ -77,8 +77,7 @@ class OverlayDirectory(NamedTuple):
 
     @property
     def is_ours(self) -> bool:
-        """True if a mount has made this directory; False for an upper of the kernel's overlayfs, also an empty
-        one."""
+        """True if a mount has made this directory; False for an upper of the kernel's, even if empty."""
         return self.settings.exists() or (self.path / "upper").is_dir()
 
     @property
@@ -208,8 +207,8 @@ def _refuse_use_by_kernel(place: OverlayDirectory, served_at: str | None) -> Non
     mount = mounted_on(place.upper)
     if mount is None:
         raise OverlayBusy(
-            f"the overlay {place.path} is in use: it was unmounted, but programs still have its files open; wait "
-            "for them, or end them"
+            f"the overlay {place.path} is in use: it was unmounted, but programs still have its files open; "
+            "wait for them, or end them"
         )
     mountpoint = os.fsdecode(mount.path)
     raise OverlayBusy(
@@ -223,8 +222,8 @@ def _busy(place: OverlayDirectory, fd: int, ours: bool) -> OverlayBusy:
     stranger = trust.foreign_holder(fd)
     if stranger is not None:
         return OverlayBusy(
-            f"the overlay {place.path} cannot be locked, because {stranger} has locked it: end that process; "
-            f"and let nobody else read it: chmod 0700 {shlex.quote(str(place.path))}"
+            f"the overlay {place.path} cannot be locked, because {stranger} has locked it: end that process, "
+            f"and make it private: chmod 0700 {shlex.quote(str(place.path))}"
         )
     holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip() if ours else ""
     return OverlayBusy(f"the overlay {place.path} is in use{_holder_text(holder)}")
@@ -273,8 +272,9 @@ def held(place: OverlayDirectory, served_at: str | None = None) -> Iterator[None
 
 
 def is_used(upper: Path) -> bool:
-    """Return True if a mount of the kernel's overlayfs writes into this directory; users other than root see only
-    visible mounts.
+    """Return True if a mount of the kernel's overlayfs writes into this directory.
+
+    Users other than root see only visible mounts.
 
     Such a mount can outlive the process that made it. If it is detached, and still has open files, it is not in
     the list of mounts. But the kernel marks the upper of each overlay mount, and refuses a second mount that wants

@@ -148,8 +148,8 @@ def read_outputs(place: OverlayDirectory) -> list[Written]:
     except OtherVersion as error:
         raise OverlayUnusable(f"{place.outputs} {error}") from None
     except (OSError, *MALFORMED) as error:
-        text = f"{place.outputs} cannot be used: {error}; it only says which shards were written from the overlay"
-        raise OverlayUnusable(f"{text}, so it may be removed") from None
+        text = f"{place.outputs} cannot be used: {error}; remove it: it only lists the shards that were written"
+        raise OverlayUnusable(f"{text} from the overlay") from None
 
 
 def add_outputs(place: OverlayDirectory, written: Sequence[Written]) -> None:

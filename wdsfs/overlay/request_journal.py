@@ -22,8 +22,9 @@ Key = tuple[Any, ...]  # numbers and bytes
 
 
 class RequestJournal:
-    """One request. `memory` of SIZE bytes has the note of the previous worker; without it no note outlives the
-    process.
+    """The request that is served, noted in `memory` of SIZE bytes.
+
+    The memory has the note of the previous worker; without it no note outlives the process.
 
     `requester` is the thread (the pid in FUSE's header) whose request is served; `resent` is True if the kernel
     has sent the request before. The adapter sets both.
@@ -43,8 +44,7 @@ class RequestJournal:
         return requester, what, key, about
 
     def begin(self, what: str, key: Key, about: Key = ()) -> None:
-        """Note a change that is about to be made. `key` identifies the request, `about` is needed to check the
-        result."""
+        """Note a coming change: `key` identifies its request, `about` serves to check the result."""
         entry = marshal.dumps((self.requester, what, key, about))
         self.settle()  # the length comes last: a stop in between leaves no partial note
         if len(entry) <= SIZE - _LENGTH.size:

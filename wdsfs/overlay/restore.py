@@ -105,8 +105,7 @@ class Restoration:
         return list(targets.values())
 
     def _refuse_unknown(self, targets: Sequence[Target]) -> None:
-        """Raise StaleShard for a copy whose old name is not known: that name would stay hidden, and a commit
-        would lose it.
+        """Raise StaleShard for a copy whose old name is not known: it would be hidden and lost.
 
         Semantics decision: after a shard was replaced a copy counts as changed in place if the shard has its
         name, and has it where it was. Any other copy may have been renamed, so it is removed only together with
@@ -120,8 +119,8 @@ class Restoration:
         for other in self.parts(Target(self.top, b"", self.top)):
             if other.node is not self.top and other[:2] not in names and self._hides(other):
                 raise StaleShard(
-                    f"{text_of(lost.path)}: its shard was replaced since, so its old name is not known; it may "
-                    f"have been {text_of(other.path)}. Restore all that was removed or replaced with it, or --all"
+                    f"{text_of(lost.path)}: its shard was replaced since, so its old name is not known, perhaps "
+                    f"{text_of(other.path)}; restore all that was removed or replaced with it, or --all"
                 )
 
     def _is_lost(self, target: Target) -> bool:

@@ -67,8 +67,8 @@ class UpperDirectory:
         place = self.place
         if place.is_bare:
             raise OverlayUnusable(
-                f"{place.path} is not empty and no overlay of wdsfs; an upper directory that the kernel's "
-                f"overlayfs wrote can be given to diff and commit, not be mounted"
+                f"{place.path} is neither empty nor an overlay of wdsfs; an upper directory of the kernel's "
+                "overlayfs is for diff and commit only, not for a mount"
             )
         try:
             new = not place.upper.is_dir()

@@ -276,8 +276,7 @@ class UpperFiles:
             node.mode = -1
 
     def chown(self, node: UpperNode, uid: int | None, gid: int | None) -> None:
-        """Set owner and group; None leaves either unchanged. For users other than root the system's OSError is
-        raised."""
+        """Set owner and group; None leaves either unchanged. Raises OSError without the rights."""
         status = self.stat(node)
         node.dirty = True
         name, directory = self._itself(node)

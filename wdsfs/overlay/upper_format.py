@@ -47,7 +47,7 @@ _UNSUPPORTED = {
     for feature in ("redirect", "metacopy")
 }
 _OF_ROOT = {
-    name: "which the kernel does not heed there, so that the mount shows something else; remove it, in the mount, "
+    name: "which the kernel ignores there, so that the mount shows something else; remove it, in the mount, "
     f"with: setfattr -x {name} PATH"
     for name in (OPAQUE_OF_ROOT, WHITED_OUT_OF_ROOT)
 }

@@ -230,8 +230,7 @@ class Orphans:
         return self.files.directory(self.top)
 
     def start(self, inherited: bool) -> None:
-        """Find the orphans of former processes: keep them if `inherited`, as the kernel may know them, else
-        remove them."""
+        """Find the orphans of former processes; keep them if `inherited`, as the kernel may know them."""
         self.top.children = upper_format.load(self.fd).children
         for name, node in list(self.top.children.items()):
             if inherited and node.kind != upper_format.WHITEOUT:

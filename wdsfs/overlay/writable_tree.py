@@ -88,8 +88,7 @@ class WritableTree(OverlaidTree):
     # --- new nodes
 
     def _check_vacant(self, what: str, parent: int, name: bytes) -> Node | None:
-        """Raise EntryExists if the name exists. Return the node that the previous worker made for the same
-        request."""
+        """Return the node that the previous worker made for this request. Raises EntryExists."""
         repeated = self.journal.repeats(what, (parent, name)) is not None
         there = self.copies.child(parent, name)
         if there is None:
@@ -99,8 +98,7 @@ class WritableTree(OverlaidTree):
         return there if isinstance(there, Node) else self.status(there)
 
     def _make(self, what: str, parent: int, name: bytes, make: Callable[[UpperNode], UpperNode]) -> Node:
-        """Serve the request `what` for a new node; `make` makes it in its directory. Raises EntryExists,
-        NameTooLong."""
+        """Make a new node by `make`, for the request `what`. Raises EntryExists, NameTooLong."""
         self._follow()
         there = self._check_vacant(what, parent, name)
         if there is not None:
@@ -368,8 +366,7 @@ class Renames:
             raise errors.IsADirectory(f"inode {target.inode} is a directory")
 
     def _movable(self, there: Child) -> UpperNode:
-        """Return the node in the upper, complete: copied up so that nothing of the lower shows through. Raises
-        CrossDevice."""
+        """Return the node in the upper, through which nothing of the lower shows. Raises CrossDevice."""
         if not is_directory(there):
             return self.copies.anything(there.inode)
         if isinstance(there, UpperNode) and not there.lower:

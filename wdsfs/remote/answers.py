@@ -97,7 +97,7 @@ def failure(error: Exception, url: Url) -> ShardError | Transient:
     if isinstance(error, FileNotFoundError) and not (status and status[1] == "405"):  # the same to obstore
         return MissingObject(f"{url}: there is no such object")
     if isinstance(error, exceptions.AlreadyExistsError):
-        return ObjectExists(f"{url}: is there already")
+        return ObjectExists(f"{url}: exists already")
     if isinstance(error, exceptions.PreconditionError):
         return replaced(url)
     if isinstance(error, exceptions.NotSupportedError):
@@ -128,16 +128,19 @@ def of_status(status: int, text: str, url: Url) -> ShardError | Transient:
 
 
 def wrong_range() -> Transient:
+    """Return the error for an answer with a range that was not requested."""
     return Transient("its server answers with another range than was asked for", attempts=_WRONG_ANSWERS)
 
 
 def untrusted(url: Url) -> Unreachable:
+    """Return the error for a certificate that is not trusted."""
     return Unreachable(
         f"{url}: the certificate of its server is not trusted: --store-option {url.store}:certificates=FILE"
     )
 
 
 def replaced(url: Url, change: str = "") -> ObjectChanged:
+    """Return the error for a replaced object; `change` says how it differs."""
     return ObjectChanged(f"{url}: it has been replaced" + (f": {change}" if change else ""))
 
 
@@ -155,10 +158,12 @@ def require_size(url: Url, size: int, now: int) -> None:
 
 
 def whole_only(url: Url) -> NoRanges:
+    """Return the error for a server that ignores Range."""
     return NoRanges(f"{url}: its server sends whole objects only")
 
 
 def no_length(url: Url) -> Unreachable:
+    """Return the error for an answer without the size of the object."""
     return Unreachable(f"{url}: its server does not say how large it is")
 
 

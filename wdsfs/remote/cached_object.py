@@ -239,7 +239,7 @@ class BlockTable:
 
 
 def _together(here: bytes, first: int, at: int) -> int:
-    """Return how many blocks have a checksum together from the one at `at` on; block `first` is the one at 0."""
+    """Return how many blocks share a checksum from place `at` on; block `first` is at place 0."""
     return GROUP if (first + at) % GROUP == 0 and here.startswith(_GROUP, at) else 1
 
 

@@ -325,7 +325,7 @@ class Demand:
         """Log that the cache is full, once for each store: all shards of the store get the same error."""
         if item.url.counted_as not in self._full:
             self._full.add(item.url.counted_as)
-            log.warning("%s: the cache takes no more; some is read without it", item.url.counted_as)
+            log.warning("%s: the cache is full; some shards are read without it", item.url.counted_as)
 
     async def _request(self, part: Part, begin: int, end: int) -> None:
         self.requests += 1

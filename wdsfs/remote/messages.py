@@ -35,6 +35,8 @@ Span = tuple[int, int]  # begin and end (bytes)
 
 
 class Frame(NamedTuple):
+    """A frame: the kind and the number of its request, and its body."""
+
     kind: int
     number: int
     body: bytes
@@ -69,6 +71,7 @@ class HandOver(NamedTuple):
 
 
 def frame(kind: int, number: int = 0, body: bytes = b"") -> bytes:
+    """Return a frame as bytes."""
     return _HEAD.pack(len(body), kind, number) + body
 
 
@@ -112,15 +115,18 @@ def read(kind: int, number: int, request: Read) -> bytes:
 
 
 def read_of(body: bytes) -> Read:
+    """Return the range in the body of a READ, NOTE or WILL_NEED."""
     return Read(*_RANGE.unpack(body))
 
 
 def hand_over(unique: int, object_: int, begin: int, end: int, spans: Sequence[Span], client: int = 0) -> bytes:
+    """Return the frame of a HAND_OVER."""
     packed = _HAND_OVER.pack(unique, object_, begin, end, client) + b"".join([_SPAN.pack(*span) for span in spans])
     return frame(HAND_OVER, 0, packed)
 
 
 def hand_over_of(body: bytes) -> HandOver:
+    """Return the read in the body of a HAND_OVER."""
     unique, object_, begin, end, client = _HAND_OVER.unpack_from(body)
     spans = list(_SPAN.iter_unpack(memoryview(body)[_HAND_OVER.size :]))
     return HandOver(unique, object_, begin, end, spans, client)
@@ -144,6 +150,7 @@ def outcome(value: Any) -> list[Any] | dict[str, str]:
 
 
 def outcome_of(value: Any) -> Pin | ShardError:
+    """Return the pin or the error in JSON made by `outcome`."""
     if isinstance(value, dict):
         error = error_of(value)
         return error if isinstance(error, ShardError) else UnreadableShard(str(error))

@@ -141,7 +141,7 @@ def _failure(url: Url, status: int, body: bytes) -> ShardError | Transient:
     if status == 412:
         return answers.replaced(url)
     if status == 409:
-        return ObjectExists(f"{url}: is there already")
+        return ObjectExists(f"{url}: exists already")
     if status == 404:
         return ObjectChanged(
             f"{url}: its upload in parts was aborted by another program, or its bucket is removed"

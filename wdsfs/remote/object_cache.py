@@ -297,8 +297,7 @@ class ObjectCache:
         return gone
 
     def verify(self, prefix: str = "") -> Iterator[tuple[CachedEntry, int]]:
-        """Compare the cached bytes with their checksums: yield each object, and its damaged bytes that were
-        dropped.
+        """Compare the cached bytes with their checksums; yield each object, and its damaged bytes, now dropped.
 
         Raises OSError.
         """

@@ -171,7 +171,7 @@ class OpenObjects:
             self._fetch_ahead(item, *ahead)
 
     def _keep_to(self, item: RemoteObject) -> None:
-        """Note that this object is read: a pass that might have continued in another object has not."""
+        """Note that this object is read: a pass that could continue in another object does not."""
         if self._going_on and item is not self._going_on[0]:
             self._is_usual = item is self._going_on[1]
             if not self._is_usual:

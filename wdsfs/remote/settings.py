@@ -172,7 +172,7 @@ def _from_file(path: Path) -> list[tuple[str, dict[str, str]]]:
     try:
         tables = tomllib.loads(text).get("store", {})
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path}: this is no TOML: {error}") from None
+        raise UsageError(f"{path}: is not TOML: {error}") from None
     if not isinstance(tables, dict) or not all(isinstance(options, dict) for options in tables.values()):
         raise UsageError(f'{path}: write a table for each place, such as [store."s3://bucket"]')
     sections = [(prefix, _checked(options, prefix, f"{path}: {prefix}")) for prefix, options in tables.items()]
@@ -185,7 +185,7 @@ def _from_file(path: Path) -> list[tuple[str, dict[str, str]]]:
 
 
 def _read(path: Path) -> tuple[str, int]:
-    """Return the text and the mode of the file. Raises OSError, also where somebody else could have written it."""
+    """Return the text and the mode of the file. Raises OSError, also where another user could have written it."""
     place = os.path.realpath(path)  # people keep such files elsewhere and link to them
     mode = os.stat(place).st_mode
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -206,7 +206,7 @@ def _checked(options: Mapping[str, Any], prefix: str, where: str) -> dict[str, s
     for name, value in options.items():
         known = [option_name for option_name, option in OPTIONS.items() if not scheme or scheme in option.schemes]
         if name not in known:
-            raise UsageError(f"{where}: there is no option {name}; there are {', '.join(known)}")
+            raise UsageError(f"{where}: there is no option {name}; the options are {', '.join(known)}")
         checked[name] = _text(OPTIONS[name].kind, value, f"{where}: {name}")
     return checked
 

@@ -168,7 +168,7 @@ def standard_input() -> bytes:
         spool = spooled.spool(_cache(), shown, file)
     with spool.file:
         if not spool.size:
-            raise UnreadableShard(f"{shown}: no shard has come, it is empty")
+            raise UnreadableShard(f"{shown} is empty; it has to be a shard")
         pin = spool.pin()
         url = Url(f"{PIPE}stdin-{spool.digest}", "stdin")
         spooled.keep(_cache(), url.shown, pin, spool).close()
@@ -183,7 +183,7 @@ def _made(path: bytes) -> Pin | ShardError:
 
 
 def _unknown(path: bytes) -> UnreadableShard:
-    return UnreadableShard(f"{os.fsdecode(path)}: its command is known only where it was given")
+    return UnreadableShard(f"{os.fsdecode(path)}: only the process that was given its command can run it")
 
 
 def stat(paths: Sequence[bytes]) -> list[Pin | ShardError]:
@@ -201,7 +201,7 @@ def _stat(paths: Sequence[bytes]) -> list[Pin | ShardError]:
     for path, answer in zip(paths, remote().stat([url_of(path) for path in paths]), strict=True):
         if isinstance(answer, Unreachable) and (known := known_pin(path)) is not None:
             store, reason = url_of(path).store, str(answer).removeprefix(f"{os.fsdecode(path)}: ")
-            _say(f"{store}: {reason}; what the cache has of its shards is used")
+            _say(f"{store}: {reason}; its shards are read from the cache")
             answer = known
         elif isinstance(answer, Pin):
             _keep(path, answer)

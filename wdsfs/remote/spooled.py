@@ -103,8 +103,8 @@ def keep(cache: ObjectCache, shown: str, pin: Pin, spooled: Spool) -> CachedObje
 def _no_room(shown: str, size: int, limit: int) -> UnreadableShard:
     room = f"the cache has room for {limit:,}" if size > limit else "the rest of the cache is in use"
     return UnreadableShard(
-        f"{shown}: at least {size:,} bytes come, and {room}: --cache-size, or WDSFS_CACHE_DIR on another disk, "
-        "gives it more"
+        f"{shown}: it has at least {size:,} bytes, and {room}: give the cache more by --cache-size, or by "
+        "WDSFS_CACHE_DIR on another disk"
     )
 
 
@@ -151,11 +151,13 @@ class SpooledObjects:
                     now = await self._fetch(cache, url, Pin(pin.size, 0, "", ""), bodies)
                     if now != pin:
                         cache.keep_pin(url.shown, now)
-                        raise ObjectChanged(f"{url}: it has been replaced: other bytes come than before")
+                        raise ObjectChanged(f"{url}: it has been replaced: its bytes differ from those before")
                     data = cached.read(end - begin, begin)
         if data is None:
-            once = "came once, and " if url.is_program else ""
-            raise UnreadableShard(f"{url}: {once}is not in the cache any more: --cache-size gives it more room")
+            once = "can be read only once, and " if url.is_program else ""
+            raise UnreadableShard(
+                f"{url}: {once}is not in the cache any more: give that more room by --cache-size"
+            )
         return data
 
     def end(self) -> None:
@@ -166,7 +168,7 @@ class SpooledObjects:
 
     def _needed_cache(self, url: Url) -> ObjectCache:
         if self._cache is None:
-            raise UnreadableShard(f"{url}: it has to be kept in the cache, and there is none")
+            raise UnreadableShard(f"{url}: it can only be read from a cache, and there is none")
         return self._cache
 
     async def _fetch(self, cache: ObjectCache, url: Url, marks: Pin, bodies: Bodies) -> Pin:
@@ -188,7 +190,7 @@ class SpooledObjects:
     def _run(self, url: Url, cache: ObjectCache) -> tuple[Pin, CachedObject]:
         """Run a command, with its output into the cache."""
         if not url.user:
-            raise UnreadableShard(f"{url}: came once, and is not in the cache any more")
+            raise UnreadableShard(f"{url}: can be read only once, and is not in the cache any more")
         with self._started(url) as (process, standard_error):
             spooled = spool(cache, url.shown, cast("BufferedIOBase", process.stdout))
             with spooled.file:
@@ -200,7 +202,7 @@ class SpooledObjects:
                 ):  # on a file system without leases the object stays as long as there is room
                     cached.hold()
         if code:
-            log.warning("%s: the command ended with %s; what came is taken for a damaged shard", url, pin.version)
+            log.warning("%s: the command ended with %s; its output counts as a damaged shard", url, pin.version)
         return pin, cached
 
     @contextlib.contextmanager

@@ -129,7 +129,7 @@ class Stores:
         self._clients: OrderedDict[tuple[object, ...], tuple[ObjectStore, float]] = OrderedDict()
         self._making = asyncio.Lock()
         self._limits: dict[str, Limit] = {}
-        # By store: until when it is not asked what is there, and why. By object: until when it is told to wait.
+        # By store: until when it is not asked, and why. By object: until when its store asks to wait.
         self._down: dict[str, tuple[float, str]] = {}
         self._told: OrderedDict[Url, tuple[float, str]] = OrderedDict()
         self._fallback = WebFallback(self._clock)
@@ -348,7 +348,9 @@ class Stores:
             return pin
         if not etag:
             raise refusal
-        raise UnreadableShard(f"{url}: what the store has is not what was sent; remove it, and repeat the command")
+        raise UnreadableShard(
+            f"{url}: the store has other bytes than were sent; remove it, and repeat the command"
+        )
 
     async def _put(self, url: Url, content: mmap.mmap, replaces: Pin | None, seconds: float) -> str:
         """Make one attempt at that; return the ETag. Its answer may be lost."""
@@ -460,7 +462,7 @@ class Stores:
             copied = await self.head(target)
             require_size(target, pin.size, copied.size)
         except (ObjectChanged, MissingObject) as error:
-            text = f"{target} may be a copy of something else ({error}): remove it, and repeat the command"
+            text = f"{target} may be a copy of another object ({error}): remove it, and repeat the command"
             raise UnreadableShard(text) from None
         return copied
 
@@ -636,7 +638,7 @@ class Stores:
         them.
         """
         until = time.time() + seconds
-        reason = f"{error}, told to wait until {datetime.fromtimestamp(until):%Y-%m-%d %H:%M:%S}"
+        reason = f"{error}, and asks to wait until {datetime.fromtimestamp(until):%Y-%m-%d %H:%M:%S}"
         self._told[url] = self._clock.now() + DOWN_SECONDS, reason
         if len(self._told) > ROUTES:
             self._told.popitem(last=False)
@@ -646,8 +648,7 @@ class Stores:
     async def _answer_of(
         self, url: Url, answer: Awaitable[Result], size: int = 0, seconds: float | None = None
     ) -> Result:
-        """Return the answer of obstore; its errors, which contain secrets, are replaced. Raises ShardError,
-        Transient.
+        """Return the answer of obstore; replace its errors, which contain secrets. Raises ShardError, Transient.
 
         The answer may take as long as the pace of the store allows for `size` bytes, or these `seconds`.
         """

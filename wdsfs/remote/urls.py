@@ -291,7 +291,7 @@ def _web_store(scheme: str, address: str) -> str:
     if not host:
         raise SpecError(f"{scheme}://...: there is no host, or no proper port, in this URL")
     if not _HOST.fullmatch(host):
-        raise SpecError(f"{scheme}://...: {host!r} is no name of a host")
+        raise SpecError(f"{scheme}://...: {host!r} is not the name of a host")
     store = f"{scheme}://" + (f"[{host}]" if ":" in host else host)
     return store + (f":{port}" if port and port != DEFAULT_PORTS[scheme] else "")
 

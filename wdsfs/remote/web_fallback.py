@@ -59,7 +59,7 @@ class WebFallback:
         return _head_of(url, await self._ask(url, options, 0, 1, {}, WIDER))
 
     async def fetch(self, transfer: answers.Transfer, options: Options) -> None:
-        """Fetch what is still to come of a range. Raises ShardError, Transient.
+        """Fetch the missing part of a range. Raises ShardError, Transient.
 
         It takes as many requests as needed, within the pace of the store: one byte per answer would be too slow.
         """

@@ -64,8 +64,7 @@ class Generations:
         return longer
 
     def grown(self, shards: int, out: Iterable[int], now_ns: int) -> Generations:
-        """Return the generations of this set after shards have come or gone; those with the numbers `out` are not
-        in it.
+        """Return the generations after shards have come or gone; those with the numbers `out` have gone.
 
         Tags of new shards start from 0, and those `out` keep the last one. So the sum over the set does not
         change, and a listing can continue.

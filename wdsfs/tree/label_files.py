@@ -26,14 +26,29 @@ import struct
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple, TextIO
+from typing import IO
+from typing import Any
+from typing import BinaryIO
+from typing import NamedTuple
+from typing import TextIO
 
-from wdsfs import extras, names
-from wdsfs.errors import CorruptShard, MissingShard, StaleShard, UnreadableShard, UsageError, ViewError
-from wdsfs.remote.shard_paths import OpenShard, is_remote, open_shard
+from wdsfs import extras
+from wdsfs import names
+from wdsfs.errors import CorruptShard
+from wdsfs.errors import MissingShard
+from wdsfs.errors import StaleShard
+from wdsfs.errors import UnreadableShard
+from wdsfs.errors import UsageError
+from wdsfs.errors import ViewError
+from wdsfs.remote.shard_paths import OpenShard
+from wdsfs.remote.shard_paths import is_remote
+from wdsfs.remote.shard_paths import open_shard
 from wdsfs.shards import Fingerprint
 from wdsfs.spec import objects
 from wdsfs.storage import file_cache
@@ -228,7 +243,7 @@ def table_of(
         raise MissingShard(f"{file.text}: the file is gone") from None
     except file_cache.NoRoom as error:
         raise UnreadableShard(
-            f"{path}: the table of its labels finds no room in {cache.directory}: {error}"
+            f"{path}: the cache {cache.directory} has no room for the table of its labels: {error}"
         ) from None
     except OSError as error:
         raise UnreadableShard(f"{path}: {error.strerror}") from None
@@ -273,7 +288,7 @@ def _pack(file: LabelFile, line: int, values: dict[str, bytes], numbers: dict[st
         if number is None:
             _check_column(file, line, column)
             if len(numbers) >= COLUMNS_MAX:
-                raise wrong(file, line, f"the field {column!r} is one too many: there are {COLUMNS_MAX:,} others")
+                raise wrong(file, line, f"too many fields, at {column!r}: the limit is {COLUMNS_MAX:,}")
             number = numbers[column] = len(numbers)
         parts += [_VALUE.pack(number, len(value)), value]
     return b"".join(parts)
@@ -515,10 +530,10 @@ class _Lines:
 def _checked_columns(file: LabelFile, columns: list[str]) -> int:
     """Return the place of the key among the columns of a CSV file. Raises ViewError."""
     if len(columns) > COLUMNS_MAX:
-        raise wrong(file, 1, f"has {len(columns):,} columns; there may be {COLUMNS_MAX:,}")
+        raise wrong(file, 1, f"has {len(columns):,} columns; the limit is {COLUMNS_MAX:,}")
     twice = next((name for name, count in Counter(columns).items() if count > 1), None)
     if twice is not None:
-        raise wrong(file, 1, f"the column {_short(twice)} is there twice")
+        raise wrong(file, 1, f"has two columns {_short(twice)}")
     return columns.index(_key_column(file, columns))
 
 
@@ -545,14 +560,14 @@ def _json_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iter
             except (ValueError, RecursionError) as error:
                 raise wrong(file, line, f"is not JSON: {error}") from None
             if not isinstance(row, dict):
-                raise wrong(file, line, "is not JSON object")
+                raise wrong(file, line, "is not a JSON object")
             name = next((name for name in file.key_names if name in row), None)
             if name is None:
                 what = " or ".join(map(repr, file.key_names))
                 raise wrong(file, line, f"has no field {what}; it has {_listed(row)}")
             key = _value(file, line, name, row[name])
             if key is None or isinstance(row[name], dict | list | bool):
-                raise wrong(file, line, f"the field {name!r} is no key: {_short(row[name])}")
+                raise wrong(file, line, f"the field {name!r} is not a key: {_short(row[name])}")
             values = {
                 column: _value(file, line, column, value)
                 for column, value in row.items()
@@ -563,8 +578,7 @@ def _json_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iter
 
 @contextlib.contextmanager
 def _database(path: bytes, open_file: Callable[[bytes], OpenShard]) -> Iterator[tuple[str, int]]:
-    """Provide the URI of a database to read, and its size in bytes; no file appears beside it. Raises ShardError,
-    OSError.
+    """Provide the URI of a database to read, and its size in bytes. Raises ShardError, OSError.
 
     Reading a file in WAL mode would create two files beside it. So it is read without its log; if there is a log,
     a copy of both is read. Of a remote database only the file itself is read.
@@ -629,7 +643,7 @@ def _may(action: int, name: str | None, _: str | None, __: str | None, by: str |
 
 @contextlib.contextmanager
 def _guarded(uri: str, bounds: _Bounds) -> Iterator[sqlite3.Connection]:
-    """Open a database of somebody else's to read. Raises sqlite3.Error, also of the block."""
+    """Open a database of another user to read. Raises sqlite3.Error, also of the block."""
     with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, VALUE_MAX)
         db.set_authorizer(_may)

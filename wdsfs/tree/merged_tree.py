@@ -167,8 +167,7 @@ class MergedTree(ShardTree):
         return self._generation != self.lower.generation
 
     def _refuse_partial(self) -> None:
-        """Raise UnreadableShard if names of the tree are missing and the view may not be partial. NotIndexed as
-        `_load`."""
+        """Raise UnreadableShard if names are missing, unless the view may be partial; NotIndexed as `_load`."""
         while self.lost and not self.view.partial:
             try:
                 for number in self.lost:
@@ -207,8 +206,7 @@ class MergedTree(ShardTree):
         return _suffixed(shown, _suffix(self.lower.shards[number].name), where, self._is_taken(place.key))
 
     def _with_suffix(self, name: bytes) -> tuple[int, bytes] | None:
-        """Return the number of the shard that a name ends with, and the name without it; None if it ends
-        otherwise.
+        """Return the number of the shard that a name ends with, and the name without it; else None.
 
         Semantics decision: a plain name that ends like this gets the name of its own shard, too. So each name with
         a suffix is that of one shard, and no name has two meanings.
@@ -367,8 +365,10 @@ class MergedTree(ShardTree):
         return inodes.pack(self.lower.tag(number), number, holder), shown
 
     def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
-        """Yield as `Tree.listing`. A cursor has the set's version (9 bits), the shard's number plus one (21 bits),
-        and the position in its record: a listing never continues in another version of the set.
+        """Yield as `Tree.listing`; a listing never continues in another version of the set.
+
+        A cursor has the set's version (9 bits), the shard's number plus one (21 bits), and the position in the
+        record.
         """
         if self.lower.generations.alarms != self._heard:  # a worker with the new set would refuse the cursors
             self._look_around()

@@ -275,12 +275,10 @@ class NumberedTree:
         return True
 
     def _sample(self, number: int) -> tuple[int, int]:
-        """Return the shard that has the sample with this number, and its inode. Raises NoSuchEntry for an unused
-        one.
-        """
+        """Return shard and inode of the sample with this number. Raises NoSuchEntry for an unused one."""
         shard = int(np.searchsorted(self._ends, number, "right"))
         if self.lower.may_shrink and not self._is_shown(shard):
-            raise NoSuchEntry(f"sample {number} is gone: its shard is not in the set any more")
+            raise NoSuchEntry(f"sample {number} does not exist any more: its shard has left the set")
         order = self._orders.get(shard)
         if order is None:
             order = self._orders[shard] = samples_of(self.lower, shard)
@@ -359,8 +357,7 @@ class NumberedTree:
         return range(first, min(first + level.children, self._count_of(level.samples)))
 
     def _own(self, inode: int) -> tuple[int, int]:
-        """Return the kind of an inode among the links, and its number; kind 0 for an inode of the tree. Raises
-        StaleEntry."""
+        """Return kind and number of an inode among the links; kind 0 for others. Raises StaleEntry."""
         what, number = inodes.unpack_extra(inode)
         if not BY_INDEX <= what <= NUMBERED:
             return 0, 0

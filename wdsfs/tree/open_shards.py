@@ -57,9 +57,7 @@ class OpenRecords:
         self.old_at = time.monotonic() + RENEW_SECONDS  # when (monotonic seconds) the snapshot should be renewed
 
     def fetch(self, number: int, key: bytes, fingerprint: Fingerprint) -> Record | None:
-        """Return a record that is not in use: one that rests, or the one that the index has under `key` for a
-        shard with this fingerprint, if it has one. It is in use then.
-        """
+        """Return a record that rests, or that the index has under `key` for this fingerprint."""
         record = self.resting.pop(number, None)
         if record is None:
             record = self._read(key, fingerprint)

@@ -76,9 +76,7 @@ class Progress:
 
     @contextmanager
     def indexing(self, shards: int) -> Iterator[Callable[[int], None]]:
-        """Provide a block that indexes shards; it gets a function to be called with the members of each that is
-        done.
-        """
+        """Provide a block that indexes shards with a function to call with the members of each."""
         yield lambda _: None
 
     @contextmanager
@@ -88,9 +86,7 @@ class Progress:
 
     @contextmanager
     def composing(self, shards: int) -> Iterator[Callable[[int], None]]:
-        """Provide a block that makes the records of a view; it gets a function to be called with how many are
-        done.
-        """
+        """Provide a block that makes records of a view with a function to call with their number."""
         yield lambda _: None
 
 
@@ -325,8 +321,9 @@ class TreeOptions(NamedTuple):
 
 
 def columns_of(texts: Sequence[str]) -> tuple[Column, ...]:
-    """Return the outputs that `--columns` names: alternatives divided by `;`, as in DALI and webdataset, and
-    before `=` a name for them. Raises UsageError.
+    """Return the outputs that `--columns` names. Raises UsageError.
+
+    Alternatives are divided by `;`, as in DALI and webdataset; before `=` is a name for them.
     """
     columns = []
     for text in texts:
@@ -388,7 +385,7 @@ def _extension(text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise UsageError(f"{text!a}: is no text of UTF-8") from None
+        raise UsageError(f"{text!a}: is not UTF-8") from None
 
 
 def _refuse_name(option: str, name: str, example: str) -> None:
@@ -402,7 +399,7 @@ def class_source(text: str) -> tuple[bytes, str]:
     extension, colon, path = text.partition(":")
     try:
         if not extension or (colon and not json_fields.parse_path(path)):
-            raise UsageError("there is not an extension")
+            raise UsageError("the extension is missing")
     except UsageError:
         text = f"--class-from {text!r}: write an extension, or an extension and a field: json:label"
         raise UsageError(text) from None

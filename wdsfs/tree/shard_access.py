@@ -53,9 +53,7 @@ class Access:
         return self
 
     def to_json(self) -> list[list[Any]] | None:
-        """Return the state with which another process of this user refuses the same files; None if nothing is
-        refused.
-        """
+        """Return the state with which another process of this user refuses the same files, or None."""
         return None
 
 
@@ -210,8 +208,8 @@ def _refusal(path: bytes, fd: int, state: os.stat_result, seen: _SeenFile) -> st
     except OSError as error:
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
     return (
-        f"{os.fsdecode(path)} is refused: {why}, and others can write there; if this is right, mount "
-        "again, with --trust for those who do it"
+        f"{os.fsdecode(path)} is refused: {why}, and other users can write there; if this is "
+        "right, mount again, with --trust for them"
     )
 
 

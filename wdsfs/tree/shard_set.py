@@ -336,8 +336,7 @@ class ShardSet:
             self.renew()
 
     def renew(self) -> None:
-        """Take a new snapshot of the index, with what other processes have indexed. Invalidates all records in
-        use."""
+        """Take a new snapshot of the index, with the records of other processes; no record stays valid."""
         self.index.renew()
         self._hot.clear()
         self._records.renewed()
@@ -470,9 +469,7 @@ class ShardSet:
     # --- content
 
     def record_and_plain(self, number: int, tag: int | None = None) -> tuple[Record, Record]:
-        """Return the record of a shard, and that of the plain shard, which it is made of. Raises what `record`
-        raises.
-        """
+        """Return the record of a shard, and of the plain shard that it is made of. Raises as `record`."""
         record = self.record(number, tag)
         return record, record
 

@@ -204,10 +204,8 @@ def add_joined(draft: Draft, joined: JoinedSet) -> None:
     samples = draft.samples()
     shards, entries = joined.find(draft.source.number, [draft.paths[number] for number in samples.tolist()])
     missing, twice = samples[shards == MISSING], samples[shards == TWICE]
-    is_there = draft.judged(draft.options.missing, missing, "is not in the set that is joined", MISSING_WAY_OUT)
-    unique = draft.judged(
-        draft.options.duplicates, twice, "is more than once in the set that is joined", TWICE_WAY_OUT
-    )
+    is_there = draft.judged(draft.options.missing, missing, "is not in the joined set", MISSING_WAY_OUT)
+    unique = draft.judged(draft.options.duplicates, twice, "is more than once in the joined set", TWICE_WAY_OUT)
     parts = [
         _joined_rows(draft, joined, number, samples[shards == number], entries[shards == number])
         for number in np.unique(shards[shards >= 0]).tolist()
@@ -250,7 +248,7 @@ def _add(draft: Draft, parts: list[Rows]) -> NDArray[np.bool_]:
         clash = np.isin(draft.codes(rows), draft.codes(draft.rows))
         if clash.any():
             first = draft.extensions[int(rows.extension[clash][0])]
-            text = f"has the column {text_of(first)!r} itself, and so has the set that is joined"
+            text = f"has the column {text_of(first)!r}, and so has the joined set"
             is_kept &= draft.judged(draft.options.duplicates, np.unique(rows.entry[clash]), text, TWICE_WAY_OUT)
             rows = rows.take(~clash)
         draft.rows = draft.rows.plus(rows)
@@ -381,7 +379,7 @@ def add_fields(draft: Draft) -> None:
                     draft.if_shown[row] = made.problem
     draft.rows = draft.rows.plus(rows_of(lines))
     if clashing:
-        text = "has a column of the name of a --field itself"
+        text = "has a column with the name of a --field"
         draft.keep(draft.judged(draft.options.duplicates, np.array(sorted(clashing)), text, TWICE_WAY_OUT))
 
 

@@ -178,7 +178,7 @@ class ViewSet(ShardSet):
             if self._stat(number) == before:
                 return data
             if time.monotonic() > deadline:
-                text = "it, or what it is shown with, is being written; try again when that is finished"
+                text = "it, or a file that it is shown with, is being written; try again when that is finished"
                 raise UnreadableShard(f"{self.path_text(number)}: {text}")
 
     def _record_or_refusal(self, number: int, fingerprint: Fingerprint) -> bytes:
@@ -243,7 +243,7 @@ class ViewSet(ShardSet):
         what = f"--keys {file.text}: of its {counted(missing.lines, 'key')}"
         if not any(map(len, used)):
             raise ViewError(
-                f"{what} not one is that of a sample of the set (first: {first}{more}); a line is KEY or "
+                f"{what} none is that of a sample of the set (first: {first}{more}); a line is KEY or "
                 "SHARD/KEY, as the mount shows them"
             )
         return f"{what} {missing.number:,} {'is' if missing.number == 1 else 'are'} not in the set: {first}{more}"
@@ -274,7 +274,8 @@ class ViewSet(ShardSet):
             log.warning("%s: %s%s", self.path_text(number), texts[0], and_others(len(texts)))
 
     def make(self, on_done: Callable[[int], None] = lambda _: None, some: bool = False) -> str | None:
-        """Derive what has to be derived, up to the first shard that is refused; return why it is, if there is one.
+        """Derive the missing records, up to the first shard that is refused; return the reason, if there is one.
+
         With `some`, up to the first shard that shows a sample, if the options can refuse none.
 
         With classes it also finds the number of digits of the longest class: each time a longer one comes, the

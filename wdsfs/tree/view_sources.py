@@ -94,9 +94,7 @@ class JoinedSet:
         return {plain_key(key) for key in self.lower.shards[number].without}
 
     def find(self, number: int, keys: list[bytes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return for each key of a shard of the view the number of the shard here, MISSING or TWICE, and the
-        entry.
-        """
+        """Return for each key of a shard of the view the shard here (or MISSING, TWICE), and the entry."""
         shards = np.full(len(keys), MISSING, np.int64)
         entries = np.full(len(keys), MISSING, np.int64)
         # Sets that were made together pair shard by shard; a key that the shard beside this one lacks is searched
@@ -408,8 +406,7 @@ class DerivedContent:
     def _loader(
         self, record: Record, number: int, place: int, row: int, limited: bool = False
     ) -> tuple[ShardFile, Callable[[], bytes]]:
-        """Return the file that the bytes at an address come from, and what returns all of them. Raises what `of`
-        raises.
+        """Return the file of the bytes at an address, and a function that returns the bytes. Raises as `of`.
 
         The function raises CorruptShard for what cannot be decoded, is not JSON, or, if `limited`, is too long.
         """
@@ -428,9 +425,7 @@ class DerivedContent:
         return file, partial(_field, about["field"], below)
 
     def _source(self, record: Record, number: int, place: int) -> tuple[ShardSet, int]:
-        """Return the plain set and the number there of the shard that is a place of this record. Raises
-        StaleShard.
-        """
+        """Return the plain set of a place of this record, and the shard's number there. Raises StaleShard."""
         source, base = self._plain, number
         made_of: tuple[int, ...] = record.fingerprint
         if record.view is not None:
