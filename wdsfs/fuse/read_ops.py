@@ -286,15 +286,11 @@ class Operations(ABC, Generic[TreeKind]):
     # --- directories and files
 
     def opendir(self, request: Request) -> Reply:
-        """Let the kernel cache listings, but not those of a merged tree, whose directories change and keep their
-        inodes.
-        """
+        """Let the kernel cache listings, but not of a merged tree, whose directories change."""
         return protocol.opened() if self.tree.merged else errno.ENOSYS
 
     def _run(self, inode: int, after: int, room: int) -> bytes | None:
-        """Return all lines after the cursor `after` that fit into `room` bytes of a READDIRPLUS, made at once;
-        None if they have to be made one by one.
-        """
+        """Return all lines after a cursor that fit into `room` bytes; None if they have to be made one by one."""
         return None
 
     def readdirplus(self, request: Request) -> Reply:
@@ -454,7 +450,8 @@ def _done(request: Request) -> bytes:
 
 
 def not_implemented(request: Request) -> int:
-    """Reply that this opcode is not handled: the kernel does not send it again. After OPEN, OPENDIR, FLUSH and
-    ACCESS it does the work itself.
+    """Reply that this opcode is not handled, so that the kernel does not send it again.
+
+    After OPEN, OPENDIR, FLUSH and ACCESS it does the work itself.
     """
     return errno.ENOSYS

@@ -80,8 +80,7 @@ def serve(
 
 
 def _eager(poll: select.poll, spin: float) -> Callable[[], bool]:
-    """Return a function that polls for a request for up to `spin` seconds; the receive then waits without
-    limit."""
+    """Return a function that polls up to `spin` seconds for a request, before an unlimited wait."""
     give_way = os.sched_yield  # the client that was just answered may be waiting for this processor
     look, now, spin_ns = poll.poll, time.perf_counter_ns, int(spin * 1e9)
     missed = 0  # polls in a row that found no request

@@ -208,8 +208,7 @@ class WritableOperations(Operations[WritableTree]):
         return (request.uid, request.gid) if self._may_chown else None
 
     def _refuse_hidden(self, parent: int, name: bytes) -> None:
-        """Raise ReadOnly for a name in the hidden directory, and for the name of that directory itself unless the
-        tree has an entry of this name."""
+        """Raise ReadOnly for the hidden directory, unless the tree has its name, and for names in it."""
         if self.hidden is None:
             return
         at_top = parent == ROOT and name == HIDDEN_DIRECTORY
@@ -297,8 +296,9 @@ class WritableOperations(Operations[WritableTree]):
         return b""
 
     def _dropped(self, inode: int) -> int | None:
-        """Return the mode without setuid, and without setgid unless that bit stands for mandatory locking. None if
-        the mode stays the same: that of a symbolic link cannot be set.
+        """Return the mode without setuid, and without setgid unless that stands for mandatory locking.
+
+        None if the mode stays the same: that of a symbolic link cannot be set.
         """
         mode = self.tree.getattr(inode).mode
         dropped = stat.S_ISUID | (stat.S_ISGID if mode & stat.S_IXGRP else 0)
