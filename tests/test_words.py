@@ -11,7 +11,10 @@ ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "wdsfs").rglob("*.py"))
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("wdsfs/**/*.md")])
 
-RIDDLE = re.compile(r"\b(?:anew|so many|is to be|as it is|(?:\w+ )?of it)\b")
+RIDDLE = re.compile(
+    r"\b(?:anew|so many|is to be|as it is|(?:\w+ )?of it|comes twice|somebody else|is there already|can be had"
+    r"|(?:is|are) the most|one too many|otherwise than|what it (?:is|was) at|told to wait)\b"
+)
 # A part of a whole ("half of it") and a comparison ("as it is stored") can be read at once.
 PLAIN = re.compile(
     r"\b(?:all|half|part|most|much|some|rest|none|inside|outside|out|front|ahead|read|used|MiB|\w+th) of it\b"

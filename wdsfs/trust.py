@@ -200,7 +200,7 @@ def has_foreign_links(directory: bytes, fd: int) -> bool:
 
 
 def own_links(path: bytes, fd: int, also: int | None = None) -> None:
-    """Check that no link of an untrusted user has led to a file of somebody else, which is open.
+    """Check that no link of an untrusted user has led to a file of another user, which is open.
 
     Else such a user could have a program of root show a file that only root can read. `also` is as in `content`.
     Raises Untrusted, OSErrors.

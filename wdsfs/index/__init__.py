@@ -7,7 +7,7 @@ that `index_directory.py` and `lmdb_check.py` check. Portable indexes (`portable
 records of others, checked by `record_check.py`.
 
 Records that are missing are built by processes (`process_pool.py`): of this machine, or of a cluster, to which an
-engine that is there already (Dask, Ray, MPI, Slurm) carries pickled units, without a protocol of our own.
+existing engine (Dask, Ray, MPI, Slurm) carries pickled units, without a protocol of our own.
 `spread.py` decides what goes into a batch and what is tried again, `far_side.py` runs it in a worker, which checks
 that it has the same wdsfs and sees the same shards. A unit is any function that can be pickled: the rooms above
 use the same processes. Which shards form a set, and what a mount shows of a record, is decided in the room `tree`.

@@ -81,7 +81,7 @@ class PortableWriter:
             rows[number] = self._append(fd, listed, at)
             at += rows[number].length
             padding = -at % ALIGNMENT
-            if padding:  # of a record that somebody else has written: ours need none
+            if padding:  # of a record that another program has written: ours need none
                 self._flush(fd)
                 self._disk.write(fd, bytes(padding))
                 at += padding

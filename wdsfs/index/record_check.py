@@ -26,7 +26,7 @@ class UnsoundRecord(ValueError):
 
 
 def opened(buffer: Any) -> Record:
-    """Return a record of somebody else's, in place, after all checks. Raises UnsoundRecord."""
+    """Return a record of another user, in place, after all checks. Raises UnsoundRecord."""
     try:
         record = Record(buffer)
         _check_directory(record)

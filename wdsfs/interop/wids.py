@@ -1,4 +1,4 @@
-"""The index that wids reads, as bytes, and a check for samples that wids reads otherwise than wdsfs.
+"""The index that wids reads, as bytes, and a check for samples that wids reads differently.
 
 Opens no file: `export` writes the index where wids looks for it. docs/reference/formats.md has the format.
 """

@@ -136,7 +136,7 @@ def read(path: str | bytes) -> Manifest:
         return Manifest(**fields, devices=list(devices), set=ImageSet(**shown, labels=labels))
     except OtherVersion as error:
         raise MountError(f"{name} {error}") from None
-    except MALFORMED:  # somebody else's work
+    except MALFORMED:  # not written by wdsfs
         raise MountError(f"{name}: the image was not made by wdsfs") from None
 
 

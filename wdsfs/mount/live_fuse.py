@@ -234,7 +234,7 @@ class FuseMount(live_mount.LiveMount):
                     return
             except OverlayBusy:
                 time.sleep(0.01)
-            except (OverlayUnusable, OSError):  # it is removed, or of somebody else by now
+            except (OverlayUnusable, OSError):  # it is removed, or another user's
                 return
 
     def _what_is_written(self) -> str:

@@ -170,7 +170,7 @@ class LiveMount(ABC):
     def end(self, lazy: bool = False, wait_seconds: float = END_SECONDS) -> None:
         """End the mount, dead or alive; returns when its process is gone, unless `lazy`. Raises MountError."""
         mounted = mount_table.mounted_at(self.mountpoint)
-        if mounted is not None:  # else somebody else has ended it; leftovers are cleared below
+        if mounted is not None:  # else another process has ended it; leftovers are cleared below
             detach(self.mountpoint, lazy or self._is_dead())
         if self.registration is None:
             return

@@ -361,7 +361,7 @@ def _object(name: str) -> bytes:
         raise UsageError(f"--output {url}: new shards go to files and to {places}, not to {url.scheme}://")
     if not url.key or url.key.endswith("/"):
         example = shlex.quote(f"{url.store}/{url.key}train-%06d.tar")
-        raise UsageError(f"--output {url} is no object: name the shards in it, for example {example}")
+        raise UsageError(f"--output {url} is not an object: name the shards in it, for example {example}")
     return os.fsencode(url.shown)
 
 

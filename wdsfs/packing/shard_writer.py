@@ -6,7 +6,7 @@ copies the ranges of source shards, so untouched members keep their bytes and a 
 write goes through `Disk`, whose steps the tests record, stop and let fail. Threads may share a writer, each for
 another shard.
 
-A shard that an earlier command has finished is recognised by its content: no other record of it exists.
+A shard that an earlier command has finished is recognised by its content alone.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ class ShardWriter:
             yield tar.source
             check_unchanged(shard, path, fingerprint)
 
-    # --- comparing with what is there already
+    # --- comparing with existing shards
 
     def is_there(self, output: Output) -> bool:
         """Return True if the target has exactly these bytes already: a killed command had finished it."""

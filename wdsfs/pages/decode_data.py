@@ -10,23 +10,15 @@ import math
 import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import Any
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
 from PIL import Image
 
 from wdsfs.errors import counted
-from wdsfs.pages.decode_media import picture_of
-from wdsfs.pages.decode_media import stretched
-from wdsfs.pages.preview import Detail
-from wdsfs.pages.preview import Picture
-from wdsfs.pages.preview import Preview
-from wdsfs.pages.preview import decoded
-from wdsfs.pages.preview import error_text
-from wdsfs.pages.preview import readable
-from wdsfs.pages.preview import text_preview
+from wdsfs.pages.decode_media import picture_of, stretched
+from wdsfs.pages.preview import Detail, Picture, Preview, decoded, error_text, readable, text_preview
 from wdsfs.pages.wire import Member
 
 PARSED_MAX = 4 << 20  # bytes of JSON; of more only the beginning is shown, as text
@@ -69,7 +61,7 @@ class _Literal(str):
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """The members of an object, also those whose name comes twice."""
+    """The members of an object, also several of one name."""
 
 
 def decode_json(member: Member, detail: Detail) -> Preview:

@@ -43,7 +43,7 @@ _OF_THIS_MACHINE = (
 
 
 def refuse_command(text: str, file: str = "") -> None:
-    """Raise SpecError for a command, or the standard input, that a file names: it may be somebody else's.
+    """Raise SpecError for a command, or the standard input, that a file names: another user may have written it.
 
     `file` is the path of the file, or its directory. One at a URL may not name commands in any case.
     """
@@ -203,7 +203,7 @@ def _fits(parts: Sequence[str], patterns: Sequence[str]) -> bool:
     """Return True if the parts of a key match those of a pattern.
 
     All places of the pattern where a match can be are followed at once: one by one they would be exponentially
-    many for many `**`, and the pattern may come from somebody else's list.
+    many for many `**`, and the pattern may come from another user's list.
     """
     places = _past_stars({0}, patterns)
     for part in parts:
