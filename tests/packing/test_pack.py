@@ -13,8 +13,7 @@ import signal
 import socket
 import sys
 import tarfile
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,30 +21,21 @@ from typing import Any
 
 import pytest
 import webdataset
-from hypothesis import example
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests import tars
 from tests.cli.test_main import program  # noqa: F401  # a fixture
-from tests.conftest import Program
-from tests.conftest import new_processes
+from tests.conftest import Program, new_processes
 from tests.overlay.test_overlay_mount import a_disk
-from tests.processes import Process
-from tests.processes import wait_until
+from tests.processes import Process, wait_until
 from tests.thorough import examples
-from tests.tree.test_shard_tree import a_tree
-from tests.tree.test_shard_tree import check_consistency
+from tests.tree.test_shard_tree import a_tree, check_consistency
 from wdsfs import names
-from wdsfs.errors import CommitError
-from wdsfs.errors import UsageError
-from wdsfs.errors import ViewError
+from wdsfs.errors import CommitError, UsageError, ViewError
 from wdsfs.executors import Workers
 from wdsfs.packing.file_samples import parse_splits
-from wdsfs.packing.file_source import FilePlan
-from wdsfs.packing.file_source import PackOptions
-from wdsfs.packing.file_source import make_plan
-from wdsfs.packing.file_source import pack_files
+from wdsfs.packing.file_source import FilePlan, PackOptions, make_plan, pack_files
 from wdsfs.packing.file_table import WalkRules
 from wdsfs.packing.shard_writer import Files as TreeFiles
 from wdsfs.packing.shard_writer import ShardWriter
@@ -405,7 +395,7 @@ def test_the_order_of_a_list(tmp_path: Path) -> None:
     with pytest.raises(CommitError, match="a: its key is not in the list"):
         plan_of(tree, order=str(listed))
     assert keys(*pack(tree, order=str(listed), leave_out=True)) == ["d/a", "b"]
-    for text, wrong in ((b"b\0nothing\0", "keys:2: 'nothing' is the key"), (b"a\na\n", "keys:2: 'a' comes twice")):
+    for text, wrong in ((b"b\0nothing\0", "keys:2: 'nothing' is the key"), (b"a\na\n", ":2: 'a' occurs twice")):
         listed.write_bytes(text)
         with pytest.raises(UsageError, match=wrong):
             plan_of(tree, order=str(listed))

@@ -20,29 +20,20 @@ import math
 import os
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from wdsfs import names
-from wdsfs.errors import CommitError
-from wdsfs.errors import UsageError
-from wdsfs.errors import several
+from wdsfs.errors import CommitError, UsageError, several
 from wdsfs.names import readable
 from wdsfs.packing import reasons
-from wdsfs.packing.file_table import FileTable
-from wdsfs.packing.file_table import FoundDirectory
-from wdsfs.packing.file_table import LeftOut
+from wdsfs.packing.file_table import FileTable, FoundDirectory, LeftOut
 from wdsfs.packing.plan import Numbers
 from wdsfs.remote.shard_paths import open_shard
-from wdsfs.tree.label_files import NO_KEY
-from wdsfs.tree.label_files import ORDER
-from wdsfs.tree.label_files import key_batches
-from wdsfs.tree.label_files import label_file
-from wdsfs.tree.label_files import wrong
+from wdsfs.tree.label_files import NO_KEY, ORDER, key_batches, label_file, wrong
 
 AUTO, FILES, SAMPLES, CLASSES = "auto", "files", "samples", "classes"
 
@@ -434,7 +425,7 @@ def _as_listed(samples: Samples, text: str, left_out: LeftOut) -> Numbers:
     for keys, lines in key_batches(file, open_shard):
         for key, line in zip(keys, lines, strict=True):
             if key and key not in numbers:
-                what = "comes twice" if key in listing else "is the key of no sample"
+                what = "occurs twice" if key in listing else "is the key of no sample"
                 raise UsageError(f"--order {file.text}:{line}: {readable(key)!r} {what}")
             if key:
                 listing[key] = numbers.pop(key)

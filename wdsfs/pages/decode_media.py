@@ -6,22 +6,11 @@ import io
 import struct
 
 import numpy as np
-from PIL import Image
-from PIL import ImageFile
-from PIL import ImageOps
-from PIL import UnidentifiedImageError
-from tinytag import TinyTag
-from tinytag import TinyTagException
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+from tinytag import TinyTag, TinyTagException
 
 from wdsfs.errors import counted
-from wdsfs.pages.preview import PLAYERS
-from wdsfs.pages.preview import UNPLAYED
-from wdsfs.pages.preview import Detail
-from wdsfs.pages.preview import Picture
-from wdsfs.pages.preview import Preview
-from wdsfs.pages.preview import TooMuch
-from wdsfs.pages.preview import error_text
-from wdsfs.pages.preview import readable
+from wdsfs.pages.preview import PLAYERS, UNPLAYED, Detail, Picture, Preview, TooMuch, error_text, readable
 from wdsfs.pages.wire import Member
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM")

@@ -12,8 +12,7 @@ import numpy as np
 
 from wdsfs.errors import counted
 from wdsfs.names import shown
-from wdsfs.tree.statistics import UNREADABLE
-from wdsfs.tree.statistics import Distribution
+from wdsfs.tree.statistics import UNREADABLE, Distribution
 
 COLUMNS_DRAWN = 10
 CLASSES_DRAWN = 100

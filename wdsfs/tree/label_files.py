@@ -26,29 +26,14 @@ import struct
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO
-from typing import Any
-from typing import BinaryIO
-from typing import NamedTuple
-from typing import TextIO
+from typing import IO, Any, BinaryIO, NamedTuple, TextIO
 
-from wdsfs import extras
-from wdsfs import names
-from wdsfs.errors import CorruptShard
-from wdsfs.errors import MissingShard
-from wdsfs.errors import StaleShard
-from wdsfs.errors import UnreadableShard
-from wdsfs.errors import UsageError
-from wdsfs.errors import ViewError
-from wdsfs.remote.shard_paths import OpenShard
-from wdsfs.remote.shard_paths import is_remote
-from wdsfs.remote.shard_paths import open_shard
+from wdsfs import extras, names
+from wdsfs.errors import CorruptShard, MissingShard, StaleShard, UnreadableShard, UsageError, ViewError
+from wdsfs.remote.shard_paths import OpenShard, is_remote, open_shard
 from wdsfs.shards import Fingerprint
 from wdsfs.spec import objects
 from wdsfs.storage import file_cache
@@ -127,8 +112,9 @@ def settled_label(text: str) -> str:
 
 
 def label_file(text: str, option: str = LABELS) -> LabelFile:
-    """Return the label file of `--associate FILE` or `FILE.sqlite:TABLE`; for another option the list `FILE`,
-    `FILE:COLUMN` or `FILE.sqlite:TABLE:COLUMN`. Raises UsageError.
+    """Return the label file FILE or FILE.sqlite:TABLE; for other options a list. Raises UsageError.
+
+    A list is FILE, FILE:COLUMN or FILE.sqlite:TABLE:COLUMN.
     """
     path, table, column, is_list = text, None, None, option != LABELS
     refuse_empty(text, option)
