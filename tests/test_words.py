@@ -39,10 +39,12 @@ def docstrings(tree: ast.Module) -> Iterator[str]:
 
 
 def names_given(tree: ast.Module) -> Iterator[str]:
-    """Yield the names of values and parameters that a module gives."""
+    """Yield the names of values, attributes and parameters that a module gives."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr.strip("_")
         elif isinstance(node, ast.arg):
             yield node.arg
 

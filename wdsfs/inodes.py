@@ -38,7 +38,6 @@ TAG_MAX = (1 << 10) - 1
 
 _NUMBER_BITS = 26  # of the number of an extra, in its index
 _LOWER = (1 << _NUMBER_BITS) - 1
-NUMBER_MAX = (1 << 56) - 1
 NOT_HIDDEN = UP | 3 << 30 | 1 << 29  # all zero for the root and for inodes of the hidden directory
 # Types of extras: first those of the hidden directory, then those of the tree by number.
 HIDDEN, STATUS, METRICS, SHARDS, PROBLEMS, DALI, DALI_INDEX = range(1, 8)

@@ -285,10 +285,11 @@ def shorten(name: bytes, limit: int = NAME_MAX) -> bytes:
 
     mark = b"%" + hashlib.blake2b(name, digest_size=8).hexdigest().encode()
     start = name[: limit - len(mark)]
-    return start.decode("utf-8", "ignore").encode() + mark if _is_utf8(name) else start + mark
+    return start.decode("utf-8", "ignore").encode() + mark if is_utf8(name) else start + mark
 
 
-def _is_utf8(name: bytes) -> bool:
+def is_utf8(name: bytes) -> bool:
+    """Return True if a name is text in UTF-8."""
     try:
         name.decode()
     except UnicodeDecodeError:

@@ -570,7 +570,7 @@ def test_an_image_whose_super_block_is_damaged(program: Program) -> None:
     image.write_bytes(whole[:at] + b"\x99" + whole[at + 1 :])
     message = told(program.home, "mount", "-f", image, program.mountpoint, code=5)
     assert f"does not mount {image}" in message
-    assert "it is damaged; remove it, and make it again" in message
+    assert "the image is damaged; remove it, and make it again" in message
 
 
 def test_an_image_is_no_shard(tmp_path: Path) -> None:

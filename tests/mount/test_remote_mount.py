@@ -277,7 +277,7 @@ def test_the_mount_looks_into_shards_that_are_not_indexed_yet(program: Program, 
 def test_a_server_that_wants_an_hour_for_one_object_gives_the_others(program: Program, web: WebServer) -> None:
     """The object, too, once it does so."""
     with cold_mount(program, web) as mounted:
-        mounted.expect_log("x-0.tar: its store answers 429, asks to wait until 20")
+        mounted.expect_log("x-0.tar: its store answers 429, and asks to wait until 20")
         mounted.allow_log("x-0.tar")
         web.objects["/x-0.tar"].always = Fault(status=429, headers={"Retry-After": "3600"})
         path = mounted.path / "x-0" / "003" / "cls"

@@ -263,7 +263,7 @@ def test_paths_in_no_shard_are_named(program: Program, tmp_path: Path) -> None:
             f"wdsfs: {mountpoint / 'none'}: No such file or directory",
         ]
         assert done.stdout.startswith(os.fsencode(mountpoint / "s0"))
-        assert "it is in no shard" in program.refused("where", mountpoint / ".wdsfs" / "status.json", code=6)
+        assert "and is in no shard" in program.refused("where", mountpoint / ".wdsfs" / "status.json", code=6)
         outside, inside = said(program, tmp_path, mountpoint, code=6)
         assert set(outside) == {"path", "error"}
         assert inside["kind"] == "directory"

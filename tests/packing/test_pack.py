@@ -543,7 +543,7 @@ def test_what_is_there_is_kept_if_it_is_the_same_and_refused_if_not(tmp_path: Pa
         pack_files(plan_of(tree, **options))
     (tmp_path / "out/classes.txt").unlink()
     (tmp_path / "out/s-000003.tar").touch()
-    with pytest.raises(CommitError, match=r"s-000003\.tar exists, and this set ends before it"):
+    with pytest.raises(CommitError, match=r"s-000003\.tar exists, but this set has fewer shards"):
         pack_files(plan_of(tree, **options))
 
 

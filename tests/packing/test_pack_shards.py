@@ -168,6 +168,6 @@ def test_a_shard_after_the_last_is_an_error(program: Program) -> None:
     """It would be taken for one of the new set; what is written stays."""
     a_set(program.home)
     program.write("new-1.tar", b"of another set")
-    assert "ends before it" in program.refused("pack", "s0.tar", "-o", "new-%d.tar", code=7)
+    assert "but this set has fewer shards" in program.refused("pack", "s0.tar", "-o", "new-%d.tar", code=7)
     with tarfile.open(program.home / "new-0.tar") as archive:
         assert len(archive.getnames()) == 10

@@ -412,14 +412,14 @@ CONTENT_AT = len(SAMPLES) - 1024 + 512
 
 
 WRONG = [
-    (_cut, "another length", "another length"),
+    (_cut, "length is wrong", "length is wrong"),
     (_flip(10), "wrong checksum", "no header at byte 0"),  # in the header of a run
-    (_flip(522), "wrong checksum", "are others"),  # in a later one
-    (_shift, "are others", "are others"),
-    (_flip(len(SAMPLES) - 1024), "are others", "are others"),  # in the new header
-    (_flip(CONTENT_AT), "are others", "are others"),
-    (_rename, "are others", "are others"),
-    (_flip(len(SAMPLES) + 40), "wrong checksum", "are others|no header"),  # after the end mark
+    (_flip(522), "wrong checksum", "are wrong"),  # in a later one
+    (_shift, "are wrong", "are wrong"),
+    (_flip(len(SAMPLES) - 1024), "are wrong", "are wrong"),  # in the new header
+    (_flip(CONTENT_AT), "are wrong", "are wrong"),
+    (_rename, "are wrong", "are wrong"),
+    (_flip(len(SAMPLES) + 40), "wrong checksum", "are wrong|no header"),  # after the end mark
 ]
 
 

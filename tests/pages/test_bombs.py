@@ -97,7 +97,7 @@ BOMBS = {
     "deep json": ("json", lambda: Bytes(b"[" * 1_000_000), "nested too deeply"),
     "npz of 512 MiB": ("npz", lambda: Bytes(npz(512 << 20)), ""),
     "npy of 8 EB": ("npy", lambda: Bytes(huge_npy()), "It is cut off"),
-    "npy of 10 GB": ("npy", lambda: Bytes(huge_npy(), 10_000_000_000), "are looked at"),
+    "npy of 10 GB": ("npy", lambda: Bytes(huge_npy(), 10_000_000_000), "are read"),
     "csv.gz of 256 MiB": ("csv.gz", lambda: Bytes(gzip.compress(b"a,b\n" + b"1,22\n" * 53_000_000, 1)), ""),
     "json.gz of 256 MiB": ("json.gz", lambda: Bytes(gzip.compress(b"[" + b"1," * 128_000_000, 1)), ""),
     "movie of boxes": ("mp4", lambda: Bytes(struct.pack(">I4s", 8, b"free") * 100_000), ""),

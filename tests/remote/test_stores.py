@@ -433,7 +433,7 @@ def test_a_long_wait_that_a_server_asks_for_stops_neither_other_objects_nor_itse
     web.put("/healthy.tar", CONTENT)
     pin, healthy = apart.head(url), apart.head(f"{web.url}/healthy.tar")
     served.always = Fault(status=429, headers={"Retry-After": "3600"})
-    with pytest.raises(Unreachable, match=r"429, asks to wait until 20\d\d-"):
+    with pytest.raises(Unreachable, match=r"429, and asks to wait until 20\d\d-"):
         apart.get(url, pin, 0, 10)
     assert apart.counted(url)["told_until"] > time.time() + 3000
     assert apart.get(f"{web.url}/healthy.tar", healthy, 0, 10) == CONTENT[:10]

@@ -119,7 +119,7 @@ def test_a_signature_is_sent_and_never_shown(web: WebServer) -> None:
     [
         ("gopher://ann:geheim@h/x.tar", "'gopher://h/x.tar' is neither a path nor a URL"),
         ("gopher://ann:geheim@h/*.tar", "no file matches 'gopher://h/"),
-        ("http://ho st/x.tar", "'ho st' is no name of a host"),
+        ("http://ho st/x.tar", "'ho st' is not the name of a host"),
     ],
 )
 def test_what_is_no_url_is_named_without_its_secrets(

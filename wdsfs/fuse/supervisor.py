@@ -93,7 +93,7 @@ class Supervisor:
     ) -> None:
         self.operations, self.board, self.make_tree = operations, board, make_tree
         board.supervise(os.getpid())
-        self.wanted, self.spin, self.follow = workers, spin, follow
+        self.worker_count, self.spin, self.follow = workers, spin, follow
         self.device = _session_descriptor()
         self.workers: dict[int, _Worker] = {}
         self.fetcher: Remote | None = None  # for remote shards; kept running
@@ -335,7 +335,7 @@ class Supervisor:
         if self._ended:
             return
         # While requests are refused, one worker is enough.
-        number = 1 if time.monotonic() < self._quarantine_until else self.wanted
+        number = 1 if time.monotonic() < self._quarantine_until else self.worker_count
         for _ in range(number - sum(not worker.retired for worker in self.workers.values())):
             self._fork()
         if self.follow is not None and not self._follower:
@@ -501,7 +501,7 @@ class Supervisor:
 
     def _call_for_help(self) -> None:
         # Another worker can serve, or no other worker may.
-        if self.board.waiting < self.wanted or self.operations.alone:
+        if self.board.waiting < self.worker_count or self.operations.alone:
             return
         with contextlib.suppress(OSError):  # the pipe is full of such calls
             os.write(self._call, b"+")

@@ -171,10 +171,6 @@ class Index:
         except (ValueError, KeyError, TypeError):  # damaged: counts as missing
             return None
 
-    def copied(self, path: bytes, fingerprint: Fingerprint) -> bytes | None:
-        """Return the record of a shard from a portable index, for `store`; None if it has to be built."""
-        return self.portables.copy(path, fingerprint)
-
     def packed(self, path: bytes, fingerprint: Fingerprint) -> memoryview | None:
         """Return the bytes of the record of exactly this shard as they are kept here, valid until `renew`."""
         record = self._stored_record(path, verify=False)

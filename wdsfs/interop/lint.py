@@ -251,7 +251,7 @@ class _ShardLinter:
         self.lowered: set[bytes] = set()
         self.last = (-1, b"")  # offset and name of the member read last
         self.seen: dict[int, int] = {}
-        self.kept = 0
+        self.example_count = 0
         self.folder = b""  # of the member read last, with its last slash
         self.folders: set[int] = set()  # hashes of all folders
         self.dotted: set[bytes] = set()  # folders which may also be the names of columns
@@ -373,9 +373,9 @@ class _ShardLinter:
         if pattern in self.findings.patterns or len(self.findings.patterns) < PATTERNS:
             self.findings.patterns[pattern] = self.findings.patterns.get(pattern, 0) + 1
             examples = self.findings.examples.setdefault(pattern, [])
-            if len(examples) < EXAMPLES and self.kept < KEPT:
+            if len(examples) < EXAMPLES and self.example_count < KEPT:
                 examples.append((offset, text_of(key)))
-                self.kept += 1
+                self.example_count += 1
 
 
 class Judge:

@@ -83,7 +83,7 @@ def wids_misreading(fd: TarBytes) -> str | None:
             return f"wids {takes} {readable(first_odd.name)} for a member of a sample"
         name = readable(ours.name)
         if their.name != ours.name:
-            return f"wids reads the name {name} as {readable(their.name)}, its first 100 bytes"
+            return f"wids reads the name {name} as {readable(their.name)}"
         return f"wids takes {name} for {'the first' if their.first else 'a later'} member of a sample"
     return None
 

@@ -369,14 +369,14 @@ class KeptSignals:
     """Keeps signals that come before the supervisor handles them: by default they would leave a dead mount."""
 
     def __init__(self) -> None:
-        self.kept: list[int] = []
+        self.pending: list[int] = []
 
     def __enter__(self) -> KeptSignals:
         self._before = {number: signal.signal(number, self._keep) for number in END_SIGNALS}
         return self
 
     def _keep(self, number: int, frame: object) -> None:
-        self.kept.append(number)
+        self.pending.append(number)
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
@@ -423,7 +423,7 @@ class RunningMount:
 
     async def _watch_signals(self) -> None:
         with trio.open_signal_receiver(*END_SIGNALS) as signals:
-            for number in self.signals.kept:
+            for number in self.signals.pending:
                 await self._end(number)
             async for number in signals:
                 await self._end(number)

@@ -114,7 +114,7 @@ class Part:
         self._cached: CachedObject | None = None
         self._storing: asyncio.Task[None] | None = None
         self._stored = 0  # pieces that were given to the cache
-        self._rest = b""  # of them, the begin of a block
+        self._partial = b""  # of them, the begin of a block
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
 
     @property
@@ -174,17 +174,17 @@ class Part:
     def _keep(self, begin: int, data: memoryview) -> bool:
         """Put the complete blocks of arrived bytes into the cache; return False if it refuses them."""
         assert self._cached is not None
-        if self._rest:
-            more = BLOCK - len(self._rest)
-            block, begin, data = self._rest + bytes(data[:more]), begin - len(self._rest), data[more:]
+        if self._partial:
+            more = BLOCK - len(self._partial)
+            block, begin, data = self._partial + bytes(data[:more]), begin - len(self._partial), data[more:]
             if len(block) < BLOCK and begin + len(block) < self._stop:
-                self._rest = block
+                self._partial = block
                 return True
             if not self._cached.put(begin, block):
                 return False
             begin += len(block)
         whole = len(data) if begin + len(data) == self._stop else len(data) // BLOCK * BLOCK
-        self._rest = bytes(data[whole:])
+        self._partial = bytes(data[whole:])
         return not whole or self._cached.put(begin, data[:whole])
 
     def finish(self, error: Exception | None = None) -> None:

@@ -62,7 +62,7 @@ class Passes:
 
     def __init__(self, size: int, window: int = WINDOW_MAX) -> None:
         self._size, self._window = size, window
-        self._found: OrderedDict[int, _Pass] = OrderedDict()  # the one that was read from last at the end
+        self._passes: OrderedDict[int, _Pass] = OrderedDict()  # the one that was read from last at the end
         self._made = 0
 
     def seen(self, begin: int, end: int, used: int, is_miss: bool = True) -> tuple[int, int] | None:
@@ -75,15 +75,15 @@ class Passes:
         if number is None:
             self._follow(_Pass(begin, end, used))
             return None
-        pass_ = self._found[number]
+        pass_ = self._passes[number]
         pass_.used += used
         if end > pass_.front:
             pass_.front = end
             pass_.advances += 1
         if end >= self._size:  # a second pass over it is another one
-            del self._found[number]
+            del self._passes[number]
             return None
-        self._found.move_to_end(number)
+        self._passes.move_to_end(number)
         return self._extend(pass_) if pass_.recognized else None
 
     def announced(self, begin: int) -> tuple[int, int] | None:
@@ -97,8 +97,8 @@ class Passes:
 
         `is_usual` says that the latest pass did so.
         """
-        ending = [pass_ for pass_ in previous._found.values() if pass_.ahead >= previous._size]
-        if not ending or any(not pass_.start for pass_ in self._found.values()):
+        ending = [pass_ for pass_ in previous._passes.values() if pass_.ahead >= previous._size]
+        if not ending or any(not pass_.start for pass_ in self._passes.values()):
             return None
         longest = max(ending, key=lambda pass_: pass_.passed)
         ahead = min(NEXT if longest.before or is_usual else WINDOW_MIN, self._window, self._size)
@@ -107,26 +107,26 @@ class Passes:
 
     def gone_elsewhere(self) -> None:
         """Forget the pass that might have continued here: the next read was of a third object."""
-        for number, pass_ in list(self._found.items()):
+        for number, pass_ in list(self._passes.items()):
             if pass_.before and not pass_.front:
-                del self._found[number]
+                del self._passes[number]
 
     def _taking(self, begin: int, end: int, is_miss: bool) -> int | None:
         """Return the number of the pass that a read belongs to."""
-        for number, pass_ in reversed(self._found.items()):
+        for number, pass_ in reversed(self._passes.items()):
             if pass_.takes(begin, end):
                 if is_miss and begin < HEAD and end < pass_.front and not pass_.announced:
                     # The pass has read these bytes, and they were evicted: this is another pass from the start.
-                    del self._found[number]
+                    del self._passes[number]
                     return None
                 return number
         return None
 
     def _follow(self, pass_: _Pass) -> None:
         self._made += 1
-        self._found[self._made] = pass_
-        if len(self._found) > FOLLOWED:
-            self._found.popitem(last=False)
+        self._passes[self._made] = pass_
+        if len(self._passes) > FOLLOWED:
+            self._passes.popitem(last=False)
 
     def _extend(self, pass_: _Pass) -> tuple[int, int] | None:
         if pass_.used * GAPS < pass_.front - pass_.start:

@@ -131,7 +131,7 @@ class Stores:
         self._limits: dict[str, Limit] = {}
         # By store: until when it is not asked, and why. By object: until when its store asks to wait.
         self._down: dict[str, tuple[float, str]] = {}
-        self._told: OrderedDict[Url, tuple[float, str]] = OrderedDict()
+        self._pauses: OrderedDict[Url, tuple[float, str]] = OrderedDict()
         self._fallback = WebFallback(self._clock)
         self._route = lru_cache(ROUTES)(self._new_route)
         self._hub = Hub(self._clock, time.time)
@@ -609,13 +609,13 @@ class Stores:
         route = self._route(url)
         patience = route.patience._replace(total=route.patience.total + seconds, refused=refused)
         failed: ShardError
-        if self._told and url in self._told and self._clock.now() < self._told[url][0]:
-            raise Unreachable(f"{url}: {self._told[url][1]}")
+        if self._pauses and url in self._pauses and self._clock.now() < self._pauses[url][0]:
+            raise Unreachable(f"{url}: {self._pauses[url][1]}")
         try:
             result = await again(attempt, route.limit, patience, self._clock, route.traffic)
             self._down.pop(url.store, None)
-            if self._told:
-                self._told.pop(url, None)
+            if self._pauses:
+                self._pauses.pop(url, None)
             return result
         except Transient as error:
             if error.wait is not None and error.wait > patience.total:
@@ -639,9 +639,9 @@ class Stores:
         """
         until = time.time() + seconds
         reason = f"{error}, and asks to wait until {datetime.fromtimestamp(until):%Y-%m-%d %H:%M:%S}"
-        self._told[url] = self._clock.now() + DOWN_SECONDS, reason
-        if len(self._told) > ROUTES:
-            self._told.popitem(last=False)
+        self._pauses[url] = self._clock.now() + DOWN_SECONDS, reason
+        if len(self._pauses) > ROUTES:
+            self._pauses.popitem(last=False)
         self._route(url).traffic.told_until = until
         return Unreachable(f"{url}: {reason}")
 

@@ -16,6 +16,7 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from wdsfs.names import is_utf8
 from wdsfs.storage.source import TarBytes, pread, skip_hole
 from wdsfs.tar.problems import Damage
 
@@ -225,7 +226,7 @@ def _needed(
     if not 0 <= mtime <= OCTAL_MAX:
         keys.add(b"mtime")
     records = [(key, values[key]) for key in OVERRIDABLE if key in keys]
-    if b"path" in keys and not _is_utf8(name):
+    if b"path" in keys and not is_utf8(name):
         # Values are UTF-8 unless this says otherwise: names are bytes here, in any encoding.
         records.insert(0, (b"hdrcharset", b"BINARY"))
     return records
@@ -283,14 +284,6 @@ def _record(key: bytes, value: bytes) -> bytes:
     if len(str(length)) > len(str(rest)):  # with this length the digits take one more byte
         length = rest + len(str(length))
     return b"%d %b=%b\n" % (length, key, value)
-
-
-def _is_utf8(name: bytes) -> bool:
-    try:
-        name.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 WINDOW_MIN, WINDOW_MAX = 2048, 1 << 18  # bytes read at a time from header to header

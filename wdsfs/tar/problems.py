@@ -33,7 +33,7 @@ class Problems:
 
     def __init__(self, problems: Iterable[Problem] = ()) -> None:
         self._count = 0
-        self._kept: list[Problem] = []
+        self._problems: list[Problem] = []
         self.extend(problems)
 
     def __len__(self) -> int:
@@ -47,13 +47,13 @@ class Problems:
     def append(self, problem: Problem) -> None:
         """Add a problem."""
         self._count += 1
-        self._kept.append(problem)
-        if len(self._kept) > 2 * PROBLEMS_MAX:
-            self._kept = self.listed()
+        self._problems.append(problem)
+        if len(self._problems) > 2 * PROBLEMS_MAX:
+            self._problems = self.listed()
 
     def listed(self) -> list[Problem]:
         """Return at most `PROBLEMS_MAX` of them, in order; harmless ones are left out first."""
-        chosen = sorted(self._kept, key=lambda problem: (problem.kind in HARMLESS, problem))
+        chosen = sorted(self._problems, key=lambda problem: (problem.kind in HARMLESS, problem))
         return sorted(chosen[:PROBLEMS_MAX])
 
 

@@ -92,7 +92,7 @@ class MergedTree(ShardTree):
         self._suffixes = {_suffix(lower.shards[number].name): number for number in lower.numbers}
         self._generation, self._tag = -1, 0
         self._key, self._table, self._snapshot = b"", PathTable.parse(memoryview(PathTable.build(0, []))), -1
-        self._looked, self._heard = 0.0, 0
+        self._last_look, self._heard = 0.0, 0
         self._places: OrderedDict[int, MergedPlace] = OrderedDict()
 
     # --- the table of the set
@@ -159,11 +159,11 @@ class MergedTree(ShardTree):
         Does so every few seconds only, and after an alarm.
         """
         alarms = self.lower.generations.alarms
-        if time.monotonic() - self._looked < LOOK_SECONDS and alarms == self._heard:
+        if time.monotonic() - self._last_look < LOOK_SECONDS and alarms == self._heard:
             return False
         self._heard = alarms
         self.lower.look_at_all()
-        self._looked = time.monotonic()
+        self._last_look = time.monotonic()
         return self._generation != self.lower.generation
 
     def _refuse_partial(self) -> None:

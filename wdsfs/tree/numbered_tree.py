@@ -222,7 +222,7 @@ class NumberedTree:
         self.directory_mode, self.file_mode = tree.directory_mode, tree.file_mode
         self._generation, self._tag = -1, 0
         self._ends: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._looked, self._heard = -LOOK_SECONDS, -1
+        self._last_look, self._heard = -LOOK_SECONDS, -1
         self._orders: OrderedDict[int, Sequence[int] | NDArray[np.uint32]] = OrderedDict()
         self._folder: tuple[int, bytes] = ROOT, b""  # the last directory whose path was computed, and that path
 
@@ -242,10 +242,10 @@ class NumberedTree:
     def _load(self) -> None:
         """Count again if a shard has changed. Each call about links begins with this one."""
         now = time.monotonic()
-        if self.lower.generations.alarms != self._heard or now - self._looked > LOOK_SECONDS:
+        if self.lower.generations.alarms != self._heard or now - self._last_look > LOOK_SECONDS:
             self._heard = self.lower.generations.alarms
             self.lower.look_at_all()
-            self._looked = now
+            self._last_look = now
         if self._generation != self.lower.generation:
             self._count()
 

@@ -74,7 +74,7 @@ class GuardedAccess(Access):
     def __init__(self, paths: Iterable[bytes]) -> None:
         self._seen: dict[bytes, _SeenFile] = {}
         self._known: dict[bytes, Fingerprint] = {}  # what was found to be right
-        self._told: dict[bytes, str] = {}
+        self._reasons: dict[bytes, str] = {}
         local = sorted((path for path in paths if not shard_paths.is_remote(path)), key=_directory)
         for directory, inside in itertools.groupby(local, key=_directory):
             self._note(directory, list(inside))
@@ -111,12 +111,12 @@ class GuardedAccess(Access):
             self._seen[path] = _SeenFile(state.st_uid, place, state.st_dev, state.st_ino)
             self._known[path] = Fingerprint.of(state)
         else:
-            self._seen[path], self._told[path] = _to_come(expected), refusal
+            self._seen[path], self._reasons[path] = _to_come(expected), refusal
 
     @property
     def refused(self) -> list[str]:
         """The reasons why files are refused."""
-        return list(self._told.values())
+        return list(self._reasons.values())
 
     def look(self, path: bytes) -> Fingerprint:
         fingerprint = shard_paths.look(path)
@@ -149,7 +149,7 @@ class GuardedAccess(Access):
         new = GuardedAccess(further)
         new._seen = {**new._seen, **self._seen}
         new._known = {**new._known, **self._known}
-        new._told = dict(self._told)
+        new._reasons = dict(self._reasons)
         for path in published:
             seen = new._seen.get(path)
             with contextlib.suppress(OSError):  # the file is gone again: keep what is known
@@ -160,7 +160,7 @@ class GuardedAccess(Access):
 
     def grown(self, further: Iterable[bytes]) -> Access:
         new = GuardedAccess(())
-        new._seen, new._known, new._told = dict(self._seen), dict(self._known), dict(self._told)
+        new._seen, new._known, new._reasons = dict(self._seen), dict(self._known), dict(self._reasons)
         for path in further:
             if not shard_paths.is_remote(path) and path not in new._seen:
                 directory, _, name = path.rpartition(b"/")
@@ -181,12 +181,12 @@ class GuardedAccess(Access):
             return fingerprint
         text = _refusal(path, fd, state, seen)
         if text is not None:
-            if self._told.get(path) != text:
+            if self._reasons.get(path) != text:
                 log.error("%s", text)
-            self._told[path] = text
+            self._reasons[path] = text
             raise RefusedShard(text)
         self._known[path] = fingerprint
-        self._told.pop(path, None)
+        self._reasons.pop(path, None)
         return fingerprint
 
 

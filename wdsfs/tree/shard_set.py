@@ -361,7 +361,7 @@ class ShardSet:
     def build(self, number: int) -> bytes:
         """Return the record of a shard now. Safe in a thread. Raises MissingShard, UnreadableShard."""
         shard = self.shards[number]
-        record = self.index.copied(shard.key, self.access.look(shard.path))
+        record = self.index.portables.copy(shard.key, self.access.look(shard.path))
         if record is not None:
             return record
         log.info("indexing %s", self.path_text(number))

@@ -149,8 +149,8 @@ class _Sizes:
     def __init__(self) -> None:
         self.count = self.bytes = self.largest = 0
         self.smallest = 1 << 63
-        self.kept: list[NDArray[Any]] = []
-        self.kept_count = 0
+        self.sampled: list[NDArray[Any]] = []
+        self.sampled_count = 0
         self.step = 1
 
     def add(self, sizes: NDArray[Any]) -> None:
@@ -159,15 +159,15 @@ class _Sizes:
         self.bytes += int(sizes.sum(dtype=np.uint64))
         self.smallest = min(self.smallest, int(sizes.min()))
         self.largest = max(self.largest, int(sizes.max()))
-        self.kept.append(sizes[first :: self.step].copy())
-        self.kept_count += len(self.kept[-1])
-        while self.kept_count > SAMPLED_SIZES:
-            self.kept = [np.concatenate(self.kept)[::2]]
-            self.kept_count = len(self.kept[0])
+        self.sampled.append(sizes[first :: self.step].copy())
+        self.sampled_count += len(self.sampled[-1])
+        while self.sampled_count > SAMPLED_SIZES:
+            self.sampled = [np.concatenate(self.sampled)[::2]]
+            self.sampled_count = len(self.sampled[0])
             self.step *= 2
 
     def report(self, extension: bytes) -> dict[str, Any]:
-        median, p90 = np.quantile(np.concatenate(self.kept), [0.5, 0.9], method="nearest")
+        median, p90 = np.quantile(np.concatenate(self.sampled), [0.5, 0.9], method="nearest")
         return {
             "extension": extension.decode("utf-8", "backslashreplace"),
             "count": self.count,
