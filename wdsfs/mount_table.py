@@ -19,9 +19,7 @@ _FSOPEN, _FSCONFIG, _FSMOUNT, _FSPICK, _MOVE_MOUNT = 430, 431, 432, 433, 429  # 
 _SET_FLAG, _SET_STRING, _CREATE, _RECONFIGURE = 0, 1, 6, 7
 _CLOEXEC, _FROM_EMPTY_PATH, _AT_FDCWD = 1, 4, -100
 _BENEATH = 0x200  # flag of move_mount
-_NOT_BENEATH = (
-    "it cannot take the place of the mount that is there (needs Linux 6.5 or later); unmount that, and mount again"
-)
+_NOT_BENEATH = "it cannot replace the present mount (needs Linux 6.5 or later); unmount that, and mount again"
 _DETACH = 2  # flag of umount2
 _NEW_MOUNTS = 0x20000  # flag of setns: a mount namespace
 _IN_DELETE_SELF = 0x400

@@ -212,10 +212,10 @@ def own_links(path: bytes, fd: int, also: int | None = None) -> None:
     trust = _trusting(also)
     if has_names and opened.st_uid in trust.owners and not holds(path, also):
         owner = user_name(opened.st_uid)
-        raise Untrusted(f"is a hard link of a file of {owner}, that not all may read, where others can write")
+        raise Untrusted(f"is a hard link of a file of {owner} that not all may read, and others can write there")
     links, status = _links_on(os.fsdecode(path))
     if not os.path.samestat(status, opened):  # while it was looked at
-        raise OSError(errno.ESTALE, "is another file now", path)
+        raise OSError(errno.ESTALE, "was replaced by another file", path)
     foreign = {link.st_uid for link in links if not trust.owns(link)} - {opened.st_uid}
     if foreign:
         who, owner = user_name(min(foreign)), user_name(opened.st_uid)

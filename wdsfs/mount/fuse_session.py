@@ -247,7 +247,7 @@ def _serve(
             supervisor = Supervisor(operations, board, served.tree, workers, mount.serving.spin / 1e6, follow)
             if any(map(is_remote, served.files)):
                 supervisor.fetcher = shard_paths.attach(supervisor.device, log_file)
-                served.tags.heed(supervisor.fetcher.alarm.words)
+                served.tags.count_too(supervisor.fetcher.alarm.words)
             supervisor.answer_init()
             if mount.merge and follow is not None and supervisor.epochs:
                 # Names of the top are the names of samples there: not to be asked for again every second.

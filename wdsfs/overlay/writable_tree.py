@@ -94,7 +94,7 @@ class WritableTree(OverlaidTree):
         if there is None:
             return None
         if not repeated:
-            raise errors.EntryExists(f"{text_of(name)!r} is there")
+            raise errors.EntryExists(f"{text_of(name)!r} exists already")
         return there if isinstance(there, Node) else self.status(there)
 
     def _make(self, what: str, parent: int, name: bytes, make: Callable[[UpperNode], UpperNode]) -> Node:
@@ -159,7 +159,7 @@ class WritableTree(OverlaidTree):
         if there is not None:
             if repeated and there.inode == inode:
                 return self.getattr(inode)
-            raise errors.EntryExists(f"{text_of(new_name)!r} is there")
+            raise errors.EntryExists(f"{text_of(new_name)!r} exists already")
         node = self.copies.anything(inode)
         if node.kind == DIRECTORY:
             raise errors.NotPermitted(f"inode {inode} is a directory")
@@ -318,7 +318,7 @@ class Renames:
         if source is None:
             raise errors.NoSuchEntry(f"no {text_of(name)!r} in the directory {parent}")
         if target is not None and flags == NOREPLACE:
-            raise errors.EntryExists(f"{text_of(new_name)!r} is there")
+            raise errors.EntryExists(f"{text_of(new_name)!r} exists already")
         if target is None and flags == EXCHANGE:
             raise errors.NoSuchEntry(f"no {text_of(new_name)!r} in the directory {new_parent}")
         if target is not None and source.inode == target.inode:

@@ -211,7 +211,8 @@ class ViewCommit:
         """Raise CommitError if the next name is taken: a glob over the new set would take that for a part."""
         if self.counts_on and os.path.lexists(name(count)):
             raise CommitError(
-                f"{os.fsdecode(name(count))} exists, and this set ends before it: it would be taken for a part"
+                f"{os.fsdecode(name(count))} exists, but this set has fewer shards: a glob over the set would "
+                "match the file, too; remove it, or choose another --output"
             )
 
     def _samples(self, number: int) -> Iterator[_Sample]:

@@ -47,7 +47,7 @@ class Generations:
         """A counter of changed shards that any process of the mount has met or has been notified of."""
         return self._words[self._shards] + self._words[self._shards + 1] + self._fetcher[0]
 
-    def heed(self, counter: memoryview[int]) -> None:
+    def count_too(self, counter: memoryview[int]) -> None:
         """Count the changes of remote shards, too, that the fetcher counts in this shared memory."""
         self._fetcher = counter
 
@@ -148,7 +148,7 @@ class Freshness:
             if state is not None and state.fingerprint != GONE:
                 # A refusal is logged already. A view that lacks a companion gives the same error for many shards.
                 if str(error) != self._said and not isinstance(error, RefusedShard):
-                    # Of a set that is followed it is about to be taken out, as somebody wanted.
+                    # A followed set is about to lose it, as its user wants.
                     is_wanted = self.tags.followed and isinstance(error, MissingShard)
                     level = logging.INFO if is_wanted else logging.ERROR
                     log.log(level, "%s; what was open from it gets ESTALE", error)
