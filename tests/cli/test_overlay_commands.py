@@ -140,7 +140,6 @@ def test_a_delta_counts_what_it_does_not_show(program: Program, here: Set) -> No
     ("options", "text"),
     [
         ([], b"--output"),
-        (["--link", "--copy", "-o", "%d"], b"exclude each other"),
         (["--in-place", "--changed-only"], b"exclude each other"),
         (["--in-place", "--link"], b"there is no --link"),
         (["--in-place", "--leave-out"], b"there is no --leave-out"),
@@ -385,7 +384,7 @@ def test_in_place_without_a_shard_that_may_be_missing(
 def test_there_is_nothing_to_abandon(program: Program, here: Set) -> None:  # noqa: F811
     done = program.run("commit", "--abandon", "--overlay", "o", SHARDS, code=7)
     assert b"was stopped half-way, so there is none to abandon" in done.stderr
-    for option in ("--in-place", "--sort", "--copy", "--dry-run"):
+    for option in ("--in-place", "--sort", "--link", "--dry-run"):
         done = program.run("commit", "--abandon", option, "--overlay", "o", SHARDS, code=2)
         assert b"it takes no option that says what to write" in done.stderr
 

@@ -275,7 +275,7 @@ def test_diff_and_commit_of_remote_shards(edited: Program, web: WebServer) -> No
         (("--in-place",), b"x-0.tar cannot be replaced where it is: name new shards with --output"),
         (
             ("--output", "new-%d.tar", "--link"),
-            b"x-0.tar: there are no hard links to a shard in a store; use --copy",
+            b"x-0.tar: a store has no hard links; leave out --link",
         ),
     ],
 )

@@ -130,7 +130,7 @@ def test_links(tmp_path: Path) -> None:
 
 def test_links_over_file_systems() -> None:
     with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory(dir="/dev/shm") as other:
-        with pytest.raises(CommitError, match="use --copy"):
+        with pytest.raises(CommitError, match="leave out --link"):
             Set(Path(home), FIRST).commit(link=True, output=f"{other}/%d.tar")
         assert os.listdir(other) == []
 

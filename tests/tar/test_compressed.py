@@ -856,7 +856,7 @@ def test_what_is_committed(program: Program) -> None:
         first = mounted.path / "a"
         (first / "d/007/cls").write_bytes(b"changed")
         shutil.rmtree(first / "d/008")
-    for way, told in (("--in-place", "commit with --output"), ("--link", "use --copy, which unpacks it")):
+    for way, told in (("--in-place", "commit with --output"), ("--link", "leave out --link")):
         output = [] if way == "--in-place" else ["--output", "out/%d.tar"]
         message = program.refused("commit", "--overlay", "o", way, *output, *shards, code=7)
         assert "is compressed" in message

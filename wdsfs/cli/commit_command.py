@@ -38,7 +38,6 @@ _NOT_FOR_VIEWS = {
     "in_place": "the shards stay as they are; name new ones with --output",
     "abandon": "there is nothing to end",
     "link": "all shards are written completely",
-    "copy": "all shards are written completely",
     "leave_out": "it is for files of an overlay",
     "with_leavings": "it is for files of an overlay",
     "ignore_times": "it is for files of an overlay",
@@ -51,7 +50,6 @@ class Packing(NamedTuple):
 
     options: CommitOptions
     abandon: bool
-    copy: bool
     exports: tuple[str, ...]
     space_check: bool
     dry_run: bool
@@ -62,25 +60,17 @@ class Packing(NamedTuple):
         from wdsfs.packing.overlay_source import CommitOptions
 
         chosen = dataclasses.replace(self.options, allow_missing=tolerance.allow_missing)
-        if self.abandon and (chosen != CommitOptions() or self.copy or self.exports or self.dry_run):
+        if self.abandon and (chosen != CommitOptions() or self.exports or self.dry_run):
             raise UsageError("--abandon only ends what was begun: it takes no option that says what to write")
-        if chosen.link and self.copy:
-            raise UsageError("--link and --copy exclude each other")
         return self._replace(options=chosen if self.abandon else chosen.check())
 
 
 def _packing(
-    abandon: bool,
-    copy: bool,
-    exports: tuple[str, ...],
-    space_check: bool,
-    dry_run: bool,
-    as_json: bool,
-    **given: Any,
+    abandon: bool, exports: tuple[str, ...], space_check: bool, dry_run: bool, as_json: bool, **given: Any
 ) -> Packing:
     from wdsfs.packing.overlay_source import CommitOptions
 
-    return Packing(CommitOptions(**given), abandon, copy, exports, space_check, dry_run, as_json)
+    return Packing(CommitOptions(**given), abandon, exports, space_check, dry_run, as_json)
 
 
 packing_options = options.handing_over(
@@ -117,8 +107,9 @@ packing_options = options.handing_over(
             "End a commit in place that was stopped half-way: shards that it has replaced stay replaced, other "
             "changes stay in the overlay.",
         ),
-        "link": options.flag("--link", "Hard-link shards without changes. (That changes their ctime.)"),
-        "copy": options.flag("--copy", "Copy shards without changes.  [default]"),
+        "link": options.flag(
+            "--link", "Hard-link shards without changes, not copy them. (That changes their ctime.)"
+        ),
         "sort": options.flag("--sort", "Sort the samples of each shard by key."),
         "leave_out": options.leave_out_option,
         "with_leavings": options.flag(

@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -18,7 +18,6 @@ from wdsfs.cli.process import ended_in_order
 from wdsfs.errors import UsageError, several
 
 if TYPE_CHECKING:
-    from wdsfs.mount.live_mount import LiveMount
     from wdsfs.tree.options import Composition, Opening, Selection
 
 log = logging.getLogger("wdsfs")
@@ -85,11 +84,12 @@ def view(
         from wdsfs.extras import install_command
 
         raise UsageError(f"the page needs {several(missing)}; type: {install_command('view')}")
+    from wdsfs.mount import search
     from wdsfs.pages.opening import opened_mount, opened_shards
     from wdsfs.pages.server import listen, serve
     from wdsfs.pages.site import Site
 
-    mount = _mount_of(sources)
+    mount = search.viewed(sources)
     if mount is None:
         opened = opened_shards(sources, selection, composition, opening)
     elif selection.arguments or not composition.is_plain:
@@ -105,27 +105,6 @@ def view(
         title = several([os.path.basename(source.rstrip("/")) or source for source in sources])
         with contextlib.closing(Site(subject, title)) as site:
             serve(site, listening, launch)
-
-
-def _mount_of(sources: Sequence[str]) -> LiveMount | None:
-    """Return the mount that is named; None for SHARDS. Raises MountError for a path in a mount."""
-    from wdsfs.mount import search
-
-    if len(sources) != 1 or not os.path.isdir(sources[0]):
-        return None
-    mount = search.find(sources[0])
-    if mount is None and search.above(sources[0]) is not None:
-        return search.named(sources[0])  # which says so
-    if mount is None and _is_empty(sources[0]):
-        raise UsageError(f"{sources[0]}: is an empty directory, and nothing is mounted there")
-    return mount
-
-
-def _is_empty(directory: str) -> bool:
-    try:
-        return not os.listdir(directory)
-    except OSError:
-        return False
 
 
 @contextlib.contextmanager

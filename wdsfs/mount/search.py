@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from wdsfs import mount_table
@@ -87,6 +88,25 @@ def named(path: str, otherwise: str = "see: wdsfs status") -> LiveMount:
     if mounted is not None:
         raise MountError(f"{mountpoint}: that is a mount of type {mounted.fstype}, not one of wdsfs")
     raise MountError(f"{mountpoint}: no mount of wdsfs is there; {otherwise}")
+
+
+def viewed(sources: Sequence[str]) -> LiveMount | None:
+    """Return the mount that is named; None for SHARDS. Raises MountError for a path in a mount."""
+    if len(sources) != 1 or not os.path.isdir(sources[0]):
+        return None
+    mount = find(sources[0])
+    if mount is None and above(sources[0]) is not None:
+        return named(sources[0])  # which says so
+    if mount is None and _is_empty(sources[0]):
+        raise UsageError(f"{sources[0]}: is an empty directory, and nothing is mounted there")
+    return mount
+
+
+def _is_empty(directory: str) -> bool:
+    try:
+        return not os.listdir(directory)
+    except OSError:
+        return False
 
 
 def around(path: str) -> LiveMount | None:

@@ -223,10 +223,10 @@ class Planner:
         path = self.lower.shards[number].path
         self.plan.sources[number] = plan.SourceShard(path, summary.fingerprint)
         if self.options.link and is_remote(path):
-            raise CommitError(f"{os.fsdecode(path)}: there are no hard links to a shard in a store; use --copy")
+            raise CommitError(f"{os.fsdecode(path)}: a store has no hard links; leave out --link")
         size = unpacked_size(path)
         if size is not None and self.options.link:
-            text = "is compressed: a hard link would not be the plain tar that its name promises; use --copy"
+            text = "is compressed: a hard link would not be the plain tar that its name promises; leave out --link"
             raise CommitError(f"{os.fsdecode(path)} {text}, which unpacks it")
         pieces: list[plan.Piece] = [plan.CopiedRange(number, 0, summary.size if size is None else size)]
         return plan.Step(

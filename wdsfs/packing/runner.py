@@ -206,7 +206,7 @@ class Runner:
         try:
             self.disk.link(os.path.realpath(source.path), target)
         except OSError as error:
-            text = f"{os.fsdecode(target)}: cannot be a hard link of the shard ({error.strerror}); use --copy"
+            text = f"{os.fsdecode(target)}: is no hard link of the shard ({error.strerror}); leave out --link"
             raise CommitError(text) from None
         self.disk.sync_directory(os.path.dirname(target))
 
