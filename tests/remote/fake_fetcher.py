@@ -70,6 +70,9 @@ class FakeStores:
     async def list(self, prefix: Url) -> list[tuple[Url, Pin]]:
         return [(prefix._replace(key=f"{prefix.key}/{number}"), PIN) for number in range(3)]
 
+    def latency(self, url: Url) -> float:
+        return 0.0
+
     async def describe(self, url: Url) -> dict[str, Any]:
         return {"reachable": True}
 

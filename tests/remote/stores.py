@@ -73,6 +73,9 @@ class MemoryStore:
                 raise self.error
             yield self.objects[url][at : at + 100_000]
 
+    def latency(self, url: Url) -> float:
+        return 0.0
+
     def let(self, count: int | None = None) -> None:
         """Answer the requests that wait, or the first of them."""
         for _, gate in self.waiting[:count]:

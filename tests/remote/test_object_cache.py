@@ -332,7 +332,7 @@ def test_use_is_noted_by_rounds(tmp_path: Path) -> None:
     assert idle() == cached_object.NEVER
 
 
-@pytest.mark.parametrize("way", ["read", "fill", "put"])
+@pytest.mark.parametrize("way", ["read", "view", "put"])
 def test_what_is_read_for_long_stays_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """It is open all the time, and nobody fetches anything of it."""
     cache, names = ObjectCache(tmp_path, limit_for(2)), urls(2)
@@ -345,7 +345,7 @@ def test_what_is_read_for_long_stays_in_use(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(cached_object, "monotonic", lambda: time.monotonic() + HOUR)
         {
             "read": lambda: one.read(100, 0),
-            "fill": lambda: one.fill(bytearray(100), 0),
+            "view": lambda: one.view(100, 0),
             "put": lambda: one.put(0, bytes(BLOCK)),
         }[way]()
         assert fetch(cache, names[1]) == "hit"

@@ -44,13 +44,16 @@ class Client:
             self.demand.prefetch(self.item, *ahead)
 
 
-def fetched_for(streams: Iterable[Iterable[int]], size: int = SIZE) -> tuple[MemoryStore, int]:
+def fetched_for(
+    streams: Iterable[Iterable[int]], size: int = SIZE, opening: int = WINDOW_MIN
+) -> tuple[MemoryStore, int]:
     """Read samples, one of each stream in turn; returns the store, and how many reads found nothing there."""
     store = MemoryStore()
 
     async def main() -> None:
         url, pin = store.put(bytes(size))
         item = RemoteObject(url, pin, memory_cache(size))
+        item.passes.opening = opening
         demand = demand_of(store, 256 * MIB)
         waiting = [(Client(demand, item), iter(stream)) for stream in streams]
         while waiting:
@@ -91,6 +94,37 @@ def test_a_pass_that_ends_early_has_fetched_little_in_vain() -> None:
         assert store.fetched <= max(9.5 * read * SAMPLE, MIB + read * SAMPLE)
 
 
+def test_the_first_window_is_as_wide_as_latency_asks() -> None:
+    """The first read after the head of an object may be chance; the next one is not."""
+    passes = Passes(SIZE)
+    passes.opening = 20 * MIB
+    assert passes.seen(0, SAMPLE, SAMPLE) is None
+    assert passes.seen(SAMPLE, 2 * SAMPLE, SAMPLE) == (2 * SAMPLE, 2 * SAMPLE + WINDOW_MIN)
+    assert passes.seen(2 * SAMPLE, 3 * SAMPLE, SAMPLE) == (2 * SAMPLE + WINDOW_MIN, 3 * SAMPLE + 20 * MIB)
+
+
+def test_the_first_window_is_within_the_memory_for_fetching() -> None:
+    passes = Passes(SIZE, 8 * MIB)
+    passes.opening = 20 * MIB
+    ahead = [passes.seen(at, at + SAMPLE, SAMPLE) for at in range(0, 3 * SAMPLE, SAMPLE)]
+    assert ahead[-1] == (2 * SAMPLE + WINDOW_MIN, 3 * SAMPLE + 8 * MIB)
+
+
+@pytest.mark.parametrize("members", [COUNT, 13_000])
+def test_random_readers_of_a_distant_store_fetch_next_to_nothing_in_vain(members: int) -> None:
+    size, vain, reads = SIZE // members, 0, 5000
+    for seed in range(10):
+        shards = [Passes(SIZE) for _ in range(8)]
+        for shard in shards:
+            shard.opening = 20 * MIB
+        choose = random.Random(seed)
+        for _ in range(reads):
+            begin = choose.randrange(members) * size
+            ahead = choose.choice(shards).seen(begin, begin + size - 512, size - 512)
+            vain += 0 if ahead is None else ahead[1] - ahead[0]
+    assert vain <= 0.02 * 10 * reads * size
+
+
 @pytest.mark.parametrize("block", [1, 4, 16, 64])
 def test_four_workers_that_share_a_pass_in_blocks(block: int) -> None:
     store, requests = fetched_for(blocks_of(worker, 4, block) for worker in range(4))
@@ -121,7 +155,7 @@ def test_every_tenth_sample_is_fetched_alone() -> None:
 @pytest.mark.parametrize("readers", [1, 8])
 def test_random_reads_fetch_nothing_but_their_samples(seed: int, readers: int) -> None:
     numbers = random.Random(seed).sample(range(COUNT), 200)
-    store, requests = fetched_for(numbers[start::readers] for start in range(readers))
+    store, requests = fetched_for((numbers[start::readers] for start in range(readers)), opening=20 * MIB)
     # Blocks that two neighbours share are fetched with the first of them.
     assert store.fetched <= 200 * (SAMPLE + 8192)
     assert max(end - begin for begin, end in store.requests) <= SAMPLE + 8192

@@ -226,3 +226,11 @@ def test_a_blocking_call_that_ends_when_it_is_cancelled_is_cancelled() -> None:
 
     for _ in range(300):
         asyncio.run(cancel_at_the_end())
+
+
+def test_the_latency_of_a_store_is_that_of_its_quick_answers() -> None:
+    limit = Limit(4, JumpingClock())
+    assert limit.latency == 0
+    for seconds in (0.02, 0.5, 0.021, 0.5):
+        limit.answered(seconds)
+    assert 0.02 <= limit.latency < 0.06

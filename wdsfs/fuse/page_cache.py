@@ -159,9 +159,10 @@ class PageCache:
 
         None if the shard is remote and these bytes have not arrived yet.
         """
-        data, source = self._buffer[: end - begin], file.source
+        source = file.source
         if file.remote is not None:
-            return data if file.remote.read_cached(data, begin) else None
+            return file.remote.read_cached(end - begin, begin)
+        data = self._buffer[: end - begin]
         assert isinstance(source, int)  # see `members`
         file.look_ahead(begin, end)
         try:

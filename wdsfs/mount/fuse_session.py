@@ -37,7 +37,6 @@ from wdsfs.index.store import Index, open_index
 from wdsfs.mount import daemon
 from wdsfs.mount.control_socket import ControlSocket
 from wdsfs.mount.daemon import log_path, open_log
-from wdsfs.mount.doctor import preventing
 from wdsfs.mount.followed_set import Growth
 from wdsfs.mount.hidden_directory import HiddenDirectory, HiddenDirectoryOperations, TextRing
 from wdsfs.mount.hints import hints
@@ -280,6 +279,8 @@ def _mount(mount: MountOptions, parsed: FuseOptions) -> None:
         with _released_last() if "auto_unmount" in options else contextlib.nullcontext():
             pyfuse3.init(pyfuse3.Operations(), mount.mountpoint, options)
     except (RuntimeError, UnicodeEncodeError) as error:
+        from wdsfs.mount.doctor import preventing  # here: it would take a tenth of the start of each mount
+
         nothing = f"libfuse's own message is above; `wdsfs doctor {shlex.quote(mount.mountpoint)}` finds no cause"
         findings = preventing(mount.mountpoint, parsed.fuse)
         why = "; ".join(f"{finding.name}: {finding.detail} -> {finding.remedy}" for finding in findings) or nothing

@@ -143,6 +143,12 @@ class BlockTable:
         here = self._presence(0, self.blocks)
         return here.count(_HERE) + here.count(_GROUPED)
 
+    def is_full(self) -> bool:
+        """Return True if all blocks are here. Raises OSError."""
+        here = self._presence(0, self.blocks)
+        # While an object is filled this is asked for often, and the first look ends at the first missing block.
+        return b"\0" not in here and here.count(_HERE) + here.count(_GROUPED) == self.blocks
+
     def comparable(self, first: int, last: int) -> tuple[int, int] | None:
         """Return the blocks that have to be read to compare these, whole groups; None if not all are here.
 
@@ -295,7 +301,7 @@ class CachedObject:
     @property
     def complete(self) -> bool:
         try:
-            return self._table.count() == self._table.blocks
+            return self._table.is_full()
         except OSError:
             return False
 
@@ -322,32 +328,29 @@ class CachedObject:
         checked = self._read_checked(size, offset)
         return None if checked is None else bytes(checked)
 
-    def fill(self, buffer: bytearray | memoryview, offset: int, flags: int = 0) -> bool:
-        """Fill a buffer from a range; False if not all of it is here, or it goes beyond the end of the object.
+    def view(self, size: int, offset: int, flags: int = 0) -> memoryview | None:
+        """Return the bytes of a range, valid until the next call of this thread: no memory is allocated for them.
 
-        `flags` are those of preadv(2): with RWF_NOWAIT also False if the disk had to be waited for.
+        None if not all of it is here, or it goes beyond the end of the object. `flags` are those of preadv(2):
+        with RWF_NOWAIT also None if the disk had to be waited for.
         """
         flags &= self._flags
-        size = len(buffer)
         end = offset + size
         if not offset < end <= self.size:
-            return end == offset
+            return memoryview(b"") if end == offset else None
         as_of = self._as_of
         if self._find(_UNCHECKED, offset >> _SHIFT, (end - 1 >> _SHIFT) + 1) < 0:
             try:
-                is_filled = preadv(self.fd, (buffer,), offset, flags) == size
+                data = _scratch.of(size)
+                is_filled = preadv(self.fd, (data,), offset, flags) == size
                 if fstat(self.fd).st_ctime_ns == as_of:
                     if monotonic() > self._due:
                         self.use()
-                    return is_filled
+                    return data if is_filled else None
             except OSError as error:
                 self._lost(offset, end, error)
-                return False
-        data = self._read_checked(size, offset, flags)
-        if data is None:
-            return False
-        buffer[:] = data
-        return True
+                return None
+        return self._read_checked(size, offset, flags)
 
     def _read_checked(self, size: int, offset: int, flags: int = 0) -> memoryview | None:
         """Return bytes after comparing them with their checksums."""
@@ -541,7 +544,7 @@ class CachedObject:
         cache_directory.lock_range(self._table.fd, fcntl.F_UNLCK, begin, end - begin)
 
     def use(self) -> None:
-        """Note that the object is used now, at most once a minute; `read`, `fill` and `put` do so themselves."""
+        """Note that the object is used now, at most once a minute; `read`, `view` and `put` do so themselves."""
         if monotonic() > self._due:
             self._due = monotonic() + USE_SECONDS
             self._table.note_use()
@@ -561,7 +564,7 @@ def is_certified(data: str, fd: int) -> bool:
     table_fd = os.open(f"{data.removesuffix(DATA)}{TABLE}", READING)
     try:
         table = BlockTable.load(table_fd)
-        if table is None or table.count() < table.blocks:
+        if table is None or not table.is_full():
             return False
         return table.is_whole(os.fstat(fd).st_ctime_ns)
     finally:

@@ -348,13 +348,15 @@ class RemoteTar:
             self._note(begin, end)
         return data
 
-    def read_cached(self, buffer: memoryview, offset: int) -> bool:
-        """Fill a buffer from the cache; False if bytes are missing, or the read would have to wait for a disk."""
-        if self._cached is None or not self._cached.fill(buffer, offset, os.RWF_NOWAIT):
-            return False
-        if not self._complete:
-            self._note(offset, offset + len(buffer))
-        return True
+    def read_cached(self, size: int, offset: int) -> memoryview | None:
+        """Return bytes from the cache, valid until the next call of this thread.
+
+        None if some are missing, or the read would have to wait for a disk.
+        """
+        data = None if self._cached is None else self._cached.view(size, offset, os.RWF_NOWAIT)
+        if data is not None and not self._complete:
+            self._note(offset, offset + size)
+        return data
 
     def is_cached(self, begin: int, end: int) -> bool:
         """Return True if a range is in the cache, from where `pread` brings it without the network."""

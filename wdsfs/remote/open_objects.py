@@ -19,7 +19,7 @@ from wdsfs.log_lines import LoggedMessages
 from wdsfs.remote.demand import PART, Demand, no_room
 from wdsfs.remote.launcher import Alarm
 from wdsfs.remote.parts import RemoteObject, Span, split
-from wdsfs.remote.passes import WINDOW_MAX
+from wdsfs.remote.passes import WINDOW_MAX, WINDOW_MIN
 from wdsfs.remote.retries import Counters
 from wdsfs.remote.urls import Pin, Url
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FETCHES = 16  # requests at a time for a whole object
+RATE = 1e9  # bytes a second, as much as a reader takes: with the latency of a store the first window of a pass
 BEAT = 0.5  # seconds between signs of life for a client that waits for an upload, or for a whole object
 
 
@@ -172,6 +173,7 @@ class OpenObjects:
 
     def _keep_to(self, item: RemoteObject) -> None:
         """Note that this object is read: a pass that could continue in another object does not."""
+        item.passes.opening = max(int(RATE * self.stores.latency(item.url)), WINDOW_MIN)
         if self._going_on and item is not self._going_on[0]:
             self._is_usual = item is self._going_on[1]
             if not self._is_usual:

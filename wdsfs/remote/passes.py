@@ -5,10 +5,10 @@ continues it; several such reads are a pass. The processes of a data loader are 
 10 before 2. So several passes are followed at a time, and a recognized pass includes the reads of others inside
 its window. For a reader that skips most bytes, or reads at random, nothing is fetched ahead.
 
-The window grows with the pass: it is FACTOR times the bytes that the pass has read. So a pass that ends early has
-fetched few bytes that nobody reads. At the end of an object the window also covers the first `NEXT` bytes of the
-next object of the set. If the latest pass did not continue there, it covers the smallest window only, because
-shards may be read in any order.
+The first window is `opening` bytes, what a store sends before its next answer comes; a pass that has hardly begun
+gets less. It grows with the pass, to FACTOR times the bytes that were read. At the end of an object it also covers
+the first `NEXT` bytes of the next object of the set. If the latest pass did not continue there, it covers the
+smallest window only, because shards may be read in any order.
 Pure: no I/O, no clock.
 """
 
@@ -22,6 +22,7 @@ NEXT = 32 << 20  # bytes of the next object that are fetched before the first re
 GAP = 64 << 10  # bytes that a read may leave out to continue a pass, or as many as it reads
 HEAD = 64 << 10  # a read that begins before it begins at the head of the object
 ADVANCES, ADVANCES_AT_HEAD = 3, 1  # reads that continue another one until it is a pass
+ADVANCES_SURE = 2  # and until its window is wide
 GAPS = 2  # how many bytes may be skipped for each byte that is read
 LEAST = 4096  # the fewest bytes that a read counts for: small members lie between large headers
 BACK = 16 << 20  # how far before the front of a pass a read may lie and still belong to it
@@ -61,6 +62,7 @@ class Passes:
     """The passes over one object of `size` bytes; none fetches more than `window` bytes ahead."""
 
     def __init__(self, size: int, window: int = WINDOW_MAX) -> None:
+        self.opening = WINDOW_MIN  # bytes of the first window of a pass
         self._size, self._window = size, window
         self._passes: OrderedDict[int, _Pass] = OrderedDict()  # the one that was read from last at the end
         self._made = 0
@@ -131,11 +133,18 @@ class Passes:
     def _extend(self, pass_: _Pass) -> tuple[int, int] | None:
         if pass_.used * GAPS < pass_.front - pass_.start:
             return None
-        window = self._window if pass_.announced else min(max(FACTOR * pass_.passed, WINDOW_MIN), self._window)
         begin = max(pass_.ahead, pass_.front)
+        window = self._window_of(pass_)
         end = min(pass_.front + window, self._size)
         # In large steps, but for the last one.
         if begin >= end or (end - begin < window // 2 and end < self._size):
             return None
         pass_.ahead = end
         return begin, end
+
+    def _window_of(self, pass_: _Pass) -> int:
+        """Return the bytes that are fetched ahead of a recognized pass."""
+        if pass_.announced:
+            return self._window
+        is_sure = pass_.before or pass_.advances >= ADVANCES_SURE
+        return min(max(FACTOR * pass_.passed, self.opening) if is_sure else WINDOW_MIN, self._window)

@@ -109,6 +109,7 @@ class Limit:
         self.allowed = float(most)
         self.under_way = 0
         self.is_quick = False  # its last long answer was
+        self.latency = 0.0  # seconds to the first byte of an answer: a low one of the last answers
         self._most = most
         self._clock = clock
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -173,6 +174,10 @@ class Limit:
     def succeeded(self) -> None:
         self._succeeded = self._clock.now()
         self.allowed = min(float(self._most), self.allowed + 1 / self.allowed)
+
+    def answered(self, seconds: float) -> None:
+        """Note the time to the first byte of an answer. Long ones count little: this process was busy."""
+        self.latency = min(seconds, self.latency + (seconds - self.latency) / 16) if self.latency else seconds
 
     def throttled(self, wait: float | None) -> None:
         """Count a complaint of the store; those within a second count as one, as answers to earlier requests."""

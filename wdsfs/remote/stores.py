@@ -199,6 +199,10 @@ class Stores:
             transfer = Transfer(url, pin, begin, end, take)
             await self._again(url, lambda: self._rest_of(transfer))
 
+    def latency(self, url: Url) -> float:
+        """Return the seconds in which a store begins to answer, 0 before its first answer."""
+        return self._route(url).limit.latency
+
     async def get(self, url: Url, pin: Pin, begin: int, end: int) -> bytes:
         """Return the same bytes. Raises ShardError."""
         pieces: list[Buffer] = []
@@ -226,11 +230,13 @@ class Stores:
 
     async def _by_obstore(self, transfer: Transfer) -> None:
         url, size = transfer.url, transfer.end - transfer.at
+        limit, since = self._route(url).limit, self._clock.now()
         answer = await self._opened(url, transfer.pin, {"range": (transfer.at, transfer.end)})
+        limit.answered(self._clock.now() - since)
         if size <= STREAMED:
             transfer.add(await self._answer_of(url, answer.bytes_async(), size))
             return
-        limit, since, is_quick = self._route(url).limit, self._clock.now(), False
+        since, is_quick = self._clock.now(), False
         try:
             if limit.is_quick:
                 transfer.add(await self._answer_of(url, answer.bytes_async(), size))
@@ -241,9 +247,7 @@ class Stores:
                     transfer.add(piece)
             is_quick = size > QUICK * (self._clock.now() - since)
         finally:
-            limit.is_quick = (
-                is_quick  # after a break, take pieces, so that only the rest has to be requested again
-            )
+            limit.is_quick = is_quick  # after a break in pieces: only the rest has to be requested again
 
     async def get_all(self, url: Url, pin: Pin) -> AsyncIterator[memoryview]:
         """Yield the pinned object from its first byte on, for servers that ignore Range. Raises ShardError.

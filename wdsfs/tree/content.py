@@ -131,10 +131,10 @@ def read_cached(content: Content, offset: int, length: int) -> memoryview | None
     file = content.file
     if content.extents is not None or not 0 < length <= READ_MAX:
         return None if content.held is None else _held_cached(content, offset, length)
-    fd, data, begin = file.source, _scratch[:length], content.data + offset
+    fd, begin = file.source, content.data + offset
     if not isinstance(fd, int):
-        remote = file.remote
-        return data if remote is not None and remote.read_cached(data, begin) else None
+        return None if file.remote is None else file.remote.read_cached(length, begin)
+    data = _scratch[:length]
     file.look_ahead(begin, begin + length)
     try:
         got = os.preadv(fd, (data,), begin, os.RWF_NOWAIT)
