@@ -152,8 +152,15 @@ def test_a_file_of_a_shard_that_has_changed_raises(tree: wdsfs.Tree, tmp_path: P
     (tmp_path / "new").rename(tmp_path / "t-1.tar")
     with pytest.raises(wdsfs.StaleShard):
         file.read(3)
-    tree._set.lower.distrust()
     assert tree.listdir("t-1/d0") == ["k8-0", "k8-2"]
+
+
+def test_what_is_opened_after_a_change_is_new(tree: wdsfs.Tree, tmp_path: Path) -> None:
+    path = "t-1/d0/k1-0/jpg"
+    assert tree.read(path) == columns(1, 0)["jpg"]
+    (tmp_path / "new").write_bytes(tars.tar(tars.member(b"d0/k1-0.jpg", b"new")))
+    (tmp_path / "new").rename(tmp_path / "t-1.tar")
+    assert tree.read(path) == b"new"
 
 
 def test_symbolic_links_are_followed_inside_the_set(tmp_path: Path) -> None:

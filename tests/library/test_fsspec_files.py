@@ -134,7 +134,7 @@ def test_a_file_system_of_shards(shards: str) -> None:
     assert fsspec.filesystem("wdsfs", shards=shards, columns=["jpg", "cls"]).cat(path) == data
 
 
-def test_errors_are_those_of_the_operating_system(shards: str) -> None:
+def test_errors_are_those_of_the_operating_system(shards: str, tmp_path: Path) -> None:
     fs = fsspec.filesystem("wdsfs", shards=shards)
     assert not fs.exists("t-0/none")
     for ask in (fs.info, fs.ls, fs.cat, fs.open):
@@ -146,8 +146,20 @@ def test_errors_are_those_of_the_operating_system(shards: str) -> None:
         fs.info("t-0/d0/k0-0/cls/x")
     with pytest.raises(OSError, match="no such shard: 'none"):
         fsspec.filesystem("wdsfs", shards="none.tar")
-    with pytest.raises(UsageError, match="no shards are named"):
-        fsspec.filesystem("wdsfs")
+    for options, text in (
+        ({}, "no shards are named"),
+        ({"shards": shards, "layout": "no"}, "^layout='no': is one of samples, files, classes$"),
+        ({"shards": shards, "keys": "none"}, "^--keys none: there is no such file$"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            fsspec.filesystem("wdsfs", **options)
+    (tmp_path / "empty").touch()
+    with pytest.raises(OSError, match="empty: lists no key$") as caught:
+        fsspec.filesystem("wdsfs", shards=shards, keys="empty")
+    assert caught.value.filename is None
+    with pytest.raises(TypeError, match="there is no option 'key'"):
+        fsspec.filesystem("wdsfs", shards=shards, key="k.txt")
+    assert fsspec.filesystem("wdsfs", shards=shards, use_listings_cache=False, skip_instance_cache=True).ls("")
 
 
 @pytest.mark.parametrize("name", ["mkdir", "makedirs", "rmdir", "rm", "rm_file", "touch"])

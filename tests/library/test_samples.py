@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import wdsfs
@@ -51,6 +52,15 @@ def test_numbers_slices_and_lists(samples: wdsfs.Samples) -> None:
 def test_a_number_that_is_not_there(samples: wdsfs.Samples, number: Any) -> None:
     with pytest.raises(IndexError, match="the set has 12"):
         samples[number]
+
+
+def test_numbers_of_numpy_are_numbers_and_booleans_are_none(samples: wdsfs.Samples) -> None:
+    assert samples[np.uint8(3)] == EXPECTED[3] == samples[np.int64(-9)]
+    assert samples[np.array([3, -1])] == [EXPECTED[3], EXPECTED[-1]] == samples[range(3, 12, 8)]
+    wrong: Any
+    for wrong in (True, [True, False], [np.True_], np.array([False] * 12)):
+        with pytest.raises(TypeError, match="samples have numbers"):
+            samples[wrong]
 
 
 def test_keys(samples: wdsfs.Samples) -> None:
@@ -114,6 +124,8 @@ def test_options_have_the_words_and_errors_of_the_mount(shards: str, tmp_path: P
     for wrong, text in (
         ({"jobs": 0}, "at least one process"),
         ({"keys": ""}, "name the file"),
+        ({"keys": "."}, "is a directory"),
+        ({"keys": "/dev/null"}, "is no file that can be read again"),
         ({"columns": "\ud800"}, "UTF-8"),
     ):
         with pytest.raises(wdsfs.UsageError, match=text):
@@ -406,6 +418,7 @@ def test_what_is_closed_answers_nothing(shards: str) -> None:
         lambda: samples[0],
         lambda: samples.by_key("k"),
         lambda: [*samples],
+        lambda: [*samples.keys()],
         lambda: next(begun),
         lambda: pickle.dumps(samples),
     ):

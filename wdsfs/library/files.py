@@ -10,7 +10,7 @@ import stat as modes
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple, ParamSpec, TypeVar, Unpack
 
-from wdsfs.errors import IsADirectory, NoSuchEntry, NotADirectory, UsageError
+from wdsfs.errors import IsADirectory, NoSuchEntry, NotADirectory, StaleShard, UsageError
 from wdsfs.library.opened_set import Closed, OfSet, OpenedSet, SetOptions, Shards, check_choice
 from wdsfs.tree import content as content_module
 from wdsfs.tree.numbered_tree import check_name, make_numbered
@@ -152,8 +152,15 @@ class Tree(OfSet):
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return the content of a file, or `length` bytes from byte `offset` on. Raises EntryError, ShardError."""
-        with MemberFile(self, self._node(path), path) as file:
-            return file.pread(file.size if length is None else length, offset)
+
+        def content() -> bytes:
+            with MemberFile(self, self._node(path), path) as file:
+                return file.pread(file.size if length is None else length, offset)
+
+        try:
+            return content()
+        except StaleShard:  # a moment ago another shard was there
+            return content()
 
     # --- questions to the tree, which is for one thread at a time
 
@@ -236,6 +243,10 @@ class MemberFile(io.RawIOBase):
             content.file.hold()
         try:
             return content_module.read(content, offset, length) if length else b""
+        except StaleShard:
+            with set_.lock:
+                set_.lower.distrust()  # so that who opens it again gets the new content at once
+            raise
         finally:
             with set_.lock:
                 content.file.let_go()

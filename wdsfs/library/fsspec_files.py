@@ -13,20 +13,28 @@ from typing import Any, NoReturn
 from fsspec.spec import AbstractFileSystem
 
 from wdsfs.errors import UsageError, WdsfsError
-from wdsfs.library.files import FilesOptions, Tree
+from wdsfs.library.files import Tree
 from wdsfs.library.opened_set import Shards
 
 _SCHEMES = {"gcs": "gs", "abfs": "az", "local": "file"}  # of fsspec, where ours has another name
 
-SHARDS = ("shards", "fo", "target_protocol", "target_options")  # options that name them
-OWN = {"layout", *FilesOptions.__annotations__}  # options of the tree
+# Options of every file system of fsspec; all others are those of the tree.
+_OF_ALL = {
+    *("use_listings_cache", "listings_expiry_time", "max_paths"),
+    *("skip_instance_cache", "asynchronous", "loop", "batch_size"),
+}
 
 
 @contextlib.contextmanager
-def _os_errors(path: str) -> Iterator[None]:
-    """Turn errors of wdsfs into those of the operating system, which tools expect of a file system."""
+def _os_errors(path: str | None) -> Iterator[None]:
+    """Turn errors of wdsfs into those of the operating system, which tools expect of a file system.
+
+    Those about options stay UsageErrors. None: more than one file may be at fault, and the message says which.
+    """
     try:
         yield
+    except UsageError:
+        raise
     except WdsfsError as error:
         raise OSError(error.errno, str(error), path) from error
 
@@ -51,11 +59,12 @@ class WdsfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         target_options: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(**{name: value for name, value in options.items() if name not in OWN})
+        of_all = {name: options.pop(name) for name in options.keys() & _OF_ALL}
+        super().__init__(**of_all)
         if shards is None:
             shards = _spec_of(fo, target_protocol, target_options)
-        with _os_errors(str(shards)):
-            self._tree = Tree(shards, layout, **{name: options[name] for name in options.keys() & OWN})
+        with _os_errors(None):
+            self._tree = Tree(shards, layout, **options)
 
     # --- names
 
@@ -115,7 +124,7 @@ class WdsfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     def __reduce__(self) -> tuple[Any, ...]:
         _, (shards, arguments) = self._tree.__reduce__()
-        base = {name: value for name, value in self.storage_options.items() if name not in {*OWN, *SHARDS}}
+        base = {name: value for name, value in self.storage_options.items() if name in _OF_ALL}
         return _sent, (shards, base | arguments)
 
     def close(self) -> None:

@@ -95,8 +95,6 @@ class OpenedSet:
         for name in ("columns", "field", "join", "associate"):
             typed[name] = texts(typed[name])
         typed["keys"] = None if typed["keys"] is None else os.fspath(typed["keys"])
-        if typed["keys"] == "":
-            raise UsageError("keys='': name the file with the list")
         digits = typed["class_digits"]
         if digits is not None and not 0 <= digits <= DIGITS_MAX:
             raise UsageError(f"class_digits={digits}: is a number from 0 to {DIGITS_MAX}")
@@ -156,8 +154,8 @@ def _anchored(options: dict[str, Any]) -> dict[str, Any]:
 
 def texts(values: Shards) -> list[str]:
     """Return the texts of one value, or of several."""
-    some = [values] if isinstance(values, str | os.PathLike) else values
-    return [os.fspath(value) for value in some]
+    some = [values] if isinstance(values, str | bytes | os.PathLike) else values
+    return [os.fsdecode(value) for value in some]
 
 
 def _selection_of(options: dict[str, Any]) -> Any:

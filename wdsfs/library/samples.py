@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeAlias, Unpack, overload
+from typing import Any, SupportsIndex, TypeAlias, Unpack, overload
+
+import numpy as np
 
 from wdsfs.errors import NoSuchEntry, StaleShard, UsageError
 from wdsfs.library.opened_set import Closed, OfSet, OpenedSet, SetOptions, Shards, texts
@@ -41,10 +43,10 @@ class Samples(OfSet, Sequence[Sample]):
         return self._count
 
     @overload
-    def __getitem__(self, number: int) -> Sample: ...
+    def __getitem__(self, number: SupportsIndex) -> Sample: ...
     @overload
-    def __getitem__(self, number: slice | Iterable[int]) -> list[Sample]: ...
-    def __getitem__(self, number: int | slice | Iterable[int]) -> Sample | list[Sample]:
+    def __getitem__(self, number: slice | Iterable[SupportsIndex]) -> list[Sample]: ...
+    def __getitem__(self, number: SupportsIndex | slice | Iterable[SupportsIndex]) -> Sample | list[Sample]:
         """Return a sample, or a list of those of a slice or of many numbers.
 
         Raises IndexError, StaleShard for a shard that has changed since the set was opened, other ShardErrors.
@@ -54,17 +56,20 @@ class Samples(OfSet, Sequence[Sample]):
         if isinstance(number, slice):
             return self._reader.samples(range(self._count)[number])
         try:
-            at = operator.index(number)  # type: ignore[arg-type]
+            operator.index(number)  # type: ignore[arg-type]
         except TypeError:
             return self.__getitems__(number)  # type: ignore[arg-type]
-        return self._reader.sample(self._checked(at))
+        return self._reader.sample(self._checked(number))  # type: ignore[arg-type]
 
-    def __getitems__(self, numbers: Iterable[int]) -> list[Sample]:
+    def __getitems__(self, numbers: Iterable[SupportsIndex]) -> list[Sample]:
         """Return many samples, in the order of the numbers. They are read in the order of the shards."""
-        return self._reader.samples([self._checked(operator.index(number)) for number in numbers])
+        return self._reader.samples([self._checked(number) for number in numbers])
 
-    def _checked(self, number: int) -> int:
-        """Return the number of a sample, which may be counted from the end. Raises IndexError."""
+    def _checked(self, number: SupportsIndex) -> int:
+        """Return the number of a sample, which may be counted from the end. Raises IndexError, TypeError."""
+        if isinstance(number, bool | np.bool_):
+            raise TypeError("samples have numbers: of a list of booleans take those that are true")
+        number = operator.index(number)
         if not -self._count <= number < self._count:
             raise IndexError(f"there is no sample {number:,}; the set has {self._count:,}")
         return number % self._count
@@ -90,7 +95,7 @@ class Samples(OfSet, Sequence[Sample]):
 
     def keys(self) -> Iterator[str]:
         """Yield the keys of all samples, in the order of the set."""
-        for shard in range(len(self._set.lower)):
+        for shard in range(self._reader.shards):
             yield from self._reader.keys(shard)
 
     def __repr__(self) -> str:

@@ -206,6 +206,11 @@ class SampleReader:
         self.count = count
         self.digest = digest.digest()  # of what is read: the same in each process that opens the same set
 
+    @property
+    def shards(self) -> int:
+        """The number of shards."""
+        return len(self._ends)
+
     # --- reading
 
     def sample(self, number: int) -> Sample:
