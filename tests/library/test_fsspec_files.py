@@ -154,7 +154,7 @@ def test_errors_are_those_of_the_operating_system(shards: str, tmp_path: Path) -
         with pytest.raises(UsageError, match=text):
             fsspec.filesystem("wdsfs", **options)
     (tmp_path / "empty").touch()
-    with pytest.raises(OSError, match="empty: lists no key$") as caught:
+    with pytest.raises(OSError, match=r"empty: lists no key$") as caught:
         fsspec.filesystem("wdsfs", shards=shards, keys="empty")
     assert caught.value.filename is None
     with pytest.raises(TypeError, match="there is no option 'key'"):
