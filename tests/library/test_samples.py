@@ -59,7 +59,7 @@ def test_numbers_of_numpy_are_numbers_and_booleans_are_none(samples: wdsfs.Sampl
     assert samples[np.array([3, -1])] == [EXPECTED[3], EXPECTED[-1]] == samples[range(3, 12, 8)]
     wrong: Any
     for wrong in (True, [True, False], [np.True_], np.array([False] * 12)):
-        with pytest.raises(TypeError, match="samples have numbers"):
+        with pytest.raises(TypeError, match=r"samples have numbers|as an integer"):
             samples[wrong]
 
 

@@ -6,8 +6,6 @@ import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, SupportsIndex, TypeAlias, Unpack, overload
 
-import numpy as np
-
 from wdsfs.errors import NoSuchEntry, StaleShard, UsageError
 from wdsfs.library.opened_set import Closed, OfSet, OpenedSet, SetOptions, Shards, texts
 from wdsfs.tree.sample_reader import RESERVED, SampleReader
@@ -67,7 +65,7 @@ class Samples(OfSet, Sequence[Sample]):
 
     def _checked(self, number: SupportsIndex) -> int:
         """Return the number of a sample, which may be counted from the end. Raises IndexError, TypeError."""
-        if isinstance(number, bool | np.bool_):
+        if isinstance(number, bool):
             raise TypeError("samples have numbers: of a list of booleans take those that are true")
         number = operator.index(number)
         if not -self._count <= number < self._count:

@@ -52,7 +52,7 @@ from wdsfs.tree.numbered_tree import NAME as BY_INDEX
 
 log = logging.getLogger(__name__)
 
-NOT_COMPARED = "the process that compares the list of keys with the set has failed: use `wdsfs check --keys`"
+FAILED = "the process that compares the list of keys with the set has failed: use `wdsfs check --keys`"
 NOTE_SECONDS = 0.02  # between two notifications: a shard that is being written gives thousands of events
 ASK_SECONDS = 60.0  # how often stores are asked for changes of remote shards
 LOOK_SECONDS, LOOK_SECONDS_EACH = 2.0, 0.002  # how often shards are looked at, and what each adds to that
@@ -197,8 +197,12 @@ def _places(path: bytes) -> list[bytes]:
     return [path, os.path.realpath(path)] if os.path.islink(path) else [path]
 
 
-def follow(watch: Watch, device: int, life: int, tags: Generations, epochs: bool) -> None:
+def follow(
+    watch: Watch, device: int, life: int, tags: Generations, epochs: bool, on_change: Callable[[], None]
+) -> None:
     """Invalidate what the kernel, and all processes of the mount, have cached whenever a shard changes.
+
+    Then `on_change` is called.
 
     Returns when `life`, the reading end of a pipe, has no writer any more: all processes that serve the mount have
     ended, as they do at the unmount. (The device would say so, too, but each request wakes every process that
@@ -217,6 +221,7 @@ def follow(watch: Watch, device: int, life: int, tags: Generations, epochs: bool
             except OSError as error:
                 if error.errno != errno.ENOENT:  # the kernel does not know that name
                     log.debug("the kernel's cache was not invalidated after a change: %s", error)
+        on_change()
         time.sleep(NOTE_SECONDS)
 
 
@@ -232,11 +237,14 @@ def _ask_stores(paths: Sequence[bytes]) -> None:
 
 
 def follower(
-    served: MountedSet, directories: Sequence[str] = (), on_names: Callable[[], None] = lambda: None
+    served: MountedSet,
+    directories: Sequence[str] = (),
+    on_names: Callable[[], None] = lambda: None,
+    on_change: Callable[[], None] = lambda: None,
 ) -> Callable[[Supervisor], None] | None:
     """Return the function that follows changes of the shards, for a process of its own; None without inotify.
 
-    It calls `on_names` when a name has come or gone in one of `directories`.
+    It calls `on_names` when a name has come or gone in one of `directories`, and `on_change` after a change.
     """
     try:
         remote = any(is_remote(path) for path in served.files)
@@ -247,7 +255,9 @@ def follower(
             "a change of a shard is noticed a second late, because inotify is unavailable: %s", error.strerror
         )
         return None
-    return lambda supervisor: follow(seen, supervisor.device, supervisor.life, served.tags, supervisor.epochs)
+    return lambda supervisor: follow(
+        seen, supervisor.device, supervisor.life, served.tags, supervisor.epochs, on_change
+    )
 
 
 class Hints:
@@ -286,6 +296,7 @@ class Growth:
         self._directory, self._directories = directory, list(directories)
         self._follow = served.mount.serving.follow
         self._hints = None if self._follow is None else Hints()
+        self._changes = None if served.composition.keys is None else Hints()
         self._looking = trio.Lock()
         self._earlier = Earlier({})
         self._wait: float | None = None  # until a file that is being written may be complete (s)
@@ -297,8 +308,10 @@ class Growth:
 
         None without inotify.
         """
-        hint = (lambda: None) if self._hints is None else self._hints.give
-        return follower(self.served, self._directories if self._hints else (), hint)
+        on_names, on_change = (
+            (lambda: None) if hints is None else hints.give for hints in (self._hints, self._changes)
+        )
+        return follower(self.served, self._directories if self._hints else (), on_names, on_change)
 
     def attach(self, supervisor: Supervisor) -> None:
         """Use this supervisor to show changes."""
@@ -345,13 +358,25 @@ class Growth:
             self._write(change, left_out)
             return self._report(served, change, left_out, answer["error"])
 
-    async def derive(self) -> None:
-        """Make the rest of the view; note the keys of a list that no sample has."""
-        answer = await in_child(self.served.derive, self.supervisor.device)
-        remark = answer.get("remark", NOT_COMPARED)
-        if remark:
-            log.warning("%s", remark)
-        self.state.write({**self.state.read(), "keys": remark})
+    async def compare(self) -> None:
+        """Make the rest of the view; note the keys of a list that no sample has.
+
+        With a list this is done again after each change of the shards or the list.
+        """
+        before = ""
+        while True:
+            began = time.monotonic()
+            answer = await in_child(self.served.derive, self.supervisor.device)
+            took, remark = time.monotonic() - began, answer.get("remark", FAILED)
+            if remark and remark != before:
+                log.warning("%s", remark)
+            before = remark
+            self.state.write({**self.state.read(), "keys": remark})
+            if self._changes is None:
+                return
+            await self._changes.wait(None)
+            await trio.sleep(PAUSE_SECONDS + REST_SHARE * took)
+            self._changes.take()
 
     # --- showing
 

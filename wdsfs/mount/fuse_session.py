@@ -180,8 +180,7 @@ def _make_ready(mount: MountOptions, below: ShardSet, companions: Companions) ->
     is_derived, judged = True, below
     try:
         unreadable: dict[bytes, ShardError] = {}
-        # One tree over all shards, numbers over all of them, and a look at all of them, need all of them.
-        if not mount.serving.lazy or merge or tree.index_tree or strict:
+        if not mount.puts_off:
             # Else a record that has to be fetched or copied is, when its shard is first used.
             whole = merge or strict is not None or mount.overlay is not None
             ready = whole or isinstance(below, ViewSet)
@@ -457,6 +456,6 @@ class RunningMount:
             log.info("mounted %s at %s", counted(len(self.growth.served.shards), "shard"), self.mount.mountpoint)
             listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(listener))]
             async with trio.open_nursery() as nursery:
-                if not self.is_derived:
-                    nursery.start_soon(self.growth.derive)
+                if not self.is_derived or self.growth.served.composition.keys is not None:
+                    nursery.start_soon(self.growth.compare)
                 await trio.serve_listeners(self.clients.answer, listeners)

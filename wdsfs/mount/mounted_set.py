@@ -29,6 +29,7 @@ from wdsfs.tree.tree import LowerTree, MountedTree
 from wdsfs.tree.view_set import open_set
 from wdsfs.tree.view_sources import Companions
 
+NOT_COMPARED = "--keys: with --lazy the list is not compared with the set; `wdsfs check --keys` does that"
 IDLE = 19  # added to the niceness of a process that readers do not wait for
 
 
@@ -83,6 +84,8 @@ class MountedSet:
 
     def derive(self) -> dict[str, Any]:
         """Make the whole view, in a process of low priority; return a remark about keys of no sample."""
+        if self.mount.puts_off:
+            return {"remark": NOT_COMPARED}
         os.nice(IDLE)
         below = self._opened()
         try:

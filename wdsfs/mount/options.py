@@ -82,6 +82,12 @@ class MountOptions:
         return self.view.merged
 
     @property
+    def puts_off(self) -> bool:
+        """True if shards are indexed when they are first used, and nothing here needs all of them."""
+        whole = self.merge or self.tree.index_tree or self.opening.tolerance.strict is not None
+        return self.serving.lazy and not whole
+
+    @property
     def overlay(self) -> Path | None:
         return Path(self.serving.overlay) if self.serving.overlay else None
 

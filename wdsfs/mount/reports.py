@@ -226,7 +226,7 @@ def gather(lower: ShardSet, totals: Callable[[], Totals], board: Board, started:
         "members": sums.members,
         "bytes": sums.bytes,
         "damaged": damaged,
-        "damaged_count": max(sums.damaged, len(damaged)),  # joined shards are in the list only
+        "damaged_count": len(damaged) if len(damaged) < DAMAGED_MAX else max(sums.damaged, DAMAGED_MAX),
         "uptime_seconds": time.time() - started,
         "processes": processes,
         "restarts": board.restarts,

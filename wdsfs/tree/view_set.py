@@ -354,8 +354,18 @@ class ViewSet(ShardSet):
             pending.clear()
 
     def damaged(self) -> Iterator[tuple[str, str]]:
-        """Yield as `ShardSet.damaged`, and the joined shards: what they lack is missing here as well."""
-        yield from self._with_joined(super().damaged(), ShardSet.damaged)
+        """Yield as `ShardSet.damaged`, and the joined shards: what they lack is missing here as well.
+
+        A label file or a list that cannot be used is named itself, once: the shards are whole.
+        """
+        files, seen = [*map(os.fsdecode, self.label_files)], set[tuple[str, str]]()
+        for path, text in self._with_joined(super().damaged(), ShardSet.damaged):
+            fault = next(((file, text[len(file) + 2 :]) for file in files if text.startswith(f"{file}: ")), None)
+            if fault is None:
+                yield path, text
+            elif fault not in seen:
+                seen.add(fault)
+                yield fault
 
     def known_damage(self) -> Iterator[tuple[str, Problem, int]]:
         yield from self._with_joined(super().known_damage(), ShardSet.known_damage)
