@@ -198,7 +198,12 @@ def _places(path: bytes) -> list[bytes]:
 
 
 def follow(
-    watch: Watch, device: int, life: int, tags: Generations, epochs: bool, on_change: Callable[[], None]
+    watch: Watch,
+    device: int,
+    life: int,
+    tags: Generations,
+    epochs: bool,
+    on_change: Callable[[], None] = lambda: None,
 ) -> None:
     """Invalidate what the kernel, and all processes of the mount, have cached whenever a shard changes.
 
