@@ -708,6 +708,7 @@ def _own_process_state() -> Iterator[None]:
 def _note_processes(request: pytest.FixtureRequest) -> None:
     """Note the processes of earlier tests and of wider fixtures, which the test does not count as its own."""
     request.node.stash[_NOTED] = True
+    processes.reap(_EARLIER)
     _EARLIER.clear()
     _EARLIER.update(descendants(os.getpid()))
 

@@ -17,9 +17,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 # Seconds until a wait for something that must happen is given up; no test measures time. With a load of 15 on two
 # processors things take twenty times as long. The time limit of a test is a multiple (pyproject.toml).
@@ -63,11 +64,33 @@ class Process(subprocess.Popen[Any]):
             self.kill()
         super().__exit__(kind, *more)
 
+    _started: ClassVar[weakref.WeakSet[Process]] = weakref.WeakSet()
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._started.add(self)
+        super().__init__(*arguments, **options)
+
+    @classmethod
+    def unfinished(cls) -> set[int]:
+        """Return the numbers of the processes for whose end somebody may wait still."""
+        return {process.pid for process in cls._started if process.returncode is None}
+
     def wait(self, timeout: float | None = PATIENCE) -> int:
         return super().wait(timeout)
 
     def communicate(self, input: Any = None, timeout: float | None = PATIENCE) -> tuple[Any, Any]:
         return super().communicate(input, timeout)
+
+
+def reap(pids: Iterable[int]) -> None:
+    """Reap those of these children that have ended and for which nobody waits.
+
+    An orphan becomes a child of the tests. Fetchers of commands outlive these, and hundreds of zombies would be
+    looked at by each test.
+    """
+    for pid in set(pids) - Process.unfinished():
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
 
 
 def marked(mark: str) -> dict[int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import processes
 from tests.conftest import need_fuse
 from tests.processes import Process, wait_until
 from tests.sets import ENVIRONMENT
@@ -86,3 +88,16 @@ def test_the_mounts_of_tests_that_are_killed_end(tmp_path: Path) -> None:
         assert tests.poll() is None
         tests.kill()
     wait_until(lambda: mount_table.mounted_at(tmp_path / "mnt") is None, "the unmount")
+
+
+def test_orphans_that_have_ended_are_reaped() -> None:
+    """An ended process is a zombie as long as somebody may ask for its status, which is nobody for an orphan."""
+    with Process([sys.executable, "-c", "import os; print(os.fork())"], stdout=subprocess.PIPE) as parent:
+        orphan = max(map(int, parent.communicate()[0].split()))
+    wait_until(lambda: os.waitid(os.P_PID, orphan, os.WEXITED | os.WNOHANG | os.WNOWAIT), "its end")
+    with Process(["true"]) as own:
+        wait_until(lambda: os.waitid(os.P_PID, own.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT), "its end")
+        processes.reap([orphan, own.pid])
+        assert own.wait() == 0
+    with pytest.raises(ChildProcessError):
+        os.waitpid(orphan, os.WNOHANG)
