@@ -92,8 +92,8 @@ def test_the_mounts_of_tests_that_are_killed_end(tmp_path: Path) -> None:
 
 def test_orphans_that_have_ended_are_reaped() -> None:
     """An ended process is a zombie as long as somebody may ask for its status, which is nobody for an orphan."""
-    with Process([sys.executable, "-c", "import os; print(os.fork())"], stdout=subprocess.PIPE) as parent:
-        orphan = max(map(int, parent.communicate()[0].split()))
+    with Process([sys.executable, "-c", "import os; print(os.fork() or '')"], stdout=subprocess.PIPE) as parent:
+        orphan = int(parent.communicate()[0])
     wait_until(lambda: os.waitid(os.P_PID, orphan, os.WEXITED | os.WNOHANG | os.WNOWAIT), "its end")
     with Process(["true"]) as own:
         wait_until(lambda: os.waitid(os.P_PID, own.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT), "its end")
