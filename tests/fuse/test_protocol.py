@@ -131,6 +131,9 @@ def test_any_attributes(timeout: int, attributes_timeout: int, attributes: Attri
 
 def test_short_answers() -> None:
     assert protocol.opened() == bytes(16)
+    assert protocol.opened(caches=True) == bytes(8) + bytes([2 | 8]) + bytes(
+        7
+    )  # FOPEN_KEEP_CACHE, FOPEN_CACHE_DIR
     assert protocol.xattr_size(258) == bytes.fromhex("02010000 00000000")
 
 

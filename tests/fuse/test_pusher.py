@@ -24,11 +24,12 @@ from tests.processes import PATIENCE, wait_until
 from tests.thorough import THOROUGH
 from tests.web_server import WebServer
 from wdsfs.errors import StaleShard
+from wdsfs.fuse.lister import Lister, Sample
 from wdsfs.fuse.page_cache import PageCache
 from wdsfs.fuse.passes import Passes
-from wdsfs.fuse.siblings import Habits
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
+from wdsfs.mount.live_mount import detach
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.shard_tree import ShardTree
 from wdsfs.tree.tree import View
@@ -167,84 +168,80 @@ def test_what_is_edited_is_not_pushed(program: Program) -> None:
 # --- samples
 
 
-def shuffled(paths: list[Path]) -> list[list[Path]]:
-    """The files of each sample, the samples in random order."""
-    samples = [paths[at : at + len(SIZES)] for at in range(0, len(paths), len(SIZES))]
-    random.Random(1).shuffle(samples)
-    return samples
-
-
-def samples_of(paths: list[Path]) -> list[Path]:
-    """The files in an order in which the other files of a sample are stored, but no pass is recognised."""
-    return [path for sample in shuffled(paths) for path in sample]
-
-
-@pytest.mark.parametrize("layout", ["files", "samples"])
-def test_samples_at_random_cost_one_request_each(program: Program, layout: str) -> None:
-    program.write("s.tar", shard())
-    with program.mounted("--layout", layout, "s.tar") as mounted:
-        order = samples_of(paths_of(mounted))
-        assert cost(mounted, order) < SAMPLES * 1.3
-        assert mounted.status()["pushed"]["passed_files"] > 0
-
-
-def test_only_the_files_that_a_client_reads_are_stored(program: Program) -> None:
-    program.write("s.tar", shard())
-    with program.mounted("--layout", "files", "s.tar") as mounted:
-        order = [path for sample in shuffled(paths_of(mounted)) for path in sample if path.suffix != ".b"]
-        assert cost(mounted, order) < SAMPLES * 1.3
-        pushed = mounted.status()["pushed"]
-        assert SAMPLES // 2 < pushed["files"] <= SAMPLES
-        assert pushed["bytes"] == pushed["files"] * SIZES["c"]
-
-
-def test_one_file_of_each_sample_stores_nothing(program: Program) -> None:
-    program.write("s.tar", shard())
-    with program.mounted("--layout", "files", "s.tar") as mounted:
-        order = [random.Random(number).choice(sample) for number, sample in enumerate(shuffled(paths_of(mounted)))]
-        assert cost(mounted, order) == SAMPLES
-        assert mounted.status()["pushed"]["files"] == 0
-
-
 @pytest.mark.parametrize("layout", [(), ("--merge",), ("--columns", "c", "--columns", "a")], ids="-".join)
-def test_a_sample_that_was_just_listed(program: Program, layout: tuple[str, ...]) -> None:
+def test_samples_that_are_listed_in_order_and_read(program: Program, layout: tuple[str, ...]) -> None:
     """As `cp -r` and `grep -r` do: the kernel does not know the files before."""
-    program.write("s.tar", shard())
-    with program.mounted(*layout, "s.tar") as mounted:
+    for number in range(4):
+        program.write(f"{number}.tar", shard(first=number * SAMPLES))
+    with program.mounted(*layout, "{0..3}.tar") as mounted:
         files = 0
         for folder, _, names in os.walk(mounted.path):
             for path in (Path(folder, name) for name in names):
                 assert path.name == "padding" or is_right(path, path.read_bytes())
                 files += 1
-        assert mounted.status()["requests"]["read"] < files * 0.3
+        assert files >= 4 * SAMPLES * 2
+        assert mounted.status()["pushed"]["listed"] > SAMPLES // 2
+        assert "samples listed ahead" in program.run("status", mounted.path).stdout.decode()
 
 
-def test_a_client_that_reads_single_files_is_seldom_looked_at() -> None:
-    """And if it goes over to whole samples, that is noticed all the same."""
-    habits = Habits(Passes())
-    looked_at = 0
-    for sample in range(1, 1001):
-        if not habits.is_resting(7):
-            looked_at += 1
-            assert not habits.next_files(7, sample, 1 << sample % 3)
-    assert looked_at < 100
-    stored = 0
-    for sample in range(2001, 2101):
-        for bit in (1, 2, 4):
-            if not habits.is_resting(7) and (files := habits.next_files(7, sample, bit)):
-                assert files == 6
-                stored += 1
-                break
-    assert stored > 40
-
-
-def test_a_single_worker_stores_nothing(program: Program) -> None:
-    """It would wait for itself."""
+def test_samples_at_random_are_not_listed(program: Program) -> None:
     program.write("s.tar", shard())
-    with program.mounted("--workers", "1", "--layout", "files", "s.tar") as mounted:
-        paths = paths_of(mounted)
-        backwards = [path for at in range(0, FILES, 3) for path in paths[len(paths) - at - 3 : len(paths) - at]]
-        assert cost(mounted, backwards) >= FILES - len(SIZES)
+    with program.mounted("s.tar") as mounted:
+        names = [name for name in os.listdir(mounted.path / "s") if name != "padding"]
+        for pair in zip(names[:0:-1], names[: SAMPLES // 2], strict=False):
+            for name in pair:
+                os.listdir(mounted.path / "s" / name)
+        assert mounted.status()["pushed"]["listed"] == 0
+
+
+@contextlib.contextmanager
+def lister_of(mounted: Mounted, device: int) -> Iterator[tuple[Lister, list[Sample]]]:
+    """A lister of a mount of `s.tar`, and its samples."""
+    index, shards = open_index(mounted.program.home / "index"), [sets.at(mounted.program.home / "s.tar")]
+    index.refresh(shards)
+    tree = ShardTree(ShardSet(shards, index), View())
+    top = tree.lookup(ROOT, b"s").inode
+    first = next(entry.node.inode for entry in tree.listing(top) if entry.name == b"0000")
+    lister = Lister(tree, Passes(), os.fspath(mounted.path), device)
+    yield lister, lister.samples(range(first, first + 1000))
+    tree.close(clean=True)
+
+
+def test_a_listed_sample_costs_no_request(program: Program) -> None:
+    program.write("s.tar", shard())
+    with program.mounted("s.tar") as mounted:
+        device = os.stat(mounted.path).st_dev
+        with lister_of(mounted, device) as (lister, samples):
+            assert [sample.path for sample in samples] == [b"s/%04d" % number for number in range(SAMPLES)]
+            lister.list(samples)
+            wait_until(lambda: not lister.busy, "the end of the listings")
+        before = mounted.status()["requests"]["readdir"]
+        for sample in samples:
+            assert sorted(os.listdir(os.fsencode(mounted.path) + b"/" + sample.path)) == [b"a", b"b", b"c"]
+        assert mounted.status()["requests"]["readdir"] == before
+        assert mounted.status()["pushed"]["listed"] == 0  # a lister is no client in order
+
+
+def test_nothing_is_listed_where_something_else_is_mounted(program: Program) -> None:
+    program.write("s.tar", shard())
+    with program.mounted("s.tar") as mounted:
+        before = mounted.status()["requests"].get("readdir", 0)
+        with lister_of(mounted, 1) as (lister, samples):
+            lister.list(samples)
+            wait_until(lambda: not lister.busy, "the end of the listings")
+        assert mounted.status()["requests"].get("readdir", 0) == before
+
+
+def test_umount_waits_for_a_listing(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        attempts.append(command)
+        return subprocess.CompletedProcess(command, int(len(attempts) < 3), "", "umount: /m: target is busy.")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    detach("/m", lazy=False)
+    assert len(attempts) == 3
 
 
 OTHER_KERNEL = "from wdsfs.fuse import protocol\nprotocol._STORE = 77"
@@ -289,10 +286,9 @@ def passes(paths: list[Path], look: Callable[[Path], None], readers: int = 3) ->
     assert not any(thread.is_alive() for thread in threads), "a reader waits for ever"
 
 
-@pytest.mark.parametrize("order", [list, samples_of])
 @pytest.mark.parametrize("change", [replace, rewrite, overwrite], ids=lambda change: change.__name__)
 def test_a_shard_that_changes_in_the_middle_of_passes(
-    program: Program, change: Callable[[Path, bytes], None], order: Callable[[list[Path]], list[Path]]
+    program: Program, change: Callable[[Path, bytes], None]
 ) -> None:
     """Whoever reads gets a file of one generation, or an error."""
     program.write("s.tar", shard(1))
@@ -307,7 +303,7 @@ def test_a_shard_that_changes_in_the_middle_of_passes(
     with program.mounted("--layout", "files", "s.tar") as mounted:
         mounted.allow_log(r"s\.tar", "Stale", "ends")
         paths = paths_of(mounted)
-        with passes(order(paths), look):
+        with passes(paths, look):
             for generation in range(2, LAST + 1):
                 before = reads[0]
                 generations.append(generation)
@@ -354,8 +350,7 @@ def test_a_pusher_that_is_killed_again_and_again(program: Program) -> None:
         assert mounted.status()["restarts"] == 0
 
 
-@pytest.mark.parametrize("order", [list, samples_of])
-def test_workers_that_are_killed_in_passes(program: Program, order: Callable[[list[Path]], list[Path]]) -> None:
+def test_workers_that_are_killed_in_passes(program: Program) -> None:
     program.write("s.tar", shard())
 
     def look(path: Path) -> None:
@@ -363,7 +358,7 @@ def test_workers_that_are_killed_in_passes(program: Program, order: Callable[[li
 
     with program.mounted("--layout", "files", "s.tar") as mounted:
         mounted.allow_log("killed by SIGKILL")
-        with passes(order(paths_of(mounted)), look):
+        with passes(paths_of(mounted), look):
             for round_ in range(5 * THOROUGH):
                 wait_until(lambda: mounted.status()["pushed"]["files"], "content that was pushed")
                 report = mounted.status()
@@ -413,6 +408,28 @@ def test_a_mount_that_ends_in_the_middle_of_passes(program: Program, number: sig
             program.run("umount", mounted.path)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_mount_that_ends_while_samples_are_listed(program: Program, number: signal.Signals) -> None:
+    """The lister is a client of its own mount: it does not keep that alive, nor waits for it for ever."""
+    names = [
+        program.write(f"{shard_number}.tar", shard(first=shard_number * SAMPLES)).name for shard_number in range(8)
+    ]
+    with contextlib.ExitStack() as stack, program.mounted(*names, ends_itself=True) as mounted:
+        reader = subprocess.Popen(["grep", "-rc", "nothing", mounted.path], stdout=-3, stderr=-3)
+        stack.callback(reader.kill)
+        wait_until(lambda: mounted.status()["pushed"]["listed"] or reader.poll() is not None, "listed samples")
+        if number == signal.SIGTERM:
+            kill(mounted.pid, number)
+        else:
+            mounted.allow_log("killed by SIGKILL")
+            for pid in mounted.processes():
+                kill(pid)
+        reader.wait(PATIENCE)
+        if number == signal.SIGKILL:
+            mounted.wait_for_exit()
+            program.run("umount", mounted.path)
+
+
 @contextlib.contextmanager
 def memory_group(limit: int) -> Iterator[Path]:
     """A control group whose processes may take so many bytes from now on, page cache included."""
@@ -447,9 +464,8 @@ def test_a_page_cache_under_pressure(program: Program) -> None:
         paths = paths_of(mounted)
         for pid in mounted.processes():
             (group / "cgroup.procs").write_text(str(pid))
-        for order in (paths, samples_of(paths), paths):
-            for path in order:
-                assert is_right(path, path.read_bytes())
+        for path in paths * 3:
+            assert is_right(path, path.read_bytes())
         assert mounted.status()["pushed"]["bytes"] > 2 * limit
         assert mounted.status()["restarts"] == 0
 

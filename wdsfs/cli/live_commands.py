@@ -363,7 +363,11 @@ def _when(seconds: float) -> str:
 
 def _read(report: dict[str, Any]) -> str:
     text, pushed = f"{bytes_text(report['bytes_read'])} read", report.get("pushed")
-    if pushed is None or not pushed["files"]:
+    if pushed is None:
+        return text
+    if pushed["listed"]:
+        text += f"; {counted(pushed['listed'], 'sample')} listed ahead"
+    if not pushed["files"]:
         return text
     ahead = f"{counted(pushed['files'], 'file')} ({bytes_text(pushed['bytes'])}) pushed ahead of readers"
     return f"{text}; {ahead}, who have gone past {pushed['passed_bytes'] / pushed['bytes']:.0%} of these bytes"

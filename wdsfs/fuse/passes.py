@@ -1,13 +1,13 @@
 """Passes in order over the files of a mount, noticed by its workers in shared memory.
 
 What is done about them is decided in `pusher.py`. A pass is a reader that goes on to a file whose inode number is
-a little higher: the files of a shard in the order of the tar, all of them or every n-th.
+a little higher: the files of a shard in the order of the tar, all of them or every n-th. A client that lists one
+sample after the other is a pass, too: what is said of READs and files is true of listings and samples.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import struct
@@ -18,23 +18,25 @@ REACH_MAX = 256  # and later, when files between them are in the page cache
 FIRST = 3  # reads in a row that make a pass
 PATIENCE_MAX = 1 << 10  # and at most, after passes that were none
 
+REGION_BITS = 12
 # A region is 4,096 neighbours of a shard. For each: the last inode number, the reads in a row, and how many of
 # these there must be before the pusher is called. Regions share places: then a pass is noticed later.
 _PLACES = 512
 _LAST, _ROW, _DUE, _WORDS = range(4)
 # Words after the regions: the patience with new passes, then the counters of what was pushed.
-_PATIENCE, _FILES, _BYTES, _PASSED_FILES, _PASSED_BYTES, _PUSHER, _OFF = range(7)
+_PATIENCE, _FILES, _BYTES, _PASSED_FILES, _PASSED_BYTES, _LISTED, _PUSHER, _OFF = range(8)
 
 CALL = struct.Struct("<QQ")  # the inode number that was read, and how far it is from the one before
 
 
 class Pushed(NamedTuple):
-    """Counts of the files that were pushed, and of those that readers have passed."""
+    """Counts: pushed files, those of them that readers have gone past, and samples that were listed ahead."""
 
     files: int
     bytes: int
     passed_files: int
     passed_bytes: int
+    listed: int
 
 
 class Passes:
@@ -73,18 +75,6 @@ class Passes:
             with contextlib.suppress(OSError):
                 os.write(self._call, CALL.pack(inode, distance))
 
-    def take_turn(self) -> bool:
-        """Take the turn of workers to store, if it is free. A process that is killed gives it back."""
-        try:
-            fcntl.lockf(self._call, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a lock of the pipe: no descriptor of its own
-        except OSError:
-            return False
-        return True
-
-    def give_turn(self) -> None:
-        """Give the turn back."""
-        fcntl.lockf(self._call, fcntl.LOCK_UN)
-
     # --- the pusher
 
     def take(self) -> list[tuple[int, int]]:
@@ -98,10 +88,10 @@ class Passes:
         """Return the inode number that was noted last in the region of this one."""
         return self._regions[_place(inode)]
 
-    def postpone(self, inode: int) -> None:
-        """Call the pusher for this pass again only after twice as many reads in a row."""
+    def postpone(self, inode: int, most: int = PATIENCE_MAX) -> None:
+        """Call the pusher for this pass again only after twice as many reads in a row, or `most` more."""
         at = _place(inode)
-        self._regions[at + _DUE] = min(2 * self._regions[at + _ROW], self._regions[at + _ROW] + PATIENCE_MAX)
+        self._regions[at + _DUE] = min(2 * self._regions[at + _ROW], self._regions[at + _ROW] + most)
 
     def trust(self) -> None:
         """Recognise passes earlier, as one has gone on."""
@@ -121,12 +111,16 @@ class Passes:
         self._state[_PASSED_FILES] += files
         self._state[_PASSED_BYTES] += size
 
+    def listed(self, samples: int) -> None:
+        """Count samples that were listed ahead of a client."""
+        self._state[_LISTED] += samples
+
     # --- everyone
 
     @property
     def pushed(self) -> Pushed:
         """The counts so far."""
-        return Pushed(*self._state[_FILES : _PASSED_BYTES + 1])
+        return Pushed(*self._state[_FILES : _LISTED + 1])
 
     @property
     def pusher(self) -> int:
@@ -149,4 +143,4 @@ class Passes:
 
 def _place(inode: int) -> int:
     """Return the first word of a region."""
-    return (inode >> 12 ^ inode >> 23 & 0x180) % _PLACES * _WORDS
+    return (inode >> REGION_BITS ^ inode >> 23 & 0x180) % _PLACES * _WORDS

@@ -42,7 +42,7 @@ _ATTRIBUTES_OUT = struct.Struct("<QII" + _ATTRIBUTES)
 _ENTRY_OUT = struct.Struct("<QQQQII" + _ATTRIBUTES)
 _DIRENT = struct.Struct("<QQII")
 _DIRENT_PLUS = struct.Struct("<QQQQII" + _ATTRIBUTES + "QQII")
-_READ_IN = struct.Struct("<QQI")
+_READ_IN, _READ_FLAGS = struct.Struct("<QQI"), struct.Struct("<32xI")
 _WRITE_IN, _WRITE_OUT = struct.Struct("<8xQII16x"), struct.Struct("<II")
 _SETATTR_IN = struct.Struct("<I12xQ8xqq8xII4xI4xII4x")
 _MKNOD_IN, _MKDIR_IN, _RENAME2_IN = struct.Struct("<II8x"), struct.Struct("<I4x"), struct.Struct("<QI4x")
@@ -51,7 +51,7 @@ _FSYNC_IN, _SETXATTR_IN = struct.Struct("<8xI4x"), struct.Struct("<II")
 _FORGETS_IN, _FORGET_IN = struct.Struct("<I4x"), struct.Struct("<QQ")
 _STATFS_OUT = struct.Struct("<QQQQQIII28x")
 _XATTR_IN, _XATTR_OUT = struct.Struct("<II"), struct.Struct("<II")
-_OPEN_OUT = struct.Struct("<QII")
+_OPEN_OUT, _KEEP_CACHE, _CACHE_DIR = struct.Struct("<QII"), 1 << 1, 1 << 3
 _SELF_AND_PARENT = frozenset((b".", b".."))
 _PADDING = tuple(bytes(-length & 7) for length in range(8))
 _ENTRY_NOTE = struct.Struct("<QII")
@@ -107,6 +107,12 @@ def read_of(body: memoryview) -> tuple[int, int]:
     """Return offset and size (bytes) of a READ, READDIR or READDIRPLUS; of a listing the offset is a cursor."""
     _, offset, size = _READ_IN.unpack_from(body)
     return offset, size
+
+
+def flags_of(body: memoryview) -> int:
+    """Return the flags of open(2) of the descriptor that a READ, READDIR or READDIRPLUS comes from."""
+    flags: int = _READ_FLAGS.unpack_from(body)[0]
+    return flags
 
 
 def interrupted_of(body: memoryview) -> int:
@@ -252,9 +258,9 @@ def attributes(timeout: int, of: Attributes) -> bytes:
     return _ATTRIBUTES_OUT.pack(timeout, 0, 0, *of)
 
 
-def opened() -> bytes:
-    """Reply to OPENDIR: opened, and the kernel must not cache the listing."""
-    return _OPEN_OUT.pack(0, 0, 0)
+def opened(caches: bool = False) -> bytes:
+    """Reply to OPENDIR: opened; `caches` is True if the kernel may cache the listing, and keep what it has."""
+    return _OPEN_OUT.pack(0, _KEEP_CACHE | _CACHE_DIR if caches else 0, 0)
 
 
 def statfs(

@@ -1,4 +1,4 @@
-"""The pusher of a mount: a process that stores what a pass will read next in the kernel's page cache.
+"""The pusher of a mount: a process that puts what a pass will read and list next into the kernel's caches.
 
 It answers no request, so it may wait for the lock of a page that a READ in flight holds (FUSE_NOTIFY_STORE): two
 workers that store into each other's pages would wait for ever. When it is killed nothing is lost but speed.
@@ -7,7 +7,8 @@ A pass is served in windows of files. One file in the middle of each is left out
 says that the reader goes on, and the next window is stored while it reads the second half. So a pass costs one
 request for each window. Windows grow as long as the reader comes to the tripwire.
 
-Files of samples that are read one by one, or that are listed just before, are stored by workers (`siblings.py`).
+Where samples are listed one after the other, windows of samples are listed in the same way (`lister.py`): the
+kernel takes content only for files that it knows, and knows those of a sample from its listing.
 """
 
 from __future__ import annotations
@@ -15,28 +16,32 @@ from __future__ import annotations
 import logging
 import math
 import select
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from wdsfs.errors import StaleShard, WdsfsError
-from wdsfs.fuse.page_cache import Ended, Members, PageCache
-from wdsfs.fuse.passes import REACH_MAX, Passes
+from wdsfs.fuse.lister import Lister
+from wdsfs.fuse.page_cache import Ended, PageCache
+from wdsfs.fuse.passes import PATIENCE_MAX, REACH_MAX, REGION_BITS, Passes
+from wdsfs.inodes import SAMPLE, kind_of
 from wdsfs.tree.shard_set import NotIndexed
 from wdsfs.tree.tree import LowerTree
 
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 10.0  # without a call; then the process ends, and its memory is free
-WINDOW_FIRST, WINDOW_MAX = 8, 64  # files
+WINDOW_FIRST, WINDOW_MAX = 8, 64  # files, or samples
 WINDOW_BYTES = 8 << 20
 PASSES_MAX = 64  # at a time
+SOON = 8  # reads
 
 
 @dataclass(slots=True)
 class Pass:
     """A reader in order: the inode it was at, the step between its files, and what is stored for it.
 
-    Inode numbers up to `end` were stored, but for the one at `wire`.
+    Inode numbers up to `end` were stored, but for the one at `wire`. Of a client that lists samples in order they
+    are those of samples, and were listed.
     """
 
     last: int
@@ -49,19 +54,17 @@ class Pass:
     bytes: int = 0
 
 
-def _latest(calls: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the calls without those whose reader has gone on since: it is too late for these."""
-    for (inode, distance), (later, _) in zip(calls, [*calls[1:], (0, 0)], strict=True):
-        if not 0 < later - inode <= REACH_MAX:
-            yield inode, distance
+def _latest(calls: list[tuple[int, int]]) -> Iterable[tuple[int, int]]:
+    """Return the last call of each region: for those before it is too late, their reader has gone on."""
+    return {inode >> REGION_BITS: (inode, distance) for inode, distance in calls}.values()
 
 
 class Pusher:
-    """Stores the next files of passes over a tree by a FUSE descriptor."""
+    """Stores the next files of passes over a tree by a FUSE descriptor; has the next samples listed."""
 
-    def __init__(self, device: int, tree: LowerTree, passes: Passes) -> None:
-        self.device, self.tree, self.notes = device, tree, passes
-        self.pages = PageCache(device, tree)
+    def __init__(self, device: int, tree: LowerTree, passes: Passes, lister: Lister | None) -> None:
+        self.tree, self.notes = tree, passes
+        self.pages, self.lister = PageCache(device, tree), lister
         self.passes: list[Pass] = []  # the one that went on last is the last
 
     def run(self, life: int) -> None:
@@ -91,19 +94,21 @@ class Pusher:
                         self.tree.lower.distrust()
 
     def go_on(self, inode: int, distance: int) -> None:
-        """Store the files after `inode`, which was read; the READ before it was `distance` inode numbers back."""
+        """Store the files after `inode`, which was read; the READ before it was `distance` inode numbers back.
+
+        Have the samples after it listed, if it is a sample that was listed.
+        """
         going = self._pass_at(inode, distance)
         # The one after it is being asked for while this is done.
         first = max(inode + 2 * going.step, going.end)
         first += (inode - first) % going.step
         if first - inode > going.window * going.step:  # a late call
             return
-        members = self.pages.members(range(first, first + going.window * going.step, going.step), WINDOW_BYTES)
-        going.wire, middle = 0, len(members.inodes) // 2
-        if middle:
-            going.wire, members = members.inodes[middle], members.without(middle)
-        if not self._store(members, going):
-            self.notes.postpone(inode)
+        serve = self._list if kind_of(inode) == SAMPLE else self._store
+        if not serve(range(first, first + going.window * going.step, going.step), going):
+            # Where samples are listed, the kernel is about to know these files.
+            lists = any(kind_of(other.last) == SAMPLE for other in self.passes)
+            self.notes.postpone(inode, SOON if lists else PATIENCE_MAX)
 
     def _pass_at(self, inode: int, distance: int) -> Pass:
         """Return the pass that has come to this file, taken on; a new one if there is none."""
@@ -130,8 +135,25 @@ class Pusher:
         going.windows, going.files, going.bytes = going.windows + 1, 0, 0
         going.window = max(WINDOW_FIRST, min(2 * going.window, WINDOW_MAX, REACH_MAX // going.step))
 
-    def _store(self, members: Members, going: Pass) -> bool:
+    def _list(self, inodes: range, going: Pass) -> bool:
+        """Have samples listed for a pass; returns False if there are none. Raises what `Lister.samples` does."""
+        if self.lister is None or self.lister.busy:
+            return False
+        samples = self.lister.samples(inodes)
+        if not samples:
+            return False
+        middle = len(samples) // 2
+        going.wire, going.end = samples[middle].inode, samples[-1].inode + 1
+        del samples[middle]
+        self.lister.list(samples)
+        return True
+
+    def _store(self, inodes: range, going: Pass) -> bool:
         """Store files for a pass; returns False if the kernel takes none. Raises what `PageCache.store` does."""
+        members = self.pages.members(inodes, WINDOW_BYTES)
+        going.wire, middle = 0, len(members.inodes) // 2
+        if middle:
+            going.wire, members = members.inodes[middle], members.without(middle)
         stored = self.pages.store(members, lambda: self._front(going))
         going.files, going.bytes = going.files + stored.files, going.bytes + stored.bytes
         if stored.files:

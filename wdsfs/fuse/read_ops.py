@@ -22,8 +22,8 @@ from wdsfs import waits
 from wdsfs.errors import EntryError, Interrupted, NoSuchEntry, ShardError, StaleShard, WdsfsError
 from wdsfs.fuse import protocol
 from wdsfs.fuse.counters import KINDS, Board, Slot
+from wdsfs.fuse.lister import FLAG as LISTER_FLAG
 from wdsfs.fuse.protocol import Attributes, Request
-from wdsfs.fuse.siblings import Siblings
 from wdsfs.inodes import FOLDER, NOT_HIDDEN, ROOT, SAMPLE, kind_of
 from wdsfs.log_lines import LoggedMessages
 from wdsfs.names import HIDDEN_DIRECTORY, NAME_MAX
@@ -286,8 +286,8 @@ class Operations(ABC, Generic[TreeKind]):
     # --- directories and files
 
     def opendir(self, request: Request) -> Reply:
-        """Let the kernel cache listings, but not of a merged tree, whose directories change."""
-        return protocol.opened() if self.tree.merged else errno.ENOSYS
+        """Let the kernel cache listings; of a merged tree those of samples only: other directories change."""
+        return protocol.opened(kind_of(request.node) == SAMPLE) if self.tree.merged else errno.ENOSYS
 
     def _run(self, inode: int, after: int, room: int) -> bytes | None:
         """Return all lines after a cursor that fit into `room` bytes; None if they have to be made one by one."""
@@ -379,7 +379,6 @@ class ReadOperations(Operations[LowerTree]):
     """Answers the requests of a read-only mount."""
 
     _ahead: tuple[int, int] | None = None  # the call of the pusher that is due after the reply
-    siblings: Siblings | None = None  # in a worker that may store content in the page cache
 
     def _run(self, inode: int, after: int, room: int) -> bytes | None:
         run = self.tree.run(inode, after, room // protocol.LINE_MIN)
@@ -394,29 +393,20 @@ class ReadOperations(Operations[LowerTree]):
         )
 
     def read(self, request: Request) -> Reply:
-        inode = request.node
-        reply = self._read(request, self.tree.content(inode))
-        passes = self.board.passes
-        if passes is not None and (distance := passes.note(inode)):
-            self._ahead = inode, distance
-        if self.siblings is not None and reply is not None:
-            self._store_siblings(self.siblings, request)
+        reply = self._read(request, self.tree.content(request.node))
+        self._note(request.node)
         return reply
 
     def readdirplus(self, request: Request) -> Reply:
         reply = super().readdirplus(request)
-        # The kernel knows the files of a sample when it asks for the end of the listing.
-        if not reply and self.siblings is not None and kind_of(request.node) == SAMPLE:
-            self._store_siblings(self.siblings, request)
+        if reply and kind_of(request.node) == SAMPLE and not protocol.flags_of(request.body) & LISTER_FLAG:
+            self._note(request.node)
         return reply
 
-    def _store_siblings(self, siblings: Siblings, request: Request) -> None:
-        """Store what the client of a request will read next. An error is left to the READ of that file."""
-        with contextlib.suppress(WdsfsError, NotIndexed):
-            files = siblings.after(request.pid, request.node)
-            if files:
-                with self.slowly():  # it may wait for a READ
-                    siblings.store(request.pid, files)
+    def _note(self, inode: int) -> None:
+        passes = self.board.passes
+        if passes is not None and (distance := passes.note(inode)):
+            self._ahead = inode, distance
 
     def after_reply(self) -> None:
         """Call the pusher for a pass."""

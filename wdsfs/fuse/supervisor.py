@@ -37,11 +37,11 @@ import trio
 from wdsfs.errors import MountError
 from wdsfs.fuse import protocol
 from wdsfs.fuse.counters import DEADLY, DEADLY_NS, SLOTS, Board
+from wdsfs.fuse.lister import Lister
 from wdsfs.fuse.passes import Passes
 from wdsfs.fuse.protocol import Request
 from wdsfs.fuse.pusher import Pusher
-from wdsfs.fuse.read_ops import BACKGROUND, BACKGROUND_REMOTE, Operations, ReadOperations
-from wdsfs.fuse.siblings import Habits, Siblings
+from wdsfs.fuse.read_ops import BACKGROUND, BACKGROUND_REMOTE, Operations
 from wdsfs.fuse.worker import serve
 from wdsfs.tree.tree import LowerTree, MountedTree
 
@@ -97,6 +97,7 @@ class Supervisor:
         self.device = _session_descriptor()
         self.workers: dict[int, _Worker] = {}
         self.fetcher: Remote | None = None  # for remote shards; kept running
+        self.place: tuple[str, int] | None = None  # the mount point, and the device number of the mount
         self.resends = False  # True if the kernel can send unanswered requests again
         self.epochs = False  # True if it can invalidate all names at once
         self._follower, self._restarting = 0, False
@@ -109,8 +110,6 @@ class Supervisor:
         # writer of this pipe is gone.
         self.life, self._living = os.pipe()
         self._calls, self._call = os.pipe()
-        # A single worker must not wait for one that answers.
-        self._habits = Habits(board.passes) if board.passes is not None and workers > 1 else None
         os.set_blocking(self._call, False)  # without a supervisor it has no reader
 
     # --- the supervisor
@@ -415,9 +414,12 @@ class Supervisor:
                 _be_a_child()
                 os.close(self._living)
                 self._close_devices()
-                device = self._own_device()
                 # Mounts with an overlay have no passes, so this is the tree of the shards.
-                Pusher(device, cast(LowerTree, self.make_tree()), passes).run(self.life)
+                tree, device, lister = cast(LowerTree, self.make_tree()), self._own_device(), None
+                # Else it would keep the mount alive by a descriptor, and wait for a listing from nobody.
+                if self.place is not None and device != self.device:
+                    lister = Lister(tree, passes, *self.place)
+                Pusher(device, tree, passes, lister).run(self.life)
                 code = 0
             except BaseException:
                 log.exception("the process that pushes content ahead of readers failed")
@@ -471,8 +473,6 @@ class Supervisor:
             self.operations.notify = self._notify
             if self.resends:
                 self.operations.fetcher = self.fetcher
-            if self._habits is not None and isinstance(self.operations, ReadOperations):
-                self.operations.siblings = Siblings(self.device, cast(LowerTree, tree), self._habits)
             tree.lower.on_files, retired = own.files, own.retirement
             is_surplus = serve(
                 *(self.device, self.operations.answer),

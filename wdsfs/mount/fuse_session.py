@@ -250,7 +250,10 @@ def _serve(
             if mount.merge and follow is not None and supervisor.epochs:
                 # Names of the top are the names of samples there: not to be asked for again every second.
                 operations.change_seconds = TIMEOUT_SECONDS
-            _set_readahead(mount)
+            mounted = mount_table.mounted_at(mount.mountpoint)
+            if mounted is not None:
+                supervisor.place = mount.mountpoint, mounted.device
+                _set_readahead(mounted.device, mount)
             leave()
             growth.attach(supervisor)
             running = RunningMount(daemon, growth, supervisor, signals, ready, is_derived)
@@ -355,12 +358,10 @@ def _place_of_stderr() -> str | None:
         return None
 
 
-def _set_readahead(mount: MountOptions) -> None:
+def _set_readahead(device: int, mount: MountOptions) -> None:
     """Set the readahead of the mount, which only root may do, and only where /sys is writable."""
-    mounted = mount_table.mounted_at(mount.mountpoint)
     try:
-        if mounted is not None:
-            host.set_readahead(mounted.device, mount.serving.readahead << 10)
+        host.set_readahead(device, mount.serving.readahead << 10)
     except OSError as error:
         log.debug("the kernel's readahead cannot be changed: %s", error)
 

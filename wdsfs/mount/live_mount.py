@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 FREEZE_SECONDS = THAW_SECONDS = 60.0  # how long a mount may take to stand still, and to go on
 END_SECONDS = 30.0  # how long a process may outlive its mount
 _USERS_NAMED = 5  # processes that a message names
+# Between attempts at a busy mount: its own lister (`fuse/lister.py`) has a directory open for milliseconds.
+_BUSY_SECONDS = 0.01, 0.05, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,10 +226,16 @@ def detach(path: str, lazy: bool) -> None:
     # In English, for the message is searched below.
     environment = {**os.environ, "LC_ALL": "C"}
     command = [program, *options, "--", path]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=environment)
-    if done.returncode:
-        text = done.stderr.strip()
-        raise MountError(_busy_text(path) if "busy" in text else text)
+    for seconds in (*_BUSY_SECONDS, 0.0):
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False, env=environment
+        )
+        if not done.returncode:
+            return
+        if "busy" not in done.stderr:
+            raise MountError(done.stderr.strip())
+        time.sleep(seconds)
+    raise MountError(_busy_text(path))
 
 
 def _busy_text(path: str) -> str:
