@@ -442,7 +442,7 @@ def test_counts_that_no_answer_to_the_kernel_can_hold_are_refused(tmp_path: Path
     found[60:64] = zlib.crc32(found[:60]).to_bytes(4, "little")
     file.unlink()
     file.write_bytes(found)
-    with pytest.raises(SpecError, match="counts of shard 0 cannot be right"):
+    with pytest.raises(SpecError, match="counts of shard 0 are impossible"):
         expand([str(file)])
 
 

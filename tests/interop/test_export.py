@@ -204,7 +204,7 @@ def test_what_somebody_has_edited_is_kept(program: Program) -> None:  # noqa: F8
     [
         (
             {"s.tar": ONE, "t.tar": tar(member(b"b.cls", b"x"))},
-            "t.tar: the key 'b' is also in s.tar: Energon takes",
+            "t.tar: the key 'b' is also in s.tar: Energon needs",
         ),
         ({"s.tar": tar(A, B, member(b"a.cls", b"x"))}, "s.tar: the key 'a' is also in itself"),
         ({"s.tar": tar(A, B)[:-1500]}, "s.tar: the shard is damaged"),

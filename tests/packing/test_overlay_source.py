@@ -271,7 +271,7 @@ def test_conflicts_are_never_left_out(upper: dict[Any, Any], view: View, text: s
 
 def test_what_cannot_be_packed(tmp_path: Path) -> None:
     here = Set(tmp_path, FIRST).edit({"s0": {"d": {"a": {"l": "jpg", "JPG": b"x", "txt": b""}}}})
-    with pytest.raises(CommitError, match=r"s0/d/a/l: is a symbolic link\n--leave-out goes ahead"):
+    with pytest.raises(CommitError, match=r"s0/d/a/l: is a symbolic link\n--leave-out packs all others"):
         here.commit()
     with pytest.raises(CommitError, match=r"cannot be packed:\n.*\n.*link$"):
         here.commit(in_place=True, leave_out=True)

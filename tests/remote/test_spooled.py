@@ -171,7 +171,7 @@ def test_others_go_for_output_however_recently_they_were_used(here: Here) -> Non
         assert other.put(0, DATA[:6_000_000])
     parts = [here.counted(f"tail -c +{start} x.tar | head -c 3000000") for start in (1, 3_000_001, 6_000_001)]
     pins = [pinned(remote, url) for url in parts[:2]]
-    with pytest.raises(UnreadableShard, match="the rest of the cache is in use: --cache-size"):
+    with pytest.raises(UnreadableShard, match="the rest of the cache is in use: give the cache more"):
         pinned(remote, parts[2])
     for number, (url, pin) in enumerate(zip(parts[:2], pins, strict=True)):
         with contextlib.closing(remote.open(url, pin)) as tar:
