@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 from tests.processes import PATIENCE
+from wdsfs import __version__
 from wdsfs.cli.main import main
 
 ROOT = Path(__file__).parent.parent
@@ -173,17 +175,19 @@ def test_reports_are_asked_for(name: str) -> None:
     assert "--report" in {option for parameter in doctor.params for option in parameter.opts}
 
 
-def test_the_conda_recipe_has_our_dependencies() -> None:
+def test_the_conda_recipe_is_that_of_the_project() -> None:
+    """Its dependencies, programs, Python and version."""
     recipe = yaml.safe_load((ROOT / "packaging/conda/recipe.yaml").read_text())
-    text = (ROOT / "pyproject.toml").read_text()
-    [listed] = re.findall(r"^dependencies = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {"lmdb": "python-lmdb", "xxhash": "python-xxhash"}
-    ours = {
-        f"{names.get(name.lower(), name.lower())} >={version}"
-        for name, version in re.findall(r'"([\w.]+)>=([\d.]+)"', listed)
-    }
-    assert ours <= set(recipe["requirements"]["run"])
-    assert recipe["context"]["version"] in (ROOT / "wdsfs/__init__.py").read_text()
+    ours = {f"python {project['requires-python']}", "__linux"}
+    for requirement in project["dependencies"]:
+        name, version = requirement.lower().split(">=")
+        ours.add(f"{names.get(name, name)} >={version}")
+    assert set(recipe["requirements"]["run"]) == ours
+    scripts = [f"{name} = {function}" for name, function in project["scripts"].items()]
+    assert recipe["build"]["python"]["entry_points"] == scripts
+    assert recipe["context"]["version"] == __version__
 
 
 def test_what_packages_install_has_hashes_and_the_versions_of_the_tests() -> None:
