@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 WDSFS = str(Path(sys.executable).with_name("wdsfs"))
-PATIENCE = 300  # seconds: an emulated machine is slow
+PATIENCE = 900  # seconds: an emulated machine is slow
 
 
 def wdsfs(*words: str, code: int = 0) -> str:
