@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 _FSOPEN, _FSCONFIG, _FSMOUNT, _FSPICK, _MOVE_MOUNT = 430, 431, 432, 433, 429  # on all architectures
+_OPEN_TREE, _CLONE = 428, 1
 _SET_FLAG, _SET_STRING, _CREATE, _RECONFIGURE = 0, 1, 6, 7
 _CLOEXEC, _FROM_EMPTY_PATH, _AT_FDCWD = 1, 4, -100
 _BENEATH = 0x200  # flag of move_mount
@@ -69,6 +70,17 @@ def end_of_use(mountpoint: str) -> int:
             os.close(fd)
         raise OSError(number, os.strerror(number), mountpoint)
     return fd
+
+
+def detached(mountpoint: str) -> int:
+    """Return a descriptor of the top of a mount, by a detached mount of its own: that one can be unmounted.
+
+    Without CAP_SYS_ADMIN the descriptor keeps the mount itself busy. Raises OSError.
+    """
+    try:
+        return _call(_OPEN_TREE, _AT_FDCWD, os.fsencode(mountpoint), _CLONE | os.O_CLOEXEC)
+    except PermissionError:
+        return os.open(mountpoint, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def attempt(fstype: bytes, settings: Sequence[tuple[bytes, bytes]]) -> None:

@@ -468,7 +468,7 @@ def test_a_page_cache_under_pressure(program: Program) -> None:
             (group / "cgroup.procs").write_text(str(pid))
         for path in paths * 3:
             assert is_right(path, path.read_bytes())
-        assert mounted.status()["pushed"]["bytes"] > 2 * limit
+        assert mounted.status()["pushed"]["bytes"] > limit
         assert mounted.status()["restarts"] == 0
 
 

@@ -1,8 +1,8 @@
 """Listings of samples that the kernel keeps before a client asks for them.
 
 The kernel keeps a listing that a client has read to its end, and there is no message that gives it one. So the
-lister is a client of its own mount. It is never waited for, and lists for some milliseconds at a time: a directory
-that it has open keeps the mount busy.
+lister is a client of its own mount. It is never waited for, and lists for some milliseconds at a time: where it
+may not have a detached mount, a directory that it has open keeps the mount busy.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
+from wdsfs import mount_table
 from wdsfs.fuse.passes import Passes
 from wdsfs.inodes import ROOT, index_of, unpack
 from wdsfs.tree.tree import LowerTree
@@ -81,7 +82,7 @@ class Lister:
 
     def _list(self, samples: Sequence[Sample]) -> None:
         with contextlib.suppress(OSError):  # the mount is gone
-            top = os.open(self._mountpoint, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            top = mount_table.detached(self._mountpoint)
             try:
                 if os.fstat(top).st_dev == self._device:  # else something else is mounted there
                     for sample in samples:
