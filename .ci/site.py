@@ -16,6 +16,7 @@ SOURCE, SITE = ROOT / "build" / "site-source", ROOT / "build" / "site"
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "CHANGELOG.md",
     "docs/**/*.md",
     "docs/images/*",

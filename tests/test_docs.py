@@ -30,7 +30,13 @@ ROOT = Path(__file__).parent.parent
 _TOP = click.Context(main)
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 COMMANDS = {name: main.get_command(_TOP, name) for name in main.list_commands(_TOP)}
-DOCUMENTS = [ROOT / "README.md", ROOT / "bench/RESULTS.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    ROOT / "bench/RESULTS.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 
 def test_the_example_in_format_md_is_what_is_stored(tmp_path: Path) -> None:
@@ -118,7 +124,9 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", ["reference/semantics", "reference/formats", "how-to/pack"])
+@pytest.mark.parametrize(
+    "page", ["reference/semantics", "reference/formats", "reference/platforms", "how-to/pack"]
+)
 def test_every_section_names_the_tests_that_show_it(page: str) -> None:
     """Each section that says something has a footnote; each footnote names tests that exist."""
     text = (ROOT / f"docs/{page}.md").read_text()
