@@ -17,7 +17,7 @@ def _end_at_interrupts() -> None:
 
 
 def _collect_rarely() -> None:
-    """Look for cycles of garbage less often than Python does: imports alone cause 70 ms of it.
+    """Look for cycles of garbage less often than Python does: imports alone cause 70 ms of this work.
 
     Imported objects are frozen, so that the collection at the end skips them.
     """
