@@ -131,10 +131,13 @@ def read_cached(content: Content, offset: int, length: int) -> memoryview | None
     file = content.file
     if content.extents is not None or not 0 < length <= READ_MAX:
         return None if content.held is None else _held_cached(content, offset, length)
-    fd, begin = file.source, content.data + offset
+    fd, data, begin = file.source, _scratch[:length], content.data + offset
     if not isinstance(fd, int):
-        return None if file.remote is None else file.remote.read_cached(length, begin)
-    data = _scratch[:length]
+        cached = None if file.remote is None else file.remote.read_cached(length, begin)
+        if cached is None:
+            return None
+        data[:] = cached  # copied: before the reply is sent, other files of the sample may be read from the cache
+        return data
     file.look_ahead(begin, begin + length)
     try:
         got = os.preadv(fd, (data,), begin, os.RWF_NOWAIT)
