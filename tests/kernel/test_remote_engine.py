@@ -94,7 +94,7 @@ def test_fetched_objects_are_served_without_the_store(mounts: Program, web: WebS
 def test_an_incomplete_object_is_not_served(mounts: Program, web: WebServer) -> None:
     """One block that is not there is enough: `kernel` says what to do, `auto` takes FUSE."""
     message = mounts.refused(*KERNEL, urls(web), mounts.mountpoint, code=5)
-    assert f"{web.url}/x-0.tar is not complete in the cache; `wdsfs fetch` brings it there" in message
+    assert f"{web.url}/x-0.tar is not complete in the cache; run: wdsfs fetch" in message
     mounts.run("fetch", urls(web))
     data = data_of(mounts, b"p")
     flip(data, 50_000)
