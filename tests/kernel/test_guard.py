@@ -315,7 +315,7 @@ def test_links_of_others_lead_to_their_own_files_only(program: Program) -> None:
     shard.unlink()
     secret.chmod(0o600)
     os.link(secret, shard)
-    assert "is a hard link of a file of root, that not" in program.refused("mount", image, mountpoint, code=5)
+    assert "is a hard link of a file of root that not" in program.refused("mount", image, mountpoint, code=5)
     link_to(place / "before.tar", mine=False)
     message = program.refused("mount", "--engine", "kernel", shard, mountpoint, code=3)
     assert "(nobody) leads to a file of root" in message

@@ -234,7 +234,7 @@ def test_refresh_of_a_fixed_set(program: Program) -> None:
             "kept": "",
             "error": "",
         }
-        assert "being written" in answer["left_out"][0]["why"]
+        assert "may be writing it" in answer["left_out"][0]["why"]
         assert files(mounted.path) == model.files("{name}/{name}-{sample}/txt")
         state = json.loads((mounted.path / ".wdsfs/status.json").read_text())["set"]
         assert (state["added"], state["removed"], state["left_out_count"]) == (1, 1, 1)

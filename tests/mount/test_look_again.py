@@ -213,7 +213,7 @@ def test_numbers_of_samples_that_are_gone_stay_unused(shards: Path, tmp_path: Pa
     tree = followed.served.lower_tree()
     assert [entry.name for entry in tree.listing(folder)][-1] == b"000012"  # a listing that is under way goes on
     folder = tree.resolve(b"by-index/000/000").inode
-    with pytest.raises(NoSuchEntry, match="sample 2 is gone"):
+    with pytest.raises(NoSuchEntry, match="sample 2 does not exist"):
         tree.lookup(folder, b"000002")
     tree.close(True)
     (shards / "s0.tar").unlink()
@@ -477,7 +477,7 @@ def test_a_list_that_others_can_write_is_not_read_again(shards: Path, tmp_path: 
     (place / "index").mkdir(mode=0o700)
     followed = Followed(tmp_path, [f"@{place}/list.txt"], shared=True)
     (place / "list.txt").write_text(f"{shards}/s0.tar\n{shards}/s1.tar\n")
-    assert "others can write it" in followed.look()["error"]
+    assert "other users can write it" in followed.look()["error"]
     place.chmod(0o755)
     assert [row[1] for row in followed.look()["new"]] == ["s1"]
 

@@ -31,7 +31,7 @@ def test_outputs_of_commands_are_served_over_the_death_of_any_process(program: P
     whole, runs = program.write("x.tar", SHARD), program.home / "runs"
     fails_late = f"pipe:head -c 700000 {whole}; echo oh >&2; echo no disk >&2; exit 7 # bad.tar"
     with program.mounted(f"pipe:echo >> {runs}; cat {whole}", fails_late) as mounted:
-        ending = r"ended with exit code 7: no disk; (what|only)"
+        ending = r"ended with exit code 7: no disk; (its output|only)"
         mounted.expect_log(ending)
         mounted.allow_log("says: oh", "says: no disk", "killed by SIGKILL")
 

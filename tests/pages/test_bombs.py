@@ -127,7 +127,7 @@ def test_a_picture_that_is_too_large_for_a_card(previewer: Previewer) -> None:
     size = 54 + 3 * 4000 * 2000
     head = b"BM" + struct.pack("<IIIIiiHHIIiiII", size, 0, 54, 40, 4000, 2000, 1, 24, 0, 0, 0, 0, 0, 0)
     data = head + bytes(3 * 4000 * 2000)
-    assert "More than 16 MiB" in previewer.preview("bmp", Bytes(data), CARD).problem
+    assert "more than 16 MiB" in previewer.preview("bmp", Bytes(data), CARD).problem
     assert previewer.preview("bmp", Bytes(data)).kind == "image"
 
 
