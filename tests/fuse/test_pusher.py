@@ -401,8 +401,8 @@ def test_a_mount_that_ends_in_the_middle_of_passes(program: Program, number: sig
             kill(mounted.pid, number)
         else:
             mounted.allow_log("killed by SIGKILL")  # the supervisor may see a worker's death before its own
-            for pid in mounted.processes():
-                kill(pid)
+            for pid in sorted(mounted.processes(), key=lambda pid: pid != mounted.pid):
+                kill(pid)  # the supervisor first: it would replace a worker, which serves without it, too
         for reader in readers:
             assert reader.wait(PATIENCE) == 1  # an OSError
         if number == signal.SIGKILL:
@@ -424,8 +424,8 @@ def test_a_mount_that_ends_while_samples_are_listed(program: Program, number: si
             kill(mounted.pid, number)
         else:
             mounted.allow_log("killed by SIGKILL")
-            for pid in mounted.processes():
-                kill(pid)
+            for pid in sorted(mounted.processes(), key=lambda pid: pid != mounted.pid):
+                kill(pid)  # the supervisor first: it would replace a worker, which serves without it, too
         reader.wait(PATIENCE)
         if number == signal.SIGKILL:
             mounted.wait_for_exit()

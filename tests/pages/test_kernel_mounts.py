@@ -95,7 +95,7 @@ def test_labels_are_those_of_the_mount(mounts: Program) -> None:
         wait_until(lambda: "wdsfs refresh" in viewer.ask("/").text, "the word")
         assert b"sad!" not in viewer.ask("/file/t-0/a/mood").body
         refused = mounts.refused("view", mounts.mountpoint, code=3)
-        assert f"{mounts.home}/labels.csv: is another file" in refused
+        assert f"{mounts.home}/labels.csv: was replaced" in refused
         mounts.run("refresh", mounts.mountpoint)
         wait_until(lambda: viewer.paths("?column=mood&value=sad!") == ["t-0/a", "t-1/a"], "the new labels")
         assert viewer.ask("/file/t-0/a/mood").body == b"sad!"
