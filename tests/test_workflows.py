@@ -120,6 +120,10 @@ def test_every_supported_python_is_tested() -> None:
     tested = content["jobs"]["tests"]["strategy"]["matrix"]["python"]
     claimed = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
     assert tested == claimed
+    platforms = (ROOT / "docs/reference/platforms.md").read_text()
+    known = re.findall(r"^\| Python (3\S.*?) \|.* \| (?:tested|tried) \|$", platforms, re.MULTILINE)
+    assert re.findall(r"3\.\d+", " ".join(known)) == claimed
+    assert f"on Python {claimed[0]} to {claimed[-1]};" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_zizmor() -> None:
@@ -204,3 +208,14 @@ def test_a_release_of_another_tag_is_refused() -> None:
     done = subprocess.run([ROOT / ".ci/release", "v0.0.0"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "the tag is v0.0.0, and wdsfs/__init__.py says" in done.stderr
+
+
+def test_a_release_of_what_is_not_committed_is_refused(tmp_path: Path) -> None:
+    for name in (".ci/release", "wdsfs/__init__.py", "CHANGELOG.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    subprocess.run(["git", "init", "-q", tmp_path], check=True, timeout=PATIENCE)
+    command = [str(tmp_path / ".ci/release"), f"v{__version__}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert done.returncode == 1
+    assert "not committed" in done.stderr
