@@ -125,6 +125,8 @@ def test_files_seek(tree: wdsfs.Tree) -> None:
     assert tree.read("t-1/d0/k1-2/jpg", 10**9) == b""
     with pytest.raises(wdsfs.UsageError, match="mode 'wb'"):
         tree.open("t-1/x", "wb")
+    with pytest.raises(wdsfs.UsageError, match="mode rb takes no encoding"):
+        tree.open("t-1/d0/k1-2/json", encoding="ascii")
     with pytest.raises(wdsfs.EntryError):
         tree.open("t-1")
 

@@ -22,11 +22,13 @@ import wdsfs
 from tests import tars
 from tests.library.conftest import columns, expected, shard
 from tests.web_server import WebServer
+from wdsfs.index import index_directory
 from wdsfs.library import opened_set
 from wdsfs.library.opened_set import OpenedSet
 from wdsfs.remote import shard_paths
 from wdsfs.tree import content, sample_reader
 from wdsfs.tree.path_table import KeyTable
+from wdsfs.tree.view_sources import KEYS
 
 EXPECTED = expected()
 
@@ -52,6 +54,12 @@ def test_numbers_slices_and_lists(samples: wdsfs.Samples) -> None:
 def test_a_number_that_is_not_there(samples: wdsfs.Samples, number: Any) -> None:
     with pytest.raises(IndexError, match="the set has 12"):
         samples[number]
+
+
+@pytest.mark.parametrize("key", ["k", "", b"k"])
+def test_a_key_is_no_number(samples: wdsfs.Samples, key: Any) -> None:
+    with pytest.raises(TypeError, match="by_key finds one"):
+        samples[key]
 
 
 def test_numbers_of_numpy_are_numbers_and_booleans_are_none(samples: wdsfs.Samples) -> None:
@@ -366,6 +374,47 @@ def test_a_fork_with_an_index_that_is_only_temporary(shards: str, tmp_path: Path
     assert not place.exists()
 
 
+def test_after_a_fork_threads_of_several_sets_open_the_index_once(
+    shards: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMDB refuses to open it twice, and all that is in it would be made again in a temporary one."""
+    opened: list[object] = []
+    open_at, both = index_directory._open_at, threading.Barrier(2)
+
+    def noted(*args: Any) -> Any:
+        opened.append(args)
+        return open_at(*args)
+
+    monkeypatch.setattr(index_directory, "_open_at", noted)
+    with wdsfs.samples(shards) as first, wdsfs.tree(shards) as second, ThreadPoolExecutor(2) as pool:
+
+        def ask(set_: OpenedSet) -> bool:
+            both.wait(10)
+            with set_.lock:
+                return set_.lower.index._home.env is None
+
+        for _ in range(50):
+            opened.clear()
+            assert _in_child(lambda: 1) == 1
+            assert list(pool.map(ask, (first._set, second._set))) == [False, False]
+            assert len(opened) == 1
+        assert not first._set.lower.index.temporary
+
+
+def test_a_set_that_is_opened_after_a_fork_shares_the_index(samples: wdsfs.Samples, shards: str) -> None:
+    assert _in_child(lambda: samples[0]) == EXPECTED[0]
+    with wdsfs.samples(shards) as later:
+        assert (later[0], samples[0]) == (EXPECTED[0], EXPECTED[0])
+        assert [some._set.lower.index.temporary for some in (samples, later)] == [False, False]
+
+
+def test_a_table_of_keys_that_is_gone_is_made_again(samples: wdsfs.Samples) -> None:
+    """As after damage to the index, when another one has taken its place."""
+    assert samples.by_key("d1/k2-3") == EXPECTED[11]
+    samples._set.lower.drop_tables([KEYS])
+    assert samples.by_key("d1/k2-3") == EXPECTED[11]
+
+
 @pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
 def test_workers(samples: wdsfs.Samples, start: str) -> None:
     with multiprocessing.get_context(start).Pool(2) as pool:
@@ -425,6 +474,17 @@ def test_what_is_closed_answers_nothing(shards: str) -> None:
         with pytest.raises(wdsfs.UsageError, match="this is closed"):
             question()
     samples.close()
+
+
+def test_threads_that_wait_while_it_is_closed_read_nothing(shards: str) -> None:
+    """The map of the index is gone when they get the lock."""
+    samples = wdsfs.samples(shards)
+    reader = samples._reader
+    assert (reader.sample(0), reader.keys(0)[0], reader.find("d1/k2-3")) == (EXPECTED[0], "d0/k0-0", [11])
+    samples.close()
+    for question in (lambda: reader.sample(0), lambda: reader.keys(0), lambda: reader.find("d1/k2-3")):
+        with pytest.raises(wdsfs.UsageError, match="this is closed"):
+            question()
 
 
 def test_two_sets_share_an_index_that_stays_open_until_both_are_closed(shards: str) -> None:

@@ -17,6 +17,7 @@ import logging
 import os
 import stat
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -257,7 +258,8 @@ def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
 
 log = logging.getLogger(__name__)
 
-_open: dict[Path, IndexDirectory] = {}  # the open ones of this process, by path
+_open: dict[Path, IndexDirectory] = {}  # those that this process uses, by path; closed ones are opened again
+_reopening = threading.Lock()  # LMDB refuses a second environment: users of one directory may come at once
 
 
 class IndexDirectory:
@@ -288,17 +290,20 @@ class IndexDirectory:
     def env(self) -> lmdb.Environment:
         """The environment to which new values are written, opened again after `close`."""
         if self._env is None:
-            self._reopen()
+            with _reopening:
+                if self._env is None:
+                    self._reopen()
         assert self._env is not None
         return self._env
 
     def _reopen(self) -> None:
         fresh = self.reopened()
-        self._env, self.base, self.path, self._data_inode = fresh._env, fresh.base, fresh.path, fresh._data_inode
+        if fresh._temporary is not None:
+            _open.pop(self.path, None)
         self._discard_here()
         self._temporary = self._temporary or fresh._temporary
-        if fresh._temporary is None:
-            _open[self.path] = self
+        self.base, self.path, self._data_inode = fresh.base, fresh.path, fresh._data_inode
+        self._env = fresh._env  # last: others use it at once
 
     def join(self) -> IndexDirectory:
         """Return this directory for one more user in this process."""
@@ -359,10 +364,10 @@ class IndexDirectory:
             if env is not None:
                 env.close()
         self._env = self.base = self._retired = None
-        _open.pop(self.path, None)
 
     def discard(self) -> None:
-        """Delete a temporary directory that was closed."""
+        """Give up a directory that was closed; a temporary one is deleted."""
+        _open.pop(self.path, None)
         self._discard_here()
         if self._temporary is not None:
             self._temporary.cleanup()

@@ -434,7 +434,7 @@ class Index:
         value = self._get(key)
         if value is None:
             raise IndexUnusable(
-                "the table of the merged tree is gone from the index; mount again, or repeat the command"
+                "a table over the whole set is gone from the index; mount again, or repeat the command"
             )
         return value[20:]
 

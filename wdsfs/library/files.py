@@ -144,6 +144,8 @@ class Tree(OfSet):
         """
         if mode not in ("rb", "r", "rt"):
             raise UsageError(f"mode {mode!r}: files of a set are read-only; use mode rb or r")
+        if text and mode == "rb":
+            raise UsageError(f"mode rb takes no {', '.join(text)}: use mode r")
         raw = MemberFile(self, self._node(path), path)
         if buffering == 0 and mode == "rb":
             return raw  # type: ignore[return-value]

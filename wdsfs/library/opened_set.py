@@ -105,6 +105,7 @@ class OpenedSet:
         with _opening, self.lock:
             _sets.discard(self)
             self._stack.close()
+            self.lower.index = Closed()  # type: ignore[assignment]  # threads that wait for the lock would read it
 
     def suspend(self) -> None:
         """Close what does not survive a fork; the next question opens it again."""

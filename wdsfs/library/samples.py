@@ -56,6 +56,8 @@ class Samples(OfSet, Sequence[Sample]):
         try:
             operator.index(number)  # type: ignore[arg-type]
         except TypeError:
+            if isinstance(number, str | bytes):
+                raise TypeError("samples have numbers: by_key finds one by its key") from None
             return self.__getitems__(number)  # type: ignore[arg-type]
         return self._reader.sample(self._checked(number))  # type: ignore[arg-type]
 

@@ -6,6 +6,7 @@ other samples are read through `ShardSet.content`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import itertools
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wdsfs.errors import StaleShard
+from wdsfs.errors import IndexUnusable, StaleShard
 from wdsfs.index.record import Record
 from wdsfs.inodes import MEMBER, position
 from wdsfs.remote.shard_paths import is_remote
@@ -325,7 +326,9 @@ class SampleReader:
 
     def _candidates(self, crc: int) -> list[int]:
         """Return the shards that may have a key with this CRC-32, by a table made at the first question."""
-        if not self._table:
-            record, numbers = self._lower.record, range(len(self._lower))
-            self._table = indexed(self._lower.keep_table, KEYS, lambda: KeyTable.build(map(record, numbers)))
+        if self._table:
+            with contextlib.suppress(IndexUnusable):  # the index was damaged, and is another one now
+                return KeyTable.parse(self._lower.index.table(self._table)).candidates(crc)
+        record, numbers = self._lower.record, range(len(self._lower))
+        self._table = indexed(self._lower.keep_table, KEYS, lambda: KeyTable.build(map(record, numbers)))
         return KeyTable.parse(self._lower.index.table(self._table)).candidates(crc)
