@@ -124,6 +124,7 @@ def test_a_file_system_of_shards(shards: str) -> None:
     with fs.open(path) as file:
         file.seek(-3, os.SEEK_END)
         assert file.read() == data[-3:]
+    assert fs.read_block(path, 5, 10**9) == data[5:]
     assert fs.ls("/t-0/d0", detail=False) == ["t-0/d0/k0-0", "t-0/d0/k0-2"]
     assert fs.info("/t-0/d0/")["name"] == "t-0/d0"
     sent = pickle.dumps(fs)

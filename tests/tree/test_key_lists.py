@@ -124,7 +124,7 @@ WRONG = {
     "no gz": ("k.txt.gz", b"what is this?", r"k\.txt\.gz: cannot be unpacked"),
     "cut gz": ("k.txt.gz", gzip.compress(os.urandom(5000))[:-100], r"k\.txt\.gz: cannot be unpacked"),
     "bomb": ("k.txt.gz", gzip.compress(bytes(1 << 20)), r"unpacks to more than 200 times"),
-    "no column": ("k.csv", b"a,b\n1,2\n", r"has no column '__key__' or 'key'"),
+    "no column": ("k.csv", b"a,b\n1,2\n", r"has no column '__key__' or 'key' .* as in .*k\.csv:COLUMN"),
     "not this column": ("k.csv:c", b"a,key\n1,2\n", r"has no column 'c'"),
     "no parquet": ("k.parquet", b"PAR1 what is this? PAR1", r"k\.parquet: cannot be read as parquet"),
 }
@@ -292,6 +292,8 @@ def test_what_is_listed_and_not_there_is_said(program: Program) -> None:
     assert b"2 are not in the set" in refusal
     checked = program.run("check", "--keys", "k.txt", "s{0..2}.tar", code=1).stdout
     assert b"[missing key] --keys" in checked
+    program.write("long.txt", text("a", "x" * 10_000))
+    assert len(program.run("ls", "--keys", "long.txt", "s{0..2}.tar").stderr) < 500
     program.write("none.txt", b"\x1b[2Jgone\n")
     refusal = program.run("ls", "--keys", "none.txt", "s{0..2}.tar", code=3).stderr
     assert b"of its 1 key none is that of a sample of the set (first: '\\x1b[2Jgone')" in refusal

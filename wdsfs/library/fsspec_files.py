@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import stat as modes
 from collections.abc import Iterator
@@ -107,7 +108,7 @@ class WdsfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if mode != "rb":
             self._refuse(path)
         with _os_errors(path):
-            return self._tree.open(path)
+            return _Buffered(self._tree.open(path, buffering=0))  # type: ignore[arg-type]
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
         path = self._strip_protocol(path)
@@ -131,6 +132,14 @@ class WdsfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         """Close the shards. Later instances with the same arguments open them again."""
         self._tree.close()
         self._cache.pop(self._fs_token, None)
+
+
+class _Buffered(io.BufferedReader):
+    """A file with its size (bytes), which `read_block` and Dask ask for."""
+
+    @property
+    def size(self) -> int:
+        return self.raw.size  # type: ignore[attr-defined, no-any-return]
 
 
 def _sent(shards: list[str], arguments: dict[str, Any]) -> WdsfsFileSystem:

@@ -30,7 +30,7 @@ from wdsfs.tree import label_files
 from wdsfs.tree.label_files import LabelFile, wrong
 
 KIND = "keys"  # of tables in the cache
-NAMED = 3  # keys of no sample that a message names
+NAMED, SHOWN = 3, 200  # keys of no sample that a message names, bytes of each
 _HEAD = struct.Struct("<QQ")  # where the rows begin, how many there are
 _LENGTH = struct.Struct("<I")  # in front of each key
 _PADS = [bytes(size) for size in range(8)]
@@ -103,7 +103,7 @@ class KeyList:
             places = places[fresh & (bits[places >> 3] >> (places & 7) & 1 == 0)]
             count += len(places)
             first = np.sort(np.concatenate((first, places)))[:NAMED]
-        return Missing(count, self.lines, [self._key(place) for place in first.tolist()])
+        return Missing(count, self.lines, [self._key(place)[:SHOWN] for place in first.tolist()])
 
 
 @contextlib.contextmanager

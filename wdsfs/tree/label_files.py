@@ -299,7 +299,11 @@ def _key_column(file: LabelFile, columns: Sequence[str], others: Sequence[str] =
         if name in columns:
             return name
     what = " or ".join(map(repr, file.key_names))
-    raise wrong(file, None, f"has no column {what} that says which sample a row is for; it has {_listed(columns)}")
+    text = f"has no column {what} that says which sample a row is for; it has {_listed(columns)}"
+    other = (
+        f"; name another one as in {file.text}:COLUMN" if file.is_list and columns and file.kind != _SQLITE else ""
+    )
+    raise wrong(file, None, text + other)
 
 
 def _value(file: LabelFile, line: int, column: str, value: Any) -> bytes | None:
