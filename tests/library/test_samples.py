@@ -579,3 +579,18 @@ def test_a_program_that_ends_without_closing(shards: str) -> None:
     assert run("import wdsfs; samples = wdsfs.samples('t-{0..2}.tar'); print(samples, samples[3]['cls'])") == (
         "<wdsfs.samples: 12 in 3 shards> b'0'\n"
     )
+
+
+def test_the_end_of_a_program_closes_samples_while_all_modules_are_there(shards: str) -> None:
+    """Else the interpreter would, when modules are gone, and print what fails."""
+    code = """import atexit
+def ask():
+    try:
+        samples[0]
+    except wdsfs.UsageError as error:
+        print(error)
+atexit.register(ask)
+import wdsfs
+samples = wdsfs.samples("t-{0..2}.tar")
+"""
+    assert run(code) == "this is closed; open it again\n"

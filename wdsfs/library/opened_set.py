@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import resource
@@ -214,6 +215,16 @@ _opening = threading.RLock()
 _locked: list[OpenedSet] = []
 
 
+def _close_all() -> None:
+    """Close what the program has left open, while all modules are there; not what a daemon thread still holds."""
+    if _opening.acquire(timeout=1):
+        for set_ in list(_sets):
+            if set_.lock.acquire(timeout=1):
+                set_.close()
+                set_.lock.release()
+        _opening.release()
+
+
 def _before_fork() -> None:
     _opening.acquire()
     for set_ in list(_sets):
@@ -229,4 +240,5 @@ def _after_fork() -> None:
     _opening.release()
 
 
+atexit.register(_close_all)
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
