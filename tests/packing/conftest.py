@@ -84,7 +84,8 @@ class FakeS3:
 
     async def _part(self, request: Request, key: str, query: dict[str, list[str]]) -> Answer:
         """Answer a request of an upload in parts; it is a PUT to `puts` and `faults` when its parts are joined."""
-        assert "x-amz-signature" in str(query).lower() or "/s3/" in request.target
+        if "x-amz-signature" not in str(query).lower() and "/s3/" not in request.target:
+            return 403, {}, b"<Error><Code>AccessDenied</Code></Error>"  # a copy within the store, by obstore
         if "uploads" in query:
             self.begun += 1
             self.uploads[f"a+b/{self.begun}"] = {}
