@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from wdsfs import mount_table
 from wdsfs.fuse.passes import Passes
-from wdsfs.inodes import ROOT, index_of, unpack
-from wdsfs.tree.tree import LowerTree
+from wdsfs.inodes import index_of, unpack
+from wdsfs.tree.tree import LowerTree, folder_path
 
 THREADS = 4  # that list at a time, since each waits for a worker twice for each sample
 # Of a descriptor of the lister. No other program opens a directory with O_DSYNC, and the kernel passes it on.
@@ -62,17 +62,9 @@ class Lister:
                 break
             parent, name = self.tree.places(inode)[0]
             if parent not in folders:
-                folders[parent] = self._path(parent)
+                folders[parent] = folder_path(self.tree, parent)
             samples.append(Sample(inode, folders[parent] + name))
         return samples
-
-    def _path(self, inode: int) -> bytes:
-        """Return the path of a directory below the top, with a slash at its end."""
-        path = b""
-        while inode != ROOT:
-            inode, name = self.tree.places(inode)[0]
-            path = name + b"/" + path
-        return path
 
     def list(self, samples: Sequence[Sample]) -> None:
         """List samples, in threads."""

@@ -18,7 +18,7 @@ from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError, StaleShard
 from wdsfs.inodes import ROOT, UP, kind_of
 from wdsfs.overlay.overlaid_tree import NodeTable, OverlaidTree, number_of
 from wdsfs.overlay.upper_format import DIRECTORY, THE_WHITEOUT, Place, UpperNode
-from wdsfs.tree.tree import text_of
+from wdsfs.tree.tree import folder_path, text_of
 
 CHANGED, REMOVED, RENAMED, NEW = "changed", "removed", "renamed", "new"
 
@@ -156,15 +156,7 @@ class Restoration:
         if number and not self.nodes.homes(target.node, number):
             for parent, name in self.tree.places(number):
                 with contextlib.suppress(NoSuchEntry, NotADirectory):  # it is in another target
-                    yield from self.find(self._path(parent) + name)
-
-    def _path(self, inode: int) -> bytes:
-        """Return the path of a directory of the lower, with a trailing slash; empty for the top."""
-        steps: list[bytes] = []
-        while inode != ROOT:
-            inode, name = self.tree.places(inode)[0]
-            steps.append(name + b"/")
-        return b"".join(reversed(steps))
+                    yield from self.find(folder_path(self.tree, parent) + name)
 
     # --- upper and lower
 
@@ -223,7 +215,7 @@ class Restoration:
         number = self._number(target.node)
         if number and not self.nodes.homes(target.node, number):
             parent, name = self.tree.places(number)[0]
-            return RestoredChange(RENAMED, path, self._path(parent) + name)
+            return RestoredChange(RENAMED, path, folder_path(self.tree, parent) + name)
         return RestoredChange(CHANGED if self._lookup(target.directory, target.name) else NEW, path)
 
 

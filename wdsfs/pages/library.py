@@ -38,7 +38,7 @@ from wdsfs.tree import content as content_module
 from wdsfs.tree.content import Content
 from wdsfs.tree.numbered_tree import samples_of
 from wdsfs.tree.shard_set import indexed
-from wdsfs.tree.tree import AT_PARENT, LowerTree, Node
+from wdsfs.tree.tree import AT_PARENT, LowerTree, Node, folder_path
 from wdsfs.tree.view_sources import OWN
 
 ORDERS_MAX = 8  # shards whose order of samples is kept
@@ -336,11 +336,7 @@ class Snapshot:
     def _path(self, shard: int, member: int) -> bytes:
         """Return the path of the directory that shows a member."""
         inode, _ = self._place(shard, member)
-        parts = []
-        while inode != ROOT:
-            inode, name = self._tree.places(inode)[0]
-            parts.append(name)
-        return b"/".join(reversed(parts))
+        return folder_path(self._tree, inode)[:-1]
 
     def number_at(self, path: bytes) -> int | None:
         """Return the number of the sample whose directory this is; None if it is no sample, or in no shard."""

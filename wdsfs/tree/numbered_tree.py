@@ -56,6 +56,7 @@ from wdsfs.tree.tree import (
     Node,
     Totals,
     View,
+    folder_path,
     resolve,
     text_of,
 )
@@ -296,16 +297,8 @@ class NumberedTree:
         shard, inode = self._sample(number)
         parent, name = self.tree.places(inode)[0]
         if self._folder[0] != parent:
-            self._folder = parent, self._path(parent)
+            self._folder = parent, folder_path(self.tree, parent)
         return shard, _to(self._folder[1] + name)
-
-    def _path(self, inode: int) -> bytes:
-        """Return the path of a directory with a slash at its end; empty for the top."""
-        path = b""
-        while inode != ROOT:
-            inode, name = self.tree.places(inode)[0]
-            path = name + b"/" + path
-        return path
 
     # --- all of them at once
 

@@ -200,6 +200,15 @@ def resolve(tree: Tree, path: bytes) -> Node:
     return node
 
 
+def folder_path(tree: LowerTree, inode: int) -> bytes:
+    """Return the path of a directory below the top of a tree, with a slash at its end; empty for the top."""
+    steps: list[bytes] = []
+    while inode != ROOT:
+        inode, name = tree.places(inode)[0]
+        steps.append(name + b"/")
+    return b"".join(reversed(steps))
+
+
 def text_of(name: bytes) -> str:
     """Return a name for a message."""
     return os.fsdecode(name)
