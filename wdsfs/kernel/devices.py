@@ -335,7 +335,7 @@ class HeldShards:
         """Take leases, so that every later writer waits for this process.
 
         Compare the shards afterwards: a shard may have been written before its lease was taken. Raises MountError
-        for a shard that is being written, and for a copy without a lease, whose times do not tell of writes.
+        for a shard that is being written, and for a copy without a lease, of which no time shows a write.
         """
         layers = dict[int, bool]()  # by the number of the file system
         for device in (*self.devices, self.image):

@@ -155,7 +155,10 @@ def _shards(mount: MountOptions) -> list[Shard]:
 
 
 def _own_paths(mount: MountOptions, index: Index) -> list[bytes]:
-    """Return the paths that this process needs besides the shards. Raises MountError for one in the overlay."""
+    """Return the paths of index, runtime directory, log and overlay.
+
+    Raises MountError for a mount point in the overlay.
+    """
     own = [index.directory.absolute(), host.runtime_dir(), log_path(mount.mountpoint)]
     if mount.overlay is not None:
         own.append(mount.overlay.absolute())

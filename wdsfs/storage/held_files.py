@@ -37,7 +37,7 @@ class HeldFile(NamedTuple):
 def mark(fd: int) -> None:
     """Hold an open file until nobody has it open any more. Raises OSError, also if there are no leases."""
     try:
-        is_written(fd)  # only for its OSError: whoever mounts the file asks the question
+        is_written(fd)  # for its OSError; the answer matters when the file is mounted
     except OSError as error:
         reason = f"the file system has no leases ({error.strerror}); set WDSFS_CACHE_DIR to another one"
         raise OSError(error.errno, reason) from None
