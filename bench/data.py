@@ -37,6 +37,7 @@ class Sizes:
     images: int = 800
     pairs: int = 10_000
     remote_members: int = 1215
+    order_mb: int = 480  # of one shard; six more have a twelfth each
     index_members: int = 360_000
     mount_shards: int = 1000
     memory_samples: int = 200_000
@@ -57,6 +58,7 @@ TINY = Sizes(
     images=64,
     pairs=200,
     remote_members=120,
+    order_mb=24,
     index_members=48_000,
     mount_shards=20,
     memory_samples=40_000,
@@ -280,13 +282,17 @@ def _pairs(data: Set, sizes: Sizes) -> None:
         data.shards.append(tar.shard)
 
 
-def _remote(data: Set, sizes: Sizes) -> None:
-    """A shard of members of 100 kB, as they are in stores."""
-    random = np.random.default_rng(12)
-    with _Tar(data.directory / "remote-000000.tar") as tar:
-        for number in range(sizes.remote_members):
-            tar.add(f"{number:06d}.bin", random.bytes(100_000))
-    data.shards.append(tar.shard)
+def _members(shards: int, size: int, count: Callable[[Sizes], int]) -> Callable[[Set, Sizes], None]:
+    def write(data: Set, sizes: Sizes) -> None:
+        """Shards of members of one size, as they are in stores."""
+        random = np.random.default_rng(12)
+        for number in range(shards):
+            with _Tar(data.directory / f"{data.name}-{number:06d}.tar") as tar:
+                for member in range(count(sizes)):
+                    tar.add(f"{member:06d}.bin", random.bytes(size))
+            data.shards.append(tar.shard)
+
+    return write
 
 
 def _commit(data: Set, sizes: Sizes) -> None:
@@ -367,7 +373,10 @@ WRITERS: dict[str, Callable[[Set, Sizes], None]] = {
     "large": _large,
     "images": _images,
     "pairs": _pairs,
-    "remote": _remote,
+    "remote": _members(1, 100_000, lambda sizes: sizes.remote_members),
+    "order-one": _members(1, 200_000, lambda sizes: sizes.order_mb * 5),
+    "order-six": _members(6, 200_000, lambda sizes: sizes.order_mb * 5 // 12),
+    "tiles": _members(1, 20_000, lambda sizes: sizes.order_mb * 5),
     "commit": _commit,
     "headers3k": _headers(3000),
     "headers100k": _headers(100_000),

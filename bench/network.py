@@ -37,9 +37,13 @@ http {{
   client_body_temp_path {home}/body; proxy_temp_path {home}/proxy; fastcgi_temp_path {home}/fastcgi;
   uwsgi_temp_path {home}/uwsgi; scgi_temp_path {home}/scgi;
   sendfile on; keepalive_requests 1000000;
-  server {{ listen 127.0.0.1:{port}; location / {{ root {root}; autoindex on; }} }}
+  server {{ listen 127.0.0.1:{port}{secure}; location / {{ root {root}; autoindex on; }} }}
 }}
 """
+_CERTIFICATE = (
+    "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=127.0.0.1 "
+    "-addext subjectAltName=IP:127.0.0.1 -addext basicConstraints=critical,CA:FALSE"
+)
 
 
 class Network(NamedTuple):
@@ -53,6 +57,11 @@ class Network(NamedTuple):
         """The URL of a shard."""
         return f"{self.url}/{path.relative_to(self.root)}"
 
+    @property
+    def certificate(self) -> Path:
+        """Its own, signed by itself, with TLS."""
+        return self.log.parent / "certificate.pem"
+
     def traffic(self) -> tuple[int, int]:
         """Requests that it has answered, and bytes."""
         sizes = [int(line) for line in self.log.read_text().split()]
@@ -60,7 +69,8 @@ class Network(NamedTuple):
 
 
 @contextlib.contextmanager
-def network(root: Path, home: Path) -> Iterator[Network]:
+def network(root: Path, home: Path, slow: bool = True, secure: bool = False) -> Iterator[Network]:
+    """Serve the files below `root`: behind a slow network, or by TLS. Raises Broken without nginx."""
     nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if nginx is None:
         raise Broken("nginx is not installed")
@@ -70,12 +80,16 @@ def network(root: Path, home: Path) -> Iterator[Network]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     user = "user root;" if os.geteuid() == 0 else ""
-    (home / "conf").write_text(user + _NGINX.format(home=home, port=port, root=root))
+    tls = ""
+    if secure:
+        run("openssl", *_CERTIFICATE.split(), "-keyout", home / "key.pem", "-out", home / "certificate.pem")
+        tls = f" ssl; ssl_certificate {home}/certificate.pem; ssl_certificate_key {home}/key.pem"
+    (home / "conf").write_text(user + _NGINX.format(home=home, port=port, root=root, secure=tls))
     with subprocess.Popen([nginx, "-p", home, "-c", home / "conf"], stderr=subprocess.DEVNULL) as server:
         try:
             _wait(lambda: _listens(port))
-            with slow_proxy.running("127.0.0.1", port) as slow:
-                yield Network(f"http://127.0.0.1:{slow}", root, home / "access")
+            with slow_proxy.running("127.0.0.1", port) if slow else contextlib.nullcontext(port) as reached:
+                yield Network(f"http{'s' * secure}://127.0.0.1:{reached}", root, home / "access")
         finally:
             server.terminate()
 
@@ -223,13 +237,16 @@ class Remote:
         self.urls = [server.of(path) for path in shards]
         self.mountpoint = home / "mnt"
         self.env = without_proxies() | {"XDG_RUNTIME_DIR": str(home), "XDG_STATE_HOME": str(home)}
+        self._places: list[str | Path] = ["--index-dir", home / "index"]
+        if server.url.startswith("https:"):
+            self._places += ["--store-option", f"certificates={server.certificate}"]
 
     def index(self) -> float:
         """Index the shards into an empty index, through an empty cache that no mount has; the seconds of the
         command."""
         with self._empty() as env:
             since = time.monotonic()
-            run(*self._wdsfs.command("index", "-q", "--index-dir", self.home / "index", *self.urls), env=env)
+            run(*self._wdsfs.command("index", "-q", *self._places, *self.urls), env=env)
             return time.monotonic() - since
 
     def index_alone(self) -> float:
@@ -247,8 +264,8 @@ class Remote:
         """Mount these shards (or `what`), with an empty cache if `fresh`."""
         if fresh:
             shutil.rmtree(self.home / "cache", ignore_errors=True)
-        start: list[str | Path] = ["mount", "-f", "-q", "--index-dir", self.home / "index", *options]
-        command = self._wdsfs.command(*start, *(what or self.urls), self.mountpoint)
+        start = self._wdsfs.command("mount", "-f", "-q", *self._places, *options)
+        command = [*start, *(what or self.urls), self.mountpoint]
         return mounted(command, self.mountpoint, self.env | {"WDSFS_CACHE_DIR": str(self.home / "cache")})
 
 

@@ -21,7 +21,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from bench.systems import descendants, processor_seconds
 
 if TYPE_CHECKING:
     from bench.run import Bench
@@ -103,16 +105,21 @@ WORK: dict[str, tuple[str, str, Callable[[Path], float]]] = {
 }
 
 
+def _status(mountpoint: str) -> dict[str, Any]:
+    status = subprocess.run([*WDSFS, "status", "--json", mountpoint], check=True, capture_output=True)
+    (report,) = json.loads(status.stdout)
+    return dict(report)
+
+
 @contextmanager
-def mounted(shard: Path, layout: str, push: str, say: Callable[[str], object]) -> Iterator[Path]:
-    """Mount a shard; says how many READs the block has made."""
+def mounted(shard: Path, layout: str, push: str, say: Callable[[str], object]) -> Iterator[tuple[Path, int]]:
+    """Mount a shard, yield the place and the process; says how many READs the block has made."""
     with tempfile.TemporaryDirectory() as mountpoint:
         options = ["--quiet", "--layout", layout, "--push", push]
         subprocess.run([*WDSFS, "mount", *options, shard, mountpoint], check=True, stderr=subprocess.DEVNULL)
         try:
-            yield Path(mountpoint)
-            status = subprocess.run([*WDSFS, "status", "--json", mountpoint], check=True, capture_output=True)
-            (report,) = json.loads(status.stdout)
+            yield Path(mountpoint), _status(mountpoint)["pid"]
+            report = _status(mountpoint)
             say(f"  push {push}: {report['requests'].get('read', 0)} READs {report.get('pushed', '')}")
         finally:
             subprocess.run([*WDSFS, "umount", mountpoint], check=True, stdout=subprocess.DEVNULL)
@@ -133,7 +140,7 @@ def extract(shard: Path, layout: str, top: Path) -> None:
 def measured(
     home: Path, turns: int, chosen: Iterable[str], say: Callable[[str], object]
 ) -> Iterator[tuple[str, str, float]]:
-    """Yield work, system and seconds, the systems in turn."""
+    """Yield work, system and seconds, the systems in turn; of mounts processor time, too, with listing."""
     os.environ["WDSFS_INDEX_DIR"] = str(home / "index")
     for work in chosen:
         data, layout, measure = WORK[work]
@@ -146,8 +153,10 @@ def measured(
         for _ in range(turns):
             yield work, "extracted", measure(extracted)
             for system, push in (("wdsfs, push off", "off"), ("wdsfs", "auto")):
-                with mounted(shard, layout, push, say) as top:
+                with mounted(shard, layout, push, say) as (top, pid):
+                    before = processor_seconds(descendants(pid))
                     yield work, system, measure(top)
+                    yield f"{work}, processor time", system, processor_seconds(descendants(pid)) - before
 
 
 def passes(bench: Bench) -> None:
@@ -164,7 +173,8 @@ def main(turns: int, chosen: list[str]) -> None:
             seconds[work][system].append(value)
     for work, systems in seconds.items():
         medians = {system: statistics.median(times) for system, times in systems.items()}
-        texts = [f"{name} {s * 1e3:.0f} ms ({s / medians['extracted']:.2f})" for name, s in medians.items()]
+        base = medians.get("extracted") or medians["wdsfs, push off"]
+        texts = [f"{name} {s * 1e3:.0f} ms ({s / base:.2f})" for name, s in medians.items()]
         print(f"{work}: {', '.join(texts)}")
 
 

@@ -42,7 +42,7 @@ COLUMNS = 3  # of the set `commit`
 _STREAM = """
 import sys, time, webdataset
 since = time.perf_counter()
-for _ in webdataset.WebDataset(sys.argv[1], shardshuffle=False):
+for _ in webdataset.WebDataset(sys.argv[1:], shardshuffle=False):
     pass
 print(time.perf_counter() - since)
 """
@@ -91,17 +91,24 @@ def _cases(
         bench.add("random, requests a read", "", name, requests / count)
         bench.add("random, bytes fetched / used", "", name, size / found.bytes)
     with mount() as pid:
-        before = processor_seconds(descendants(pid))
-        found = read(some, READERS)
-        spent = processor_seconds(descendants(pid)) - before
-        bench.add(f"random, {READERS} readers", "reads/s", name, len(some) / found.seconds)
-        bench.add("random, processor time of a read", "ms", name, spent / len(some) * 1000)
+        many_readers(bench, "random", name, some, server, pid)
 
 
-def _fetched(server: Network, pieces: Sequence[Piece]) -> tuple[Reading, int, int]:
+def many_readers(bench: Bench, order: str, name: str, some: Sequence[Piece], server: Network, pid: int) -> None:
+    """Reads of many readers at once: how many a second, their requests, bytes, and processor time of the mount."""
+    before = processor_seconds(descendants(pid))
+    found, requests, size = _fetched(server, some, READERS)
+    spent = processor_seconds(descendants(pid)) - before
+    bench.add(f"{order}, {READERS} readers", "reads/s", name, len(some) / found.seconds)
+    bench.add(f"{order}, {READERS} readers, requests a read", "", name, requests / len(some))
+    bench.add(f"{order}, {READERS} readers, bytes fetched / used", "", name, size / found.bytes)
+    bench.add(f"{order}, processor time of a read", "ms", name, spent / len(some) * 1000)
+
+
+def _fetched(server: Network, pieces: Sequence[Piece], threads: int = 1) -> tuple[Reading, int, int]:
     """Read pieces; what that took, the requests of the server for it, and their bytes."""
     before = server.traffic()
-    found = read(pieces)
+    found = read(pieces, threads)
     requests, size = (now - then for now, then in zip(server.traffic(), before, strict=True))
     return found, requests, size
 
@@ -181,8 +188,12 @@ def _ratarmount(bench: Bench, data: Set, server: Network, home: Path, turn: int)
 
 def _pipe(bench: Bench, data: Set, server: Network) -> None:
     """The shard in order, as one loader worker of the webdataset library takes it."""
-    [shard] = data.shards
-    url = f"pipe:curl -s {server.of(shard.path)}"
-    seconds = float(run(sys.executable, "-c", _STREAM, url, env=without_proxies()))
-    size = sum(member.size for member in shard.members)
+    size = sum(member.size for _, member in data.members())
+    seconds = by_webdataset([server.of(path) for path in data.paths])
     bench.add("in order", "MB/s", "webdataset pipe:curl", size / seconds / 1e6)
+
+
+def by_webdataset(urls: Sequence[str]) -> float:
+    """Return the seconds in which the webdataset library reads shards in order, each by a process of curl."""
+    commands = [f"pipe:curl -s {url}" for url in urls]
+    return float(run(sys.executable, "-c", _STREAM, *commands, env=without_proxies()))

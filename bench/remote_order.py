@@ -1,10 +1,10 @@
-"""Remote shards in order where only latency is a limit: 20 ms to the first byte on the loopback, no rate.
+"""Remote shards in order where little but latency is a limit, and a server with and without TLS.
 
-python -m bench.remote_order [WDSFS ...]     programs in turn, by default `wdsfs`; beside them curl
+python -m bench.remote_order [WDSFS ...]     only in order: programs in turn, by default `wdsfs`, and their peers
 
-Members of 200 kB, an empty cache, an index made before; the directories are listed first, as by any program that
-does not know the names. `make bench` has smaller sets. The server sends by sendfile(2), so that it leaves the
-processors to the client; the network of `remote.py` passes each byte through Python. Bytes are compared.
+One shard and six, members of 200 kB, an empty cache, an index made before; the directories are listed first, as by
+any program that does not know the names. The server gives the first byte after 20 ms, and sends by sendfile(2), so
+that it leaves the processors to the client; the network of `remote.py` passes each byte through Python.
 """
 
 from __future__ import annotations
@@ -18,102 +18,137 @@ import sys
 import tempfile
 import threading
 import time
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from email.utils import formatdate
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.data import header
-from bench.network import Piece, mounted, read, without_proxies
-from bench.systems import descendants, processor_seconds, program, run
+from bench.clients import Clients, ListDirectories, ReadAll, Stream
+from bench.data import Set, Sets, Sizes
+from bench.network import Network, Piece, Remote, network, without_proxies
+from bench.remote import by_webdataset, many_readers
+from bench.run import Values
+from bench.systems import Broken, View, Wdsfs, processor_seconds, run, stem
 
 if TYPE_CHECKING:
     from bench.run import Bench
 
 LATENCY = 0.02  # seconds to the first byte of each answer
-SIZE = 200_000  # bytes of a member
-SETS = {"one shard of 480 MB": (1, 2400), "six shards of 40 MB": (6, 200)}  # shards, and members of each
-SMALL = {"one shard of 120 MB": (1, 600), "three shards of 20 MB": (3, 100)}
+RATE = 80e6  # bytes a second of a connection, where there is a limit
+PIECE = 256 << 10  # bytes that are sent at a time then
+SETS = {"one shard": "order-one", "six shards": "order-six"}
 TURNS = 2
+LIMIT = 120.0  # seconds of a pass
 
 
 def remote_order(bench: Bench) -> None:
-    """Remote shards in order where only latency is a limit, with an empty cache."""
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as place, _serving(Path(place)) as url:
-        for title, (shards, members) in SMALL.items():
-            urls, pieces = _make_all(Path(place), url, shards, members)
-            for _ in range(bench.repetitions):
-                with bench.attempt_at("wdsfs"):
-                    rate, spent = _pass(program("wdsfs") or "wdsfs", urls, pieces)
-                    bench.add(title, "MB/s", "wdsfs", rate)
-                    bench.add(f"{title}, processor time for 1 GB", "s", "wdsfs", spent)
-                with bench.attempt_at("curl"):
-                    bench.add(title, "MB/s", "curl", _curl(urls, len(pieces) * SIZE))
+    """Shards in order by wdsfs, curl, and webdataset with curl; with 80 MB/s for a connection by wdsfs alone."""
+    for name, measure in _turns(bench.sets, [Wdsfs(bench.say)], bench.repetitions):
+        with bench.attempt_at(name):
+            bench.add_all(name, measure())
 
 
 def main() -> None:
-    programs = sys.argv[1:] or ["wdsfs"]
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as place, _serving(Path(place)) as url:
-        for title, (shards, members) in SETS.items():
-            urls, pieces = _make_all(Path(place), url, shards, members)
-            for _ in range(TURNS):
-                for wdsfs in programs:
-                    rate, spent = _pass(wdsfs, urls, pieces)
-                    print(f"{title}: {wdsfs}: {rate:.0f} MB/s, {spent:.2f} s of processor time for 1 GB")
-                print(f"{title}: curl: {_curl(urls, len(pieces) * SIZE):.0f} MB/s", flush=True)
+    programs = [Wdsfs(print, path, own_program=path) for path in sys.argv[1:] or ["wdsfs"]]
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as home:
+        for name, measure in _turns(Sets(Path(home), Sizes(), print), programs, TURNS):
+            try:
+                for case, unit, value in measure():
+                    print(f"{case}: {name}: {value:.3g} {unit}", flush=True)
+            except Broken as error:  # the webdataset library may not be installed
+                print(f"{name}: {error}")
 
 
-def _make_all(place: Path, url: str, shards: int, members: int) -> tuple[list[str], list[Piece]]:
-    """Write shards; return their URLs and all their members."""
-    paths = [place / f"{members}-{number}.tar" for number in range(shards)]
-    return [f"{url}/{path.name}" for path in paths], [piece for path in paths for piece in _make(path, members)]
+def _turns(sets: Sets, programs: Sequence[Wdsfs], turns: int) -> Iterator[tuple[str, Callable[[], Values]]]:
+    """Yield the programs in turn, each with what measures it."""
+    for limit, rate in (("", 0.0), (", 80 MB/s a connection", RATE)):
+        with _serving(sets.home, rate) as server:
+            for title, data in ((title + limit, sets.get(name)) for title, name in SETS.items()):
+                ways: dict[str, Callable[[], Values]] = {
+                    wdsfs.name: partial(_by_wdsfs, title, wdsfs, server, data) for wdsfs in programs
+                }
+                if not rate:
+                    ways["curl"] = partial(_by_peer, title, _by_curl, server, data)
+                    ways["webdataset pipe:curl"] = partial(_by_peer, title, by_webdataset, server, data)
+                for _ in range(turns):
+                    yield from ways.items()
 
 
-def _make(path: Path, members: int) -> list[Piece]:
-    """Write a shard; return its members, with their paths below the mount point."""
-    pieces, content = [], random.Random(path.name)
-    with path.open("wb") as file:
-        for number in range(members):
-            name, data = f"{number:06}.bin", content.randbytes(SIZE)
-            file.write(header(name, SIZE) + data + bytes(-SIZE % 512))
-            pieces.append(Piece(f"{path.stem}/{name}", 0, SIZE, zlib.crc32(data)))
-        file.write(bytes(1024))
-    return pieces
+def _by_wdsfs(title: str, wdsfs: Wdsfs, server: Network, data: Set) -> Values:
+    shards = Remote(wdsfs, server, server.root / "order", data.paths)
+    shards.home.mkdir(mode=0o700, exist_ok=True)
+    shards.index()
+    return _in_order(title, shards, data)
 
 
-def _pass(wdsfs: str, urls: list[str], pieces: list[Piece]) -> tuple[float, float]:
-    """Read all members in order; return MB/s, and the seconds of all processes of the mount for 1 GB."""
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
-        home, env = Path(name), without_proxies() | {"XDG_RUNTIME_DIR": name, "XDG_STATE_HOME": name}
-        index: list[str | Path] = ["--index-dir", home / "index"]
-        run(wdsfs, "index", "-q", *index, *urls, env=env | {"WDSFS_CACHE_DIR": f"{name}/other"})
-        options: list[str | Path] = ["--layout", "files", *index, *urls, home / "mnt"]
-        command = [wdsfs, "mount", "-f", "-q", *options]
-        with mounted(command, home / "mnt", env | {"WDSFS_CACHE_DIR": f"{name}/cache"}) as pid:
-            for directory in {os.path.dirname(piece.path) for piece in pieces}:
-                os.listdir(home / "mnt" / directory)
-            before = processor_seconds(descendants(pid))
-            reading = read([piece._replace(path=f"{home}/mnt/{piece.path}") for piece in pieces])
-            spent = processor_seconds(descendants(pid)) - before
-    return reading.rate, spent * 1e9 / reading.bytes
+def _in_order(title: str, shards: Remote, data: Set) -> Values:
+    """One pass by one reader, and processor time of the mount; every byte is compared afterwards."""
+    with shards.mount("--layout", "files") as pid:
+        view = View(shards.mountpoint, "files", stem, pid)
+        files = view.files(data)
+        lister = ListDirectories(view.directories(data), len(files))
+        with Clients([[lister, Stream(files), ReadAll(files)]], LIMIT) as reader:
+            reader.go()
+            before = processor_seconds(view.pids)
+            reading = reader.go()
+            spent = processor_seconds(view.pids) - before
+            reader.go()
+    return [
+        (title, "MB/s", reading.bytes / reading.seconds / 1e6),
+        (f"{title}, processor time for 1 GB", "s", spent * 1e9 / reading.bytes),
+    ]
 
 
-def _curl(urls: list[str], size: int) -> float:
+def _by_peer(title: str, peer: Callable[[Sequence[str]], float], server: Network, data: Set) -> Values:
+    size = sum(member.size for _, member in data.members())
+    return [(title, "MB/s", size / peer([server.of(path) for path in data.paths]) / 1e6)]
+
+
+def _by_curl(urls: Sequence[str], options: Sequence[str] = ()) -> float:
+    """Return the seconds in which processes of curl, one after the other, fetch these and keep nothing."""
     since = time.perf_counter()
     for url in urls:
-        subprocess.run(["curl", "-s", "-o", "/dev/null", url], env=without_proxies(), check=True)
-    return size / (time.perf_counter() - since) / 1e6
+        run("curl", "-s", "-f", "-o", "/dev/null", *options, url, env=without_proxies())
+    return time.perf_counter() - since
+
+
+def https(bench: Bench) -> None:
+    """A server without latency, with and without TLS: a large shard in order, small files by many readers."""
+    for turn in range(bench.repetitions):
+        for scheme in ("http", "https"):
+            home = bench.sets.home / scheme
+            with network(bench.sets.home, home, slow=False, secure=scheme == "https") as server:
+                _by_scheme(bench, scheme, server, home, turn)
+
+
+def _by_scheme(bench: Bench, scheme: str, server: Network, home: Path, turn: int) -> None:
+    large, small = bench.sets.get("order-one"), bench.sets.get("tiles")
+    with bench.attempt_at("curl"):
+        curl = partial(_by_curl, options=("--cacert", str(server.certificate)))
+        bench.add_all("curl", _by_peer(f"{scheme}, in order", curl, server, large))
+    with bench.attempt_at("wdsfs"):
+        shards = Remote(Wdsfs(bench.say), server, home, large.paths)
+        shards.index()
+        bench.add_all("wdsfs", _in_order(f"{scheme}, in order", shards, large))
+        shards = Remote(Wdsfs(bench.say), server, home, small.paths)
+        shards.index()
+        with shards.mount("--layout", "files") as pid:
+            files = View(shards.mountpoint, "files", stem).files(small)
+            random.Random(turn).shuffle(files)
+            some = [Piece(file.path, 0, file.size, file.crc) for file in files]
+            many_readers(bench, f"{scheme}, random", "wdsfs", some, server, pid)
 
 
 @contextlib.contextmanager
-def _serving(root: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "bench.remote_order", "--serve", str(root)]
+def _serving(root: Path, rate: float) -> Iterator[Network]:
+    """Serve files, each connection at so many bytes a second (0: all)."""
+    command = [sys.executable, "-m", "bench.remote_order", "--serve", str(root), str(rate)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         assert server.stdin is not None
         assert server.stdout is not None
         try:
-            yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+            yield Network(f"http://127.0.0.1:{int(server.stdout.readline())}", root, Path("/dev/null"))
         finally:
             server.stdin.close()
 
@@ -121,21 +156,21 @@ def _serving(root: Path) -> Iterator[str]:
 # --- the server, a process of its own ------------------------------------------------------------------------
 
 
-def _serve(root: str) -> None:
+def _serve(root: str, rate: float) -> None:
     """Serve until the standard input ends; prints its port."""
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listening:
         print(listening.getsockname()[1], flush=True)
-        threading.Thread(target=_accept, args=(listening, root), daemon=True).start()
+        threading.Thread(target=_accept, args=(listening, root, rate), daemon=True).start()
         sys.stdin.read()
 
 
-def _accept(listening: socket.socket, root: str) -> None:
+def _accept(listening: socket.socket, root: str, rate: float) -> None:
     while True:
         client, _ = listening.accept()
-        threading.Thread(target=_answer_all, args=(client, root), daemon=True).start()
+        threading.Thread(target=_answer_all, args=(client, root, rate), daemon=True).start()
 
 
-def _answer_all(client: socket.socket, root: str) -> None:
+def _answer_all(client: socket.socket, root: str, rate: float) -> None:
     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     received = b""
     with client, contextlib.suppress(OSError):
@@ -147,10 +182,10 @@ def _answer_all(client: socket.socket, root: str) -> None:
                 received += data
             head, _, received = received.partition(b"\r\n\r\n")
             time.sleep(LATENCY)
-            _answer(client, root, head.decode("latin-1"))
+            _answer(client, root, rate, head.decode("latin-1"))
 
 
-def _answer(client: socket.socket, root: str, head: str) -> None:
+def _answer(client: socket.socket, root: str, rate: float, head: str) -> None:
     first, *lines = head.split("\r\n")
     method, path, _ = first.split(" ")
     span = next((line.partition("=")[2] for line in lines if line.lower().startswith("range:")), "")
@@ -164,12 +199,17 @@ def _answer(client: socket.socket, root: str, head: str) -> None:
             f'ETag: "{state.st_mtime_ns:x}"\r\nLast-Modified: {formatdate(state.st_mtime, usegmt=True)}\r\n'
             f"Accept-Ranges: bytes\r\n{partial}\r\n".encode()
         )
+        due = time.monotonic()
         while method == "GET" and begin < end:
-            begin += os.sendfile(client.fileno(), file.fileno(), begin, end - begin)
+            size = os.sendfile(client.fileno(), file.fileno(), begin, min(end - begin, PIECE if rate else end))
+            begin += size
+            if rate:
+                due += size / rate
+                time.sleep(max(due - time.monotonic(), 0))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
-        _serve(sys.argv[2])
+        _serve(sys.argv[2], float(sys.argv[3]))
     else:
         main()

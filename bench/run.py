@@ -23,6 +23,8 @@ from bench.systems import (
 SETTLE_SECONDS = 0.1  # from the first answer until all processes of a mount have started
 RESIDENT_MOST = 0.02  # of what should have left the page cache
 
+Values = list[tuple[str, str, float]]  # case, unit, what was measured
+
 
 class Bench:
     """A run: what takes part, how often, and where the results go."""
@@ -122,6 +124,10 @@ class Bench:
 
     def add(self, case: str, unit: str, system: str, value: float) -> None:
         self.results.add(Case(self.workload, case, unit), system, value)
+
+    def add_all(self, system: str, values: Values) -> None:
+        for case, unit, value in values:
+            self.add(case, unit, system, value)
 
 
 @contextlib.contextmanager

@@ -209,7 +209,7 @@ class View:
         return descendants(self.pid) if self.pid else []
 
 
-def _stem(shard: Shard) -> str:
+def stem(shard: Shard) -> str:
     """The directory of a shard in most mounts."""
     return f"/{shard.stem}"
 
@@ -313,21 +313,24 @@ class Wdsfs(System):
     title = "wdsfs"
     writes = True
 
-    def __init__(self, say: Say, name: str = "wdsfs", options: Sequence[str] = ()) -> None:
+    def __init__(
+        self, say: Say, name: str = "wdsfs", options: Sequence[str] = (), own_program: str | None = None
+    ) -> None:
         super().__init__(say)
         self.name, self.options = name, options
+        self._program = own_program or program("wdsfs")
 
     def absent(self) -> str:
-        return "" if program("wdsfs") else "wdsfs is not installed beside this Python"
+        return "" if self._program else "wdsfs is not installed beside this Python"
 
     def version(self) -> str:
-        return run(program("wdsfs") or "wdsfs", "--version").strip()
+        return run(*self.command("--version")).strip()
 
     def can(self, data: Set, layout: str = "files") -> bool:
         return True
 
     def command(self, *arguments: str | Path) -> list[str | Path]:
-        return [program("wdsfs") or "wdsfs", *arguments]
+        return [self._program or "wdsfs", *arguments]
 
     def environment(self, data: Set) -> dict[str, str]:
         """Nothing of a measurement is left in the user's own directories."""
@@ -350,7 +353,7 @@ class Wdsfs(System):
         options = (*self._options(data, layout), *self.options, *options)
         command = self.command("mount", "-f", *options, data.directory, self.mountpoint(data))
         with self._daemon(data, command, self.environment(data)) as pid:
-            yield View(self.mountpoint(data), layout, _stem, pid)
+            yield View(self.mountpoint(data), layout, stem, pid)
 
     def following(self, data: Set) -> contextlib.AbstractContextManager[View]:
         """A mount that shows new shards."""
@@ -420,7 +423,7 @@ class WdsfsImage(Wdsfs):
     def _mount(self, data: Set, layout: str, *options: str | Path) -> Iterator[View]:
         where: list[str | Path] = ["--base", self.home(data), self._image(data, layout), self.mountpoint(data)]
         with self._daemon(data, self.command("mount", "-f", *where), self.environment(data)) as pid:
-            yield View(self.mountpoint(data), layout, _stem, pid)
+            yield View(self.mountpoint(data), layout, stem, pid)
 
 
 def is_complaint(line: str) -> bool:
@@ -494,7 +497,7 @@ class KernelOverlayfs(System):
             _mountpoints.append(self.mountpoint(data))
             run("mount", "-t", "overlay", "-o", places, "overlay", self.mountpoint(data))
             stack.callback(unmount, self.mountpoint(data))
-            yield View(self.mountpoint(data), "files", _stem)
+            yield View(self.mountpoint(data), "files", stem)
 
 
 class Extracted(System):
@@ -506,12 +509,12 @@ class Extracted(System):
         return True
 
     def make(self, data: Set, home: Path) -> None:
-        files = View(home / "files", "files", _stem)
+        files = View(home / "files", "files", stem)
         for shard in data.shards:
             directory = files.root / shard.stem
             directory.mkdir(parents=True)
             run("tar", "-xf", shard.path, "--no-same-owner", "-C", directory)
-        self._link(data, files, View(home / "samples", "samples", _stem))
+        self._link(data, files, View(home / "samples", "samples", stem))
         os.sync()  # what is not written yet cannot leave the page cache
 
     def _link(self, data: Set, files: View, samples: View) -> None:
@@ -527,14 +530,14 @@ class Extracted(System):
 
     @contextlib.contextmanager
     def mounted(self, data: Set, layout: str = "files") -> Iterator[View]:
-        yield View(self.home(data) / layout, layout, _stem)
+        yield View(self.home(data) / layout, layout, stem)
 
     @contextlib.contextmanager
     def writable(self, data: Set, overlay: Path) -> Iterator[View]:
         files = overlay / "files"
         if not files.exists():
             run("cp", "-a", self.home(data) / "files", files)
-        yield View(files, "files", _stem)
+        yield View(files, "files", stem)
 
 
 class Ratarmount(System):
@@ -609,7 +612,7 @@ class Squashfuse(System):
         places = [self.home(data) / "image", self.mountpoint(data)]
         command = [program("squashfuse_ll") or "", "-f", *map(str, places)]
         with self._daemon(data, command) as pid:
-            yield View(self.mountpoint(data), layout, _stem, pid)
+            yield View(self.mountpoint(data), layout, stem, pid)
 
 
 class Squashfs(System):
@@ -642,7 +645,7 @@ class Squashfs(System):
             _mountpoints.append(mountpoint)
             run("mount", "-t", "squashfs", "-o", "ro", loop, mountpoint)
             stack.callback(unmount, mountpoint)
-            yield View(mountpoint, layout, _stem)
+            yield View(mountpoint, layout, stem)
 
 
 class Energon(System):
@@ -717,7 +720,7 @@ class Erofs(System):
                 _mountpoints.append(mountpoint)
                 run("mount", "-t", "erofs", "-o", f"ro,device={tar}", image, mountpoint)
                 stack.callback(unmount, mountpoint)
-            yield View(self.mountpoint(data), layout, _stem)
+            yield View(self.mountpoint(data), layout, stem)
 
 
 class ErofsFiles(System):
@@ -755,7 +758,7 @@ class ErofsFiles(System):
                 _mountpoints.append(mountpoint)
                 mount_table.mount(b"erofs", files, [b"ro"], str(mountpoint), mount_table.READ_ONLY)
                 stack.callback(unmount, mountpoint)
-            yield View(self.mountpoint(data), layout, _stem)
+            yield View(self.mountpoint(data), layout, stem)
 
 
 def systems(say: Say, mount_options: str) -> dict[str, System]:

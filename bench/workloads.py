@@ -32,7 +32,7 @@ from bench.packing import pack
 from bench.passes import passes
 from bench.portable import portable
 from bench.remote import remote
-from bench.remote_order import remote_order
+from bench.remote_order import https, remote_order
 from bench.report import Case
 from bench.run import Bench, empty
 from bench.samples import library
@@ -756,6 +756,7 @@ WORKLOADS: dict[str, tuple[str, Callable[[Bench], None]]] = {
     "survival": ("survival", survival),
     "remote": ("remote shards", remote),
     "remote-order": ("remote shards in order, no limit but latency", remote_order),
+    "https": ("http and https, no latency", https),
     "portable": ("portable index", portable),
     "executor": ("clusters", executor),
 }
