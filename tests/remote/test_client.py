@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -25,6 +26,7 @@ from wdsfs.remote import client, launcher, messages
 from wdsfs.remote.client import Remote
 from wdsfs.remote.fetcher import DEATHS_MAX, Fetcher
 from wdsfs.remote.launcher import Alarm
+from wdsfs.remote.parts import Threads
 from wdsfs.remote.urls import Url
 
 IS_RESENT = 1 << 63
@@ -519,3 +521,32 @@ def test_frames_may_arrive_in_pieces() -> None:
     assert messages.hand_over_of(frames[1].body) == (1, 2, 3, 4, [(5, 6)], 7)
     with pytest.raises(ValueError, match="no frame"):
         list(messages.frames_of(bytearray(b"\xff" * 20)))
+
+
+def test_a_closed_client_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    client = Remote([])
+    client.close()
+    client.close()
+    del client
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def test_calls_in_threads() -> None:
+    """Results and errors reach their callers; a call that nobody waits for occupies its thread until it ends."""
+    hold = threading.Event()
+
+    async def run() -> None:
+        threads = Threads(2)
+        abandoned = threads.call(hold.wait)
+        assert threads.is_free
+        with pytest.raises(ZeroDivisionError):
+            await threads.call(lambda: 1 // 0)
+        abandoned.cancel()
+        assert await asyncio.gather(*(threads.call(lambda n=n: n) for n in range(50))) == list(range(50))
+        others = threads.call(hold.wait)
+        assert not threads.is_free
+        hold.set()
+        assert await others
+
+    asyncio.run(run())

@@ -24,7 +24,7 @@ from wdsfs.errors import (
     ShardError,
     Unreachable,
 )
-from wdsfs.remote.parts import Take
+from wdsfs.remote.parts import SHORT, Take
 from wdsfs.remote.retries import Transient
 from wdsfs.remote.urls import WEB, Pin, Url
 
@@ -77,6 +77,7 @@ class Transfer:
     def __init__(self, url: Url, pin: Pin, begin: int, end: int, take: Take) -> None:
         self.url, self.pin = url, pin
         self.at, self.end = begin, end
+        self.is_short = end - begin <= SHORT
         self._take = take
 
     def add(self, piece: Any) -> None:

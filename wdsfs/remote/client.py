@@ -74,6 +74,7 @@ class Remote:
         """Close the connection to the fetcher. No object may be in use any more."""
         self._disconnect()
         self._launcher.close()
+        self.alarm.close()
 
     # --- stores
 

@@ -64,6 +64,12 @@ class Alarm:
     def ring(self) -> None:
         self._words[0] += 1
 
+    def close(self) -> None:
+        """Close its descriptor; the memory stays as long as it is used. Can be repeated."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
