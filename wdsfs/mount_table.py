@@ -21,7 +21,7 @@ _SET_FLAG, _SET_STRING, _CREATE, _RECONFIGURE = 0, 1, 6, 7
 _CLOEXEC, _FROM_EMPTY_PATH, _AT_FDCWD = 1, 4, -100
 _BENEATH = 0x200  # flag of move_mount
 _NOT_BENEATH = "it cannot replace the present mount (needs Linux 6.5 or later); unmount that, and mount again"
-_DETACH = 2  # flag of umount2
+_FORCE, _DETACH = 1, 2  # flags of umount2
 _NEW_MOUNTS = 0x20000  # flag of setns: a mount namespace
 _IN_DELETE_SELF = 0x400
 # Attributes of a mount.
@@ -104,6 +104,20 @@ def detach(mountpoint: str) -> None:
     if _libc.umount2(os.fsencode(mountpoint), _DETACH):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
+
+
+def abort(mount: MountPoint) -> None:
+    """Fail all requests of a FUSE mount, now and later. Raises OSError; PermissionError: only root may do so here.
+
+    The kernel's file for it belongs to the user of the mount, but is not everywhere.
+    """
+    try:
+        with open(f"/sys/fs/fuse/connections/{os.minor(mount.device)}/abort", "wb", buffering=0) as file:
+            file.write(b"1")
+    except OSError:
+        if _libc.umount2(mount.path, _FORCE) and ctypes.get_errno() not in (errno.EBUSY, errno.EINVAL):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code)) from None
 
 
 def enter_namespace(fd: int) -> None:

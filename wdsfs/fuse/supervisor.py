@@ -25,8 +25,10 @@ import gc
 import json
 import logging
 import os
+import select
 import signal
 import struct
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -160,17 +162,31 @@ class Supervisor:
     async def _end_helpers(self) -> None:
         """End the follower and the pusher, and wait for them, so that no process of the mount outlives this one.
 
-        The wait is limited: while they send a notification, they may wait in the kernel for a request that nobody
-        answers.
+        The wait is limited: while they send a notification, they may wait in the kernel for a request of the mount
+        that nobody answers, and the unmount would wait for them. So requests are refused when it takes long.
         """
         self._kill(self._follower)
         self._kill(self._pusher)
-        until = time.monotonic() + HELPER_SECONDS
-        while time.monotonic() < until:
-            self._reap_helpers()
-            if not (self._follower or self._pusher):
-                return
+        begin = time.monotonic()
+        while not self._has_no_helpers() and time.monotonic() < begin + HELPER_SECONDS:
+            if time.monotonic() > begin + RETIRE_SECONDS:
+                self._refuse(self._has_no_helpers)
             await trio.sleep(0.001)
+
+    def _has_no_helpers(self) -> bool:
+        self._reap_helpers()
+        return not (self._follower or self._pusher)
+
+    def _refuse(self, stop: Callable[[], object]) -> None:
+        """Answer requests with EIO, also those that workers had, until `stop` says so, or the mount is gone.
+
+        REQUIRES: there are no workers.
+        """
+        if self.resends:
+            self._notify(protocol.resend())
+        self.operations.refuse(self.board.slot(0))
+        with contextlib.suppress(OSError):
+            serve(self.device, self.operations.answer, stop=stop, wait=0.01)
 
     def _reap_helpers(self) -> None:
         if self._follower and os.waitpid(self._follower, os.WNOHANG)[0]:
@@ -415,17 +431,28 @@ class Supervisor:
                 os.close(self._living)
                 self._close_devices()
                 # Mounts with an overlay have no passes, so this is the tree of the shards.
-                tree, device, lister = cast(LowerTree, self.make_tree()), self._own_device(), None
+                tree, lister, shared = cast(LowerTree, self.make_tree()), None, self.device
+                self.device = self._own_device()
                 # Else it would keep the mount alive by a descriptor, and wait for a listing from nobody.
-                if self.place is not None and device != self.device:
+                if self.place is not None and self.device != shared:
                     lister = Lister(tree, passes, *self.place)
-                Pusher(device, tree, passes, lister).run(self.life)
+                threading.Thread(target=self._outlive, daemon=True).start()
+                Pusher(self.device, tree, passes, lister).run(self.life)
                 code = 0
             except BaseException:
                 log.exception("the process that pushes content ahead of readers failed")
             finally:
                 os._exit(code)
         passes.pusher = self._pusher
+
+    def _outlive(self) -> None:
+        """Refuse requests once all other processes are gone, in a thread of the pusher.
+
+        The pusher may be waiting, uninterruptibly, for a READ that none of them has received. Its descriptor would
+        keep the mount, and so that READ, for ever.
+        """
+        select.select([self.life], [], [])
+        self._refuse(lambda: False)
 
     def _own_device(self) -> int:
         """Return a descriptor for the pusher alone; it then closes the shared one.

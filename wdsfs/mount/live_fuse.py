@@ -200,6 +200,25 @@ class FuseMount(live_mount.LiveMount):
 
     # --- ending
 
+    def end(self, lazy: bool = False, wait_seconds: float = live_mount.END_SECONDS) -> None:
+        """End the mount; its requests first, if its daemon is gone and nobody answers them."""
+        daemon = self.registration
+        if daemon is not None and not daemon.alive and self._state_without_answer(daemon) == SILENT:
+            self._abort()
+        super().end(lazy, wait_seconds)
+
+    def _abort(self) -> None:
+        """Fail all requests: the unmount would wait for who waits for them. Raises MountError."""
+        mounted = mount_table.mounted_at(self.mountpoint)
+        try:
+            if mounted is not None:
+                mount_table.abort(mounted)
+        except OSError:
+            raise MountError(
+                f"{self.mountpoint}: its daemon is gone, and only root can end what waits for it: "
+                f"sudo umount --force --lazy {shlex.quote(self.mountpoint)}"
+            ) from None
+
     def _is_dead(self) -> bool:
         return super()._is_dead() if self.registration is None else not self.registration.alive
 
