@@ -456,20 +456,94 @@ def memory_group(limit: int) -> Iterator[Path]:
         file.parent.rmdir()
 
 
+def times_full(group: Path) -> int:
+    """How often the group had no room for a page, and pages had to go."""
+    if (counter := group / "memory.failcnt").exists():
+        return int(counter.read_text())
+    return int(dict(line.split() for line in (group / "memory.events").read_text().splitlines())["max"])
+
+
 @pytest.mark.root
 def test_a_page_cache_under_pressure(program: Program) -> None:
     """There is room for half of what is read and pushed: pages go before anyone reads them."""
     for number in range(4):
         program.write(f"{number}.tar", shard(first=number * SAMPLES))
-    limit = 24 << 20
-    with memory_group(limit) as group, program.mounted("--layout", "files", "{0..3}.tar") as mounted:
+    with memory_group(24 << 20) as group, program.mounted("--layout", "files", "{0..3}.tar") as mounted:
         paths = paths_of(mounted)
         for pid in mounted.processes():
             (group / "cgroup.procs").write_text(str(pid))
-        for path in paths * 3:
-            assert is_right(path, path.read_bytes())
-        assert mounted.status()["pushed"]["bytes"] > limit
+
+        def is_full() -> bool:
+            before = mounted.status()["pushed"]["files"], times_full(group)
+            for path in paths:
+                assert is_right(path, path.read_bytes())
+            return mounted.status()["pushed"]["files"] > before[0] and times_full(group) > before[1]
+
+        wait_until(is_full, "a pass that was pushed, in which pages had to go")
         assert mounted.status()["restarts"] == 0
+
+
+# --- a READ that nobody has received
+
+
+def stuck_pusher(
+    mounted: Mounted, stack: contextlib.ExitStack
+) -> tuple[list[int], int, list[subprocess.Popen[bytes]]]:
+    """Stop the workers while the pusher waits for the page of a READ: returns workers, pusher and readers."""
+    paths = paths_of(mounted)
+    for path in paths[:8]:
+        path.read_bytes()
+    wait_until(lambda: pusher_of(mounted), "a pusher")
+    pusher, pids = pusher_of(mounted), mounted.status()["processes"]
+    workers = [pid for pid in pids if pid not in (mounted.pid, pusher)]
+    kill(pusher, signal.SIGSTOP)
+    wait_until(lambda: state_of(pusher) == "T", "the pusher to stop")
+    for path in paths[200:208]:  # its call waits in the pipe
+        path.read_bytes()
+    for pid in workers:
+        stack.callback(kill, pid, signal.SIGCONT)
+        kill(pid, signal.SIGSTOP)
+    wait_until(lambda: all(state_of(pid) == "T" for pid in workers), "the workers to stop")
+    readers = [subprocess.Popen(["cat", path], stdout=-3, stderr=-3) for path in paths[208:218]]
+    for reader in readers:
+        stack.callback(reader.wait, PATIENCE)
+    wait_until(lambda: all(state_of(reader.pid) == "D" for reader in readers), "the readers to wait")
+    kill(pusher, signal.SIGCONT)
+    wait_until(lambda: state_of(pusher) == "D", "the pusher to wait")
+    return workers, pusher, readers
+
+
+def state_of(pid: int) -> str:
+    """The state of a process as the kernel has it; empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize("order", ["supervisor workers", "pusher supervisor workers", "SIGTERM", "workers"])
+def test_a_pusher_that_waits_for_a_read_that_nobody_has_received(program: Program, order: str) -> None:
+    """It cannot be killed then: yet the mount goes on, ends by itself, or is ended by `wdsfs umount`."""
+    program.write("s.tar", shard())
+    ends = order != "workers"
+    with (
+        contextlib.ExitStack() as stack,
+        program.mounted("--layout", "files", "s.tar", ends_itself=ends) as mounted,
+    ):
+        mounted.allow_log("killed by SIGKILL")
+        workers, pusher, readers = stuck_pusher(mounted, stack)
+        victims = {"supervisor": [mounted.pid], "workers": workers, "pusher": [pusher]}
+        for pid in (
+            [mounted.pid] if order == "SIGTERM" else [pid for name in order.split() for pid in victims[name]]
+        ):
+            kill(pid, signal.SIGTERM if order == "SIGTERM" else signal.SIGKILL)
+        if order.startswith("pusher"):
+            program.run("umount", mounted.path)
+        for reader in readers:
+            assert reader.wait(PATIENCE) == 0 or ends
+        if ends:
+            wait_until(lambda: state_of(pusher) in ("", "Z"), "the end of the pusher")
+            program.run("umount", mounted.path, code=None)
 
 
 # --- between reading and storing
