@@ -7,6 +7,7 @@ import errno
 import gzip
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from tests.processes import PATIENCE, wait_until
 from tests.thorough import THOROUGH
 from tests.web_server import WebServer
 from wdsfs.errors import StaleShard
-from wdsfs.fuse.lister import Lister, Sample
+from wdsfs.fuse.lister import PROCESSES, Lister, Sample
 from wdsfs.fuse.page_cache import PageCache
 from wdsfs.fuse.passes import Passes
 from wdsfs.index.store import open_index
@@ -186,6 +187,47 @@ def test_samples_that_are_listed_in_order_and_read(program: Program, layout: tup
         assert ("listed ahead" in program.run("status", mounted.path).stdout.decode()) == (listed > 0)
 
 
+def walk(mounted: Mounted) -> Iterator[int]:
+    """List the samples of `s.tar` in order and read their files. Yields the number of files, sample by sample."""
+    folder, files = mounted.path / "s", 0
+    for key in sorted(os.listdir(folder)):
+        if key != "padding":
+            for path in (folder / key).iterdir():
+                assert is_right(path, path.read_bytes())
+                files += 1
+            yield files
+
+
+@pytest.mark.parametrize("layout", [(), ("--columns", "c", "--columns", "a")], ids="-".join)
+def test_files_of_samples_are_pushed_when_these_were_listed(program: Program, layout: tuple[str, ...]) -> None:
+    program.write("s.tar", shard())
+    with program.mounted(*layout, "s.tar") as mounted:
+        for files in walk(mounted):
+            if files % 2 == 0:
+                mounted.status()  # meanwhile there is time to list and to push
+        report = mounted.status()
+        assert report["requests"]["read"] < files // 2
+        assert report["pushed"]["listed"] > SAMPLES // 2
+        assert files // 2 < report["pushed"]["files"] <= files
+        assert report["pushed"]["passed_files"]
+
+
+def test_listers_that_are_killed(program: Program) -> None:
+    """That costs nothing but speed, and the mount ends as ever."""
+    program.write("s.tar", shard())
+    with program.mounted("s.tar") as mounted:
+        listers = list[str]()
+        for _ in walk(mounted):
+            if len(listers) < PROCESSES and (pusher := pusher_of(mounted)):
+                listers = Path(f"/proc/{pusher}/task/{pusher}/children").read_text().split()
+                for pid in listers if len(listers) == PROCESSES else ():
+                    kill(int(pid))
+        assert len(listers) == PROCESSES
+        assert mounted.status()["restarts"] == 0
+        assert pusher_of(mounted) == pusher
+        wait_until(lambda: all(state_of(int(pid)) in ("", "Z") for pid in listers), "their end")
+
+
 def test_samples_at_random_are_not_listed(program: Program) -> None:
     program.write("s.tar", shard())
     with program.mounted("s.tar") as mounted:
@@ -204,9 +246,20 @@ def lister_of(mounted: Mounted, device: int) -> Iterator[tuple[Lister, list[Samp
     tree = ShardTree(ShardSet(shards, index), View())
     top = tree.lookup(ROOT, b"s").inode
     first = next(entry.node.inode for entry in tree.listing(top) if entry.name == b"0000")
-    lister = Lister(tree, Passes(), os.fspath(mounted.path), device)
+    lister = Lister(tree, Passes(), os.fspath(mounted.path), device, release=lambda: None)
     yield lister, lister.samples(range(first, first + 1000))
+    lister.close()
     tree.close(clean=True)
+
+
+def listed(lister: Lister, samples: list[Sample]) -> list[Sample]:
+    """Have samples listed; returns those that were, in order."""
+    done = []
+    assert lister.begin(samples)
+    while lister.busy:
+        (descriptor, *_), _, _ = select.select(lister.busy, [], [], PATIENCE)
+        done += lister.answer(descriptor)
+    return sorted(done)
 
 
 def test_a_listed_sample_costs_no_request(program: Program) -> None:
@@ -215,8 +268,7 @@ def test_a_listed_sample_costs_no_request(program: Program) -> None:
         device = os.stat(mounted.path).st_dev
         with lister_of(mounted, device) as (lister, samples):
             assert [sample.path for sample in samples] == [b"s/%04d" % number for number in range(SAMPLES)]
-            lister.list(samples)
-            wait_until(lambda: not lister.busy, "the end of the listings")
+            assert listed(lister, samples) == samples
         before = mounted.status()["requests"]["readdir"]
         for sample in samples:
             assert sorted(os.listdir(os.fsencode(mounted.path) + b"/" + sample.path)) == [b"a", b"b", b"c"]
@@ -229,8 +281,7 @@ def test_nothing_is_listed_where_something_else_is_mounted(program: Program) -> 
     with program.mounted("s.tar") as mounted:
         before = mounted.status()["requests"].get("readdir", 0)
         with lister_of(mounted, 1) as (lister, samples):
-            lister.list(samples)
-            wait_until(lambda: not lister.busy, "the end of the listings")
+            assert listed(lister, samples) == []
         assert mounted.status()["requests"].get("readdir", 0) == before
 
 

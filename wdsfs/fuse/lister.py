@@ -1,29 +1,36 @@
 """Listings of samples that the kernel keeps before a client asks for them.
 
 The kernel keeps a listing that a client has read to its end, and there is no message that gives it one. So the
-lister is a client of its own mount. It is never waited for, and lists for some milliseconds at a time: where it
-may not have a detached mount, a directory that it has open keeps the mount busy.
+lister is a client of its own mount. Its processes wait for workers, and nobody waits for them. They list for some
+milliseconds at a time: where they may not have a detached mount, a directory that is open keeps the mount busy.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-import sys
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from wdsfs import mount_table
-from wdsfs.fuse.passes import Passes
-from wdsfs.inodes import index_of, unpack
+from wdsfs.fuse.passes import REGION_BITS, Passes
+from wdsfs.inodes import POSITION, index_of, unpack
 from wdsfs.tree.tree import LowerTree, folder_path
 
-THREADS = 4  # that list at a time, since each waits for a worker twice for each sample
+log = logging.getLogger(__name__)
+
+# Processes, not threads: these would take turns at the interpreter with what stores content (80 calls of futex(2)
+# for each sample).
+PROCESSES = 2
+TURN = 8  # samples that a process lists for one message
+DUE_MAX = 256  # samples that wait for a process
 # Of a descriptor of the lister. No other program opens a directory with O_DSYNC, and the kernel passes it on.
 FLAG = os.O_DSYNC
-SWITCH_SECONDS = 50e-6  # after which a thread that runs has to let one go on that was answered
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | FLAG
+_MESSAGE_MAX = 1 << 16  # bytes; a path has some 4,096 at most
 
 
 class Sample(NamedTuple):
@@ -34,19 +41,43 @@ class Sample(NamedTuple):
 
 
 class Lister:
-    """Lists samples of a tree by its mount, which has this mount point and device number."""
+    """Lists samples of a tree by its mount, which has this mount point and device number.
 
-    def __init__(self, tree: LowerTree, passes: Passes, mountpoint: str, device: int) -> None:
+    `release` is called in each of its processes, to close what would keep the mount alive.
+    """
+
+    def __init__(
+        self, tree: LowerTree, passes: Passes, mountpoint: str, device: int, release: Callable[[], None]
+    ) -> None:
         self.tree, self.passes = tree, passes
-        self._mountpoint, self._device = mountpoint, device
-        self._threads = ThreadPoolExecutor(THREADS)
-        sys.setswitchinterval(SWITCH_SECONDS)
-        self._busy: list[Future[None]] = []
+        self._due: deque[Sample] = deque()
+        self._at_work: dict[int, tuple[socket.socket, list[Sample]]] = {}
+        self._idle: list[socket.socket] = []
+        for _ in range(PROCESSES):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            if not os.fork():
+                try:
+                    release()
+                    for connection in (ours, *self._idle):
+                        connection.close()
+                    with contextlib.suppress(OSError):
+                        _serve(theirs, mountpoint, device)
+                except BaseException:
+                    log.exception("a process that lists samples ahead of clients failed")
+                finally:
+                    os._exit(0)
+            theirs.close()
+            self._idle.append(ours)
+
+    def close(self) -> None:
+        """End the processes. They end with this one, too."""
+        for connection in (*self._idle, *(connection for connection, _ in self._at_work.values())):
+            connection.close()
 
     @property
-    def busy(self) -> bool:
-        """True while samples are listed."""
-        return not all(future.done() for future in self._busy)
+    def busy(self) -> Iterable[int]:
+        """The descriptors at which answers are awaited."""
+        return self._at_work
 
     def samples(self, inodes: range) -> list[Sample]:
         """Return the directories of the samples among these inodes of one shard.
@@ -54,33 +85,73 @@ class Lister:
         Raises NotIndexed, ShardErrors.
         """
         tag, number, where = unpack(inodes[0])
-        record, base = self.tree.lower.record(number, tag), inodes[0] - index_of(where)
+        end = inodes[0] - index_of(where) + self.tree.lower.record(number, tag).entries
         folders: dict[int, bytes] = {}
-        samples = []
-        for inode in inodes:
-            if inode >= base + record.entries:
-                break
-            parent, name = self.tree.places(inode)[0]
-            if parent not in folders:
-                folders[parent] = folder_path(self.tree, parent)
-            samples.append(Sample(inode, folders[parent] + name))
+        samples, names, first = [], list[bytes](), 0
+        for inode in range(inodes.start, min(inodes.stop, end), inodes.step):
+            if not 0 <= inode - first < len(names):
+                parent, name = self.tree.places(inode)[0]
+                if parent not in folders:
+                    folders[parent] = folder_path(self.tree, parent)
+                run = self.tree.run(parent, inode & POSITION, inodes.stop - inode)
+                names, first = [name, *(run.names if run else ())], inode
+                folder = folders[parent]
+            samples.append(Sample(inode, folder + names[inode - first]))
         return samples
 
-    def list(self, samples: Sequence[Sample]) -> None:
-        """List samples, in threads."""
-        parts = [samples[at::THREADS] for at in range(min(THREADS, len(samples)))]
-        self._busy = [self._threads.submit(self._list, part) for part in parts]
-        self.passes.listed(len(samples))
+    def begin(self, samples: Iterable[Sample]) -> bool:
+        """Have samples listed; returns False if too many are waiting already."""
+        if len(self._due) > DUE_MAX or not (self._idle or self._at_work):
+            return False
+        self._due.extend(samples)
+        self._give()
+        return True
 
-    def _list(self, samples: Sequence[Sample]) -> None:
-        with contextlib.suppress(OSError):  # the mount is gone
-            top = mount_table.detached(self._mountpoint)
-            try:
-                if os.fstat(top).st_dev == self._device:  # else something else is mounted there
-                    for sample in samples:
-                        _list(top, sample.path)
-            finally:
-                os.close(top)
+    def answer(self, descriptor: int) -> list[Sample]:
+        """Return what the process at a descriptor of `busy` has listed, and give it more to do."""
+        connection, samples = self._at_work.pop(descriptor)
+        try:
+            is_done = bool(connection.recv(1))
+        except OSError:
+            is_done = False
+        if not is_done:  # it was killed; that costs speed until there is a new pusher
+            connection.close()
+            return []
+        self.passes.listed(len(samples))
+        self._idle.append(connection)
+        self._give()
+        return samples
+
+    def _give(self) -> None:
+        while self._idle and (turn := self._turn()):
+            connection = self._idle.pop()
+            with contextlib.suppress(OSError):  # it was killed
+                connection.send(b"\0".join(sample.path for sample in turn))
+            self._at_work[connection.fileno()] = connection, turn
+
+    def _turn(self) -> list[Sample]:
+        """Return the next samples that the client does not reach before they are listed."""
+        turn = list[Sample]()
+        while self._due and len(turn) < TURN:
+            sample = self._due.popleft()
+            last = self.passes.last(sample.inode)
+            if last >> REGION_BITS != sample.inode >> REGION_BITS or sample.inode > last + TURN:
+                turn.append(sample)
+        return turn
+
+
+def _serve(connection: socket.socket, mountpoint: str, device: int) -> None:
+    """List what is asked for, until the other end is closed. Raises OSError when the mount is gone."""
+    while paths := connection.recv(_MESSAGE_MAX):
+        top = mount_table.detached(mountpoint)
+        try:
+            if os.fstat(top).st_dev != device:  # something else is mounted there
+                return
+            for path in paths.split(b"\0"):
+                _list(top, path)
+        finally:
+            os.close(top)
+        connection.send(b"\0")
 
 
 def _list(top: int, path: bytes) -> None:

@@ -114,7 +114,8 @@ class PageCache:
             return
         lower, base = self.tree.lower, inodes[0] - index_of(where)
         record = lower.record(number, tag)
-        inodes = [inode for inode in inodes if inode < base + record.members]
+        end = base + record.members
+        inodes = [inode for inode in inodes if inode < end]
         if not inodes:
             return
         if lower.plain is lower and record.is_plain and record.moved is None and not len(record.sparse_members()):
@@ -147,6 +148,8 @@ class PageCache:
                 start = starts[number] - begin
                 if inodes[number] <= front():
                     continue
+                if unknown == UNKNOWN_MAX:
+                    break
                 if self._write(inodes[number], data[start : start + sizes[number]]):
                     files, size, last, unknown = files + 1, size + sizes[number], inodes[number], 0
                 else:

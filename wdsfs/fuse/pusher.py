@@ -8,7 +8,8 @@ says that the reader goes on, and the next window is stored while it reads the s
 request for each window. Windows grow as long as the reader comes to the tripwire.
 
 Where samples are listed one after the other, windows of samples are listed in the same way (`lister.py`): the
-kernel takes content only for files that it knows, and knows those of a sample from its listing.
+kernel takes content only for files that it knows, and knows those of a sample from its listing. So if a client
+also reads their files, these are stored as soon as their samples were listed.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from __future__ import annotations
 import logging
 import math
 import select
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 from wdsfs.errors import StaleShard, WdsfsError
-from wdsfs.fuse.lister import Lister
-from wdsfs.fuse.page_cache import Ended, PageCache
-from wdsfs.fuse.passes import PATIENCE_MAX, REACH_MAX, REGION_BITS, Passes
-from wdsfs.inodes import SAMPLE, kind_of
+from wdsfs.fuse.lister import Lister, Sample
+from wdsfs.fuse.page_cache import Ended, Members, PageCache, Stored
+from wdsfs.fuse.passes import REACH_MAX, REGION_BITS, Passes
+from wdsfs.inodes import MEMBER, SAMPLE, index_of, kind_of, pack, position, unpack
 from wdsfs.tree.shard_set import NotIndexed
 from wdsfs.tree.tree import LowerTree
 
@@ -32,11 +35,12 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS = 10.0  # without a call; then the process ends, and its memory is free
 WINDOW_FIRST, WINDOW_MAX = 8, 64  # files, or samples
 WINDOW_BYTES = 8 << 20
+WIRE_EACH = REACH_MAX // 2  # inode numbers, where files of samples are stored
 PASSES_MAX = 64  # at a time
-SOON = 8  # reads
+AHEAD_MAX = WINDOW_MAX * REACH_MAX  # inode numbers from a reader to the files of a sample that is listed ahead
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Pass:
     """A reader in order: the inode it was at, the step between its files, and what is stored for it.
 
@@ -72,26 +76,40 @@ class Pusher:
 
         The FUSE descriptor is not polled: that would wake this process at every request. Raises OSError.
         """
-        poll = select.poll()
-        poll.register(self.notes.calls, select.POLLIN)
-        poll.register(life, 0)
-        while events := poll.poll(IDLE_SECONDS * 1000):
-            if any(descriptor == life for descriptor, _ in events):
+        while events := self._wait(life):
+            if life in events:
                 return
             self.tree.lower.tidy()
-            for inode, distance in _latest(self.notes.take()):
-                try:
-                    self.go_on(inode, distance)
-                except Ended as end:
-                    if end.unable:
-                        log.info("the kernel takes no content ahead of readers")
-                        self.notes.turn_off()
-                    return
-                except (WdsfsError, NotIndexed) as error:  # the reader gets the error, if it concerns its files
-                    log.debug("nothing is pushed: %s", error)
-                    self.notes.postpone(inode)
-                    if isinstance(error, StaleShard):
-                        self.tree.lower.distrust()
+            try:
+                for inode, distance in _latest(self.notes.take()):
+                    with self._forgiving(inode):
+                        self.go_on(inode, distance)
+                for descriptor in events - {self.notes.calls}:
+                    self._take_answer(descriptor)
+            except Ended as end:
+                if end.unable:
+                    log.info("the kernel takes no content ahead of readers")
+                    self.notes.turn_off()
+                return
+
+    def _wait(self, life: int) -> set[int]:
+        """Return the descriptors at which something has happened, none after some time."""
+        poll = select.poll()
+        poll.register(life, 0)
+        for descriptor in (self.notes.calls, *(self.lister.busy if self.lister else ())):
+            poll.register(descriptor, select.POLLIN)
+        return {descriptor for descriptor, _ in poll.poll(IDLE_SECONDS * 1000)}
+
+    @contextmanager
+    def _forgiving(self, inode: int) -> Iterator[None]:
+        """After an error leave the pass at this inode for a while. Its reader gets the errors of its files."""
+        try:
+            yield
+        except (WdsfsError, NotIndexed) as error:
+            log.debug("nothing is pushed: %s", error)
+            self.notes.postpone(inode)
+            if isinstance(error, StaleShard):
+                self.tree.lower.distrust()
 
     def go_on(self, inode: int, distance: int) -> None:
         """Store the files after `inode`, which was read; the READ before it was `distance` inode numbers back.
@@ -104,11 +122,13 @@ class Pusher:
         first += (inode - first) % going.step
         if first - inode > going.window * going.step:  # a late call
             return
-        serve = self._list if kind_of(inode) == SAMPLE else self._store
-        if not serve(range(first, first + going.window * going.step, going.step), going):
-            # Where samples are listed, the kernel is about to know these files.
-            lists = any(kind_of(other.last) == SAMPLE for other in self.passes)
-            self.notes.postpone(inode, SOON if lists else PATIENCE_MAX)
+        inodes = range(first, first + going.window * going.step, going.step)
+        if kind_of(inode) == SAMPLE:
+            goes_on = self._list(inodes, going)
+        else:
+            goes_on = self._is_listed(inode) or self._store(inodes, going)
+        if not goes_on:
+            self.notes.postpone(inode)
 
     def _pass_at(self, inode: int, distance: int) -> Pass:
         """Return the pass that has come to this file, taken on; a new one if there is none."""
@@ -132,21 +152,54 @@ class Pusher:
         """Have the next window be larger: the reader has come to the tripwire."""
         self.notes.passed(going.files, going.bytes)
         self.notes.trust()
-        going.windows, going.files, going.bytes = going.windows + 1, 0, 0
+        going.windows, going.wire, going.files, going.bytes = going.windows + 1, 0, 0, 0
         going.window = max(WINDOW_FIRST, min(2 * going.window, WINDOW_MAX, REACH_MAX // going.step))
 
     def _list(self, inodes: range, going: Pass) -> bool:
         """Have samples listed for a pass; returns False if there are none. Raises what `Lister.samples` does."""
-        if self.lister is None or self.lister.busy:
+        samples = self.lister.samples(inodes) if self.lister else []
+        if not samples or self.lister is None:
             return False
-        samples = self.lister.samples(inodes)
-        if not samples:
+        end, wire = samples[-1].inode + 1, samples.pop(len(samples) // 2).inode
+        if not self.lister.begin(samples):
             return False
-        middle = len(samples) // 2
-        going.wire, going.end = samples[middle].inode, samples[-1].inode + 1
-        del samples[middle]
-        self.lister.list(samples)
+        going.end, going.wire = end, wire
         return True
+
+    def _is_listed(self, inode: int) -> bool:
+        """Return True if samples from that of this file on are listed: `_store_listed` stores their files."""
+        tag, number, where = unpack(inode)
+        entry = self.tree.lower.record(number, tag).entry_of(index_of(where))
+        sample = pack(tag, number, position(SAMPLE, entry))
+        return any(going.last <= sample < going.end + WINDOW_MAX for going in self.passes)
+
+    def _take_answer(self, descriptor: int) -> None:
+        """Store the files of samples that were listed, if a client reads files before them. Raises Ended."""
+        samples = self.lister.answer(descriptor) if self.lister else []
+        if samples:
+            with self._forgiving(samples[0].inode):
+                self._store_listed(samples)
+
+    def _store_listed(self, samples: Sequence[Sample]) -> None:
+        tag, number, _ = unpack(samples[0].inode)
+        record, base = self.tree.lower.record(number, tag), pack(tag, number, position(MEMBER, 0))
+        ranges = [record.entry_members(index_of(sample.inode)) for sample in samples]
+        begin, end = base + ranges[0].start, base + ranges[-1].stop
+        near = [going for going in self.passes if max(base, begin - AHEAD_MAX) <= going.last < end]
+        going = max(near, key=lambda going: going.last, default=None)
+        if going is None or going.bytes > 2 * WINDOW_BYTES:
+            return
+        inodes = [base + member for members in ranges for member in members]
+        chosen = [inode for inode in inodes if (inode - going.last) % going.step == 0]
+        members = self.pages.members(chosen, WINDOW_BYTES)
+        # As many tripwires as keep the reader recognised; one of them at a time tells what it has gone past.
+        steps = pairwise([going.end - 1, *members.inodes])
+        wires = [at for at, (last, inode) in enumerate(steps) if inode // WIRE_EACH > last // WIRE_EACH]
+        if wires:
+            going.wire = going.wire or members.inodes[wires[0]]
+        for at in reversed(wires):
+            members = members.without(at)
+        self._put(members, going)
 
     def _store(self, inodes: range, going: Pass) -> bool:
         """Store files for a pass; returns False if the kernel takes none. Raises what `PageCache.store` does."""
@@ -154,12 +207,16 @@ class Pusher:
         going.wire, middle = 0, len(members.inodes) // 2
         if middle:
             going.wire, members = members.inodes[middle], members.without(middle)
+        stored = self._put(members, going)
+        return stored.files > 0 or (not stored.refused and bool(members.inodes))
+
+    def _put(self, members: Members, going: Pass) -> Stored:
         stored = self.pages.store(members, lambda: self._front(going))
         going.files, going.bytes = going.files + stored.files, going.bytes + stored.bytes
         if stored.files:
-            going.end = stored.last + 1
+            going.end = max(going.end, stored.last + 1)
         self.notes.stored(stored.files, stored.bytes)
-        return stored.files > 0 or (not stored.refused and bool(members.inodes))
+        return stored
 
     def _front(self, going: Pass) -> int:
         """Return the file that the reader is at, or is about to be at; 0 if that is not known."""

@@ -435,7 +435,7 @@ class Supervisor:
                 self.device = self._own_device()
                 # Else it would keep the mount alive by a descriptor, and wait for a listing from nobody.
                 if self.place is not None and self.device != shared:
-                    lister = Lister(tree, passes, *self.place)
+                    lister = Lister(tree, passes, *self.place, release=lambda: os.close(self.device))
                 threading.Thread(target=self._outlive, daemon=True).start()
                 Pusher(self.device, tree, passes, lister).run(self.life)
                 code = 0
