@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 # for each sample).
 PROCESSES = 2
 TURN = 8  # samples that a process lists for one message
+# Samples from where a client is to the next that are listed. A client that has come up lists these itself, slowly:
+# meanwhile the next ones are listed and pushed. With 8 it read most of their files before they were pushed.
+MARGIN = 40
 DUE_MAX = 256  # samples that wait for a process
 # Of a descriptor of the lister. No other program opens a directory with O_DSYNC, and the kernel passes it on.
 FLAG = os.O_DSYNC
@@ -135,7 +138,7 @@ class Lister:
         while self._due and len(turn) < TURN:
             sample = self._due.popleft()
             last = self.passes.last(sample.inode)
-            if last >> REGION_BITS != sample.inode >> REGION_BITS or sample.inode > last + TURN:
+            if last >> REGION_BITS != sample.inode >> REGION_BITS or sample.inode > last + MARGIN:
                 turn.append(sample)
         return turn
 

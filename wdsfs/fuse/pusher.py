@@ -33,7 +33,8 @@ from wdsfs.tree.tree import LowerTree
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 10.0  # without a call; then the process ends, and its memory is free
-WINDOW_FIRST, WINDOW_MAX = 8, 64  # files, or samples
+WINDOW_FIRST, WINDOW_MAX = 8, 64  # files
+WINDOW_SAMPLES = 96  # more than `lister.MARGIN`
 WINDOW_BYTES = 8 << 20
 WIRE_EACH = REACH_MAX // 2  # inode numbers, where files of samples are stored
 PASSES_MAX = 64  # at a time
@@ -52,7 +53,7 @@ class Pass:
     step: int
     end: int
     wire: int = 0
-    window: int = WINDOW_FIRST  # files
+    window: int = WINDOW_FIRST  # files, or samples
     windows: int = 0  # that the reader has come to the tripwire of
     files: int = 0  # that it has not gone past, and their bytes
     bytes: int = 0
@@ -136,7 +137,8 @@ class Pusher:
             if going.last < inode <= going.end + REACH_MAX:
                 break
         else:
-            going = Pass(inode - distance, distance, inode)
+            window = WINDOW_SAMPLES if kind_of(inode) == SAMPLE else WINDOW_FIRST
+            going = Pass(inode - distance, distance, inode, window=window)
             self.passes.append(going)
             if len(self.passes) > PASSES_MAX and not self.passes.pop(0).windows:
                 self.notes.doubt()
@@ -153,7 +155,8 @@ class Pusher:
         self.notes.passed(going.files, going.bytes)
         self.notes.trust()
         going.windows, going.wire, going.files, going.bytes = going.windows + 1, 0, 0, 0
-        going.window = max(WINDOW_FIRST, min(2 * going.window, WINDOW_MAX, REACH_MAX // going.step))
+        if kind_of(going.last) == MEMBER:
+            going.window = max(WINDOW_FIRST, min(2 * going.window, WINDOW_MAX, REACH_MAX // going.step))
 
     def _list(self, inodes: range, going: Pass) -> bool:
         """Have samples listed for a pass; returns False if there are none. Raises what `Lister.samples` does."""
@@ -171,7 +174,7 @@ class Pusher:
         tag, number, where = unpack(inode)
         entry = self.tree.lower.record(number, tag).entry_of(index_of(where))
         sample = pack(tag, number, position(SAMPLE, entry))
-        return any(going.last <= sample < going.end + WINDOW_MAX for going in self.passes)
+        return any(going.last <= sample < going.end + WINDOW_SAMPLES for going in self.passes)
 
     def _take_answer(self, descriptor: int) -> None:
         """Store the files of samples that were listed, if a client reads files before them. Raises Ended."""
