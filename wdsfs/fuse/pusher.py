@@ -37,6 +37,9 @@ WINDOW_FIRST, WINDOW_MAX = 8, 64  # files
 WINDOW_SAMPLES = 96  # more than `lister.MARGIN`
 WINDOW_BYTES = 8 << 20
 WIRE_EACH = REACH_MAX // 2  # inode numbers, where files of samples are stored
+# Files from where a reader is to the next that are stored. It reads those itself meanwhile; with 1 it waited for the
+# file that was being stored, and 200 kB took 125 us instead of 104 (3 kB and 76 kB: no difference).
+NEAR = 3
 PASSES_MAX = 64  # at a time
 AHEAD_MAX = WINDOW_MAX * REACH_MAX  # inode numbers from a reader to the files of a sample that is listed ahead
 
@@ -222,7 +225,7 @@ class Pusher:
         return stored
 
     def _front(self, going: Pass) -> int:
-        """Return the file that the reader is at, or is about to be at; 0 if that is not known."""
+        """Return the last file that the reader asks for before it can be stored; 0 if that is not known."""
         last = self.notes.last(going.last)
         is_near = 0 <= last - going.last <= REACH_MAX
-        return last + going.step if is_near else 0
+        return last + NEAR * going.step if is_near else 0
