@@ -37,8 +37,8 @@ WINDOW_FIRST, WINDOW_MAX = 8, 64  # files
 WINDOW_SAMPLES = 96  # more than `lister.MARGIN`
 WINDOW_BYTES = 8 << 20
 WIRE_EACH = REACH_MAX // 2  # inode numbers, where files of samples are stored
-# Files from where a reader is to the next that are stored. It reads those itself meanwhile; with 1 it waited for the
-# file that was being stored, and 200 kB took 125 us instead of 104 (3 kB and 76 kB: no difference).
+# Files from where a reader is to the next that are stored. It reads those itself meanwhile. With 1 it waited for
+# the file that was being stored, and 200 kB took 125 us instead of 104 (3 kB and 76 kB: no difference).
 NEAR = 3
 PASSES_MAX = 64  # at a time
 AHEAD_MAX = WINDOW_MAX * REACH_MAX  # inode numbers from a reader to the files of a sample that is listed ahead
