@@ -153,12 +153,16 @@ def _cache_metric(name: str, text: str, value: Callable[[dict[str, Any]], float]
     return _Metric(name, "gauge", text, lambda report: value(report["remote"]))
 
 
+def _push_metric(name: str, text: str, count: str) -> _Metric:
+    return _Metric(f"{name}_total", "counter", text, lambda report: report["pushed"][count])
+
+
 _PUSH_METRICS = (
-    _Metric("pushed_bytes_total", "counter", "Bytes put ahead of readers.", lambda own: own["pushed"]["bytes"]),
-    _Metric(
-        *("pushed_passed_bytes_total", "counter", "Bytes put ahead of readers that they have passed."),
-        lambda own: own["pushed"]["passed_bytes"],
-    ),
+    _push_metric("pushed_files", "Files put ahead of readers.", "files"),
+    _push_metric("pushed_bytes", "Bytes put ahead of readers.", "bytes"),
+    _push_metric("pushed_passed_files", "Files put ahead of readers that they have passed.", "passed_files"),
+    _push_metric("pushed_passed_bytes", "Bytes put ahead of readers that they have passed.", "passed_bytes"),
+    _push_metric("listed_ahead", "Samples listed ahead of clients.", "listed"),
 )
 
 # Of mounts: a report of a set alone has none of this.
