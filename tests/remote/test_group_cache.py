@@ -17,7 +17,7 @@ import pytest
 import wdsfs
 from tests import tars
 from tests.conftest import Program, User, program_of
-from tests.processes import PATIENCE
+from tests.processes import PATIENCE, wait_until
 from tests.remote.cached import LIMIT, URL, content_of, pin_of
 from tests.web_server import WebServer
 from wdsfs.remote.cached_object import BLOCK
@@ -182,22 +182,40 @@ def _reachable() -> str:
     return "\n".join([*lines, "umount -l /mnt", ""])
 
 
-def run_by(member: Program, *arguments: str) -> bytes:
-    """Run a command as a member, whose umask closes files to others; return its output."""
+def start_by(member: Program, *arguments: str) -> subprocess.Popen[bytes]:
+    """Start a command as a member, whose umask closes files to others."""
     assert member.user is not None
     script = "set -e\n" + _reachable() + 'umask 077\nexec setpriv "$@"'
     user = ["--reuid", str(member.user.uid), "--regid", str(member.user.gid), "--clear-groups"]
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", *user]
-    done = subprocess.run(
+    return subprocess.Popen(
         [*command, sys.executable, "-m", "wdsfs", *arguments],
         env=member.environment,
         cwd=member.home,
-        timeout=PATIENCE,
-        capture_output=True,
-        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+
+
+def run_by(member: Program, *arguments: str) -> bytes:
+    """Run a command as a member to its end; return its output."""
+    with start_by(member, *arguments) as process:
+        try:
+            output, problems = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    assert process.returncode == 0, problems
+    return output
+
+
+@contextlib.contextmanager
+def two_members(shared: Path) -> Iterator[list[Program]]:
+    with contextlib.ExitStack() as stack:
+        members = [stack.enter_context(program_of(User(uid, GROUP))) for uid in (ANNA, BERT)]
+        for member in members:
+            member.environment |= {"WDSFS_CACHE_DIR": str(shared), "WDSFS_TRUST": f"@{GROUP}", "no_proxy": "*"}
+        yield members
 
 
 def test_commands_of_two_users_fetch_each_range_once(shared: Path) -> None:
@@ -205,11 +223,8 @@ def test_commands_of_two_users_fetch_each_range_once(shared: Path) -> None:
     content = tars.tar(*(tars.member(b"%03d.jpg" % number, os.urandom(100_000)) for number in range(count)))
     # Where answers are slow a scan fetches headers alone: these few blocks come again with what lies around them.
     headers = count * 2 * BLOCK
-    with WebServer().running() as web, contextlib.ExitStack() as stack:
+    with WebServer().running() as web, two_members(shared) as members:
         web.put("/a.tar", content)
-        members = [stack.enter_context(program_of(User(uid, GROUP))) for uid in (ANNA, BERT)]
-        for member in members:
-            member.environment |= {"WDSFS_CACHE_DIR": str(shared), "WDSFS_TRUST": f"@{GROUP}", "no_proxy": "*"}
         url = f"{web.url}/a.tar"
 
         def reads(member: Program, sample: int) -> bytes:
@@ -223,3 +238,16 @@ def test_commands_of_two_users_fetch_each_range_once(shared: Path) -> None:
         assert web.sent == sent
         assert "shared by the group" in run_by(members[0], "cache").decode()
     assert are_open_to_the_group(shared)
+
+
+def test_a_command_that_is_killed_while_it_fetches_stops_no_other_user(shared: Path) -> None:
+    content = os.urandom(100_000)
+    with WebServer().running() as web, two_members(shared) as (anna, bert):
+        web.put("/a.tar", tars.tar(tars.member(b"0.jpg", content)))
+        web.hold.clear()
+        with start_by(anna, "fetch", f"{web.url}/a.tar") as killed:
+            wait_until(lambda: any(web.gets("/a.tar")), "a request under way")
+            os.killpg(killed.pid, signal.SIGKILL)
+        assert list(shared.glob("*.table")), "what is claimed in"
+        web.hold.set()
+        assert run_by(bert, "cat", f"{web.url}/a.tar", "a/0/jpg") == content
