@@ -504,6 +504,73 @@ def test_without_resend_a_killed_worker_costs_a_pass_one_request(patched: Patche
         assert len(lost) <= kills
 
 
+@contextlib.contextmanager
+def far(program: Program, shards: int) -> Iterator[tuple[WebServer, Mounted, list[Path]]]:
+    """A mount of remote shards with an empty cache. The server sends no content until `hold` is set."""
+    with WebServer().running() as web:
+        for number in range(shards):
+            web.put(f"/{number}.tar", shard(first=number * SAMPLES), etag='"1"')
+        names = [f"{web.url}/{number}.tar" for number in range(shards)]
+        with program.mounted("--layout", "files", *names) as mounted:
+            paths = paths_of(mounted)
+            program.run("cache", "--clear")
+            web.hold.clear()
+            yield web, mounted, paths
+
+
+def wait_for_pushed_passes(mounted: Mounted) -> None:
+    files = mounted.status()["pushed"]["files"]
+    wait_until(lambda: mounted.status()["pushed"]["files"] > files + FILES, "content that is pushed")
+
+
+def test_a_fetcher_that_is_killed_in_passes(web_program: Program) -> None:
+    def look(path: Path) -> None:
+        assert is_right(path, read(path))
+
+    with far(web_program, 4) as (web, mounted, paths):
+        with passes(paths, look):
+            for round_ in range(3):
+                asked = len(web.gets())
+                if round_ == 2:
+                    web.hold.set()
+                    wait_until(lambda: mounted.status()["pushed"]["files"], "content that is pushed")
+                else:
+                    wait_until(lambda asked=asked: len(web.gets()) > asked, "requests under way")
+                victim = mounted.fetcher()
+                kill(victim)
+                wait_until(lambda victim=victim: mounted.fetcher() != victim, "another fetcher")
+            wait_for_pushed_passes(mounted)
+        assert mounted.status()["restarts"] == 0
+
+
+def test_a_remote_shard_that_is_replaced_in_the_middle_of_passes(web_program: Program) -> None:
+    """While content of the first generation is under way, and then again and again while it is pushed."""
+    generations = [1]
+
+    def look(path: Path) -> None:
+        data = unless_gone(lambda: read(path), errno.ENOENT, errno.EIO)
+        if data is not None:
+            assert is_right(path, data, tuple(generations)), (path, data[:20], set(data[8:]))
+
+    with far(web_program, 1) as (web, mounted, paths):
+        mounted.allow_log("has changed", "it has been replaced")
+        asked = len(web.gets())
+        with passes(paths, look):
+            wait_until(lambda: len(web.gets()) > asked, "requests under way")
+            for generation in range(2, 5 * THOROUGH):
+                generations.append(generation)
+                web.put("/0.tar", shard(generation), etag=f'"{generation}"')
+                web.hold.set()
+                web_program.run("refresh", mounted.path)
+
+                def is_new(generation: int = generation) -> bool:
+                    data = unless_gone(lambda: read(paths[0]), errno.ENOENT, errno.EIO)
+                    return data is not None and is_right(paths[0], data, (generation,))
+
+                wait_until(is_new, "the new content")
+                wait_for_pushed_passes(mounted)
+
+
 READER = """
 import os, sys
 paths = sys.stdin.read().split()

@@ -108,7 +108,11 @@ class Pusher:
     def _forgiving(self, inode: int) -> Iterator[None]:
         """After an error leave the pass at this inode for a while. Its reader gets the errors of its files."""
         try:
-            yield
+            try:
+                yield
+            except NotIndexed as wanted:
+                if not wanted.shards.settled(wanted.number):  # else a worker has indexed it
+                    raise
         except (WdsfsError, NotIndexed) as error:
             log.debug("nothing is pushed: %s", error)
             self.notes.postpone(inode)
