@@ -133,9 +133,12 @@ class Lister:
             self._at_work[connection.fileno()] = connection, turn
 
     def _turn(self) -> list[Sample]:
-        """Return the next samples that the client does not reach before they are listed."""
+        """Return the next samples of one pass that the client does not reach before they are listed."""
         turn = list[Sample]()
         while self._due and len(turn) < TURN:
+            step = self._due[0].inode - turn[-1].inode if turn else 1
+            if not 0 < step < 1 << REGION_BITS:  # it is of another pass, or another shard
+                break
             sample = self._due.popleft()
             last = self.passes.last(sample.inode)
             if last >> REGION_BITS != sample.inode >> REGION_BITS or sample.inode > last + MARGIN:
