@@ -5,6 +5,7 @@ python -m bench --tiny                                       everything with lit
 python -m bench --only first-read --systems wdsfs,squashfuse_ll
 python -m bench --only memory,mount-time --large
 python -m bench --only kernel                                what the kernel serves, against FUSE and the disk
+python -m bench --only in-order --load-minutes 10            passes in order, local and remote
 python -m bench --from bench/results/2026-01-31.json --publish
 """
 
@@ -140,7 +141,7 @@ def _place(arguments: argparse.Namespace) -> Path:
         return Path(arguments.data).resolve()
     (ROOT / "build").mkdir(exist_ok=True)
     _remove_leftovers()
-    place = Path(tempfile.mkdtemp(prefix=f"bench-{os.getpid()}-", dir=ROOT / "build"))
+    place = Path(tempfile.mkdtemp(prefix=f"bench-{os.getpid()}-", dir=(ROOT / "build").resolve()))
     free = shutil.disk_usage(place).free
     if free < ROOM and not arguments.tiny:
         place.rmdir()

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import remote_bound, remote_loads
+from bench import remote_bound
+from bench import remote_loads as loads
 from bench.data import Set
 from bench.network import (
     Mount,
@@ -53,7 +54,7 @@ print(time.perf_counter() - since)
 
 def remote(bench: Bench) -> None:
     """One shard of members of 100 kB: cold in order and at random, by many readers, from the cache; its index.
-    Eight shards of samples of three files: whole samples, a training loop, mixed load."""
+    Eight shards of samples of three files: whole samples."""
     one, several = bench.sets.get("remote"), bench.sets.get("commit")
     home = bench.sets.home / "network"
     wdsfs = Wdsfs(bench.say)
@@ -74,8 +75,17 @@ def remote(bench: Bench) -> None:
                 with bench.attempt_at(name):
                     bench.say(f"{name}, turn {turn + 1}")
                     take(turn)
-        remote_loads.training(bench, samples, several)
-        remote_loads.mixed(bench, samples, several)
+
+
+def remote_loads(bench: Bench) -> None:
+    """Eight shards of samples of three files: a training loop, mixed load."""
+    several = bench.sets.get("commit")
+    home = bench.sets.home / "network"
+    with network(bench.sets.home, home) as server:
+        samples = Remote(Wdsfs(bench.say), server, home, several.paths)
+        samples.index()
+        loads.training(bench, samples, several)
+        loads.mixed(bench, samples, several)
 
 
 def _cases(

@@ -31,7 +31,7 @@ from bench.executor import executor
 from bench.packing import pack
 from bench.passes import passes
 from bench.portable import portable
-from bench.remote import remote
+from bench.remote import remote, remote_loads
 from bench.remote_order import https, remote_order
 from bench.report import Case
 from bench.run import Bench, empty
@@ -755,6 +755,7 @@ WORKLOADS: dict[str, tuple[str, Callable[[Bench], None]]] = {
     "library": ("samples from Python", library),
     "survival": ("survival", survival),
     "remote": ("remote shards", remote),
+    "remote-loads": ("remote shards", remote_loads),
     "remote-order": ("remote shards in order, no limit but latency", remote_order),
     "https": ("http and https, no latency", https),
     "portable": ("portable index", portable),
@@ -766,5 +767,9 @@ GROUPS: dict[str, tuple[list[str], list[str]]] = {
     "kernel": (
         ["walk", "first-read", "stream", "random", "order", "image", "mount-time", "write", "loader"],
         ["wdsfs", "wdsfs-image", "erofs-files", "overlayfs", "extracted"],
+    ),
+    "in-order": (
+        ["order", "passes", "pack", "remote", "remote-loads", "remote-order", "https", "portable"],
+        ["wdsfs", "extracted"],
     ),
 }
