@@ -24,7 +24,7 @@ from tests.fuse.test_supervisor import OLD_KERNEL, Patched, kill, patched
 from tests.mount.test_stale import overwrite, replace, rewrite, unless_gone
 from tests.processes import PATIENCE, wait_until
 from tests.thorough import THOROUGH
-from tests.web_server import WebServer
+from tests.web_server import Fault, WebServer
 from wdsfs.errors import StaleShard
 from wdsfs.fuse.lister import PROCESSES, Lister, Sample
 from wdsfs.fuse.page_cache import PageCache
@@ -519,12 +519,17 @@ def test_without_resend_a_killed_worker_costs_a_pass_one_request(patched: Patche
         assert len(lost) <= kills
 
 
+def object_of(generation: int = 1, first: int = 0) -> bytes:
+    """A shard of one size in every generation: only the ETag of its object tells them apart."""
+    return shard(generation, first).ljust(12 << 20, b"\0")
+
+
 @contextlib.contextmanager
 def far(program: Program, shards: int) -> Iterator[tuple[WebServer, Mounted, list[Path]]]:
     """A mount of remote shards with an empty cache. The server sends no content until `hold` is set."""
     with WebServer().running() as web:
         for number in range(shards):
-            web.put(f"/{number}.tar", shard(first=number * SAMPLES), etag='"1"')
+            web.put(f"/{number}.tar", object_of(first=number * SAMPLES), etag='"1"', only_gets=True)
         names = [f"{web.url}/{number}.tar" for number in range(shards)]
         with program.mounted("--layout", "files", *names) as mounted:
             paths = paths_of(mounted)
@@ -559,7 +564,7 @@ def test_a_fetcher_that_is_killed_in_passes(web_program: Program) -> None:
 
 
 def test_a_remote_shard_that_is_replaced_in_the_middle_of_passes(web_program: Program) -> None:
-    """While content of the first generation is under way, and then again and again while it is pushed."""
+    """In the middle of an answer of the first generation, and then again and again while it is pushed."""
     generations = [1]
 
     def look(path: Path) -> None:
@@ -569,13 +574,18 @@ def test_a_remote_shard_that_is_replaced_in_the_middle_of_passes(web_program: Pr
 
     with far(web_program, 1) as (web, mounted, paths):
         mounted.allow_log("has changed", "it has been replaced")
-        asked = len(web.gets())
+
+        def put_next() -> None:
+            generations.append(generations[-1] + 1)
+            web.put("/0.tar", object_of(generations[-1]), etag=f'"{generations[-1]}"')
+
+        web.objects["/0.tar"].faults.append(Fault(meanwhile=put_next))  # so all other ranges are of the second
+        web.hold.set()
         with passes(paths, look):
-            wait_until(lambda: len(web.gets()) > asked, "requests under way")
+            wait_until(lambda: len(generations) > 1, "an answer of the first generation")
             for generation in range(2, 5 * THOROUGH):
-                generations.append(generation)
-                web.put("/0.tar", shard(generation), etag=f'"{generation}"')
-                web.hold.set()
+                if generation > 2:
+                    put_next()
                 web_program.run("refresh", mounted.path)
 
                 def is_new(generation: int = generation) -> bool:
