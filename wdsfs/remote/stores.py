@@ -1,7 +1,7 @@
-"""Requests to stores: heads, lists, ranges, uploads and copies, each answer checked against the pin. asyncio.
+"""Requests to stores: heads, lists, ranges, uploads and copies, each answer checked against the pin.
 
-Only the fetcher may import this. A child of a process that has used obstore hangs at its first call, and one
-process in ten that has used its asyncio aborts when the interpreter ends (0.12.1), so it ends by `os._exit`.
+It uses asyncio, and threads for short ranges. Only the fetcher may import this: a child of a process that has used
+obstore hangs, and one in ten that has used its asyncio aborts when it ends (0.12.1), so it ends by `os._exit`.
 
 What a store does, and what the caller of `get` gets:
 
