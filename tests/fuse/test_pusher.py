@@ -405,7 +405,7 @@ def passes(paths: list[Path], look: Callable[[Path], None], readers: int = 3) ->
         stop.set()
         for thread in threads:
             thread.join(PATIENCE)
-    assert not failures, failures[0]
+        assert not failures, failures[0]  # said first: a test waits in vain for readers that have ended
     assert not any(thread.is_alive() for thread in threads), "a reader waits for ever"
 
 
