@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -308,14 +309,14 @@ def lister_of(mounted: Mounted, device: int) -> Iterator[tuple[Lister, list[Samp
     tree.close(clean=True)
 
 
-def listed(lister: Lister, samples: list[Sample]) -> list[Sample]:
-    """Have samples listed; returns those that were, in order."""
-    done = []
+def listed(lister: Lister, samples: list[Sample]) -> list[list[Sample]]:
+    """Have samples listed; returns those that were, by turns, in order."""
+    turns = []
     assert lister.begin(samples)
     while lister.busy:
         (descriptor, *_), _, _ = select.select(lister.busy, [], [], PATIENCE)
-        done += lister.answer(descriptor)
-    return sorted(done)
+        turns.append(lister.answer(descriptor))
+    return sorted(turns)
 
 
 def test_a_listed_sample_costs_no_request(program: Program) -> None:
@@ -324,7 +325,7 @@ def test_a_listed_sample_costs_no_request(program: Program) -> None:
         device = os.stat(mounted.path).st_dev
         with lister_of(mounted, device) as (lister, samples):
             assert [sample.path for sample in samples] == [b"s/%04d" % number for number in range(SAMPLES)]
-            assert listed(lister, samples) == samples
+            assert list(chain(*listed(lister, samples))) == samples
         before = mounted.status()["requests"]["readdir"]
         for sample in samples:
             assert sorted(os.listdir(os.fsencode(mounted.path) + b"/" + sample.path)) == [b"a", b"b", b"c"]
@@ -338,12 +339,8 @@ def test_samples_of_two_passes_are_listed_apart(program: Program) -> None:
     with program.mounted("s.tar") as mounted:
         with lister_of(mounted, os.stat(mounted.path).st_dev) as (lister, samples):
             other = [Sample(sample.inode + (1 << 32), sample.path) for sample in samples[:3]]
-            assert lister.begin([*samples[:3], *other, *samples[100:103]])
-            turns = []
-            while lister.busy:
-                (descriptor, *_), _, _ = select.select(lister.busy, [], [], PATIENCE)
-                turns.append(lister.answer(descriptor))
-        assert sorted(turns) == sorted([samples[:3], other, samples[100:103]])
+            turns = listed(lister, [*samples[:3], *other, *samples[100:103]])
+        assert turns == sorted([samples[:3], other, samples[100:103]])
 
 
 def test_nothing_is_listed_where_something_else_is_mounted(program: Program) -> None:
@@ -351,7 +348,7 @@ def test_nothing_is_listed_where_something_else_is_mounted(program: Program) -> 
     with program.mounted("s.tar") as mounted:
         before = mounted.status()["requests"].get("readdir", 0)
         with lister_of(mounted, 1) as (lister, samples):
-            assert listed(lister, samples) == []
+            assert list(chain(*listed(lister, samples))) == []
         assert mounted.status()["requests"].get("readdir", 0) == before
 
 
@@ -473,6 +470,11 @@ def test_a_pusher_that_is_killed_again_and_again(program: Program) -> None:
         assert mounted.status()["restarts"] == 0
 
 
+def workers_beside_pusher(mounted: Mounted) -> list[int]:
+    report = mounted.status()
+    return [pid for pid in report["processes"] if pid not in (mounted.pid, report["pushed"]["pusher"])]
+
+
 def test_workers_that_are_killed_in_passes(program: Program) -> None:
     program.write("s.tar", shard())
 
@@ -484,10 +486,8 @@ def test_workers_that_are_killed_in_passes(program: Program) -> None:
         with passes(paths_of(mounted), look):
             for round_ in range(5 * THOROUGH):
                 wait_until(lambda: mounted.status()["pushed"]["files"], "content that was pushed")
-                report = mounted.status()
-                workers = [pid for pid in report["processes"] if pid not in (mounted.pid, pusher_of(mounted))]
-                kill(random.Random(round_).choice(workers))
-                done = sum(report["requests"].values())
+                done = sum(mounted.status()["requests"].values())
+                kill(random.Random(round_).choice(workers_beside_pusher(mounted)))
                 wait_until(lambda done=done: sum(mounted.status()["requests"].values()) > done + 100, "answers")
 
 
@@ -510,12 +510,9 @@ def test_without_resend_a_killed_worker_costs_a_pass_one_request(patched: Patche
         with passes(paths_of(mounted), look):
             for number in range(kills):
                 wait_until(lambda: mounted.status()["pushed"]["files"], "content that was pushed")
-                report = mounted.status()
-                workers = [pid for pid in report["processes"] if pid not in (mounted.pid, pusher_of(mounted))]
-                kill(random.Random(number).choice(workers))
-                wait_until(
-                    lambda before=report["restarts"]: mounted.status()["restarts"] > before, "another worker"
-                )
+                before = mounted.status()["restarts"]
+                kill(random.Random(number).choice(workers_beside_pusher(mounted)))
+                wait_until(lambda before=before: mounted.status()["restarts"] > before, "another worker")
         assert len(lost) <= kills
 
 

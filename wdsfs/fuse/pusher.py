@@ -48,8 +48,8 @@ AHEAD_MAX = WINDOW_MAX * REACH_MAX  # inode numbers from a reader to the files o
 class Pass:
     """A reader in order: the inode it was at, the step between its files, and what is stored for it.
 
-    Inode numbers up to `end` were stored, but for the one at `wire`. Of a client that lists samples in order they
-    are those of samples, and were listed.
+    Inode numbers up to `end` were stored, but for tripwires; `wire` is the next of these, 0 without one. Of a
+    client that lists samples in order they are those of samples, and were listed.
     """
 
     last: int
@@ -167,8 +167,7 @@ class Pusher:
 
     def _list(self, inodes: range, going: Pass) -> bool:
         """Have samples listed for a pass; returns False if there are none. Raises what `Lister.samples` does."""
-        samples = self.lister.samples(inodes) if self.lister else []
-        if not samples or self.lister is None:
+        if self.lister is None or not (samples := self.lister.samples(inodes)):
             return False
         end, wire = samples[-1].inode + 1, samples.pop(len(samples) // 2).inode
         if not self.lister.begin(samples):
@@ -178,6 +177,8 @@ class Pusher:
 
     def _is_listed(self, inode: int) -> bool:
         """Return True if samples from that of this file on are listed: `_store_listed` stores their files."""
+        if self.lister is None:
+            return False
         tag, number, where = unpack(inode)
         entry = self.tree.lower.record(number, tag).entry_of(index_of(where))
         sample = pack(tag, number, position(SAMPLE, entry))
@@ -185,8 +186,7 @@ class Pusher:
 
     def _take_answer(self, descriptor: int) -> None:
         """Store the files of samples that were listed, if a client reads files before them. Raises Ended."""
-        samples = self.lister.answer(descriptor) if self.lister else []
-        if samples:
+        if self.lister is not None and (samples := self.lister.answer(descriptor)):
             with self._forgiving(samples[0].inode):
                 self._store_listed(samples)
 

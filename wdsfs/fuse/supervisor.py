@@ -433,8 +433,9 @@ class Supervisor:
                 # Mounts with an overlay have no passes, so this is the tree of the shards.
                 tree, lister, shared = cast(LowerTree, self.make_tree()), None, self.device
                 self.device = self._own_device()
-                # Else it would keep the mount alive by a descriptor, and wait for a listing from nobody.
-                if self.place is not None and self.device != shared:
+                # Without samples there is nothing to list. On the shared descriptor it would keep the mount alive,
+                # and wait for a listing from nobody.
+                if self.place is not None and self.device != shared and not tree.files_layout:
                     lister = Lister(tree, passes, *self.place, release=lambda: os.close(self.device))
                 threading.Thread(target=self._outlive, daemon=True).start()
                 Pusher(self.device, tree, passes, lister).run(self.life)
