@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench import remote_bound
-from bench import remote_loads as loads
 from bench.data import Set
 from bench.network import (
     Mount,
@@ -75,17 +74,6 @@ def remote(bench: Bench) -> None:
                 with bench.attempt_at(name):
                     bench.say(f"{name}, turn {turn + 1}")
                     take(turn)
-
-
-def remote_loads(bench: Bench) -> None:
-    """Eight shards of samples of three files: a training loop, mixed load."""
-    several = bench.sets.get("commit")
-    home = bench.sets.home / "network"
-    with network(bench.sets.home, home) as server:
-        samples = Remote(Wdsfs(bench.say), server, home, several.paths)
-        samples.index()
-        loads.training(bench, samples, several)
-        loads.mixed(bench, samples, several)
 
 
 def _cases(

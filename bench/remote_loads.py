@@ -20,8 +20,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from bench.data import Set
-from bench.network import Piece, Remote, samples_of, without_proxies
-from bench.systems import Broken, descendants, run
+from bench.network import Piece, Remote, network, samples_of, without_proxies
+from bench.systems import Broken, Wdsfs, descendants, run
 
 if TYPE_CHECKING:
     from bench.run import Bench
@@ -30,7 +30,17 @@ IN_ORDER, AT_RANDOM = 4, 12  # threads of the mixed load, and one that lists
 BYTES = ("Pss_Anon:", "Pss_Shmem:")  # of /proc/PID/smaps_rollup: what no file on a disk backs
 
 
-def training(bench: Bench, shards: Remote, data: Set) -> None:
+def remote_loads(bench: Bench) -> None:
+    """Eight shards of samples of three files: a training loop, mixed load."""
+    data, home = bench.sets.get("commit"), bench.sets.home / "network"
+    with network(bench.sets.home, home) as server:
+        shards = Remote(Wdsfs(bench.say), server, home, data.paths)
+        shards.index()
+        _training(bench, shards, data)
+        _mixed(bench, shards, data)
+
+
+def _training(bench: Bench, shards: Remote, data: Set) -> None:
     """The first epoch of a PyTorch DataLoader with 4 workers, shards in random order: files of a mount with an
     empty cache, and the webdataset library's own streaming."""
     for module in ("torch", "webdataset"):
@@ -60,7 +70,7 @@ def _epoch(bench: Bench, name: str, data: Set, turn: int, kind: str, places: lis
 # --- mixed load ----------------------------------------------------------------------------------------------
 
 
-def mixed(bench: Bench, shards: Remote, data: Set) -> None:
+def _mixed(bench: Bench, shards: Remote, data: Set) -> None:
     """The memory of all processes of a mount, every second, while its cache holds half of what is read: passes in
     order, samples at random and listings at the same time, and nothing stays in the page cache of the mount."""
     if bench.load_minutes <= 0:

@@ -31,7 +31,8 @@ from bench.executor import executor
 from bench.packing import pack
 from bench.passes import passes
 from bench.portable import portable
-from bench.remote import remote, remote_loads
+from bench.remote import remote
+from bench.remote_loads import remote_loads
 from bench.remote_order import https, remote_order
 from bench.report import Case
 from bench.run import Bench, empty
