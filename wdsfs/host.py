@@ -1,7 +1,7 @@
 """Facts about this machine: directories for our files, the disks, the kernel.
 
 Standard library only, no FUSE. Each function reads its facts when it is called; none changes anything, except
-those that make a directory of ours, and what is set for NumPy and for the heap.
+those that make a directory of ours, and what is set for this process: NumPy, the heap, its end.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import fcntl
 import os
 import re
 import shutil
+import signal
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from wdsfs.errors import IndexUnusable, MountError, WdsfsError
 PROGRAMS = ("/usr/local/bin", "/usr/bin", "/bin")
 LARGE_BLOCK = 2 << 20  # bytes: more than a READ takes, which must not cost a mapping each time
 _M_ARENA_MAX, _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -8, -3, -1  # of malloc.h
+_PR_SET_PDEATHSIG = 1  # of prctl.h
 _ALGEBRA_THREADS = "OPENBLAS_NUM_THREADS"
 _changed: set[str] = set()  # variables of the environment that were set here
 
@@ -85,6 +87,17 @@ def map_large_blocks(size: int = LARGE_BLOCK, free: int = 2 * LARGE_BLOCK, is_sh
             libc.mallopt(_M_ARENA_MAX, 1)
         libc.mallopt(_M_MMAP_THRESHOLD, size)
         libc.mallopt(_M_TRIM_THRESHOLD, free)
+
+
+def give_back_free_memory() -> None:
+    """Return what is free in the heap to the kernel. Takes some milliseconds for 100 MiB."""
+    with contextlib.suppress(OSError, AttributeError):  # a C library that has no such call
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends, even if it is stopped."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def environment() -> dict[str, str]:

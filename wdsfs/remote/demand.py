@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from wdsfs import host
 from wdsfs.errors import CacheFull, NoRanges
 from wdsfs.remote.cached_object import BLOCK, CachedObject
-from wdsfs.remote.parts import Part, RemoteObject, Span, in_thread, joined, split
+from wdsfs.remote.parts import Held, Part, RemoteObject, Span, in_thread, joined, split
 from wdsfs.remote.retries import Counters
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ PART, PART_MIN = 4 << 20, 1 << 20  # bytes of a request: at most, and of prefetc
 PARALLEL = 8  # requests into which a stretch of prefetch is cut, if it is long enough
 REQUESTS, REQUESTS_AHEAD = 256, 16  # in flight: in all, and of prefetch
 TRIES = 3  # how often bytes may vanish from the cache between their arrival and their use
-HELD = 13  # sixteenths of the memory for what is held: that leaves holes in the heap, which nothing else counts
+HELD = 11  # sixteenths of the memory for what is held: holes in the heap, which are not counted, take the rest
+GIVE_BACK_SECONDS = 2.0  # how often the heap gives them back
 WRITE = 1 << 20  # bytes that are written to the cache at a time when an object comes as a whole
 VERIFY_SECONDS = 0.5  # after the last bytes of an object: a file that has just been changed cannot be verified
 CLAIM_SECONDS, CLAIM_LOOK_SECONDS = 60.0, 0.005  # for what another process fetches
@@ -47,15 +49,21 @@ class Demand:
     def __init__(self, stores: Stores, memory: int, counters: Counters | None = None) -> None:
         self.memory = memory
         self._counters = counters or Counters()
-        self.used = self.used_ahead = self.most = 0  # bytes: now, of that by prefetch, and at most so far
-        self.held = 0  # bytes of `used` that are neither in flight nor in a cache
+        self.used_ahead = self.most = 0  # bytes in flight by prefetch, and of `used` at most so far
+        self.held = Held(memory * HELD // 16)
         self.requests = self.fetched = 0  # so far; bytes
         self._stores = stores
         self._urgent: deque[Part] = deque()
         self._ahead: deque[Part] = deque()
         self._running = self._running_ahead = 0
+        self._counted = 0  # bytes of parts that are in flight, or that readers have not taken yet
+        self._giving_back: asyncio.TimerHandle | None = None  # while requests are in flight
         self._full: set[str] = set()  # stores of whose objects the cache has refused some
-        self._held: OrderedDict[tuple[RemoteObject, int], int] = OrderedDict()
+
+    @property
+    def used(self) -> int:
+        """The bytes of memory that the limit counts."""
+        return self._counted + self.held.size
 
     @property
     def queued(self) -> int:
@@ -87,7 +95,6 @@ class Demand:
                 for part in parts:
                     self._leave(part, is_here)
             if pieces is not None:
-                self._used_now(item, begin, end)
                 self._count(item, end - begin, is_hit=not tried and not parts)
                 return pieces
         raise no_room(item)  # an object that is fetched as a whole: bytes of others cannot vanish without a cache
@@ -118,8 +125,7 @@ class Demand:
         for _, _, part in list(item.parts):
             if not part.users:
                 self._drop(part)
-        for begin, _, data in list(item.held):
-            self._release(item, begin, len(data))
+        self.held.forget(item)
 
     def _parts_of(self, item: RemoteObject, begin: int, end: int, spans: Sequence[Span]) -> list[Part]:
         """Return the parts that bring a range, in use from now on; make parts for `spans`, too."""
@@ -172,35 +178,11 @@ class Demand:
         return self.used + part.size <= self.memory
 
     def _make_room(self, size: int) -> None:
-        while self._held and self.used + size > self.memory:
-            self._release_oldest()
-
-    def _hold(self, item: RemoteObject, begin: int, data: memoryview) -> None:
-        """Keep a copy of bytes: these may be a small part of a network buffer, which would stay in memory, too."""
-        for start, stop in item.held.gaps(begin, begin + len(data)):
-            item.held.add(start, stop, memoryview(bytes(data[start - begin : stop - begin])))
-            self._held[item, start] = stop - start
-            self.used += stop - start
-            self.held += stop - start
-        while self.held > self.memory * HELD // 16:
-            self._release_oldest()
-
-    def _release_oldest(self) -> None:
-        (item, begin), length = next(iter(self._held.items()))
-        self._release(item, begin, length)
-
-    def _release(self, item: RemoteObject, begin: int, length: int) -> None:
-        item.held.remove(begin)
-        del self._held[item, begin]
-        self.used -= length
-        self.held -= length
-
-    def _used_now(self, item: RemoteObject, begin: int, end: int) -> None:
-        for start, _, _ in item.held.overlapping(begin, end):
-            self._held.move_to_end((item, start))
+        while self.held.size and self.used + size > self.memory:
+            self.held.release_oldest()
 
     def _give_back(self, part: Part) -> None:
-        self.used -= part.counted
+        self._counted -= part.counted
         part.counted, part.pieces = 0, []
 
     # --- requests
@@ -225,12 +207,25 @@ class Demand:
     def _start(self, part: Part) -> None:
         self._running += 1
         part.counted = part.size
-        self.used += part.counted
+        self._counted += part.counted
         self.most = max(self.most, self.used)
         if not part.urgent:
             self._running_ahead += 1
             self.used_ahead += part.size
         part.task = part.item.start(self._run(part, ahead=not part.urgent))
+        if self._giving_back is None:
+            self._give_back_later()
+
+    def _give_back_later(self) -> None:
+        self._giving_back = asyncio.get_running_loop().call_later(GIVE_BACK_SECONDS, self._give_back_memory)
+
+    def _give_back_memory(self) -> None:
+        """Have the heap give back what was in flight: if nothing is, or if bytes that are held need the memory."""
+        self._giving_back = None
+        if self._running:
+            self._give_back_later()
+        if self.held.size or not self._running:
+            host.give_back_free_memory()
 
     async def _run(self, part: Part, ahead: bool) -> None:
         error: Exception | None = None
@@ -249,10 +244,11 @@ class Demand:
         if not part.dropped:
             part.item.parts.remove(part.begin)
         if error is None and not part.is_cached:
-            self.used -= part.counted  # counted as held from now on
+            self._counted -= part.counted  # counted as held from now on
             part.counted = 0
             for begin, data in part.pieces:
-                self._hold(part.item, begin, data)
+                self.held.add(part.item, begin, data)
+            self._make_room(0)
         part.finish(error)
         if not part.users:
             self._give_back(part)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import mmap
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -88,6 +89,7 @@ def split(spans: Iterable[Span], most: int) -> list[Span]:
 
 # One part after the other: several threads would wait for the lock of a file, and take turns at the interpreter.
 _writing = ThreadPoolExecutor(1, "writing")
+SLAB, SLABS = 4 << 20, 8  # bytes of memory in which pieces are held, at most; how many there are at least
 SHORT = 256 << 10  # bytes of a range that comes as a whole, and is written to the cache without a thread, at most
 
 Result = TypeVar("Result")
@@ -283,6 +285,69 @@ class RemoteObject:
     def _from_cache(self, begin: int, end: int) -> memoryview | None:
         data = None if self.cached is None else self.cached.read(end - begin, begin)
         return None if data is None else memoryview(data)
+
+
+class Held:
+    """Bytes of objects that no cache has: pieces in slabs of memory, `most` bytes in all. The oldest goes first.
+
+    In the heap, pieces of many sizes that stay for long would have holes of 100 MiB between them. Readers may
+    still use a piece of a slab that was released.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._slab = max(min(SLAB, most // SLABS) // BLOCK * BLOCK, BLOCK)
+        self._most = max(most // self._slab, 1)
+        self._pieces: dict[mmap.mmap, set[tuple[RemoteObject, int]]] = {}  # by slab: their objects and first bytes
+        self._free: memoryview | None = None  # of the newest slab
+
+    @property
+    def size(self) -> int:
+        """The bytes of all slabs."""
+        return len(self._pieces) * self._slab
+
+    def add(self, item: RemoteObject, begin: int, data: memoryview) -> None:
+        """Hold a copy of these bytes."""
+        for start, stop in item.held.gaps(begin, begin + len(data)):
+            while start < stop:
+                free = self._free or self._new_slab()
+                piece, self._free = free[: stop - start], free[stop - start :]
+                piece[:] = data[start - begin : start - begin + len(piece)]
+                item.held.add(start, start + len(piece), piece)
+                self._pieces[_slab_of(piece)].add((item, start))
+                start += len(piece)
+
+    def forget(self, item: RemoteObject) -> None:
+        """Release the bytes of an object, and the slabs that have no others."""
+        for begin, _, piece in list(item.held):
+            slab = _slab_of(piece)
+            item.held.remove(begin)
+            self._pieces[slab].remove((item, begin))
+            if not self._pieces[slab]:
+                self._release(slab)
+
+    def release_oldest(self) -> None:
+        """Release the oldest slab."""
+        slab = next(iter(self._pieces))
+        for item, begin in self._pieces[slab]:
+            item.held.remove(begin)
+        self._release(slab)
+
+    def _new_slab(self) -> memoryview:
+        while len(self._pieces) >= self._most:
+            self.release_oldest()
+        slab = mmap.mmap(-1, self._slab, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._pieces[slab] = set()
+        return memoryview(slab)
+
+    def _release(self, slab: mmap.mmap) -> None:
+        del self._pieces[slab]  # its memory is free when the last reader has dropped its pieces
+        if self._free is not None and _slab_of(self._free) is slab:
+            self._free = None
+
+
+def _slab_of(piece: memoryview) -> mmap.mmap:
+    assert isinstance(piece.obj, mmap.mmap)
+    return piece.obj
 
 
 class Threads:
