@@ -89,6 +89,14 @@ class Registration:
 Registered = TypeVar("Registered", bound=Registration)
 
 
+def children(pid: int) -> list[int]:
+    """Return the processes that the first thread of a process has started, none if it is gone."""
+    try:
+        return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    except OSError:
+        return []
+
+
 def start_ticks(pid: int) -> int | None:
     """Return when a process started, in clock ticks since the boot; None when there is no such process."""
     try:

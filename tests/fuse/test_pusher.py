@@ -30,9 +30,11 @@ from wdsfs.errors import StaleShard
 from wdsfs.fuse.lister import PROCESSES, Lister, Sample
 from wdsfs.fuse.page_cache import PageCache
 from wdsfs.fuse.passes import Passes
+from wdsfs.fuse.supervisor import PUSHER_FAILURES
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
 from wdsfs.mount.live_mount import detach
+from wdsfs.mount_registry import children
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.shard_tree import ShardTree
 from wdsfs.tree.tree import View
@@ -273,16 +275,31 @@ def test_listers_that_are_killed(program: Program) -> None:
     """That costs nothing but speed, and the mount ends as ever."""
     program.write("s.tar", shard())
     with program.mounted("s.tar") as mounted:
-        listers = list[str]()
+        listers = list[int]()
         for _ in walk(mounted):
             if len(listers) < PROCESSES and (pusher := pusher_of(mounted)):
-                listers = Path(f"/proc/{pusher}/task/{pusher}/children").read_text().split()
+                listers = children(pusher)
                 for pid in listers if len(listers) == PROCESSES else ():
-                    kill(int(pid))
+                    kill(pid)
         assert len(listers) == PROCESSES
         assert mounted.status()["restarts"] == 0
         assert pusher_of(mounted) == pusher
-        wait_until(lambda: all(state_of(int(pid)) in ("", "Z") for pid in listers), "their end")
+        wait_until(lambda: all(state_of(pid) in ("", "Z") for pid in listers), "their end")
+
+
+def test_listers_that_are_stopped_end_with_the_mount(patched: Patched) -> None:
+    """Even in the middle of a listing, in which they have a directory of the mount open."""
+    patched.patch = "from wdsfs.fuse import pusher\npusher.IDLE_SECONDS = 0.5"
+    patched.write("s.tar", shard())
+    with patched.mounted("s.tar") as mounted:
+        listers = list[int]()
+        for _ in walk(mounted):
+            if not listers and (pusher := pusher_of(mounted)):
+                listers = children(pusher)
+                for pid in listers:
+                    kill(pid, signal.SIGSTOP)
+        assert len(listers) == PROCESSES
+    wait_until(lambda: all(state_of(pid) in ("", "Z") for pid in listers), "their end")
 
 
 def test_samples_at_random_are_not_listed(program: Program) -> None:
@@ -468,6 +485,44 @@ def test_a_pusher_that_is_killed_again_and_again(program: Program) -> None:
                 kill(victim)
                 wait_until(lambda victim=victim: pusher_of(mounted) != victim, "its end")
         assert mounted.status()["restarts"] == 0
+
+
+DEFECTS = """
+import os
+from wdsfs.fuse import pusher, supervisor
+supervisor.PUSHER_SECONDS = 0.01
+right = pusher.Pusher.go_on
+def wrong(self, *arguments):
+    for number in range({times}):
+        try:
+            os.mkdir(f"{home}/failure-{{number}}")
+        except FileExistsError:
+            continue
+        raise RuntimeError("a defect")
+    right(self, *arguments)
+pusher.Pusher.go_on = wrong
+"""
+
+
+@pytest.mark.parametrize("times", [1, PUSHER_FAILURES])
+def test_a_pusher_that_fails(patched: Patched, times: int) -> None:
+    """It is replaced; if it fails again and again, readers go on without it."""
+    patched.patch = DEFECTS.format(times=times, home=patched.home)
+    patched.write("s.tar", shard())
+
+    def look(path: Path) -> None:
+        assert is_right(path, read(path))
+
+    with patched.mounted("--layout", "files", "s.tar") as mounted:
+        mounted.allow_log("ahead of readers")
+        mounted.allow_log("a defect")
+        with passes(paths_of(mounted), look):
+            wait_until((patched.home / f"failure-{times - 1}").exists, "the last failure")
+            if times < PUSHER_FAILURES:
+                wait_until(lambda: mounted.status()["pushed"]["files"], "files that are pushed")
+            else:
+                mounted.wait_for_log("any more")
+                assert mounted.status()["pushed"]["files"] == 0
 
 
 def workers_beside_pusher(mounted: Mounted) -> list[int]:

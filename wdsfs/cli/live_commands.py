@@ -309,11 +309,11 @@ def _load(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _load_in_full(report: dict[str, Any]) -> list[tuple[str, str]]:
-    processes = f"{len(report['processes'])} processes, {report['restarts']} workers replaced"
     requests = sorted(report["requests"].items(), key=lambda item: -item[1])
     return [
         ("index", report["index"]),
-        ("memory", f"{bytes_text(report['memory_bytes'])} of its own in {processes}"),
+        ("memory", f"{bytes_text(report['memory_bytes'])} of its own in all processes"),
+        ("workers", f"{max(len(report['processes']) - 1, 0)}, {report['restarts']} replaced"),
         ("open", f"{counted(report['open_files'], 'shard')}, counted in each worker"),
         ("requests", ", ".join(f"{count:,} {name}" for name, count in requests) or "none"),
         ("bytes", _read(report)),

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from wdsfs import mount_table
+from wdsfs import host, mount_table
 from wdsfs.fuse.passes import REGION_BITS, Passes
 from wdsfs.inodes import POSITION, index_of, unpack
 from wdsfs.tree.tree import LowerTree, folder_path
@@ -60,6 +60,7 @@ class Lister:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             if not os.fork():
                 try:
+                    host.end_with_parent()  # a stopped one would keep the mount, by what it has open
                     release()
                     for connection in (ours, *self._idle):
                         connection.close()
@@ -128,7 +129,7 @@ class Lister:
     def _give(self) -> None:
         while self._idle and (turn := self._turn()):
             connection = self._idle.pop()
-            with contextlib.suppress(OSError):  # it was killed
+            with contextlib.suppress(ConnectionError):  # it was killed
                 connection.send(b"\0".join(sample.path for sample in turn))
             self._at_work[connection.fileno()] = connection, turn
 

@@ -194,9 +194,7 @@ class Pusher:
         tag, number, _ = unpack(samples[0].inode)
         record, base = self.tree.lower.record(number, tag), pack(tag, number, position(MEMBER, 0))
         ranges = [record.entry_members(index_of(sample.inode)) for sample in samples]
-        begin, end = base + ranges[0].start, base + ranges[-1].stop
-        near = [going for going in self.passes if max(base, begin - AHEAD_MAX) <= going.last < end]
-        going = max(near, key=lambda going: going.last, default=None)
+        going = self._reader_before(base, base + ranges[0].start, base + ranges[-1].stop)
         if going is None or going.bytes > 2 * WINDOW_BYTES:
             return
         inodes = [base + member for members in ranges for member in members]
@@ -205,22 +203,26 @@ class Pusher:
         # As many tripwires as keep the reader recognised; one of them at a time tells what it has gone past.
         steps = pairwise([going.end - 1, *members.inodes])
         wires = [at for at, (last, inode) in enumerate(steps) if inode // WIRE_EACH > last // WIRE_EACH]
-        if wires:
-            going.wire = going.wire or members.inodes[wires[0]]
-        for at in reversed(wires):
-            members = members.without(at)
-        self._put(members, going)
+        self._put(members, going, wires)
+
+    def _reader_before(self, base: int, begin: int, end: int) -> Pass | None:
+        """Return the reader that comes first to the files from `begin` to `end`, of the shard of file `base`."""
+        near = (going for going in self.passes if max(base, begin - AHEAD_MAX) <= going.last < end)
+        return max(near, key=lambda going: going.last, default=None)
 
     def _store(self, inodes: range, going: Pass) -> bool:
         """Store files for a pass; returns False if the kernel takes none. Raises what `PageCache.store` does."""
         members = self.pages.members(inodes, WINDOW_BYTES)
         going.wire, middle = 0, len(members.inodes) // 2
-        if middle:
-            going.wire, members = members.inodes[middle], members.without(middle)
-        stored = self._put(members, going)
+        stored = self._put(members, going, [middle] if middle else [])
         return stored.files > 0 or (not stored.refused and bool(members.inodes))
 
-    def _put(self, members: Members, going: Pass) -> Stored:
+    def _put(self, members: Members, going: Pass, wires: Sequence[int]) -> Stored:
+        """Store files for a pass, but for those in the rows `wires`."""
+        if wires:
+            going.wire = going.wire or members.inodes[wires[0]]
+        for at in reversed(wires):
+            members = members.without(at)
         stored = self.pages.store(members, lambda: self._front(going))
         going.files, going.bytes = going.files + stored.files, going.bytes + stored.bytes
         if stored.files:

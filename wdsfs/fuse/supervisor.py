@@ -59,6 +59,7 @@ LATE_MAX = 8  # retired workers that may finish their long work, also when anoth
 RETIRE_SECONDS = 1.0  # how long a worker that does not wait for a disk may take to end its last request
 HELPER_SECONDS = 10.0  # how long the end of the mount waits for the follower, and for the pusher
 PUSHER_SECONDS = 1.0  # before a pusher is forked again
+PUSHER_FAILURES = 5  # after which nothing is pushed any more
 CRASHES_MAX = 5  # deaths in a row without a single answer in between
 QUARANTINE_SECONDS = 0.3  # how long requests get EIO then; those in flight are sent again at once
 
@@ -103,7 +104,7 @@ class Supervisor:
         self.resends = False  # True if the kernel can send unanswered requests again
         self.epochs = False  # True if it can invalidate all names at once
         self._follower, self._restarting = 0, False
-        self._pusher = 0
+        self._pusher = self._pusher_failures = 0
         self._dismissed: set[int] = set()  # workers that were killed on purpose
         self._ended = False
         self._crashes, self._done_before, self._crashed = 0, 0, 0  # `_crashed` in ns, by the monotonic clock
@@ -196,7 +197,13 @@ class Supervisor:
             if pid:
                 self._pusher = self.board.passes.pusher = 0
                 if os.waitstatus_to_exitcode(status) > 0:  # it has said why
-                    self.board.passes.turn_off()
+                    self._count_pusher_failure(self.board.passes)
+
+    def _count_pusher_failure(self, passes: Passes) -> None:
+        self._pusher_failures += 1
+        if self._pusher_failures == PUSHER_FAILURES:
+            log.error("nothing is pushed ahead of readers any more, until the next mount")
+            passes.turn_off()
 
     def _end_pusher(self) -> None:
         """Kill the pusher, and wait for it while workers answer: it may wait for a READ that they have."""
@@ -414,6 +421,7 @@ class Supervisor:
         while (passes := self.board.passes) is not None and not passes.off:
             await trio.lowlevel.wait_readable(passes.calls)
             self._fork_pusher(passes)
+            await trio.sleep(PUSHER_SECONDS)
             while self._pusher:  # noqa: ASYNC110  # it ends by a signal, or by itself
                 await trio.sleep(PUSHER_SECONDS)
 
@@ -422,7 +430,7 @@ class Supervisor:
             self._pusher = os.fork()
         except OSError as error:
             log.error("nothing is pushed ahead of readers: %s", error.strerror)
-            passes.turn_off()
+            self._count_pusher_failure(passes)
             return
         if not self._pusher:
             code = 1

@@ -15,7 +15,6 @@ wait for them. Here every process sees the end of its pipe.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import os
 import pickle
@@ -29,6 +28,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from wdsfs import host
 from wdsfs.errors import ShardError, StaleMount, UnreadableShard
 from wdsfs.executors import DaemonThreads, Workers
 from wdsfs.index.far_side import SeenShard, on_shard
@@ -41,7 +41,6 @@ ALONE_BYTES = 64 << 20  # less work than this is finished here before other proc
 AHEAD = 4  # results per process that may wait to be taken
 TOGETHER = 8  # remote shards that are worked at at the same time
 
-_PR_SET_PDEATHSIG = 1
 
 _START = (
     "import os, sys, pickle; sys.stdin.buffer.peek(1) or os._exit(0); "  # at once its end: the parent has died
@@ -336,7 +335,7 @@ def work() -> None:
     When the parent dies it ends at once, also in the middle of a shard.
     """
     requests, replies = sys.stdin.buffer, sys.stdout.buffer
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    host.end_with_parent()
     pipe = select.poll()
     pipe.register(requests, 0)
     if pipe.poll(0):  # it had died before

@@ -304,7 +304,7 @@ def _shown_set(answer: dict[str, Any]) -> live_mount.ShownSet:
 def waits_for_disk(pid: int) -> bool:
     """Return True if a process or one of its children is in uninterruptible sleep, which only a disk ends."""
     try:
-        pids = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+        pids = [pid, *mount_registry.children(pid)]
         return any(Path(f"/proc/{process}/stat").read_bytes().rpartition(b") ")[2][:1] == b"D" for process in pids)
     except OSError:  # one has just ended
         return False

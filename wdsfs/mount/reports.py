@@ -19,7 +19,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wdsfs import names
+from wdsfs import mount_registry, names
 from wdsfs.fuse.counters import Board
 from wdsfs.remote import shard_paths
 from wdsfs.tree.shard_set import ShardSet
@@ -221,7 +221,8 @@ def gather(lower: ShardSet, totals: Callable[[], Totals], board: Board, started:
     remote = {"remote": _remote_report(board)} if board.hits else {}
     pusher = 0 if board.passes is None else board.passes.pusher
     pushed = {} if board.passes is None else {"pushed": {**board.passes.pushed._asdict(), "pusher": pusher}}
-    helpers = [pid for pid in (board.helper, pusher, *(state["fetcher"] for state in remote.values())) if pid]
+    fetchers = (state["fetcher"] for state in remote.values())
+    helpers = [pid for pid in (board.helper, pusher, *mount_registry.children(pusher), *fetchers) if pid]
     damaged = [{"shard": path, "problem": text} for path, text in itertools.islice(lower.damaged(), DAMAGED_MAX)]
     return {
         "shards": sums.shards,
