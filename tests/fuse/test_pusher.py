@@ -136,6 +136,18 @@ def test_a_pass_costs_a_request_for_many_files(program: Program, layout: str) ->
         assert "pushed ahead of readers" in program.run("status", mounted.path).stdout.decode()
 
 
+def test_passes_over_several_shards_at_a_time(program: Program) -> None:
+    """As the processes of a loader read, each a shard of its own."""
+    shards = ["q.tar", "r.tar", "s.tar", "t.tar"]
+    for name in shards:
+        program.write(name, shard())
+    with program.mounted("--layout", "files", *shards) as mounted:
+        paths = paths_of(mounted)
+        in_turn = [path for at in range(FILES) for path in paths[at::FILES]]
+        assert len({path.parent for path in in_turn[:4]}) == len(shards)
+        wait_until(lambda: cost(mounted, in_turn) < len(paths) // 2, "passes that were pushed")
+
+
 def test_a_pass_over_the_copy_of_a_compressed_shard(program: Program) -> None:
     program.write("s.tar.gz", gzip.compress(shard(), 1))
     with program.mounted("--unpack", "always", "s.tar.gz") as mounted:

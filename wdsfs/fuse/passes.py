@@ -21,7 +21,7 @@ PATIENCE_MAX = 1 << 10  # and at most, after passes that were none
 REGION_BITS = 12
 # A region is 4,096 neighbours of a shard. For each: the last inode number, the reads in a row, and how many of
 # these there must be before the pusher is called. Regions share places: then a pass is noticed later.
-_PLACES = 512
+_PLACES = 4093  # a prime, so that shards that are read at the same time have places of their own
 _LAST, _ROW, _DUE, _WORDS = range(4)
 # Words after the regions: the patience with new passes, then the counters of what was pushed.
 _PATIENCE, _FILES, _BYTES, _PASSED_FILES, _PASSED_BYTES, _LISTED, _PUSHER, _OFF = range(8)
@@ -143,4 +143,4 @@ class Passes:
 
 def _place(inode: int) -> int:
     """Return the first word of a region."""
-    return (inode >> REGION_BITS ^ inode >> 23 & 0x180) % _PLACES * _WORDS
+    return (inode >> REGION_BITS) % _PLACES * _WORDS
