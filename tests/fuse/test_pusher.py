@@ -785,6 +785,8 @@ def stuck_pusher(
         path.read_bytes()
     wait_until(lambda: pusher_of(mounted), "a pusher")
     pusher, pids = pusher_of(mounted), mounted.status()["processes"]
+    # Opened before: a name in the root may have to be looked up again, and nobody answers that either.
+    files = [stack.enter_context(path.open("rb", buffering=0)) for path in paths[208:218]]
     workers = [pid for pid in pids if pid not in (mounted.pid, pusher)]
     kill(pusher, signal.SIGSTOP)
     wait_until(lambda: state_of(pusher) == "T", "the pusher to stop")
@@ -794,8 +796,9 @@ def stuck_pusher(
         stack.callback(kill, pid, signal.SIGCONT)
         kill(pid, signal.SIGSTOP)
     wait_until(lambda: all(state_of(pid) == "T" for pid in workers), "the workers to stop")
-    readers = [subprocess.Popen(["cat", path], stdout=-3, stderr=-3) for path in paths[208:218]]
-    for reader in readers:
+    readers = [subprocess.Popen("cat", stdin=file, stdout=-3, stderr=-3) for file in files]
+    for file, reader in zip(files, readers, strict=True):
+        file.close()
         stack.callback(reader.wait, PATIENCE)
     wait_until(lambda: all(state_of(reader.pid) == "D" for reader in readers), "the readers to wait")
     kill(pusher, signal.SIGCONT)
