@@ -612,15 +612,15 @@ def test_a_fetcher_that_is_killed_in_passes(web_program: Program) -> None:
         assert is_right(path, read(path))
 
     with far(web_program, 4) as (web, mounted, paths):
+        asked = len(web.gets())
         with passes(paths, look):
             for round_ in range(3):
-                asked = len(web.gets())
                 if round_ == 2:
                     web.hold.set()
                     wait_until(lambda: mounted.status()["pushed"]["files"], "content that is pushed")
                 else:
                     wait_until(lambda asked=asked: len(web.gets()) > asked, "requests under way")
-                victim = mounted.fetcher()
+                victim, asked = mounted.fetcher(), len(web.gets())
                 kill(victim)
                 wait_until(lambda victim=victim: mounted.fetcher() != victim, "another fetcher")
             wait_for_pushed_passes(mounted)
