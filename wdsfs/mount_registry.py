@@ -184,10 +184,35 @@ def register(registration: Registration) -> None:
 
 def forget(registration: Registration) -> None:
     """Remove what makes a process known, unless a later one at the same place has taken it over."""
-    current = find(registration.mountpoint)
-    if current is not None and (current.pid, current.started) == (registration.pid, registration.started):
-        file_of(registration.mountpoint, ".json").unlink(missing_ok=True)
-        file_of(registration.mountpoint, ".sock").unlink(missing_ok=True)
+
+    def is_own(file: Path) -> bool:
+        current = _read(file, Registration)
+        return current is not None and (current.pid, current.started) == (registration.pid, registration.started)
+
+    place = canonical(registration.mountpoint)
+    if _remove(file_of(place, ".json"), is_own) and not registration.alive:
+        file_of(place, ".sock").unlink(missing_ok=True)  # else `listening` removes it
+
+
+def _remove(file: Path, is_own: Callable[[Path], bool]) -> bool:
+    """Remove a file of an ended mount; returns False if it is that of a later mount at the same place.
+
+    The later one may put its file there at any time. So the file is taken away first, and given back if it is not
+    the one to remove.
+    """
+    if not is_own(file):
+        return False
+    taken = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        file.rename(taken)
+    except FileNotFoundError:
+        return False
+    own = is_own(taken)
+    if not own:
+        with contextlib.suppress(FileExistsError):  # there is one that is later still
+            file.hardlink_to(taken)
+    taken.unlink()
+    return own
 
 
 # --- the socket ---------------------------------------------------------------------------------------------
@@ -222,8 +247,7 @@ def listening(mountpoint: str) -> Iterator[socket.socket]:
             yield listener
         finally:
             with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_ino == own:
-                    path.unlink()
+                _remove(path, lambda file: file.stat().st_ino == own)
 
 
 def encode(message: dict[str, Any]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -95,16 +96,50 @@ def test_a_daemon_is_known_while_it_is_registered(runtime: Path) -> None:
 def test_the_end_of_a_mount_does_not_touch_its_successor(runtime: Path) -> None:
     """After a lazy unmount the old daemon may outlive the beginning of the next mount at the same place."""
     old, new = a_registration(), replace(a_registration(), started=2.5)
-    with registered(old):
-        successor = registered(new)
-        successor.__enter__()
-        mount_registry.file_of("/mnt/a", ".sock").touch()
-    assert mount_registry.find("/mnt/a") == new
-    assert mount_registry.file_of("/mnt/a", ".sock").exists()
-    mount_registry.forget(old)
-    assert mount_registry.find("/mnt/a") == new
-    successor.__exit__(None, None, None)
+    with contextlib.ExitStack() as successor:
+        with mount_registry.listening("/mnt/a"), registered(old):
+            successor.enter_context(mount_registry.listening("/mnt/a"))
+            successor.enter_context(registered(new))
+        assert mount_registry.find("/mnt/a") == new
+        assert mount_registry.file_of("/mnt/a", ".sock").exists()
+        mount_registry.forget(old)
+        assert mount_registry.find("/mnt/a") == new
     assert list(runtime.iterdir()) == []
+
+
+@pytest.mark.parametrize("successors", [1, 2])
+def test_a_successor_that_comes_while_a_mount_is_forgotten(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, successors: int
+) -> None:
+    """Between the look at the registration, its removal, and the second look."""
+    old, *later = (replace(a_registration(), started=float(number)) for number in range(successors + 1))
+    mount_registry.register(old)
+    read = mount_registry._read
+
+    def read_slowly(file: Path, kind: type[Registration]) -> Registration | None:
+        found = read(file, kind)
+        if later:
+            mount_registry.register(later.pop(0))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mount_registry, "_read", read_slowly)
+        mount_registry.forget(old)
+    found = mount_registry.find("/mnt/a")
+    assert found is not None
+    assert found.started == successors
+    assert len(list(runtime.iterdir())) == 1
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_the_socket_of_a_mount_that_is_forgotten(runtime: Path, alive: bool) -> None:
+    """A process that is alive removes its own; a successor may have put another one there already."""
+    one = a_registration() if alive else replace(a_registration(), start_ticks=1)
+    mount_registry.register(one)
+    socket_file = mount_registry.file_of("/mnt/a", ".sock")
+    socket_file.touch()
+    mount_registry.forget(one)
+    assert socket_file.exists() == alive
 
 
 @pytest.mark.parametrize(
