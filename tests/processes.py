@@ -104,14 +104,18 @@ def marked(mark: str) -> dict[int, str]:
     return {pid: command for pid, command in processes.items() if not any(map(command.__contains__, _HELPERS))}
 
 
-def kill_marked(mark: str, grace: float) -> dict[int, str]:
-    """Kill the processes with this mark that do not end within `grace` seconds; returns their commands."""
+def kill_marked(mark: str, grace: float, free: Callable[[], None] = lambda: None) -> dict[int, str]:
+    """Kill the processes with this mark that do not end within `grace` seconds; returns their commands.
+
+    `free` ends what processes that were killed may wait for in the kernel.
+    """
     until, killed = time.monotonic() + grace, dict[int, str]()
     while left := marked(mark):
         if time.monotonic() > until:
             killed |= left
             for pid in left:
                 kill(pid)
+            free()
         time.sleep(0.02)
     return killed
 
@@ -133,9 +137,13 @@ def start_keeper(*places: Path | str) -> None:
 def _keep(pid: int, mark: str, *places: str) -> None:
     with contextlib.suppress(ProcessLookupError):
         select.select([os.pidfd_open(pid)], [], [])
-    killed = kill_marked(mark, _GRACE)
+    killed = kill_marked(mark, _GRACE, lambda: _unmount_below(places))
     for command in killed.values():
         print(f"ended after the tests: {command}", file=sys.stderr)
+    _unmount_below(places)
+
+
+def _unmount_below(places: Iterable[str]) -> None:
     for line in reversed(Path("/proc/self/mounts").read_bytes().splitlines()):
         path = line.split()[1].decode("unicode_escape").encode("latin-1")  # octal escapes, as in proc_mounts(5)
         if path.startswith(tuple(map(os.fsencode, places))):

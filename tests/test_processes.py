@@ -45,17 +45,18 @@ while True:
 """
 
 
-def test_nothing_stays_of_tests_that_are_killed(tmp_path: Path) -> None:
-    def those_left() -> list[str]:
-        shown = subprocess.run(["ps", "-wweo", "stat,args"], capture_output=True, check=True, text=True).stdout
-        return [line for line in shown.splitlines() if str(tmp_path) in line and not line.startswith("Z")]
+def _left(place: Path) -> list[str]:
+    shown = subprocess.run(["ps", "-wweo", "stat,args"], capture_output=True, check=True, text=True).stdout
+    return [line for line in shown.splitlines() if str(place) in line and not line.startswith("Z")]
 
+
+def test_nothing_stays_of_tests_that_are_killed(tmp_path: Path) -> None:
     with Process([sys.executable, "-c", TESTS], cwd=tmp_path, env=ENVIRONMENT) as tests:
         wait_until((tmp_path / "forked").exists, "a fork")
-        wait_until(lambda: len(those_left()) == 2, "the program, and the keeper")
+        wait_until(lambda: len(_left(tmp_path)) == 2, "the program, and the keeper")
         forked = int((tmp_path / "forked").read_text())
         tests.kill()
-    wait_until(lambda: not those_left(), "the end of the program, and of the keeper")
+    wait_until(lambda: not _left(tmp_path), "the end of the program, and of the keeper")
     wait_until(lambda: not _lives(forked), "the end of the fork")
 
 
@@ -88,6 +89,44 @@ def test_the_mounts_of_tests_that_are_killed_end(tmp_path: Path) -> None:
         assert tests.poll() is None
         tests.kill()
     wait_until(lambda: mount_table.mounted_at(tmp_path / "mnt") is None, "the unmount")
+
+
+# A mount by hand, and a fork that waits there for an answer to a request that was received: it cannot be killed.
+# Its copy of the descriptor keeps the mount when the server is gone.
+WAITS = """
+import ctypes, os, struct, sys, time
+device = os.open("/dev/fuse", os.O_RDWR)
+options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
+assert not ctypes.CDLL(None).mount(b"waits", os.fsencode(sys.argv[1]), b"fuse", 0, options.encode())
+[unique] = struct.unpack_from("<Q", os.read(device, 1 << 17), 8)
+start = struct.pack("<4I2HI", 7, 31, 4096, 0, 0, 0, 4096).ljust(64, bytes(1))  # struct fuse_init_out
+os.write(device, struct.pack("<IiQ", 16 + len(start), 0, unique) + start)
+if os.fork():
+    os.read(device, 1 << 17)
+    open("received", "w").close()
+    time.sleep(10000)
+os.stat(sys.argv[1] + "/file")
+"""
+
+HANGS = f"""
+import os, signal, subprocess, sys
+from tests import processes
+processes.mark_programs()
+processes.start_keeper(os.getcwd())
+os.mkdir("mnt")
+subprocess.run([sys.executable, "-c", {WAITS!r}, os.path.abspath("mnt")])
+"""
+
+
+@pytest.mark.root
+def test_a_process_of_tests_that_waits_in_the_kernel_ends(tmp_path: Path) -> None:
+    need_fuse()
+    with Process([sys.executable, "-c", HANGS], cwd=tmp_path, env=ENVIRONMENT) as tests:
+        wait_until(lambda: (tmp_path / "received").exists() or tests.poll() is not None, "a request")
+        assert tests.poll() is None
+        tests.kill()
+    wait_until(lambda: not _left(tmp_path), "the end of the server, of who waits for it, and of the keeper")
+    assert mount_table.mounted_at(tmp_path / "mnt") is None
 
 
 def test_orphans_that_have_ended_are_reaped() -> None:
