@@ -85,6 +85,7 @@ class WebServer:
         self.port = 0
         self._context = context
         self._writers: set[asyncio.StreamWriter] = set()
+        self._talks: set[asyncio.Task[None]] = set()
         self._end: asyncio.Event
         self._stop: Callable[[], object]
 
@@ -128,16 +129,35 @@ class WebServer:
         self.port = server.sockets[0].getsockname()[1]
         started.set()
         await stop.wait()
+        # First accept no more, then end what was accepted: a task that is cancelled before it begins, or begins
+        # after the end of the server, leaves its socket open.
+        for listener in server.sockets:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+        await asyncio.sleep(0)
         server.close()
-        for transport in [writer.transport for writer in self._writers]:
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            self._abort()
+            await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
+        self._abort()
+        await asyncio.sleep(0)
+
+    def _abort(self) -> None:
+        while self._writers:
+            transport = self._writers.pop().transport
             # A client may be gone, or not read what is left. A transport that is closed can not be aborted.
             if not transport.is_closing() or transport.get_write_buffer_size():
                 transport.abort()
-        await asyncio.sleep(0)
+        for task in self._talks:
+            task.cancel()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self._writers.add(writer)
+        task = asyncio.create_task(self._talk(reader, writer))
+        self._talks.add(task)
+        task.add_done_callback(self._talks.discard)
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while await self._exchange(reader, writer):
                 pass
