@@ -79,6 +79,11 @@ class Lister:
             connection.close()
 
     @property
+    def is_whole(self) -> bool:
+        """False once one of the processes has ended."""
+        return len(self._idle) + len(self._at_work) == PROCESSES
+
+    @property
     def busy(self) -> Iterable[int]:
         """The descriptors at which answers are awaited."""
         return self._at_work
@@ -105,7 +110,7 @@ class Lister:
 
     def begin(self, samples: Iterable[Sample]) -> bool:
         """Have samples listed; returns False if too many are waiting already."""
-        if len(self._due) > DUE_MAX or not (self._idle or self._at_work):
+        if len(self._due) > DUE_MAX:
             return False
         self._due.extend(samples)
         self._give()
@@ -118,7 +123,7 @@ class Lister:
             is_done = bool(connection.recv(1))
         except OSError:
             is_done = False
-        if not is_done:  # it was killed; that costs speed until there is a new pusher
+        if not is_done:  # it was killed
             connection.close()
             return []
         self.passes.listed(len(samples))

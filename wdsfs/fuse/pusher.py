@@ -90,6 +90,8 @@ class Pusher:
                         self.go_on(inode, distance)
                 for descriptor in events - {self.notes.calls}:
                     self._take_answer(descriptor)
+                if self.lister is not None and not self.lister.is_whole:
+                    return  # the next pusher has others
             except Ended as end:
                 if end.unable:
                     log.info("the kernel takes no content ahead of readers")
