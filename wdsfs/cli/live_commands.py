@@ -370,7 +370,8 @@ def _read(report: dict[str, Any]) -> str:
     if not pushed["files"]:
         return text
     ahead = f"{counted(pushed['files'], 'file')} ({bytes_text(pushed['bytes'])}) pushed ahead of readers"
-    return f"{text}; {ahead}, who have gone past {pushed['passed_bytes'] / pushed['bytes']:.0%} of these bytes"
+    # The last window of each pass is not counted: nobody says that its files were read.
+    return f"{text}; {ahead}, who have used at least {pushed['passed_bytes'] / pushed['bytes']:.0%} of these bytes"
 
 
 def _wrong(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:

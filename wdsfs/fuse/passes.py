@@ -88,10 +88,10 @@ class Passes:
         """Return the inode number that was noted last in the region of this one."""
         return self._regions[_place(inode)]
 
-    def postpone(self, inode: int) -> None:
-        """Call the pusher for this pass again only after twice as many reads in a row, or PATIENCE_MAX more."""
+    def postpone(self, inode: int, reads: int = PATIENCE_MAX) -> None:
+        """Call the pusher for this pass again only after twice as many reads in a row, or this many more."""
         at = _place(inode)
-        self._regions[at + _DUE] = self._regions[at + _ROW] + min(self._regions[at + _ROW], PATIENCE_MAX)
+        self._regions[at + _DUE] = self._regions[at + _ROW] + min(self._regions[at + _ROW], reads)
 
     def trust(self) -> None:
         """Recognise passes earlier, as one has gone on."""

@@ -25,7 +25,7 @@ from itertools import pairwise
 from wdsfs.errors import StaleShard, WdsfsError
 from wdsfs.fuse.lister import Lister, Sample
 from wdsfs.fuse.page_cache import Ended, Members, PageCache, Stored
-from wdsfs.fuse.passes import REACH_MAX, REGION_BITS, Passes
+from wdsfs.fuse.passes import PATIENCE_MAX, REACH_MAX, REGION_BITS, Passes
 from wdsfs.inodes import MEMBER, SAMPLE, index_of, kind_of, pack, position, unpack
 from wdsfs.tree.shard_set import NotIndexed
 from wdsfs.tree.tree import LowerTree
@@ -138,7 +138,8 @@ class Pusher:
         else:
             goes_on = self._is_listed(inode) or self._store(inodes, going)
         if not goes_on:
-            self.notes.postpone(inode)
+            # A pass that has gone on goes on again soon: names are listed late, or too many samples wait for that.
+            self.notes.postpone(inode, WINDOW_MAX if going.windows else PATIENCE_MAX)
 
     def _pass_at(self, inode: int, distance: int) -> Pass:
         """Return the pass that has come to this file, taken on; a new one if there is none."""
