@@ -947,6 +947,20 @@ def test_umount_returns_when_the_daemon_is_gone(small: Program) -> None:
         assert "no mount of wdsfs is there" in small.refused("umount", mounted.path, code=5)
 
 
+@pytest.mark.parametrize("stopped", ["workers", "daemon", "all"])
+def test_umount_of_a_mount_whose_processes_are_stopped(small: Program, stopped: str) -> None:
+    """Somebody has sent them SIGSTOP, and forgotten it."""
+    with small.mounted("a.tar", ends_itself=True) as mounted:
+        workers = [pid for pid in mounted.status()["processes"] if pid != mounted.pid]
+        pids = {"workers": workers, "daemon": [mounted.pid], "all": [mounted.pid, *workers]}[stopped]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: all(_state(pid) == b"T" for pid in pids), "them to stop")
+        small.run("umount", mounted.path)
+        mounted.check_exit()
+        assert not any(map(is_running, pids))
+
+
 def test_umount_of_a_mount_in_use(program: Program) -> None:
     program.write("a.tar", tars.tar(tars.member(b"a.bin", BIG)))
     with program.mounted("a.tar", ends_itself=True) as mounted:

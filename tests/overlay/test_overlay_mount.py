@@ -811,6 +811,7 @@ def test_an_unmount_of_a_daemon_that_stays(small: Program, monkeypatch: pytest.M
     clock = types.SimpleNamespace(monotonic=lambda: float(next(passing)), sleep=time.sleep)
     with small.mounted(*OVERLAY, ends_itself=True) as mounted:
         os.kill(mounted.pid, signal.SIGSTOP)
+        monkeypatch.setattr(live_fuse, "_continue", lambda daemon: None)
         monkeypatch.setattr(live_fuse, "time", clock)
         monkeypatch.setattr(live_fuse, "waits_for_disk", lambda pid: False)  # its worker does, for a moment
         try:

@@ -10,6 +10,7 @@ import errno
 import logging
 import os
 import shlex
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -203,7 +204,9 @@ class FuseMount(live_mount.LiveMount):
     def end(self, lazy: bool = False, wait_seconds: float = live_mount.END_SECONDS) -> None:
         """End the mount; its requests first, if its daemon is gone and nobody answers them."""
         daemon = self.registration
-        if daemon is not None and not daemon.alive and self._state_without_answer(daemon) == SILENT:
+        if daemon is not None and daemon.alive:
+            _continue(daemon)
+        elif daemon is not None and self._state_without_answer(daemon) == SILENT:
             self._abort()
         super().end(lazy, wait_seconds)
 
@@ -308,6 +311,13 @@ def waits_for_disk(pid: int) -> bool:
         return any(Path(f"/proc/{process}/stat").read_bytes().rpartition(b") ")[2][:1] == b"D" for process in pids)
     except OSError:  # one has just ended
         return False
+
+
+def _continue(daemon: Registration) -> None:
+    """Let stopped processes of a mount go on (SIGCONT): they could neither answer the unmount nor end."""
+    for pid in (daemon.pid, *mount_registry.children(daemon.pid)):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def _why_still(daemon: Registration, device: int) -> str:
