@@ -286,7 +286,7 @@ def test_files_of_samples_are_pushed_when_these_were_listed(program: Program, la
     with program.mounted(*layout, "{0..4}.tar") as mounted:
         shards, files = map(str, range(5)), 0
 
-        def is_pushed() -> bool:
+        def is_pushed() -> object:
             nonlocal files
             for read in walk(mounted, next(shards)):
                 if read % 2 == 0:
