@@ -346,6 +346,7 @@ def test_a_video_is_shown_by_the_browser(browser: Browser, program: Program) -> 
         player = browser.one(".grid video")
         assert (player.get_attribute("preload"), player.get_attribute("controls")) == ("metadata", None)
         assert (player.get_attribute("src") or "").endswith("/media/v/a/mp4")
+        browser.wait_for_what_is_seen()
         assert browser.texts(".grid .caption") == ["words"]
         browser.go(viewer, "/sample/v/a")
         browser.wait_for_previews(2)
