@@ -23,7 +23,7 @@ from tests import sets, tars
 from tests.conftest import Mounted, Program, drop_pages
 from tests.fuse.test_supervisor import OLD_KERNEL, Patched, kill, patched
 from tests.mount.test_stale import overwrite, replace, rewrite, unless_gone
-from tests.processes import PATIENCE, wait_until
+from tests.processes import PATIENCE, Process, wait_until
 from tests.thorough import THOROUGH
 from tests.web_server import Fault, WebServer
 from wdsfs.errors import StaleShard
@@ -186,9 +186,9 @@ def test_a_pass_that_is_postponed_calls_again(more: tuple[int, ...], reads: int)
     """After twice as many reads in a row; after some if it has gone on before."""
     passes, first = Passes(), 1 << 20
     for inode in range(first, first + 301):
-        passes.note(inode)
+        passes.note(inode, 0)
     passes.postpone(inode, *more)
-    assert next(count for count in range(1, 1000) if passes.note(inode + count)) == reads
+    assert next(count for count in range(1, 1000) if passes.note(inode + count, 0)) == reads
 
 
 def test_what_is_pushed_for_readers_who_stop_is_bounded(program: Program) -> None:
@@ -393,6 +393,21 @@ def test_samples_of_two_passes_are_listed_apart(program: Program) -> None:
             other = [Sample(sample.inode + (1 << 32), sample.path) for sample in samples[:3]]
             turns = listed(lister, [*samples[:3], *other, *samples[100:103]])
         assert turns == sorted([samples[:3], other, samples[100:103]])
+
+
+def test_nothing_is_listed_for_a_client_that_has_ended(program: Program) -> None:
+    """Else the mount would be busy: `tar cf - mnt | head; fusermount3 -u mnt`."""
+    program.write("s.tar", shard())
+    with program.mounted("s.tar") as mounted:
+        with Process(["true"]) as ended:
+            ended.wait()
+        before = mounted.status()["requests"].get("readdir", 0)
+        with lister_of(mounted, os.stat(mounted.path).st_dev) as (lister, samples):
+            lister.passes.note(samples[0].inode, ended.pid)
+            assert listed(lister, samples) == []
+            assert mounted.status()["requests"].get("readdir", 0) == before
+            lister.passes.note(samples[0].inode, os.getpid())
+            assert list(chain(*listed(lister, samples[100:]))) == samples[100:]
 
 
 def test_nothing_is_listed_where_something_else_is_mounted(program: Program) -> None:

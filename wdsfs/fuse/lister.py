@@ -2,7 +2,8 @@
 
 The kernel keeps a listing that a client has read to its end, and there is no message that gives it one. So the
 lister is a client of its own mount. Its processes wait for workers, and nobody waits for them. They list for some
-milliseconds at a time: where they may not have a detached mount, a directory that is open keeps the mount busy.
+milliseconds at a time, and as long as the client lives: where they may not have a detached mount, a directory that
+is open keeps the mount busy.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Lister:
                     for connection in (ours, *self._idle):
                         connection.close()
                     with contextlib.suppress(OSError):
-                        _serve(theirs, mountpoint, device)
+                        self._serve(theirs, mountpoint, device)
                 except BaseException:
                     log.exception("a process that lists samples ahead of clients failed")
                 finally:
@@ -135,35 +136,52 @@ class Lister:
         while self._idle and (turn := self._turn()):
             connection = self._idle.pop()
             with contextlib.suppress(ConnectionError):  # it was killed
-                connection.send(b"\0".join(sample.path for sample in turn))
+                connection.send(b"\0".join([b"%d" % turn[0].inode, *(sample.path for sample in turn)]))
             self._at_work[connection.fileno()] = connection, turn
 
     def _turn(self) -> list[Sample]:
-        """Return the next samples of one pass that the client does not reach before they are listed."""
+        """Return the next samples of one pass that its client does not reach before they are listed."""
         turn = list[Sample]()
         while self._due and len(turn) < TURN:
             step = self._due[0].inode - turn[-1].inode if turn else 1
             if not 0 < step < 1 << REGION_BITS:  # it is of another pass, or another shard
                 break
             sample = self._due.popleft()
+            if self._has_ended(sample.inode):
+                continue
             last = self.passes.last(sample.inode)
             if last >> REGION_BITS != sample.inode >> REGION_BITS or sample.inode > last + MARGIN:
                 turn.append(sample)
         return turn
 
-
-def _serve(connection: socket.socket, mountpoint: str, device: int) -> None:
-    """List what is asked for, until the other end is closed. Raises OSError when the mount is gone."""
-    while paths := connection.recv(_MESSAGE_MAX):
-        top = mount_table.detached(mountpoint)
+    def _has_ended(self, inode: int) -> bool:
+        """Return True if the client of the pass at this sample has ended; one in a container counts as alive."""
         try:
-            if os.fstat(top).st_dev != device:  # something else is mounted there
-                return
-            for path in paths.split(b"\0"):
-                _list(top, path)
-        finally:
-            os.close(top)
-        connection.send(b"\0")
+            if client := self.passes.client(inode):
+                os.kill(client, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass
+        return False
+
+    # --- the processes
+
+    def _serve(self, connection: socket.socket, mountpoint: str, device: int) -> None:
+        """List what is asked for, until the other end is closed. Raises OSError when the mount is gone."""
+        while message := connection.recv(_MESSAGE_MAX):
+            first, *paths = message.split(b"\0")
+            top = mount_table.detached(mountpoint)
+            try:
+                if os.fstat(top).st_dev != device:  # something else is mounted there
+                    return
+                for path in paths:
+                    if self._has_ended(int(first)):
+                        break
+                    _list(top, path)
+            finally:
+                os.close(top)
+            connection.send(b"\0")
 
 
 def _list(top: int, path: bytes) -> None:

@@ -19,10 +19,10 @@ FIRST = 3  # reads in a row that make a pass
 PATIENCE_MAX = 1 << 10  # and at most, after passes that were none
 
 REGION_BITS = 12
-# A region is 4,096 neighbours of a shard. For each: the last inode number, the reads in a row, and how many of
-# these there must be before the pusher is called. Regions share places: then a pass is noticed later.
+# A region is 4,096 neighbours of a shard. For each: the last inode number, the reads in a row, how many of these
+# there must be before the pusher is called, and who has read. Regions share places: then a pass is noticed later.
 _PLACES = 4093  # a prime, so that shards that are read at the same time have places of their own
-_LAST, _ROW, _DUE, _WORDS = range(4)
+_LAST, _ROW, _DUE, _CLIENT, _WORDS = range(5)
 # Words after the regions: the patience with new passes, then the counters of what was pushed.
 _PATIENCE, _FILES, _BYTES, _PASSED_FILES, _PASSED_BYTES, _LISTED, _PUSHER, _OFF = range(8)
 
@@ -52,12 +52,13 @@ class Passes:
 
     # --- workers
 
-    def note(self, inode: int) -> int:
-        """Note a READ of a file.
+    def note(self, inode: int, client: int) -> int:
+        """Note a READ of a file, by this thread.
 
         Returns the distance to the inode number before it if the pusher has to be called, else 0.
         """
         words, at = self._regions, _place(inode)
+        words[at + _CLIENT] = client
         distance = inode - words[at]
         if -STEP_MAX < distance <= 0:  # a further part of the file, or two workers overtake each other
             return 0
@@ -87,6 +88,12 @@ class Passes:
     def last(self, inode: int) -> int:
         """Return the inode number that was noted last in the region of this one."""
         return self._regions[_place(inode)]
+
+    def client(self, inode: int) -> int:
+        """Return the thread that was noted last in the region of this inode number; 0 if it is not known."""
+        at = _place(inode)
+        is_same = self._regions[at] >> REGION_BITS == inode >> REGION_BITS
+        return self._regions[at + _CLIENT] if is_same else 0
 
     def postpone(self, inode: int, reads: int = PATIENCE_MAX) -> None:
         """Call the pusher for this pass again only after twice as many reads in a row, or this many more."""

@@ -394,19 +394,19 @@ class ReadOperations(Operations[LowerTree]):
 
     def read(self, request: Request) -> Reply:
         reply = self._read(request, self.tree.content(request.node))
-        self._note(request.node)
+        self._note(request)
         return reply
 
     def readdirplus(self, request: Request) -> Reply:
         reply = super().readdirplus(request)
         if reply and kind_of(request.node) == SAMPLE and not protocol.flags_of(request.body) & LISTER_FLAG:
-            self._note(request.node)
+            self._note(request)
         return reply
 
-    def _note(self, inode: int) -> None:
+    def _note(self, request: Request) -> None:
         passes = self.board.passes
-        if passes is not None and (distance := passes.note(inode)):
-            self._ahead = inode, distance
+        if passes is not None and (distance := passes.note(request.node, request.pid)):
+            self._ahead = request.node, distance
 
     def after_reply(self) -> None:
         """Call the pusher for a pass."""
