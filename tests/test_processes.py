@@ -67,6 +67,14 @@ def _lives(pid: int) -> bool:
         return False
 
 
+def _kill_when(tests: str, file: Path) -> None:
+    """Run what pytest would, and kill it as soon as there is this file."""
+    with Process([sys.executable, "-c", tests], cwd=file.parent, env=ENVIRONMENT) as process:
+        wait_until(lambda: file.exists() or process.poll() is not None, file.name)
+        assert process.poll() is None
+        process.kill()
+
+
 MOUNTS = """
 import os, signal, sys
 from pathlib import Path
@@ -84,17 +92,14 @@ signal.pause()
 
 def test_the_mounts_of_tests_that_are_killed_end(tmp_path: Path) -> None:
     need_fuse()
-    with Process([sys.executable, "-c", MOUNTS], cwd=tmp_path, env=ENVIRONMENT) as tests:
-        wait_until(lambda: (tmp_path / "mounted").exists() or tests.poll() is not None, "a mount")
-        assert tests.poll() is None
-        tests.kill()
+    _kill_when(MOUNTS, tmp_path / "mounted")
     wait_until(lambda: mount_table.mounted_at(tmp_path / "mnt") is None, "the unmount")
 
 
 # A mount by hand, and a fork that waits there for an answer to a request that was received: it cannot be killed.
 # Its copy of the descriptor keeps the mount when the server is gone.
 WAITS = """
-import ctypes, os, struct, sys, time
+import ctypes, os, signal, struct, sys
 device = os.open("/dev/fuse", os.O_RDWR)
 options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
 assert not ctypes.CDLL(None).mount(b"waits", os.fsencode(sys.argv[1]), b"fuse", 0, options.encode())
@@ -104,7 +109,7 @@ os.write(device, struct.pack("<IiQ", 16 + len(start), 0, unique) + start)
 if os.fork():
     os.read(device, 1 << 17)
     open("received", "w").close()
-    time.sleep(10000)
+    signal.pause()
 os.stat(sys.argv[1] + "/file")
 """
 
@@ -121,10 +126,7 @@ subprocess.run([sys.executable, "-c", {WAITS!r}, os.path.abspath("mnt")])
 @pytest.mark.root
 def test_a_process_of_tests_that_waits_in_the_kernel_ends(tmp_path: Path) -> None:
     need_fuse()
-    with Process([sys.executable, "-c", HANGS], cwd=tmp_path, env=ENVIRONMENT) as tests:
-        wait_until(lambda: (tmp_path / "received").exists() or tests.poll() is not None, "a request")
-        assert tests.poll() is None
-        tests.kill()
+    _kill_when(HANGS, tmp_path / "received")
     wait_until(lambda: not _left(tmp_path), "the end of the server, of who waits for it, and of the keeper")
     assert mount_table.mounted_at(tmp_path / "mnt") is None
 

@@ -149,8 +149,7 @@ class Lister:
             sample = self._due.popleft()
             if self._has_ended(sample.inode):
                 continue
-            last = self.passes.last(sample.inode)
-            if last >> REGION_BITS != sample.inode >> REGION_BITS or sample.inode > last + MARGIN:
+            if sample.inode > self.passes.last(sample.inode) + MARGIN:
                 turn.append(sample)
         return turn
 

@@ -86,14 +86,18 @@ class Passes:
             return []
 
     def last(self, inode: int) -> int:
-        """Return the inode number that was noted last in the region of this one."""
-        return self._regions[_place(inode)]
+        """Return the inode number that was noted last in the region of this one; 0 if it is not known."""
+        return self._noted(inode, _LAST)
 
     def client(self, inode: int) -> int:
         """Return the thread that was noted last in the region of this inode number; 0 if it is not known."""
+        return self._noted(inode, _CLIENT)
+
+    def _noted(self, inode: int, word: int) -> int:
+        """Return a word of the region of this inode number; 0 while another region has its place."""
         at = _place(inode)
         is_same = self._regions[at] >> REGION_BITS == inode >> REGION_BITS
-        return self._regions[at + _CLIENT] if is_same else 0
+        return self._regions[at + word] if is_same else 0
 
     def postpone(self, inode: int, reads: int = PATIENCE_MAX) -> None:
         """Call the pusher for this pass again only after twice as many reads in a row, or this many more."""
