@@ -8,6 +8,7 @@ decided in the room `spec`.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import struct
 import time
@@ -16,11 +17,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from wdsfs import mount_table
 from wdsfs.errors import MissingShard, UnreadableShard
 from wdsfs.names import PLAIN, Reading
 
 TICK_NS = 20_000_000  # the coarsest clock from which the kernel takes the times of files
+_COARSE_NS = (2_000_000_000, 1_000_000_000)  # the ticks of file systems that store whole seconds
+DEVICE_SECONDS = 60  # how long a device number is believed to be of the same file system
 _MIX = 0x9E3779B97F4A7C15  # the golden ratio in 64 bits
+_MASK = 0xFFFFFFFFFFFFFFFF
 _PACKED = struct.Struct("<QqQ")
 
 
@@ -30,6 +35,9 @@ class Fingerprint(NamedTuple):
     `identity` is the inode number mixed with the ctime. Only the ctime shows that a file was rewritten in place
     and got its old mtime back (`cp -p`, `rsync -t --inplace`). The price: after a chmod or a new hard link a shard
     is indexed again.
+
+    Semantics decision: on a file system that may renumber its files (`lasting_number`) the ctime alone is the
+    identity. So a shard stays the same there as long as its size and times do.
 
     Compared at every request, so make one only where the file is looked at. In files it stands as three numbers.
     """
@@ -41,10 +49,19 @@ class Fingerprint(NamedTuple):
     @classmethod
     def of(cls, status: os.stat_result) -> Fingerprint:
         """Return the fingerprint of a file by its attributes."""
+        return cls._with(status, lasting_number(status))
+
+    @classmethod
+    def numbered(cls, status: os.stat_result) -> Fingerprint:
+        """Return the fingerprint with the inode number, whether that lasts or not."""
+        return cls._with(status, status.st_ino)
+
+    @classmethod
+    def _with(cls, status: os.stat_result, number: int) -> Fingerprint:
         mtime_ns = status.st_mtime_ns
         if mtime_ns.bit_length() > 63:  # some file systems have times after the year 2262
             mtime_ns = max(min(mtime_ns, (1 << 63) - 1), -(1 << 63))
-        return cls(status.st_size, mtime_ns, (status.st_ino ^ status.st_ctime_ns * _MIX) & 0xFFFFFFFFFFFFFFFF)
+        return cls(status.st_size, mtime_ns, number ^ status.st_ctime_ns * _MIX & _MASK)
 
     @classmethod
     def at(cls, path: bytes) -> Fingerprint:
@@ -60,6 +77,14 @@ class Fingerprint(NamedTuple):
             raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
 
     @property
+    def is_by_mtime(self) -> bool:
+        """True if nothing but size and mtime speaks for the content.
+
+        The file system stores no ctime (rclone, sshfs, FAT), and its inode numbers do not last.
+        """
+        return self.identity == self.mtime_ns * _MIX & _MASK
+
+    @property
     def packed(self) -> bytes:
         """The three numbers as 24 bytes, to make a digest of."""
         return _PACKED.pack(*self)
@@ -72,6 +97,16 @@ class Fingerprint(NamedTuple):
     def mixed_with(self, number: int) -> Fingerprint:
         """Return the fingerprint of a file together with something else, which 64 bits stand for."""
         return Fingerprint(self.size, self.mtime_ns, self.identity ^ number)
+
+
+def lasting_number(status: os.stat_result) -> int:
+    """Return the inode number of a file; 0 on a file system that may give the same file another one."""
+    return status.st_ino if _keeps_numbers(status.st_dev, int(time.monotonic()) // DEVICE_SECONDS) else 0
+
+
+@functools.lru_cache(maxsize=256)
+def _keeps_numbers(device: int, _: int) -> bool:
+    return mount_table.keeps_numbers(device)
 
 
 GONE = Fingerprint(0, 0, 0)  # of a file that cannot be read
@@ -138,6 +173,12 @@ class Shards(tuple[Shard, ...]):
 
 
 def wait_for_tick(status: os.stat_result) -> None:
-    """Wait until another write to a file would change its times: within the tick of the last one it would not."""
-    if 0 <= time.time_ns() - status.st_ctime_ns < TICK_NS:
-        time.sleep(TICK_NS / 1e9)
+    """Wait until another write to a file would change its times: within the tick of the last one it would not.
+
+    Semantics decision: a ctime of whole seconds is of a file system that stores no finer times (ext4 with small
+    inodes, some NFS servers), or only even seconds (FAT). There a tick takes as long.
+    """
+    coarse_ns = next((tick for tick in _COARSE_NS if status.st_ctime_ns % tick == 0), 0)
+    rest_ns = coarse_ns + TICK_NS - (time.time_ns() - status.st_ctime_ns)
+    if 0 < rest_ns <= coarse_ns + TICK_NS:
+        time.sleep(rest_ns / 1e9)

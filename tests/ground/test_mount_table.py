@@ -100,6 +100,14 @@ def test_files_that_another_machine_can_write(tmp_path: Path, table: list[mount_
     assert mount_table.on_network([b"/d/s0.tar", os.fsencode(link)]) == (os.fsencode(link), "fuse.sshfs")
 
 
+@pytest.mark.usefixtures("table")
+def test_file_systems_whose_inode_numbers_last() -> None:
+    devices = {one.fstype: one.device for one in mount_table.mounts()}
+    lasting = {fstype for fstype, device in devices.items() if mount_table.keeps_numbers(device)}
+    assert devices.keys() - lasting == {"nfs4", "fuse.wdsfs", "fuse.sshfs"}
+    assert mount_table.keeps_numbers(os.makedev(0, 999))  # of a subvolume of btrfs, say
+
+
 @contextlib.contextmanager
 def _mount(*arguments: str | Path) -> Iterator[Path]:
     """Have mount(8) mount with these arguments, of which the last is the mount point."""
@@ -139,6 +147,7 @@ def test_a_mount_point_of_any_name(tmp_path: Path) -> None:
 def test_without_proc_the_type_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mount_table, "MOUNTINFO", "/nothing/here")
     assert mount_table.filesystem_type("/") == ""
+    assert mount_table.keeps_numbers(0)
 
 
 def test_this_machine() -> None:

@@ -36,6 +36,7 @@ from tests.uppers import OPAQUE, WHITEOUT
 from wdsfs.errors import CommitError
 from wdsfs.overlay import overlay_directory
 from wdsfs.overlay.overlay_directory import unfinished
+from wdsfs.packing import replacement
 from wdsfs.packing.replacement import plan_from_json, plan_to_json
 from wdsfs.packing.runner import _freed_by
 from wdsfs.shards import Fingerprint
@@ -263,6 +264,15 @@ def test_in_place_when_a_shard_has_another_time(
     assert here.commit(in_place=True) == whole
     assert os.listdir(here.home / "o/upper") == []
     assert ("the same members" in caplog.text) == (number == 1)
+
+
+def test_in_place_where_inode_numbers_do_not_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new shard that is there already is known by its size and time."""
+    here, whole = half_way(tmp_path / "set")
+    monkeypatch.setattr(replacement, "lasting_number", lambda status: 0)
+    shutil.copy2(here.shards[0], tmp_path / "same")
+    os.replace(tmp_path / "same", here.shards[0])
+    assert here.commit(in_place=True) == whole
 
 
 def test_in_place_when_the_content_of_a_member_was_written(tmp_path: Path) -> None:

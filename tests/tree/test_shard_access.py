@@ -18,6 +18,7 @@ import pytest
 from tests import tars
 from tests.conftest import BOTH_ENGINES, KERNEL, Mounted, Program
 from tests.processes import wait_until
+from tests.renumbering import RENUMBER, renumbering
 from wdsfs.errors import MissingShard, RefusedShard
 from wdsfs.storage.source import TarBytes
 from wdsfs.tree import shard_access
@@ -114,6 +115,25 @@ def test_what_is_refused(place: Path, prepare: Callable[[Path], None], why: str)
         one.look(path)
     as_user('cat > "$1"', place / "theirs/s.tar")
     assert one.look(path) != before
+
+
+def test_what_is_refused_where_inode_numbers_do_not_last(place: Path) -> None:
+    """Another file of the same size and time is no known one."""
+    one, private = place / "theirs/s.tar", place / "private.tar"
+    private.write_bytes(SECRET)
+    one.write_bytes(OLD.ljust(len(SECRET), b"\0"))
+    for tar in (one, private):
+        os.truncate(tar, len(SECRET))
+        os.utime(tar, (1, 1))
+    with renumbering(place / "theirs", place / "shown"):
+        path = os.fsencode(place / "shown/s.tar")
+        access = shard_access.access_of([path], shared=True)
+        access.look(path)
+        os.rename(private, one)
+        assert not (place / "shown" / RENUMBER).exists()
+        for attempt in (access.look, access.open):
+            with pytest.raises(RefusedShard, match="another file of root's"):
+                attempt(path)
 
 
 def test_a_link_in_the_way(place: Path) -> None:

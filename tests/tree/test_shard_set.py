@@ -10,6 +10,7 @@ import contextlib
 import os
 import random
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ import pytest
 from tests import sets, tars
 from tests.conftest import descriptors, drop_pages
 from tests.processes import wait_until
+from tests.renumbering import RENUMBER, renumbering
 from wdsfs import mount_table
 from wdsfs.errors import CorruptShard, MissingShard, NotATar, StaleShard, UnreadableShard
 from wdsfs.index import record_builder
@@ -518,6 +520,73 @@ def test_a_file_that_is_not_what_its_record_says(
         below.record(0)
     index_again(below, 0)
     assert read_all(below, 0) == right(shards[0])
+
+
+@pytest.mark.parametrize("ctimes", [True, False])
+@pytest.mark.usefixtures("looks_at_once")
+def test_another_inode_number_alone_is_no_change(tmp_path: Path, shards: list[Shard], ctimes: bool) -> None:
+    with renumbering(tmp_path / "shards", tmp_path / "shown", ctimes):
+        shown = [sets.at(tmp_path / "shown" / os.fsdecode(shard.name + b".tar")) for shard in shards]
+        with a_lower(tmp_path, shown) as below:
+            one, tag, number = content(below, 1), below.tag(1), os.stat(shown[1].path).st_ino
+            assert not (tmp_path / "shown" / RENUMBER).exists()
+            assert os.stat(shown[1].path).st_ino != number
+            assert content_module.read(one, 0, 10) == b"1"
+            assert below.tag(1) == tag
+            assert list(below.index.stale(shown)) == []
+            assert read_all(below, 1) == right(shown[1])
+
+
+@pytest.mark.parametrize("ctimes", [True, False])
+@pytest.mark.usefixtures("looks_at_once")
+def test_a_replaced_shard_is_noticed_although_its_inode_number_tells_nothing(
+    tmp_path: Path, shards: list[Shard], ctimes: bool
+) -> None:
+    """By the ctime; without one by the headers, as those of a shard that was copied without its times."""
+    path, members = tmp_path / "shards" / "s1.tar", [b"a.x", b"b.x", b"c.x"]
+    path.write_bytes(tars.tar(*(tars.member(name, b"first") for name in members)))
+    os.utime(path, (1, 1))
+    with renumbering(path.parent, tmp_path / "shown", ctimes):
+        shown = [sets.at(tmp_path / "shown" / "s1.tar")]
+        with a_lower(tmp_path, shown) as below:
+            assert content_module.read(content(below, 0, 1), 0, 10) == b"first"
+            below.release()
+            # The first and the last header, size and mtime are the same.
+            os.replace(written(tmp_path / "new", [b"a.x", b"q.x", b"c.x"]), path)
+            with pytest.raises((StaleShard, NotIndexed)):
+                content_module.read(content(below, 0, 1), 0, 10)
+            index_again(below, 0)
+            assert content_module.read(content(below, 0, 1), 0, 10) == b"other"
+
+
+def written(path: Path, members: list[bytes]) -> Path:
+    path.write_bytes(tars.tar(*(tars.member(name, b"other") for name in members)))
+    os.utime(path, (1, 1))
+    return path
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("looks_at_once")
+def test_a_second_version_within_a_second_is_noticed_where_times_are_whole_seconds(tmp_path: Path) -> None:
+    disk, image = tmp_path / "disk", tmp_path / "image"
+    disk.mkdir()
+    image.touch()
+    os.truncate(image, 8 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-I", "128", image], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run(["mount", "-o", "loop", image, disk], check=True)
+    try:
+        shards = sets.make(disk, 1)
+        assert os.stat(shards[0].path).st_ctime_ns % 1_000_000_000 == 0
+        with a_lower(tmp_path, shards) as below:
+            one = content(below, 0)
+            with open(shards[0].path, "r+b") as file:
+                file.write(sets.content(4))
+            with pytest.raises(StaleShard):
+                content_module.read(one, 0, 10)
+            index_again(below, 0)
+            assert read_all(below, 0) == right(shards[0])
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 def test_reading_is_no_change(below: ShardSet, shards: list[Shard]) -> None:

@@ -63,7 +63,7 @@ from wdsfs.packing.plan import (
 )
 from wdsfs.packing.runner import Runner, refuse_without_space
 from wdsfs.remote.shard_paths import is_remote, look
-from wdsfs.shards import Fingerprint
+from wdsfs.shards import Fingerprint, lasting_number
 from wdsfs.storage.durable import named, new_file
 from wdsfs.tree.shard_set import NotIndexed, ShardSet, indexed
 
@@ -333,9 +333,11 @@ class Replacement:
             status = os.stat(step.target)
         except FileNotFoundError:
             return None
-        # The time is not compared: another program may have touched the file. The new file cannot have the inode
-        # number of the old shard, which existed while the new one was written.
-        return any(line["file"][:2] == [status.st_ino, status.st_size] for line in lines)
+        # Where inode numbers last, the time is not compared: another program may have touched the file. The new
+        # file cannot have the number of the old shard, which existed while the new one was written.
+        own = [status.st_ino, status.st_size, status.st_mtime_ns]
+        compared = slice(0, 2) if lasting_number(status) else slice(1, 3)
+        return any(line["file"][compared] == own[compared] for line in lines)
 
     def _is_source(self, number: int, target: bytes) -> bool:
         """Return True if a shard is the one that the commit was planned for.

@@ -72,6 +72,9 @@ class OpenRecords:
         record = self.index.record(key, fingerprint, verify=key not in self._verified)
         if record is not None:
             self._verified.add(key)
+            # Semantics decision: a shard that only its mtime identifies may be another one, as one that was moved.
+            if record.moved is None and fingerprint.is_by_mtime:
+                record.moved = set()
         return record
 
     def _rest_oldest(self) -> None:

@@ -73,7 +73,7 @@ class GuardedAccess(Access):
 
     def __init__(self, paths: Iterable[bytes]) -> None:
         self._seen: dict[bytes, _SeenFile] = {}
-        self._known: dict[bytes, Fingerprint] = {}  # what was found to be right
+        self._known: dict[bytes, Fingerprint] = {}  # what was found to be right, with the inode number
         self._reasons: dict[bytes, str] = {}
         local = sorted((path for path in paths if not shard_paths.is_remote(path)), key=_directory)
         for directory, inside in itertools.groupby(local, key=_directory):
@@ -109,7 +109,7 @@ class GuardedAccess(Access):
                 os.close(fd)
         if refusal is None:
             self._seen[path] = _SeenFile(state.st_uid, place, state.st_dev, state.st_ino)
-            self._known[path] = Fingerprint.of(state)
+            self._known[path] = Fingerprint.numbered(state)
         else:
             self._seen[path], self._reasons[path] = _to_come(expected), refusal
 
@@ -155,7 +155,7 @@ class GuardedAccess(Access):
             with contextlib.suppress(OSError):  # the file is gone again: keep what is known
                 if seen is not None and _is_plain(state := os.lstat(seen.place)):
                     new._seen[path] = _SeenFile(state.st_uid, seen.place, state.st_dev, state.st_ino)
-                    new._known[path] = Fingerprint.of(state)
+                    new._known[path] = Fingerprint.numbered(state)
         return new
 
     def grown(self, further: Iterable[bytes]) -> Access:
@@ -176,18 +176,18 @@ class GuardedAccess(Access):
     def _require(self, path: bytes, fd: int) -> Fingerprint:
         """Return the fingerprint of an opened file. Raises RefusedShard for one that the mount must not show."""
         state = os.fstat(fd)
-        fingerprint, seen = Fingerprint.of(state), self._seen.get(path)
-        if seen is None or self._known.get(path) == fingerprint:
-            return fingerprint
+        numbered, seen = Fingerprint.numbered(state), self._seen.get(path)
+        if seen is None or self._known.get(path) == numbered:
+            return Fingerprint.of(state)
         text = _refusal(path, fd, state, seen)
         if text is not None:
             if self._reasons.get(path) != text:
                 log.error("%s", text)
             self._reasons[path] = text
             raise RefusedShard(text)
-        self._known[path] = fingerprint
+        self._known[path] = numbered
         self._reasons.pop(path, None)
-        return fingerprint
+        return Fingerprint.of(state)
 
 
 def _directory(path: bytes) -> bytes:

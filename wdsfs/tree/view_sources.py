@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from wdsfs.errors import CorruptShard, MissingShard, ShardError, StaleShard
 from wdsfs.index.record import STRAY, Record
 from wdsfs.names import PLAIN, Reading, plain_key
-from wdsfs.shards import GONE, Fingerprint, Shard
+from wdsfs.shards import GONE, Fingerprint, Shard, lasting_number
 from wdsfs.spec.expand import expand
 from wdsfs.tar import streams
 from wdsfs.tar.sparse import NO_EXTENTS
@@ -276,7 +276,7 @@ class CompanionWatch:
             # read.
             if not beside.st_size:
                 continue
-            packed = Fingerprint(beside.st_size, beside.st_mtime_ns, beside.st_ino).packed
+            packed = Fingerprint(beside.st_size, beside.st_mtime_ns, lasting_number(beside)).packed
             fingerprint = fingerprint.mixed_with(_digest(packed))
         return fingerprint
 
