@@ -41,7 +41,7 @@ from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import Index, Summary, open_index
 from wdsfs.names import Reading
-from wdsfs.shards import GONE, TICK_NS, Fingerprint, Shard
+from wdsfs.shards import GONE, TICK_NS, Fingerprint, Shard, wait_for_tick
 
 
 @pytest.fixture
@@ -335,7 +335,25 @@ def test_a_shard_that_was_written_this_very_moment_is_read_a_tick_later(
     for age_ns in (0, TICK_NS - 1, TICK_NS, -1, 10**12):
         monkeypatch.setattr(time, "time_ns", lambda now=ctime_ns + age_ns: now)
         build_file(shard.path)
-    assert waits == [TICK_NS / 1e9] * 2
+    assert waits == [TICK_NS / 1e9, 1e-9]
+
+
+@pytest.mark.parametrize(
+    ("ctime_ns", "tick_ns"),
+    [
+        (1_700_000_001_000_000_000, TICK_NS + 1_000_000_000),  # ext4 with small inodes, NFS
+        (1_700_000_002_000_000_000, TICK_NS + 2_000_000_000),  # FAT
+    ],
+)
+def test_a_clock_of_whole_seconds_has_a_tick_as_long(
+    monkeypatch: pytest.MonkeyPatch, ctime_ns: int, tick_ns: int
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    for age_ns in (0, tick_ns - 1, tick_ns, -1, 10**12):
+        monkeypatch.setattr(time, "time_ns", lambda now=ctime_ns + age_ns: now)
+        wait_for_tick(os.stat_result((0,) * 10, {"st_ctime_ns": ctime_ns}))
+    assert waits == [tick_ns / 1e9, 1e-9]
 
 
 # --- several processes ------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from wdsfs.errors import IndexUnusable, StaleShard, UnreadableShard, UsageError, counted
 from wdsfs.remote.shard_paths import OpenShard, fingerprint_of, open_shard
+from wdsfs.shards import wait_for_tick
 from wdsfs.storage import file_cache, seekable, source
 from wdsfs.storage.cache_directory import key_of
 from wdsfs.storage.durable import named
@@ -170,6 +171,8 @@ def _open(shard: _CompressedShard, how: str) -> Opened:
                 raise
         cached = None
     if cached is None:
+        if isinstance(shard.shard, int):
+            wait_for_tick(os.fstat(shard.shard))
         cached = _index(cache, shard) if how == NEVER else _unpack(cache, shard, how == AUTO)
     return (
         _read_by(shard, cached)
