@@ -99,6 +99,14 @@ class Fingerprint(NamedTuple):
         return Fingerprint(self.size, self.mtime_ns, self.identity ^ number)
 
 
+def numbered_at(path: bytes) -> Fingerprint:
+    """Return the fingerprint of a file as overlays of older versions have it; GONE if it cannot be read."""
+    try:
+        return Fingerprint.numbered(os.stat(path))
+    except OSError:
+        return GONE
+
+
 def lasting_number(status: os.stat_result) -> int:
     """Return the inode number of a file; 0 on a file system that may give the same file another one."""
     return status.st_ino if _keeps_numbers(status.st_dev, int(time.monotonic()) // DEVICE_SECONDS) else 0

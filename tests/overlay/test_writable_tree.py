@@ -14,13 +14,17 @@ from typing import Any
 
 import pytest
 
+from tests import sets, tars
 from tests.overlay.test_model import SETS, Refusing, WithoutDevices
+from tests.packing.overlays import Set
 from tests.thorough import THOROUGH
 from tests.writables import FILES, MTIME, Mount, a_set, check_whiteouts, fast_directory
+from wdsfs import shards
 from wdsfs.errors import EntryError, NoSuchEntry, Unsupported
 from wdsfs.inodes import ROOT, UP
+from wdsfs.overlay.overlay_shards import check_set
 from wdsfs.overlay.upper_files import EXCHANGE, NOREPLACE, SystemCalls
-from wdsfs.tree.tree import LowerTree
+from wdsfs.tree.tree import LowerTree, View
 
 CALLS = [name for name in vars(SystemCalls) if not name.startswith("_")]
 
@@ -633,3 +637,15 @@ class Cutting:
 def test_a_power_cut_takes_nothing_that_was_synced_nor_the_bytes_of_a_shard(samples: LowerTree, seed: int) -> None:
     with fast_directory() as home:
         Cutting(samples, home, seed).run()
+
+
+def test_shards_that_an_older_version_knew_by_inode_numbers_have_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = Set(tmp_path, tars.tar(tars.member(b"a.txt")))
+    monkeypatch.setattr(shards, "lasting_number", lambda status: 0)
+    check_set(here.place, [sets.at(path) for path in here.shards], View())
+    assert "changed" not in caplog.text
+    os.utime(here.shards[0])
+    check_set(here.place, [sets.at(path) for path in here.shards], View())
+    assert "changed" in caplog.text

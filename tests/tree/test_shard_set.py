@@ -529,6 +529,7 @@ def test_another_inode_number_alone_is_no_change(tmp_path: Path, shards: list[Sh
         shown = [sets.at(tmp_path / "shown" / os.fsdecode(shard.name + b".tar")) for shard in shards]
         with a_lower(tmp_path, shown) as below:
             one, tag, number = content(below, 1), below.tag(1), os.stat(shown[1].path).st_ino
+            assert below.has_sum(1, Fingerprint.numbered(os.stat(shown[1].path)).sum)
             assert not (tmp_path / "shown" / RENUMBER).exists()
             assert os.stat(shown[1].path).st_ino != number
             assert content_module.read(one, 0, 10) == b"1"

@@ -249,7 +249,7 @@ def number_of(lower: ShardSet, origin: Origin) -> int | None:
     _, shard, where = inodes.unpack(origin.inode)
     if shard >= len(lower) or not kind_of(where):
         return None
-    if lower.fingerprint(shard).sum != origin.sum:
+    if not lower.has_sum(shard, origin.sum):
         return None
     return inodes.pack(lower.tag(shard), shard, where)
 

@@ -23,7 +23,7 @@ from wdsfs.overlay.upper_directory import load_upper
 from wdsfs.overlay.upper_format import DIRECTORY
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
-from wdsfs.shards import GONE, Shard
+from wdsfs.shards import GONE, Shard, numbered_at
 from wdsfs.storage.durable import write_whole
 from wdsfs.tree.tree import View
 
@@ -98,6 +98,7 @@ def _changed(place: OverlayDirectory, before: OverlaySettings, now: OverlaySetti
         os.fsdecode(shard.name)
         for shard in before.shards
         if fingerprints[shard.name] not in (shard.fingerprint, GONE)
+        and numbered_at(shard.path) != shard.fingerprint
     ]
 
 

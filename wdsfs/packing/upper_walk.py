@@ -327,7 +327,7 @@ class Walk:
     def place_of(self, origin: Origin) -> tuple[int, int] | None:
         """Return the shard and the position in its record of an origin; None if the shard has changed."""
         _, number, where = inodes.unpack(origin.inode)
-        if number >= len(self.lower) or self.lower.fingerprint(number).sum != origin.sum:
+        if number >= len(self.lower) or not self.lower.has_sum(number, origin.sum):
             return None
         record = self.record(number)
         if index_of(where) >= (record.entries if kind_of(where) == SAMPLE else record.members):

@@ -27,7 +27,7 @@ from wdsfs.index.record import Record
 from wdsfs.index.store import Index, Summary
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import fingerprint_of
-from wdsfs.shards import GONE, Fingerprint, Shard, Shards
+from wdsfs.shards import GONE, Fingerprint, Shard, Shards, numbered_at
 from wdsfs.tar.problems import Problem, problems_text
 from wdsfs.tree.content import Content, ContentColumns, content_in_shard
 from wdsfs.tree.freshness import Freshness, Generations
@@ -233,6 +233,10 @@ class ShardSet:
 
     def _stat(self, number: int) -> Fingerprint:
         return self.access.look(self.shards[number].path)
+
+    def has_sum(self, number: int, sum_: int) -> bool:
+        """Return True if this is the sum of a shard's fingerprint. Raises MissingShard, UnreadableShard."""
+        return self.fingerprint(number).sum == sum_ or numbered_at(self.shards[number].path).sum == sum_
 
     def look_at_all(self) -> None:
         """Check every shard that was not checked within the last second. Its errors come when it is used."""
