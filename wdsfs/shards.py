@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wdsfs import mount_table
-from wdsfs.errors import MissingShard, UnreadableShard
+from wdsfs.errors import MissingShard, SpecError, UnreadableShard
+from wdsfs.inodes import SHARD_MAX
 from wdsfs.names import PLAIN, Reading
 
 TICK_NS = 20_000_000  # the coarsest clock from which the kernel takes the times of files
@@ -170,6 +171,7 @@ class Shards(tuple[Shard, ...]):
     """
 
     def __init__(self, _: Iterable[Shard]) -> None:
+        check_count(len(self))
         self.keys = [shard.key for shard in self]  # under which the index has their records
         self.out = frozenset(number for number, shard in enumerate(self) if shard.gone is not None)
         self.are_whole = not any(shard.without for shard in self)
@@ -178,6 +180,15 @@ class Shards(tuple[Shard, ...]):
     def of(cls, shards: Sequence[Shard]) -> Shards:
         """Return these shards, as they are if they are of this class."""
         return shards if isinstance(shards, cls) else cls(shards)
+
+
+def check_count(shards: int) -> None:
+    """Raise SpecError for a set of more shards than inode numbers can tell apart."""
+    if shards > SHARD_MAX + 1:
+        raise SpecError(
+            f"{shards:,} shards, and a set can have {SHARD_MAX + 1:,}: name fewer, or take a part of them with "
+            "--num-shards and --shard-id"
+        )
 
 
 def wait_for_tick(status: os.stat_result) -> None:

@@ -14,12 +14,14 @@ from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import sets
+from wdsfs import shards
 from wdsfs.errors import MissingShard, NoMatch, SpecError, UnreadableShard
 from wdsfs.names import SHARD_SUFFIXES
-from wdsfs.shards import Shard
+from wdsfs.shards import Shard, Shards
 from wdsfs.spec import braces
 from wdsfs.spec import expand as expand_module
-from wdsfs.spec.expand import expand, split_path
+from wdsfs.spec.expand import Slice, expand, split_path
 
 
 @pytest.fixture
@@ -333,6 +335,18 @@ def test_a_huge_expression_is_refused_before_it_is_expanded(
 def test_the_limit_holds_for_all_specs_together(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expand_module, "MAX_SHARDS", 100)
     assert "more than 100 shards" in refused(SpecError, "{0..59}", "{60..119}")
+
+
+def test_a_set_has_no_more_shards_than_inode_numbers_can_tell_apart(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(*(f"{number}.tar" for number in range(6)))
+    monkeypatch.setattr(shards, "SHARD_MAX", 2)
+    with pytest.raises(SpecError, match=r"^6 shards.* 3: .*--shard-id"):
+        expand(["{0..5}.tar"])
+    assert len(expand(["{0..5}.tar"], slice=Slice(1, 2))) == 3
+    with pytest.raises(SpecError, match=r"^4 shards"):
+        Shards(sets.at(f"/{number}.tar".encode()) for number in range(4))
 
 
 def test_silly_nesting_and_numbers_are_refused(here: Path) -> None:

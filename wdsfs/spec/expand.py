@@ -39,7 +39,7 @@ from wdsfs.errors import (
 )
 from wdsfs.names import PLAIN, Reading
 from wdsfs.remote import urls
-from wdsfs.shards import Shard
+from wdsfs.shards import Shard, check_count
 from wdsfs.spec import braces, dependencies, index_file, located, metadataset, objects, shard_lists
 from wdsfs.spec.shard_lists import Word
 
@@ -109,7 +109,9 @@ def expand(
     UnreadableShard when the file system refuses to say whether a shard is there.
     """
     shards = _named_shards(specs, split, reading, lambda words: _existing_files(words, split, allow_missing, base))
-    return shards if slice is None else _sliced(shards, slice)
+    chosen = shards if slice is None else _sliced(shards, slice)
+    check_count(len(chosen))
+    return chosen
 
 
 def expand_again(
