@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -26,6 +28,7 @@ LARGE_BLOCK = 2 << 20  # bytes: more than a READ takes, which must not cost a ma
 _M_ARENA_MAX, _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -8, -3, -1  # of malloc.h
 _PR_SET_PDEATHSIG = 1  # of prctl.h
 _ALGEBRA_THREADS = "OPENBLAS_NUM_THREADS"
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _changed: set[str] = set()  # variables of the environment that were set here
 
 
@@ -60,7 +63,7 @@ def unwritten_bytes() -> int | None:
 
 
 def cache_dir() -> Path:
-    """Return the default directory of the index; not created. Without HOME, from the user database."""
+    """Return the default directory of the index; not created."""
     return _xdg("XDG_CACHE_HOME", ".cache") / "wdsfs"
 
 
@@ -110,10 +113,32 @@ def state_dir() -> Path:
     return _xdg("XDG_STATE_HOME", ".local/state") / "wdsfs"
 
 
+def config_dir() -> Path:
+    """Return the directory of the user's configuration; not created."""
+    return _xdg("XDG_CONFIG_HOME", ".config") / "wdsfs"
+
+
 def _xdg(variable: str, default: str) -> Path:
     # The XDG specification: relative paths are ignored.
     chosen = os.environ.get(variable, "")
-    return Path(chosen) if os.path.isabs(chosen) else Path(os.path.expanduser("~")) / default
+    return Path(chosen) if os.path.isabs(chosen) else _home() / default
+
+
+def _home() -> Path:
+    """Return HOME, or the home of this user in the user database.
+
+    A relative path is ignored, as that of an XDG variable. A user number without either has the directory of
+    `node_local_dir`, which is not created here.
+    """
+    home = os.environ.get("HOME", "")
+    if not os.path.isabs(home):
+        with contextlib.suppress(KeyError):
+            home = pwd.getpwuid(os.geteuid()).pw_dir
+    return Path(home) if os.path.isabs(home) else _local_place()
+
+
+def _local_place() -> Path:
+    return Path(f"/var/tmp/wdsfs-{os.geteuid()}")
 
 
 def runtime_dir(create: bool = True) -> Path:
@@ -173,14 +198,15 @@ def node_local_dir() -> Path:
 
     Raises IndexUnusable when another user prepared it, or it cannot be made.
     """
-    return private_directory(Path(f"/var/tmp/wdsfs-{os.geteuid()}"), IndexUnusable)
+    return private_directory(_local_place(), IndexUnusable)
 
 
 def index_place(home: Path, notices: list[str]) -> Path | None:
     """Return the directory of the index: `home`, or a node-local one if that is not safe; None if neither is.
 
-    LMDB is not safe on a network file system, and no file is where others can write (`trust`). The reason for
-    another place is added to `notices`. Missing directories of `home` are made.
+    LMDB is not safe on a network file system, and no file is where others can write (`trust`). Nor can a directory
+    be made in a HOME that is not this user's, such as the `/` of containers. The reason for another place is added
+    to `notices`. Missing directories of `home` are made.
     """
     why = _unfit(home)
     if why is None:
@@ -191,7 +217,7 @@ def index_place(home: Path, notices: list[str]) -> Path | None:
         notices.append(f"{why}, and {error}")
         return None
     if mount_table.is_network(mount_table.filesystem_type(local)):
-        notices.append(f"{why}, and so is {local}")
+        notices.append(f"{why}, and {local} is on a network file system, too")
         return None
     notices.append(f"{why}; using {local}")
     return local
@@ -206,8 +232,10 @@ def _unfit(home: Path) -> str | None:
         trust.directory(home, create=True, tighten=home == cache_dir())
     except trust.Untrusted as error:
         return f"the index directory {home} is not used, since {error.strerror}"
-    except OSError:
-        pass  # opening the index reports it
+    except OSError as error:
+        if error.errno in _FORBIDDEN and not os.path.exists(home):
+            return f"the index directory {home} cannot be made ({error.strerror})"
+        # Opening the index reports anything else.
     return None
 
 

@@ -1,5 +1,6 @@
 """Facts about the machine: directories with the wrong owner, the machine itself."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from wdsfs import host
+from wdsfs import host, trust
 from wdsfs.errors import IndexUnusable, MountError
 
 # -- directories -------------------------------------------------------------------------------------------
@@ -40,7 +41,7 @@ def test_what_is_set_for_numpy_is_not_inherited(monkeypatch: pytest.MonkeyPatch)
 
 _HEAP = """
 import ctypes, sys
-from wdsfs import host
+from wdsfs import host, trust
 if sys.argv[1] == "mapped":
     host.map_large_blocks()
 bytearray(16 << 20)
@@ -63,6 +64,37 @@ def test_without_home_the_user_database_is_asked(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert host.cache_dir().is_absolute()
+
+
+@pytest.mark.parametrize("home", [None, "", "relative"])
+def test_a_user_without_a_home_has_a_directory_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch, home: str | None
+) -> None:
+    """Whatever the working directory is: not one called `~` in it."""
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000_001)
+    monkeypatch.delenv("HOME")
+    if home is not None:
+        monkeypatch.setenv("HOME", home)
+    for variable in ("XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(variable, "relative, too")
+    for directory in (host.cache_dir(), host.state_dir(), host.config_dir()):
+        assert Path("/var/tmp/wdsfs-4000000001") in directory.parents
+
+
+def test_an_index_that_may_not_be_made_in_home_is_in_var_tmp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HOME=/ in a container."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise PermissionError(errno.EACCES, "no")
+
+    monkeypatch.setattr(trust, "directory", refuse)
+    monkeypatch.setattr(host, "_local_place", lambda: tmp_path / "local")
+    notices: list[str] = []
+    assert host.index_place(tmp_path / ".cache/wdsfs", notices) == tmp_path / "local"
+    assert notices == [f"the index directory {tmp_path}/.cache/wdsfs cannot be made (no); using {tmp_path}/local"]
+    assert host.index_place(tmp_path, notices) == tmp_path  # it can be read
 
 
 def test_a_private_directory_is_made_once(tmp_path: Path) -> None:

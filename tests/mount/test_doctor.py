@@ -15,7 +15,7 @@ import pytest
 from tests import tars
 from tests.conftest import Program, User, device_for_everyone, program_of
 from tests.ground.test_mount_registry import a_registration
-from wdsfs import host, mount_registry, mount_table
+from wdsfs import host, mount_registry, mount_table, trust
 from wdsfs.host import MachineFinding
 from wdsfs.mount import doctor
 from wdsfs.tree.options import Composition, columns_of, fields_of
@@ -25,6 +25,7 @@ from wdsfs.tree.options import Composition, columns_of, fields_of
 def user(monkeypatch: pytest.MonkeyPatch) -> int:
     """An ordinary user, also when the tests run as root."""
     monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    monkeypatch.setattr(trust, "user_name", lambda uid: "ann")
     return 4242
 
 
@@ -163,6 +164,11 @@ def test_fusermount_is_found_setuid_and_usable(tmp_path: Path, user: int, monkey
     assert_remedy(doctor.check_fusermount(), "fail", "not found", "apt install fuse3")
 
 
+def test_fusermount_mounts_for_no_user_without_a_name(user: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "user_name", str)
+    assert_remedy(doctor.check_fusermount(), "fail", f"user number {user} has no name", "/etc/passwd")
+
+
 def test_root_does_without_the_helper(tmp_path: Path, root: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.check_fusermount(fake_fusermount(tmp_path)).level == "ok"
     monkeypatch.setattr(host, "PROGRAMS", ())
@@ -233,7 +239,8 @@ def test_index_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(mount_table, "filesystem_type", lambda path: "lustre")
     assert_remedy(check(tmp_path), "warn", "network file system (lustre)", "WDSFS_INDEX_DIR")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert_remedy(check(tmp_path), "warn", "not writable", "--index-dir")
+    assert_remedy(check(tmp_path), "warn", "not writable: each mount would", "--index-dir")
+    assert_remedy(check(tmp_path / "new"), "warn", "not writable: the index goes to /var/tmp", "--index-dir")
 
 
 # -- mount points --------------------------------------------------------------------------------------------

@@ -189,6 +189,11 @@ def _has_capability(fields: Mapping[str, str], which: str) -> bool:
     return bool(int(fields.get(which, "0").strip() or "0", 16) >> CAP_SYS_ADMIN & 1)
 
 
+_NAME_REMEDY = (
+    "add wdsfs:x:{user}:{group}::/tmp:/bin/sh to /etc/passwd, or let libnss-unknown or nss_wrapper name the user"
+)
+
+
 def check_fusermount(program: str | None = None) -> MachineFinding:
     """Check that the helper that mounts for ordinary users is there and setuid root. Root mounts without it."""
     name = "fusermount3"
@@ -197,6 +202,9 @@ def check_fusermount(program: str | None = None) -> MachineFinding:
     if program is None:
         detail = "not found" if needed else "not found; root does not need it"
         return MachineFinding(name, "fail" if needed else "ok", detail, "sudo apt install fuse3" if needed else "")
+    if needed and trust.user_name(os.geteuid()) == str(os.geteuid()):
+        detail = f"the user number {os.geteuid()} has no name, and {program} mounts for no such user"
+        return MachineFinding(name, "fail", detail, _NAME_REMEDY.format(user=os.geteuid(), group=os.getegid()))
     status = os.stat(program)
     shown = f"{program}, version {host.version_text(fusermount_version(program))}"
     if needed and not (status.st_mode & stat.S_ISUID and status.st_uid == 0):
@@ -304,8 +312,10 @@ def check_index_directory(directory: Path, free: int | None = None) -> MachineFi
         detail = f"{place} is not a directory: each mount would index all shards again"
         return MachineFinding(name, "warn", detail, "wdsfs mount --index-dir DIR ..., or set WDSFS_INDEX_DIR")
     if not os.access(place, os.W_OK | os.X_OK):
-        detail = f"{place} is not writable: each mount would index all shards again"
-        return MachineFinding(name, "warn", detail, "wdsfs mount --index-dir DIR ..., or set WDSFS_INDEX_DIR")
+        is_there = place == directory
+        result = "each mount would index all shards again" if is_there else "the index goes to /var/tmp instead"
+        remedy = "wdsfs mount --index-dir DIR ..., or set WDSFS_INDEX_DIR"
+        return MachineFinding(name, "warn", f"{place} is not writable: {result}", remedy)
     fstype = mount_table.filesystem_type(directory)
     if mount_table.is_network(fstype):
         detail = f"{directory} is on a network file system ({fstype}): the index goes to /var/tmp instead"

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wdsfs import trust
+from wdsfs import host, trust
 from wdsfs.errors import UsageError
 from wdsfs.remote.urls import BUCKETS, SCHEMES, WEB, Url
 
@@ -127,10 +127,8 @@ def parse_arguments(arguments: Iterable[str]) -> list[tuple[str, dict[str, str]]
 
 
 def default_file() -> Path:
-    """Return where the configuration of this user lies, by the XDG specification."""
-    chosen = os.environ.get("XDG_CONFIG_HOME", "")
-    home = Path(chosen) if os.path.isabs(chosen) else Path(os.path.expanduser("~")) / ".config"
-    return home / "wdsfs" / "config.toml"
+    """Return where the configuration of this user lies."""
+    return host.config_dir() / "config.toml"
 
 
 def _sorted(sections: Iterable[tuple[str, dict[str, str]]]) -> list[tuple[str, dict[str, str]]]:
