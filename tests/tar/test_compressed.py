@@ -560,6 +560,17 @@ def test_prune_removes_what_belongs_to_no_shard(tmp_path: Path, cache: file_cach
             assert kinds_in(cache) == ["", "tar"]
 
 
+def test_prune_leaves_the_copy_of_a_shard_that_cannot_be_looked_at(
+    tmp_path: Path, cache: file_cache.FileCache
+) -> None:
+    shard = write(tmp_path / "a.tar.gz", WHOLE["gz"])
+    with a_lower(tmp_path, shard) as below:
+        os.rename(shard.path, tmp_path / "away")
+        os.symlink(shard.path, shard.path)
+        assert below.index.prune() == 0
+        assert "tar" in kinds_in(cache)
+
+
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: file_cache.FileCache) -> None:
     """Without a copy if possible, else a clear error; and no file is left."""
 

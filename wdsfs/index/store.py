@@ -393,11 +393,13 @@ class Index:
                 if shard_paths.is_remote(path):
                     remote.setdefault(path, []).append(bytes(key[1:]))
                     keys.add(key_of(path, unsealed[0].fingerprint))
-                elif not _is_there(path):
+                    continue
+                try:
+                    keys.add(key_of(path, Fingerprint.at(path)))
+                except MissingShard:
                     gone.append(bytes(key[1:]))
-                else:
-                    with contextlib.suppress(ShardError):
-                        keys.add(key_of(path, Fingerprint.at(path)))
+                except UnreadableShard:  # for now, and as far as is known it is as it was
+                    keys.add(key_of(path, unsealed[0].fingerprint))
         gone += [digest for path in objects.gone(list(remote)) for digest in remote[path]]
         self._write([(kind + digest, None) for digest in gone for kind in (b"s", b"r")])
         file_cache.cache().prune((*COPIES, INDEX, PART), keys)
@@ -517,16 +519,6 @@ def _unseal(value: memoryview) -> tuple[Summary, bytes] | None:
     if len(data) < _SUMMARY.size or zlib.crc32(data) != int.from_bytes(value[:_CRC_BYTES], "little"):
         return None
     return Summary(*_SUMMARY.unpack_from(data)), bytes(data[_SUMMARY.size :])
-
-
-def _is_there(path: bytes) -> bool:
-    try:
-        Fingerprint.at(path)
-    except MissingShard:
-        return False
-    except UnreadableShard:
-        return True  # as far as is known: it cannot be checked now
-    return True
 
 
 def _digest(path: bytes) -> bytes:
