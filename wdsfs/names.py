@@ -58,6 +58,7 @@ SHARD_SUFFIXES = (
     *(b".tar.xz", b".txz"),
     *(b".tar.zst", b".tzst"),
 )
+SHARD_SUFFIXES_OF_ANY_CASE = (*SHARD_SUFFIXES, *map(bytes.upper, SHARD_SUFFIXES))  # some systems write A.TAR
 
 # What may need an escape: a percent sign, a NUL, an empty component, and "." or ".." as a whole component.
 _ODD = (b"%", b"\0", b"//", b"/./", b"/../")

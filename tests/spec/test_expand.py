@@ -86,6 +86,48 @@ def test_a_directory_means_the_compressed_tars_too(here: Path) -> None:
     assert names_of("set") == [f"{n:02}" for n in range(len(bases))]
 
 
+def test_a_directory_means_the_tars_in_capital_letters_too(here: Path) -> None:
+    touch("set/A.TAR", "set/a.tar", "set/B.TAR.GZ", "set/c.taZ")
+    assert found("set") == ["set/A.TAR", "set/B.TAR.GZ", "set/a.tar"]
+    assert names_of("set") == ["A.TAR", "B.TAR.GZ", "a"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "shown"),
+    [
+        ("set/*", ["set/a.tar", "set/b.tar"]),
+        ("set/*t*", ["set/a.tar", "set/b.tar"]),
+        ("set/*.txt", ["set/classes.txt"]),
+        ("notes/*", ["notes/x.txt"]),
+    ],
+)
+def test_a_glob_leaves_out_files_about_shards_unless_it_asks_for_them(
+    here: Path, spec: str, shown: list[str]
+) -> None:
+    touch("set/a.tar", "set/b.tar", "set/classes.txt", "set/set.wdsidx", "set/a.tar.idx", "notes/x.txt")
+    assert found(spec) == shown
+
+
+def test_whether_a_directory_holds_files_takes_a_look_at_each_name(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = []
+
+    class Name(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            compared.append(other)
+            return str.__eq__(self, other)
+
+    paths = [f"set/{number}.tar" for number in range(300)]
+    touch(*paths)
+    monkeypatch.setattr(expand_module, "_shard_names", lambda directory: list(map(Name, paths)))
+    assert not expand_module.holds_files("set")
+    assert len(compared) < 3 * len(paths)
+
+
 def test_the_short_suffixes_of_gnu_tar_are_known(here: Path) -> None:
     bases = ["a.taz", "b.tbz2", "c.tbz", "d.tb2", "e.tz2", "f.txz", "g.tzst", "h.tgz"]
     touch(*(f"set/{base}" for base in bases), "set/i.tlz", "set/j.taZ", "set/tzst")
@@ -249,6 +291,8 @@ def test_nothing_is_no_set(here: Path) -> None:
     os.mkdir("empty")
     assert "no shards given" in refused(SpecError)
     assert refused(NoMatch, "empty").endswith("'empty' holds no shard, such as x.tar or x.tar.gz")
+    touch("above/[set]/a.tar")
+    assert refused(NoMatch, "above").endswith(" 'above/**/*.tar'")
     os.makedirs("mnt/.wdsfs")
     assert "it is a mount of wdsfs: name its shards" in refused(SpecError, "mnt")
     assert "no file matches '*.tar'" in refused(NoMatch, "*.tar")

@@ -66,7 +66,7 @@ _PLAIN = re.compile(r"[^~@{}*?\[:][^{}*?\[:]*")  # has nothing to expand
 _ESCAPED = re.compile(r"\[([*?\[:])\]")  # a character that a glob, or the split at `::`, takes literally
 _ESCAPE, _BRACE = re.compile(r"[*?\[]"), re.compile(r"[{}\\]")  # what `settled` marks
 _ABOUT_SHARDS = (".idx", ".index", ".wdsidx", ".json", ".yaml", ".yml", ".txt", ".md")
-_SUFFIXES = tuple(os.fsdecode(suffix) for suffix in names.SHARD_SUFFIXES)
+_SUFFIXES = tuple(os.fsdecode(suffix) for suffix in names.SHARD_SUFFIXES_OF_ANY_CASE)
 
 
 class Slice(NamedTuple):
@@ -259,15 +259,16 @@ def holds_files(argument: str) -> bool:
         return not (_is_special(argument) or argument.endswith(_SUFFIXES))
     if objects.is_url(argument) or not os.path.isdir(argument) or shard_lists.dataset_at(argument) is not None:
         return False
-    shards = _shard_names(argument)
+    shards = set(_shard_names(argument))
     others = (
         name for name in os.listdir(argument) if not name.startswith(".") and not name.endswith(_ABOUT_SHARDS)
     )
     other = next((name for name in others if os.path.join(argument, name) not in shards), None)
     if shards and other is not None:
         raise SpecError(
-            f"{argument}: has shards ({os.path.basename(shards[0])}) and other files ({other}): name the shards, "
-            f"such as {shlex.quote(os.path.join(argument, '*.tar'))}, or say what the files are with --layout"
+            f"{argument}: has shards ({os.path.basename(min(shards))}) and other files ({other}): name the "
+            f"shards, such as {shlex.quote(os.path.join(argument, '*.tar'))}, or say what the files are with "
+            "--layout"
         )
     return not shards
 
@@ -460,7 +461,7 @@ def _variable(name: str, text: str) -> str:
 def _matching(base: str, word: str) -> list[str]:
     """Return the paths that a glob matches, or those at a URL; the path itself when it is neither."""
     if objects.is_url(path := _below(base, word)):
-        return objects.paths_of(path)
+        return _without_notes(word, objects.paths_of(path))
     expanded = os.path.expanduser(word) if word.startswith("~") else word
     path = _below(base, expanded)
     if not shard_lists.is_elsewhere(path):
@@ -475,7 +476,18 @@ def _matching(base: str, word: str) -> list[str]:
     matches = sorted(map(urls.local, glob.iglob(pattern, recursive=True)), key=os.fsencode)
     if not matches:
         raise NoMatch(f"no file matches {objects.without_secrets(word)[:200]!r}")
-    return matches
+    return _without_notes(word, matches)
+
+
+def _without_notes(word: str, matches: list[str]) -> list[str]:
+    """Return the matches of a glob without the files about shards among them.
+
+    Semantics decision: `shards/*` names what `shards/` does, also beside an index or a classes.txt. Such files
+    count if the glob asks for their suffix, or matches no shard.
+    """
+    if word.endswith(_ABOUT_SHARDS) or not any(path.endswith(_SUFFIXES) for path in matches):
+        return matches
+    return [path for path in matches if not path.endswith(_ABOUT_SHARDS)]
 
 
 # -- from words to files that exist --------------------------------------------------------------------------
@@ -600,9 +612,9 @@ def _shard_before(path: str) -> str:
 def _contents(directory: str) -> dict[str, int | None]:
     """Return the shards directly inside a directory, sorted bytewise, with their modes.
 
-    Semantics decision: shards are recognised by their suffixes. Hidden names are left out, as by a shell's `*.tar`
-    (macOS and unfinished downloads leave such files), and so are directories. A dangling link counts as a missing
-    shard.
+    Semantics decision: shards are recognised by their suffixes, in small or capital letters. Hidden names are left
+    out, as by a shell's `*.tar` (macOS and unfinished downloads leave such files), and so are directories. A
+    dangling link counts as a missing shard.
     """
     if objects.is_url(directory):
         return objects.contents(directory)
@@ -610,9 +622,17 @@ def _contents(directory: str) -> dict[str, int | None]:
     shards = {path: mode for path, mode in modes.items() if mode is None or not stat.S_ISDIR(mode)}
     if not shards:
         mounted = os.path.isdir(os.path.join(directory, ".wdsfs"))
-        hint = "; it is a mount of wdsfs: name its shards instead" if mounted else ""
+        hint = "; it is a mount of wdsfs: name its shards instead" if mounted else _shards_below(directory)
         raise NoMatch(f"the directory {directory!r} holds no shard, such as x.tar or x.tar.gz{hint}")
     return shards
+
+
+def _shards_below(directory: str) -> str:
+    """Return the end of a message about a directory without shards: how to name those in directories inside it."""
+    with os.scandir(directory) as entries:
+        has_directories = any(entry.is_dir() and not entry.name.startswith(".") for entry in entries)
+    pattern = shlex.quote(os.path.join(glob.escape(directory), "**/*.tar"))
+    return f"; those in directories inside it are {pattern}" if has_directories else ""
 
 
 def _shard_names(directory: str) -> list[str]:

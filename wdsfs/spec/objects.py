@@ -29,7 +29,7 @@ ASKED_AGAIN = 64  # objects in a round of `ask_again`, at most, for which there 
 # An address has up to 45 characters: looking further ahead would take quadratic time for a list of short words.
 _SEPARATOR = re.compile(r"::(?![0-9a-fA-F:.]{0,45}\](?:[:/]|$))")
 _GLOB = re.compile(r"[*?\[]")
-_SUFFIXES = tuple(os.fsdecode(suffix) for suffix in names.SHARD_SUFFIXES)
+_SUFFIXES = tuple(os.fsdecode(suffix) for suffix in names.SHARD_SUFFIXES_OF_ANY_CASE)
 
 
 is_url = urls.is_url

@@ -278,7 +278,7 @@ class OpenFiles:
 def is_compressed(path: bytes) -> bool | None:
     """Return True for a compressed shard (a remote one is judged by its name); None if it cannot be read."""
     if is_remote(path):
-        return names.suffix_of(path.partition(b"?")[0]) not in (b"", b".tar")
+        return names.suffix_of(path.partition(b"?")[0].lower()) not in (b"", b".tar")
     try:
         return compressed.kind_at(path) is not None
     except (MissingShard, UnreadableShard):
