@@ -114,6 +114,15 @@ def test_hints_come_after_success_only(program: Program, engine: str) -> None:
     assert "help layouts" not in program.run("mount", "--engine", engine, "a.tar", file, code=5).stderr.decode()
 
 
+def test_a_set_in_which_nothing_is_a_sample(program: Program) -> None:
+    program.write("a.tar", tars.tar(tars.member(b"study/IM-0001"), tars.member(b"study/IM-0002")))
+    with program.mounted("a.tar") as mounted:
+        assert "--layout files" in mounted.output
+    with program.mounted("a.tar", "--layout", "files") as mounted:
+        assert "--layout files" not in mounted.output
+        assert len(os.listdir(mounted.path / "a/study")) == 2
+
+
 def test_a_mount_that_is_used_names_who_uses_it(shard: Program) -> None:
     with shard.mounted("a.tar") as mounted:
         sleep = ["sleep", "1000"]

@@ -51,6 +51,12 @@ CONTENTS: dict[str, tuple[bytes, list[tuple[str, int, str]]]] = {
         tar(*map(member, [b"a.x", b"b.x", b"a.y", b"c.x", b"a.z"])),
         [("split sample", 2 * BLOCK, "a"), ("split sample", 4 * BLOCK, "a")],
     ),
+    "only strays": (
+        tar(member(b"a"), member(b"d/b")),
+        [("not in a sample", 0, "a"), ("not in a sample", BLOCK, "d/b"), ("no samples", -1, "")],
+    ),
+    "only zeros": (bytes(5 << 20), [("no samples", -1, "")]),
+    "no member": (bytes(10_240), []),
     "twice": (tar(*map(member, [b"a.x", b"a.y", b"a.x"])), [("duplicate extension", 2 * BLOCK, "a.x")]),
     "letter case": (tar(*map(member, [b"a.x", b"a.y", b"a.X"])), [("duplicate extension", 2 * BLOCK, "a.X")]),
     "cut in the first header": (TWO[:100], [("not a tar", 0, "")]),

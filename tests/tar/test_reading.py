@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import shlex
 import subprocess
 import tarfile
 from pathlib import Path
@@ -31,10 +32,45 @@ from wdsfs.interop.lint import lint
 from wdsfs.names import PLAIN, Reading
 from wdsfs.shards import GONE, Shard
 from wdsfs.spec.expand import expand
-from wdsfs.tar import scan
+from wdsfs.tar import scan, streams
 from wdsfs.tar.problems import Problem
 from wdsfs.tree.options import Selection
 from wdsfs.tree.shard_set import ShardSet, indexed
+
+
+@pytest.mark.parametrize(
+    ("names", "whole"),
+    [
+        (["a b.tar.part.aa", "a b.tar.part.ab"], "pipe:cat {place}*"),
+        (["v.tar.000", "v.tar.001", "v.tar.002"], "pipe:cat {place}[0-9]*"),
+        (["v.tar.gz-01", "v.tar.gz-02"], "pipe:cat {place}[0-9]*"),
+        (["v.tgz.partaaa", "v.tgz.partaab"], "pipe:cat {place}*"),
+    ],
+)
+def test_a_part_of_a_tar_is_no_damaged_download(tmp_path: Path, names: list[str], whole: str) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    place = shlex.quote(str(tmp_path / names[0].rstrip("a" if names[0].endswith("a") else "01")))
+    for name in names:
+        assert streams.split_tar(str(tmp_path / name)).endswith(shlex.quote(whole.format(place=place)))
+
+
+def test_what_is_no_part_of_a_tar(tmp_path: Path) -> None:
+    names = ["a.tar", "a.tar.gz", "a.tar.idx", "a.tar.aa", "b.tar.00", "aa", "ab"]
+    for name in names:
+        (tmp_path / name).touch()
+    assert [streams.split_tar(str(tmp_path / name)) for name in names] == [""] * len(names)
+
+
+def test_what_is_said_of_parts_of_a_tar(program: Program) -> None:
+    whole = tar(*(member(b"%d.x" % number, random.Random(number).randbytes(3000)) for number in range(9)))
+    for number, begin in enumerate(range(0, len(whole), 10_000)):
+        program.write(f"v.tar.0{number}", whole[begin : begin + 10_000])
+    parts = f"cat {program.home}/v.tar.[0-9]*"
+    assert parts in program.run("info", "v.tar.00").stderr.decode()
+    assert parts in program.refused("info", "v.tar.*", code=3)
+    assert program.json("info", f"pipe:{parts}")["samples"] == 9
+
 
 ZEROS, BY_KEY, BOTH = Reading(ignore_zeros=True), Reading(group_by_key=True), Reading(True, True)
 OPTIONS = {PLAIN: [], ZEROS: ["--ignore-zeros"], BY_KEY: ["--group-by-key"], BOTH: BOTH.arguments}

@@ -46,7 +46,7 @@ from wdsfs.index.record_columns import (
 )
 from wdsfs.shards import Fingerprint
 from wdsfs.storage.source import TarBytes, pread
-from wdsfs.tar import headers
+from wdsfs.tar import headers, streams
 from wdsfs.tar.problems import NO_TAR, Problem
 from wdsfs.tar.sparse import Extents
 
@@ -263,7 +263,7 @@ class Record:
     def check_is_tar(self, path: str) -> None:
         """Raise NotATar if the file, which is at `path`, is not a tar."""
         if not self.members and self.problems and self.problems[0].kind in NO_TAR:
-            raise NotATar(f"{path}: {self.problems[0].text}")
+            raise NotATar(f"{path}: {streams.split_tar(path) or self.problems[0].text}")
 
     def __getattr__(self, name: str) -> Any:
         """Make an attribute of its column, at its first use."""

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs import names
-from wdsfs.errors import ShardError, StaleShard, UnreadableShard
+from wdsfs.errors import ShardError, StaleShard, UnreadableShard, counted
 from wdsfs.executors import Workers
 from wdsfs.index import process_pool, record_of_file
 from wdsfs.index.record import KINDS, STRAY, Record
@@ -40,6 +40,7 @@ from wdsfs.tree.view_set import ViewSet
 EXAMPLES = 100  # findings of one kind in one shard that are listed; further ones are counted
 KEPT = 1000  # samples of a shard that are remembered in case they lack an extension that others have
 PATTERNS = 10_000  # different sets of extensions that are counted in one shard
+EMPTY_BYTES = 10_240  # of a tar that was made without members
 FIRST_SAMPLES = 5  # NUM_EXAMPLES_FOR_FEATURES_INFERENCE of Hugging Face's `datasets`
 UNEVEN = "uneven columns"  # a kind
 NOTES = frozenset(("directory", "meta", "unextractable", UNEVEN))  # kinds that webdataset does not mind
@@ -159,6 +160,8 @@ def lint(path: bytes, reading: Reading = PLAIN, together: int = 1) -> Lint:
         if marks:
             findings.add("behind end mark", marks[0], "", _joined_text(len(marks)))
         findings.add_problems(problems.listed(), len(problems), reader.last)
+        if not (findings.samples or problems) and (findings.members or source.size_of(tar) > EMPTY_BYTES):
+            findings.add("no samples", -1, "", _no_samples_text(findings.members))
         fd = shard if isinstance(shard, int) and tar is shard else None
         for side, text in () if fd is None else _side_indexes(path, fd, reading):
             findings.add("wrong index", -1, "", f"{os.fsdecode(side)}: {text}")
@@ -169,6 +172,12 @@ def lint(path: bytes, reading: Reading = PLAIN, together: int = 1) -> Lint:
     finally:
         source.close(shard)
     return findings
+
+
+def _no_samples_text(members: int) -> str:
+    if members:
+        return f"none of its {counted(members, 'member')} belongs to a sample; --layout files shows them"
+    return "has only zeros, as a download that has failed: download or make it again"
 
 
 def _joined_text(marks: int) -> str:

@@ -12,18 +12,35 @@ from wdsfs.tree.options import TreeOptions, read_class_names
 from wdsfs.tree.shard_set import NotIndexed, ShardSet
 
 _SHARDS_READ = 3
+_SHARDS_COUNTED = 1000  # the summary of the first one decides nearly always
 
 
 def hints(below: ShardSet, tree: TreeOptions, writable: bool) -> Sequence[str]:
     """Return hints for a set that is mounted like this; none if loaders find all files, or nothing is known.
 
-    None for a `writable` mount, which is for editing.
+    A `writable` mount, which is for editing, has none about loaders.
     """
+    if tree.layout != "files" and not _has_samples(below):
+        return ("no member of the set is in a sample: --layout files shows all members, `wdsfs check` says why",)
     if writable:
         return ()
     of_classes = tree.layout == "classes"
     hint = _class_hint(below, tree.composition.class_names) if of_classes else _suffix_hint(below, tree)
     return () if hint is None else (hint, "which layout for which loader: wdsfs help layouts")
+
+
+def _has_samples(below: ShardSet) -> bool:
+    """Return False if members of the first shards are in no sample; True if that is not known."""
+    members = 0
+    for number in range(min(len(below), _SHARDS_COUNTED)):
+        try:
+            summary = below.summary(number)
+        except (ShardError, NotIndexed):
+            return True
+        if summary.samples:
+            return True
+        members += summary.members
+    return not members
 
 
 def _suffix_hint(below: ShardSet, tree: TreeOptions) -> str | None:

@@ -19,12 +19,14 @@ import bz2
 import lzma
 import os
 import re
+import shlex
 import zlib
 from collections.abc import Callable
 from typing import Protocol
 
 from wdsfs.errors import CorruptShard, counted, parse_size
 from wdsfs.extras import zstd
+from wdsfs.names import SHARD_SUFFIXES
 from wdsfs.storage import source
 from wdsfs.storage.source import TarBytes
 from wdsfs.tar.headers import BLOCK, is_header
@@ -62,6 +64,25 @@ def appearance(start: bytes) -> str:
         return f"is text, not a tar, and begins with {begin!a}: {AGAIN}"
     size = f" of {counted(len(start), 'byte')}, less than a header" if len(start) < BLOCK else ""
     return f"is not a tar, but another file{size}: {AGAIN}"
+
+
+# The name of a part that split(1) has made: up to the mark of the part, and that mark.
+_SUFFIXES = "|".join(re.escape(suffix.decode()) for suffix in SHARD_SUFFIXES)
+_PART = re.compile(rf"(.*(?:{_SUFFIXES})(?:[._-]?part)?[._-]?)([a-z]+|\d+)", re.DOTALL)
+_FIRST_PARTS = (("a", "b"), ("0", "1"), ("1", "2"))  # the last characters of the marks of two parts
+
+
+def split_tar(path: str) -> str:
+    """Return what to say of a file that cannot be read as a tar, if it is one of the parts of one; else ""."""
+    match = _PART.fullmatch(path)
+    if match is None:
+        return ""
+    begin, mark = match.groups()
+    blank = ("a" if mark.isalpha() else "0") * (len(mark) - 1)
+    if not any(all(os.path.exists(f"{begin}{blank}{end}") for end in ends) for ends in _FIRST_PARTS):
+        return ""
+    whole = shlex.quote(f"pipe:cat {shlex.quote(begin)}{'' if mark.isalpha() else '[0-9]'}*")
+    return f"looks like one of the parts into which a tar was split: name the whole tar: {whole}"
 
 
 def compression(start: bytes) -> str | None:

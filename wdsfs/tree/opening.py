@@ -25,7 +25,8 @@ from wdsfs.remote import shard_paths
 from wdsfs.shards import Shard
 from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import expand
-from wdsfs.tar.problems import OF_VIEWS, problems_text
+from wdsfs.tar import streams
+from wdsfs.tar.problems import OF_VIEWS, Problem, problems_text
 from wdsfs.tree.options import Composition, Opening, Selection, Tolerance
 from wdsfs.tree.shard_access import Access, access_of, refuse_foreign_lists
 from wdsfs.tree.shard_set import ATTEMPTS_MAX, ShardSet, indexed
@@ -195,10 +196,16 @@ def judge(
                 f"the set would be smaller without shards that cannot be read: {errors.several(texts)}{advice}"
             )
     damaged = [
-        f"{path}: {problems_text(first, count)}; {LISTED_BY_STRICT if first.kind in OF_VIEWS else LISTED_BY_CHECK}"
+        f"{path}: {problems_text(first, count)}; {_advice(path, first)}"
         for path, first, count in below.known_damage()
     ]
     return [*_first_of(texts, "cannot be read"), *_first_of(damaged, "are damaged")]
+
+
+def _advice(path: str, problem: Problem) -> str:
+    if problem.kind in OF_VIEWS:
+        return LISTED_BY_STRICT
+    return streams.split_tar(path) or LISTED_BY_CHECK
 
 
 def _refuse_all(findings: Sequence[str]) -> None:
