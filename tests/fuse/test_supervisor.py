@@ -22,12 +22,13 @@ from typing import Any
 import pytest
 import trio
 
-from tests.conftest import Mounted, Program, drop_pages
+from tests.conftest import Mounted, Program, descriptors, drop_pages
 from tests.processes import PATIENCE, wait_until
 from wdsfs import mount_registry
 from wdsfs.fuse import counters as boards
 from wdsfs.fuse.counters import DEADLY, Board
-from wdsfs.fuse.supervisor import LATE_MAX, Supervisor, _Worker
+from wdsfs.fuse.passes import Passes
+from wdsfs.fuse.supervisor import LATE_MAX, PUSHER_FAILURES, Supervisor, _Worker, in_child
 from wdsfs.inodes import TAG_MAX
 from wdsfs.shards import Fingerprint
 from wdsfs.tree.freshness import Generations
@@ -556,6 +557,40 @@ ShardTree.content, counters.Slot.busy_seconds = content, property(busy_seconds)
         assert read(files_of(mounted)[7]) == content(7)
 
 
+def test_a_mount_goes_on_while_no_process_can_be_forked(patched: Patched, shard: Path) -> None:
+    patched.patch = """
+import errno, os
+from pathlib import Path
+fork, refuse = os.fork, Path("refuse").absolute()
+def fork_unless_refused():
+    if refuse.exists():
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return fork()
+os.fork = fork_unless_refused
+"""
+    refuse, directory = patched.home / "refuse", patched.directory("set")
+    shard.rename(directory / "s.tar")
+    with patched.mounted("--follow", "--workers", "2", "--layout", "files", directory) as mounted:
+        mounted.expect_log("a worker cannot be started", "a question to the mount has failed", "shows the same")
+        mounted.allow_log("noticed late", "nothing is pushed", "killed by SIGKILL")
+        paths, before = files_of(mounted), _links(mounted.pid)
+        workers = workers_of(mounted)
+        refuse.touch()
+        (directory / "t.tar").write_bytes((directory / "s.tar").read_bytes())
+        assert "the log of the mount" in patched.refused("refresh", mounted.path, code=5)
+        (report,) = patched.json("status", mounted.path)
+        assert report["state"] == "running"
+        assert any("the log" in notice for notice in report["notices"])
+        kill(workers[0])
+        mounted.wait_for_log("a worker cannot be started")
+        assert [read(path) for path in paths] == [content(number) for number in range(FILES)]
+        assert len(_links(mounted.pid)) <= len(before)
+        refuse.unlink()
+        wait_until(lambda: len(workers_of(mounted)) > 1, "another worker")
+        patched.run("refresh", mounted.path)
+        assert sorted(os.listdir(mounted.path)) == ["s", "t"]
+
+
 def test_the_mount_outlives_its_supervisor(program: Program, shard: Path) -> None:
     with program.mounted("--layout", "files", shard, ends_itself=True) as mounted:
         paths = files_of(mounted)
@@ -758,13 +793,19 @@ def test_a_changed_shard_gets_another_tag_whatever_its_fingerprint() -> None:
     assert tags.of(1, Fingerprint(1, 2, 3)) == first
 
 
-def test_workers_that_wait_for_disks_end_their_request_when_the_set_is_another() -> None:
-    """What they are at may be long, and would begin anew. But not more and more of them."""
+def supervisor_of(*workers: _Worker) -> Supervisor:
+    """A supervisor of these workers, which are none of its children."""
     own = Supervisor.__new__(Supervisor)
     own.board, own._dismissed, own._follower, own._pusher = Board(), set(), 0, 0
+    own.workers = {worker.pid: worker for worker in workers}
+    return own
+
+
+def test_workers_that_wait_for_disks_end_their_request_when_the_set_is_another() -> None:
+    """What they are at may be long, and would begin anew. But not more and more of them."""
     count = LATE_MAX + 3
     pids = [_sleeping_process() for _ in range(count)]
-    own.workers = {pid: _Worker(pid, slot, None, 0) for slot, pid in enumerate(pids)}
+    own = supervisor_of(*(_Worker(pid, slot, None, 0) for slot, pid in enumerate(pids)))
     for slot in range(count - 1):  # the last one is idle
         own.board.slot(slot).begin(boards.KINDS.index("read"), 1)
         own.board.slot(slot).wait(True)
@@ -800,6 +841,70 @@ async def _reap_workers(own: Supervisor) -> None:
         for pid in list(own.workers):
             if os.waitpid(pid, os.WNOHANG)[0]:  # noqa: ASYNC222  # it does not block
                 del own.workers[pid]
+
+
+def test_a_killed_worker_that_cannot_end_does_not_hold_up_another_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sleeps uninterruptibly, as on a hard NFS mount whose server is gone."""
+    own, killed = supervisor_of(_Worker(1, 0, None, 0)), list[int]()
+    monkeypatch.setattr(own, "_kill", killed.append)
+    monkeypatch.setattr("wdsfs.fuse.supervisor.RETIRE_SECONDS", 0.01)
+
+    async def exchange() -> bool:
+        with trio.fail_after(PATIENCE):
+            return await own.exchange(lambda: pytest.fail("no worker is forked here"), None)
+
+    assert trio.run(exchange) is False
+    assert 1 in killed
+
+
+def refuse(number: int) -> Callable[[], int]:
+    def refused() -> int:
+        raise OSError(number, os.strerror(number))
+
+    return refused
+
+
+@pytest.mark.parametrize(
+    ("call", "number"), [("fork", errno.EAGAIN), ("fork", errno.ENOMEM), ("pipe", errno.EMFILE)]
+)
+def test_without_a_process_a_question_has_no_answer(
+    call: str, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = descriptors()
+    monkeypatch.setattr(os, call, refuse(number))
+    assert trio.run(in_child, lambda: {"done": True}, None) == {}
+    monkeypatch.undo()
+    assert descriptors() <= before
+    assert os.strerror(number) in caplog.text
+
+
+@pytest.mark.parametrize("text", [b"", b'{"done": tr', b'{"done": true}'])
+def test_a_part_of_an_answer_is_none(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(fd: int, data: bytes, before: Callable[[int, bytes], int] = os.write) -> None:
+        before(fd, text)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(os, "write", write)
+    assert trio.run(in_child, lambda: {"done": True}, None) == {}
+
+
+def test_a_pusher_that_cannot_be_forked_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = supervisor_of()
+    own.board.passes = Passes()
+    monkeypatch.setattr(os, "fork", refuse(errno.EAGAIN))
+    for _ in range(2 * PUSHER_FAILURES):
+        own._fork_pusher(own.board.passes)
+    assert not own.board.passes.off
+
+
+def test_a_worker_that_cannot_be_forked_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a kernel where each worker has a descriptor of its own."""
+    own, before = supervisor_of(), descriptors()
+    own.resends, own.device = False, -1
+    monkeypatch.setattr("wdsfs.fuse.supervisor._clone", lambda device: os.open(os.devnull, os.O_RDONLY))
+    monkeypatch.setattr(os, "fork", refuse(errno.EAGAIN))
+    own._fork()
+    assert (own.workers, descriptors() - before) == ({}, set())
 
 
 def test_the_board_is_shared_with_children() -> None:

@@ -236,7 +236,8 @@ class Supervisor:
         """Replace all workers by ones that open another set; return True if none of the old ones is left.
 
         Every request that is received after this is answered from the new set. A worker that waits for a disk
-        first finishes its request: that may be long work which its successor would have to do again.
+        first finishes its request: that may be long work which its successor would have to do again. One that was
+        killed and cannot end (it sleeps uninterruptibly, on a hard NFS mount say) answers nothing more either.
         """
         self.make_tree, self.follow = make_tree, follow
         old = list(self.workers.values())
@@ -245,9 +246,11 @@ class Supervisor:
             self.board.slot(worker.slot).retire()
         self._end_pusher()
         self.restart_follower()
-        until = time.monotonic() + RETIRE_SECONDS
-        while sum(not self._has_left(worker, time.monotonic() > until) for worker in old):  # noqa: ASYNC110  # of all
+        now = time.monotonic()
+        overdue, end = now + RETIRE_SECONDS, now + 2 * RETIRE_SECONDS
+        while sum(not self._has_left(worker, now > overdue) for worker in old) and now < end:
             await trio.sleep(0.001)
+            now = time.monotonic()
         # Requests in flight are sent again at each change, so more and more workers would do the same long work.
         # The first ones do it, and the others wait for them.
         for late in [worker for worker in self.workers.values() if worker.retired][LATE_MAX:]:
@@ -279,44 +282,32 @@ class Supervisor:
 
     def _fork(self, extra: bool = False) -> None:
         slot = next(number for number in range(SLOTS) if number not in {w.slot for w in self.workers.values()})
-        started = time.monotonic_ns()
+        started, device = time.monotonic_ns(), None
         try:
             device = None if self.resends else _clone(self.device)
-            pid = os.fork()
+            pid = _forked(lambda: self._work(slot, device, extra), "a worker")
         except OSError as error:  # no memory, too many processes: the next look tries again
             log.error("a worker cannot be started: %s", error.strerror)
+            if device is not None:
+                os.close(device)
             return
-        if not pid:
-            code = 1
-            try:
-                code = self._work(slot, device, extra)
-            except BaseException:
-                log.exception("a worker failed")
-            finally:
-                os._exit(code)
         self.workers[pid] = _Worker(pid, slot, device, started)
         self.board.slot(slot).start(pid)
 
     def _fork_follower(self) -> None:
         try:
-            self._follower = os.fork()
-        except OSError as error:
+            self._follower = _forked(self._be_the_follower, "the process that follows changes of shards")
+        except OSError as error:  # the next look tries again
             log.error("changes of shards are noticed late: %s", error.strerror)
             return
-        if not self._follower:
-            code = 1
-            try:
-                _be_a_child()
-                os.close(self._living)
-                self._close_devices()
-                if self.follow is not None:
-                    self.follow(self)
-                code = 0
-            except BaseException:
-                log.exception("the process that follows changes of shards failed")
-            finally:
-                os._exit(code)
         self.board.helper = self._follower
+
+    def _be_the_follower(self) -> int:
+        os.close(self._living)
+        self._close_devices()
+        if self.follow is not None:
+            self.follow(self)
+        return 0
 
     def _reap(self) -> list[_Worker]:
         """Collect the workers that have ended; returns those that have to be replaced."""
@@ -427,32 +418,37 @@ class Supervisor:
 
     def _fork_pusher(self, passes: Passes) -> None:
         try:
-            self._pusher = os.fork()
-        except OSError as error:
+            self._pusher = _forked(lambda: self._push(passes), "the process that pushes content ahead of readers")
+        except OSError as error:  # the calls are still there: it is tried again
             log.error("nothing is pushed ahead of readers: %s", error.strerror)
-            self._count_pusher_failure(passes)
             return
-        if not self._pusher:
-            code = 1
-            try:
-                _be_a_child()
-                os.close(self._living)
-                self._close_devices()
-                # Mounts with an overlay have no passes, so this is the tree of the shards.
-                tree, lister, shared = cast(LowerTree, self.make_tree()), None, self.device
-                self.device = self._own_device()
-                # Without samples there is nothing to list. On the shared descriptor it would keep the mount alive,
-                # and wait for a listing from nobody.
-                if self.place is not None and self.device != shared and not tree.files_layout:
-                    lister = Lister(tree, passes, *self.place, release=lambda: os.close(self.device))
-                threading.Thread(target=self._outlive, daemon=True).start()
-                Pusher(self.device, tree, passes, lister).run(self.life)
-                code = 0
-            except BaseException:
-                log.exception("the process that pushes content ahead of readers failed")
-            finally:
-                os._exit(code)
         passes.pusher = self._pusher
+
+    def _push(self, passes: Passes) -> int:
+        """Push content ahead of readers until no pass calls for it; return the exit code."""
+        os.close(self._living)
+        self._close_devices()
+        # Mounts with an overlay have no passes, so this is the tree of the shards.
+        tree, shared = cast(LowerTree, self.make_tree()), self.device
+        self.device = self._own_device()
+        try:
+            lister = self._lister(tree, passes, shared)
+        except OSError as error:  # no memory, too many processes: the next pusher tries again
+            log.error("nothing is pushed ahead of readers: %s", error.strerror)
+            return 0
+        threading.Thread(target=self._outlive, daemon=True).start()
+        Pusher(self.device, tree, passes, lister).run(self.life)
+        return 0
+
+    def _lister(self, tree: LowerTree, passes: Passes, shared: int) -> Lister | None:
+        """Return what lists samples ahead of clients; None where that is not possible. Raises OSError.
+
+        Without samples there is nothing to list. On the `shared` descriptor the lister would keep the mount alive,
+        and wait for a listing from nobody.
+        """
+        if self.place is None or self.device == shared or tree.files_layout:
+            return None
+        return Lister(tree, passes, *self.place, release=lambda: os.close(self.device))
 
     def _outlive(self) -> None:
         """Refuse requests once all other processes are gone, in a thread of the pusher.
@@ -492,7 +488,6 @@ class Supervisor:
     # --- a worker
 
     def _work(self, slot: int, device: int | None, extra: bool) -> int:
-        _be_a_child()
         if device is not None:
             os.dup2(device, self.device)
             os.close(device)
@@ -543,6 +538,21 @@ class Supervisor:
             os.write(self._call, b"+")
 
 
+def _forked(work: Callable[[], int], name: str) -> int:
+    """Return the number of a forked process that does this work and exits with its result. Raises OSError."""
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            _be_a_child()
+            code = work()
+        except BaseException:
+            log.exception("%s failed", name)
+        finally:
+            os._exit(code)
+    return pid
+
+
 def _be_a_child() -> None:
     """Restore the signal handling that the supervisor has changed for itself."""
     signal.set_wakeup_fd(-1)
@@ -575,7 +585,12 @@ def _clone(device: int) -> int:
 
 
 async def in_child(function: Callable[[], dict[str, Any]], device: int | None) -> dict[str, Any]:
-    """Run `function` in a forked process; return its result, empty if it fails.
+    """Run `function` in a forked process; return its result, empty if it fails."""
+    return await Child(function, device).answer()
+
+
+class Child:
+    """A forked process that runs `function`.
 
     This is for work that the supervisor must not do itself, such as opening an index or using its own mount: no
     request would be served meanwhile, and a mount that does not answer would block it forever.
@@ -583,36 +598,55 @@ async def in_child(function: Callable[[], dict[str, Any]], device: int | None) -
     The child closes `device`, unless that is None: a request that is never answered would keep the mount alive,
     and the mount the child.
     """
-    receiver, sender = os.pipe()
-    pid = os.fork()
-    if not pid:
+
+    def __init__(self, function: Callable[[], dict[str, Any]], device: int | None) -> None:
+        self._pid = 0  # no process could be started
         try:
-            signal.set_wakeup_fd(-1)
-            if device is not None:
-                os.close(device)
-            os.write(sender, json.dumps(function()).encode() + b"\n")
-        except Exception:  # of any class: the supervisor waits for an answer
-            log.exception("a question to the mount has failed")
-            os.write(sender, b"{}\n")
+            self._receiver, sender = os.pipe()
+        except OSError as error:
+            log.error("a question to the mount has failed: %s", error.strerror)
+            return
+        try:
+            self._pid = _forked(lambda: _answer(function, sender, device), "a question to the mount")
+        except OSError as error:
+            log.error("a question to the mount has failed: %s", error.strerror)
+            os.close(self._receiver)
         finally:
-            os._exit(0)
-    os.close(sender)
-    text = b""
-    try:
-        # Not up to the end of the pipe: a worker that is forked meanwhile holds the pipe open, too.
+            os.close(sender)
+
+    async def answer(self) -> dict[str, Any]:
+        """Wait for the result of the function; return that, empty if it fails. To be called once."""
+        if not self._pid:
+            return {}
+        try:
+            text = await self._read()
+            while not os.waitpid(self._pid, os.WNOHANG)[0]:  # noqa: ASYNC110, ASYNC222  # it does not block
+                await trio.sleep(0.001)
+        except BaseException:
+            # Nobody waits for the child: it may wait for this mount, which is about to end, and cannot die before.
+            os.kill(self._pid, signal.SIGKILL)
+            raise
+        finally:
+            os.close(self._receiver)
+        # Without the line feed the child was killed while it wrote.
+        answer: dict[str, Any] = json.loads(text) if text.endswith(b"\n") else {}
+        return answer
+
+    async def _read(self) -> bytes:
+        """Return the answer. Not up to the end of the pipe: what the child has forked may hold it open, too."""
+        text = b""
         while not text.endswith(b"\n"):
-            await trio.lowlevel.wait_readable(receiver)
-            part = os.read(receiver, 1 << 16)
+            await trio.lowlevel.wait_readable(self._receiver)
+            part = os.read(self._receiver, 1 << 16)
             if not part:
                 break
             text += part
-        while not os.waitpid(pid, os.WNOHANG)[0]:  # noqa: ASYNC110, ASYNC222  # it does not block
-            await trio.sleep(0.001)
-    except BaseException:
-        # Nobody waits for the child: it may wait for this mount, which is about to end, and cannot die before.
-        os.kill(pid, signal.SIGKILL)
-        raise
-    finally:
-        os.close(receiver)
-    answer: dict[str, Any] = json.loads(text or b"{}")
-    return answer
+        return text
+
+
+def _answer(function: Callable[[], dict[str, Any]], sender: int, device: int | None) -> int:
+    """Write the result of a function as a line, in a child."""
+    if device is not None:
+        os.close(device)
+    os.write(sender, json.dumps(function()).encode() + b"\n")
+    return 0

@@ -30,6 +30,8 @@ from wdsfs.overlay.overlay_directory import is_half_done
 log = logging.getLogger(__name__)
 
 VALUE_MAX = 1 << 16  # bytes of an extended attribute (XATTR_SIZE_MAX)
+NOTIFY_SECONDS, NOTIFY_PAUSE_SECONDS = 5.0, 0.5  # how long, and how often, it is tried to invalidate caches
+NOT_COUNTED = "no process could be started to report more; the log says why"
 
 
 class JsonLines:
@@ -86,8 +88,7 @@ class ControlSocket:
                     await lines.send(self._shards())
                 elif question.get("do") == "status":
                     seen = await in_child(self._report, self.supervisor.device)
-                    if seen:
-                        await lines.send(seen)
+                    await lines.send(seen or {"notices": [NOT_COUNTED]})
                 else:
                     text = f"{self.mount.mountpoint} is served by wdsfs {__version__}, which has no such request"
                     await lines.send({"error": text})
@@ -147,8 +148,11 @@ class ControlSocket:
                     else "it is being committed"
                 )
                 return {"error": f"{where}: nothing can be restored: {why}"}
+            sent: dict[str, Any] = {}
             done = await in_child(lambda: self._ask_worker(overlay.token, paths), self.supervisor.device)
-            sent = await in_child(lambda: self._invalidate(overlay), None)
+            with trio.move_on_after(NOTIFY_SECONDS):
+                while not (sent := await in_child(lambda: self._invalidate(overlay), None)):  # noqa: ASYNC110  # it fails
+                    await trio.sleep(NOTIFY_PAUSE_SECONDS)
             if sent:
                 overlay.drop_notes()
         return (

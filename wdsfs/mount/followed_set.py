@@ -63,6 +63,7 @@ PAUSE_SECONDS = 0.05
 # after one that has not. Other files than shards may come and go all the time.
 REST_SHARE, REST_SHARE_FOR_NOTHING = 2, 9
 WAIT_MIN = 0.5  # seconds between looks at a file that is being written
+AGAIN_SECONDS = 60.0  # after which a comparison is repeated that no process could make
 LATE_SECONDS = 1.0  # how often to see if workers of an earlier list have ended their work
 
 _CONTENT = flags.MODIFY | flags.ATTRIB | flags.CLOSE_WRITE
@@ -305,7 +306,7 @@ class Growth:
         self._looking = trio.Lock()
         self._earlier = Earlier({})
         self._wait: float | None = None  # until a file that is being written may be complete (s)
-        self._is_late = False  # workers of an earlier list may still be at long work
+        self._is_late = False  # the kernel may keep answers from an earlier list
         self._failure = ""  # the last one that was logged
 
     def follower(self) -> Callable[[Supervisor], None] | None:
@@ -379,7 +380,7 @@ class Growth:
             self.state.write({**self.state.read(), "keys": remark})
             if self._changes is None:
                 return
-            await self._changes.wait(None)
+            await self._changes.wait(None if answer else AGAIN_SECONDS)
             await trio.sleep(PAUSE_SECONDS + REST_SHARE * took)
             self._changes.take()
 
@@ -393,8 +394,8 @@ class Growth:
         gone = [before.shards[number].name for number in change.gone]
         come = [self.served.shards[number].name for number in change.back] + [shard.name for shard in change.new]
         follows = self._late_follower if self.supervisor.follow is not None else None
-        self._is_late = not await self.supervisor.exchange(self.served.tree, follows)
-        await self._invalidate([*gone, *come])
+        is_over = await self.supervisor.exchange(self.served.tree, follows)
+        self._is_late = not (await self._invalidate([*gone, *come]) and is_over)
         for what, names in (("come", come), ("gone", gone)):
             if names:
                 have = "has" if len(names) == 1 else "have"
@@ -402,15 +403,21 @@ class Growth:
                 log.info("%s %s %s: %s", counted(len(names), "shard"), have, what, shown)
 
     async def _watch_late_workers(self) -> None:
-        """Invalidate once more: the kernel may have cached the last answer of a worker of an earlier list."""
+        """Invalidate once more: the kernel may have cached the last answer of a worker of an earlier list.
+
+        The same where the first attempt has failed.
+        """
         while True:
             await trio.sleep(LATE_SECONDS)
             if self._is_late and not any(worker.retired for worker in self.supervisor.workers.values()):
                 self._is_late = False
-                await self._invalidate([shard.name for shard in self.served.shards])
+                self._is_late |= not await self._invalidate([shard.name for shard in self.served.shards])
 
-    async def _invalidate(self, names: Sequence[bytes]) -> None:
-        """Invalidate these names of the top and all below them; of a merged tree everything."""
+    async def _invalidate(self, names: Sequence[bytes]) -> bool:
+        """Invalidate these names of the top and all below them; of a merged tree everything.
+
+        Returns False if no process could be started for that.
+        """
         notes = [protocol.forget_content(ROOT)]
         if self.served.mount.merge:
             notes += [protocol.forget_all()] * self.supervisor.epochs
@@ -419,7 +426,7 @@ class Growth:
         if self.served.mount.tree.index_tree:
             notes.append(protocol.forget_entry(ROOT, BY_INDEX))
         # In a child: the kernel may wait for a directory that a request has locked.
-        await in_child(lambda: self._notify(notes), None)
+        return bool(await in_child(lambda: self._notify(notes), None))
 
     def _notify(self, notes: Sequence[bytes]) -> dict[str, Any]:
         for note in notes:
