@@ -6,20 +6,22 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests import sets
-from tests.conftest import Program
+from tests.conftest import Program, need_fuse
 from tests.kernel.mounts import end_mount, need_erofs
 from tests.processes import Process, wait_until
 from tests.servers import need_server
+from tests.service_manager import service_manager
 from wdsfs.errors import NoMatch, Unreachable, UsageError
 
 UNITS = Path(__file__).parent.parent / "systemd"
 USER, SYSTEM = UNITS / "wdsfs@.service", UNITS / "wdsfs-system@.service"
-PROGRAM = re.compile(r"(?:%h/\.local|/usr/local)/bin/wdsfs")
+PROGRAM = re.compile(r"(?:/usr/bin/env |/usr/local/bin/)wdsfs")
 
 # Each of these gives a service a mount namespace of its own (systemd.exec(5)).
 NAMESPACED = """
@@ -150,7 +152,7 @@ def test_the_debian_package_has_both_services_with_the_path_of_its_program() -> 
         assert f"systemd/{unit.name} debian/wdsfs/usr/lib/systemd/{place}/{unit.name}\n" in rules
         edit = [word for word in shlex.split(command) if word != "-i"]
         packaged = subprocess.run([*edit, unit], capture_output=True, text=True, check=True).stdout
-        assert packaged.count("/usr/bin/wdsfs") == packaged.count("/bin/wdsfs") == 3
+        assert packaged.count("/usr/bin/wdsfs") == packaged.count("/bin/wdsfs") == 3 * (unit == SYSTEM)
         assert "Copy this file" not in packaged
 
 
@@ -208,3 +210,53 @@ def test_the_recipe_for_s3_is_one_piece() -> None:
     environment = read(SYSTEM)["Service"]
     assert "CacheDirectory" in environment
     assert all(re.match(r"[A-Z_]+=", line) for line in FILES["/etc/wdsfs/train.conf"].splitlines())
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("own", [True, False], ids=["for one user", "for the machine"])
+def test_the_unit_of_a_user_finds_the_program(tmp_path: Path, own: bool) -> None:
+    need_fuse()
+    shard, units = tmp_path / "train-0.tar", tmp_path / "units"
+    shard.write_bytes(sets.content(0))
+    units.mkdir()
+    (units / USER.name).write_text(USER.read_text().replace("%h", str(tmp_path)))
+    (units / "train.conf").write_text(f"SHARDS={shard}\nMOUNTPOINT=/mnt/train\n")
+    if own:
+        (tmp_path / ".local" / "bin").mkdir(parents=True)
+        (tmp_path / ".local" / "bin" / "wdsfs").symlink_to(Path(sys.executable).with_name("wdsfs"))
+    with service_manager(tmp_path, units) as manager:
+        if own:
+            manager.run("rm", "/usr/local/bin/wdsfs")
+        manager.run("mkdir", "/mnt/train")
+        manager.run("systemctl", "start", "wdsfs@train")
+        assert manager.run("ls", "/mnt/train") == "train-0\n"
+        manager.run("systemctl", "stop", "wdsfs@train")
+        assert manager.run("ls", "/mnt/train") == ""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("unit", ["mnt-train", "mnt-val", "mnt-kernel"])
+def test_an_automount_mounts_at_the_first_access(tmp_path: Path, unit: str) -> None:
+    """By the units of the page, and by lines of /etc/fstab.
+
+    Until a mount is announced, autofs holds up each process outside of the process group of its helper.
+    """
+    need_fuse()
+    if unit == "mnt-kernel":
+        need_erofs()
+    shard = tmp_path / "train-0.tar"
+    shard.write_bytes(sets.content(0))
+    units, place = tmp_path / "units", unit.replace("mnt-", "/mnt/")
+    units.mkdir()
+    for name in ("mnt-train.mount", "mnt-train.automount"):
+        text = (UNITS / name).read_text().replace("/data/train-{000000..000099}.tar", str(shard))
+        (units / name).write_text(text.replace("RequiresMountsFor=/data\n", ""))
+    lines = [("/mnt/val", "allow_other"), ("/mnt/kernel", "engine=kernel")]
+    fstab = [f"{shard} {line} wdsfs ro,{option},x-systemd.automount 0 0\n" for line, option in lines]
+    (units / "fstab").write_text("".join(fstab))
+    with service_manager(tmp_path, units) as manager:
+        manager.run("systemctl", "start", f"{unit}.automount")
+        for _ in range(2):
+            assert manager.run("ls", place) == "train-0\n"
+            assert manager.run("systemctl", "is-active", f"{unit}.mount") == "active\n"
+            manager.run("systemctl", "stop", f"{unit}.mount")

@@ -29,7 +29,7 @@ from wdsfs.errors import MountError, NotATar, ShardError, UnreadableShard, count
 from wdsfs.fuse.counters import Board
 from wdsfs.fuse.passes import Passes
 from wdsfs.fuse.read_ops import TIMEOUT_SECONDS, ReadOperations
-from wdsfs.fuse.supervisor import Supervisor, in_child
+from wdsfs.fuse.supervisor import Child, Supervisor, in_child
 from wdsfs.fuse.write_ops import WritableOperations
 from wdsfs.index.portable import attached
 from wdsfs.index.record_of_file import settles_in
@@ -257,9 +257,12 @@ def _serve(
             if mounted is not None:
                 supervisor.place = mount.mountpoint, mounted.device
                 _set_readahead(mounted.device, mount)
+            # Forked before the daemon leaves its process group: an automount (autofs) holds up all other processes
+            # on the way to the mount point until the mount is announced.
+            look = Child(lambda: {"mode": os.stat(mount.mountpoint).st_mode}, supervisor.device)
             leave()
             growth.attach(supervisor)
-            running = RunningMount(daemon, growth, supervisor, signals, ready, is_derived)
+            running = RunningMount(daemon, growth, supervisor, signals, ready, is_derived, look)
             trio.run(running.run)
             clean = True
             if running.failure is not None:
@@ -397,7 +400,8 @@ def _fsname(specs: Sequence[str]) -> str:
 class RunningMount:
     """The supervisor's side of a running mount: workers, control socket and signals, side by side.
 
-    `usable` says that the tree has been announced; `failure` why it could not be.
+    `look` looks at the root of the tree. `usable` says that the tree has been announced; `failure` is the reason
+    why it could not be.
     """
 
     def __init__(
@@ -408,9 +412,10 @@ class RunningMount:
         signals: KeptSignals,
         ready: Callable[[], None],
         is_derived: bool,
+        look: Child,
     ) -> None:
         self.daemon, self.supervisor, self.signals, self.ready = daemon, supervisor, signals, ready
-        self.is_derived = is_derived
+        self.is_derived, self.look = is_derived, look
         self.growth, self.mount = growth, growth.served.mount
         self.clients = ControlSocket(daemon, growth, supervisor)
         self.usable = False
@@ -443,15 +448,12 @@ class RunningMount:
         sync_filesystem(self.mount.mountpoint)
         return {}
 
-    def _look(self) -> dict[str, Any]:
-        return {"mode": os.stat(self.mount.mountpoint).st_mode}
-
     async def _announce(self) -> None:
         """Open the control socket, register, announce that the mount is usable."""
         with listening(self.mount.mountpoint) as listener, registered(self.daemon):
             # An answer about the root proves that the mount works. The question may kill a worker, but must not
             # kill this process.
-            if not await in_child(self._look, self.supervisor.device):
+            if not await self.look.answer():
                 self.failure = MountError(f"{self.mount.mountpoint}: the mount does not answer")
                 self.supervisor.stop()
                 return
