@@ -814,3 +814,18 @@ def test_memory_does_not_grow_with_the_shard() -> None:
         finally:
             tracemalloc.stop()
     assert peak < 40 << 20
+
+
+@pytest.mark.parametrize(
+    ("start", "is_list"),
+    [
+        (b"/d/a.tar\n/d/b.tar\n", True),
+        (b"s3://bucket/{000..999}.tar.gz", True),
+        (b"\r\nx.tar \r\n", True),
+        (b"a cat\nx.tar\n", False),
+        (b"x.tar \xe9\n", False),
+    ],
+)
+def test_a_list_that_is_taken_for_a_shard(start: bytes, is_list: bool) -> None:
+    """WeNet's data.list, say: it is a list with the sign of one."""
+    assert (" @ " in streams.appearance(start)) == is_list

@@ -60,6 +60,8 @@ def appearance(start: bytes) -> str:
         if text.startswith(mark):
             return f"is {name}, not a tar: {way_out}"
     if not text.translate(None, delete=_TEXT_BYTES):
+        if text.partition(b"\n")[0].rstrip().endswith(SHARD_SUFFIXES):
+            return "is a list of shards, not a tar: write an @ before its name"
         begin = start[:_SHOWN].decode(errors="replace")
         return f"is text, not a tar, and begins with {begin!a}: {AGAIN}"
     size = f" of {counted(len(start), 'byte')}, less than a header" if len(start) < BLOCK else ""
