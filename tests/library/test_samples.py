@@ -133,6 +133,8 @@ def test_options_have_the_words_and_errors_of_the_mount(shards: str, tmp_path: P
         ({"jobs": 0}, "at least one process"),
         ({"keys": ""}, "name the file"),
         ({"keys": "."}, "is a directory"),
+        ({"keys": ["d0/k0-1", "d0/k1-2"]}, "keys=.*: give the path of a file"),
+        ({"class_names": ["cat", "dog"]}, "class_names=.*: give the path of a file"),
         ({"keys": "/dev/null"}, "is no file that can be read again"),
         ({"columns": "\ud800"}, "UTF-8"),
     ):

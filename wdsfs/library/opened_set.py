@@ -60,6 +60,12 @@ _DEFAULTS: dict[str, Any] = {
 }
 _SELECTION = ("split", "shard_id", "num_shards", "ignore_zeros", "group_by_key", "base")
 _POLICIES = ("error", "skip", "empty")
+_PATHS = {  # options that are paths, and of what
+    "keys": "a file with a key in each line; write the keys into one",
+    "class_names": "a file with a class in each line; write the classes into one",
+    "index_dir": "a directory",
+    "base": "a directory",
+}
 
 
 class OpenedSet:
@@ -84,6 +90,9 @@ class OpenedSet:
         known = {*SetOptions.__annotations__, *OF_CLASSES}
         for name in self.options.keys() - known:
             raise TypeError(f"there is no option {name!r}")
+        for name in self.options.keys() & _PATHS.keys():
+            if not isinstance(self.options[name], str | os.PathLike):
+                raise UsageError(f"{name}={self.options[name]!r:.40}: give the path of {_PATHS[name]}")
         selection, opening = _selection_of(self.options), _opening_of(self.options, progress)
         set_ = opened(self.shards, selection, opening, self._composition(), whole)
         self.lower: ShardSet = self._stack.enter_context(set_)
