@@ -781,6 +781,20 @@ def test_root_sees_the_mounts_of_others(user_program: Program, tmp_path: Path) -
         registration.write_text(true)
 
 
+def test_mounts_of_root_that_a_user_may_read_are_shown(program: Program, user_program: Program) -> None:
+    if os.geteuid():
+        pytest.skip("only root makes them")
+    program.write("a.tar", tars.tar(tars.A))
+    with program.mounted("a.tar") as mounted:
+        assert str(mounted.path) not in [report["mountpoint"] for report in user_program.json("status")]
+    with program.mounted("-o", "allow_other", "a.tar") as mounted:
+        reports = {report["mountpoint"]: report for report in user_program.json("status")}
+        assert reports[str(mounted.path)].items() >= {"user": "root", "state": "mounted"}.items()
+        assert f"{mounted.path}: mounted" in user_program.run("status").stdout.decode(errors="replace")
+        user_program.run("umount", "--all")
+        assert mounted.status()["state"] == "running"
+
+
 def test_where_a_mount_in_the_foreground_logs(shards: Program) -> None:
     """systemd says what the journal is (systemd.exec(5))."""
     log = shards.home / "foreground.log"

@@ -194,7 +194,7 @@ def _where_rows(origin: Origin) -> list[tuple[str, str]]:
 def status(mountpoint: str | None, as_json: bool) -> None:
     """Show every wdsfs mount of this user, or one of them in full.
 
-    Root also sees the mounts of others, as far as the kernel knows of them.
+    Mounts of other users that you may read are listed, too, as far as the kernel knows of them. Root sees all.
 
     \b
     Examples:

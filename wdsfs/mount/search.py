@@ -45,9 +45,9 @@ def _mount_of(mounted: MountPoint) -> LiveMount | None:
 
 
 def live_mounts() -> list[LiveMount]:
-    """Return the mounts of this user, those that are dead among them, and of root's images all that can be read.
+    """Return the mounts of this user, those that are dead among them, and all others that this user may read.
 
-    Root also gets the mounts by FUSE of other users. Raises MountError.
+    Root gets all mounts. Raises MountError.
     """
     daemons = [daemon for daemon in registrations(Registration) if daemon.engine == FUSE]
     own: list[LiveMount] = [FuseMount(daemon.mountpoint, daemon) for daemon in daemons]
@@ -58,8 +58,9 @@ def live_mounts() -> list[LiveMount]:
 
 
 def _is_foreign(mounted: MountPoint) -> bool:
-    """Return True if root sees a mount by FUSE that another user has made."""
-    return os.geteuid() == 0 and mounted.user != 0
+    """Return True for a mount by FUSE of another user that this one may read; root is shown the others, too."""
+    user = os.geteuid()
+    return mounted.user != user and (user == 0 or "allow_other" in mounted.super_options)
 
 
 def ending_order() -> list[LiveMount]:
