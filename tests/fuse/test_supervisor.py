@@ -570,7 +570,7 @@ os.fork = fork_unless_refused
 """
     refuse, directory = patched.home / "refuse", patched.directory("set")
     shard.rename(directory / "s.tar")
-    with patched.mounted("--follow", "--workers", "2", "--layout", "files", directory) as mounted:
+    with patched.mounted("--follow=3600", "--workers", "2", "--layout", "files", directory) as mounted:
         mounted.expect_log("a worker cannot be started", "a question to the mount has failed", "shows the same")
         mounted.allow_log("noticed late", "nothing is pushed", "killed by SIGKILL")
         paths, before = files_of(mounted), _links(mounted.pid)
@@ -587,8 +587,7 @@ os.fork = fork_unless_refused
         assert len(_links(mounted.pid)) <= len(before)
         refuse.unlink()
         wait_until(lambda: len(workers_of(mounted)) > 1, "another worker")
-        patched.run("refresh", mounted.path)
-        assert sorted(os.listdir(mounted.path)) == ["s", "t"]
+        wait_until(lambda: sorted(os.listdir(mounted.path)) == ["s", "t"], "the new shard, without a refresh")
 
 
 def test_the_mount_outlives_its_supervisor(program: Program, shard: Path) -> None:

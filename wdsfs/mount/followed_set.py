@@ -63,7 +63,7 @@ PAUSE_SECONDS = 0.05
 # after one that has not. Other files than shards may come and go all the time.
 REST_SHARE, REST_SHARE_FOR_NOTHING = 2, 9
 WAIT_MIN = 0.5  # seconds between looks at a file that is being written
-AGAIN_SECONDS = 60.0  # after which a comparison is repeated that no process could make
+AGAIN_SECONDS = 5.0  # after which a look, or a comparison, is repeated whose process failed
 LATE_SECONDS = 1.0  # how often to see if workers of an earlier list have ended their work
 
 _CONTENT = flags.MODIFY | flags.ATTRIB | flags.CLOSE_WRITE
@@ -350,13 +350,14 @@ class Growth:
             earlier = Earlier({}, self._earlier.superseded) if at_once else self._earlier
             fetches = self.supervisor.fetcher is not None
             served, device = self.served, self.supervisor.device
-            answer = await in_child(lambda: look_again(served, self._directory, earlier, fetches), device)
-            answer = answer or {"error": "looking for shards has failed; see the log of the mount", "left_out": []}
+            seen = await in_child(lambda: look_again(served, self._directory, earlier, fetches), device)
+            answer = seen or {"error": "looking for shards has failed; see the log of the mount", "left_out": []}
             change = change_of(served, answer)
             left_out = [LeftOut(*row) for row in answer["left_out"]]
             self._note(answer["error"] or answer.get("kept", ""), left_out)
             self._earlier = Earlier({candidate.path: candidate for candidate in left_out})
             waits = [candidate.wait for candidate in left_out if candidate.wait is not None]
+            waits += [] if seen else [AGAIN_SECONDS]
             self._wait = max(min(waits), WAIT_MIN) if waits else None
             if change:
                 await self._show(change)

@@ -67,6 +67,7 @@ log = logging.getLogger(__name__)
 
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SYNC_SECONDS = 10.0  # how long the end of a mount by a signal waits for what is in the kernel's memory
+AGAIN_SECONDS = 1.0  # after which that is tried again
 
 
 def raise_file_limit() -> int:
@@ -441,12 +442,13 @@ class RunningMount:
         log.info("ended by %s", signal.Signals(number).name)
         if self.growth.served.overlay is not None:
             with trio.move_on_after(SYNC_SECONDS):  # what programs have changed in mapped files
-                await in_child(self._sync, self.supervisor.device)
+                while not await in_child(self._sync, self.supervisor.device):  # noqa: ASYNC110  # it fails
+                    await trio.sleep(AGAIN_SECONDS)
         self.supervisor.stop()
 
     def _sync(self) -> dict[str, Any]:
         sync_filesystem(self.mount.mountpoint)
-        return {}
+        return {"done": True}
 
     async def _announce(self) -> None:
         """Open the control socket, register, announce that the mount is usable."""
