@@ -261,6 +261,14 @@ def test_missing_shards_are_counted_and_the_first_named(here: Path) -> None:
     )
 
 
+def test_an_option_that_goes_on_without_missing_shards_is_named_where_there_is_one(here: Path) -> None:
+    touch("t-0.tar")
+    for spec, allow_missing, is_named in (("t", None, False), ("t", False, True), ("u", False, False)):
+        with pytest.raises(MissingShard) as caught:
+            expand([f"{spec}-{{0..6}}.tar"], allow_missing=allow_missing)
+        assert ("--allow-missing" in str(caught.value)) == is_named
+
+
 def test_a_shard_missing_from_a_long_listing_is_noticed(here: Path) -> None:
     touch(*(f"{i:04d}.tar" for i in range(1000) if i != 500))
     assert "1 of 1,000 shards are missing: '0500.tar';" in refused(MissingShard, "{0000..0999}.tar")

@@ -53,7 +53,9 @@ LISTING_PAYS = 64
 LISTING_RATIO = 16
 
 LIST = "@"
+GO_ON = "; --allow-missing goes on without such shards"
 IMAGE_SUFFIX = ".erofs"
+LOOKED_AT = 32  # directories that a message about a directory without shards is made of
 MAX_LISTS = 1000  # read in one call: lists that each name the next list twice would never end
 MAX_NESTED = 20
 MAX_STEPS = 256  # directories in a glob: each is a level of recursion
@@ -84,13 +86,13 @@ def expand(
     split: str | None = None,
     slice: Slice | None = None,
     reading: Reading = PLAIN,
-    allow_missing: bool = False,
+    allow_missing: bool | None = None,
     base: str | None = None,
 ) -> list[Shard]:
     """Return the shards that `specs` name, in order: all of them, or those of a split, or of a slice.
 
-    `reading` is how they are to be read. With `allow_missing` some may be missing, but not all. `base` is the
-    directory, or URL, of the shards of a portable index.
+    `reading` is how they are to be read. With `allow_missing` some may be missing, but not all; with None
+    no error names that option. `base` is the directory, or URL, of the shards of a portable index.
 
     Semantics decision: a spec that names something that exists is taken literally, whatever it looks like: a
     command (`pipe:`), a URL, `-`, `@`, braces, glob characters or `::`. Otherwise it is split at `::`, then
@@ -493,7 +495,9 @@ def _without_notes(word: str, matches: list[str]) -> list[str]:
 # -- from words to files that exist --------------------------------------------------------------------------
 
 
-def _existing_files(words: list[Word], split: str | None, allow_missing: bool, base: str | None) -> list[Word]:
+def _existing_files(
+    words: list[Word], split: str | None, allow_missing: bool | None, base: str | None
+) -> list[Word]:
     """Return the words with directories and lists replaced by their shards. Raises if one is not a regular file.
 
     A shard that its store refuses counts as missing.
@@ -501,7 +505,12 @@ def _existing_files(words: list[Word], split: str | None, allow_missing: bool, b
     refused: dict[str, ShardError] = {}
     shards, missing = _files(words, split, base, refused)
     if missing and not (allow_missing and len(missing) < len(shards)):
-        raise _refused_shards(missing, refused, len(shards)) if refused else _missing_shards(missing, len(shards))
+        way_out = GO_ON if allow_missing is not None and len(missing) < len(shards) else ""
+        raise (
+            _refused_shards(missing, refused, len(shards), way_out)
+            if refused
+            else _missing_shards(missing, len(shards), way_out)
+        )
     return shards
 
 
@@ -575,8 +584,8 @@ def _shard_words(
         yield from shards
 
 
-def _missing_shards(missing: list[Word], total: int) -> SpecError | MissingShard:
-    """Return the error for missing shards, with what to do about it."""
+def _missing_shards(missing: list[Word], total: int, way_out: str = "") -> SpecError | MissingShard:
+    """Return the error for missing shards, with what to do about it, and this end."""
     if shard_lists.is_elsewhere(missing[0].path):
         origin = f"{missing[0].origin}: " if missing[0].origin else ""
         return SpecError(origin + shard_lists.NOT_READ.format(objects.without_secrets(missing[0].path)))
@@ -586,18 +595,18 @@ def _missing_shards(missing: list[Word], total: int) -> SpecError | MissingShard
         hint = "; if it is a directory of shards, end it with a slash" if directory else ""
         return MissingShard(f"no such shard: {listed}{hint or _shard_before(missing[0].path)}")
     return MissingShard(
-        f"{len(missing):,} of {total:,} shards are missing: {listed}; check the range and the directory"
+        f"{len(missing):,} of {total:,} shards are missing: {listed}; check the range and the directory{way_out}"
     )
 
 
-def _refused_shards(missing: list[Word], refused: dict[str, ShardError], total: int) -> ShardError:
-    """Return the error for shards of which some are refused by their stores, with what to do about it."""
+def _refused_shards(missing: list[Word], refused: dict[str, ShardError], total: int, way_out: str) -> ShardError:
+    """Return the error for shards of which some are refused by their stores; it ends in the way out."""
     first = next(iter(refused.values()))
     if total == 1:
         return first
     reasons = [f"{refused[word.path]}" if word.path in refused else f"{word.shown}: missing" for word in missing]
     text = f"{len(missing):,} of {total:,} shards cannot be read: {several(reasons)}"
-    return type(first)(f"{text}; --allow-missing goes on without such shards" if len(missing) < total else text)
+    return type(first)(text + way_out)
 
 
 def _shard_before(path: str) -> str:
@@ -622,17 +631,23 @@ def _contents(directory: str) -> dict[str, int | None]:
     shards = {path: mode for path, mode in modes.items() if mode is None or not stat.S_ISDIR(mode)}
     if not shards:
         mounted = os.path.isdir(os.path.join(directory, ".wdsfs"))
-        hint = "; it is a mount of wdsfs: name its shards instead" if mounted else _shards_below(directory)
+        hint = "; it is a mount of wdsfs: name its shards instead" if mounted else _way_out(directory)
         raise NoMatch(f"the directory {directory!r} holds no shard, such as x.tar or x.tar.gz{hint}")
     return shards
 
 
-def _shards_below(directory: str) -> str:
-    """Return the end of a message about a directory without shards: how to name those in directories inside it."""
-    with os.scandir(directory) as entries:
-        has_directories = any(entry.is_dir() and not entry.name.startswith(".") for entry in entries)
-    pattern = shlex.quote(os.path.join(glob.escape(directory), "**/*.tar"))
-    return f"; those in directories inside it are {pattern}" if has_directories else ""
+def _way_out(directory: str) -> str:
+    """Return the end of a message about a directory without shards; "" if nothing in it can be named or packed.
+
+    Few directories are looked at: the first file that is not about shards decides.
+    """
+    files = (name for _, _, names in islice(os.walk(directory), LOOKED_AT) for name in names)
+    others = (name for name in files if not name.startswith(".") and not name.endswith(_ABOUT_SHARDS))
+    first = next(others, "")
+    if first.endswith(_SUFFIXES):
+        pattern = shlex.quote(os.path.join(glob.escape(directory), "**/*.tar"))
+        return f"; those in directories inside it are {pattern}"
+    return f"; to make shards of its files: wdsfs pack {shlex.quote(directory)} -o 'set-%06d.tar'" if first else ""
 
 
 def _shard_names(directory: str) -> list[str]:

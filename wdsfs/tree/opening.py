@@ -56,7 +56,8 @@ def opened(
     Logs warnings about damaged shards. `whole`: shards that cannot be read would be missing in what is shown; if
     that is tolerated, they are left out. Raises what `judge` raises, and ViewError when the view is refused.
     """
-    selection = selection._replace(allow_missing=opening.tolerance.allow_missing)
+    if opening.tolerance.is_option:
+        selection = selection._replace(allow_missing=opening.tolerance.allow_missing)
     with opened_set(expand(specs, *selection), opening, composition, whole) as below:
         yield below
 

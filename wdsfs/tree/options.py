@@ -454,7 +454,7 @@ class Selection(NamedTuple):
     split: str | None = None
     slice: Slice | None = None
     reading: Reading = PLAIN
-    allow_missing: bool = False
+    allow_missing: bool | None = None  # None: the command has no such option
     base: str | None = None  # where the shards of a portable index are, if not beside it
 
     @property
