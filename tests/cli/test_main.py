@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -940,16 +941,59 @@ def test_a_bar_on_a_terminal(shards: Program) -> None:
 
 def test_mount_says_which_argument_is_missing(program: Program) -> None:
     program.write("s.tar", SAMPLES)
-    said = program.refused("mount", "s.tar", code=2)
-    assert said == "wdsfs: the MOUNTPOINT is missing, an empty directory: wdsfs mount s.tar MOUNTPOINT"
+    said = program.refused("mount", "{s,t}.tar", code=2)
+    assert said == "wdsfs: the MOUNTPOINT is missing, an empty directory: wdsfs mount '{s,t}.tar' MOUNTPOINT"
     assert "MOUNTPOINT is missing" in program.refused("mount", "typo.tar", code=2)
     assert "MOUNTPOINT is missing" in program.refused("mount", ".", code=2)  # a directory of shards
     assert "SHARDS are missing" in program.refused("mount", "mnt", code=2)
     assert "needs SHARDS and a MOUNTPOINT" in program.refused("mount", code=2)
     program.write("t.tar", SAMPLES)  # as a shell expands *.tar
-    assert "the MOUNTPOINT is missing, an empty directory: t.tar is a shard" in program.refused(
-        "mount", "s.tar", "t.tar", code=2
-    )
+    said = program.refused("mount", "s.tar", "t.tar", code=2)
+    assert "the MOUNTPOINT is missing" in said
+    assert "t.tar is a shard" in said
+
+
+@pytest.mark.parametrize("shards", ["set", "set/s.tar", "set/{s,t}.tar"])
+def test_mount_says_that_its_arguments_are_swapped(program: Program, shards: str) -> None:
+    for name in ("s", "t"):
+        program.write(f"set/{name}.tar", SAMPLES)
+    command = f"wdsfs mount {shlex.quote(shards)} mnt"
+    assert program.refused("mount", "mnt", shards, code=2).endswith(f"the MOUNTPOINT comes last: {command}")
+
+
+@pytest.mark.parametrize("name", ["photos/a.jpg", "photos/cat/a.jpg"])
+def test_a_directory_of_files_is_for_pack(program: Program, name: str) -> None:
+    program.write(name, b"a picture")
+    for command in (("mount", "photos", "mnt"), ("ls", "photos")):
+        assert "wdsfs pack photos -o" in program.refused(*command, code=3)
+    for other in ("notes/README.md", "above/shards/s.tar"):
+        program.write(other, SAMPLES)
+        assert "pack" not in program.refused("ls", other.partition("/")[0], code=3)
+
+
+@pytest.mark.parametrize("name", ["s.tar", "s.tar.gz"])
+@pytest.mark.parametrize("ready", [False, True], ids=["a new directory", "an empty directory"])
+def test_a_single_shard_needs_no_mount_point(program: Program, name: str, ready: bool) -> None:
+    """A directory that was there before stays."""
+    need_fuse()
+    program.write(name, gzip.compress(SAMPLES) if name.endswith("gz") else SAMPLES)
+    place = program.home / "s"
+    if ready:
+        place.mkdir()
+    assert str(place) in program.run("mount", name).stderr.decode() or ready
+    try:
+        assert os.listdir(place) == ["s"]
+    finally:
+        program.run("umount", place)
+    assert place.exists() == ready
+
+
+def test_a_directory_that_was_made_for_a_mount_goes_where_it_fails(program: Program) -> None:
+    program.write("s.tar", b"no tar")
+    assert "s.tar" in program.refused("mount", "s.tar", code=3)
+    assert not (program.home / "s").exists()
+    (program.home / "s").write_bytes(b"a file")
+    assert "not a directory" in program.refused("mount", "s.tar", code=5)
 
 
 def test_options_of_mount_that_are_misspelt(program: Program) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import shlex
 import sys
@@ -18,13 +19,16 @@ import click
 from wdsfs.cli import completion, options
 from wdsfs.cli.output import say, write_json
 from wdsfs.cli.process import may_have_secrets
-from wdsfs.errors import UsageError, bytes_text, counted
+from wdsfs.errors import MountError, UsageError, bytes_text, counted
 from wdsfs.mount.options import AUTO, ENGINES, OFF, MountOptions, Serving
 from wdsfs.mount_registry import FUSE
-from wdsfs.names import SHARD_SUFFIXES
+from wdsfs.names import SHARD_SUFFIXES, suffix_of, without_suffix
 
 if TYPE_CHECKING:
+    from wdsfs.kernel.guard import MadeBy
     from wdsfs.tree.options import Opening, Selection, TreeOptions
+
+log = logging.getLogger("wdsfs")
 
 FOLLOW, FOLLOW_SECONDS = "--follow", 60.0
 _ARGUMENTS, _HAND_OUT = "wdsfs.mount.arguments", "wdsfs.mount.hand_out"  # in the context of the command
@@ -166,6 +170,9 @@ def mount(
 ) -> None:
     """Mount SHARDS at MOUNTPOINT, read-only unless with --overlay. Returns when the tree is usable.
 
+    A single shard, `x.tar`, needs no MOUNTPOINT: it is mounted at `./x`. If there is no such directory, it is
+    made, and removed at the unmount.
+
     `wdsfs help layouts` says which layout is for which loader, with a picture of each tree.
 
     An image that `wdsfs image` has made is mounted by the kernel, which takes root.
@@ -181,9 +188,12 @@ def mount(
       wdsfs mount train.erofs /mnt/train
       wdsfs mount --overlay edits --new /mnt/new
     """
-    from wdsfs.mount.start import is_of_image, made_by, start
+    from wdsfs.mount.start import is_of_image, made_by
 
     _refuse_own_options(serving.options)
+    own = None if shards or serving.new or mountpoint is None else _own_directory(mountpoint)
+    if own is not None and mountpoint is not None:
+        shards, mountpoint = (mountpoint,), own
     mountpoint = _mountpoint(shards, mountpoint, selection, serving)
     if is_of_image(shards):
         _refuse_options_of_shards(serving)
@@ -191,12 +201,47 @@ def mount(
         raise UsageError("--trust-shards is for images, which `wdsfs image` makes, and for --engine kernel")
     else:
         shards = _settled(shards)
-    chosen = MountOptions(shards, mountpoint, tree, selection, opening, serving)
+    is_new = own is not None and not os.path.lexists(own)
+    chosen = MountOptions(shards, mountpoint, tree, selection, opening, serving, is_new)
     meta = click.get_current_context().meta
     if _HAND_OUT in meta:
         meta[_HAND_OUT](chosen)
     else:
-        sys.exit(start(chosen, None if may_have_secrets(meta[_ARGUMENTS]) else made_by(meta[_ARGUMENTS])))
+        sys.exit(_start(chosen, None if may_have_secrets(meta[_ARGUMENTS]) else made_by(meta[_ARGUMENTS])))
+
+
+def _own_directory(shard: str) -> str | None:
+    """Return the directory, `x`, at which `wdsfs mount x.tar` mounts; None if the word is no file of a shard.
+
+    Semantics decision: as with ratarmount, a single shard needs no MOUNTPOINT. The directory is made in the
+    working directory, where a user looks next. The daemon removes it at the unmount, if the mount has made it.
+    """
+    name = os.path.basename(os.fsdecode(without_suffix(os.fsencode(shard))))
+    is_shard = suffix_of(os.fsencode(shard)) and os.path.isfile(shard)
+    return name if is_shard and name not in ("", ".", "..") else None
+
+
+def _start(chosen: MountOptions, made: MadeBy | None) -> int:
+    """Mount, in a new directory if there is none; returns the exit code. Raises WdsfsError."""
+    from wdsfs.mount.start import start
+
+    if not chosen.removes_mountpoint:
+        return start(chosen, made)
+    try:
+        os.mkdir(chosen.mountpoint)
+    except OSError as error:
+        raise MountError(f"{chosen.mountpoint}: cannot be made: {error.strerror}; name a MOUNTPOINT") from None
+    code = 1
+    try:
+        code = start(chosen, made)
+    finally:
+        if code:
+            with contextlib.suppress(OSError):  # the mount has removed it
+                os.rmdir(chosen.mountpoint)
+    if not (code or chosen.opening.quiet or chosen.serving.foreground):
+        place = shlex.quote(chosen.mountpoint)
+        log.info("mounted at %s; end it with: wdsfs umount %s", chosen.mountpoint, place)
+    return code
 
 
 def _settled(shards: Sequence[str]) -> tuple[str, ...]:
@@ -216,13 +261,25 @@ def _mountpoint(shards: Sequence[str], mountpoint: str | None, selection: Select
         raise _incomplete(mountpoint)
     if not mountpoint:
         raise UsageError("the MOUNTPOINT is missing" if mountpoint is None else "the MOUNTPOINT is empty")
+    if _are_swapped(shards, mountpoint):
+        raise UsageError(
+            f"the MOUNTPOINT comes last: wdsfs mount {shlex.quote(mountpoint)} {shlex.quote(shards[0])}"
+        )
     if mountpoint.endswith(tuple(map(os.fsdecode, SHARD_SUFFIXES))) and os.path.isfile(mountpoint):
         # A glob that the shell has expanded: its last shard stands where the mount point does.
         raise UsageError(
-            f"the MOUNTPOINT is missing, an empty directory: {mountpoint} is a shard; "
-            "wdsfs mount SHARDS... MOUNTPOINT"
+            f"the MOUNTPOINT is missing, an empty directory, which only a single shard does without: {mountpoint} "
+            "is a shard; wdsfs mount SHARDS... MOUNTPOINT"
         )
     return mountpoint
+
+
+def _are_swapped(shards: Sequence[str], mountpoint: str) -> bool:
+    """Return True if a directory without shards stands before the shards."""
+    from wdsfs.spec.expand import names_a_shard
+
+    is_directory = len(shards) == 1 and os.path.isdir(shards[0])
+    return is_directory and names_a_shard(mountpoint) and not names_a_shard(shards[0])
 
 
 @contextlib.contextmanager

@@ -276,6 +276,9 @@ def _serve(
             # After a failure the directory must not look empty: a copy job would delete its mirror. A mount
             # that was not announced is not copied yet.
             pyfuse3.close(unmount=clean or running is None or not running.usable)
+            if mount.removes_mountpoint:
+                with contextlib.suppress(OSError):  # the mount is still there, or somebody has put something there
+                    os.rmdir(mount.mountpoint)
 
 
 def _mount(mount: MountOptions, parsed: FuseOptions) -> None:

@@ -54,7 +54,10 @@ class Serving(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
-    """The options of a mount: SHARDS, the mount point, and how they are shown, opened and served."""
+    """The options of a mount: SHARDS, the mount point, and how they are shown, opened and served.
+
+    With `removes_mountpoint` the directory of the mount point goes with the mount.
+    """
 
     specs: Sequence[str]
     mountpoint: str
@@ -62,6 +65,7 @@ class MountOptions:
     selection: Selection = field(default_factory=Selection)
     opening: Opening = field(default_factory=Opening)
     serving: Serving = field(default_factory=Serving)
+    removes_mountpoint: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mountpoint", canonical(self.mountpoint))
