@@ -285,7 +285,7 @@ class Supervisor:
         started, device = time.monotonic_ns(), None
         try:
             device = None if self.resends else _clone(self.device)
-            pid = _forked(lambda: self._work(slot, device, extra), "a worker")
+            pid = _start_child(lambda: self._work(slot, device, extra), "a worker")
         except OSError as error:  # no memory, too many processes: the next look tries again
             log.error("a worker cannot be started: %s", error.strerror)
             if device is not None:
@@ -296,7 +296,7 @@ class Supervisor:
 
     def _fork_follower(self) -> None:
         try:
-            self._follower = _forked(self._be_the_follower, "the process that follows changes of shards")
+            self._follower = _start_child(self._be_the_follower, "the process that follows changes of shards")
         except OSError as error:  # the next look tries again
             log.error("changes of shards are noticed late: %s", error.strerror)
             return
@@ -418,7 +418,9 @@ class Supervisor:
 
     def _fork_pusher(self, passes: Passes) -> None:
         try:
-            self._pusher = _forked(lambda: self._push(passes), "the process that pushes content ahead of readers")
+            self._pusher = _start_child(
+                lambda: self._push(passes), "the process that pushes content ahead of readers"
+            )
         except OSError as error:  # the calls are still there: it is tried again
             log.error("nothing is pushed ahead of readers: %s", error.strerror)
             return
@@ -538,7 +540,7 @@ class Supervisor:
             os.write(self._call, b"+")
 
 
-def _forked(work: Callable[[], int], name: str) -> int:
+def _start_child(work: Callable[[], int], name: str) -> int:
     """Return the number of a forked process that does this work and exits with its result. Raises OSError."""
     pid = os.fork()
     if not pid:
@@ -607,7 +609,7 @@ class Child:
             log.error("a question to the mount has failed: %s", error.strerror)
             return
         try:
-            self._pid = _forked(lambda: _answer(function, sender, device), "a question to the mount")
+            self._pid = _start_child(lambda: _send_answer(function, sender, device), "a question to the mount")
         except OSError as error:
             log.error("a question to the mount has failed: %s", error.strerror)
             os.close(self._receiver)
@@ -644,7 +646,7 @@ class Child:
         return text
 
 
-def _answer(function: Callable[[], dict[str, Any]], sender: int, device: int | None) -> int:
+def _send_answer(function: Callable[[], dict[str, Any]], sender: int, device: int | None) -> int:
     """Write the result of a function as a line, in a child."""
     if device is not None:
         os.close(device)
