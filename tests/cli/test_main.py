@@ -980,9 +980,10 @@ def test_a_single_shard_needs_no_mount_point(program: Program, name: str, ready:
     place = program.home / "s"
     if ready:
         place.mkdir()
-    assert str(place) in program.run("mount", name).stderr.decode() or ready
+    assert f"umount {place}" in program.run("mount", name).stderr.decode()
     try:
         assert os.listdir(place) == ["s"]
+        assert "mounted there already" in program.refused("mount", name, code=5)
     finally:
         program.run("umount", place)
     assert place.exists() == ready

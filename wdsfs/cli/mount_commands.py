@@ -12,6 +12,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -201,13 +202,13 @@ def mount(
         raise UsageError("--trust-shards is for images, which `wdsfs image` makes, and for --engine kernel")
     else:
         shards = _settled(shards)
-    is_new = own is not None and not os.path.lexists(own)
-    chosen = MountOptions(shards, mountpoint, tree, selection, opening, serving, is_new)
+    chosen = MountOptions(shards, mountpoint, tree, selection, opening, serving)
     meta = click.get_current_context().meta
     if _HAND_OUT in meta:
         meta[_HAND_OUT](chosen)
     else:
-        sys.exit(_start(chosen, None if may_have_secrets(meta[_ARGUMENTS]) else made_by(meta[_ARGUMENTS])))
+        made = None if may_have_secrets(meta[_ARGUMENTS]) else made_by(meta[_ARGUMENTS])
+        sys.exit(_start(chosen, made, makes_directory=own is not None))
 
 
 def _own_directory(shard: str) -> str | None:
@@ -221,26 +222,31 @@ def _own_directory(shard: str) -> str | None:
     return name if is_shard and name not in ("", ".", "..") else None
 
 
-def _start(chosen: MountOptions, made: MadeBy | None) -> int:
-    """Mount, in a new directory if there is none; returns the exit code. Raises WdsfsError."""
+def _start(chosen: MountOptions, made: MadeBy | None, *, makes_directory: bool) -> int:
+    """Mount; returns the exit code. `makes_directory`: the mount point is made if nothing is there.
+
+    Raises WdsfsError.
+    """
     from wdsfs.mount.start import start
 
-    if not chosen.removes_mountpoint:
-        return start(chosen, made)
-    try:
-        os.mkdir(chosen.mountpoint)
-    except OSError as error:
-        raise MountError(f"{chosen.mountpoint}: cannot be made: {error.strerror}; name a MOUNTPOINT") from None
+    place = chosen.mountpoint
+    if makes_directory:
+        try:
+            os.mkdir(place)
+            chosen = replace(chosen, removes_mountpoint=True)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise MountError(f"{place}: cannot be made: {error.strerror}; name a MOUNTPOINT") from None
     code = 1
     try:
         code = start(chosen, made)
     finally:
-        if code:
-            with contextlib.suppress(OSError):  # the mount has removed it
-                os.rmdir(chosen.mountpoint)
-    if not (code or chosen.opening.quiet or chosen.serving.foreground):
-        place = shlex.quote(chosen.mountpoint)
-        log.info("mounted at %s; end it with: wdsfs umount %s", chosen.mountpoint, place)
+        if code and chosen.removes_mountpoint:
+            with contextlib.suppress(OSError):  # the daemon has removed it
+                os.rmdir(place)
+    if makes_directory and not (code or chosen.opening.quiet or chosen.serving.foreground):
+        log.info("mounted at %s; end it with: wdsfs umount %s", place, shlex.quote(place))
     return code
 
 
@@ -268,8 +274,8 @@ def _mountpoint(shards: Sequence[str], mountpoint: str | None, selection: Select
     if mountpoint.endswith(tuple(map(os.fsdecode, SHARD_SUFFIXES))) and os.path.isfile(mountpoint):
         # A glob that the shell has expanded: its last shard stands where the mount point does.
         raise UsageError(
-            f"the MOUNTPOINT is missing, an empty directory, which only a single shard does without: {mountpoint} "
-            "is a shard; wdsfs mount SHARDS... MOUNTPOINT"
+            f"the MOUNTPOINT is missing: {mountpoint} is a shard, and several shards need an empty directory to "
+            "be mounted at; wdsfs mount SHARDS... MOUNTPOINT"
         )
     return mountpoint
 
