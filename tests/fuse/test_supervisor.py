@@ -15,6 +15,7 @@ import sys
 import tarfile
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -894,6 +895,19 @@ def test_a_pusher_that_cannot_be_forked_is_tried_again(monkeypatch: pytest.Monke
     for _ in range(2 * PUSHER_FAILURES):
         own._fork_pusher(own.board.passes)
     assert not own.board.passes.off
+
+
+def test_a_pusher_whose_listers_cannot_be_forked_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own, (receiver, own._living) = supervisor_of(), os.pipe()
+    os.close(receiver)
+    own.device, own.place = -1, ("/mnt", 1)
+    own.make_tree = lambda: types.SimpleNamespace(files_layout=False)
+    monkeypatch.setattr(own, "_own_device", lambda: -2)
+    monkeypatch.setattr("wdsfs.fuse.supervisor.Lister", lambda *_, **__: refuse(errno.EAGAIN)())
+    assert own._push(Passes()) == 0
+    assert os.strerror(errno.EAGAIN) in caplog.text
 
 
 def test_a_worker_that_cannot_be_forked_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
