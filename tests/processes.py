@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import pickle
 import select
 import signal
 import subprocess
@@ -80,6 +81,23 @@ class Process(subprocess.Popen[Any]):
 
     def communicate(self, input: Any = None, timeout: float | None = PATIENCE) -> tuple[Any, Any]:
         return super().communicate(input, timeout)
+
+
+def answer_of_child(question: Callable[[], object]) -> object:
+    """Fork; return the answer of the child to the question. A child that hangs is killed after PATIENCE."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            signal.alarm(int(PATIENCE))
+            os.write(writer, pickle.dumps(question()))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as file:
+        answer = file.read()
+    assert os.waitpid(pid, 0)[1] == 0
+    return pickle.loads(answer)
 
 
 def reap(pids: Iterable[int]) -> None:

@@ -293,6 +293,7 @@ def locked(path: Path) -> Iterator[None]:
         waits.lock(fd, fcntl.LOCK_EX)
         yield
     finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a child that another thread has forked since then has the file open, too
         os.close(fd)
 
 

@@ -1,6 +1,7 @@
 """Facts about the machine: directories with the wrong owner, the machine itself."""
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -10,6 +11,25 @@ import pytest
 
 from wdsfs import host, trust
 from wdsfs.errors import IndexUnusable, MountError
+
+# -- locks --------------------------------------------------------------------------------------------------
+
+
+def test_a_lock_is_not_left_to_a_child(tmp_path: Path) -> None:
+    """A child that another thread forks while the lock is held inherits the file, and may live for days."""
+    until_closed, alive = os.pipe()
+    with host.locked(tmp_path / "lock"):
+        child = os.fork()
+        if not child:
+            os.close(alive)
+            os.read(until_closed, 1)
+            os._exit(0)
+    with open(tmp_path / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(alive)
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(until_closed)
+
 
 # -- directories -------------------------------------------------------------------------------------------
 

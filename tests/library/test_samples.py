@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 import multiprocessing
 import os
 import pickle
@@ -13,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,11 +23,14 @@ import pytest
 import wdsfs
 from tests import tars
 from tests.library.conftest import columns, expected, shard
+from tests.processes import PATIENCE, answer_of_child, wait_until
 from tests.web_server import WebServer
 from wdsfs.index import index_directory
-from wdsfs.library import opened_set
+from wdsfs.library import files, opened_set
+from wdsfs.library import samples as samples_module
 from wdsfs.library.opened_set import OpenedSet
 from wdsfs.remote import shard_paths
+from wdsfs.storage.seekable import SeekReader
 from wdsfs.tree import content, sample_reader
 from wdsfs.tree.path_table import KeyTable
 from wdsfs.tree.view_sources import KEYS
@@ -311,32 +316,44 @@ def test_threads(samples: wdsfs.Samples, monkeypatch: pytest.MonkeyPatch) -> Non
         assert keys == [(EXPECTED[at]["__key__"], EXPECTED[at]["jpg"]) for at in numbers]
 
 
-def _in_child(question: Callable[[], object]) -> object:
-    """The answer of a forked child."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            os.write(writer, pickle.dumps(question()))
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with open(reader, "rb") as file:
-        answer = pickle.load(file)
-    assert os.waitpid(pid, 0)[1] == 0
-    return answer
-
-
 def test_forks(samples: wdsfs.Samples, shards: str) -> None:
     """Children and the parent read and index at the same time: each opens the index for itself."""
     with wdsfs.samples(shards, columns=["jpg"]) as view:
         assert (samples[0], view[0]["jpg"]) == (EXPECTED[0], EXPECTED[0]["jpg"])
         for _ in range(3):
-            assert _in_child(lambda: (samples[7], view[7]["jpg"])) == (EXPECTED[7], EXPECTED[7]["jpg"])
-            assert _in_child(lambda: _in_child(lambda: samples.by_key("d1/k2-3"))) == EXPECTED[11]
+            assert answer_of_child(lambda: (samples[7], view[7]["jpg"])) == (EXPECTED[7], EXPECTED[7]["jpg"])
+            assert answer_of_child(lambda: answer_of_child(lambda: samples.by_key("d1/k2-3"))) == EXPECTED[11]
             assert samples[8] == EXPECTED[8]
-        assert _in_child(lambda: [wdsfs.samples(shards)[1], samples.close()][0]) == EXPECTED[1]
+        assert answer_of_child(lambda: [wdsfs.samples(shards)[1], samples.close()][0]) == EXPECTED[1]
         assert (samples[3], view[3]["jpg"]) == (EXPECTED[3], EXPECTED[3]["jpg"])
+
+
+def _is_free(lock: threading.RLock) -> bool:
+    """Return True if another thread could take the lock now."""
+    with ThreadPoolExecutor(1) as pool:
+        free = pool.submit(lock.acquire, blocking=False).result()
+        if free:
+            pool.submit(lock.release).result()
+    return free
+
+
+@pytest.mark.parametrize(
+    ("module", "part", "open_set"),
+    [(samples_module, "SampleReader", wdsfs.samples), (files, "make_numbered", wdsfs.tree)],
+)
+def test_no_fork_closes_the_index_while_a_set_is_opened(
+    shards: str, monkeypatch: pytest.MonkeyPatch, module: ModuleType, part: str, open_set: Callable[[str], Any]
+) -> None:
+    """What opening asks of the index comes from a map, which a fork in another thread would take away."""
+    plain, free = getattr(module, part), list[bool]()
+
+    def noted(*args: Any) -> Any:
+        free.extend(_is_free(set_.lock) for set_ in opened_set._sets)
+        return plain(*args)
+
+    monkeypatch.setattr(module, part, noted)
+    with open_set(shards):
+        assert free == [False]
 
 
 def test_all_sets_are_locked_before_a_fork_closes_the_index_that_they_share(
@@ -346,16 +363,8 @@ def test_all_sets_are_locked_before_a_fork_closes_the_index_that_they_share(
     free: list[bool] = []
     with wdsfs.samples(shards) as first, wdsfs.tree(shards) as second:
 
-        def try_lock(lock: threading.RLock) -> None:
-            free.append(lock.acquire(blocking=False))
-            if free[-1]:
-                lock.release()
-
         def suspend(_: OpenedSet) -> None:
-            for set_ in (first._set, second._set):
-                thread = threading.Thread(target=try_lock, args=(set_.lock,))
-                thread.start()
-                thread.join()
+            free.extend(_is_free(set_.lock) for set_ in (first._set, second._set))
 
         with monkeypatch.context() as patch:
             patch.setattr(OpenedSet, "suspend", suspend)
@@ -364,13 +373,55 @@ def test_all_sets_are_locked_before_a_fork_closes_the_index_that_they_share(
     assert free == [False] * 4
 
 
+@pytest.fixture
+def in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[wdsfs.Samples]:
+    """A set that is read in place, from a compressed shard with several seek points."""
+    tar = shard(0, 40)
+    middle = len(tar) // 2
+    (tmp_path / "t-0.tar.xz").write_bytes(lzma.compress(tar[:middle]) + lzma.compress(tar[middle:]))
+    monkeypatch.setenv("WDSFS_UNPACK", "never")
+    with wdsfs.samples("t-0.tar.xz") as samples:
+        yield samples
+
+
+def _content(number: int) -> bytes:
+    return columns(0, number)["jpg"]
+
+
+def test_a_fork_shares_no_place_in_a_compressed_shard(in_blocks: wdsfs.Samples) -> None:
+    for number in range(0, 40, 4):
+        assert in_blocks[number]["jpg"] == _content(number)
+        assert answer_of_child(lambda: in_blocks[39]["jpg"]) == _content(39)
+        assert in_blocks[number + 1]["jpg"] == _content(number + 1)
+
+
+def test_a_fork_while_another_thread_unpacks(in_blocks: wdsfs.Samples, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child could wait for ever for a lock of that thread, or for a thread of the library."""
+    assert in_blocks[0]["jpg"] == _content(0)
+    [file] = in_blocks._set.lower.plain._files.files.values()
+    assert isinstance(file.source, SeekReader)
+    read, begun = file.source._raw.read, threading.Event()
+
+    def read_slowly(size: int) -> Any:
+        begun.set()
+        wait_until(lambda: not _is_free(in_blocks._set.lock), "the fork")
+        return read(size)
+
+    monkeypatch.setattr(file.source._raw, "read", read_slowly)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(content.read, content.Content(file, 512, 100, None), 0, 100)
+        assert begun.wait(PATIENCE)
+        assert answer_of_child(lambda: in_blocks[1]["jpg"]) == _content(1)
+        assert len(answer.result()) == 100
+
+
 def test_a_fork_with_an_index_that_is_only_temporary(shards: str, tmp_path: Path) -> None:
     """The child neither deletes it nor needs it."""
     (tmp_path / "no-directory").write_text("")
     with wdsfs.samples(shards, index_dir=tmp_path / "no-directory") as samples:
         place = samples._set.lower.index.directory
         assert place.exists()
-        assert _in_child(lambda: [samples[7], samples.close()][0]) == EXPECTED[7]
+        assert answer_of_child(lambda: [samples[7], samples.close()][0]) == EXPECTED[7]
         assert place.exists()
         assert samples[0] == EXPECTED[0]
     assert not place.exists()
@@ -397,14 +448,14 @@ def test_after_a_fork_threads_of_several_sets_open_the_index_once(
 
         for _ in range(50):
             opened.clear()
-            assert _in_child(lambda: 1) == 1
+            assert answer_of_child(lambda: 1) == 1
             assert list(pool.map(ask, (first._set, second._set))) == [False, False]
             assert len(opened) == 1
         assert not first._set.lower.index.temporary
 
 
 def test_a_set_that_is_opened_after_a_fork_shares_the_index(samples: wdsfs.Samples, shards: str) -> None:
-    assert _in_child(lambda: samples[0]) == EXPECTED[0]
+    assert answer_of_child(lambda: samples[0]) == EXPECTED[0]
     with wdsfs.samples(shards) as later:
         assert (later[0], samples[0]) == (EXPECTED[0], EXPECTED[0])
         assert [some._set.lower.index.temporary for some in (samples, later)] == [False, False]

@@ -21,7 +21,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.processes import Process
+from tests.processes import Process, answer_of_child
 from tests.remote.cached import LIMIT, URL, content_of, file_of, flip, opened, pin_of
 from tests.sets import in_own_mounts, run
 from wdsfs.remote import cached_object
@@ -509,6 +509,13 @@ from tests.remote.cached import LIMIT, content_of, opened, pin_of
 from wdsfs.remote.cached_object import BLOCK
 from wdsfs.remote.object_cache import ObjectCache
 """
+
+
+def test_a_child_that_is_forked_while_another_thread_compares(tmp_path: Path) -> None:
+    with opened(tmp_path, BLOCK) as one:
+        one.put(0, content_of(BLOCK))
+        with cached_object._checking:  # as a thread that is not in the child
+            assert answer_of_child(lambda: one.read(BLOCK, 0)) == content_of(BLOCK)
 
 
 class Child:

@@ -16,8 +16,8 @@ from wdsfs.tree import content as content_module
 from wdsfs.tree.numbered_tree import check_name, make_numbered
 from wdsfs.tree.opening import resolved
 from wdsfs.tree.options import TreeOptions
-from wdsfs.tree.shard_set import indexed
-from wdsfs.tree.tree import AT_PARENT, Entry, Node, text_of
+from wdsfs.tree.shard_set import ShardSet, indexed
+from wdsfs.tree.tree import AT_PARENT, Entry, LowerTree, Node, View, text_of
 
 LAYOUTS, NAMES = ("samples", "files", "classes"), ("ext", "full")
 LINKS_MAX = 40  # symbolic links on the way to a file, as in the kernel
@@ -66,13 +66,7 @@ class Tree(OfSet):
         view = TreeOptions(layout, names, merge, index_tree).view(bool(options.get("allow_missing")))
         self._arguments = {"layout": layout, "names": names, "merge": merge, "index_tree": index_tree}
         self._set = OpenedSet(shards, layout, view.merged or index_tree, **options)
-        try:
-            check_name(self._set.lower.shards, view)
-            self._tree = make_numbered(self._set.lower, view)
-            self._ask(self._tree.prepare)
-        except BaseException:
-            self._set.close()
-            raise
+        self._tree = self._set.build(lambda lower: _prepared(lower, view))
 
     def close(self) -> None:
         self._tree = Closed()
@@ -215,6 +209,13 @@ class Tree(OfSet):
     def __reduce__(self) -> tuple[Any, ...]:
         shards, options = self._set.sent
         return _sent, (shards, self._arguments | options)
+
+
+def _prepared(lower: ShardSet, view: View) -> LowerTree:
+    check_name(lower.shards, view)
+    tree = make_numbered(lower, view)
+    indexed(tree.prepare)
+    return tree
 
 
 class MemberFile(io.RawIOBase):

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Self, TypeAlias, TypedDict
+from typing import Any, Self, TypeAlias, TypedDict, TypeVar
 
 from wdsfs.errors import UsageError
 from wdsfs.spec.expand import anchored, anchored_file
@@ -26,6 +26,7 @@ DIGITS_MAX = 18  # of classes that are numbers
 
 Report: TypeAlias = Callable[[str, int, int], object]
 Shards: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Part = TypeVar("Part")
 
 
 class SetOptions(TypedDict, total=False):
@@ -109,6 +110,18 @@ class OpenedSet:
         if digits is not None and not 0 <= digits <= DIGITS_MAX:
             raise UsageError(f"class_digits={digits}: is a number from 0 to {DIGITS_MAX}")
         return composition_of(self._layout, **typed)
+
+    def build(self, make: Callable[[ShardSet], Part]) -> Part:
+        """Return `make(lower)`; close the set if that raises.
+
+        `make` asks the index, so it has the lock: a fork of another thread closes the index.
+        """
+        try:
+            with self.lock:
+                return make(self.lower)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the set: it must not be used any more."""

@@ -26,11 +26,7 @@ class Samples(OfSet, Sequence[Sample]):
             if text.partition("=")[0] in RESERVED:
                 raise UsageError(f"{text!r}: each sample has a key and a shard of that name; take another name")
         self._set = OpenedSet(shards, "samples", True, **options)
-        try:
-            self._reader = SampleReader(self._set.lower, self._set.lock)
-        except BaseException:
-            self._set.close()
-            raise
+        self._reader = self._set.build(lambda lower: SampleReader(lower, self._set.lock))
         self._count = self._reader.count
 
     def close(self) -> None:

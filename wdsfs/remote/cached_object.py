@@ -269,6 +269,15 @@ class _Scratch(threading.local):
 
 
 _scratch = _Scratch()
+_checking = threading.Lock()  # over the notes of all objects on what was compared: it is held for microseconds
+
+
+def _renew_lock() -> None:
+    global _checking
+    _checking = threading.Lock()  # the thread that has it may be in the parent
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 class CachedObject:
@@ -278,7 +287,7 @@ class CachedObject:
         self.fd = fd
         self.size = table.pin.size
         self._table, self._room = table, room
-        self._lock = threading.Lock()  # over the two below
+        # Both are changed under `_checking`.
         self._checked = mmap.mmap(-1, max(table.blocks, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._find = self._checked.find
         self._as_of = os.fstat(fd).st_ctime_ns  # the ctime of the file that `_checked` is right for
@@ -373,7 +382,7 @@ class CachedObject:
     def _check(self, first: int, last: int, flags: int) -> memoryview | None:
         """Return the content of blocks; None if not all are here. Drops those that are damaged. Raises OSError."""
         changed = os.fstat(self.fd).st_ctime_ns
-        with self._lock:
+        with _checking:
             if changed != self._as_of:
                 # In this order: a reader takes the time first, and then sees which blocks are checked.
                 self._checked.madvise(mmap.MADV_DONTNEED)
@@ -387,7 +396,7 @@ class CachedObject:
             self._drop(wrong)
             return None
         if _is_settled(changed):
-            with self._lock:
+            with _checking:
                 if self._as_of == changed:
                     self._checked[first:last] = _CHECKED * (last - first)
         return data[(begin - first) * BLOCK :]

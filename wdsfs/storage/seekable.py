@@ -14,6 +14,7 @@ import importlib
 import io
 import itertools
 import json
+import os
 import threading
 import weakref
 import zlib
@@ -114,26 +115,79 @@ _FORMATS = {
 
 
 class SeekReader:
-    """A `source.TarReader` over a file object of one of the libraries."""
+    """A `source.TarReader` over a file object of one of the libraries.
 
-    def __init__(self, raw: Any, size: int, failures: tuple[type[Exception], ...]) -> None:
-        self.size = size
-        self._raw, self._failures = raw, failures
-        self._lock = threading.Lock()
+    The threads of a library do not survive a fork, and parent and child would share the position in the file. So
+    the file object is closed before a fork; the next read opens another one.
+    """
+
+    def __init__(self, kind: str, fd: int, index_fd: int) -> None:
+        self.lock = threading.Lock()
+        self._kind, self._fd, self._index_fd = kind, fd, index_fd
+        self._raw: Any = None
+        self.size = self._load()
+        self._index_fd = os.dup(index_fd)
+        _readers.add(self)
+
+    def _load(self) -> int:
+        """Open a file object with the seek points; return its size (bytes). Raises as `open_reader`, OSError."""
+        index = os.pread(self._index_fd, os.fstat(self._index_fd).st_size, 0)
+        body = index[_HEADER:]
+        if index[:_HEADER] != _MAGIC + zlib.crc32(body).to_bytes(4, "little"):
+            raise ValueError("a damaged index of seek points")
+        raw, failures = _open(self._kind, self._fd)
+        try:
+            _FORMATS[self._kind].take(raw, body[8:])
+        except failures as error:
+            raw.close()
+            raise Unusable(f"{_FORMATS[self._kind].package} cannot read it: {error}") from None
+        self._raw = raw
+        self._failures: tuple[type[Exception], ...] = (*failures, Unusable)
         # Also at exit: rapidgzip aborts a process that ends with an open reader.
         self._close = weakref.finalize(self, raw.close)
+        return int.from_bytes(body[:8], "little")
 
     def pread(self, size: int, offset: int, /) -> bytes:
-        with self._lock:
+        with self.lock:
             try:
+                if self._raw is None:
+                    self._load()
                 self._raw.seek(offset)
                 data: bytes = self._raw.read(max(min(size, self.size - offset), 0))
             except self._failures as error:
                 raise OSError(errno.EIO, f"byte {offset} cannot be unpacked: {error}") from None
         return data
 
-    def close(self) -> None:
+    def suspend(self) -> None:
+        """Close the file object; the next read opens another one. REQUIRES: the lock is held."""
         self._close()
+        self._raw = None
+
+    def close(self) -> None:
+        _readers.discard(self)
+        self.suspend()
+        os.close(self._index_fd)
+
+
+_readers: weakref.WeakSet[SeekReader] = weakref.WeakSet()
+_suspended: list[SeekReader] = []
+
+
+def _before_fork() -> None:
+    # The last hook registered runs first: the library, which imports this module, has locked its sets by now. A
+    # question to a set may be waiting for a reader.
+    for reader in list(_readers):
+        reader.lock.acquire()
+        _suspended.append(reader)
+        reader.suspend()
+
+
+def _after_fork() -> None:
+    while _suspended:
+        _suspended.pop().lock.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 def check(kind: str, fd: int) -> None:
@@ -165,21 +219,12 @@ def index_of(kind: str, fd: int) -> tuple[bytes, int]:
     return _MAGIC + zlib.crc32(body).to_bytes(4, "little") + body, size
 
 
-def open_reader(kind: str, fd: int, index: bytes) -> SeekReader:
+def open_reader(kind: str, fd: int, index_fd: int) -> SeekReader:
     """Return a reader of the compressed file at `fd`, which has to stay open, with the index of `index_of`.
 
-    Raises ValueError for a damaged index, Unusable if the library is not installed.
+    Raises ValueError for a damaged index, Unusable if the library is not installed, OSError.
     """
-    body = index[_HEADER:]
-    if index[:_HEADER] != _MAGIC + zlib.crc32(body).to_bytes(4, "little"):
-        raise ValueError("a damaged index of seek points")
-    raw, failures = _open(kind, fd)
-    try:
-        _FORMATS[kind].take(raw, body[8:])
-    except failures as error:
-        raw.close()
-        raise Unusable(f"{_FORMATS[kind].package} cannot read it: {error}") from None
-    return SeekReader(raw, int.from_bytes(body[:8], "little"), failures)
+    return SeekReader(kind, fd, index_fd)
 
 
 def _open(kind: str, fd: int) -> tuple[Any, tuple[type[Exception], ...]]:

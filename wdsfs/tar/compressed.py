@@ -183,12 +183,12 @@ def _open(shard: _CompressedShard, how: str) -> Opened:
 
 def _read_by(shard: _CompressedShard, cached: CachedFile) -> Opened:
     """Return a reader that uses an index of seek points. Raises ValueError if the index is damaged."""
-    with os.fdopen(cached.fd, "rb") as file:
-        data = file.read()
     try:
-        return Opened(seekable.open_reader(shard.kind, shard.file(), data), None, shard.kind)
+        return Opened(seekable.open_reader(shard.kind, shard.file(), cached.fd), None, shard.kind)
     except seekable.Unusable as error:
         raise _Refused(f"{error}") from None
+    finally:
+        os.close(cached.fd)
 
 
 def _unpack(cache: FileCache, shard: _CompressedShard, may_seek: bool) -> CachedFile:
