@@ -11,19 +11,20 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import processes
-from tests.processes import wait_until
+from tests.processes import PATIENCE, wait_until
 from tests.remote import fake_fetcher
 from tests.remote.fake_fetcher import PIN, SIZE, FakeCache, body_of
 from tests.remote.stores import MemoryCache, MemoryStore, content, run, settled, until
 from wdsfs.errors import DeniedObject, MissingObject, ObjectChanged, Unreachable
 from wdsfs.remote import client, launcher, messages
-from wdsfs.remote.client import Remote
+from wdsfs.remote.client import FetcherConnection, Remote
 from wdsfs.remote.fetcher import DEATHS_MAX, Fetcher
 from wdsfs.remote.launcher import Alarm
 from wdsfs.remote.parts import Threads
@@ -496,6 +497,57 @@ def test_an_object_is_forgotten_when_all_have_closed_it(remote: Callable[..., Re
         tar.close()
     wait_until(lambda: ours.stats()["objects"] == 0, "the end of the object")
     assert ours.stats()["memory"] == 0
+
+
+def test_an_object_is_closed_for_all_threads_that_have_read_it(remote: Callable[..., Remote]) -> None:
+    ours, together = remote(), threading.Barrier(4)
+    with ThreadPoolExecutor(4) as pool:
+        tar = ours.open(url("plain"), PIN)
+
+        def read(_: int) -> bytes:
+            together.wait(PATIENCE)  # so that each thread has a connection
+            return tar.pread(10, 0)
+
+        assert set(pool.map(read, range(4))) == {body_of("plain/o.tar")[:10]}
+        tar.close()
+        wait_until(lambda: ours.stats()["objects"] == 0, "the end of the object")
+        assert set(pool.map(read, range(4))) == {body_of("plain/o.tar")[:10]}
+
+
+@pytest.mark.parametrize("moment", ["sending", "receiving"])
+def test_an_interrupt_in_the_middle_of_a_frame(
+    remote: Callable[..., Remote], monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """As by Ctrl-C in a notebook, which goes on: no bytes of that answer are taken for the next one."""
+    ours = remote()
+    tar = ours.open(url("plain"), PIN)
+    assert tar.pread(10, 0) == body_of("plain/o.tar")[:10]
+
+    def number_of(connection: FetcherConnection, *_: object) -> int:
+        connection._socket.sendall(messages.text(messages.HEAD, 1, [url("plain")])[:-5])
+        raise KeyboardInterrupt
+
+    def answer_head_of(head: bytes) -> tuple[int, int, int]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if moment == "sending":
+            patch.setattr(FetcherConnection, "number_of", number_of)
+        else:
+            patch.setattr(messages, "answer_head_of", answer_head_of)
+        with pytest.raises(KeyboardInterrupt):
+            tar.pread(100_000, 0)
+    assert tar.pread(100_000, 500) == body_of("plain/o.tar")[500:100_500]
+
+
+@pytest.mark.parametrize(
+    ("kind", "length"),
+    [(messages.READ, 0), (messages.DATA, messages.READ_MAX + 1), (255, 1), (messages.CACHED, 1)],
+)
+def test_an_answer_that_the_fetcher_cannot_send(kind: int, length: int) -> None:
+    assert messages.answer_head_of(messages.head(messages.DATA, 3, 7)) == (7, messages.DATA, 3)
+    with pytest.raises(ValueError, match="no answer"):
+        messages.answer_head_of(messages.head(kind, 3, length))
 
 
 def test_a_stream_is_fetched_ahead_within_the_budget(remote: Callable[..., Remote]) -> None:

@@ -7,27 +7,28 @@ that notices it starts another one and asks again: callers see only a delay.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from wdsfs import waits
-from wdsfs.errors import Interrupted, Unreachable, UnreadableShard
+from wdsfs.errors import Unreachable, UnreadableShard
 from wdsfs.remote import messages
 from wdsfs.remote.cached_object import CachedObject
 from wdsfs.remote.launcher import MEMORY, Alarm, Launcher, peer_user
-from wdsfs.remote.messages import Frame, Span
+from wdsfs.remote.messages import READ_MAX, Frame, Span
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.remote.urls import Pin, Url
 from wdsfs.shards import Fingerprint
 
-READ_MAX = 8 << 20  # bytes that are asked for at a time
 NOTE = 1 << 20  # bytes: reads from the cache are noted once for each stretch of this size
 PAUSES = (0.0, 0.05, 0.2, 0.5, 1.0)  # seconds before a request is repeated after the death of the fetcher
 
@@ -56,6 +57,7 @@ class Remote:
         logged = None if log is None else str(log)
         self._launcher = Launcher(settings, place, self.alarm.fd, memory, device, logged)
         self._local = threading.local()
+        self._connections: dict[int, weakref.ref[FetcherConnection]] = {}  # by thread
 
     def ensure(self) -> None:
         """Start a fetcher unless there is one. Raises OSError."""
@@ -120,12 +122,7 @@ class Remote:
         return self._made(messages.COPY, [url, pin, target], goes_on)
 
     def _made(self, kind: int, value: Any, goes_on: Callable[[], None]) -> Pin:
-        try:
-            frame = self._ask(lambda _, number: messages.text(kind, number, value), lambda _: goes_on())
-        except BaseException:
-            self._disconnect()  # which stops the fetcher
-            raise
-        return Pin(*frame.value)
+        return Pin(*self._ask(lambda _, number: messages.text(kind, number, value), lambda _: goes_on()).value)
 
     def open(self, url: Url, pin: Pin) -> RemoteTar:
         """Return an object to read. No request is sent to its store yet."""
@@ -163,8 +160,7 @@ class Remote:
         for pause in PAUSES:
             _pause(pause)
             try:
-                connection = self._connection()
-                connection.send(message(connection))
+                self._connection().send(message)
                 return
             except OSError:
                 self._disconnect()
@@ -175,14 +171,12 @@ class Remote:
         self.tell(lambda _: messages.text(messages.INTERRUPT, 0, unique))
 
     def closed(self, url: Url, pin: Pin) -> None:
-        """Note that this thread does not need the object any more."""
-        connection = self._connected()
-        number = None if connection is None else connection.objects.pop((url, pin), None)
-        if connection is not None and number is not None:
-            try:
-                connection.send(messages.text(messages.CLOSE, 0, number))
-            except OSError:  # the fetcher has died: another one does not know this number
-                self._disconnect()
+        """Tell the fetcher, for all threads of this process, that the object is not needed any more."""
+        for reference in self._connections.copy().values():
+            connection = reference()
+            if connection is not None and connection.process == os.getpid():
+                with contextlib.suppress(OSError):  # the fetcher has died: another one does not know this number
+                    connection.close_object(url, pin)
 
     # --- connections
 
@@ -203,6 +197,7 @@ class Remote:
                 text = f"cannot be started: {sys.executable}: {error.strerror}"
                 raise Unreachable(f"the process that fetches remote shards {text}") from None
             connection = self._local.connection = FetcherConnection(self._launcher)
+            self._connections[threading.get_ident()] = weakref.ref(connection)
         return connection
 
     def _disconnect(self) -> None:
@@ -227,7 +222,7 @@ class Remote:
             except OSError:
                 self._disconnect()
                 continue
-            except Interrupted:
+            except BaseException:  # also of Ctrl-C: half of an answer may be left in the connection
                 self._disconnect()  # which stops the fetcher
                 raise
             if frame.kind == messages.FAILURE:
@@ -237,11 +232,15 @@ class Remote:
 
 
 class FetcherConnection:
-    """A connection of one thread, one request at a time. Everything raises OSError when the fetcher has gone."""
+    """A connection of one thread, one request at a time. Everything raises OSError when the fetcher has gone.
+
+    Other threads only close objects.
+    """
 
     def __init__(self, launcher: Launcher) -> None:
         self.process = os.getpid()
-        self.objects: dict[tuple[Url, Pin], int] = {}
+        self._objects: dict[tuple[Url, Pin], int] = {}
+        self._sending = threading.RLock()  # over numbers of objects until the messages with them are sent
         self._launcher = launcher
         self._number = 0
         self._socket = launcher.connect()
@@ -252,31 +251,54 @@ class FetcherConnection:
             raise ConnectionRefusedError("another user listens in the place of the fetcher")
 
     def close(self) -> None:
+        if self.process != os.getpid():  # the parent's: a thread that is not here may have the lock
+            self._socket.close()
+            return
+        self._shut_down()
+        with self._sending:
+            self._socket.close()
+
+    def _shut_down(self) -> None:
+        """End the connection for all threads, but leave the descriptor to the thread that uses it."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def __del__(self) -> None:  # of a thread that has ended
         self._socket.close()
 
-    __del__ = close  # of a thread that has ended
-
     def number_of(self, url: Url, pin: Pin, following: tuple[Url, Pin] | None = None) -> int:
-        """Open an object in this connection, if it is not open; return its number.
+        """Open an object in this connection, if it is not open; return its number. For the messages of `send`.
 
         `following` is the next object of the set, where passes continue.
         """
-        number = self.objects.get((url, pin))
+        number = self._objects.get((url, pin))
         if number is None:
             self._number += 1
             number = self._number
-            self.send(messages.text(messages.OPEN, 0, [number, url, pin, following]))
-            self.objects[url, pin] = number
+            self._socket.sendall(messages.text(messages.OPEN, 0, [number, url, pin, following]))
+            self._objects[url, pin] = number
         return number
 
-    def send(self, message: bytes) -> None:
-        self._socket.sendall(message)
+    def close_object(self, url: Url, pin: Pin) -> None:
+        """Close an object, in any thread of the process."""
+        with self._sending:
+            number = self._objects.pop((url, pin), None)
+            if number is not None:
+                self.send(lambda _: messages.text(messages.CLOSE, 0, number))
+
+    def send(self, message: Callable[[FetcherConnection], bytes]) -> None:
+        with self._sending:
+            try:
+                self._socket.sendall(message(self))
+            except BaseException:  # a part may have been sent
+                self._shut_down()
+                raise
 
     def ask(self, request: Callable[[FetcherConnection, int], bytes], progress: Callable[[Frame], None]) -> Frame:
         """Return the answer to a request; `progress` gets the frames that come before it."""
         self._number += 1
         number = self._number
-        self.send(request(self, number))
+        self.send(lambda connection: request(connection, number))
         while True:
             frame = self._receive()
             if frame.number != number:
@@ -286,7 +308,10 @@ class FetcherConnection:
             progress(frame)
 
     def _receive(self) -> Frame:
-        length, kind, number = messages.head_of(bytes(self._exactly(messages.HEAD_SIZE)))
+        try:
+            length, kind, number = messages.answer_head_of(bytes(self._exactly(messages.HEAD_SIZE)))
+        except ValueError as error:
+            raise ConnectionResetError(f"the fetcher is not understood: {error}") from None
         return Frame(kind, number, bytes(self._exactly(length)))
 
     def _exactly(self, size: int) -> bytearray:

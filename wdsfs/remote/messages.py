@@ -29,7 +29,11 @@ _HAND_OVER = struct.Struct("<QIQQI")
 _SPAN = struct.Struct("<QQ")
 
 HEAD_SIZE = _HEAD.size
-BODY_MAX = 64 << 20  # bytes; wdsfs makes no longer frames
+BODY_MAX = 64 << 20  # bytes of a request
+READ_MAX = 8 << 20  # bytes that a READ asks for
+_ERROR_MAX = 1 << 20  # bytes of an error
+_RESULT_MAX = 1 << 30  # bytes of a result; each object of a list takes some 200
+_ANSWER_MAX = {DATA: READ_MAX, CACHED: 0, RESULT: _RESULT_MAX, FAILURE: _ERROR_MAX, PROGRESS: _ERROR_MAX}
 
 Span = tuple[int, int]  # begin and end (bytes)
 
@@ -85,9 +89,11 @@ def head(kind: int, number: int, length: int) -> bytes:
     return _HEAD.pack(length, kind, number)
 
 
-def head_of(data: bytes) -> tuple[int, int, int]:
-    """Return length of the body, kind and number of the frame that starts so."""
+def answer_head_of(data: bytes) -> tuple[int, int, int]:
+    """Return length of the body, kind and number of the answer that starts so. Raises ValueError if none does."""
     length, kind, number = _HEAD.unpack(data)
+    if length > _ANSWER_MAX.get(kind, -1):
+        raise ValueError(f"no answer has the kind {kind} and {length:,} bytes")
     return length, kind, number
 
 
