@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests import sets, tars
+from tests.conftest import descriptors
 from wdsfs.errors import SpecError, StaleShard, UsageError
 from wdsfs.index import portable, record_check
 from wdsfs.index.portable import Match, attached
@@ -305,6 +306,16 @@ def test_one_that_is_written_over_is_dropped(tmp_path: Path, caplog: pytest.LogC
     assert content(index, shards) == true_content(shards)
     assert "was changed in place" in caplog.text
     index.close()
+
+
+def test_it_is_open_as_long_as_its_index(tmp_path: Path) -> None:
+    write(tmp_path / "a", shards := sets.make(tmp_path / "a", 2))
+    before = descriptors()
+    for _ in range(2):
+        index = opened(tmp_path / "new", shards)
+        assert content(index, shards) == true_content(shards)
+        index.close()
+        assert descriptors() == before
 
 
 def test_who_may_write_one_beside_the_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ import mmap
 import os
 import re
 import stat
+import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -114,6 +115,8 @@ class PortableIndex:
         self._verdicts: dict[int, _Verdict] = {}
         self._sound: set[int] = set()  # rows whose records were checked here
         self.fd, self._map = _mapped(file)
+        if self.fd >= 0:
+            weakref.finalize(self, os.close, self.fd)
 
     def number_of(self, key: bytes) -> int | None:
         """Return the row of the shard with this key in LMDB.

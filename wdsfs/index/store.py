@@ -475,6 +475,7 @@ class Index:
         """
         self.renew()
         self._whole.clear()
+        self.portables = Portables()  # which closes its files
         if self._home.left():
             self.suspend()
             self.discard()
