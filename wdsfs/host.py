@@ -13,9 +13,11 @@ import fcntl
 import os
 import pwd
 import re
+import resource
 import shutil
 import signal
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -24,6 +26,7 @@ from wdsfs import mount_table, trust, waits
 from wdsfs.errors import IndexUnusable, MountError, WdsfsError
 
 PROGRAMS = ("/usr/local/bin", "/usr/bin", "/bin")
+FILES_MAX = 65536  # open files that a process asks for
 LARGE_BLOCK = 2 << 20  # bytes: more than a READ takes, which must not cost a mapping each time
 _M_ARENA_MAX, _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -8, -3, -1  # of malloc.h
 _PR_SET_PDEATHSIG = 1  # of prctl.h
@@ -307,6 +310,43 @@ def in_directory(path: str) -> Iterator[None]:
     finally:
         os.fchdir(before)
         os.close(before)
+
+
+# -- open files ----------------------------------------------------------------------------------------------
+
+
+def file_limit() -> int:
+    """Return how many files this process may have open."""
+    return _count(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def raise_file_limit(needed: int = 0) -> int:
+    """Take as many open files as this process may have, up to FILES_MAX; return how many these are.
+
+    Root also takes more, if so many are `needed`.
+    """
+    soft, hard = map(_count, resource.getrlimit(resource.RLIMIT_NOFILE))
+    limit = max(min(hard, FILES_MAX), needed)
+    if soft >= limit:
+        return soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit if limit > hard else _limit(hard)))
+    except (OSError, ValueError):
+        return soft
+    return limit
+
+
+def _count(limit: int) -> int:
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
+
+
+def _limit(count: int) -> int:
+    return resource.RLIM_INFINITY if count == sys.maxsize else count
+
+
+def files_for_shards(limit: int) -> int:
+    """Return how many of a process's open files shards may take: the rest of the program has as many."""
+    return max(limit // 2, 1)
 
 
 # -- processors and the kernel ------------------------------------------------------------------------------

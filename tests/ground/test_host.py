@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from resource import RLIM_INFINITY
 
 import pytest
 
@@ -29,6 +30,41 @@ def test_a_lock_is_not_left_to_a_child(tmp_path: Path) -> None:
     os.close(alive)
     assert os.waitpid(child, 0)[1] == 0
     os.close(until_closed)
+
+
+# -- open files ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "needed", "after"),
+    [
+        ((1024, 4096), 0, (4096, 4096)),
+        ((1024, 1 << 20), 0, (65536, 1 << 20)),
+        ((1024, RLIM_INFINITY), 0, (65536, RLIM_INFINITY)),
+        ((1024, RLIM_INFINITY), 70_000, (70_000, RLIM_INFINITY)),
+        ((RLIM_INFINITY, RLIM_INFINITY), 70_000, (RLIM_INFINITY, RLIM_INFINITY)),
+        ((100_000, 100_000), 0, (100_000, 100_000)),
+        ((1024, 4096), 5000, (5000, 5000)),  # by root
+    ],
+)
+def test_the_limit_of_open_files_is_raised_as_far_as_allowed(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], needed: int, after: tuple[int, int]
+) -> None:
+    now = [limits]
+    monkeypatch.setattr(host.resource, "getrlimit", lambda _: now[-1])
+    monkeypatch.setattr(host.resource, "setrlimit", lambda _, limits: now.append(limits))
+    limit = host.raise_file_limit(needed)
+    assert now[-1] == after
+    assert limit == host.file_limit()
+
+
+def test_a_limit_of_open_files_that_cannot_be_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(host.resource, "getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr(host.resource, "setrlimit", refuse)
+    assert host.raise_file_limit(5000) == 1024
 
 
 # -- directories -------------------------------------------------------------------------------------------

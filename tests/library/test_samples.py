@@ -22,6 +22,7 @@ import pytest
 
 import wdsfs
 from tests import tars
+from tests.conftest import descriptors
 from tests.library.conftest import columns, expected, shard
 from tests.processes import PATIENCE, answer_of_child, wait_until
 from tests.web_server import WebServer
@@ -573,6 +574,20 @@ def test_remote_samples_take_one_request_each(web: WebServer, monkeypatch: pytes
         assert len(web.gets()) == 6
         assert [sample["bin"][:2] for sample in samples[[14, 2, 6]]] == [b"14", b"02", b"06"]
         assert len(web.gets()) == 9
+
+
+def test_remote_shards_take_no_more_than_their_part_of_the_descriptors(
+    web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has two in the cache: its bytes, and the table of them."""
+    monkeypatch.setattr(opened_set.host, "file_limit", lambda: 8)
+    for number in range(6):
+        web.put(f"/s-{number}.tar", shard(number))
+    with wdsfs.samples(f"{web.url}/s-{{0..5}}.tar") as samples:
+        before = len(descriptors())
+        for number in range(0, 24, 4):
+            assert samples[number]["jpg"] == columns(number // 4, 0)["jpg"]
+            assert len(descriptors()) <= before + 4
 
 
 def test_a_remote_shard_that_changes_raises(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import resource
 import select
 import stat
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from wdsfs import mount_table, trust
+from wdsfs import host, mount_table, trust
 from wdsfs.errors import MissingShard, MountError, ShardError, StaleShard, UnreadableShard, WdsfsError, several
 from wdsfs.kernel import erofs_mount
 from wdsfs.kernel.erofs_mount import FileSystem
@@ -185,14 +184,11 @@ def _refuse_irregular(path: str, fd: int) -> None:
 def raise_file_limit(shards: int) -> None:
     """Raise the limit of open files to this many shards and the process's own files. Raises MountError."""
     files = shards + _OWN_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < files:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (files, max(files, hard)))
-        except (OSError, ValueError):
-            raise MountError(
-                f"the mount needs {files:,} open files, and the limit is {hard:,}; raise it: ulimit -n {files}"
-            ) from None
+    limit = host.raise_file_limit(files)
+    if limit < files:
+        raise MountError(
+            f"the mount needs {files:,} open files, and the limit is {limit:,}; raise it: ulimit -n {files}"
+        )
 
 
 # --- copies

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import resource
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypedDict, TypeVar
 
+from wdsfs import host
 from wdsfs.errors import UsageError
 from wdsfs.spec.expand import anchored, anchored_file
 from wdsfs.tree.opening import opened
@@ -21,7 +21,7 @@ from wdsfs.tree.shard_set import ShardSet
 
 logging.getLogger("wdsfs").addHandler(logging.NullHandler())  # nothing is written unless the program wants it
 
-DESCRIPTORS_MAX = 16384  # shards open at a time
+DESCRIPTORS_MAX = 16384  # of the shards that are open at a time
 DIGITS_MAX = 18  # of classes that are numbers
 
 Report: TypeAlias = Callable[[str, int, int], object]
@@ -195,12 +195,11 @@ def _opening_of(options: dict[str, Any], report: Report | None) -> Opening:
     place, jobs = options.get("index_dir"), options.get("jobs")
     if jobs is not None and jobs < 1:
         raise UsageError(f"jobs={jobs}: at least one process is needed")
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     opening = Opening(
         index_dir=None if place is None else Path(place),
         tolerance=tolerance,
         progress=Progress() if report is None else _Reported(report),
-        descriptors=min(max(limit // 2, 1), DESCRIPTORS_MAX),
+        descriptors=min(host.files_for_shards(host.file_limit()), DESCRIPTORS_MAX),
     )
     return opening if jobs is None else opening._replace(jobs=jobs)
 

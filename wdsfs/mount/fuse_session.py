@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import resource
 import shlex
 import signal
 import stat
@@ -65,20 +64,10 @@ from wdsfs.tree.view_sources import Companions
 
 log = logging.getLogger(__name__)
 
+DESCRIPTORS_MAX = 4096  # of the shards that a worker has open
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SYNC_SECONDS = 10.0  # how long the end of a mount by a signal waits for what is in the kernel's memory
 AGAIN_SECONDS = 1.0  # after which that is tried again
-
-
-def raise_file_limit() -> int:
-    """Take as many descriptors as this process may have; returns how many shards may be open at a time."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = min(hard, 65536) if hard != resource.RLIM_INFINITY else 65536
-    if soft != resource.RLIM_INFINITY and soft < limit:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-            soft = limit
-    return max(16, min(soft if soft != resource.RLIM_INFINITY else 65536, 8192) // 2)
 
 
 # --- running -----------------------------------------------------------------------------------------------
@@ -125,7 +114,8 @@ def run(mount: MountOptions, leave: daemon.Leave, ready: Callable[[], None]) -> 
         composition, remarks, advice, is_derived = _make_ready(mount, below, companions)
         log_file = None if serving.foreground else open_log(mount.mountpoint)
         index.suspend()
-        descriptors, overlay = raise_file_limit(), None
+        overlay = None
+        descriptors = min(host.files_for_shards(host.raise_file_limit()), DESCRIPTORS_MAX)
         if mount.overlay is not None:
             owner = parsed.owner.uid, parsed.owner.gid
             overlay = MountedOverlay(mount.overlay, shards, view, owner, parsed.owner.umask)

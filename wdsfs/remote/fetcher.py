@@ -419,6 +419,7 @@ def start(descriptor: int) -> Configuration | None:
         return None
     configuration = configuration_in(descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends after its clients
+    host.raise_file_limit()  # for the objects of all processes that ask
     # Threads share one heap: memory that one has freed serves the others. Parts are taken from it, too: a mapping
     # for each would be zeroed by the kernel, page by page.
     host.map_large_blocks(HEAP_KEPT, HEAP_KEPT, is_shared=True)

@@ -148,6 +148,12 @@ class ShardFile:
             os.posix_fadvise(fd, step, STEP, os.POSIX_FADV_WILLNEED)
 
     @property
+    def descriptors(self) -> int:
+        """How many descriptors it takes: a remote shard or a reader of a compressed one has two files open."""
+        sources = [self.shard] if self.source is self.shard else [self.shard, self.source]
+        return sum(1 if isinstance(source, int) else 2 for source in sources)
+
+    @property
     def remote(self) -> RemoteTar | None:
         """The shard if its bytes come from a store without unpacking."""
         return None if isinstance(self.shard, int) or self.source is not self.shard else self.shard
@@ -176,7 +182,7 @@ class ShardFile:
 
 
 class OpenFiles:
-    """An LRU cache of open shards by number, `most` at the most.
+    """An LRU cache of open shards by number, which take `most` descriptors at the most.
 
     `closed` is called with the number of a shard that is evicted; `slowly` is entered around slow work.
     """
@@ -190,6 +196,7 @@ class OpenFiles:
     ) -> None:
         self.files: OrderedDict[int, ShardFile] = OrderedDict()
         self._access, self._most, self._closed, self._slowly = access, most, closed, slowly
+        self._taken = 0  # descriptors
 
     def __len__(self) -> int:
         return len(self.files)
@@ -223,10 +230,10 @@ class OpenFiles:
         except BaseException:
             file.close()
             raise
-        if number in self.files:
-            self.files.pop(number).close()
+        self.forget(number)
         self.files[number] = file
-        if len(self.files) > self._most:
+        self._taken += file.descriptors
+        while self._taken > self._most and len(self.files) > 1:
             self._close(next(iter(self.files)))
         if file.source is not shard:
             self._close_compressed()
@@ -249,7 +256,7 @@ class OpenFiles:
 
     def _close(self, number: int) -> None:
         self._closed(number)
-        self.files.pop(number).close()
+        self.forget(number)
 
     def _close_compressed(self) -> None:
         """Evict compressed shards above their own, smaller limits."""
@@ -266,13 +273,13 @@ class OpenFiles:
         """Close one shard, if it is open."""
         file = self.files.pop(number, None)
         if file is not None:
+            self._taken -= file.descriptors
             file.close()
 
     def clear(self) -> None:
         """Close all."""
-        for file in self.files.values():
-            file.close()
-        self.files.clear()
+        while self.files:
+            self.forget(next(iter(self.files)))
 
 
 def is_compressed(path: bytes) -> bool | None:

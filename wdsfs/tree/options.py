@@ -93,7 +93,8 @@ class Progress:
 class Opening(NamedTuple):
     """The way to open a set: the place of the index, processes that build it, tolerated damage, progress.
 
-    `workers` are those of a cluster. With `quiet` no hints are logged. `descriptors`: shards open at a time.
+    `workers` are those of a cluster. With `quiet` no hints are logged.
+    `descriptors`: how many open shards may take.
     """
 
     index_dir: Path | None = None
