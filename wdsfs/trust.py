@@ -20,7 +20,7 @@ import os
 import pwd
 import shlex
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from wdsfs import mount_table
@@ -111,7 +111,7 @@ def directory(path: str | os.PathLike[str], create: bool = False, tighten: bool 
     `create` makes missing directories, with the mode 0700 whatever the umask. `tighten` is for a directory that
     only wdsfs uses: if it is this user's, all others lose the right to write. Raises Untrusted, OSErrors.
     """
-    _walk(os.path.abspath(path), create, tighten, False)
+    _walk(_absolute(path), create, tighten, False)
 
 
 def holds(path: bytes, also: int | None = None) -> bool:
@@ -119,21 +119,16 @@ def holds(path: bytes, also: int | None = None) -> bool:
 
     `also` is as in `content`.
     """
-    trust = _trusting(also)
     try:
-        for _ in range(LINKS_MAX):
-            _walk(os.path.abspath(os.fsdecode(os.path.dirname(path))), False, False, False, trust)
-            if not os.path.islink(path):
-                return True
-            path = os.path.join(os.path.dirname(path), os.readlink(path))
+        list(_places(path, False, _trusting(also)))
     except OSError:
-        pass
-    return False
+        return False
+    return True
 
 
 def way(path: str | os.PathLike[str]) -> None:
     """Check, as `directory`, only the directories above a path, which itself may lie in a sticky one."""
-    _walk(os.path.dirname(os.path.abspath(path)), False, False, True)
+    _walk(os.path.dirname(_absolute(path)), False, False, True)
 
 
 def content(path: str | os.PathLike[str], also: int | None = None) -> None:
@@ -141,18 +136,35 @@ def content(path: str | os.PathLike[str], also: int | None = None) -> None:
 
     `also` is a user who is trusted here, too. Raises Untrusted, OSErrors.
     """
-    trust, place = _trusting(also), os.path.abspath(path)
-    for _ in range(LINKS_MAX):
-        _walk(os.path.dirname(place), False, False, True, trust)
+    trust = _trusting(also)
+    for place in _places(path, True, trust):
         status = os.lstat(place)
         _require_owner(place, status, True, trust)
-        if not stat.S_ISLNK(status.st_mode):
-            break
-        place = os.path.normpath(os.path.join(os.path.realpath(os.path.dirname(place)), os.readlink(place)))
     others = status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and status.st_gid not in trust.groups)
     if others and not trust.everyone:
         mode, quoted = stat.S_IMODE(status.st_mode), shlex.quote(place)
         raise Untrusted(f"others can write to {place} (mode {mode:04o}): chmod go-w {quoted}")
+
+
+def _absolute(path: str | bytes | os.PathLike[str]) -> str:
+    """Return a path from the root on. Not by `abspath`: for the kernel `..` after a link is above its target."""
+    return os.path.join(os.getcwd(), os.fsdecode(path))
+
+
+def _places(path: str | bytes | os.PathLike[str], further: bool, trust: Trust) -> Iterator[str]:
+    """Yield where a file is, without links on the way to it; if it is a link, then where each target is.
+
+    The way to each of them is checked: `further` as in `_walk`. Raises Untrusted, OSErrors.
+    """
+    place = _absolute(path)
+    for _ in range(LINKS_MAX):
+        directory, name = os.path.split(place)
+        place = os.path.join(_walk(directory, False, False, further, trust), name)
+        yield place
+        if not os.path.islink(place):
+            return
+        place = os.path.join(os.path.dirname(place), os.readlink(place))
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fsdecode(path))
 
 
 def _trusting(also: int | None) -> Trust:
@@ -258,8 +270,11 @@ def _links_on(path: str) -> tuple[list[os.stat_result], os.stat_result]:
         os.close(fd)
 
 
-def _walk(path: str, create: bool, tighten: bool, further: bool, trust: Trust | None = None) -> None:
-    """Walk to a directory and check every step. `further`: the directory is not the end of the way."""
+def _walk(path: str, create: bool, tighten: bool, further: bool, trust: Trust | None = None) -> str:
+    """Walk to a directory and check every step. `further`: the directory is not the end of the way.
+
+    Returns the path of the directory without links.
+    """
     trust = trusted() if trust is None else trust
     place, links, device = "/", 0, -1
     fd = os.open("/", _STEP | os.O_DIRECTORY)
@@ -274,7 +289,7 @@ def _walk(path: str, create: bool, tighten: bool, further: bool, trust: Trust | 
             device = status.st_dev
             while True:
                 if not ahead:
-                    return
+                    return place
                 name, typed = ahead.pop()
                 inner = _open_step(fd, name, create and typed)
                 try:

@@ -593,6 +593,35 @@ def test_a_link_to_a_shard_that_becomes_a_loop(tmp_path: Path) -> None:
 
 
 @needs_root
+@pytest.mark.parametrize("typed", [False, True])
+def test_two_dots_after_a_link_lead_above_its_target(tmp_path: Path, common: Path, typed: bool) -> None:
+    """`l/../f` is not `f` where `l` leads elsewhere: the file of another user is opened there."""
+    for name in ("f", "x/f"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"ours")
+    another("mkdir", "-p", common / "a/b")
+    another("touch", common / "a/f")
+    (tmp_path / "l").symlink_to(common / "a/b")
+    (tmp_path / "safe").symlink_to("x")
+    (tmp_path / "good").symlink_to("safe/../f")
+    (tmp_path / "evil").symlink_to("l/../f")
+    good, evil = ("safe/../f", "l/../f") if typed else ("good", "evil")
+    trust.content(tmp_path / good)
+    assert trust.holds(os.fsencode(tmp_path / good))
+    with pytest.raises(Untrusted, match="belongs to another user"):
+        trust.content(tmp_path / evil)
+    assert not trust.holds(os.fsencode(tmp_path / evil))
+
+
+def test_a_loop_of_links_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("./a")
+    with pytest.raises(OSError, match="Too many levels"):
+        trust.content(tmp_path / "a")
+    assert not trust.holds(os.fsencode(tmp_path / "a"))
+
+
+@needs_root
 def test_hard_links_of_who_has_typed_sudo(tmp_path: Path) -> None:
     """In a directory of their own they are theirs; that of another user may have them from anywhere."""
     shard = tmp_path / "t.tar"

@@ -172,6 +172,11 @@ def test_symbolic_links_are_followed_inside_the_set(tmp_path: Path) -> None:
         tars.member(b"b.txt", kind=link, link=b"d/a.txt"),
         tars.member(b"e", kind=link, link=b"d"),
         tars.member(b"out", kind=link, link=b"../../etc"),
+        tars.member(b"f", b"f at the top"),
+        tars.member(b"a/f", b"f in a"),
+        tars.member(b"a/b/x", b"x"),
+        tars.member(b"deep", kind=link, link=b"a/b"),
+        tars.member(b"above", kind=link, link=b"deep/../f"),
         tars.member(b"absolute", kind=link, link=b"/etc/passwd"),
         tars.member(b"round", kind=link, link=b"round"),
     ]
@@ -179,6 +184,7 @@ def test_symbolic_links_are_followed_inside_the_set(tmp_path: Path) -> None:
     with wdsfs.tree("s.tar", layout="files") as tree:
         assert tree.read("s/b.txt") == b"aaa" == tree.read("s/e/a.txt")
         assert tree.listdir("s/e") == ["a.txt"]
+        assert tree.read("s/above") == b"f in a" == tree.read("s/deep/../f") == tree.read("s/e/../a/f")
         for path in ("s/out", "s/absolute", "s/round"):
             with pytest.raises(wdsfs.NoSuchEntry):
                 tree.stat(path)

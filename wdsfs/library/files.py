@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import io
 import os
@@ -172,21 +173,44 @@ class Tree(OfSet):
         inode = node.inode
         return self._ask(lambda: list(self._tree.listing(inode, AT_PARENT)))
 
-    def _node(self, path: str, links: int = LINKS_MAX) -> Node:
-        """Return the node at a path; follow at most `links` symbolic links. Raises EntryError, ShardError."""
-        parts = [part for part in path.split("/") if part not in ("", ".")]
-        try:
-            node = self._resolved(parts)
+    def _node(self, path: str) -> Node:
+        """Return the node at a path; follow symbolic links. Raises EntryError, ShardError."""
+        parts = _parts(path)
+        if ".." not in parts:
+            with contextlib.suppress(NotADirectory):  # a file on the way, or a link
+                node = self._resolved(parts)
+                if not modes.S_ISLNK(node.mode):
+                    return node
+        return self._walked(parts, path)
+
+    def _walked(self, parts: list[str], path: str) -> Node:
+        """Return the node at a path with links, step by step as the kernel: `..` is above the target of a link."""
+        above, ahead, links = list[str](), parts[::-1], 0
+        while ahead:
+            part = ahead.pop()
+            if part == "..":
+                if not above:
+                    raise NoSuchEntry(f"{path} leads out of the set")
+                above.pop()
+                continue
+            node = self._resolved([*above, part])
             if not modes.S_ISLNK(node.mode):
-                return node
-        except NotADirectory:  # a file on the way, or a link
-            pass
-        for end in range(1, len(parts) + 1) if links else ():
-            link = self._resolved(parts[:end])
-            if modes.S_ISLNK(link.mode):
-                target = text_of(self._ask(self._tree.readlink, link.inode))
-                return self._node("/".join(_joined(parts[: end - 1], target) + parts[end:]), links - 1)
-        raise NotADirectory(f"{path}: a part of it is a file") if links else _too_many(path)
+                if ahead and not modes.S_ISDIR(node.mode):
+                    raise NotADirectory(f"{path}: a part of it is a file")
+                above.append(part)
+                continue
+            links += 1
+            if links > LINKS_MAX:
+                raise NoSuchEntry(f"{path}: there are too many symbolic links on the way")
+            ahead += self._target(node)[::-1]
+        return self._resolved(above)
+
+    def _target(self, link: Node) -> list[str]:
+        """Return the parts of the target of a link. Raises NoSuchEntry for one outside."""
+        target = text_of(self._ask(self._tree.readlink, link.inode))
+        if target.startswith("/"):
+            raise NoSuchEntry(f"a symbolic link leads out of the set: {target}")
+        return _parts(target)
 
     def _resolved(self, parts: list[str]) -> Node:
         try:
@@ -292,21 +316,8 @@ def _attributes(node: Node) -> os.stat_result:
     return os.stat_result(numbers, exact)
 
 
-def _joined(parts: list[str], target: str) -> list[str]:
-    """Return the path to which a link in the directory `parts` leads. Raises NoSuchEntry for one outside."""
-    below = list(parts)
-    for part in target.split("/"):
-        if part == ".." and below:
-            below.pop()
-        elif part == ".." or target.startswith("/"):
-            raise NoSuchEntry(f"a symbolic link leads out of the set: {target}")
-        elif part not in ("", "."):
-            below.append(part)
-    return below
-
-
-def _too_many(path: str) -> NoSuchEntry:
-    return NoSuchEntry(f"{path}: there are too many symbolic links on the way")
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]
 
 
 def _sent(shards: list[str], arguments: dict[str, Any]) -> Tree:

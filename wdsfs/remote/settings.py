@@ -188,7 +188,7 @@ def _read(path: Path) -> tuple[str, int]:
     mode = os.stat(place).st_mode
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(0, f"others can write it: chmod go-w {path}")
-    trust.directory(os.path.dirname(place))
+    trust.content(path)
     with open(trust.open_file(place, os.O_RDONLY), "rb") as file:
         return file.read().decode("utf-8", "replace"), mode
 
