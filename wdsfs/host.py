@@ -321,9 +321,9 @@ def file_limit() -> int:
 
 
 def raise_file_limit(needed: int = 0) -> int:
-    """Take as many open files as this process may have, up to FILES_MAX; return how many these are.
+    """Raise the limit of open files as far as this process may, up to FILES_MAX; return the limit.
 
-    Root also takes more, if so many are `needed`.
+    If more files are `needed`, root raises it to these.
     """
     soft, hard = map(_count, resource.getrlimit(resource.RLIMIT_NOFILE))
     limit = max(min(hard, FILES_MAX), needed)
@@ -345,7 +345,7 @@ def _limit(count: int) -> int:
 
 
 def files_for_shards(limit: int) -> int:
-    """Return how many of a process's open files shards may take: the rest of the program has as many."""
+    """Return how many of a process's open files its shards may take: half, the program has the rest."""
     return max(limit // 2, 1)
 
 

@@ -7,6 +7,7 @@ import http.client
 import os
 import socket
 import tarfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +18,7 @@ from tests import tars
 from tests.conftest import Program
 from tests.pages.viewing import Browser, Viewer, viewing
 from tests.processes import PATIENCE
+from wdsfs.pages import server
 
 HOSTILE = {
     b"svg": b"<svg xmlns='http://www.w3.org/2000/svg'><script>top.hit = 1; document.title = 'hit'</script></svg>",
@@ -97,6 +99,57 @@ def _as_other_user(viewer: Viewer, *asked: tuple[str, str]) -> list[int]:
         statuses = [int(one) for one in found.read().split()]
     os.waitpid(child, 0)
     return statuses
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, Any, Any]]:
+    """The client's socket of a connection, its address, and that of the server."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as client,
+        listening.accept()[0],
+    ):
+        yield client, client.getsockname(), listening.getsockname()
+
+
+@pytest.mark.parametrize("way", [server.user_of, server._diagnosed, server._listed])
+def test_the_user_of_a_connection(ends: tuple[socket.socket, Any, Any], way: Callable[..., int | None]) -> None:
+    client, here, there = ends
+    assert way(here, there) == os.getuid()
+    assert way(("127.0.0.1", 1), there) is None
+    client.shutdown(socket.SHUT_WR)  # its user may have ended, and the number been given to another one
+    assert way(here, there) is None
+
+
+def test_a_client_that_speaks_ipv6_is_found_in_the_table() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket(socket.AF_INET6) as client:
+        client.connect(("::ffff:127.0.0.1", listening.getsockname()[1]))
+        here = ("127.0.0.1", client.getsockname()[1])
+        assert server._listed(here, listening.getsockname()) == os.getuid()
+
+
+def test_without_a_word_of_the_kernel_the_table_decides(
+    ends: tuple[socket.socket, Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel without the module for questions about sockets says the same for each."""
+    _, here, there = ends
+    monkeypatch.setattr(server, "_diagnosed", lambda *_: None)
+    assert server.user_of(here, there) == os.getuid()
+    monkeypatch.setattr(server, "_TABLES", {"/nowhere": ""})
+    assert server.user_of(here, there) is None
+
+
+def test_nobody_gets_a_cookie_where_users_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_user", lambda _: None)
+    guard = server.Guard(lambda *_: None, 80)  # type: ignore[arg-type]  # it is not asked
+    query = urlsplit(guard.address).query.encode()
+    host = [(b"host", b"127.0.0.1:80"), (b"cookie", f"{guard._cookie}={guard._session}".encode())]
+    for query_string, words in ((query, "does not say which user"), (b"", "Open the address")):
+        scope = {"type": "http", "method": "GET", "path": "/", "query_string": query_string, "headers": host}
+        refusal = guard._refusal(scope)
+        assert refusal is not None
+        assert refusal.status_code == 403
+        assert words in bytes(refusal.body).decode()
 
 
 def test_a_cookie_is_of_no_use_to_another_user(program: Program) -> None:

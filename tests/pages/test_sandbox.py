@@ -7,6 +7,7 @@ import json
 import os
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,16 +104,31 @@ def test_what_a_kernel_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox._restrict_files(0)
 
 
+class _Reached(Exception):
+    """The server has come to this step."""
+
+
+def _reached(*_: object) -> None:
+    raise _Reached
+
+
 def test_the_server_hides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it serves anything: a decoder is a process of the same user."""
-
-    class Hidden(Exception):
-        pass
-
-    def hide() -> None:
-        raise Hidden
-
-    monkeypatch.setattr(sandbox, "hide", hide)
+    monkeypatch.setattr(sandbox, "hide", _reached)
     nothing: Any = None
-    with pytest.raises(Hidden):
+    with pytest.raises(_Reached):
         server.serve(nothing, nothing, nothing)
+
+
+@pytest.mark.parametrize("missing", [[], ["Landlock"], ["Landlock", "seccomp"]])
+def test_the_server_says_which_part_the_kernel_lacks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: list[str]
+) -> None:
+    monkeypatch.setattr(sandbox, "hide", lambda: None)
+    monkeypatch.setattr(sandbox, "missing", lambda: missing)
+    monkeypatch.setattr(server, "Guard", _reached)
+    nothing: Any = SimpleNamespace(app=None, getsockname=lambda: ("", 0))
+    with pytest.raises(_Reached):
+        server.serve(nothing, nothing, nothing)
+    assert len(caplog.messages) == bool(missing)
+    assert all(part in caplog.text for part in missing)

@@ -17,7 +17,7 @@ import pytest
 import wdsfs
 from tests import tars
 from tests.conftest import Program, User, program_of
-from tests.processes import PATIENCE, wait_until
+from tests.processes import PATIENCE, answer_of_child, wait_until
 from tests.remote.cached import LIMIT, URL, content_of, pin_of
 from tests.web_server import WebServer
 from wdsfs.remote.cached_object import BLOCK
@@ -150,6 +150,20 @@ def test_a_whole_file_is_made_again_after_a_member_was_killed_at_it(shared: Path
     by(BERT, lambda: FileCache(shared, LIMIT).make(KEY, ["x"], fill))
     by(ANNA, finds)
     assert are_open_to_the_group(shared)
+
+
+def test_the_group_of_root_is_a_group_like_others(shared: Path) -> None:
+    """Its number is 0."""
+    os.chown(shared, 0, 0)
+    shared.chmod(0o770)
+
+    def puts() -> bool:
+        os.setegid(ANNA)
+        ObjectCache(shared, LIMIT).keep_pin(URL, pin_of(SIZE))
+        return True
+
+    assert answer_of_child(puts)
+    assert {path.stat().st_gid for path in shared.iterdir()} == {0}
 
 
 def test_strangers_get_nothing_and_a_group_that_nobody_named_is_not_believed(

@@ -3,8 +3,8 @@
 Only the browser that was given the address may ask, and only from the pages themselves. The address that the
 command prints has a random token. It is exchanged for a cookie that other sites cannot send (SameSite=Strict) and
 no script can read. A browser sends it to all ports of a host, also to a server of another user that a page has led
-it to. So the cookie is good only for users who have opened the address with the token, as far as the kernel knows
-whose a connection is (`user_of`). Every request is also checked for the name that it was sent to (Host, or another
+it to. So the cookie is good only for users who have opened the address with the token; the kernel says whose a
+connection is (`user_of`). Every request is also checked for the name that it was sent to (Host, or another
 site could reach the server by a name of its own that resolves to 127.0.0.1) and the site that it comes from
 (Origin, Sec-Fetch-Site). Every answer carries a policy under which no script runs but that of the pages.
 
@@ -25,6 +25,7 @@ import secrets
 import signal
 import socket
 import struct
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from http.cookies import CookieError, SimpleCookie
@@ -36,9 +37,11 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from wdsfs.errors import UsageError
+from wdsfs.errors import UsageError, several
 from wdsfs.pages import sandbox
 from wdsfs.pages.site import Site
+
+log = logging.getLogger(__name__)
 
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; media-src 'self'; "
@@ -59,12 +62,15 @@ _ENTRY = """<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equi
 <link rel="icon" href="data:,"><title>wdsfs</title><p><a href="/">To the samples</a></html>"""
 
 
+_UNKNOWN_USER = (
+    "The kernel does not say which user has made this connection, so the page could not be kept from others: "
+    "keep the connection open until the answer, mount /proc, or load the module tcp_diag."
+)
+
 CONNECTIONS_MAX = 200  # at a time; requests of further ones are answered with 503
 QUIET_MAX = 50  # connections without requests; each browser holds up to six
 PREFIX = "wdsfs-view-"  # of directories with pages that lead to addresses
 QUIET_SECONDS = 20.0  # that a connection may take for its next request
-
-NOBODY = -1  # the other end is closed, or half closed: its user is not known any more
 
 _SOCK_DIAG, _BY_FAMILY, _REQUEST = 4, 20, 1  # linux/netlink.h, linux/sock_diag.h
 _ESTABLISHED = 1
@@ -73,6 +79,7 @@ _HEAD = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _QUESTION = struct.Struct("=BBBxI2s2s4s12x4s12xIQ")
 _ANSWER = struct.Struct("=BBxx48x12xI")  # family, state, user
 _SECONDS = 5.0  # the kernel answers at once
+_TABLES = {"/proc/net/tcp": "", "/proc/net/tcp6": "0000000000000000FFFF0000"}  # and how IPv4 addresses begin there
 
 
 class Guard:
@@ -81,7 +88,7 @@ class Guard:
     def __init__(self, app: ASGIApp, port: int) -> None:
         self._app, self._port = app, port
         self.token, self._session = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-        self._users: set[int | None] = set()  # that have sent the token
+        self._users: set[int] = set()  # that have sent the token
         self._cookie = f"wdsfs-{port}"  # cookies are shared by all ports of a host
         self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
 
@@ -118,9 +125,12 @@ class Guard:
         [given] = query.get("token", [""])[:1]
         is_entry = scope["method"] == "GET" and scope["path"] == "/" and given
         if is_entry and _equal(given, self.token):
+            user = _user(scope)
+            if user is None:
+                return PlainTextResponse(_UNKNOWN_USER, 403)
             # Not a redirect: after a link on another site the browser would not send the cookie.
             entry = HTMLResponse(_ENTRY)
-            self._users.add(_user(scope))
+            self._users.add(user)
             entry.set_cookie(self._cookie, self._session, httponly=True, samesite="strict", path="/")
             return entry
         if not self._is_own(headers, scope["method"]):
@@ -159,7 +169,16 @@ def _equal(text: str, secret: str) -> bool:
 
 
 def user_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    """Return the user of the client's socket; NOBODY if it is not open, None if the kernel does not say."""
+    """Return the user of the client's socket; None if it is not open, half closed, or the kernel does not say."""
+    try:
+        user = _diagnosed(client, server)
+        return _listed(client, server) if user is None else user
+    except OSError:
+        return None
+
+
+def _diagnosed(client: tuple[str, int], server: tuple[str, int]) -> int | None:
+    """Return the user as sock_diag(7) says; None where the kernel has no such module, or no such socket."""
     (here, here_port), (there, there_port) = map(_address, (client, server))
     question = _QUESTION.pack(
         socket.AF_INET,
@@ -181,10 +200,25 @@ def user_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
             answer = kernel.recv(8192)
     except OSError:
         return None
-    if _HEAD.unpack_from(answer)[1] != _BY_FAMILY:  # an error: there is no such socket
-        return NOBODY
+    if _HEAD.unpack_from(answer)[1] != _BY_FAMILY:  # an error
+        return None
     _, state, user = _ANSWER.unpack_from(answer, _HEAD.size)
-    return int(user) if state == _ESTABLISHED else NOBODY
+    return int(user) if state == _ESTABLISHED else None
+
+
+def _listed(client: tuple[str, int], server: tuple[str, int]) -> int | None:
+    """Return the user in the kernel's tables of sockets, which take longer to read. Raises OSError."""
+    for table, mapped in _TABLES.items():
+        row = [mapped + _hexadecimal(client), mapped + _hexadecimal(server), f"{_ESTABLISHED:02X}"]
+        with contextlib.suppress(FileNotFoundError), open(table) as rows:  # a kernel without IPv6
+            for fields in map(str.split, rows):
+                if fields[1:4] == row:
+                    return int(fields[7])
+    return None
+
+
+def _hexadecimal(end: tuple[str, int]) -> str:
+    return f"{int.from_bytes(socket.inet_aton(end[0]), sys.byteorder):08X}:{end[1]:04X}"
 
 
 def _address(end: tuple[str, int]) -> tuple[bytes, bytes]:
@@ -256,6 +290,12 @@ def listen(port: int) -> socket.socket:
 def serve(site: Site, listening: socket.socket, ready: Callable[[str], None]) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP. `ready` is called with the address when it can be opened."""
     sandbox.hide()  # from a decoder that a member has taken over: it is a process of the same user
+    if lacking := sandbox.missing():
+        log.warning(
+            "the kernel has no %s here, so a hostile file could do more than docs/how-to/view.md says: look only "
+            "at sets that you trust",
+            several(lacking),
+        )
     guard = Guard(site.app, listening.getsockname()[1])
     config = uvicorn.Config(
         guard,

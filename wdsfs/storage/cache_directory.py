@@ -198,9 +198,9 @@ class CacheDirectory:
             with contextlib.suppress(FileNotFoundError):
                 return os.open(path, WRITING | flags)
             with contextlib.suppress(FileExistsError):
-                self._make_for_group(path)
+                self._make_for_group(path, self._group)
 
-    def _make_for_group(self, path: str) -> None:
+    def _make_for_group(self, path: str, group: int) -> None:
         """Make an empty file that the group may read and write, whatever the umask. Raises FileExistsError.
 
         It has that mode before it has its name: no member ever meets a file that is closed to others.
@@ -208,7 +208,7 @@ class CacheDirectory:
         new = self.file(os.urandom(16).hex(), NEW)
         fd = os.open(new, WRITING | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.fchown(fd, -1, self._group or -1)
+            os.fchown(fd, -1, group)
             os.fchmod(fd, 0o660)
             os.link(new, path)
         finally:

@@ -149,7 +149,7 @@ class ShardFile:
 
     @property
     def descriptors(self) -> int:
-        """How many descriptors it takes: a remote shard or a reader of a compressed one has two files open."""
+        """The number of descriptors that it takes: a remote shard or a reader of a compressed one has two."""
         sources = [self.shard] if self.source is self.shard else [self.shard, self.source]
         return sum(1 if isinstance(source, int) else 2 for source in sources)
 
