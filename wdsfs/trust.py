@@ -148,7 +148,8 @@ def content(path: str | os.PathLike[str], also: int | None = None) -> None:
 
 def _absolute(path: str | bytes | os.PathLike[str]) -> str:
     """Return a path from the root on. Not by `abspath`: for the kernel `..` after a link is above its target."""
-    return os.path.join(os.getcwd(), os.fsdecode(path))
+    typed = os.fsdecode(path)
+    return typed if typed.startswith("/") else os.path.join(os.getcwd(), typed)
 
 
 def _places(path: str | bytes | os.PathLike[str], further: bool, trust: Trust) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -51,8 +52,8 @@ def test_the_limit_of_open_files_is_raised_as_far_as_allowed(
     monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], needed: int, after: tuple[int, int]
 ) -> None:
     now = [limits]
-    monkeypatch.setattr(host.resource, "getrlimit", lambda _: now[-1])
-    monkeypatch.setattr(host.resource, "setrlimit", lambda _, limits: now.append(limits))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: now[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: now.append(limits))
     limit = host.raise_file_limit(needed)
     assert now[-1] == after
     assert limit == host.file_limit()
@@ -62,8 +63,8 @@ def test_a_limit_of_open_files_that_cannot_be_raised(monkeypatch: pytest.MonkeyP
     def refuse(*_: object) -> None:
         raise ValueError("not allowed to raise maximum limit")
 
-    monkeypatch.setattr(host.resource, "getrlimit", lambda _: (1024, 4096))
-    monkeypatch.setattr(host.resource, "setrlimit", refuse)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
     assert host.raise_file_limit(5000) == 1024
 
 

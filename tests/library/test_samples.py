@@ -26,6 +26,7 @@ from tests.conftest import descriptors
 from tests.library.conftest import columns, expected, shard
 from tests.processes import PATIENCE, answer_of_child, wait_until
 from tests.web_server import WebServer
+from wdsfs import host
 from wdsfs.index import index_directory
 from wdsfs.library import files, opened_set
 from wdsfs.library import samples as samples_module
@@ -580,7 +581,7 @@ def test_remote_shards_take_no_more_than_their_part_of_the_descriptors(
     web: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has two in the cache: its bytes, and the table of them."""
-    monkeypatch.setattr(opened_set.host, "file_limit", lambda: 8)
+    monkeypatch.setattr(host, "file_limit", lambda: 8)
     for number in range(6):
         web.put(f"/s-{number}.tar", shard(number))
     with wdsfs.samples(f"{web.url}/s-{{0..5}}.tar") as samples:

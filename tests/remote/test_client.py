@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import resource
 import signal
 import socket
 import sys
@@ -22,6 +23,7 @@ from tests.processes import PATIENCE, wait_until
 from tests.remote import fake_fetcher
 from tests.remote.fake_fetcher import PIN, SIZE, FakeCache, body_of
 from tests.remote.stores import MemoryCache, MemoryStore, content, run, settled, until
+from wdsfs import host
 from wdsfs.errors import DeniedObject, MissingObject, ObjectChanged, Unreachable
 from wdsfs.remote import client, launcher, messages
 from wdsfs.remote.client import FetcherConnection, Remote
@@ -497,6 +499,18 @@ def test_an_object_is_forgotten_when_all_have_closed_it(remote: Callable[..., Re
         tar.close()
     wait_until(lambda: ours.stats()["objects"] == 0, "the end of the object")
     assert ours.stats()["memory"] == 0
+
+
+def test_the_fetcher_may_open_as_many_files_as_it_can(remote: Callable[..., Remote]) -> None:
+    """It has the objects of all processes open; the limit of a program is often 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+    try:
+        ours = remote()
+        ours.stat([url("plain")])
+        assert resource.prlimit(ours.fetcher, resource.RLIMIT_NOFILE)[0] == host.raise_file_limit()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_an_object_is_closed_for_all_threads_that_have_read_it(remote: Callable[..., Remote]) -> None:

@@ -196,7 +196,7 @@ class Remote:
             except (PermissionError, FileNotFoundError) as error:  # of the interpreter: it stays so
                 text = f"cannot be started: {sys.executable}: {error.strerror}"
                 raise Unreachable(f"the process that fetches remote shards {text}") from None
-            connection = self._local.connection = FetcherConnection(self._launcher)
+            connection = self._local.connection = FetcherConnection(self._launcher, self._launcher.connect())
             self._connections[threading.get_ident()] = weakref.ref(connection)
         return connection
 
@@ -237,13 +237,13 @@ class FetcherConnection:
     Other threads only close objects.
     """
 
-    def __init__(self, launcher: Launcher) -> None:
+    def __init__(self, launcher: Launcher, connected: socket.socket) -> None:
         self.process = os.getpid()
         self._objects: dict[tuple[Url, Pin], int] = {}
         self._sending = threading.RLock()  # over numbers of objects until the messages with them are sent
         self._launcher = launcher
         self._number = 0
-        self._socket = launcher.connect()
+        self._socket = connected
         # The kernel's timeout, for all receives: Python's would cost a system call for each send and receive.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(waits.LOOK_SECONDS))
         if peer_user(self._socket) != os.geteuid():
