@@ -183,6 +183,13 @@ def folder_components(folder: bytes) -> list[bytes]:
     return components
 
 
+def lower_case(extension: bytes) -> bytes:
+    """Return an extension in lower case, as the webdataset library uses it in a sample: `JPG` and `É`, too."""
+    if extension.isascii():
+        return extension.lower()
+    return extension.decode("utf-8", "surrogateescape").lower().encode("utf-8", "surrogateescape")
+
+
 def is_leaving(name: bytes, directory: bool = False) -> bool:
     """Return True if the name is that of a file (or directory) that programs leave lying around.
 

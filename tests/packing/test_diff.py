@@ -389,6 +389,20 @@ def test_odd_names(tmp_path: Path) -> None:
     assert not result.unpackable + result.conflicts
 
 
+def nested(depth: int, inner: dict[str, Any]) -> dict[str, Any]:
+    """Directories in directories, `depth` of them."""
+    for _ in range(depth):
+        inner = {"d": inner}
+    return inner
+
+
+DEEP = f"{reasons.TOO_LONG}: its name has 257 folders, and the limit is 256"
+
+
+def test_a_name_up_to_the_limit_of_readers_can_be_packed(tmp_path: Path) -> None:
+    assert not found(tmp_path, {"s0": nested(257, {"txt": b""})}).unpackable
+
+
 @pytest.mark.parametrize(
     ("upper", "options", "path", "reason"),
     [
@@ -405,6 +419,10 @@ def test_odd_names(tmp_path: Path) -> None:
         ({"s0": {"n": {"__URL__": b""}}}, {}, b"s0/n/__URL__", reasons.RESERVED),
         ({"s0": {"n": {"__local_path__": b""}}}, {}, b"s0/n/__local_path__", reasons.RESERVED),
         ({"s0": {"%2E": {"a": {"txt": b""}}}}, {}, b"s0/%2E/a/txt", reasons.ODD_FOLDER),
+        ({"s0": nested(258, {"txt": b""})}, {}, b"s0/" + b"d/" * 258 + b"txt", DEEP),
+        ({"new": nested(258, {"txt": b""})}, {}, b"new/" + b"d/" * 258 + b"txt", DEEP),
+        ({"s0": nested(257, {"a.txt": b""})}, FILES, b"s0/" + b"d/" * 257 + b"a.txt", DEEP),
+        ({"s0": {"n": {"é": b"", "É": b""}}}, {}, "s0/n/é".encode(), reasons.ONLY_CASE),
         ({"s0": {"d": {"a": {"noext": b""}}}}, {"names": "full"}, b"s0/d/a/noext", reasons.NO_EXTENSION),
         ({"s0": {"d": {"a": {"b.jpg": b""}}}}, {"names": "full"}, b"s0/d/a/b.jpg", reasons.OTHER_STEM),
         ({"s0": {"d": {"a": {".hidden": b""}}}}, {"names": "full"}, b"s0/d/a/.hidden", reasons.OTHER_STEM),
@@ -421,6 +439,21 @@ def test_what_cannot_be_packed(
 ) -> None:
     result = found(tmp_path, upper, **options)
     assert result.unpackable == [Remark(path, reason)]
+
+
+@pytest.mark.parametrize(
+    ("upper", "options", "path", "shown"),
+    [
+        ({"s0": {"d": {"a": {"%2E": b"", "x%2E": b""}}}}, {}, b"s0/d/a/x%2E", "x%252E"),
+        ({"s0": {"d": {"K.%2E": b"", "K.%": b""}}}, FILES, b"s0/d/K.%2E", "K.%252E"),
+        ({"new": {"k%25": {"txt": b""}}}, {}, b"new/k%25", "k%2525"),
+    ],
+)
+def test_a_name_that_comes_back_in_another_form_has_a_note(
+    tmp_path: Path, upper: dict[Any, Any], options: dict[str, Any], path: bytes, shown: str
+) -> None:
+    result = found(tmp_path, upper, **options)
+    assert result.notes == [Remark(path, f"{reasons.ESCAPED} {shown}")]
 
 
 def test_notes(tmp_path: Path) -> None:

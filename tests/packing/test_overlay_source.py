@@ -21,15 +21,19 @@ from tests.packing.overlays import (
     Everything,
     Set,
     bare,
+    files_of,
     keys,
     numbered,
     on_small_disks,
     samples,
     stops,
 )
+from tests.packing.test_diff import nested
 from tests.uppers import OPAQUE, WHITEOUT, a_tree, find
 from wdsfs.errors import CommitError, StaleShard, UsageError
+from wdsfs.index import member_draft
 from wdsfs.overlay.overlay_directory import unfinished
+from wdsfs.packing import diff, reasons
 from wdsfs.packing.overlay_source import NO_SAMPLE, CommitOptions, Planner
 from wdsfs.packing.plan import Remark, continued, namer
 from wdsfs.packing.runner import Runner
@@ -156,6 +160,60 @@ def test_sorted(tmp_path: Path) -> None:
 def test_what_cannot_be_sorted(shard: bytes, text: str, tmp_path: Path) -> None:
     with pytest.raises(CommitError, match=text):
         Set(tmp_path, shard).commit(sort=True)
+
+
+# --- what a reader would not show --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_name_that_readers_leave_out_is_refused_before_anything_is_written(
+    tmp_path: Path, in_place: bool
+) -> None:
+    here = Set(tmp_path, FIRST, SECOND).edit({"s0": {"c": {"txt": b"edited"}, **nested(300, {"txt": b"deep"})}})
+    before = files_of(here.place.upper)
+    with pytest.raises(CommitError, match="its name has 299 folders"):
+        here.commit(in_place=in_place)
+    assert (here.set(), files_of(here.place.upper)) == ([FIRST, SECOND], before)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("upper", "message"),
+    [
+        ({"s0": nested(300, {"txt": b"deep"})}, "would leave out d/d/"),
+        ({"new": nested(300, {"txt": b"deep"})}, "would leave out d/d/"),
+        ({"s0": {"__m__": {"a": {"txt": b""}}}}, "s0/__m__/a/txt"),
+        ({"s0": {"x.y": {"txt": b""}}}, "s0/x.y/txt"),
+    ],
+)
+def test_a_plan_is_compared_with_what_a_reader_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upper: dict[Any, Any], message: str
+) -> None:
+    """As after an error in the rule of the writers: the plan is made of names that it lets pass."""
+    monkeypatch.setattr(reasons, "misread", lambda key, extension: None)
+    with pytest.raises(CommitError, match=rf"(?s){message}.*|{message}.*please report it"):
+        Set(tmp_path, FIRST, SECOND).edit(upper).plan()
+
+
+def test_two_samples_that_a_reader_takes_for_one_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = tars.tar(tars.member(b"k.jpg"), tars.B, tars.member(b"k.cls"))
+    monkeypatch.setattr(diff, "_may_repeat", lambda record, changes: False)
+    here = Set(tmp_path, shard).edit({"s0": {"b": WHITEOUT}})
+    for options in ({}, {"in_place": True}):
+        with pytest.raises(CommitError, match="readers would find 1 sample in place of 2"):
+            here.plan(**options)
+
+
+def test_a_shard_of_more_folders_than_readers_take_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member_draft, "FOLDERS_FREE", 5)
+    monkeypatch.setattr(member_draft, "FOLDER_BYTES", 1 << 30)
+    with pytest.raises(CommitError, match=r"no more than 5 folders .*--maxcount"):
+        Set(tmp_path, FIRST).edit({"s0": nested(7, {"txt": b""})}).plan()
+    Set(tmp_path / "two", FIRST).edit({"s0": {"d": nested(5, {"txt": b""})}}).plan()
 
 
 # --- split up anew -----------------------------------------------------------------------------------------

@@ -34,12 +34,14 @@ from tests.tree.test_shard_tree import a_tree, check_consistency
 from wdsfs import names
 from wdsfs.errors import CommitError, UsageError, ViewError
 from wdsfs.executors import Workers
+from wdsfs.packing import reasons
 from wdsfs.packing.file_samples import parse_splits
 from wdsfs.packing.file_source import FilePlan, PackOptions, make_plan, pack_files
 from wdsfs.packing.file_table import WalkRules
 from wdsfs.packing.shard_writer import Files as TreeFiles
 from wdsfs.packing.shard_writer import ShardWriter
 from wdsfs.storage.durable import temporary_of
+from wdsfs.tar import headers
 from wdsfs.tree.tree import View
 
 Files = Mapping[Any, bytes]
@@ -189,11 +191,11 @@ def test_a_layout_is_detected_or_refused(tmp_path: Path, files: Files, found: st
 
 ODD = {
     "README": "has no extension",
-    "end.": "has no extension",
     ".hidden.jpg": "starts? with a dot",
-    "a..jpg": "starts? with a dot",
     "b.JPG": "only in letter case",
-    "a.__key__": "readers use this name",
+    "b.É": "only in letter case",
+    "d/" * 257 + "a.jpg": "its name has 257 folders",
+    "a.__KEY__": "readers use this name",
     "__a.b__": "a name like __this__",
     "__meta__/a.jpg": "a name like __this__",
     ".git/a.jpg": "hidden directory",
@@ -202,7 +204,7 @@ ODD = {
 
 @pytest.mark.parametrize("name", ODD)
 def test_what_would_be_in_no_sample_is_refused(tmp_path: Path, name: str) -> None:
-    tree = write(tmp_path / "tree", {"b.jpg": b"", "b.JPG": b""} if name == "b.JPG" else {"b.jpg": b"", name: b""})
+    tree = write(tmp_path / "tree", {"b.é" if name == "b.É" else "b.jpg": b"", name: b""})
     with pytest.raises(
         CommitError, match=f"1 file cannot be packed:\n.*{ODD[name]}.*\n--leave-out packs all others"
     ):
@@ -215,7 +217,7 @@ def test_what_would_be_in_no_sample_is_refused(tmp_path: Path, name: str) -> Non
     [
         ("x.jpg", "outside of a sample"),
         ("a.b/jpg", "has a dot"),
-        ("c/.jpg", "dot"),
+        ("c/__Url__", "use this name"),
         ("c/JPG", "case"),
     ],
 )
@@ -224,6 +226,43 @@ def test_what_is_in_no_directory_of_a_sample_is_refused(tmp_path: Path, name: st
     plan = plan_of(tree, layout="samples", leave_out=True)
     assert [one.reason for one in plan.losses.unpackable if reason in one.reason]
     assert len(members(*pack(tree, layout="samples", leave_out=True))) == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "layout"),
+    [
+        ({"a.jpg": b"J", "a..txt": b"", "a.": b"E", "b.é": b"", "b.ê": b""}, "files"),
+        ({"a/jpg": b"J", "a/.txt": b""}, "samples"),
+        ({"a/a.jpg": b"J", "a/a..txt": b"", "a/a.": b""}, "samples"),
+    ],
+)
+def test_columns_that_a_mount_shows_can_be_packed(tmp_path: Path, files: Files, layout: str) -> None:
+    tree = write(tmp_path / "tree", files)
+    (shard,) = pack(tree, layout=layout)
+    view = View("files") if layout == "files" else View(names="full" if "a/a.jpg" in files else "ext")
+    with a_tree([shard], view, merge=True) as shown:
+        assert check_consistency(shown) == {b"/" + os.fsencode(name): content for name, content in files.items()}
+
+
+def test_a_plan_is_compared_with_what_a_reader_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an error in the rule of the writers: the plan is made of names that it lets pass."""
+    monkeypatch.setattr(reasons, "misread", lambda key, extension: None)
+    for number, name in enumerate(("d/" * 257 + "a.jpg", "__m__/a.jpg")):
+        tree = write(tmp_path / f"{number}/tree", {name: b""})
+        with pytest.raises(CommitError, match=r"readers would leave out .*please report it"):
+            plan_of(tree, layout="files")
+    tree = write(tmp_path / "two/tree", {"a.b/jpg": b"", "a.c/jpg": b""})
+    with pytest.raises(CommitError, match="readers would find 1 sample in place of 2"):
+        plan_of(tree, layout="samples")
+
+
+def test_a_column_of_the_class_that_readers_leave_out_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headers, "NAME_MAX", 10)
+    tree = write(tmp_path / "tree", {"cat/1234.x": b"", "cat/12.x": b""})
+    with pytest.raises(CommitError, match=r"1 file cannot be packed:\n.*cat/1234\.x.* has 12 bytes"):
+        plan_of(tree, layout="classes")
 
 
 def test_what_is_outside_of_classes_is_refused(tmp_path: Path) -> None:

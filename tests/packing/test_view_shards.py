@@ -116,6 +116,13 @@ def test_what_cannot_be_packed_is_refused_before_anything_is_written(program: Pr
     assert "a.PNG cannot be packed: differs from another file" in text
     text = program.refused("commit", "--columns", "__key__=jpg", "-o", "n.tar", "case.tar", code=7)
     assert "a.__key__ cannot be packed: readers use this name" in text
+    write(program.home / "umlaut.tar", [(b"a", [("é".encode(), b"J"), ("É".encode(), b"P")])])
+    text = program.refused("commit", "--columns", "é", "--columns", "É=É", "-o", "n.tar", "umlaut.tar", code=7)
+    assert "only in letter case" in text
+    write(program.home / "long.tar", [(b"x" * 4000, [(b"jpg", b"J")])])
+    columns = ("--columns", f"{'n' * 100}=jpg")
+    text = program.refused("commit", *columns, "-o", "n.tar", "long.tar", code=7)
+    assert "the limit is 4,095" in text
     # Two samples of one key between which another one is left out.
     twice = [member(b"k.jpg", b"1"), member(b"x.txt", b"2"), member(b"k.jpg", b"3")]
     (program.home / "twice.tar").write_bytes(tars.tar(*twice))

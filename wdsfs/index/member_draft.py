@@ -29,6 +29,11 @@ from wdsfs.tar.problems import PROBLEMS_MAX, Problem, Problems
 FOLDERS_FREE, FOLDER_BYTES = 1 << 16, 128
 
 
+def folders_max(size: int) -> int:
+    """Return how many folders a shard of this size (bytes) can have. A reader ends at the next one."""
+    return FOLDERS_FREE + size // FOLDER_BYTES
+
+
 @dataclass(slots=True)
 class DerivedMembers:
     """The entries of a derived record, and its members in the order of their entries.
@@ -138,7 +143,7 @@ class MemberDraft:
         # With `group_by_key`: samples by raw key, and the samples whose members are not adjacent.
         self.known: dict[bytes, int] | None = {} if group_by_key else None
         self.apart: set[int] = set()
-        self.folders = Folders(FOLDERS_FREE + size // FOLDER_BYTES)
+        self.folders = Folders(folders_max(size))
         self.entry_folder, self.entry_crc = array("I"), array("I")
         self.entry_flags = bytearray()
         self.entry_names: list[bytes] = []

@@ -334,14 +334,14 @@ class _ShardLinter:
         if extension in self.extensions:
             text = f"the extension {text_of(extension)!r} occurs twice in the sample; webdataset refuses it"
             self.findings.add("duplicate extension", offset, text_of(name), text)
-        elif extension.lower() in self.lowered:
+        elif names.lower_case(extension) in self.lowered:
             text = "two extensions of the sample differ in letter case only; webdataset refuses it"
             self.findings.add("duplicate extension", offset, text_of(name), text)
-        if extension.lower() in names.RESERVED:
+        if names.lower_case(extension) in names.RESERVED:
             text = f"webdataset uses {text_of(extension)!r} itself and refuses such a column"
             self.findings.add("reserved extension", offset, text_of(name), text)
         self.extensions.add(extension)
-        self.lowered.add(extension.lower())
+        self.lowered.add(names.lower_case(extension))
         if _is_odd(extension) or (not names.are_plain([name]) and any(map(_is_odd, _shown_components(name)))):
             self.findings.add(
                 "odd name", offset, text_of(name), "the name cannot be a file name; an escaped name is shown"
@@ -358,7 +358,7 @@ class _ShardLinter:
             self.findings.add("split sample", offset, text_of(key), text)
         if self.gathered is not None:
             self.offset, _, self.extensions = self.gathered.setdefault(digest, (offset, key, self.extensions))
-            self.lowered = {extension.lower() for extension in self.extensions}
+            self.lowered = set(map(names.lower_case, self.extensions))
 
     def end_sample(self) -> None:
         """Count the current sample."""
@@ -481,10 +481,10 @@ class Judge:
 
 def _absent_text(absent: Iterable[bytes], there: Iterable[bytes]) -> str:
     """Return which extensions a sample lacks, with those in another letter case, which webdataset accepts."""
-    cases = {extension.lower(): extension for extension in there}
+    cases = {names.lower_case(extension): extension for extension in there}
     parts = []
     for extension in sorted(absent):
-        other = cases.get(extension.lower())
+        other = cases.get(names.lower_case(extension))
         more = "" if other is None else f", but {text_of(other)} (the same to webdataset, not to others)"
         parts.append(text_of(extension) + more)
     return "has no " + ", ".join(parts)

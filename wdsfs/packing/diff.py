@@ -230,9 +230,9 @@ class SampleSummary:
         return [(member, record.extension(member)) for member in record.entry_members(entry)]
 
     def _drop_twins_of(self, files: dict[bytes, UpperFile], there: list[bytes]) -> None:
-        first = {_lower_case(extension): extension for extension in there}
+        first = {names.lower_case(extension): extension for extension in there}
         for extension in sorted(files.keys() - set(there)):
-            if first.setdefault(_lower_case(extension), extension) != extension:
+            if first.setdefault(names.lower_case(extension), extension) != extension:
                 self.result.unpackable.append(Remark(files.pop(extension).path, reasons.ONLY_CASE))
 
     # --- one shard
@@ -267,7 +267,7 @@ class SampleSummary:
             if record.has_links and record.link_count(member) > 1:
                 self.result.conflicts.append(Remark(path, reasons.LINKED))
         for member, file in replaced.items():
-            changes.members[member] = (file.new(walk.homes.member_name(number, member)),)
+            changes.members[member] = (file.new(walk.lower.member_name(number, member)),)
         added = self.added.get((number, entry), {})
         times = walk.times.get(number, set())
         if record.entry_flags[entry] & STRAY:
@@ -350,7 +350,7 @@ class SampleSummary:
             self.result.notes.append(Remark(name, reasons.APART))
         changes = self.result.shards.get(number, ShardChanges())
         for entry in record.samples_apart():
-            left = [_lower_case(extension) for extension in _extensions_left(record, entry, changes)]
+            left = [names.lower_case(extension) for extension in _extensions_left(record, entry, changes)]
             if len(set(left)) < len(left):
                 path = self.walk.paths.get((number, entry)) or name + b"/" + record.entry_path(entry)
                 self.result.conflicts.append(Remark(path, reasons.DOUBLED))
@@ -433,11 +433,6 @@ def _extensions_left(record: Record, entry: int, changes: ShardChanges) -> Itera
             parts = names.split(news.name)
             if parts is not None:
                 yield parts.extension
-
-
-def _lower_case(extension: bytes) -> str:
-    """Return an extension in lower case, as the webdataset library uses it in a sample."""
-    return extension.decode("utf-8", "surrogateescape").lower()
 
 
 def _order(home: Home) -> tuple[bool, int, bytes, bytes]:

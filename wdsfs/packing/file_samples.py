@@ -228,23 +228,18 @@ class _Grouping:
 
     def _sample_directory(self, number: int, directory: FoundDirectory) -> None:
         """Take the files of a directory as one sample."""
-        base = directory.path.rpartition(b"/")[2]
-        whole = None if directory.path else OUTSIDE
-        if b"." in base:
-            whole = reasons.DOTTED_KEY
-        start, begun, seen = (base + b".") if self.layout.full else b"", False, set[bytes]()
+        key = directory.path
+        start = names.split_folder(key)[1] + b"." if self.layout.full else b""
+        begun, seen = False, set[bytes]()
         for row, name in enumerate(self.table.names_in(directory), directory.first):
-            reason = whole
+            extension = name[len(start) :]
+            reason = None if key else OUTSIDE
             if reason is None and not name.startswith(start):
                 reason = reasons.OTHER_STEM
-            extension = name[len(start) :]
-            reason = reason or _wrong_extension(extension, seen)
-            if reason is None and names.is_meta(directory.path + b"." + extension):
-                reason = reasons.META
+            reason = reason or _obstacle(key, extension, seen)
             if reason is not None:
                 self._refuse(directory, name, reason)
                 continue
-            seen.add(extension.lower())
             if not begun:
                 self.samples.begin(number, NO_CLASS)
                 begun = True
@@ -252,26 +247,23 @@ class _Grouping:
 
     def _files(self, number: int, directory: FoundDirectory, label: int) -> None:
         """Take the files of a directory as samples by what their names begin with."""
-        whole = reasons.META if names.is_meta(directory.prefix) else None
-        if self.layout.name == CLASSES and not directory.path:
-            whole = OUTSIDE_CLASS
+        whole = OUTSIDE_CLASS if self.layout.name == CLASSES and not directory.path else None
         last, seen = None, set[bytes]()
         for row, name in enumerate(self.table.names_in(directory), directory.first):
             stem, dot, extension = name.partition(b".")
             if stem != last:
                 seen = set()
-            reason = whole or (None if stem else reasons.HIDDEN) or (None if dot else reasons.NO_EXTENSION)
-            reason = reason or _wrong_extension(extension, seen)
-            if reason is None and not directory.path and names.is_meta(name):
-                reason = reasons.META
+            reason = whole or (None if dot else reasons.NO_EXTENSION)
+            reason = reason or _obstacle(directory.prefix + stem, extension, seen)
+            if stem != last and label != NO_CLASS and self.class_column is not None:
+                reason = reason or reasons.misread(directory.prefix + stem, self.class_column)
             if reason is not None:
                 self._refuse(directory, name, reason)
                 continue
             if stem != last:
                 self.samples.begin(number, label)
                 last = stem
-            seen.add(extension.lower())
-            if label != NO_CLASS and self.class_column is not None and extension.lower() == self.class_column:
+            if label != NO_CLASS and self.class_column in seen:
                 self._refuse_column(directory, name)
             self.samples.add(row)
 
@@ -287,15 +279,17 @@ def _class_of(directory: FoundDirectory) -> bytes:
     return directory.path.partition(b"/")[0]
 
 
-def _wrong_extension(extension: bytes, seen: set[bytes]) -> str | None:
-    """Return why a sample with these extensions cannot have a member of this one, too; None if it can."""
-    if not extension:
-        return reasons.NO_EXTENSION
-    if extension.startswith(b"."):
-        return reasons.HIDDEN
-    if extension in names.RESERVED:
-        return reasons.RESERVED
-    return reasons.ONLY_CASE if extension.lower() in seen else None
+def _obstacle(key: bytes, extension: bytes, seen: set[bytes]) -> str | None:
+    """Return why a sample cannot have a member of this extension; else None, and add it to those `seen` in it.
+
+    Those are in lower case.
+    """
+    reason = reasons.misread(key, extension)
+    if reason is None:
+        lower = names.lower_case(extension)
+        reason = reasons.ONLY_CASE if lower in seen else None
+        seen.add(lower)
+    return reason
 
 
 def _refuse_equal_keys(samples: Samples) -> None:

@@ -1,7 +1,7 @@
 """A tree of files as a source of new shards: plans which samples go into each, by count, size and split.
 
 The same files and options give the same plan, so a command that is repeated finds its own shards again. A set may
-have 100 million files, so no Python object exists for a file before its shard is written.
+have 100 million files, so no Python object of a file is kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from wdsfs.errors import CommitError, UsageError, counted
 from wdsfs.executors import Workers
-from wdsfs.packing import file_samples
+from wdsfs.names import lower_case
+from wdsfs.packing import file_samples, reasons
 from wdsfs.packing.file_table import LeftOut, WalkRules, walk
 from wdsfs.packing.plan import (
     MAXSIZE,
@@ -40,6 +41,7 @@ from wdsfs.packing.plan import (
 )
 from wdsfs.packing.runner import Runner
 from wdsfs.packing.shard_writer import Files
+from wdsfs.packing.shown_samples import ShownSamples
 from wdsfs.tar import headers
 from wdsfs.tar.headers import BLOCK
 from wdsfs.tree.options import read_class_names
@@ -85,7 +87,8 @@ class PackOptions:
     def check(self) -> PackOptions:
         """Return the same. Raises UsageError for options that do not go together, and names no shard can have."""
         column = os.fsencode(self.class_column)
-        if not column or column.startswith(b".") or b"/" in column or b"\0" in column:
+        odd = column.startswith(b".") or b"/" in column or b"\0" in column
+        if not column or odd or reasons.misread(b"sample", column) is not None:
             raise UsageError(f"--class-column {self.class_column!r} is not an extension: write for example cls")
         if self.shuffle is not None and self.order is not None:
             raise UsageError("--shuffle and --order exclude each other: both say in which order the samples are")
@@ -266,7 +269,7 @@ def make_plan(directories: Sequence[str], options: PackOptions) -> FilePlan:
     if not len(table):
         _refuse_losses(left_out, options)
     layout = file_samples.layout_of(table, options.layout)
-    column = None if options.class_as == NONE else os.fsencode(options.class_column).lower()
+    column = None if options.class_as == NONE else lower_case(os.fsencode(options.class_column))
     samples = file_samples.group(table, layout, left_out, column)
     order = file_samples.order_of(samples, options.shuffle, options.order, left_out)
     _refuse_losses(left_out, options)
@@ -275,6 +278,7 @@ def make_plan(directories: Sequence[str], options: PackOptions) -> FilePlan:
     plan = FilePlan(samples, options, _labels(samples, options), left_out)
     _distribute(plan, order)
     _refuse_clashes(plan)
+    _account(plan)
     classes = _classes_file(plan)
     plan.beside += [] if classes is None else [classes]
     return plan
@@ -364,6 +368,16 @@ def _rolled(sizes: Sequence[int], options: PackOptions) -> Iterator[tuple[int, i
             first = number
     if sizes:
         yield first, len(sizes)
+
+
+def _account(plan: FilePlan) -> None:
+    """Compare each planned shard with what a reader finds in it. Raises CommitError."""
+    for step in plan.steps:
+        shown = ShownSamples(step)
+        for piece in step.output.pieces:
+            if isinstance(piece, NewMember):
+                shown.add_member(piece.name)
+        shown.compare()
 
 
 def _lengths(plan: FilePlan) -> Numbers:

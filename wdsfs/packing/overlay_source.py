@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from wdsfs.errors import CommitError, MissingShard, ShardError, StaleShard, UsageError
 from wdsfs.index.record import STRAY, Record
-from wdsfs.names import split
+from wdsfs.names import raw_key, split
 from wdsfs.packing import plan
 from wdsfs.packing.diff import Changes, NewSample, ShardChanges
+from wdsfs.packing.shown_samples import Key, ShownSamples
 from wdsfs.packing.source_layout import Cut, SourceLayout, layout, unpacked_size
 from wdsfs.packing.upper_walk import Rules
 from wdsfs.remote.shard_paths import is_remote
@@ -103,6 +104,16 @@ class Unit(NamedTuple):
     pieces: list[plan.Piece]
 
 
+class _InOrder(NamedTuple):
+    """The members of samples in a source shard, in the order of the tar: their numbers, first bytes, entries."""
+
+    number: int
+    record: Record
+    members: plan.Numbers
+    heads: plan.Numbers
+    entries: plan.Numbers
+
+
 class Planner:
     """Makes the plan for these changes of the lower.
 
@@ -112,6 +123,7 @@ class Planner:
     def __init__(self, lower: ShardSet, changes: Changes, options: CommitOptions) -> None:
         self.lower, self.changes, self.options = lower, changes, options
         self.plan = plan.Plan()
+        self._ordered: _InOrder | None = None
 
     def make(self) -> plan.Plan:
         """Make the plan. Raises what the class says."""
@@ -138,12 +150,51 @@ class Planner:
             for piece in step.output.pieces
             if isinstance(piece, plan.NewMember)
         }
+        appended = (changes.appended for changes in self.changes.shards.values())
+        new_samples = itertools.chain.from_iterable((*appended, *self.changes.further.values()))
+        written -= {new.path for key, members in new_samples for new in members if raw_key(new.name) != key}
         named = {remark.path for remark in self.plan.left_out}
         forgotten = set(self.changes.upper.contents()) - written - named - self.changes.covered
         if forgotten:
             text = "nothing was written, since these files would be lost; this is an error of wdsfs"
             paths = [os.fsdecode(path) for path in sorted(forgotten)]
             raise CommitError(f"{text}, please report it:", *_listing(paths))
+        strays = {new.path for new in self._changed_strays()}
+        for step in self.plan.steps:
+            if step.action not in (plan.COPY, plan.LINK):
+                self._compare_with_reader(step, strays)
+
+    def _compare_with_reader(self, step: plan.Step, strays: set[bytes]) -> None:
+        """Raise CommitError for a planned shard in which a reader would not find each sample and new member."""
+        shown = ShownSamples(step, self.lower)
+        for piece in step.output.pieces:
+            if isinstance(piece, plan.NewMember):
+                shown.add_member(piece.name, in_sample=piece.path not in strays)
+            elif isinstance(piece, plan.CopiedRange):
+                self._add_copies(shown, piece)
+        shown.compare()
+
+    def _add_copies(self, shown: ShownSamples, piece: plan.CopiedRange) -> None:
+        _, record, members, heads, entries = self._in_order(piece.shard)
+        first, stop = np.searchsorted(heads, (piece.start, piece.end)).tolist()
+        if first == stop:
+            return
+
+        def key(at: int) -> Key:
+            plain = record.entry_path(int(entries[at]))
+            return Key(plain, lambda: raw_key(self.lower.member_name(piece.shard, int(members[at]))) or plain)
+
+        begun = int(np.count_nonzero(np.diff(entries[first:stop])))
+        shown.add_copies(key(first), key(stop - 1), 1 + begun)
+
+    def _in_order(self, number: int) -> _InOrder:
+        if self._ordered is None or self._ordered.number != number:  # pieces of a shard come one after the other
+            record = indexed(self.lower.record, number)
+            members = record.members_in_order()
+            heads = record.array("member.head")[members].astype(np.int64) * headers.BLOCK
+            entries = np.searchsorted(record.array("entry.member"), members, side="right") - 1
+            self._ordered = _InOrder(number, record, members, heads, entries)
+        return self._ordered
 
     def _refuse_losses(self) -> None:
         changes, options = self.changes, self.options

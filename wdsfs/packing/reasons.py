@@ -1,4 +1,12 @@
-"""The texts that say why a file cannot be packed, and remarks about files that can be."""
+"""Why a file cannot be packed: the one rule of all writers for a name in the tar, and the texts for users.
+
+Remarks about files that can be packed are here, too.
+"""
+
+from __future__ import annotations
+
+from wdsfs import names
+from wdsfs.tar import headers
 
 # Why something cannot be packed.
 OUTSIDE = "is outside of a sample: a sample's files are in a directory of its own, below that of a shard"
@@ -12,6 +20,7 @@ ODD_FOLDER = "the name of its folder would be read as another one"
 OTHER_STEM = "does not start with the name of its sample and a dot"
 ONLY_CASE = "differs from another file of its sample only in letter case: readers take the two for one"
 RESERVED = "readers use this name for themselves: the webdataset library stops at such a column; rename the file"
+TOO_LONG = "its path is too long for readers, which would leave it out"
 OF_MOUNT = "a mount uses this name for itself: rename the file"
 SYMBOLIC = "is a symbolic link"
 SPECIAL = "is not a regular file, but a fifo, a socket or a device"
@@ -36,3 +45,22 @@ FILE_AND_FOLDER = (
     "tar cannot extract it: another member needs a directory where this is a file, or the other way round"
 )
 SAME = "has the content of the shard; a tar of samples has no place for another mode, owner or attribute"
+ESCAPED = "reads like the escape of another name; a mount of the new shards shows it as"
+
+
+def misread(key: bytes, extension: bytes) -> str | None:
+    """Return why readers would not find a member of this extension in the sample of this key; None if they would.
+
+    Semantics decision: what a mount shows can be packed. So an extension may be empty, or begin with a dot.
+    """
+    if names.lower_case(extension) in names.RESERVED:
+        return RESERVED
+    name = key + b"." + extension
+    parts = names.split(name)
+    if parts is None:
+        base = names.split_folder(key)[1]
+        return HIDDEN if not base or base.startswith(b".") else META
+    if parts.folder + parts.stem != key:
+        return DOTTED_KEY
+    limit = headers.name_beyond_limit(name)
+    return None if limit is None else f"{TOO_LONG}: {limit}"

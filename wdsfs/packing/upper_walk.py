@@ -21,7 +21,6 @@ from wdsfs.packing import reasons
 from wdsfs.packing.plan import NewMember, Remark
 from wdsfs.storage.durable import named
 from wdsfs.tree import content as content_module
-from wdsfs.tree.content import read_name
 from wdsfs.tree.tree import AT_PARENT, LowerTree
 
 
@@ -96,12 +95,9 @@ class Homes:
         """Return a sample of a shard, with its key as written in the tar (with `./`, for example)."""
         record = self.lower.record(number)
         member = record.entry_member[entry]
-        return Home(number, entry, b"", self.member_name(number, member)[: -len(record.extension(member)) - 1])
-
-    def member_name(self, number: int, member: int) -> bytes:
-        """Return the name of a member as written in the tar."""
-        content = self.lower.content(number, self.lower.tag(number), member)
-        return read_name(content, self.lower.record(number).member(member).head)
+        return Home(
+            number, entry, b"", self.lower.member_name(number, member)[: -len(record.extension(member)) - 1]
+        )
 
     def plain(self, name: bytes, inode: int | None) -> bytes:
         """Return the name of a directory as written in the tar."""
@@ -169,17 +165,12 @@ class Homes:
 
     def _checked(self, home: Home, extension: bytes) -> tuple[Home, bytes] | str:
         """Check that readers find this key and this extension in the name of the member."""
-        if extension.lower() in names.RESERVED:
-            return reasons.RESERVED
-        parts = names.split(home.key + b"." + extension)
-        if parts is None:
-            base = home.key.rpartition(b"/")[2]
-            return reasons.HIDDEN if not base or base.startswith(b".") else reasons.META
-        if parts.folder + parts.stem != home.key:
-            return reasons.DOTTED_KEY
-        if home.entry < 0 and b"/".join((*names.folder_components(parts.folder), parts.stem)) != home.key:
-            return reasons.ODD_FOLDER
-        return home, extension
+        reason = reasons.misread(home.key, extension)
+        if reason is None and home.entry < 0:
+            folder, stem = names.split_folder(home.key)
+            if b"/".join((*names.folder_components(folder), stem)) != home.key:
+                reason = reasons.ODD_FOLDER
+        return reason or (home, extension)
 
 
 def _folder_of(record: Record, components: Sequence[bytes]) -> int | None:
@@ -302,6 +293,8 @@ class Walk:
             inner = Spot(path, inode or 0, number, name if number is None else b"", (), left)
         else:
             components = (*spot.components, self.homes.plain(name, inode))
+            if inode is None:
+                self._note_escape(name, path)
             inner = Spot(path, inode or 0, spot.shard, spot.top, components, left)
         origin = child.origin
         if inode is None and origin is not None and not self.tree.files_layout and inner.components:
@@ -322,7 +315,7 @@ class Walk:
         number, member = place[0], index_of(place[1])
         if self.tree.domain == BY_EXTENSION:
             return not names.is_leaving(self.record(number).extension(member))
-        return not names.is_leaving(self.homes.member_name(number, member).rpartition(b"/")[2])
+        return not names.is_leaving(self.lower.member_name(number, member).rpartition(b"/")[2])
 
     def place_of(self, origin: Origin) -> tuple[int, int] | None:
         """Return the shard and the position in its record of an origin; None if the shard has changed."""
@@ -491,6 +484,13 @@ class Walk:
             if extension in files:
                 self.conflicts.append(Remark(path, reasons.TWICE))
             files[extension] = self._file(child, path)
+            self._note_escape(name, path)
+
+    def _note_escape(self, name: bytes, path: bytes) -> None:
+        """Add a note if a mount shows a new name in another way, since it is no escape but reads like one."""
+        shown = names.escape(self.homes.plain(name, None))
+        if shown != name:
+            self.notes.append(Remark(path, f"{reasons.ESCAPED} {names.readable(shown)}"))
 
 
 class Rules(NamedTuple):

@@ -41,6 +41,7 @@ from wdsfs.packing.plan import (
     namer,
 )
 from wdsfs.packing.runner import Runner
+from wdsfs.packing.shown_samples import Key, ShownSamples
 from wdsfs.packing.source_layout import SourceLayout, layout
 from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import CHUNK
@@ -174,7 +175,22 @@ class ViewCommit:
         else:
             name = namer(self.options.output)
             for nth, (number, samples) in enumerate(self._shards()):
-                yield _step(name(nth), number, samples)
+                yield self._step(name(nth), number, samples)
+
+    def _step(self, target: bytes, number: int | None, samples: Sequence[_Sample]) -> Step:
+        """Return a new shard of these samples, compared with what a reader finds in it. Raises CommitError."""
+        pieces = joined(piece for sample in samples for piece in sample.pieces)
+        step = Step(Output(target, [*pieces, Zeros(len(headers.END))]), NEW, number, len(samples))
+        shown = ShownSamples(step, self.lower)
+        for sample in samples:
+            new = [piece.name for piece in sample.pieces if isinstance(piece, NewMember)]
+            if not new:
+                key = Key(sample.key, lambda: b"")
+                shown.add_copies(key, key)
+            for name in new:
+                shown.add_member(name)
+        shown.compare()
+        return step
 
     def _shards(self) -> Iterator[tuple[int, list[_Sample]]]:
         """Yield the samples of each shard. Semantics decision: there is no shard without samples."""
@@ -199,11 +215,11 @@ class ViewCommit:
         placed: list[_Sample] = []
         for sample in samples:
             if fill.starts_another(sample.size, sample.key):
-                yield _step(name(nth), None, placed)
+                yield self._step(name(nth), None, placed)
                 placed, nth = [], nth + 1
             placed.append(sample)
         if placed:
-            yield _step(name(nth), None, placed)
+            yield self._step(name(nth), None, placed)
             nth += 1
         self._refuse_beyond(name, nth)
 
@@ -250,14 +266,14 @@ class ViewCommit:
         key, taken = record.entry_path(entry), set[bytes]()
         for member in record.entry_members(entry):
             extension = record.extension(member)
-            name = key + b"." + extension
-            reason = _obstacle(name, key, extension, taken)
+            name, lower = key + b"." + extension, names.lower_case(extension)
+            reason = reasons.misread(key, extension) or (reasons.ONLY_CASE if lower in taken else None)
             if reason is not None:
                 path = self.lower.path_text(number)
                 raise CommitError(
                     f"{path}: {os.fsdecode(name)} cannot be packed: {reason}; see --columns NAME=..."
                 )
-            taken.add(extension.lower())
+            taken.add(lower)
             size, mtime_ns = record.size_and_time(member)
             yield NewMember(name, b"%d %d %d" % (number, tag, member), size, mtime_ns)
 
@@ -314,18 +330,3 @@ def parts_of(lower: ShardSet, options: PackOptions, on_shard: Callable[[], None]
         (title, name, ((samples.shards[at], samples.entries[at]) for at in some))
         for title, name, some in zip(titles, options.names, numbers, strict=True)
     ]
-
-
-def _step(target: bytes, number: int | None, samples: Sequence[_Sample]) -> Step:
-    pieces = joined(piece for sample in samples for piece in sample.pieces)
-    return Step(Output(target, [*pieces, Zeros(len(headers.END))]), NEW, number, len(samples))
-
-
-def _obstacle(name: bytes, key: bytes, extension: bytes, taken: set[bytes]) -> str | None:
-    """Return why readers would not find a member of this name in its sample; None if they would."""
-    parts = names.split(name)
-    if parts is None or (parts.folder + parts.stem, parts.extension) != (key, extension):
-        return "readers would take it for another sample, or for none"
-    if extension.lower() in taken:
-        return reasons.ONLY_CASE
-    return reasons.RESERVED if extension.lower() in names.RESERVED else None

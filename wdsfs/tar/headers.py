@@ -117,10 +117,17 @@ class Extended:
 
 def unusable(extended: Extended) -> str | None:
     """Return why a name or target is too long; None if none is. (In a header block none ever is.)"""
-    for text, what in ((extended.name, "name"), (extended.link, "target")):
-        if text is not None and len(text) > NAME_MAX:
-            return f"its {what} has {len(text):,} bytes, and the limit is {NAME_MAX:,}"
-    folders = 0 if extended.name is None else extended.name.count(b"/")
+    why = None if extended.name is None else name_beyond_limit(extended.name)
+    if why is None and extended.link is not None and len(extended.link) > NAME_MAX:
+        return f"its target has {len(extended.link):,} bytes, and the limit is {NAME_MAX:,}"
+    return why
+
+
+def name_beyond_limit(name: bytes) -> str | None:
+    """Return why the reader leaves out a member of this name; None if it is shown. Writers refuse such names."""
+    if len(name) > NAME_MAX:
+        return f"its name has {len(name):,} bytes, and the limit is {NAME_MAX:,}"
+    folders = name.count(b"/")
     return f"its name has {folders:,} folders, and the limit is {DEPTH_MAX}" if folders > DEPTH_MAX else None
 
 

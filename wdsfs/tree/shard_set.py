@@ -29,7 +29,7 @@ from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import fingerprint_of
 from wdsfs.shards import GONE, Fingerprint, Shard, Shards, numbered_at
 from wdsfs.tar.problems import Problem, problems_text
-from wdsfs.tree.content import Content, ContentColumns, content_in_shard
+from wdsfs.tree.content import Content, ContentColumns, content_in_shard, read_name
 from wdsfs.tree.freshness import Freshness, Generations
 from wdsfs.tree.open_shards import OpenFiles, OpenRecords, ShardFile
 from wdsfs.tree.shard_access import Access
@@ -503,6 +503,10 @@ class ShardSet:
         if hot.file.remote is not None:
             content.sample = lambda: _places(record, member)
         return content
+
+    def member_name(self, number: int, member: int) -> bytes:
+        """Return the name of a member as written in the tar. Raises what `record` raises, OSError."""
+        return read_name(self.content(number, self.tag(number), member), self.record(number).member(member).head)
 
     def opened(self, number: int) -> ShardFile:
         """Return the shard, open. Raises what `record` raises."""
