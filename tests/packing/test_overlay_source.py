@@ -124,6 +124,17 @@ def test_what_lies_behind_the_end_mark_stays_there(tmp_path: Path) -> None:
     assert tar.endswith(tars.END + FIRST)
 
 
+@pytest.mark.parametrize("options", [{}, {"sort": True}, {"maxcount": 1}, {"maxcount": 9}, {"changed_only": True}])
+def test_a_shard_without_its_last_padding(tmp_path: Path, options: dict[str, Any]) -> None:
+    shard = tars.tar(tars.A, tars.member(b"z.cls", b"1"), tars.member(b"z.txt", b"2"), end=b"")[:-511]
+    contents = Set(tmp_path, shard).edit({"s0": {"z": {"cls": b"new"}, "n": {"txt": b"n"}}}).commit(**options)
+    assert {key: value for tar in contents for key, value in samples(tar).items()} == {
+        **({} if "changed_only" in options else {"a": {"txt": b"aaa"}}),
+        "z": {"cls": b"new", "txt": b"2"},
+        "n": {"txt": b"n"},
+    }
+
+
 def test_links(tmp_path: Path) -> None:
     here = Set(tmp_path, FIRST, SECOND).edit(EDITS)
     here.commit(link=True)

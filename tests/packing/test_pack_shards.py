@@ -124,6 +124,19 @@ def test_a_pack_of_shards_that_is_killed_goes_on(program: Program) -> None:
     assert len(whole) == 5
 
 
+@pytest.mark.parametrize("options", [("--keys", "keys"), ("--shuffle", "1"), ("--order", "keys"), ()])
+def test_a_shard_without_its_last_padding(program: Program, options: tuple[str, ...]) -> None:
+    for number in range(2):
+        shard = tars.tar(*sample(b"%d" % number, b"cls", b"txt"), end=b"")
+        (program.home / f"s{number}.tar").write_bytes(shard.rstrip(b"\0"))
+    program.write("keys", b"1\n0\n")
+    program.run("pack", *options, "s{0..1}.tar", "-o", "n.tar")
+    content = (program.home / "n.tar").read_bytes()
+    assert sorted(tars.by_webdataset(content), key=lambda one: str(one["__key__"])) == [
+        {"__key__": key, "cls": f"{key}cls".encode(), "txt": f"{key}txt".encode()} for key in "01"
+    ]
+
+
 def test_shards_are_told_from_files(program: Program) -> None:
     a_set(program.home)
     for place in ("shards", "mixed", "files"):

@@ -392,7 +392,7 @@ class Planner:
             pieces: list[plan.Piece] = []
             for member in record.entry_members(entry):
                 new = changes.members.get(member)
-                pieces += [plan.CopiedRange(number, *source.member(member))] if new is None else new
+                pieces += source.pieces_of(member) if new is None else new
                 pieces += changes.following.get(member, ())
             key, _, change = _outcome(record, entry, changes)
             size = sum(record.member(member).size for member in record.entry_members(entry))

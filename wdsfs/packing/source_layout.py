@@ -86,6 +86,10 @@ class SourceLayout:
         at = self.place(member)
         return int(self.heads[at]), int(self.ends[at])
 
+    def pieces_of(self, member: int) -> Iterator[plan.Piece]:
+        """Yield the pieces of an unchanged member, with the padding that the last one of a shard may lack."""
+        return self.between(*self.member(member), ())
+
     def cut(
         self,
         members: Mapping[int, tuple[plan.NewMember, ...]],

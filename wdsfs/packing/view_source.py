@@ -26,7 +26,6 @@ from wdsfs.packing.file_source import PackOptions
 from wdsfs.packing.overlay_source import CommitOptions
 from wdsfs.packing.plan import (
     NEW,
-    CopiedRange,
     NewMember,
     Output,
     Piece,
@@ -258,8 +257,7 @@ class ViewCommit:
         if source is None:
             return _Sample(record.entry_path(entry), list(self._new_members(record, number, tag, entry)), size)
         own = members if record.view is None else [record.address(member)[1] for member in members]
-        ranges = sorted(source.member(member) for member in own)
-        pieces = joined(CopiedRange(number, *bounds) for bounds in ranges)
+        pieces = joined(itertools.chain.from_iterable(map(source.pieces_of, sorted(own, key=source.place))))
         return _Sample(record.entry_path(entry), pieces, size)
 
     def _new_members(self, record: Record, number: int, tag: int, entry: int) -> Iterator[NewMember]:

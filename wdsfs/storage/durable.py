@@ -83,7 +83,10 @@ class Disk:
             with named(path):
                 data = pread(source, min(count, CHUNK), start)
             if not data:
-                raise CorruptShard(f"the shard ends at byte {start}, {counted(count, 'byte')} too early")
+                where = "the shard" if path is None else os.fsdecode(path)
+                raise CorruptShard(
+                    f"{where} ends at byte {start}, {counted(count, 'byte')} too early: download or make it again"
+                )
             self.write(target, data)
             start, count = start + len(data), count - len(data)
 
