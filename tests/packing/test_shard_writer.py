@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from wdsfs.packing.source_layout import SourceLayout
 from wdsfs.storage import durable
 from wdsfs.storage.durable import Disk, temporary_of
 from wdsfs.tar import headers, scan
+from wdsfs.tar.compressed import opened_shard
 from wdsfs.tar.problems import HARMLESS
 
 SAMPLES = tars.tar(
@@ -75,6 +77,21 @@ class Bench:
         cuts = layout.cut({members[name]: new for name, new in changes.items()}, {})
         self.writer.publish(self.output(layout.pieces(cuts, appended), layout))
         return self.target.read_bytes()
+
+
+class OpenedShards:
+    """`opened_shard`, which counts the shards that are open `now`, and how many were at the `most`."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    @contextlib.contextmanager
+    def __call__(self, path: bytes) -> Iterator[Any]:
+        with opened_shard(path) as opened:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            yield opened
+            self.now -= 1
 
 
 @pytest.fixture
@@ -291,6 +308,24 @@ def test_where_the_kernel_does_not_copy(
         monkeypatch.setattr(os, "sendfile", refuse)
     bench.writer.publish(bench.output([CopiedRange(0, 0, len(SAMPLES))]))
     assert bench.target.read_bytes() == SAMPLES
+
+
+def test_few_sources_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_writer, "OPEN_SOURCES", 2)
+    monkeypatch.setattr(shard_writer, "opened_shard", counted := OpenedShards())
+    sources, places, parts = {}, {}, [tars.member(b"%d.txt" % number, b"x" * number) for number in range(5)]
+    for number, part in enumerate(parts):
+        path = os.fsencode(tmp_path / f"s{number}.tar")
+        (tmp_path / f"s{number}.tar").write_bytes(tars.tar(part))
+        one = record.Record(build_file(path))
+        sources[number] = SourceShard(path, one.fingerprint)
+        places[number] = source_layout.layout(number, path, one).places
+    order = [0, 1, 2, 3, 4, 0, 4, 2, 0]
+    pieces: list[Piece] = [*(CopiedRange(number, 0, len(parts[number])) for number in order), Zeros(1024)]
+    writer = ShardWriter(sources, Files(os.fsencode(tmp_path)))
+    writer.publish(Output(os.fsencode(tmp_path / "out.tar"), pieces, places))
+    assert (tmp_path / "out.tar").read_bytes() == tars.tar(*(parts[number] for number in order))
+    assert (counted.now, counted.most) == (0, 2)
 
 
 def test_what_is_copied_must_be_there(bench: Bench) -> None:

@@ -17,6 +17,7 @@ import itertools
 import os
 import tarfile
 import tempfile
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 DENSE = 8192  # bytes per member; with less, comparing all bytes is quicker than reading the headers
 MEMBERS_AT_ONCE = 1024  # of which headers are made together
+OPEN_SOURCES = 64  # at a time, by each thread: a shuffled set copies from all of its shards
 OPEN_DIRECTORIES = 64  # at a time: a shuffled set goes to and fro between directories
 
 _OPEN_FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -223,13 +225,10 @@ class ShardWriter:
         """Write the bytes of a shard. Raises CommitError, StaleShard, CorruptShard, OSError."""
         written: list[Stretch] = []
         done = sent = 0
-        with contextlib.ExitStack() as stack:
-            opened: dict[int, TarBytes] = {}
+        with _reopened(self._source) as source:
             for part in self._parts(output):
                 if isinstance(part, CopiedRange):
-                    if part.shard not in opened:
-                        opened[part.shard] = stack.enter_context(self._source(part.shard))
-                    self._copy(opened[part.shard], fd, part)
+                    self._copy(source(part.shard), fd, part)
                     done += part.length
                 else:
                     written.append(Stretch(done, len(part), xxhash.xxh3_128_digest(part)))
@@ -318,6 +317,24 @@ class ShardWriter:
                 yield data
 
 
+@contextlib.contextmanager
+def _reopened(open_source: OpenSource) -> Iterator[Callable[[int], TarBytes]]:
+    """Return a function that returns a source shard, open. `OPEN_SOURCES`, those used last, stay open."""
+    opened: OrderedDict[int, tuple[contextlib.ExitStack, TarBytes]] = OrderedDict()
+    with contextlib.ExitStack() as stack:
+
+        def source(number: int) -> TarBytes:
+            if number not in opened:
+                if len(opened) >= OPEN_SOURCES:
+                    opened.popitem(last=False)[1][0].close()
+                own = stack.enter_context(contextlib.ExitStack())
+                opened[number] = own, own.enter_context(open_source(number))
+            opened.move_to_end(number)
+            return opened[number][1]
+
+        yield source
+
+
 def _with_headers(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, bytes]]:
     """Yield each piece with the headers of a new member. They are made for many members at once."""
     pieces = iter(pieces)
@@ -362,16 +379,13 @@ def _verify(fd: int, output: Output, written: Sequence[Stretch], open_source: Op
 def _compare(fd: int, output: Output, open_source: OpenSource) -> None:
     """Compare copied ranges with their sources. Each must start with a header, or at the end mark."""
     at = 0
-    with contextlib.ExitStack() as stack:
-        opened: dict[int, TarBytes] = {}
+    with _reopened(open_source) as source:
         for piece in output.pieces:
             if isinstance(piece, CopiedRange):
                 block = os.pread(fd, headers.BLOCK, at)
                 if any(block) and not headers.is_header(block):
                     raise _wrong(output, f"there is no header at byte {at}")
-                if piece.shard not in opened:
-                    opened[piece.shard] = stack.enter_context(open_source(piece.shard))
-                if not _is_same(opened[piece.shard], piece.start, fd, at, piece.length):
+                if not _is_same(source(piece.shard), piece.start, fd, at, piece.length):
                     raise _wrong(output, f"the {piece.length} bytes from byte {at} on are wrong")
             at += piece.length
 
