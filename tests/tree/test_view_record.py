@@ -11,6 +11,7 @@ import contextlib
 import csv
 import gzip
 import io
+import itertools
 import json
 import lzma
 import os
@@ -20,12 +21,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from tests import sets, tars
 from tests.conftest import BOTH_ENGINES, Program
 from tests.processes import wait_until
+from wdsfs import names
 from wdsfs.errors import NoSuchAttribute, ShardError, StaleShard, UnreadableShard, UsageError, ViewError
 from wdsfs.extras import zstd
 from wdsfs.index.record import STRAY
@@ -622,6 +625,21 @@ def classes(directory: Path, shards: Sequence[Shard], **options: Any) -> dict[st
                 content = tree.content(entry.node.inode)
                 found[os.fsdecode(folder.name + b"/" + entry.name)] = content_module.read(content, 0, content.size)
     return found
+
+
+def test_each_of_many_samples_of_one_name_is_numbered_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [b"x".join(parts) for parts in itertools.product((b"a/", b"a--"), repeat=7)]
+    shard = write(tmp_path / "s.tar", [(b"%sk" % key, [(b"jpg", b""), (b"cls", b"0")]) for key in sorted(keys)])
+    numbered = Mock(side_effect=names.numbered)
+    monkeypatch.setattr(names, "numbered", numbered)
+    with a_view(tmp_path, [shard], Composition(classes=True)) as below:
+        tree = make_tree(below, View("classes"))
+        tree.prepare()
+        suffixes = [entry.name.partition(b"k")[2] for entry in tree.listing(tree.resolve(b"0").inode, 2)]
+    assert sorted(suffixes) == sorted([b".jpg", *(b"~%d.jpg" % number for number in range(2, 129))])
+    assert numbered.call_count == 127
 
 
 def test_samples_lie_in_the_folders_of_their_classes(tmp_path: Path) -> None:

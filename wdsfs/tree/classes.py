@@ -180,19 +180,19 @@ def into_classes(draft: Draft) -> None:
     # after a file's name (`a.jpg~2`) would hide it from loaders that go by the suffix, and one for each file
     # could pair the image of one sample with the text of another.
     prefix = _flat(draft.source.shard.name) + b"--"
-    taken: set[bytes] = set()
+    taken: dict[bytes, int] = {}  # paths, each with the last number that was tried for it
     paths = []
     for path, label in zip(draft.paths, draft.classes, strict=True):
         # Without a class (`--missing empty`): the folder with the empty name, which `names` shows as `%`.
         folder = (label or b"") + b"/"
         # A name that was cut as a whole would lose the suffix that loaders go by.
         stem = names.shorten(prefix + _flat(path), _STEM_MAX)
-        shown, number = stem, 1
-        while folder + shown in taken:
-            number += 1
-            shown = names.numbered(stem, number)
-        taken.add(folder + shown)
-        paths.append(folder + shown)
+        plain = shown = folder + stem
+        while shown in taken:
+            taken[plain] += 1
+            shown = folder + names.numbered(stem, taken[plain])
+        taken[shown] = 1
+        paths.append(shown)
     draft.paths = paths
 
 
