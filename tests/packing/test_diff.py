@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,6 +16,7 @@ from wdsfs.packing import reasons
 from wdsfs.packing.diff import ChangedSample, Changes
 from wdsfs.packing.plan import Remark
 from wdsfs.packing.upper_walk import Rules
+from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import View
 
 FIRST = tars.tar(
@@ -302,6 +304,21 @@ def test_a_column_that_is_called_so_in_its_shard(was: str, left: bool, layout: s
             os.setxattr(tmp_path / f"upper/s0/z{separator}{new}", "user.wdsfs.origin", value)
     result = found(tmp_path, {}, shard, layout=layout)
     assert [one.path for one in result.leavings] == [f"s0/z{separator}txt~".encode()] * left
+
+
+def test_new_files_of_a_merged_set_look_into_each_shard_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = [tars.tar(tars.member(b"d/%d.txt" % number), tars.member(b"d/k.txt")) for number in range(12)]
+    upper = {"d": {f"{number}.cls": b"" for number in range(2, 30)}, "k.txt": b"", "e": {"2.cls": b""}}
+    record = Mock(side_effect=ShardSet.record)
+    monkeypatch.setattr(ShardSet, "record", lambda *arguments: record(*arguments))
+    result = found(tmp_path, upper, *shards, layout="files", merge=True)
+    assert [sample.path for sample in result.samples if sample.kind == "changed"] == [
+        b"d/%d" % number for number in range(2, 12)
+    ]
+    assert [sample.kind for sample in result.samples].count("added") == 18 + 2
+    assert record.call_count < len(shards) * 29
 
 
 # --- extensions that readers take for one ------------------------------------------------------------------

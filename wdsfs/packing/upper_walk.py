@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 from wdsfs import inodes, names
 from wdsfs.errors import NoSuchEntry, NotADirectory
@@ -54,6 +57,9 @@ class Home(NamedTuple):
     key: bytes
 
 
+FileKey = tuple[tuple[bytes, ...], bytes]  # the folders of a file, and the stem of its name
+
+
 class Homes:
     """Finds the sample of a file, and of a directory.
 
@@ -62,7 +68,7 @@ class Homes:
 
     def __init__(self, tree: LowerTree, paths: dict[tuple[int, int], bytes]) -> None:
         self.tree, self.lower, self.paths = tree, tree.lower, paths
-        self._entries: dict[tuple[tuple[bytes, ...], bytes], tuple[int, int] | None] = {}
+        self._entries: dict[FileKey, tuple[int, int]] = {}  # of a merged set in the files layout
 
     def find(self, spot: Spot, name: bytes) -> tuple[Home, bytes] | str:
         """Return the sample and the extension of a new file, or the reason why it is in no sample."""
@@ -144,16 +150,31 @@ class Homes:
 
     def _entry_at(self, spot: Spot, stem: bytes) -> tuple[int, int] | None:
         """Return the first sample of this key, in the shard or in the merged set."""
-        key = spot.components, stem
         if spot.shard is not None:
-            entry = self._entry_in(spot.shard, *key)
+            entry = self._entry_in(spot.shard, spot.components, stem)
             return None if entry is None else (spot.shard, entry)
-        if spot.top:
-            return None
-        if key not in self._entries:
-            matches = ((n, self._entry_in(n, *key)) for n in range(len(self.lower)))
-            self._entries[key] = next(((n, entry) for n, entry in matches if entry is not None), None)
-        return self._entries[key]
+        return None if spot.top else self._entries.get((spot.components, stem))
+
+    def find_entries(self, keys: Iterable[FileKey]) -> None:
+        """Find the first sample of each of these keys in a merged set: each record is looked into once for all."""
+        missing: dict[int, list[FileKey]] = {}  # by the checksum of the path, which is the same in all records
+        for components, stem in keys:
+            path = b"/".join((*components, stem))
+            missing.setdefault(zlib.crc32(path), []).append((components, stem))
+        for number in range(len(self.lower)):
+            if not missing:
+                return
+            sums = self.lower.record(number).array("entry.hash")
+            wanted = np.array([*missing], sums.dtype)
+            first, stop = (np.searchsorted(sums, wanted, side) for side in ("left", "right"))
+            for checksum in wanted[first < stop].tolist():
+                for key in list(missing[checksum]):
+                    entry = self._entry_in(number, *key)
+                    if entry is not None:
+                        self._entries[key] = number, entry
+                        missing[checksum].remove(key)
+                if not missing[checksum]:
+                    del missing[checksum]
 
     def _entry_in(self, number: int, components: tuple[bytes, ...], stem: bytes) -> int | None:
         record = self.lower.record(number)
@@ -223,6 +244,8 @@ class Walk:
 
     def directory(self, node: UpperNode, spot: Spot) -> None:
         """Collect the changes in a directory of the upper and in everything below it."""
+        if self.tree.merged and self.tree.files_layout:
+            self.homes.find_entries(self._keys_of_new(node, spot))
         waiting = [(node, spot)]
         while waiting:
             node, spot = waiting.pop()
@@ -235,6 +258,20 @@ class Walk:
                     waiting.append((child, inner))
             if not spot.lower and not any(child.kind != WHITEOUT for child in node.children.values()):
                 self.notes.append(Remark(spot.path, reasons.EMPTY_DIRECTORY))
+
+    def _keys_of_new(self, node: UpperNode, spot: Spot) -> set[FileKey]:
+        """Return the keys of all files in a directory, and below it, that the lower does not have."""
+        keys = set[FileKey]()
+        waiting = [(node, spot)]
+        while waiting:
+            node, spot = waiting.pop()
+            for name, child in node.children.items():
+                inode = self._lookup(spot, name)
+                if child.kind == DIRECTORY:
+                    waiting.append((child, self._inside(spot, name, inode)))
+                elif child.kind == FILE and (inode is None or not self._is_file(inode)):
+                    keys.add((spot.components, self.homes.plain(name, None).partition(b".")[0]))
+        return keys
 
     def _child(self, parent: UpperNode, spot: Spot, name: bytes, child: UpperNode) -> Spot | None:
         """Collect a name in a directory; returns the place to continue at if it is a directory."""
@@ -283,23 +320,34 @@ class Walk:
             return None
 
     def _enter(self, spot: Spot, name: bytes, child: UpperNode, inode: int | None) -> Spot:
-        path = spot.below(name)
         if inode is not None and kind_of(inode) == MEMBER:
-            self._hide_child(spot, name, inode, path)
+            self._hide_child(spot, name, inode, spot.below(name))
             inode = None
-        left = spot.left or (inode is None and names.is_leaving(name, directory=True))
-        if spot.lower == ROOT and not self.tree.merged:
-            number = None if inode is None else inodes.unpack(inode)[1]
-            inner = Spot(path, inode or 0, number, name if number is None else b"", (), left)
-        else:
-            components = (*spot.components, self.homes.plain(name, inode))
-            if inode is None:
-                self._note_escape(name, path)
-            inner = Spot(path, inode or 0, spot.shard, spot.top, components, left)
+        inner = self._inside(spot, name, inode)
+        if inode is None and inner.components:
+            self._note_escape(name, inner.path)
         origin = child.origin
         if inode is None and origin is not None and not self.tree.files_layout and inner.components:
             self.origins[self.homes.home(inner)] = origin
         return inner
+
+    def _inside(self, spot: Spot, name: bytes, inode: int | None) -> Spot:
+        """Return the place of a directory, which the lower has under this inode number, if it is one there."""
+        if inode is not None and kind_of(inode) == MEMBER:
+            inode = None
+        path = spot.below(name)
+        left = spot.left or (inode is None and names.is_leaving(name, directory=True))
+        if spot.lower == ROOT and not self.tree.merged:
+            number = None if inode is None else inodes.unpack(inode)[1]
+            return Spot(path, inode or 0, number, name if number is None else b"", (), left)
+        return Spot(
+            path, inode or 0, spot.shard, spot.top, (*spot.components, self.homes.plain(name, inode)), left
+        )
+
+    def _is_file(self, inode: int) -> bool:
+        """Return True for a regular member of the lower."""
+        _, number, where = inodes.unpack(inode)
+        return kind_of(where) == MEMBER and self.record(number).symlink(index_of(where)) is None
 
     def _is_left(self, spot: Spot, name: bytes, child: UpperNode) -> bool:
         """Return True if a new file is a leftover of some program.
