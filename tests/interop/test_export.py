@@ -10,6 +10,7 @@ import sqlite3
 import struct
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -21,6 +22,7 @@ from tests.sets import at
 from tests.tars import A, B, member, tar
 from wdsfs.cli import index_commands
 from wdsfs.errors import ExportError
+from wdsfs.index import process_pool
 from wdsfs.index.store import open_index
 from wdsfs.interop.export import DALI, ENERGON, FORMATS, WIDS, Export, below, energon_root
 from wdsfs.storage.durable import Disk
@@ -244,6 +246,29 @@ def test_broken_metadata_and_shards_elsewhere_are_refused(program: Program) -> N
     program.write("set/s.tar", ONE)
     text = program.refused("export", "--format", "energon", "-o", "set", "set/s.tar", code=9)
     assert ".info.json is not metadata of Energon" in text
+
+
+@pytest.mark.parametrize("kind", [DALI, ENERGON])
+def test_several_processes_write_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(process_pool, "ALONE_BYTES", 0)
+    each = Mock(side_effect=process_pool.each)
+    monkeypatch.setattr(process_pool, "each", each)
+    shards = [at(tmp_path / f"s{number}.tar") for number in range(5)]
+    for number in range(5):
+        (tmp_path / f"s{number}.tar").write_bytes(tar(member(b"%d.x" % number), member(b"%d.x" % (10 + number))))
+    index = open_index(tmp_path / "index")
+    index.refresh(shards)
+    written = {}
+    for jobs in (1, 3):
+        lower = ShardSet(shards, index)
+        exported = Export(lower, jobs)
+        exported.write(kind, os.fsencode(tmp_path))
+        exported.finish()
+        lower.close()
+        written[jobs] = [(path.name, path.read_bytes()) for path in sorted(tmp_path.glob("*.idx"))]
+    assert len(written[1]) == 5
+    assert written[1] == written[3]
+    assert [len(call.args[1]) for call in each.call_args_list if call.args[2] == 3] == [5]
 
 
 def test_places(tmp_path: Path) -> None:

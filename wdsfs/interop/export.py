@@ -39,6 +39,7 @@ DALI, ENERGON, WIDS, WDSIDX = FORMATS = ("dali", "energon", "wids", "wdsidx")
 WDSIDX_NAME = b"set.wdsidx"
 WIDS_NAME = b"shardindex.json"  # as `widsindex create` calls it
 Answer = TypeVar("Answer")
+AHEAD = 8  # shards per process whose results are in memory, to be written in the order of the set
 MD5_BYTES = 1 << 20  # bytes of a shard that are read at a time
 
 
@@ -210,7 +211,9 @@ class Export:
     ) -> Iterator[tuple[Shard, Answer | ShardError]]:
         """Yield each shard with the result of `function`, in the order of the set."""
         shards = self.lower.shards
-        step = 1 if self.workers is None else self.workers.in_flight()
+        step = 1 if self.jobs == 1 else self.jobs * AHEAD
+        if self.workers is not None:
+            step = self.workers.in_flight()
         for begin in range(0, len(shards), step):
             some = shards[begin : begin + step]
             answers = dict(process_pool.each(function, some, self.jobs, self.workers, argument))
@@ -363,7 +366,7 @@ class Export:
 
     def _energon_samples(self) -> Iterator[Callable[[], Iterator[energon.EnergonSample]]]:
         """Yield for each shard a function that returns its samples; it raises ExportError, ShardError, OSError."""
-        if self.workers is None:
+        if self.workers is None and self.jobs == 1:
             for shard in self.lower.shards:
                 yield functools.partial(_energon_of_file, shard.path)
         else:
