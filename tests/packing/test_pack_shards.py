@@ -6,25 +6,31 @@ import os
 import signal
 import sys
 import tarfile
+import threading
 from pathlib import Path
 
 import pytest
 
-from tests import tars
+from tests import sets, tars
 from tests.conftest import Program
 from tests.packing.test_view_shards import members
-from tests.processes import Process, wait_until
-from tests.tree.test_view_record import member
+from tests.processes import PATIENCE, Process, wait_until
+from tests.tree.test_view_record import a_view, member
+from wdsfs.packing.overlay_source import CommitOptions
+from wdsfs.packing.plan import Output
+from wdsfs.packing.shard_writer import ShardWriter
+from wdsfs.packing.view_source import ViewCommit
+from wdsfs.tree.options import Composition, columns_of
 
 STOPPING = """
 import itertools, signal
 from wdsfs.cli.main import main
 from wdsfs.packing.view_source import ViewCommit
 original, calls = ViewCommit._runner, itertools.count()
-def runner(self, step):
+def runner(self, steps):
     while next(calls) >= 2:
         signal.pause()
-    return original(self, step)
+    return original(self, steps)
 ViewCommit._runner = runner
 main(prog_name="wdsfs")
 """
@@ -105,12 +111,33 @@ def test_samples_below_a_global_header_get_headers_of_their_own(program: Program
     assert (program.home / "new-1.tar").read_bytes() == tars.tar(links[0])  # another one: it has the same key
 
 
+@pytest.mark.parametrize(("columns", "together"), [([], 3), (["t=txt"], 1)])
+def test_several_shards_are_written_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: list[str], together: int
+) -> None:
+    """New members are read by the thread that reads the set, so shards that have some are written one by one."""
+    a_set(tmp_path)
+    barrier, publish = threading.Barrier(together), ShardWriter.publish
+
+    def publish_together(writer: ShardWriter, output: Output) -> None:
+        barrier.wait(PATIENCE)
+        publish(writer, output)
+
+    monkeypatch.setattr(ShardWriter, "publish", publish_together)
+    shards, wanted = [sets.at(tmp_path / f"s{n}.tar") for n in range(3)], Composition(columns=columns_of(columns))
+    with a_view(tmp_path, shards, wanted) as below:
+        made = ViewCommit(below, CommitOptions(f"{tmp_path}/n-%d.tar"), jobs=3)
+        made.run(write=True)
+    assert [len(members(tmp_path / f"n-{n}.tar")) for n in range(3)] == [5 if columns else 10] * 3
+    assert [os.path.basename(step.target) for step in made.done] == [b"n-0.tar", b"n-1.tar", b"n-2.tar"]
+
+
 def test_a_pack_of_shards_that_is_killed_goes_on(program: Program) -> None:
     a_set(program.home)
     program.write("good.txt", b"\n".join(b"d/%d-%d" % (n, k) for n in range(3) for k in range(5)))
     arguments = ("pack", "--keys", "good.txt", "--maxcount", "3", "s{0..2}.tar", "-o")
     program.run(*arguments, "whole/%03d.tar")
-    command = [sys.executable, "-c", STOPPING, *arguments, "out/%03d.tar"]
+    command = [sys.executable, "-c", STOPPING, *arguments, "out/%03d.tar", "-j", "1"]
     with Process(command, cwd=program.home, env=program.environment) as process:
         second = program.home / "out/001.tar"
         wait_until(lambda: second.exists() or process.poll() is not None, "the second shard")
@@ -181,6 +208,8 @@ def test_a_shard_after_the_last_is_an_error(program: Program) -> None:
     """It would be taken for one of the new set; what is written stays."""
     a_set(program.home)
     program.write("new-1.tar", b"of another set")
-    assert "but this set has fewer shards" in program.refused("pack", "s0.tar", "-o", "new-%d.tar", code=7)
+    assert "but this set has fewer shards" in program.refused(
+        "pack", "-j", "1", "s0.tar", "-o", "new-%d.tar", code=7
+    )
     with tarfile.open(program.home / "new-0.tar") as archive:
         assert len(archive.getnames()) == 10

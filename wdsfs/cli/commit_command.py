@@ -289,7 +289,7 @@ def _commit_view(overlay: NamedOverlay, packing: Packing, composition: Compositi
         disk_errors(),
         when_interrupted(output.STOPPED),
     ):
-        made = ViewCommit(below, packing.options, on_shard)
+        made = ViewCommit(below, packing.options, on_shard, jobs=opening.jobs)
         made.run(write=not packing.dry_run)
     uneven = uneven_text(made.plan.steps[0].target, made.first)
     return Committed(made.plan, made.done, uneven, strays=made.left_out)

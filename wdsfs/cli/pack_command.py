@@ -171,9 +171,7 @@ class Made(NamedTuple):
     "sources", metavar="DIRECTORY...|SHARDS...", nargs=-1, required=True, shell_complete=completion.paths
 )
 @packed_options
-@options.opening_options_with(
-    "Shards that are written at a time, each by a process.", executor=True, tolerance=False
-)
+@options.opening_options_with("Shards that are written at a time.", executor=True, tolerance=False)
 def pack(sources: tuple[str, ...], packed: Packed, opening: Opening) -> None:
     """Pack the files in each DIRECTORY, or the samples of SHARDS, into new shards.
 
@@ -257,7 +255,7 @@ def _pack_shards(sources: Sequence[str], packed: Packed, opening: Opening) -> Ma
     ):
         typed = packed.options
         target = CommitOptions(typed.output, typed.maxcount, typed.maxsize)
-        made = ViewCommit(below, target, on_shard, parts_of(below, typed, on_shard))
+        made = ViewCommit(below, target, on_shard, parts_of(below, typed, on_shard), opening.jobs)
         made.run(write=not packed.dry_run)
     strays = f"{counted(made.left_out, 'member')} in no sample" if made.left_out else ""
     facts = {**_facts(made.plan, made.splits), "layout": "shards", "left_out_count": made.left_out}

@@ -165,9 +165,9 @@ class Homes:
             if not missing:
                 return
             sums = self.lower.record(number).array("entry.hash")
-            wanted = np.array([*missing], sums.dtype)
-            first, stop = (np.searchsorted(sums, wanted, side) for side in ("left", "right"))
-            for checksum in wanted[first < stop].tolist():
+            checksums = np.array([*missing], sums.dtype)
+            first, stop = (np.searchsorted(sums, checksums, side) for side in ("left", "right"))
+            for checksum in checksums[first < stop].tolist():
                 for key in list(missing[checksum]):
                     entry = self._entry_in(number, *key)
                     if entry is not None:

@@ -98,7 +98,8 @@ class ViewCommit:
     """A commit of what `lower` shows. `options` are those of the output.
 
     `parts` are new sets of its samples; without them there is one, in the order of the set. `on_shard` is called
-    after each shard of the set. Members that cannot be decoded are packed as they are stored.
+    after each shard of the set. Members that cannot be decoded are packed as they are stored. Shards are written
+    `jobs` at a time, if all samples in them are copied as they are.
     """
 
     def __init__(
@@ -107,8 +108,10 @@ class ViewCommit:
         options: CommitOptions,
         on_shard: Callable[[], None] = lambda: None,
         parts: Sequence[Part] = (),
+        jobs: int = 1,
     ) -> None:
         self.lower, self.options, self._on_shard, self._parts = lower, options, on_shard, parts
+        self._jobs = jobs
         only_chooses = not isinstance(lower, ViewSet) or lower.composition.only_chooses
         self._source = lru_cache(LAYOUTS)(partial(self._opened, only_chooses))
         self.counts_on = "%" in (options.output or "") and bool(parts or options.resplits)
@@ -131,25 +134,30 @@ class ViewCommit:
         """
         self._refuse_damage()
         targets = Targets(shard.path for below in self.lower.sources for shard in below.shards)
-        for step in self._steps():
-            targets.add(step.target)
-            self.first = self.first or [*itertools.islice(member_names(step.output, self.lower), FIRST_MEMBERS)]
-            # Only the length is kept, or memory would grow with the set.
-            short = step._replace(output=Output(step.target, (), length=step.output.length))
-            # One thread: a set is read by one.
-            if write and self._runner(step).write_missing():
-                self.done.append(short)
-            self.plan.steps.append(short)
+        waiting = self._steps()
+        while steps := [*itertools.islice(waiting, self._jobs)]:
+            for step in steps:
+                targets.add(step.target)
+                self.first = self.first or [
+                    *itertools.islice(member_names(step.output, self.lower), FIRST_MEMBERS)
+                ]
+            written = self._runner(steps).write_missing() if write else []
+            # Only the lengths are kept, or memory would grow with the set.
+            self.done += map(_without_pieces, written)
+            self.plan.steps += map(_without_pieces, steps)
         if not self.plan.steps:
             raise CommitError("there is nothing to write: no sample is shown with these options")
 
-    def _runner(self, step: Step) -> Runner:
+    def _runner(self, steps: list[Step]) -> Runner:
         plain = self.lower.plain
+        # The set is read by one thread, so only ranges of its shards are copied by several.
+        copies = not any(isinstance(piece, NewMember) for step in steps for piece in step.output.pieces)
         sources = {
             number: SourceShard(plain.shards[number].path, plain.record(number).fingerprint)
+            for step in steps
             for number in step.output.sources
         }
-        return Runner(Plan([step], sources), ViewContents(self.lower), plain)
+        return Runner(Plan(steps, sources), ViewContents(self.lower), plain, self._jobs if copies else 1)
 
     def _refuse_damage(self) -> None:
         """Refuse damaged shards before anything is written. Raises CommitError."""
@@ -328,3 +336,7 @@ def parts_of(lower: ShardSet, options: PackOptions, on_shard: Callable[[], None]
         (title, name, ((samples.shards[at], samples.entries[at]) for at in some))
         for title, name, some in zip(titles, options.names, numbers, strict=True)
     ]
+
+
+def _without_pieces(step: Step) -> Step:
+    return step._replace(output=Output(step.target, (), length=step.output.length))
