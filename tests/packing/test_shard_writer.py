@@ -311,7 +311,7 @@ def test_where_the_kernel_does_not_copy(
 
 
 def test_few_sources_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_writer, "OPEN_SOURCES", 2)
+    monkeypatch.setattr(shard_writer, "OPEN_SOURCES", 6)
     monkeypatch.setattr(shard_writer, "opened_shard", counted := OpenedShards())
     sources, places, parts = {}, {}, [tars.member(b"%d.txt" % number, b"x" * number) for number in range(5)]
     for number, part in enumerate(parts):
@@ -322,7 +322,7 @@ def test_few_sources_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.Monk
         places[number] = source_layout.layout(number, path, one).places
     order = [0, 1, 2, 3, 4, 0, 4, 2, 0]
     pieces: list[Piece] = [*(CopiedRange(number, 0, len(parts[number])) for number in order), Zeros(1024)]
-    writer = ShardWriter(sources, Files(os.fsencode(tmp_path)))
+    writer = ShardWriter(sources, Files(os.fsencode(tmp_path)), threads=3)
     writer.publish(Output(os.fsencode(tmp_path / "out.tar"), pieces, places))
     assert (tmp_path / "out.tar").read_bytes() == tars.tar(*(parts[number] for number in order))
     assert (counted.now, counted.most) == (0, 2)

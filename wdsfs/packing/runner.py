@@ -62,7 +62,7 @@ class Runner:
     ) -> None:
         self.plan, self.jobs, self.space_check = plan, jobs, space_check
         self.disk = disk or Disk()
-        self.writer = ShardWriter(plan.sources, contents, self.disk, self._count)
+        self.writer = ShardWriter(plan.sources, contents, self.disk, self._count, jobs)
         self.objects = ObjectOutputs(self.writer, self._count)
         self._lower, self._on_bytes = lower, on_bytes
         self._processes, self._workers = processes, workers

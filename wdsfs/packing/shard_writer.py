@@ -43,14 +43,15 @@ if TYPE_CHECKING:
 
 DENSE = 8192  # bytes per member; with less, comparing all bytes is quicker than reading the headers
 MEMBERS_AT_ONCE = 1024  # of which headers are made together
-OPEN_SOURCES = 64  # at a time, by each thread: a shuffled set copies from all of its shards
+OPEN_SOURCES = 128  # at a time, by all threads: a shuffled set copies from all of its shards
 OPEN_DIRECTORIES = 64  # at a time: a shuffled set goes to and fro between directories
 
 _OPEN_FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _ZEROS = bytes(headers.BLOCK)
 _NO_FILES = (headers.HARD_LINK, headers.CHARACTER, headers.BLOCK_DEVICE, headers.DIRECTORY, headers.FIFO)
 
-OpenSource = Callable[[int], AbstractContextManager[TarBytes]]  # opens a source shard by its number in the set
+# Opens source shards when they are needed, by their numbers in the set.
+OpenSources = Callable[[], AbstractContextManager[Callable[[int], TarBytes]]]
 
 
 # --- the content of new members --------------------------------------------------------------------------------
@@ -177,7 +178,7 @@ class ShardWriter:
 
     `sources` has each source shard as it was when the plan was made, by its number in the set; `contents` reads
     new members; `on_bytes` is called with each number of bytes written, in any thread, and may raise an exception
-    to stop.
+    to stop. `threads` is the number of threads that share the writer.
     """
 
     def __init__(
@@ -186,8 +187,10 @@ class ShardWriter:
         contents: Contents,
         disk: Disk | None = None,
         on_bytes: Callable[[int], None] = lambda _: None,
+        threads: int = 1,
     ) -> None:
         self.sources, self.contents, self.on_bytes = sources, contents, on_bytes
+        self._threads = threads
         self.disk = disk or Disk()
 
     def publish(
@@ -208,7 +211,7 @@ class ShardWriter:
             if replaces is not None:
                 self.disk.set_owner(fd, replaces)
             self.disk.sync(fd)
-            _verify(fd, output, written, self._source)
+            _verify(fd, output, written, self._sources)
             before(os.fstat(fd))
             if replaces is None and os.path.lexists(output.target):
                 raise CommitError(f"{os.fsdecode(output.target)} exists already")
@@ -219,13 +222,13 @@ class ShardWriter:
         written = self._write(fd, output)
         if sync:
             self.disk.sync(fd)
-        _verify(fd, output, written, self._source)
+        _verify(fd, output, written, self._sources)
 
     def _write(self, fd: int, output: Output) -> list[Stretch]:
         """Write the bytes of a shard. Raises CommitError, StaleShard, CorruptShard, OSError."""
         written: list[Stretch] = []
         done = sent = 0
-        with _reopened(self._source) as source:
+        with self._sources() as source:
             for part in self._parts(output):
                 if isinstance(part, CopiedRange):
                     self._copy(source(part.shard), fd, part)
@@ -286,6 +289,23 @@ class ShardWriter:
             yield tar.source
             check_unchanged(shard, path, fingerprint)
 
+    @contextlib.contextmanager
+    def _sources(self) -> Iterator[Callable[[int], TarBytes]]:
+        """Return a function that returns a source shard, open. Those used last stay open."""
+        opened: OrderedDict[int, tuple[contextlib.ExitStack, TarBytes]] = OrderedDict()
+        with contextlib.ExitStack() as stack:
+
+            def source(number: int) -> TarBytes:
+                if number not in opened:
+                    if len(opened) >= max(OPEN_SOURCES // self._threads, 1):
+                        opened.popitem(last=False)[1][0].close()
+                    own = stack.enter_context(contextlib.ExitStack())
+                    opened[number] = own, own.enter_context(self._source(number))
+                opened.move_to_end(number)
+                return opened[number][1]
+
+            yield source
+
     # --- comparing with existing shards
 
     def is_there(self, output: Output) -> bool:
@@ -317,24 +337,6 @@ class ShardWriter:
                 yield data
 
 
-@contextlib.contextmanager
-def _reopened(open_source: OpenSource) -> Iterator[Callable[[int], TarBytes]]:
-    """Return a function that returns a source shard, open. `OPEN_SOURCES`, those used last, stay open."""
-    opened: OrderedDict[int, tuple[contextlib.ExitStack, TarBytes]] = OrderedDict()
-    with contextlib.ExitStack() as stack:
-
-        def source(number: int) -> TarBytes:
-            if number not in opened:
-                if len(opened) >= OPEN_SOURCES:
-                    opened.popitem(last=False)[1][0].close()
-                own = stack.enter_context(contextlib.ExitStack())
-                opened[number] = own, own.enter_context(open_source(number))
-            opened.move_to_end(number)
-            return opened[number][1]
-
-        yield source
-
-
 def _with_headers(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, bytes]]:
     """Yield each piece with the headers of a new member. They are made for many members at once."""
     pieces = iter(pieces)
@@ -355,7 +357,7 @@ def _with_headers(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, bytes]]:
 # --- reading back --------------------------------------------------------------------------------------------
 
 
-def _verify(fd: int, output: Output, written: Sequence[Stretch], open_source: OpenSource) -> None:
+def _verify(fd: int, output: Output, written: Sequence[Stretch], open_sources: OpenSources) -> None:
     """Compare the file at `fd` with its plan. Raises CommitError.
 
     New bytes are compared by their sums. Of copied ranges either all bytes are compared with their sources, or all
@@ -370,16 +372,16 @@ def _verify(fd: int, output: Output, written: Sequence[Stretch], open_source: Op
     if not output.places:
         return
     if output.length < DENSE * sum(len(places.heads) for places in output.places.values()):
-        _compare(fd, output, open_source)
+        _compare(fd, output, open_sources)
     else:
         _scan_back(fd, output)
     _read_end(fd, output)
 
 
-def _compare(fd: int, output: Output, open_source: OpenSource) -> None:
+def _compare(fd: int, output: Output, open_sources: OpenSources) -> None:
     """Compare copied ranges with their sources. Each must start with a header, or at the end mark."""
     at = 0
-    with _reopened(open_source) as source:
+    with open_sources() as source:
         for piece in output.pieces:
             if isinstance(piece, CopiedRange):
                 block = os.pread(fd, headers.BLOCK, at)
