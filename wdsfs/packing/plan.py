@@ -177,12 +177,22 @@ class MemberPlaces(NamedTuple):
     ends: Numbers
     sizes: Numbers
 
+    def within(self, ranges: Sequence[CopiedRange]) -> MemberPlaces:
+        """Return the members in these ranges of the shard: of a shuffled set few of each shard."""
+        starts, ends = np.array([(piece.start, piece.end) for piece in ranges], np.int64).reshape(-1, 2).T
+        steps = np.zeros(len(self.heads) + 1, np.int64)
+        np.add.at(steps, np.searchsorted(self.heads, starts), 1)
+        np.add.at(steps, np.searchsorted(self.heads, ends), -1)
+        rows = np.flatnonzero(np.cumsum(steps[:-1]))
+        return MemberPlaces(self.heads[rows], self.ends[rows], self.sizes[rows])
+
 
 @dataclass(slots=True)
 class Output:
     """A shard to be written: its path, its pieces in order, and its bytes.
 
-    `places` are those of the source shards of its copied ranges, to verify it; None for a copy of a whole shard.
+    `places` are those of the members in its copied ranges, by source shard, to verify it; None for a copy of a
+    whole shard.
     """
 
     target: bytes
@@ -197,7 +207,16 @@ class Output:
     @property
     def sources(self) -> set[int]:
         """Return the numbers of the shards that ranges are copied from."""
-        return {piece.shard for piece in self.pieces if isinstance(piece, CopiedRange)}
+        return set(self.ranges)
+
+    @property
+    def ranges(self) -> dict[int, list[CopiedRange]]:
+        """Return the ranges that are copied, by the number of their shard."""
+        ranges: dict[int, list[CopiedRange]] = {}
+        for piece in self.pieces:
+            if isinstance(piece, CopiedRange):
+                ranges.setdefault(piece.shard, []).append(piece)
+        return ranges
 
     @property
     def first_change(self) -> int:

@@ -213,7 +213,10 @@ class Runner:
     def prepare(self, step: Step) -> None:
         """Load the places of members in the sources of a shard, to verify it: all of them would not fit memory."""
         if self.plan.sources and step.action not in (COPY, LINK):
-            step.output.places = {number: layout(*self._source(number)).places for number in step.output.sources}
+            step.output.places = {
+                number: layout(*self._source(number)).places.within(ranges)
+                for number, ranges in step.output.ranges.items()
+            }
 
     def _source(self, number: int) -> tuple[int, bytes, Record]:
         path = self.lower.shards[number].path
