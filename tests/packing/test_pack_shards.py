@@ -164,6 +164,16 @@ def test_a_shard_without_its_last_padding(program: Program, options: tuple[str, 
     ]
 
 
+def test_sparse_members_are_copied_as_they_are(program: Program) -> None:
+    sparse = tars.old_sparse(b"a.bin", [(512, b"x" * 512), (2048, b"y" * 100)], 4000)
+    shard = tars.tar(sparse, tars.member(b"a.txt", b"t"), *sample(b"b", b"txt"))
+    (program.home / "s.tar").write_bytes(shard)
+    program.write("keys", b"b\na\n")
+    program.run("pack", "--order", "keys", "s.tar", "-o", "n.tar")
+    text, own = sample(b"b", b"txt")[0], [sparse, tars.member(b"a.txt", b"t")]
+    assert (program.home / "n.tar").read_bytes() == tars.tar(text, *own)
+
+
 def test_shards_are_told_from_files(program: Program) -> None:
     a_set(program.home)
     for place in ("shards", "mixed", "files"):

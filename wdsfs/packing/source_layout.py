@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wdsfs.errors import CommitError, StaleShard
-from wdsfs.index.record import LINK, Record
+from wdsfs.index.record import LINK, Member, Record
 from wdsfs.packing import plan
 from wdsfs.remote.shard_paths import OpenShard, fingerprint_of
 from wdsfs.shards import Fingerprint
@@ -153,6 +153,13 @@ class SourceLayout:
             yield plan.CopiedRange(self.number, self.tail, self.size)
         else:
             yield plan.Zeros(len(headers.END))
+
+
+def pieces_of(number: int, member: Member, size: int) -> Iterator[plan.Piece]:
+    """Yield the pieces of an unchanged member that is not sparse, of a shard of `size` bytes."""
+    end = member.data + headers.padded(member.size)
+    yield plan.CopiedRange(number, member.head, min(end, size))
+    yield plan.Zeros(max(end - size, 0))
 
 
 def layout(number: int, path: bytes, record: Record) -> SourceLayout:

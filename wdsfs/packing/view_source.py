@@ -11,7 +11,7 @@ import itertools
 import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +41,7 @@ from wdsfs.packing.plan import (
 )
 from wdsfs.packing.runner import Runner
 from wdsfs.packing.shown_samples import Key, ShownSamples
-from wdsfs.packing.source_layout import SourceLayout, layout
+from wdsfs.packing.source_layout import SourceLayout, layout, pieces_of
 from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import CHUNK
 from wdsfs.tar import headers
@@ -79,7 +79,7 @@ class ViewContents:
 
 
 FIRST_MEMBERS = 1000  # of the first shard, that a commit reports
-LAYOUTS = 64  # of source shards that are kept, for samples in another order
+LAYOUTS = 64  # of shards with sparse members that are kept, for samples in another order
 
 Namer = Callable[[int], bytes]  # from a number, from 0 on, to the path of that new shard
 # A set of new shards: its split, names, and samples in order (shard, entry).
@@ -87,11 +87,13 @@ Part = tuple[str, Namer, Iterable[tuple[int, int]]]
 
 
 class _Source(NamedTuple):
-    """A shard of the set; `layout` is None if its samples cannot be copied as they are."""
+    """A shard of the set; `size` (bytes of the tar) is None if its samples cannot be copied as they are."""
 
+    number: int
     record: Record
     tag: int
-    layout: SourceLayout | None
+    plain: Record
+    size: int | None
 
 
 class ViewCommit:
@@ -112,8 +114,8 @@ class ViewCommit:
     ) -> None:
         self.lower, self.options, self._on_shard, self._parts = lower, options, on_shard, parts
         self._jobs = jobs
-        only_chooses = not isinstance(lower, ViewSet) or lower.composition.only_chooses
-        self._source = lru_cache(LAYOUTS)(partial(self._opened, only_chooses))
+        self._only_chooses = not isinstance(lower, ViewSet) or lower.composition.only_chooses
+        self._layout, self._sizes = lru_cache(LAYOUTS)(self._measured), dict[int, int | None]()
         self.counts_on = "%" in (options.output or "") and bool(parts or options.resplits)
         self.plan = Plan()  # of the shards so far, without their pieces
         self._splits: list[str] = []
@@ -250,23 +252,40 @@ class ViewCommit:
         for entry in order:
             yield self._sample(number, entry)
 
-    def _opened(self, only_chooses: bool, number: int) -> _Source:
-        record, tag = indexed(self.lower.record, number), self.lower.tag(number)
-        plain, source = indexed(self.lower.plain.record, number), None
-        if only_chooses:
-            source = layout(number, self.lower.shards[number].path, plain)
+    def _measured(self, number: int) -> SourceLayout:
+        return layout(number, self.lower.shards[number].path, indexed(self.lower.plain.record, number))
+
+    def _copied_size(self, number: int) -> int | None:
+        """Return the bytes of a shard whose samples are copied as they are; None for another."""
+        if not self._only_chooses:
+            return None
+        measured = self._layout(number)
         # Headers of members that a global one in front of them completes mean something else without it.
-        return _Source(record, tag, None if source is None or source.common else source)
+        return None if measured.common else measured.size
+
+    def _source(self, number: int) -> _Source:
+        if number not in self._sizes:
+            self._sizes[number] = self._copied_size(number)
+        record, plain = (indexed(lower.record, number) for lower in (self.lower, self.lower.plain))
+        return _Source(number, record, self.lower.tag(number), plain, self._sizes[number])
 
     def _sample(self, number: int, entry: int) -> _Sample:
-        record, tag, source = self._source(number)
+        source = self._source(number)
+        record = source.record
         members = record.entry_members(entry)
         size = int(record.sizes(members).sum())
-        if source is None:
-            return _Sample(record.entry_path(entry), list(self._new_members(record, number, tag, entry)), size)
+        if source.size is None:
+            new = self._new_members(record, number, source.tag, entry)
+            return _Sample(record.entry_path(entry), list(new), size)
         own = members if record.view is None else [record.address(member)[1] for member in members]
-        pieces = joined(itertools.chain.from_iterable(map(source.pieces_of, sorted(own, key=source.place))))
-        return _Sample(record.entry_path(entry), pieces, size)
+        pieces = itertools.chain.from_iterable(self._copies(source, source.size, member) for member in sorted(own))
+        return _Sample(record.entry_path(entry), joined(pieces), size)
+
+    def _copies(self, source: _Source, size: int, member: int) -> Iterator[Piece]:
+        """Return the pieces of a member. Only where members are sparse does that take a layout of the shard."""
+        if "sparse.member" in source.plain.column:
+            return self._layout(source.number).pieces_of(member)
+        return pieces_of(source.number, source.plain.member(member), size)
 
     def _new_members(self, record: Record, number: int, tag: int, entry: int) -> Iterator[NewMember]:
         key, taken = record.entry_path(entry), set[bytes]()
