@@ -42,6 +42,7 @@ from wdsfs.packing.shard_writer import Files as TreeFiles
 from wdsfs.packing.shard_writer import ShardWriter
 from wdsfs.storage.durable import temporary_of
 from wdsfs.tar import headers
+from wdsfs.tree.options import read_class_names
 from wdsfs.tree.tree import View
 
 Files = Mapping[Any, bytes]
@@ -159,6 +160,13 @@ def test_the_column_of_the_class(tmp_path: Path, options: dict[str, Any], added:
 def test_names_of_classes_that_lines_cannot_have(tmp_path: Path) -> None:
     pack(write(tmp_path / "tree", {b"a\nb/1.jpg": b"", b"\xff/1.jpg": b""}), layout="classes")
     assert json.loads((tmp_path / "out/classes.json").read_text()) == ["a\nb", "\udcff"]
+
+
+@pytest.mark.parametrize("name", [" a", "a\r", "[a", "\ufeffa", "\udcff", "a\u2028\f\u0085b"])
+def test_names_of_classes_are_read_as_they_are_written(tmp_path: Path, name: str) -> None:
+    pack(write(tmp_path / "tree", {f"{name}/1.jpg": b""}), layout="classes")
+    (file,) = (tmp_path / "out").glob("classes.*")
+    assert read_class_names(str(file)) == {"0": name}
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ from wdsfs.tar import streams
 from wdsfs.tree import content as content_module
 from wdsfs.tree import label_files, shard_set, view_set, view_sources
 from wdsfs.tree import options as tree_options
+from wdsfs.tree.classes import numbers_of
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.numbered_tree import make_numbered, samples_of
 from wdsfs.tree.options import EMPTY, ERROR, SKIP, Composition, class_source, columns_of, read_class_names
@@ -701,6 +702,7 @@ def test_samples_without_a_class(tmp_path: Path, policy: str) -> None:
         b'{"a": {"b": ".."}}',
         b'{"a": {"b": "."}}',
         b'{"a": {"b": ""}}',
+        b'{"a": {"b": "x\xc2\xa0"}}',
     ]
     samples = [(b"k%d" % n, [(b"json", text)]) for n, text in enumerate(texts)]
     shard = write(tmp_path / "s.tar", samples)
@@ -710,7 +712,8 @@ def test_samples_without_a_class(tmp_path: Path, policy: str) -> None:
             classes(tmp_path, [shard], **options)
         return
     rest = [] if policy == SKIP else [f"%/s--k{n}.json" for n in range(2, 8)]
-    assert sorted(classes(tmp_path, [shard], **options)) == [*rest, "3/s--k0.json", "x/s--k1.json"]
+    named = ["3/s--k0.json", "x/s--k1.json", "x\xa0/s--k8.json"]
+    assert sorted(classes(tmp_path, [shard], **options)) == [*rest, *named]
 
 
 def test_names_of_classes(tmp_path: Path) -> None:
@@ -719,8 +722,10 @@ def test_names_of_classes(tmp_path: Path) -> None:
         ("a\n b \n", {"0": "a", "1": "b"}),
         ('["a", "b"]', {"0": "a", "1": "b"}),
         ('{"n02": "a", "7": "b"}', {"n02": "a", "7": "b"}),
+        ("a\fb\x1c\nc\u2028d\u0085\ne\xa0", {"0": "a\fb\x1c", "1": "c\u2028d\u0085", "2": "e\xa0"}),
+        ("a\r\n\tb\rc", {"0": "a", "1": "b", "2": "c"}),
     ):
-        file.write_text(text)
+        file.write_bytes(text.encode())
         assert read_class_names(str(file)) == expected
     for text in ("[1]", "{", '{"a": null}'):
         file.write_text(text)
@@ -732,6 +737,9 @@ def test_names_of_classes(tmp_path: Path) -> None:
     file.write_text("only one\n")
     with pytest.raises(ViewError, match="has the class '1', which --class-names does not name"):
         classes(tmp_path, [shard], class_names=str(file))
+    file.write_text('["", "\\udcff", "\\ud800"]')  # as `pack` writes a name that is not UTF-8; no text at all
+    assert folders(tmp_path, [shard], class_names=str(file), missing=SKIP) == ["\udcff"]
+    assert numbers_of(read_class_names(str(file)))[b"\xff"] == 1
     assert class_source("json:a.b") == (b"json", "a.b")
     for text in ("", ":x", "json:", "json:a..b"):
         with pytest.raises(UsageError, match="--class-from"):

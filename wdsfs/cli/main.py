@@ -95,7 +95,7 @@ class _Group(Paged, click.Group):
                 hint = f"Try '{error.ctx.command_path} --help' for help."
                 say(*error.ctx.get_usage().split("\n"), hint, err=True)
             # On one line: click has a line for each value that an option may have.
-            complain(" ".join(map(str.strip, error.format_message().splitlines())))
+            complain(" ".join(map(str.strip, error.format_message().split("\n"))))
             code = error.exit_code
         sys.exit(code if isinstance(code, int) else 0)
 

@@ -44,7 +44,7 @@ from wdsfs.packing.shard_writer import Files
 from wdsfs.packing.shown_samples import ShownSamples
 from wdsfs.tar import headers
 from wdsfs.tar.headers import BLOCK
-from wdsfs.tree.options import read_class_names
+from wdsfs.tree.options import bytes_of, class_names_in, read_class_names
 
 # Less work than this is finished here before other processes have started.
 ALONE_FILES, ALONE_BYTES = 4_000, 64 << 20
@@ -315,7 +315,7 @@ def _labels(samples: file_samples.Samples, options: PackOptions) -> list[bytes]:
     numbers = {name: b"%d" % number for number, name in enumerate(samples.classes)}
     if options.class_names is not None:
         given = read_class_names(options.class_names)
-        numbers = {name.encode("utf-8", "surrogateescape"): os.fsencode(label) for label, name in given.items()}
+        numbers = {bytes_of(name): bytes_of(label) for label, name in given.items()}
     unknown = [name for name in samples.classes if name not in numbers]
     if unknown:
         raise CommitError(f"--class-names {options.class_names} has no class {os.fsdecode(unknown[0])!r}")
@@ -327,10 +327,14 @@ def _classes_file(plan: FilePlan) -> Step | None:
     if not plan.labels or options.class_as != NUMBER or options.class_names is not None:
         return None
     texts = [name.decode("utf-8", "surrogateescape") for name in plan.samples.classes]
-    lines = "".join(f"{text}\n" for text in texts)
     # A list of lines is what most tools take; it cannot have all names.
-    plain = [line.strip() for line in lines.splitlines()] == texts and lines[:1] not in ("[", "{")
-    suffix, content = (b".txt", os.fsencode(lines)) if plain else (b".json", json.dumps(texts, indent=1).encode())
+    suffix, content = b".txt", b"".join(name + b"\n" for name in plan.samples.classes)
+    try:
+        plain = class_names_in(content) == texts
+    except (ValueError, RecursionError):  # not UTF-8; or like JSON
+        plain = False
+    if not plain:
+        suffix, content = b".json", json.dumps(texts, indent=1).encode()
     # Not `commonpath`: that takes `s3://` for a path.
     parts = zip(*(os.path.dirname(step.target).split(b"/") for step in plan.steps), strict=False)
     common = [some[0] for some in itertools.takewhile(lambda some: len(set(some)) == 1, parts)]

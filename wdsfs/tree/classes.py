@@ -19,7 +19,7 @@ from wdsfs import names
 from wdsfs.errors import CorruptShard, ViewError
 from wdsfs.tree import json_fields
 from wdsfs.tree.draft import MISSING_WAY_OUT, Draft
-from wdsfs.tree.options import ERROR, text_of
+from wdsfs.tree.options import ERROR, WHITE_SPACE, bytes_of, text_of
 
 if TYPE_CHECKING:
     from wdsfs.tree.shard_set import ShardSet
@@ -43,9 +43,7 @@ def numbers_of(class_names: Mapping[str, str]) -> dict[bytes, int]:
     """Return the number of each class that --class-names names, by its directory; empty if not all have one."""
     if not all(key.isascii() and key.isdigit() for key in class_names):
         return {}
-    folders = {
-        name.replace("/", "--").encode("utf-8", "surrogatepass"): int(key) for key, name in class_names.items()
-    }
+    folders = {bytes_of(name.replace("/", "--")): int(key) for key, name in class_names.items()}
     return folders if len(folders) == len(class_names) else {}
 
 
@@ -140,14 +138,14 @@ def _class(draft: Draft, entry: int, data: bytes) -> bytes | None:
         text = _class_in_json(draft, entry, data)
         if text is None:
             return None
-        label = text.encode("utf-8", "surrogatepass")
+        label = bytes_of(text)
     if draft.source.class_names is not None:
         named = draft.source.class_names.get(label.decode("utf-8", "surrogateescape"))
         if named is None:
             if draft.options.missing == ERROR:
                 _bad_class(draft, entry, f"has the class {text_of(label)!r}, which --class-names does not name")
             return None
-        label = named.encode("utf-8", "surrogatepass")
+        label = bytes_of(named)
     # Semantics decision: a class is one folder, so a slash in its name becomes `--`, as in keys; and what is
     # no valid name of a folder is no class.
     label = label.replace(b"/", b"--")
@@ -164,7 +162,7 @@ def _class_in_json(draft: Draft, entry: int, data: bytes) -> str | None:
         return None
     value = json_fields.find(document, json_fields.parse_path(draft.options.class_field))
     if isinstance(value, str):
-        return value.strip()
+        return value.strip(WHITE_SPACE)
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import getopt
 import hashlib
+import io
 import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,6 +47,8 @@ _POLICIES = ("missing", "duplicates")
 FORMAT = 4  # of derived records: goes up when the same options give another result, not for a new option
 ERROR, SKIP, EMPTY = "error", "skip", "empty"
 NAME_MAX = 200  # bytes of the name of a column
+# Semantics decision: white space around a class is that of ASCII, in texts as in bytes; all else is its name.
+WHITE_SPACE = " \t\n\r\v\f"
 
 
 # Returns all that is wrong in a set, but for the shards that cannot be read.
@@ -413,14 +416,9 @@ def read_class_names(path: str) -> dict[str, str]:
     The file has a line for each number from 0 on, or is a JSON list or object. Raises UsageError.
     """
     try:
-        with open(path, encoding="utf-8-sig") as file:
-            text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
+        names = class_names_in(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"--class-names {path}: {getattr(error, 'strerror', None) or error}") from None
-    try:
-        names = json.loads(text) if text.lstrip()[:1] in ("[", "{") else list(map(str.strip, text.splitlines()))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"--class-names {path}: {error}") from None
     pairs = enumerate(names) if isinstance(names, list) else names.items()
     named = {str(key): value for key, value in pairs}
     if not named:
@@ -431,6 +429,15 @@ def read_class_names(path: str) -> dict[str, str]:
     if isinstance(names, list):
         _refuse_twice(path, named)
     return named
+
+
+def class_names_in(data: bytes) -> Any:
+    """Return the names in a file of classes: its JSON, or a list. Raises ValueError, RecursionError."""
+    text = data.decode("utf-8-sig")
+    if text.lstrip(WHITE_SPACE)[:1] in ("[", "{"):
+        return json.loads(text)
+    # Not `splitlines`: a form feed, NEL or U+2028 in a name would shift the numbers of all names after it.
+    return [line.strip(WHITE_SPACE) for line in io.StringIO(text, newline=None)]
 
 
 def _refuse_twice(path: str, named: dict[str, str]) -> None:
@@ -447,6 +454,14 @@ def _refuse_twice(path: str, named: dict[str, str]) -> None:
 def text_of(name: bytes) -> str:
     """Return a name as text that can be turned back into the same bytes."""
     return name.decode("utf-8", "surrogateescape")
+
+
+def bytes_of(text: str) -> bytes:
+    """Invert `text_of`. A lone surrogate, which JSON may have, is encoded like other characters."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
 
 
 class Selection(NamedTuple):
