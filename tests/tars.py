@@ -465,6 +465,16 @@ ODD: dict[str, Case] = {
     "unknown type": Case(
         "a file, but in no sample", tar(A, member(b"z.bin", ABC, b"Z"), B), {**_AB, b"z.bin": ABC}
     ),
+    "GNU incremental": Case(
+        "a directory, whose content is a list of its files",
+        tar(member(b"d/", b"Yx.txt\0\0", b"D", magic=GNU), A, member(b"e", b"", b"D", magic=GNU), B),
+        _AB,
+    ),
+    "GNU volumes": Case(
+        "a label, and the rest of a file of the volume before, are no files",
+        tar(member(b"label", b"", b"V", magic=GNU), member(b"c.txt", b"rest", b"M", magic=GNU), A, B),
+        _AB,
+    ),
     "sparse GNU": Case(
         "holes are zeros",
         lambda: tar(old_sparse(b"s.txt", _SEGMENTS, _SIZE), A),

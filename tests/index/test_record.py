@@ -758,6 +758,15 @@ def test_what_is_stored() -> None:
     assert one.array("member.size").tolist() == [3, len(ABC)]
 
 
+def test_no_files_are_shown_that_gnu_tar_does_not_extract() -> None:
+    volumes, incremental = make(tars.ODD["GNU volumes"].tar()), make(tars.ODD["GNU incremental"].tar())
+    assert [problem.text for problem in volumes.unshown] == ["label", "c.txt"]
+    assert volumes.members == incremental.members == 2
+    assert incremental.unshown_count == 0
+    assert sorted(flat(Walker(incremental, FILES).tree())) == [b"a.txt", b"b.txt"]
+    assert {incremental.folder_name[folder] for folder in incremental.child_folders(0)} == {b"d", b"e"}
+
+
 def test_problems_are_counted() -> None:
     """Of many problems the first thousand are kept; their texts stay short."""
     link = tars.member(b"l", kind=tars.HARD_LINK, link=b"nothing")

@@ -107,6 +107,8 @@ def test_gnu_tar_adds_directories(tmp_path: Path) -> None:
         (b"l.txt", tars.FIFO, "fifo"),
         (b"l.txt", tars.CHARACTER, "character device"),
         (b"l.txt", tars.BLOCK_DEVICE, "block device"),
+        (b"l.txt", b"V", "volume label"),
+        (b"l.txt", b"M", "another volume"),
         (b"l.txt", b"Z", "unknown type 'Z'"),
     ],
 )

@@ -65,6 +65,13 @@ def test_an_edited_sample_stays_where_it_was(tmp_path: Path) -> None:
     assert tars.member(b"c.txt", b"c") in first
 
 
+@pytest.mark.parametrize("case", ["GNU incremental", "GNU volumes"])
+def test_members_of_gnu_tar_that_are_no_files_are_copied(tmp_path: Path, case: str) -> None:
+    content = tars.ODD[case].tar()
+    (new,) = Set(tmp_path, content).edit({"s0": {"b": WHITEOUT}}).commit()
+    assert new == content.replace(tars.B, b"")
+
+
 def test_gnu_tar_reads_the_new_shards_and_the_sources_are_left_alone(tmp_path: Path) -> None:
     here = Set(tmp_path, FIRST, SECOND).edit(EDITS)
     before = [path.stat() for path in here.shards]

@@ -269,6 +269,16 @@ def test_unknown_types() -> None:
     assert (found[1].kind, found[1].size) == (ord("Z"), len(ABC))
 
 
+def test_incremental_and_split_gnu_tars() -> None:
+    found = check("GNU incremental", AAA, BBB)
+    assert [(one.name, one.kind, one.size) for one in found[::2]] == [
+        (b"d", headers.DIRECTORY, 0),
+        (b"e", headers.DIRECTORY, 0),
+    ]
+    found = check("GNU volumes", AAA, BBB)
+    assert [one.kind for one in found[:2]] == [headers.GNU_VOLUME_LABEL, headers.GNU_CONTINUED]
+
+
 @pytest.mark.parametrize(
     "case", ["sparse GNU", "sparse GNU of 50 segments", "sparse 0.0", "sparse 0.1", "sparse 1.0"]
 )

@@ -219,7 +219,7 @@ class MemberDraft:
             if kind == headers.DIRECTORY:
                 self.folders.mtimes[self.folders.number(name + b"/" if name else b"")] = int(chunk.mtimes[row])
                 continue
-            if kind in (headers.CHARACTER, headers.BLOCK_DEVICE, headers.FIFO):
+            if kind in headers.UNSHOWN:
                 self._leave_out(int(chunk.heads[row]), name, KINDS[kind])
                 continue
             member = base + len(keep)

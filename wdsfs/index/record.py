@@ -68,6 +68,8 @@ KINDS = {
     headers.HARD_LINK: "hard link",
     headers.SYMLINK: "symbolic link",
     headers.DIRECTORY: "directory",
+    headers.GNU_VOLUME_LABEL: "volume label of GNU tar",
+    headers.GNU_CONTINUED: "part of a file that begins in another volume of GNU tar",
 }
 
 

@@ -48,7 +48,7 @@ OPEN_DIRECTORIES = 64  # at a time: a shuffled set goes to and fro between direc
 
 _OPEN_FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _ZEROS = bytes(headers.BLOCK)
-_NO_FILES = (headers.HARD_LINK, headers.CHARACTER, headers.BLOCK_DEVICE, headers.DIRECTORY, headers.FIFO)
+_NO_FILES = (headers.HARD_LINK, headers.DIRECTORY, *headers.UNSHOWN)
 
 # Opens source shards when they are needed, by their numbers in the set.
 OpenSources = Callable[[], AbstractContextManager[Callable[[int], TarBytes]]]

@@ -15,6 +15,7 @@ from wdsfs.tar.headers import (
     CONTIGUOUS,
     DIRECTORY,
     FIFO,
+    GNU_DUMP_DIRECTORY,
     GNU_SPARSE,
     HARD_LINK,
     NAME_BYTES,
@@ -163,7 +164,9 @@ def _settle_types(chunk: Chunk, old_directories: list[int]) -> None:
     types, names = chunk.types, chunk.names
     types[old_directories] = DIRECTORY
     for row in np.flatnonzero((types < REGULAR) | (types > FIFO) | (types == DIRECTORY)).tolist():
-        if types[row] == DIRECTORY:
+        # Semantics decision: a directory of an incremental GNU tar is a directory; its content is a list of files.
+        if types[row] in (DIRECTORY, GNU_DUMP_DIRECTORY):
+            types[row], chunk.sizes[row] = DIRECTORY, 0
             names[row] = names[row].rstrip(b"/")
         elif types[row] in (OLD_REGULAR, CONTIGUOUS, GNU_SPARSE):
             types[row] = REGULAR

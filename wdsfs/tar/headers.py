@@ -27,8 +27,12 @@ ZERO_BLOCK = bytes(BLOCK)
 
 REGULAR, HARD_LINK, SYMLINK, CHARACTER, BLOCK_DEVICE, DIRECTORY, FIFO = b"0123456"
 CONTIGUOUS, GNU_SPARSE, OLD_REGULAR = b"7S\0"
+GNU_DUMP_DIRECTORY, GNU_VOLUME_LABEL, GNU_CONTINUED = b"DVM"
 PAX, PAX_SOLARIS, PAX_GLOBAL, GNU_NAME, GNU_LINK = b"xXgLK"
 DATALESS = frozenset((HARD_LINK, SYMLINK, CHARACTER, BLOCK_DEVICE, DIRECTORY, FIFO))
+# Semantics decision: a mount shows neither devices, nor the label of a volume, nor the rest of a file that begins
+# in another volume. GNU tar extracts no file for the last two.
+UNSHOWN = (CHARACTER, BLOCK_DEVICE, FIFO, GNU_VOLUME_LABEL, GNU_CONTINUED)
 EXTENSIONS = frozenset((PAX, PAX_SOLARIS, PAX_GLOBAL, GNU_NAME, GNU_LINK))
 
 

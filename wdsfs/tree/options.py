@@ -47,7 +47,7 @@ _POLICIES = ("missing", "duplicates")
 FORMAT = 4  # of derived records: goes up when the same options give another result, not for a new option
 ERROR, SKIP, EMPTY = "error", "skip", "empty"
 NAME_MAX = 200  # bytes of the name of a column
-# Semantics decision: white space around a class is that of ASCII, in texts as in bytes; all else is its name.
+# Semantics decision: white space around a class is that of ASCII, in texts as in bytes; the rest is its name.
 WHITE_SPACE = " \t\n\r\v\f"
 
 
