@@ -135,6 +135,59 @@ def split(name: bytes) -> Split | None:
     return None if is_meta(name) else Split(folder, stem, extension)
 
 
+# Between the first and the last dot of a name, characters of titles and not of extensions: `Track 2.0 (Live).mp3`.
+_OF_TITLES = re.compile(rb"[\s()\[\]{},;!&]")
+_SHOWN_MAX = 120  # bytes of a name in a message about dots
+
+
+class DottedNames:
+    """Names with several dots, of a shard or a tree; tells whether keys end in the middle of what was meant.
+
+    Of `1.2.840.1000.dcm` the key is `1`, so the images of a folder are columns of one sample. On the other hand
+    `a.0.jpg`, `a.512x512.jpg` and `a.seg.png` are usual. Extensions of these come again in other samples.
+    """
+
+    FEW, MANY = 4, 64  # different extensions that prove nothing yet: those that begin with a digit; all
+    PER_SAMPLE = 16  # different extensions with dots for each sample of a sound set
+
+    def __init__(self) -> None:
+        self._all, self._numbers, self._titles = set[int](), set[int](), set[int]()  # hashes of extensions
+        self.place, self.name = -1, b""  # of an example
+
+    def add(self, name: bytes, extension: bytes, place: int = -1) -> None:
+        """Add a member whose extension has a dot."""
+        number = hash(extension)
+        if number in self._all:
+            return
+        before, _, _ = extension.rpartition(b".")
+        is_title = _OF_TITLES.search(before) is not None
+        is_number = before[:1].isdigit() and not before.isdigit()
+        if not self._all or ((is_title or is_number) and not (self._titles or self._numbers)):
+            self.place, self.name = place, name
+        for kind, fits in ((self._all, True), (self._titles, is_title), (self._numbers, is_number)):
+            kind.update([number] if fits else [])
+
+    def count(self, samples: int) -> int:
+        """Return the number of columns that are parts of names, 0 for a sound set of this many samples."""
+        every, numbers, titles = map(len, (self._all, self._numbers, self._titles))
+        if every >= self.MANY and every > self.PER_SAMPLE * samples:
+            return every
+        return max(titles, numbers if numbers >= self.FEW and 2 * numbers >= samples else 0)
+
+    def text(self, samples: int) -> str:
+        """Return a remark about the example if some columns are parts of names; else ""."""
+        count = self.count(samples)
+        if not count:
+            return ""
+        stem, _, suffix = self.name.rpartition(b"/")[2].rpartition(b".")
+        better = stem.replace(b".", b"_")[:_SHOWN_MAX] + b"." + suffix[:_SHOWN_MAX]
+        return (
+            f"the key of a sample ends at the first dot of a name, so parts of names become columns, "
+            f"{count:,} in {samples:,} sample{'' if samples == 1 else 's'}: rename such files, "
+            f"for example to {readable(better)}"
+        )
+
+
 def raw_key(name: bytes) -> bytes | None:
     """Return the key of the sample that a member belongs to, without escapes; None when it is in no sample."""
     parts = split(name)

@@ -105,6 +105,40 @@ def test_split_loses_nothing(name: bytes) -> None:
     assert folder in (b"", name[: len(folder) - 1] + b"/")
 
 
+SPEECH = [f"talk_{begin}_{end}.flac" for begin in (1.5, 11.708, 12.25) for end in (13.97, 14.2)]
+
+
+@pytest.mark.parametrize(
+    ("file_names", "example"),
+    [
+        ([f"1.2.840.{number}.dcm" for number in range(50)], "1_2_840_0.dcm"),
+        ([f"series{number}/1.2.840.{number}" for number in range(50)], "1_2_840.0"),
+        (SPEECH, "talk_1_5_13_97.flac"),
+        (["a.jpg", "b 2.0 (Live).mp3", "b 2.0 (Live).json"], "b 2_0 (Live).mp3"),
+        ([f"www.site{number}.org_a.jpg" for number in range(70)], "www_site0_org_a.jpg"),
+        ([f"{key}.{view}.jpg" for key in range(50) for view in range(20)], None),
+        ([f"{key}.{size}x{size}.jpg" for key in range(50) for size in range(5)], None),
+        ([f"{key}.mask_{mask}.png" for key in range(50) for mask in range(100)], None),
+        ([f"{key}.{extension}" for key in range(3) for extension in ("seg.png", "tar.gz", "v2.json", "7")], None),
+        ([f"a.{number}" for number in range(500)], None),
+        (["a.5.0.jpg"], None),
+        ([], None),
+    ],
+)
+def test_dots_that_cut_keys(file_names: list[str], example: str | None) -> None:
+    dotted, keys = names.DottedNames(), set()
+    for number, name in enumerate(file_names):
+        key, _, extension = name.encode().partition(b".")
+        keys.add(key)
+        if b"." in extension:
+            dotted.add(name.encode(), extension, number)
+    text = dotted.text(len(keys))
+    assert bool(text) == bool(dotted.count(len(keys))) == (example is not None)
+    if example is not None:
+        assert text.endswith(f"for example to {example}")
+        assert dotted.name == file_names[dotted.place].encode()
+
+
 @pytest.mark.parametrize(
     ("folder", "components"),
     [

@@ -209,6 +209,10 @@ def test_what_somebody_has_edited_is_kept(program: Program) -> None:  # noqa: F8
             "t.tar: the key 'b' is also in s.tar: Energon needs",
         ),
         ({"s.tar": tar(A, B, member(b"a.cls", b"x"))}, "s.tar: the key 'a' is also in itself"),
+        (
+            {"s.tar": tar(*(member(b"d/%b.txt" % name, b"x") for name in (b"._a", b"a", b"._b", b"b")))},
+            "hidden files (._x, .x) to Energon: `wdsfs pack SHARDS` leaves those out",
+        ),
         ({"s.tar": tar(A, B)[:-1500]}, "s.tar: the shard is damaged"),
         ({"s.tar": EMPTY}, "the set has no samples"),
         ({"s.bin": ONE}, "s.bin: Energon reads shards called *.tar only"),

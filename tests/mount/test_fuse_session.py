@@ -1209,6 +1209,12 @@ def test_a_mount_says_what_loaders_by_suffix_need(
         assert all(len(line) <= 80 for line in mounted.output.splitlines())
 
 
+def test_a_mount_says_that_dots_in_names_cut_keys(program: Program) -> None:
+    path = program.write("a.tar", tars.tar(*(tars.member(b"1.2.840.%d.dcm" % number) for number in range(9))))
+    with program.mounted("a.tar") as mounted:
+        assert mounted.output.endswith(f"wdsfs check {path}\n")
+
+
 @pytest.mark.parametrize(
     ("classes", "options", "said"),
     [

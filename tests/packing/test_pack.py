@@ -652,6 +652,16 @@ def test_a_pack_that_is_killed_goes_on_when_it_is_repeated(program: Program) -> 
 # --- the command ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("layout", ["files", "classes"])
+def test_dots_that_cut_keys_are_told(program: Program, layout: str) -> None:  # noqa: F811
+    images = {f"series{series}/1.2.840.{series}.{n}.dcm": b"" for series in range(2) for n in range(1000)}
+    write(program.home / "tree", images)
+    done = program.run("pack", "-n", "--layout", layout, "tree", "-o", "out/s-%06d.tar")
+    lines = done.stderr.decode().splitlines()
+    assert any("series0/1.2.840.0.0.dcm" in line and "1_2_840_0_0.dcm" in line for line in lines)
+    assert max(map(len, lines)) < 2000
+
+
 def test_the_command(program: Program) -> None:  # noqa: F811
     write(program.home / "tree", {**FLAT, "README": b"", ".DS_Store": b""})
     arguments = ("pack", "tree", "-o", "out/s-%06d.tar", "--maxcount", "2")

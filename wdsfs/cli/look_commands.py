@@ -259,11 +259,12 @@ def check(
 ) -> None:
     """Look for what readers of the format trip over: one line per finding.
 
-    Damaged and truncated shards, samples that are split or whose members are not side by side, extensions
-    that occur twice, members in no sample, samples without an extension that the others have, keys in
-    several shards, numbers of samples that differ from those in a list of shards, indexes of DALI and Energon that
-    do not fit the shard beside them; with --keys also keys of no sample. Exit code 0: nothing found; 1: findings;
-    3: a shard could not be read.
+    Damaged and truncated shards, shards without samples, samples that are split or whose members are not side by
+    side, extensions that occur twice, members in no sample, names whose dots cut keys, names that are not UTF-8,
+    samples without an extension that the others have, columns that only later shards have, members of 0 bytes in
+    a column with content, keys in several shards, numbers of samples that differ from those in a list of shards,
+    indexes of DALI and Energon that do not fit the shard beside them; with --keys also keys of no sample. Exit
+    code 0: nothing found; 1: findings; 3: a shard could not be read.
 
     \b
     Example:

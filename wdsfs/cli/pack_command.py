@@ -224,6 +224,10 @@ def _pack_files(directories: Sequence[str], packed: Packed, opening: Opening) ->
     output.refuse_exports([step.target for step in plan.steps], packed.exports)
     if packed.options.layout == "auto" and not packed.as_json and not opening.quiet:
         log.info("packed as %s; if that is wrong, use --layout", plan.layout.text)
+    dotted = plan.samples.dotted_names
+    remark = dotted.text(len(plan.samples))
+    if remark:
+        log.warning("%s: %s", os.fsdecode(dotted.name), remark)
     if not packed.dry_run:
         label = "packing and sending" if plan.sent else "packing"
         with (

@@ -396,9 +396,10 @@ class Export:
             return database.add(len(earlier), self._noticed(path, samples()))
         except energon.DuplicateKey as error:
             whose = "itself" if error.first == len(earlier) else list(earlier)[error.first]
-            raise ExportError(
-                f"{os.fsdecode(path)}: the key {error.key!r} is also in {whose}: Energon needs distinct keys"
-            ) from None
+            text = f"the key {error.key!r} is also in {whose}: Energon needs distinct keys"
+            if error.key.endswith("/"):
+                text += "; it is that of hidden files (._x, .x) to Energon: `wdsfs pack SHARDS` leaves those out"
+            raise ExportError(f"{os.fsdecode(path)}: {text}") from None
         except ExportError as error:
             raise ExportError(f"{os.fsdecode(path)}: {error}") from None
 

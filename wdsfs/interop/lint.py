@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 import stat
 from array import array
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs import names
-from wdsfs.errors import ShardError, StaleShard, UnreadableShard, counted
+from wdsfs.errors import ShardError, StaleShard, UnreadableShard, counted, several
 from wdsfs.executors import Workers
 from wdsfs.index import process_pool, record_of_file
 from wdsfs.index.record import KINDS, STRAY, Record
@@ -33,18 +34,26 @@ from wdsfs.storage import source
 from wdsfs.storage.source import TarBytes, open_beside
 from wdsfs.tar import compressed, headers, scan
 from wdsfs.tar.columns import Chunk
-from wdsfs.tar.problems import OF_VIEWS, Problem, Problems
+from wdsfs.tar.problems import HARMLESS, OF_VIEWS, Problem, Problems
 from wdsfs.tree.shard_set import ShardSet, indexed
 from wdsfs.tree.view_set import ViewSet
 
 EXAMPLES = 100  # findings of one kind in one shard that are listed; further ones are counted
 KEPT = 1000  # samples of a shard that are remembered in case they lack an extension that others have
 PATTERNS = 10_000  # different sets of extensions that are counted in one shard
-EMPTY_BYTES = 10_240  # of a tar that was made without members
+COLUMNS = 10_000  # columns of a shard whose members are counted
+COLUMNS_NAMED = 10  # in one message
 FIRST_SAMPLES = 5  # NUM_EXAMPLES_FOR_FEATURES_INFERENCE of Hugging Face's `datasets`
 UNEVEN = "uneven columns"  # a kind
-NOTES = frozenset(("directory", "meta", "unextractable", UNEVEN))  # kinds that webdataset does not mind
-UNREADABLE = "unreadable"
+EXTRA, LATE, EMPTY, UNREADABLE = "extra column", "late column", "empty member", "unreadable"  # kinds
+NOTES = frozenset(("directory", "meta", "unextractable", UNEVEN, EXTRA))  # kinds that webdataset does not mind
+# Semantics decision: an empty text, such as a caption, is a text. An empty image, label or JSON stops its decoder.
+MAY_BE_EMPTY = frozenset((b"txt", b"text", b"transcript", b"caption"))
+HIDDEN = "in no sample: its name starts with a dot"
+TEARS = (
+    "; webdataset and Energon take it for a member of another sample, which splits the sample around it: "
+    "`wdsfs pack SHARDS` leaves it out"
+)
 FILE_AND_FOLDER = "tar cannot extract it: it is a file, and other members need a directory of this name"
 
 
@@ -83,7 +92,7 @@ def uneven(first: Sequence[FirstSample]) -> LintFinding | None:
     """
     for sample in first[1:FIRST_SAMPLES]:
         if sample.extensions != first[0].extensions:
-            here, there = (", ".join(map(text_of, sorted(own.extensions))) for own in (sample, first[0]))
+            here, there = (_listed(own.extensions) for own in (sample, first[0]))
             text = (
                 f"has the columns {here}, the first sample {first[0].key} has {there}: "
                 f"Hugging Face datasets refuses a set whose first {FIRST_SAMPLES} samples differ in their columns"
@@ -104,6 +113,28 @@ def first_samples(members: Iterable[tuple[bytes, bytes]]) -> list[FirstSample]:
     return [FirstSample(-1, text_of(key), frozenset(extensions)) for key, extensions in grouped]
 
 
+def _listed(extensions: Iterable[bytes]) -> str:
+    """Return columns for a message, the first of many, each cut."""
+    return several([names.readable(extension[:200]) for extension in sorted(extensions)], COLUMNS_NAMED)
+
+
+@dataclass(slots=True)
+class Column:
+    """Counts for one column of a shard: its members, those of 0 bytes, and some of the latter (offset, name)."""
+
+    members: int = 0
+    empty: int = 0
+    examples: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, name: bytes, offset: int, size: int) -> None:
+        """Count a member."""
+        self.members += 1
+        if not size:
+            self.empty += 1
+            if len(self.examples) < EXAMPLES:
+                self.examples.append((offset, text_of(name)))
+
+
 @dataclass(slots=True)
 class Lint:
     """The findings in one shard, and its counts for those in the whole set."""
@@ -119,6 +150,7 @@ class Lint:
     keys: array[int] = field(default_factory=lambda: array("Q"))
     offsets: array[int] = field(default_factory=lambda: array("q"))
     first: list[FirstSample] = field(default_factory=list)  # a few samples at its start
+    columns: dict[bytes, Column] = field(default_factory=dict)
 
     def add(self, kind: str, offset: int, member: str, text: str) -> None:
         """Count a finding; it is listed if it is one of the first of its kind."""
@@ -157,11 +189,11 @@ def lint(path: bytes, reading: Reading = PLAIN, together: int = 1) -> Lint:
                 reader.read(chunk)
             reader.end()
             reader.find_clashes(tar)
+            if not findings.samples and all(problem.kind in HARMLESS for problem in problems.listed()):
+                findings.add("no samples", -1, "", _no_samples_text(findings.members))
         if marks:
             findings.add("behind end mark", marks[0], "", _joined_text(len(marks)))
         findings.add_problems(problems.listed(), len(problems), reader.last)
-        if not (findings.samples or problems) and (findings.members or source.size_of(tar) > EMPTY_BYTES):
-            findings.add("no samples", -1, "", _no_samples_text(findings.members))
         fd = shard if isinstance(shard, int) and tar is shard else None
         for side, text in () if fd is None else _side_indexes(path, fd, reading):
             findings.add("wrong index", -1, "", f"{os.fsdecode(side)}: {text}")
@@ -176,8 +208,8 @@ def lint(path: bytes, reading: Reading = PLAIN, together: int = 1) -> Lint:
 
 def _no_samples_text(members: int) -> str:
     if members:
-        return f"none of its {counted(members, 'member')} belongs to a sample; --layout files shows them"
-    return "has only zeros, as a download that has failed: download or make it again"
+        return "no member is in a sample: only --layout files shows the members"
+    return "has no member, only zeros: it was packed from nothing, or its download failed"
 
 
 def _joined_text(marks: int) -> str:
@@ -265,10 +297,12 @@ class _ShardLinter:
         self.folders: set[int] = set()  # hashes of all folders
         self.dotted: set[bytes] = set()  # folders which may also be the names of columns
         self.strays: dict[bytes, int] = {}  # files in no sample, with their offsets
+        self.dotted_names = names.DottedNames()
 
     def read(self, chunk: Chunk) -> None:
         """Check the members of a chunk."""
-        for name, kind, offset in zip(chunk.names, chunk.types.tolist(), chunk.heads.tolist(), strict=True):
+        columns = (chunk.names, chunk.types.tolist(), chunk.heads.tolist(), chunk.sizes.tolist())
+        for name, kind, offset, size in zip(*columns, strict=True):
             if not name.startswith(self.folder) or b"/" in name[len(self.folder) :]:
                 self._enter(name)
             if len(name) > names.NAME_MAX or b".." in name or b"\0" in name:
@@ -278,6 +312,7 @@ class _ShardLinter:
                 self._stray(name, kind, offset)
             else:
                 self._member(name, split.extension, offset)
+                self._column(name, split.extension, offset, size)
         self.findings.members += len(chunk.names)
         self.last = int(chunk.heads[-1]), chunk.names[-1]
 
@@ -321,9 +356,11 @@ class _ShardLinter:
         elif names.is_meta(name):
             self.findings.add("meta", offset, text, "a __name__ member belongs to the set, not to a sample")
         else:
-            hidden = name.rpartition(b"/")[2].startswith(b".")
-            why = "its name starts with a dot" if hidden else "its name has no extension"
-            self.findings.add("not in a sample", offset, text, f"in no sample: {why}")
+            folder, base = names.split_folder(name)
+            why = "in no sample: its name has no extension"
+            if base.startswith(b"."):
+                why = HIDDEN + (TEARS if folder else "")
+            self.findings.add("not in a sample", offset, text, why)
 
     def _member(self, name: bytes, extension: bytes, offset: int) -> None:
         key = name[: len(name) - len(extension) - 1]
@@ -346,6 +383,19 @@ class _ShardLinter:
             self.findings.add(
                 "odd name", offset, text_of(name), "the name cannot be a file name; an escaped name is shown"
             )
+
+    def _column(self, name: bytes, extension: bytes, offset: int, size: int) -> None:
+        """Count the member of a column; look at its name as readers do that want UTF-8, or an extension."""
+        column = self.findings.columns.get(extension)
+        if column is None and len(self.findings.columns) < COLUMNS:
+            column = self.findings.columns[extension] = Column()
+        if column is not None:
+            column.add(name, offset, size)
+        if b"." in extension:
+            self.dotted_names.add(name, extension, offset)
+        if not name.isascii() and not names.is_utf8(name):
+            text = "the name is not UTF-8: Hugging Face datasets and Energon cannot store it; rename the file"
+            self.findings.add("not UTF-8", offset, text_of(name), text)
 
     def _key(self, key: bytes, offset: int) -> None:
         digest = _digest(key)
@@ -375,6 +425,9 @@ class _ShardLinter:
         self.end_sample()
         for sample in (self.gathered or {}).values():
             self._count(*sample)
+        text = self.dotted_names.text(self.findings.samples)
+        if text:
+            self.findings.add("dotted name", self.dotted_names.place, text_of(self.dotted_names.name), text)
 
     def _count(self, offset: int, key: bytes, extensions: set[bytes]) -> None:
         self.findings.samples += 1
@@ -407,7 +460,7 @@ class Judge:
                 yield path, LintFinding(UNREADABLE, -1, "", str(result))
             else:
                 yield from ((path, finding) for finding in self.add(path, result, shard.miscount(result.samples)))
-        yield from (*self.shared_keys(), *self.missing(), *self.uneven())
+        yield from (*self.shared_keys(), *self.missing(), *self.uneven(), *self.late(), *self.empty())
 
     def add(self, path: str, shard: Lint, miscount: str = "") -> Iterator[LintFinding]:
         """Add a shard; yield its findings. `miscount` is the text about an unexpected number of samples."""
@@ -458,6 +511,47 @@ class Judge:
         if finding is not None:
             yield path, finding
 
+    def late(self) -> Iterator[tuple[str, LintFinding]]:
+        """Yield the columns that the first samples of the set lack, which Hugging Face's loader drops.
+
+        It is a finding where a sample with such a column lacks one of the first, which the loader fills with None.
+        """
+        self._shards.sort(key=lambda shard: shard[0])
+        first = next((shard.first for _, shard in self._shards if shard.first), [])
+        known = {extension.lower() for sample in first for extension in sample.extensions}
+        late: dict[tuple[bytes, str], tuple[str, int, str]] = {}
+        counts = Counter[tuple[bytes, str]]()
+        for path, shard in self._shards:
+            for pattern, count in shard.patterns.items():
+                kind = LATE if known - {extension.lower() for extension in pattern} else EXTRA
+                for extension in pattern:
+                    if extension.lower() not in known:
+                        counts[extension, kind] += count
+                        late.setdefault((extension, kind), (path, *(shard.examples[pattern] or [(-1, "")])[0]))
+        for extension, kind in itertools.islice(counts, EXAMPLES):
+            path, offset, key = late[extension, kind]
+            yield path, LintFinding(kind, offset, key, _late_text(extension, counts[extension, kind], kind))
+        if len(counts) > EXAMPLES:
+            yield self._shards[0][0], LintFinding(LATE, -1, "", f"and {len(counts) - EXAMPLES} more columns")
+
+    def empty(self) -> Iterator[tuple[str, LintFinding]]:
+        """Yield members of 0 bytes in columns of which most members have content, by shard."""
+        members, empty = Counter[bytes](), Counter[bytes]()
+        for _, shard in self._shards:
+            for extension, column in shard.columns.items():
+                members[extension] += column.members
+                empty[extension] += column.empty
+        usual = {extension for extension, count in members.items() if 2 * empty[extension] < count}
+        usual -= {extension for extension in usual if extension.lower().rpartition(b".")[2] in MAY_BE_EMPTY}
+        for path, shard in self._shards:
+            columns = [column for extension, column in shard.columns.items() if extension in usual]
+            examples = sorted(example for column in columns for example in column.examples)[:EXAMPLES]
+            rest = sum(column.empty for column in columns) - len(examples)
+            text = "has 0 bytes, and most members of its column have content"
+            yield from ((path, LintFinding(EMPTY, offset, name, text)) for offset, name in examples)
+            if rest:
+                yield path, LintFinding(EMPTY, -1, "", f"and {rest} more of this kind")
+
     def missing(self) -> Iterator[tuple[str, LintFinding]]:
         """Yield the samples without an extension that more than half of all samples have, by shard."""
         self._shards.sort(key=lambda shard: shard[0])
@@ -479,6 +573,12 @@ class Judge:
                 yield path, LintFinding("missing extension", -1, "", text)
 
 
+def _late_text(extension: bytes, samples: int, kind: str) -> str:
+    fills = ", and fills the columns that these samples lack with None" if kind == LATE else ""
+    have = f"{counted(samples, 'sample')} of the set have the column {_listed([extension])}, here is the first"
+    return f"{have}; none of the first {FIRST_SAMPLES} has it: Hugging Face datasets drops it{fills}"
+
+
 def _absent_text(absent: Iterable[bytes], there: Iterable[bytes]) -> str:
     """Return which extensions a sample lacks, with those in another letter case, which webdataset accepts."""
     cases = {names.lower_case(extension): extension for extension in there}
@@ -487,7 +587,7 @@ def _absent_text(absent: Iterable[bytes], there: Iterable[bytes]) -> str:
         other = cases.get(names.lower_case(extension))
         more = "" if other is None else f", but {text_of(other)} (the same to webdataset, not to others)"
         parts.append(text_of(extension) + more)
-    return "has no " + ", ".join(parts)
+    return "has no " + several(parts, COLUMNS_NAMED)
 
 
 @functools.lru_cache(1024)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from wdsfs.errors import ShardError
-from wdsfs.names import MEDIA
+from wdsfs.names import MEDIA, DottedNames
 from wdsfs.tree.classes import folders_of, misnumbered, numbers_of
 from wdsfs.tree.options import TreeOptions, read_class_names
 from wdsfs.tree.shard_set import NotIndexed, ShardSet
@@ -26,7 +26,22 @@ def hints(below: ShardSet, tree: TreeOptions, writable: bool) -> Sequence[str]:
         return ()
     of_classes = tree.layout == "classes"
     hint = _class_hint(below, tree.composition.class_names) if of_classes else _suffix_hint(below, tree)
-    return () if hint is None else (hint, "which layout for which loader: wdsfs help layouts")
+    layout = () if hint is None else (hint, "which layout for which loader: wdsfs help layouts")
+    return (*_dots_hint(below), *layout)
+
+
+def _dots_hint(below: ShardSet) -> Iterator[str]:
+    """Yield a hint if keys end at dots inside names, so that columns of a first shard are parts of names."""
+    for number in range(min(len(below), _SHARDS_READ)):
+        with contextlib.suppress(ShardError, NotIndexed):
+            record, dotted = below.record(number), DottedNames()
+            for extension in record.extension_name.of(range(len(record.extension_name))):
+                if b"." in extension:
+                    dotted.add(extension, extension)
+            if dotted.count(record.samples):
+                path = below.path_text(number)
+                yield f"{path}: keys end at the first dot, and columns are parts of names: wdsfs check {path}"
+                return
 
 
 def _has_samples(below: ShardSet) -> bool:

@@ -138,11 +138,13 @@ class Samples:
 
     `sizes` are bytes of content. `classes` are the names of all classes, sorted; `class_of` has the class of each
     sample (NO_CLASS outside of the layout classes), `directory_of` the number of the directory of its files;
-    `starts` has its first place in `rows`, which has the rows of all files.
+    `starts` has its first place in `rows`, which has the rows of all files. `dotted_names` tells whether dots
+    in names have cut keys.
     """
 
     def __init__(self, table: FileTable, layout: Layout, classes: list[bytes]) -> None:
         self.table, self.layout, self.classes = table, layout, classes
+        self.dotted_names = names.DottedNames()
         self._rows, self._starts = array("q"), array("q")
         self._directories, self._classes = array("i"), array("i")
 
@@ -248,21 +250,23 @@ class _Grouping:
     def _files(self, number: int, directory: FoundDirectory, label: int) -> None:
         """Take the files of a directory as samples by what their names begin with."""
         whole = OUTSIDE_CLASS if self.layout.name == CLASSES and not directory.path else None
-        last, seen = None, set[bytes]()
+        last, seen, prefix = None, set[bytes](), directory.prefix
         for row, name in enumerate(self.table.names_in(directory), directory.first):
             stem, dot, extension = name.partition(b".")
             if stem != last:
                 seen = set()
             reason = whole or (None if dot else reasons.NO_EXTENSION)
-            reason = reason or _obstacle(directory.prefix + stem, extension, seen)
+            reason = reason or _obstacle(prefix + stem, extension, seen)
             if stem != last and label != NO_CLASS and self.class_column is not None:
-                reason = reason or reasons.misread(directory.prefix + stem, self.class_column)
+                reason = reason or reasons.misread(prefix + stem, self.class_column)
             if reason is not None:
                 self._refuse(directory, name, reason)
                 continue
             if stem != last:
                 self.samples.begin(number, label)
                 last = stem
+            if b"." in extension:
+                self.samples.dotted_names.add(prefix + name, extension)
             if label != NO_CLASS and self.class_column in seen:
                 self._refuse_column(directory, name)
             self.samples.add(row)
