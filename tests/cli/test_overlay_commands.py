@@ -104,6 +104,15 @@ def test_commit(program: Program, here: Set) -> None:  # noqa: F811
     assert b"2 of them there already" in program.run(*command).stdout
 
 
+def test_a_copied_folder_is_told(program: Program, here: Set) -> None:  # noqa: F811
+    here.edit({"s0": {folder: {f"{number}.jpg": b"" for number in range(9)} for folder in ("cat", "dog")}})
+    assert b"note: s0/cat: is one sample" in program.run("diff", "--overlay", "o", SHARDS).stdout
+    done = program.run("commit", "--overlay", "o", "--output", "out/t-%02d.tar", "--dry-run", "--json", SHARDS)
+    (told_line,) = (line for line in lines(done.stderr) if "is one sample" in line)
+    assert "s0/cat (and 1 more)" in told_line
+    assert "pack --layout classes" in told_line
+
+
 def test_commit_in_place(program: Program, here: Set) -> None:  # noqa: F811
     here.edit({"more": {"x": {"txt": b""}}})
     done = program.run("commit", "--overlay", "o", "--in-place", "--jobs", "2", SHARDS)
@@ -147,7 +156,7 @@ def test_a_delta_counts_what_it_does_not_show(program: Program, here: Set) -> No
         (["--link", "--sort", "-o", "%d"], b"stay as they are"),
         (["--link", "--maxcount", "3", "-o", "%d"], b"stay as they are"),
         (["--output", "x-%d-%d"], b"like %06d"),
-        (["--names", "full", "-o", "%d"], b"made with --layout samples --names ext"),
+        (["--names", "full", "-o", "%d.tar"], b"made with --layout samples --names ext"),
         (["--maxcount", "0"], b"maxcount"),
         (["--maxsize", "0"], b"maxsize"),
         (["--maxsize", "nan"], b"nan"),
@@ -221,7 +230,7 @@ def test_an_unfinished_commit(program: Program, here: Set) -> None:  # noqa: F81
         here.commit(Killer(), in_place=True)
     finish = b"wdsfs commit --in-place --overlay o 's{0..1}.tar' (or give it up: use --abandon instead"
     assert finish in program.run("diff", "--overlay", "o", SHARDS, code=7).stderr
-    assert finish in program.run("commit", "--overlay", "o", "--output", "%d", SHARDS, code=7).stderr
+    assert finish in program.run("commit", "--overlay", "o", "--output", "%d.tar", SHARDS, code=7).stderr
     done = program.run("commit", "--in-place", "--overlay", "o", "s1.tar", "s0.tar", code=7)
     assert b"in the same order" in done.stderr
     done = program.run("commit", "--in-place", "--overlay", "o", SHARDS)

@@ -473,6 +473,22 @@ def test_a_name_that_comes_back_in_another_form_has_a_note(
     assert result.notes == [Remark(path, f"{reasons.ESCAPED} {shown}")]
 
 
+IMAGES = {f"{number}.jpg": b"" for number in range(20)}
+
+
+FEW, PLAIN = {"jpg": b"", "cls": b"", "en.txt": b""}, {str(number): b"" for number in range(20)}
+
+
+@pytest.mark.parametrize("files", [IMAGES, FEW, PLAIN])
+def test_a_copied_folder_is_one_sample(tmp_path: Path, files: dict[str, bytes]) -> None:
+    result = found(tmp_path, {"s0": {"cat": files}, "new": {"dog": files}})
+    noted = [remark.path for remark in result.notes if remark.reason == reasons.FOLDER]
+    assert noted == ([b"new/dog", b"s0/cat"] if files is IMAGES else [])
+    frames = tars.tar(*(tars.member(b"a.%b" % name.encode()) for name in IMAGES))
+    (tmp_path / "frames").mkdir()
+    assert not found(tmp_path / "frames", {"s0": {"cat": files}, "new": {"dog": files}}, frames).notes
+
+
 def test_notes(tmp_path: Path) -> None:
     result = found(tmp_path, {"s0": {"empty": {}, "nothing": WHITEOUT}, "top": {"sub": {}}})
     assert not result.unpackable + result.conflicts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -34,6 +35,7 @@ from wdsfs.errors import CommitError, StaleShard, UsageError
 from wdsfs.index import member_draft
 from wdsfs.overlay.overlay_directory import unfinished
 from wdsfs.packing import diff, reasons
+from wdsfs.packing.file_source import PackOptions
 from wdsfs.packing.overlay_source import NO_SAMPLE, CommitOptions, Planner
 from wdsfs.packing.plan import Remark, continued, namer
 from wdsfs.packing.runner import Runner
@@ -398,6 +400,18 @@ def test_patterns_that_name_too_little(pattern: str | None, text: str) -> None:
 def test_patterns_that_name_a_directory(pattern: str) -> None:
     with pytest.raises(UsageError, match=r"is a directory: name the shards in it, for example \S*/train-%06d.tar"):
         namer(pattern)(0)
+
+
+def test_an_output_that_is_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is a directory: name the shards in it, for example \S*/train-%06d.tar"):
+        namer(str(tmp_path))(0)
+
+
+@pytest.mark.parametrize("output", ["o", "o-%d", "o-{0..1}", "o.d/%06d", "s3://bucket/o-%d"])
+def test_names_that_no_mount_of_their_directory_finds(output: str) -> None:
+    for check in (CommitOptions(output).check, PackOptions(output).check):
+        with pytest.raises(UsageError, match=rf"write -o '?{re.escape(output)}\.tar"):
+            check()
 
 
 @pytest.mark.parametrize("output", ["o-%d.tar.gz", "o-{0..1}.tgz", "o-%d.tar.zst"])

@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -180,6 +181,9 @@ def test_names_of_classes_are_read_as_they_are_written(tmp_path: Path, name: str
         ({"README": b"", "a.jpg": b""}, "files"),
         ({"README": b"", "a/jpg": b""}, "samples"),
         (CLASSES, "can be a class"),
+        ({**CLASSES, "captions.csv": b"", "README.txt": b"", "cat/more.jsonl": b""}, "can be a class"),
+        ({**CLASSES, "3.jpg": b""}, "files"),
+        ({"a/1.csv": b"", "b/2.csv": b""}, "files"),
         ({"a/jpg": b"", "b/1.jpg": b""}, "looks like a column"),
         ({"a/jpg": b"", "1.jpg": b""}, "looks like a column"),
         ({}, "there is no file to pack"),
@@ -192,6 +196,54 @@ def test_a_layout_is_detected_or_refused(tmp_path: Path, files: Files, found: st
     else:
         with pytest.raises(CommitError, match=found):
             plan_of(tree, leave_out=True)
+
+
+def in_parts(*parts: str) -> dict[str, bytes]:
+    return {f"{part}/{path}": b"" for part in parts for path in CLASSES}
+
+
+SPLITS = in_parts("train", "Val")
+
+
+@pytest.mark.parametrize(
+    ("files", "layout", "remark"),
+    [
+        (in_parts("one", "two"), "classes", "directories cat, dog"),
+        (in_parts("one", "train"), "classes", "directories cat, dog"),
+        ({**CLASSES, "cat/x/1.jpg": b"", "dog/x/1.jpg": b"", "cat/y/1.jpg": b""}, "classes", ""),
+        (SPLITS, "files", ""),
+        ({**CLASSES, "captions.csv": b""}, "files", "captions.csv: a table .* --associate"),
+        ({**CLASSES, "dog/captions.csv": b""}, "classes", "dog/captions.csv: a table .* --associate"),
+        ({"1.csv": b"", "1.json": b"", "2.csv": b""}, "files", ""),
+        ({"1.csv": b"", "1.jpg": b"", "2.csv": b"", "2.jpg": b""}, "files", ""),
+    ],
+)
+def test_what_readers_may_not_expect_is_told(tmp_path: Path, files: Files, layout: str, remark: str) -> None:
+    remarks = plan_of(write(tmp_path / "tree", files), layout=layout).remarks
+    assert len(remarks) == bool(remark)
+    assert re.search(remark, "".join(remarks))
+
+
+def test_splits_are_no_classes(tmp_path: Path) -> None:
+    tree = write(tmp_path / "tree", SPLITS)
+    way_out = f"pack --layout classes {tree}/Val -o 'Val/.*--class-names Val/classes.txt"
+    with pytest.raises(CommitError, match=way_out):
+        plan_of(tree, layout="classes")
+    with pytest.raises(CommitError, match=r"occurs twice, in .*: pack each by itself.*--class-names"):
+        plan_of(tree / "train", tree / "Val", layout="classes")
+    (tree / "Val/cat/1.jpg").rename(tree / "Val/cat/4.jpg")
+    (tree / "Val/cat/2.jpg").unlink()
+    (tree / "Val/dog/1.jpg").unlink()
+    (remark,) = plan_of(tree / "train", tree / "Val", layout="classes").remarks
+    assert "train, Val become one set" in remark
+
+
+def test_a_table_is_outside_of_classes(tmp_path: Path) -> None:
+    tree = write(tmp_path / "tree", {**CLASSES, "captions.csv": b""})
+    with pytest.raises(
+        CommitError, match=r"captions\.csv: is a table.*--associate.*\n--leave-out packs all others"
+    ):
+        plan_of(tree, layout="classes")
 
 
 # --- what cannot be packed -----------------------------------------------------------------------------------

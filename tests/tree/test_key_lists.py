@@ -328,7 +328,7 @@ def test_an_option_without_a_file_is_refused(program: Program, command: str) -> 
     """A variable of a shell that is not set: the whole set would be shown."""
     a_set(program.home)
     last = {"mount": [program.mountpoint], "cat": ["s0/a/txt"], "export": ["-o", "x"]}.get(command, [])
-    last = ["-o", "out"] if command in ("image", "pack", "commit") else last
+    last = ["-o", "out.tar"] if command in ("image", "pack", "commit") else last
     assert "--keys '': name the file" in program.refused(command, "--keys", "", "s0.tar", *last, code=2)
     if command == "pack":
         assert "--order '': name the file" in program.refused(command, "--order", "", "s0.tar", *last, code=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import sys
 import time
@@ -17,7 +18,7 @@ from wdsfs.cli import completion, index_commands, options, output
 from wdsfs.cli.output import bytes_bar, note_uneven, say, shards_bar, uneven_text, write_json
 from wdsfs.cli.overlay_commands import NamedOverlay, named_overlay
 from wdsfs.cli.process import INTERRUPTED, disk_errors, ended_in_order, when_interrupted
-from wdsfs.errors import ExportError, MountError, UsageError, counted
+from wdsfs.errors import ExportError, MountError, UsageError, and_others, counted
 from wdsfs.remote.shard_paths import is_remote
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ _NOT_FOR_VIEWS = {
     "ignore_times": "it is for files of an overlay",
     "executor": "a view is written by this process; --shard-id gives each machine a part of the shards",
 }
+
+log = logging.getLogger("wdsfs")
 
 
 class Packing(NamedTuple):
@@ -218,11 +221,22 @@ def _commit_held(session: OverlaySession, overlay: NamedOverlay, packing: Packin
         kinds = Counter(sample.kind for sample in made.changes.samples)
         unshown = {kind: kinds[kind] for kind in ("removed", "renamed")}
     uneven, done = _uneven(made), list[Step]()
+    _warn_of_folders(made)
     if not packing.dry_run:
         label = "packing and sending" if plan.sent else "packing"
         with bytes_bar(label, plan.length + plan.sent, opening.quiet) as on_bytes, _interrupts(made):
             done = made.write(opening, on_bytes, packing.space_check, session.prepare_new, session.show_new)
     return Committed(plan, done, uneven, lower.shards, unshown)
+
+
+def _warn_of_folders(made: OverlayCommit) -> None:
+    """Say before anything is written which copied folders become samples with their files as columns."""
+    from wdsfs.packing import reasons
+
+    notes = [] if made.changes is None else made.changes.notes
+    folders = [remark.path for remark in notes if remark.reason == reasons.FOLDER]
+    if folders:
+        log.warning("%s%s: %s", os.fsdecode(folders[0]), and_others(len(folders)), reasons.FOLDER)
 
 
 def _uneven(made: OverlayCommit) -> str:

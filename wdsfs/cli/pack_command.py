@@ -14,7 +14,7 @@ import click
 from wdsfs.cli import completion, index_commands, options, output
 from wdsfs.cli.output import bytes_bar, note_uneven, say, shards_bar, uneven_text, write_json
 from wdsfs.cli.process import disk_errors, ended_in_order, when_interrupted
-from wdsfs.errors import ExportError, UsageError, counted
+from wdsfs.errors import ExportError, UsageError, counted, several
 
 if TYPE_CHECKING:
     from wdsfs.packing.file_source import PackOptions
@@ -164,6 +164,7 @@ class Made(NamedTuple):
     facts: dict[str, Any]
     left_out: str
     uneven: str
+    classes: Sequence[str] = ()
 
 
 @click.command(cls=options.Command)
@@ -224,10 +225,8 @@ def _pack_files(directories: Sequence[str], packed: Packed, opening: Opening) ->
     output.refuse_exports([step.target for step in plan.steps], packed.exports)
     if packed.options.layout == "auto" and not packed.as_json and not opening.quiet:
         log.info("packed as %s; if that is wrong, use --layout", plan.layout.text)
-    dotted = plan.samples.dotted_names
-    remark = dotted.text(len(plan.samples))
-    if remark:
-        log.warning("%s: %s", os.fsdecode(dotted.name), remark)
+    for remark in plan.remarks:
+        log.warning("%s", remark)
     if not packed.dry_run:
         label = "packing and sending" if plan.sent else "packing"
         with (
@@ -239,7 +238,8 @@ def _pack_files(directories: Sequence[str], packed: Packed, opening: Opening) ->
     first = plan.steps[0].output
     facts = {**_facts(plan, plan.splits), "layout": plan.layout.name}
     facts["left_out_count"] = plan.losses.unpackable_count + plan.losses.leavings_count
-    return Made(plan, done, facts, plan.losses.summary, uneven_text(first.target, member_names(first)))
+    uneven = uneven_text(first.target, member_names(first))
+    return Made(plan, done, facts, plan.losses.summary, uneven, [*map(os.fsdecode, plan.samples.classes)])
 
 
 def _pack_shards(sources: Sequence[str], packed: Packed, opening: Opening) -> Made:
@@ -289,7 +289,7 @@ def _show(made: Made, packed: Packed, seconds: float) -> None:
     if not packed.dry_run:
         output.say_done(made.plan, made.done, seconds)
         for file in made.plan.beside:
-            say(f"classes: {os.fsdecode(file.target)}")
+            say(f"classes: {os.fsdecode(file.target)} ({several(made.classes, 5)})")
 
 
 def _facts(plan: Plan, splits: Sequence[str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -32,6 +33,7 @@ from wdsfs.shards import GONE, Fingerprint
 from wdsfs.tree.shard_set import indexed
 from wdsfs.tree.tree import LowerTree
 
+FOLDER_FILES = 8  # images in a new sample that may be a copied folder
 ADDED, CHANGED, REMOVED, RENAMED, TIME = "added", "changed", "removed", "renamed", "time only"
 
 
@@ -365,6 +367,20 @@ class SampleSummary:
                 self.result.further.setdefault(home.top, []).append(sample)
             if home not in renamed:
                 self.result.samples.append(ChangedSample(ADDED, self._path(home), tuple(sorted(self.new[home]))))
+                if self._is_folder(home):
+                    self.result.notes.append(Remark(self._path(home), reasons.FOLDER))
+
+    def _is_folder(self, home: Home) -> bool:
+        """Return True if a new sample looks like a copied folder of images, with columns that no sample has."""
+        own = self.new[home].keys()
+        suffixes = Counter(extension.rpartition(b".")[2].lower() for extension in own if b"." in extension)
+        if all(suffixes[suffix] < FOLDER_FILES for suffix in names.MEDIA & suffixes.keys()):
+            return False
+        known = set[bytes]()
+        with contextlib.suppress(ShardError):
+            record = self.walk.record(home.shard or 0)
+            known.update(record.extension_name.of(range(len(record.extension_name))))
+        return 2 * len(known & own) < len(own)
 
     # --- names that tar cannot extract
 

@@ -18,8 +18,9 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import shlex
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -27,13 +28,13 @@ import xxhash
 from numpy.typing import NDArray
 
 from wdsfs import names
-from wdsfs.errors import CommitError, UsageError, several
+from wdsfs.errors import CommitError, UsageError, and_others, several
 from wdsfs.names import readable
 from wdsfs.packing import reasons
 from wdsfs.packing.file_table import FileTable, FoundDirectory, LeftOut
 from wdsfs.packing.plan import Numbers
 from wdsfs.remote.shard_paths import open_shard
-from wdsfs.tree.label_files import NO_KEY, ORDER, key_batches, label_file, wrong
+from wdsfs.tree.label_files import KINDS, NO_KEY, ORDER, key_batches, label_file, wrong
 
 AUTO, FILES, SAMPLES, CLASSES = "auto", "files", "samples", "classes"
 
@@ -61,8 +62,8 @@ class _Looks(NamedTuple):
     """Properties of the names in a directory, from which its layout is guessed. Hidden files do not count.
 
     `bare` is the first name without a dot, as columns have in the directory of a sample, `dotted` the first one
-    with a dot. `full`: all begin with the name of the directory. `alone`: each is an image, sound or film that is
-    the only file of its key.
+    with a dot. `full`: all begin with the name of the directory. `media`: one is an image, sound or film. `alone`:
+    each is one that is the only file of its key, or a table.
     """
 
     path: bytes
@@ -70,6 +71,7 @@ class _Looks(NamedTuple):
     dotted: bytes | None
     full: bool
     alone: bool
+    media: bool
 
 
 def layout_of(table: FileTable, name: str) -> Layout:
@@ -94,10 +96,12 @@ def _detected(looks: list[_Looks], deep: list[_Looks], full: bool) -> Layout:
     if bare is None:
         if full and not at_top:
             return Layout(SAMPLES, True)
-        if all(look.path and b"/" not in look.path and look.alone for look in looks):
+        # Files beside directories of classes are about them: `captions.csv`, `README.txt`.
+        if not any(look.media for look in looks if not look.path) and _are_classes(deep):
+            example = next(os.fsdecode(look.dotted) for look in deep if look.dotted is not None)
             raise CommitError(
-                f"{dotted}: its directory can be a class (--layout classes, which adds the column cls), or only a "
-                "part of the key (--layout files): say which"
+                f"{example}: its directory can be a class (--layout classes, which adds the column cls), or only "
+                "a part of the key (--layout files): say which"
             )
         return Layout(FILES)
     if at_top or not all(look.bare for look in deep):
@@ -108,10 +112,14 @@ def _detected(looks: list[_Looks], deep: list[_Looks], full: bool) -> Layout:
     return Layout(SAMPLES, False)
 
 
+def _are_classes(deep: list[_Looks]) -> bool:
+    return bool(deep) and all(b"/" not in look.path and look.alone and look.media for look in deep)
+
+
 def _looks(table: FileTable, directory: FoundDirectory) -> _Looks:
     above, start = table.path_of(directory) + b"/", directory.path.rpartition(b"/")[2] + b"."
     bare = dotted = None
-    full = alone = True
+    full, alone, media = True, True, False
     last = b""
     for name in table.names_in(directory):
         stem, dot, extension = name.partition(b".")
@@ -122,13 +130,20 @@ def _looks(table: FileTable, directory: FoundDirectory) -> _Looks:
         else:
             dotted = dotted or above + name
         full = full and name.startswith(start)
-        alone = alone and stem != last and extension.lower() in names.MEDIA
+        is_media = extension.lower() in names.MEDIA
+        alone = alone and (_is_table(name) or (stem != last and is_media))
         last = stem
-    return _Looks(directory.path, bare, dotted, full and dotted is not None, alone and dotted is not None)
+        media = media or extension.lower().rpartition(b".")[2] in names.MEDIA
+    return _Looks(directory.path, bare, dotted, full and dotted is not None, alone and dotted is not None, media)
 
 
 OUTSIDE = "is outside of a sample: in --layout samples its files are in a directory of its own"
 OUTSIDE_CLASS = "is outside of a class: in --layout classes each class is a directory"
+OUTSIDE_TABLE = "is a table, not a sample: a mount of the new shards shows its columns with --associate FILE"
+TABLES = frozenset(os.fsencode(suffix[1:]) for suffix in (*KINDS, ".parquet"))  # extensions
+
+# Names of directories that are parts of a data set, and hardly ever classes.
+SPLIT_NAMES = frozenset(b"train training val valid validation dev test testing eval".split())
 
 NO_CLASS = -1
 
@@ -145,6 +160,7 @@ class Samples:
     def __init__(self, table: FileTable, layout: Layout, classes: list[bytes]) -> None:
         self.table, self.layout, self.classes = table, layout, classes
         self.dotted_names = names.DottedNames()
+        self.tables = array("q")  # numbers of samples that have a table
         self._rows, self._starts = array("q"), array("q")
         self._directories, self._classes = array("i"), array("i")
 
@@ -201,8 +217,11 @@ class Samples:
 def group(table: FileTable, layout: Layout, left_out: LeftOut, class_column: bytes | None = None) -> Samples:
     """Return the samples; files of none go to `left_out`. `class_column` is added to each sample of a class.
 
-    Raises CommitError for two samples of one key, and for a sample that has this column already.
+    Raises CommitError for two samples of one key, for a sample that has this column already, and for classes that
+    are splits.
     """
+    if layout.name == CLASSES:
+        _refuse_splits(table)
     samples = _Grouping(table, layout, left_out, class_column).run()
     if len(table.roots) > 1:
         _refuse_equal_keys(samples)
@@ -235,7 +254,7 @@ class _Grouping:
         begun, seen = False, set[bytes]()
         for row, name in enumerate(self.table.names_in(directory), directory.first):
             extension = name[len(start) :]
-            reason = None if key else OUTSIDE
+            reason = None if key else OUTSIDE_TABLE if _is_table(name) else OUTSIDE
             if reason is None and not name.startswith(start):
                 reason = reasons.OTHER_STEM
             reason = reason or _obstacle(key, extension, seen)
@@ -255,7 +274,8 @@ class _Grouping:
             stem, dot, extension = name.partition(b".")
             if stem != last:
                 seen = set()
-            reason = whole or (None if dot else reasons.NO_EXTENSION)
+            reason = OUTSIDE_TABLE if whole == OUTSIDE_CLASS and _is_table(name) else whole
+            reason = reason or (None if dot else reasons.NO_EXTENSION)
             reason = reason or _obstacle(prefix + stem, extension, seen)
             if stem != last and label != NO_CLASS and self.class_column is not None:
                 reason = reason or reasons.misread(prefix + stem, self.class_column)
@@ -267,6 +287,8 @@ class _Grouping:
                 last = stem
             if b"." in extension:
                 self.samples.dotted_names.add(prefix + name, extension)
+            if extension.lower() in TABLES:
+                self.samples.tables.append(len(self.samples) - 1)
             if label != NO_CLASS and self.class_column in seen:
                 self._refuse_column(directory, name)
             self.samples.add(row)
@@ -276,6 +298,24 @@ class _Grouping:
         raise CommitError(
             f"{where} is the column that the class of each sample would be written to: name another one with "
             "--class-column, or use --class-as none, or --layout files"
+        )
+
+
+def _is_table(name: bytes) -> bool:
+    return name.lower().rpartition(b".")[2] in TABLES
+
+
+def _refuse_splits(table: FileTable) -> None:
+    """Raise CommitError if the directories that would be classes are splits, with the classes below."""
+    below = [directory for directory in table.directories if directory.path]
+    are_splits = all(_class_of(directory).lower() in SPLIT_NAMES for directory in below)
+    if below and are_splits and all(b"/" in directory.path for directory in below):
+        first = os.fsdecode(table.roots[below[0].root] + b"/" + _class_of(below[0]))
+        split = os.path.basename(first)
+        raise CommitError(
+            f"{first} looks like a split, whose directories are the classes: pack each split by itself, such as "
+            f"`wdsfs pack --layout classes {shlex.quote(first)} -o '{split}/%06d.tar'`, and the others with "
+            f"--class-names {split}/classes.txt"
         )
 
 
@@ -308,10 +348,48 @@ def _refuse_equal_keys(samples: Samples) -> None:
         if samples.key(first) == samples.key(second):
             places = [samples.table.path_of(samples.directory(number)) for number in (first, second)]
             where = " and ".join(map(os.fsdecode, places))
-            raise CommitError(
-                f"the key {os.fsdecode(samples.key(first))!r} occurs twice, in {where}: pack the directory above "
-                "them, so that the names of both are parts of the keys"
-            )
+            way_out = "pack the directory above them, so that the names of both are parts of the keys"
+            if samples.layout.name == CLASSES:  # above them these would be classes
+                way_out = "pack each by itself, and the others with --class-names and the classes.txt of the first"
+            raise CommitError(f"the key {os.fsdecode(samples.key(first))!r} occurs twice, in {where}: {way_out}")
+
+
+# --- remarks -------------------------------------------------------------------------------------------------
+
+
+def remarks(samples: Samples) -> Iterator[str]:
+    """Yield what readers of the new set may not expect, a line each."""
+    dotted = samples.dotted_names.text(len(samples))
+    if dotted:
+        yield f"{os.fsdecode(samples.dotted_names.name)}: {dotted}"
+    alone = [number for number in samples.tables if samples.starts[number + 1] - samples.starts[number] == 1]
+    if alone and 2 * len(alone) < len(samples):
+        first = samples.starts[alone[0]]
+        table = os.fsdecode(samples.directory(alone[0]).prefix + samples.table.name(samples.rows[first]))
+        yield (
+            f"{table}: a table is packed as a sample of its own{and_others(len(alone))}; if it describes the "
+            "samples, move it elsewhere, and mount the new shards with --associate FILE"
+        )
+    roots = [os.path.basename(root) for root in samples.table.roots]
+    if len(roots) > 1 and all(root.lower() in SPLIT_NAMES for root in roots):
+        yield f"{several(list(map(os.fsdecode, roots)))} become one set: pack each by itself to keep them apart"
+    inner = _equal_directories(samples)
+    if inner:
+        yield (
+            f"all classes have the directories {several(inner)}: if these are the classes, pack each directory "
+            "above them by itself"
+        )
+
+
+def _equal_directories(samples: Samples) -> list[str]:
+    """Return the directories that all classes have, if they have nothing else, and several of them."""
+    below: dict[bytes, set[bytes]] = {}
+    for directory in samples.table.directories if samples.layout.name == CLASSES else ():
+        top, _, path = directory.path.partition(b"/")
+        if top:
+            below.setdefault(top, set()).add(path.partition(b"/")[0])
+    shared = set[bytes].intersection(*below.values()) if len(below) > 1 else set()
+    return sorted(map(os.fsdecode, shared)) if len(shared) > 1 and b"" not in set().union(*below.values()) else []
 
 
 # --- order and splits ------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from wdsfs.packing.plan import (
     Zeros,
     namer,
     refuse_below,
-    refuse_compressed_name,
+    refuse_output,
 )
 from wdsfs.packing.runner import Runner
 from wdsfs.packing.shard_writer import Files
@@ -99,15 +99,18 @@ class PackOptions:
             )
         if self.class_as == NONE and self.class_names is not None:
             raise UsageError("--class-names is for the column of the classes, which --class-as none leaves out")
-        for name in self.names:
-            refuse_compressed_name(name(0))
+        for pattern in self._patterns:
+            refuse_output(pattern)
         return self
 
     @property
     def names(self) -> list[Callable[[int], bytes]]:
         """Return the paths of new shards by number, for each split, or for the whole set. Raises UsageError."""
-        patterns = [self.output.replace(SPLIT_FIELD, split.name) for split in self.splits] or [self.output]
-        return [namer(pattern) for pattern in patterns]
+        return list(map(namer, self._patterns))
+
+    @property
+    def _patterns(self) -> list[str]:
+        return [self.output.replace(SPLIT_FIELD, split.name) for split in self.splits] or [self.output]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +227,11 @@ class FilePlan(Plan):
     @property
     def layout(self) -> file_samples.Layout:
         return self.samples.layout
+
+    @property
+    def remarks(self) -> list[str]:
+        """Return what readers of the new set may not expect, a line each."""
+        return list(file_samples.remarks(self.samples))
 
     def class_header(self, sample: int) -> bytes:
         """Return the header of the member that has the class of a sample."""

@@ -82,7 +82,7 @@ class CommitOptions:
             if wrong:
                 raise UsageError(text)
         if output is not None:
-            plan.refuse_compressed_name(plan.namer(output)(0))
+            plan.refuse_output(output)
         return self
 
     @property

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from wdsfs import names, trust
 from wdsfs.errors import CommitError, UsageError
 from wdsfs.index.record import STRAY, Record
-from wdsfs.names import suffix_of
+from wdsfs.names import SHARD_SUFFIXES, suffix_of
 from wdsfs.remote import urls
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.shards import Fingerprint
@@ -327,7 +327,7 @@ class Plan:
 
 # --- names ---------------------------------------------------------------------------------------------------
 
-_NUMBER = re.compile(r"%0?\d{0,2}d")
+_NUMBER = re.compile(r"%0?[0-9]{0,2}d")
 
 
 def namer(pattern: str | None) -> Callable[[int], bytes]:
@@ -343,6 +343,16 @@ def namer(pattern: str | None) -> Callable[[int], bytes]:
     if len(_NUMBER.findall(pattern)) != 1 or "%" in _NUMBER.sub("", pattern):
         raise UsageError(f"--output {pattern}: a number is written like %06d, and once")
     return lambda number: _absolute(pattern % number)
+
+
+def refuse_output(pattern: str) -> None:
+    """Raise UsageError for a pattern whose shards no mount of their directory would find."""
+    target = namer(pattern)(0)
+    refuse_compressed_name(target)
+    # Semantics decision: a shard that is given another name by hand can be mounted, but none is written so.
+    if not target.lower().endswith(SHARD_SUFFIXES[0]):
+        named = shlex.quote(f"{pattern}.tar")
+        raise UsageError(f"--output {pattern}: loaders and mounts find shards by their suffix: write -o {named}")
 
 
 def refuse_compressed_name(target: bytes) -> None:
@@ -366,7 +376,7 @@ def _listed(pattern: str, names: list[str]) -> Callable[[int], bytes]:
 def _absolute(name: str) -> bytes:
     if urls.is_url(name):
         return _object(name)
-    if os.path.basename(name) in ("", ".", ".."):
+    if os.path.basename(name) in ("", ".", "..") or os.path.isdir(name):
         example = shlex.quote(os.path.join(name, "train-%06d.tar"))
         raise UsageError(f"--output {name} is a directory: name the shards in it, for example {example}")
     return os.fsencode(os.path.abspath(name))

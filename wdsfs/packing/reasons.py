@@ -44,6 +44,10 @@ UNEXTRACTABLE = "tar cannot extract a member of this name"
 FILE_AND_FOLDER = (
     "tar cannot extract it: another member needs a directory where this is a file, or the other way round"
 )
+FOLDER = (
+    "is one sample with all its files as columns, since each directory is a sample: if each file is a sample, "
+    "give it a directory of its own (1/jpg instead of 1.jpg), or pack the folder: wdsfs pack --layout classes"
+)
 SAME = "has the content of the shard; a tar of samples has no place for another mode, owner or attribute"
 ESCAPED = "reads like the escape of another name; a mount of the new shards shows it as"
 
