@@ -273,12 +273,18 @@ def reason_of(error: OSError) -> str:
     return f"{error.strerror}{remedy}"
 
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+# Semantics decision: `32G` and `32GiB` have powers of 1024, as in systemd and `du -h`; `32GB` has powers of 1000.
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", 1):
+    _UNITS |= {_letter: 1024**_power, f"{_letter}IB": 1024**_power, f"{_letter}B": 1000**_power}
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of `800M`, `32G`, or plain bytes. Raises UsageError."""
-    number, unit = (text[:-1], text[-1:].upper()) if text[-1:].isalpha() else (text, "")
-    if unit not in _UNITS or not number.isascii() or not number.isdigit():
-        raise UsageError(f"{text!r} is not a size: write bytes, or a number with K, M, G or T, for example 32G")
-    return int(number) * _UNITS[unit]
+    """Return the bytes of `800M`, `32GiB`, `1GB`, or plain bytes. Raises UsageError."""
+    unit = text.lstrip("0123456789")
+    number = text.removesuffix(unit) if unit else text
+    if unit.upper() not in _UNITS or not number:
+        raise UsageError(
+            f"{text!r} is not a size: write bytes, or a number and a unit, such as 32G, 32GiB or 34GB"
+        )
+    return int(number) * _UNITS[unit.upper()]

@@ -47,6 +47,22 @@ def test_every_message_begins_with_the_program(shard: Program, command: tuple[st
     assert all(line.startswith(("wdsfs: ", "Usage: ", "Try ")) or not line for line in lines)
 
 
+@pytest.mark.parametrize("command", ["ls", "mount", "pack"])
+@pytest.mark.parametrize("layout", ["imagefolder", "ImageFolder", "image-folder"])
+def test_the_layout_of_an_image_folder(shard: Program, command: str, layout: str) -> None:
+    last = {"mount": ["mnt"], "pack": ["-o", "b.tar"]}.get(command, [])
+    done = shard.run(command, "--layout", layout, "a.tar", *last, code=2)
+    assert b"--layout classes" in done.stderr
+
+
+@pytest.mark.parametrize(("size", "shards"), [("1kB", 2), ("1KiB", 1), ("1012", 2)])
+def test_sizes_have_units(program: Program, size: str, shards: int) -> None:
+    program.write("a.tar", tars.tar(*(tars.member(b"%d.txt" % n, bytes(506)) for n in range(3))))
+    done = program.run("pack", "--maxsize", size, "a.tar", "-o", "new/%d.tar")
+    assert f"shards: {shards} new" in done.stdout.decode()
+    assert "'1XB' is not a size" in program.refused("pack", "--maxsize", "1XB", "a.tar", "-o", "%d.tar", code=2)
+
+
 def test_without_arguments_there_is_help(program: Program) -> None:
     said = program.run(code=2).stderr
     assert said == program.run("--help").stdout

@@ -483,6 +483,23 @@ except OSError as error:
     assert on_small_disks(code, tmp_path / "full", tmp_path / "set") == "True ['0.tar']\n"
 
 
+def test_a_read_only_disk(tmp_path: Path) -> None:
+    code = """
+import sys
+from wdsfs.errors import CommitError
+subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", sys.argv[1]], check=True)
+here = Set(Path(sys.argv[2]), FIRST)
+try:
+    here.commit(output=sys.argv[1] + "/new/%d.tar", in_place=False)
+except CommitError as error:
+    print(error)
+"""
+    refused = on_small_disks(code, tmp_path / "disk", tmp_path / "set")
+    assert f"{tmp_path}/disk: " in refused
+    assert "read-only" in refused
+    assert "--output" in refused
+
+
 def test_a_shard_that_changes_between_planning_and_writing(tmp_path: Path) -> None:
     here = Set(tmp_path, FIRST).edit(EDITS)
     with a_tree(tmp_path, [b""], View()) as tree:

@@ -202,6 +202,9 @@ def test_sizes() -> None:
     assert [parse_size(text) for text in ("0", "12", "3k", "2M", "1G", "5T")] == [
         *(0, 12, 3 << 10, 2 << 20, 1 << 30, 5 << 40)
     ]
-    for text in ("", "G", "1.5G", "-1", "1GB", "\u0661"):
+    assert [parse_size(text) for text in ("7B", "1kB", "500MB", "2GiB", "1TB")] == [
+        *(7, 1000, 500_000_000, 2 << 30, 10**12)
+    ]
+    for text in ("", "G", "1.5G", "-1", "1XB", "1iB", "1GBB", "1 G", "\u0661"):
         with pytest.raises(UsageError, match="is not a size"):
             parse_size(text)

@@ -147,6 +147,9 @@ def test_lists_that_cannot_be_meant(tmp_path: Path) -> None:
     for name in ("none", "none.csv:key", "none.db:t:key"):
         with pytest.raises(UsageError, match="there is no such file"):
             label_file(str(tmp_path / name), label_files.LIST)
+    (tmp_path / "manifest.json").write_text("[]")
+    with pytest.raises(UsageError, match=r"there is \S*/manifest.json, but columns are read from .* \.jsonl"):
+        label_file(f"{tmp_path}/manifest.json:col", label_files.LIST)
     (tmp_path / "dir").mkdir()
     os.mkfifo(tmp_path / "fifo")
     for name, why in (("dir", "is a directory"), ("fifo", "is no file that can be read again")):

@@ -95,9 +95,9 @@ packing_options = options.handing_over(
         ),
         "maxsize": click.option(
             "--maxsize",
-            type=options.AtLeastOne(),
+            type=options.Bytes(),
             metavar="BYTES",
-            help="The same for bytes of content, for example 3e9.",
+            help="The same for bytes of content, for example 3e9, 500MB or 1GiB.",
         ),
         "changed_only": options.flag(
             "--changed-only", "Only new and changed samples, whole, into shards of their own."

@@ -139,6 +139,29 @@ class AtLeastOne(click.FloatRange):
         return number
 
 
+class Bytes(AtLeastOne):
+    """The type of options with a number of bytes, which may have a unit."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from wdsfs.errors import parse_size
+
+        if isinstance(value, str) and value[:1].isdigit() and value[-1:].isalpha():
+            value = parse_size(value)
+        return super().convert(value, param, ctx)
+
+
+class LayoutName(click.Choice[str]):
+    """The type of options with a layout; says what other tools' names for one are here."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if str(value).lower().replace("-", "").replace("_", "") in _CLASSES_ELSEWHERE:
+            self.fail(f"{value!r} is called classes here: --layout classes", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+_CLASSES_ELSEWHERE = frozenset(("imagefolder", "audiofolder", "datasetfolder", "class", "folders"))
+
+
 def handing_over(name: str, make: Callable[..., object], group: Mapping[str, Decorator[Any]]) -> Decorator[Any]:
     """Return a decorator that adds these options to a command, in this order.
 
@@ -537,7 +560,7 @@ def _view_group(*layouts: str) -> dict[str, Decorator[Any]]:
     return {
         "layout": click.option(
             "--layout",
-            type=click.Choice(layouts),
+            type=LayoutName(layouts),
             default="samples",
             show_default=True,
             help="; ".join(_LAYOUTS[layout] for layout in layouts) + ".",

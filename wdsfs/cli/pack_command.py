@@ -72,7 +72,7 @@ packed_options = options.handing_over(
         "keys": options.keys_option,
         "layout": click.option(
             "--layout",
-            type=click.Choice(["auto", "files", "samples", "classes"]),
+            type=options.LayoutName(["auto", "files", "samples", "classes"]),
             default="auto",
             show_default=True,
             help="files: key.ext; samples: a directory for each sample; classes: one for each class "
@@ -119,9 +119,9 @@ packed_options = options.handing_over(
         ),
         "maxsize": click.option(
             "--maxsize",
-            type=options.AtLeastOne(),
+            type=options.Bytes(),
             metavar="BYTES",
-            help="Bytes of content in a shard, after which the next one begins.  [default: 3e9]",
+            help="Bytes of content in a shard, after which the next one begins: 500MB, 1GiB.  [default: 3e9]",
         ),
         "mtime": click.option(
             "--mtime",

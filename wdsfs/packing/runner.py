@@ -333,6 +333,8 @@ def refuse_without_space(steps: Sequence[Step], jobs: int) -> None:
     for device, directory in directories.items():
         beside = sum(sorted(copies[device], reverse=True)[:jobs])
         space = os.statvfs(directory)
+        if space.f_flag & os.ST_RDONLY:
+            raise CommitError(f"{os.fsdecode(directory)}: the disk is read-only: name another place with --output")
         free = (space.f_bavail if os.geteuid() else space.f_bfree) * space.f_frsize
         if space.f_blocks and grows[device] + beside > free:
             why = ", since they are written beside the old ones," if beside else ""

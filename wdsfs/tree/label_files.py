@@ -129,7 +129,7 @@ def label_file(text: str, option: str = LABELS) -> LabelFile:
         known = " ".join(KINDS)
         raise UsageError(f"{option} {shown}: not a kind of label file that wdsfs knows; these end in {known}")
     if not objects.is_file(path):
-        raise UsageError(f"{option} {shown}: {_why_not(path)}")
+        raise UsageError(f"{option} {shown}: {_why_not(path)}{_of_a_column(text) if is_list else ''}")
     if kind == _PARQUET and importlib.util.find_spec("pyarrow") is None:
         raise UsageError(f"{option} {shown}: needs pyarrow; type: {extras.install_command('parquet')}")
     return LabelFile(os.fsencode(path), kind, table, column, is_list)
@@ -145,6 +145,15 @@ def _why_not(path: str) -> str:
     if os.path.isdir(path):
         return "is a directory"
     return "is no file that can be read again" if os.path.exists(path) else "there is no such file"
+
+
+def _of_a_column(text: str) -> str:
+    """Return the end of a message about FILE:COLUMN if there is such a file, of another kind."""
+    before, colon, _ = text.rpartition(":")
+    if not colon or not os.path.isfile(before):
+        return ""
+    known = " ".join((*KINDS, ".parquet"))
+    return f"; there is {before}, but columns are read from files that end in {known}"
 
 
 def _divided(text: str, is_list: bool) -> tuple[str, str | None, str | None]:
