@@ -195,7 +195,9 @@ def info_text(counts: dict[str, int], version: str) -> bytes:
 
 def split_text(shards: Sequence[str]) -> bytes:
     """Return `split.yaml`: all shards are for training. Names are brace expressions to the reader."""
-    named = [json.dumps(re.sub(r"([\\{}])", r"\\\1", shard), ensure_ascii=False) for shard in shards]
+    named = (json.dumps(re.sub(r"([\\{}])", r"\\\1", shard), ensure_ascii=False) for shard in shards)
+    # To YAML, NEL and U+2028 end a line, also in quotes, and other control characters are errors.
+    named = ("".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in name) for name in named)
     lines = [
         "split_parts:",
         "  train:",
