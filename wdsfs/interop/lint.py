@@ -126,13 +126,11 @@ class Column:
     empty: int = 0
     examples: list[tuple[int, str]] = field(default_factory=list)
 
-    def add(self, name: bytes, offset: int, size: int) -> None:
-        """Count a member."""
-        self.members += 1
-        if not size:
-            self.empty += 1
-            if len(self.examples) < EXAMPLES:
-                self.examples.append((offset, text_of(name)))
+    def add_empty(self, name: bytes, offset: int) -> None:
+        """Count a member of 0 bytes."""
+        self.empty += 1
+        if len(self.examples) < EXAMPLES:
+            self.examples.append((offset, text_of(name)))
 
 
 @dataclass(slots=True)
@@ -386,11 +384,13 @@ class _ShardLinter:
 
     def _column(self, name: bytes, extension: bytes, offset: int, size: int) -> None:
         """Count the member of a column; look at its name as readers do that want UTF-8, or an extension."""
-        column = self.findings.columns.get(extension)
-        if column is None and len(self.findings.columns) < COLUMNS:
-            column = self.findings.columns[extension] = Column()
-        if column is not None:
-            column.add(name, offset, size)
+        columns = self.findings.columns
+        column = columns.get(extension)
+        if column is None:  # beyond the limit it is counted, and forgotten
+            column = columns.setdefault(extension, Column()) if len(columns) < COLUMNS else Column()
+        column.members += 1
+        if not size:
+            column.add_empty(name, offset)
         if b"." in extension:
             self.dotted_names.add(name, extension, offset)
         if not name.isascii() and not names.is_utf8(name):
