@@ -326,14 +326,14 @@ def raise_file_limit(needed: int = 0) -> int:
     If more files are `needed`, root raises it to these.
     """
     soft, hard = map(_count, resource.getrlimit(resource.RLIMIT_NOFILE))
-    limit = max(min(hard, FILES_MAX), needed)
-    if soft >= limit:
-        return soft
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit if limit > hard else _limit(hard)))
-    except (OSError, ValueError):
-        return soft
-    return limit
+    usual = min(hard, FILES_MAX)
+    for limit in (max(usual, needed), usual):
+        if soft >= limit:
+            break
+        with contextlib.suppress(OSError, ValueError):  # it is more than `hard`, and this is not root
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit if limit > hard else _limit(hard)))
+            return limit
+    return soft
 
 
 def _count(limit: int) -> int:

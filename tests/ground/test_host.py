@@ -59,13 +59,19 @@ def test_the_limit_of_open_files_is_raised_as_far_as_allowed(
     assert limit == host.file_limit()
 
 
-def test_a_limit_of_open_files_that_cannot_be_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise ValueError("not allowed to raise maximum limit")
+@pytest.mark.parametrize(("most", "after"), [(1024, 1024), (4096, 4096)])
+def test_a_limit_of_open_files_that_cannot_be_raised(
+    monkeypatch: pytest.MonkeyPatch, most: int, after: int
+) -> None:
+    """Only root may raise the hard limit, and a container may forbid any change."""
+
+    def refuse(_: int, limits: tuple[int, int]) -> None:
+        if max(limits) > most:
+            raise ValueError("not allowed to raise maximum limit")
 
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
     monkeypatch.setattr(resource, "setrlimit", refuse)
-    assert host.raise_file_limit(5000) == 1024
+    assert host.raise_file_limit(5000) == after
 
 
 # -- directories -------------------------------------------------------------------------------------------

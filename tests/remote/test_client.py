@@ -513,6 +513,15 @@ def test_the_fetcher_may_open_as_many_files_as_it_can(remote: Callable[..., Remo
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_an_object_that_is_closed_right_after_a_request(remote: Callable[..., Remote]) -> None:
+    """As by another thread, whose set has the same shard."""
+    connection = remote()._connection()
+    number = connection.number_of(url("plain"), PIN)
+    read = messages.read(messages.READ, 99, messages.Read(number, 0, 10, 0))
+    connection.send(lambda _: read + messages.text(messages.CLOSE, 0, number))
+    assert connection._receive() == (messages.DATA, 99, body_of("plain/o.tar")[:10])
+
+
 def test_an_object_is_closed_for_all_threads_that_have_read_it(remote: Callable[..., Remote]) -> None:
     ours, together = remote(), threading.Barrier(4)
     with ThreadPoolExecutor(4) as pool:

@@ -26,7 +26,6 @@ its socket (`mount_registry.py`) it answers `{"do": "exchange", "image", "base",
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import select
@@ -201,7 +200,8 @@ class Guard:
 
         Raises MountError, StaleShard.
         """
-        with _exclusive_setup():
+        # Other guards wait: the kernel does not say which superblock is whose.
+        with host.locked(host.runtime_dir() / "superblocks.lock"):
             if not instead:  # another mount may have been made there since the last check
                 self._check(())
             before = superblocks()
@@ -454,17 +454,6 @@ class Guard:
                 return False
             time.sleep(_STEP_SECONDS)
         return True
-
-
-@contextlib.contextmanager
-def _exclusive_setup() -> Iterator[None]:
-    """Keep other guards from mounting meanwhile: the kernel does not say which superblock is whose."""
-    fd = os.open(host.runtime_dir() / "superblocks.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _deadline() -> float:

@@ -286,15 +286,17 @@ class ClientConnection(asyncio.Protocol):
                     item.following = Url(*following[0]), Pin(*following[1])
             case messages.CLOSE:
                 fetcher.close(self._objects.pop(frame.value), self)
+            case messages.READ:
+                item = self._objects[messages.read_of(frame.body).object]
+                self._start(frame, self._read(frame, item), item)
+            case messages.FETCH:
+                item = self._objects[frame.value]
+                self._start(frame, self._fetch(frame, item), item)
             case _:
                 self._start(frame, self._work(frame))
 
     def _work(self, frame: Frame) -> Coroutine[Any, Any, None]:
         match frame.kind:
-            case messages.READ:
-                return self._read(frame)
-            case messages.FETCH:
-                return self._fetch(frame)
             case messages.UPLOAD:
                 return self._upload(frame)
             case messages.COPY:
@@ -302,10 +304,14 @@ class ClientConnection(asyncio.Protocol):
             case _:
                 return self._tell(frame)
 
-    def _start(self, frame: Frame, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, frame: Frame, work: Coroutine[Any, Any, None], item: RemoteObject | None = None) -> None:
+        """Begin the work, in which an object may be open until its end: a CLOSE may come with the request."""
         task = asyncio.create_task(self._answered(frame, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if item is not None:
+            self._fetcher.open(item.url, item.pin, task)
+            task.add_done_callback(lambda done: self._fetcher.close(item, done))
 
     async def _answered(self, frame: Frame, work: Coroutine[Any, Any, None]) -> None:
         """Do the work; an error is its answer."""
@@ -318,22 +324,20 @@ class ClientConnection(asyncio.Protocol):
                 log.error("a request failed, the fetcher goes on", exc_info=error)
             self.transport.write(messages.text(messages.FAILURE, frame.number, messages.failure(error)))
 
-    async def _read(self, frame: Frame) -> None:
+    async def _read(self, frame: Frame, item: RemoteObject) -> None:
         request = messages.read_of(frame.body)
-        with self._fetcher.using(self._objects[request.object]) as item:
-            pieces = await self._fetcher.read(item, request.begin, request.end)
-            if request.extra and item.is_stored(request.begin, request.end):
-                self.transport.write(messages.frame(messages.CACHED, frame.number))
-                return
+        pieces = await self._fetcher.read(item, request.begin, request.end)
+        if request.extra and item.is_stored(request.begin, request.end):
+            self.transport.write(messages.frame(messages.CACHED, frame.number))
+            return
         self.transport.write(messages.head(messages.DATA, frame.number, sum(map(len, pieces))))
         self.transport.writelines(pieces)
 
-    async def _fetch(self, frame: Frame) -> None:
+    async def _fetch(self, frame: Frame, item: RemoteObject) -> None:
         def progress(size: int) -> None:
             self.transport.write(messages.text(messages.PROGRESS, frame.number, size))
 
-        with self._fetcher.using(self._objects[frame.value]) as item:
-            await self._fetcher.fetch(item, progress)
+        await self._fetcher.fetch(item, progress)
         self.transport.write(messages.text(messages.RESULT, frame.number, item.pin.size))
 
     async def _upload(self, frame: Frame) -> None:

@@ -11,7 +11,7 @@ import errno
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from wdsfs.errors import MissingObject, ObjectChanged, UnreadableShard, WdsfsError
@@ -95,16 +95,6 @@ class OpenObjects:
             task = asyncio.create_task(item.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
-
-    @contextlib.contextmanager
-    def using(self, item: RemoteObject) -> Iterator[RemoteObject]:
-        """Yield the object, open for the block."""
-        mark = object()
-        self.open(item.url, item.pin, mark)
-        try:
-            yield item
-        finally:
-            self.close(item, mark)
 
     def _cached(self, url: Url, pin: Pin) -> CachedObject | None:
         if self._cache is None:

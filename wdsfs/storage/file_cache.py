@@ -134,6 +134,7 @@ class FileCache:
                 raise NoRoom(f"the disk of {self.directory} is full") from None
             raise
         finally:
+            fcntl.flock(begun, fcntl.LOCK_UN)  # a child that was forked meanwhile has the file open, too
             os.close(begun)
 
     def _begin(self, key: str, kinds: Collection[str], part: str) -> CachedFile | int:
