@@ -109,6 +109,21 @@ def test_a_url_that_is_signed_anew_is_shown_the_same(first: str, second: str) ->
     assert with_file[0] == with_file[1] != one.shown
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        f"Expires={'9' * 400}",
+        f"Expires={'9' * 5000}",
+        "Expires=999999999999999",
+        "Expires=-99999999999999",
+        f"X-Amz-Date=20240101T000000Z&X-Amz-Expires={'9' * 400}",
+        "sig=1&se=0001-01-01T00:00:00%2B14:00",
+    ],
+)
+def test_a_time_beyond_the_calendar_is_no_end_of_a_signature(query: str) -> None:
+    assert urls.expiry(urls.parse(f"https://host/x.tar?{query}")) is None
+
+
 def test_parameters_that_choose_the_file_make_another_shard() -> None:
     shown = {urls.parse(f"https://host/get?{query}").shown for query in ("id=1", "id=2", "sp=1", "id=1&id=2", "")}
     assert len(shown) == 5

@@ -189,10 +189,45 @@ def test_a_label_file_of_such_a_name_is_a_file(here: Path) -> None:
     assert not (here / "PWNED").exists()
 
 
-@pytest.mark.parametrize("spec", ["pipe:cat x.tar", "x.tar::pipe:cat x.tar", "p{i,i}pe:cat x.tar", "${PIPE}"])
+@pytest.mark.parametrize("spec", ["{pi,pi}pe:touch run", "{pipe:,b}touch run", "${PIPE}", "x.tar::${PIPE}"])
+@pytest.mark.parametrize("is_list", [False, True])
+def test_braces_and_variables_make_no_command(
+    here: Path, spec: str, is_list: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WDS_PIPE", "pipe:touch run")
+    monkeypatch.setenv(objects.ALLOW_PIPE, objects.ALWAYS)
+    with pytest.raises(SpecError, match="write pipe: itself at the beginning"):
+        expand([written(here, "list", spec) if is_list else spec])
+    assert not (here / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_run"),
+    [
+        ({"datasets": [{"shards": ["{pi,pi}pe:cat x.tar"]}]}, False),
+        ({"datasets": [{"shards": ["${PIPE}"]}]}, False),
+        ({"prefix": "$PIPE", "datasets": [{"shards": [" x.tar"]}]}, False),
+        ({"prefix": "pipe:cat ", "datasets": [{"shards": ["x.tar"]}]}, True),
+        ({"datasets": [{"buckets": "pipe:cat .", "shards": ["x.tar"]}]}, True),
+    ],
+)
+def test_braces_and_variables_in_yaml_make_no_command(
+    here: Path, fields: dict[str, object], is_run: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIPE", "pipe:cat x.tar")
+    monkeypatch.setenv(objects.ALLOW_PIPE, objects.ALWAYS)
+    (here / "x.yaml").write_text(json.dumps(fields))
+    if is_run:
+        [shard] = expand(["x.yaml"])
+        assert read(shard.path) == TAR
+        return
+    with pytest.raises(SpecError, match=r"x\.yaml.*write pipe: itself at the beginning"):
+        expand(["x.yaml"])
+
+
+@pytest.mark.parametrize("spec", ["pipe:cat x.tar", "x.tar::pipe:cat x.tar"])
 def test_no_command_is_run_where_none_is_allowed(here: Path, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by `mount.wdsfs`, whose words may come from a line in fstab."""
-    monkeypatch.setenv("WDS_PIPE", "pipe:cat x.tar")
     monkeypatch.setenv(objects.ALLOW_PIPE, objects.NEVER)
     with pytest.raises(SpecError, match="allow-pipe"):
         expand([spec])

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import string
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -25,6 +26,7 @@ from wdsfs.spec import expand as expand_module
 from wdsfs.spec import located
 from wdsfs.spec.expand import Slice, expand, refuse_left_out, split_path
 from wdsfs.spec.located import Field
+from wdsfs.storage import source
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -192,6 +194,15 @@ def test_what_is_wrong_in_a_list_is_told_with_file_and_line(content: bytes, mess
     assert message in error_of("@l.txt")
 
 
+def test_a_pipe_is_a_list_if_a_program_writes_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    touch("a.tar")
+    os.mkfifo("l")
+    with subprocess.Popen(["/bin/sh", "-c", "echo a.tar >l"]):
+        assert [shard.name for shard in expand(["@l"])] == [b"a"]
+    monkeypatch.setattr(source, "WRITER_SECONDS", 0.01)
+    assert "'l' cannot be read: is a pipe that no program writes to" in error_of("@l")
+
+
 def test_lists_that_would_never_end() -> None:
     for number in range(30):
         write(f"{number}.txt", f"@{number + 1}.txt\n@{number + 1}.txt\n")
@@ -213,7 +224,7 @@ def test_what_a_disk_says_is_not_a_typing_error(monkeypatch: pytest.MonkeyPatch)
         raise PermissionError(13, "Permission denied")
 
     write("l.txt", "a.tar")
-    monkeypatch.setattr(located, "open", refuse, raising=False)
+    monkeypatch.setattr(source, "open_stream", refuse)
     with pytest.raises(UnreadableShard, match=r"'l.txt' cannot be read: Permission denied"):
         expand(["@l.txt"])
 

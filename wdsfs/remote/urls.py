@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from functools import lru_cache
@@ -34,6 +35,7 @@ STDIN = "-"  # as a shard
 HERE = "./"  # before a relative path that looks like something else
 KEY_MAX = 1 << 16  # characters; stores take 1,024 bytes, web servers some 8 KiB
 DEFAULT_PORTS = {"http": 80, "https": 443}
+EXPIRY_MAX = 253_402_300_799.0  # seconds of the Unix era: the end of the year 9999, the last that a date can show
 
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -336,8 +338,12 @@ def is_signed(url: Url) -> bool:
 
 
 def expiry(url: Url) -> float | None:
-    """Return when its signature ends (seconds of the Unix era); None for a URL that does not say so."""
-    fields = {name.lower(): value for name, value in parse_qsl(url.query)}
+    """Return when its signature ends (seconds of the Unix era); None for a URL without such a time."""
+    end = _signature_end({name.lower(): value for name, value in parse_qsl(url.query)})
+    return end if end is not None and 0 <= end <= EXPIRY_MAX else None
+
+
+def _signature_end(fields: Mapping[str, str]) -> float | None:
     try:
         for date, seconds in (("x-amz-date", "x-amz-expires"), ("x-goog-date", "x-goog-expires")):
             if date in fields and seconds in fields:
@@ -347,5 +353,5 @@ def expiry(url: Url) -> float | None:
             end = datetime.fromisoformat(fields["se"])
             return (end if end.tzinfo else end.replace(tzinfo=UTC)).timestamp()
         return float(int(fields["expires"])) if "expires" in fields else None
-    except ValueError:
+    except (ValueError, OverflowError):  # OverflowError: a number or a date that is too large for a float
         return None

@@ -324,7 +324,7 @@ class _Expansion:
             for name in _braces(_substituted(part)):
                 if not name:
                     raise SpecError(f"an empty shard name in {objects.without_secrets(text)[:200]!r}")
-                yield from self._named(base, name, origin)
+                yield from self._named(base, name, part, origin)
 
     def _literal(self, base: str, text: str, origin: str) -> Word | None:
         """Return the word of a text that names an existing path. Raises SpecError for a command in a list."""
@@ -335,9 +335,11 @@ class _Expansion:
             objects.refuse_command(text, base)
         return None
 
-    def _named(self, base: str, name: str, origin: str) -> Iterator[Word]:
-        """Yield the words of a name, whose braces are expanded."""
+    def _named(self, base: str, name: str, typed: str, origin: str) -> Iterator[Word]:
+        """Yield the words of a name, whose braces are expanded; it was `typed` so."""
         word = self._literal(base, name, origin)
+        if word is None:
+            objects.refuse_hidden_command(name, typed)
         if word is not None:
             yield word
         elif name == urls.STDIN:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 from wdsfs.errors import SpecError, UnreadableShard
 from wdsfs.remote import urls
 from wdsfs.spec import dependencies, objects
+from wdsfs.storage import source
 
 _PIECE = 1 << 20  # bytes
 MAX_BYTES = 256 << 20  # of a JSON or text file: some 1.5 million shards; a larger one was not meant
@@ -152,7 +153,7 @@ def read(path: str, limit: int = MAX_BYTES) -> bytes:
 
 def _read_local(path: str, limit: int) -> bytes:
     try:
-        with open(0 if path == urls.STDIN else path, "rb", closefd=path != urls.STDIN) as file:
+        with source.open_stream(0 if path == urls.STDIN else path) as file:
             # Not all at once: that would allocate memory for `limit` bytes.
             return b"".join(itertools.islice(iter(lambda: file.read(_PIECE), b""), limit // _PIECE + 1))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:

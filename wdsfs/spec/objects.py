@@ -36,6 +36,7 @@ is_url = urls.is_url
 
 _COMMAND = "{!r}: a command is run for SHARDS of the command line only, unless --allow-pipe is given"
 _NO_COMMAND = "{!r}: pipe:COMMAND is run for a line in fstab only with the option allow-pipe"
+_HIDDEN_COMMAND = "{!r}: braces and variables make no command: write pipe: itself at the beginning of the word"
 ALLOW_PIPE, ALWAYS, NEVER = "WDSFS_ALLOW_PIPE", "1", "0"  # else: where the command line names a command
 _OF_THIS_MACHINE = (
     "{!r}: a list at a URL may not name files or commands of this machine: copy the list here if you trust it"
@@ -52,6 +53,16 @@ def refuse_command(text: str, file: str = "") -> None:
             raise SpecError(_OF_THIS_MACHINE.format(without_secrets(text)))
         if os.environ.get(ALLOW_PIPE) != ALWAYS:
             raise SpecError(_COMMAND.format(without_secrets(text)))
+
+
+def refuse_hidden_command(text: str, typed: str) -> None:
+    """Raise SpecError for a command that does not begin with `pipe:` as it was typed.
+
+    Semantics decision: neither braces nor variables make a word a command. So a program that passes a text on as
+    SHARDS only has to look at the first characters of each word.
+    """
+    if is_command(text) and not is_command(typed):
+        raise SpecError(_HIDDEN_COMMAND.format(without_secrets(text)))
 
 
 def refuse_local(path: str, file: str) -> None:

@@ -200,15 +200,28 @@ def _webdataset(top: Field) -> Iterator[Word]:
         raise _not_in_meta(top)
     top.allow(("prefix", "datasets", "buckets"))
     base = _base(top.file)
-    prefix = _expanded(field) if (field := top.get("prefix")) else ""
+    prefix_field = top.get("prefix")
+    prefix = _expanded(prefix_field) if prefix_field else ""
     for dataset in top.need("datasets").items():
         dataset.allow(("buckets", "name", "shards", "resample", "choose"))
         for drawn in filter(None, (dataset.get("resample"), dataset.get("choose"))):
             log.info("%s: a mount has no epochs to draw shards for; all shards are shown", drawn.where)
-        bucket = _bucket(dataset.get("buckets") or top.get("buckets"))
+        buckets = dataset.get("buckets") or top.get("buckets")
+        bucket = _bucket(buckets)
+        first = next(buckets.texts(), None) if buckets else None
         for shards in dataset.need("shards").texts():
+            typed = prefix_field or first or shards
             for shard in _braces(_expanded(shards), shards):
-                yield Word(_path(base, prefix + os.path.join(bucket, shard), shards), shards)
+                text = prefix + os.path.join(bucket, shard)
+                _refuse_hidden_command(text, typed)
+                yield Word(_path(base, text, shards), shards)
+
+
+def _refuse_hidden_command(text: str, typed: Field) -> None:
+    try:
+        objects.refuse_hidden_command(text, typed.text())
+    except SpecError as error:
+        raise typed.wrong(str(error)) from None
 
 
 def _bucket(buckets: Field | None) -> str:

@@ -9,9 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from concurrent.futures import Future
+from threading import Thread
 from typing import BinaryIO, Protocol
 
 from wdsfs.errors import MissingShard, UnreadableShard
+
+WRITER_SECONDS = 10.0  # how long a named pipe is waited for that no program has opened to write
+_NOT_WAITING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in the place of a file must not block
 
 
 class TarReader(Protocol):
@@ -55,11 +60,42 @@ def open_beside(path: bytes) -> BinaryIO:
 
     A pipe or a device with the name of an index must not block the reader.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    fd = os.open(path, _NOT_WAITING)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "is not a regular file", path)
     return os.fdopen(fd, "rb")
+
+
+def open_stream(path: str | int) -> BinaryIO:
+    """Open a file, a pipe or a descriptor, to be read once from its begin to its end. Raises OSError.
+
+    A named pipe that no program opens to write would be waited for without end.
+    """
+    if isinstance(path, int):
+        return open(path, "rb", closefd=False)
+    fd = _open_pipe(path) if stat.S_ISFIFO(os.stat(path).st_mode) else os.open(path, _NOT_WAITING)
+    os.set_blocking(fd, True)
+    return os.fdopen(fd, "rb")
+
+
+def _open_pipe(path: str) -> int:
+    """Return the read end of a named pipe that a program writes to. Raises OSError if there is none."""
+    opening = Future[int]()
+
+    def open_and_wait() -> None:
+        try:
+            opening.set_result(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            opening.set_exception(error)
+
+    Thread(target=open_and_wait, daemon=True).start()
+    try:
+        return opening.result(WRITER_SECONDS)
+    except TimeoutError:
+        os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK))  # which ends the thread's wait
+        os.close(opening.result())
+    raise OSError(errno.EPIPE, "is a pipe that no program writes to", path)
 
 
 def close(source: TarBytes) -> None:
@@ -73,8 +109,7 @@ def close(source: TarBytes) -> None:
 def open_shard(path: bytes) -> int:
     """Open the shard at `path`. Raises MissingShard, UnreadableShard."""
     try:
-        # O_NONBLOCK: a pipe in the place of a shard must not block.
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        return os.open(path, _NOT_WAITING)
     except FileNotFoundError:
         raise MissingShard(f"{os.fsdecode(path)}: there is no such shard") from None
     except OSError as error:

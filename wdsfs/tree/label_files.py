@@ -36,7 +36,7 @@ from wdsfs.errors import CorruptShard, MissingShard, StaleShard, UnreadableShard
 from wdsfs.remote.shard_paths import OpenShard, is_remote, open_shard
 from wdsfs.shards import Fingerprint
 from wdsfs.spec import objects
-from wdsfs.storage import file_cache
+from wdsfs.storage import file_cache, source
 from wdsfs.storage.file_cache import NewFile
 from wdsfs.tree import json_fields
 
@@ -429,7 +429,7 @@ def copied(value: str, option: str, directory: str) -> str:
     copy, is_input = os.path.join(directory, "keys.txt"), value == "-"
     file = LabelFile(os.fsencode(copy), _TEXT, is_list=True)
     _typed[file.path] = "standard input" if is_input else value
-    with open(0 if is_input else value, "rb", closefd=not is_input) as stream, open(copy, "xb") as target:
+    with source.open_stream(0 if is_input else value) as stream, open(copy, "xb") as target:
         about, room = os.fstat(stream.fileno()), os.statvfs(copy)
         if stat.S_ISCHR(about.st_mode) and not stream.isatty() and about.st_rdev != os.stat(os.devnull).st_rdev:
             raise UsageError(f"{option} {value}: is a device; name a file, a pipe or - for the standard input")
