@@ -65,6 +65,10 @@ class HubServer:
             if deep or "/" not in name.removeprefix(start):
                 lfs = {"oid": _sum(content), "size": len(content), "pointerSize": 134}
                 listed.append({"type": "file", "path": name, "oid": "0" * 40, "size": len(content), "lfs": lfs})
+        folders = {name[: name.index("/", len(start))] for name in below if "/" in name.removeprefix(start)}
+        listed += (
+            [] if deep else [{"type": "directory", "path": name, "oid": "0" * 40} for name in sorted(folders)]
+        )
         return _json(listed)
 
     def _resolve(self, request: Request, commit: str, name: str) -> Answer:

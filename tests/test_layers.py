@@ -62,6 +62,7 @@ STORE_MODULES = {
         "answers",
         "demand",
         "hub",
+        "listing_pages",
         "multipart",
         "open_objects",
         "store_clients",

@@ -11,12 +11,13 @@ import contextlib
 import ssl
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from email.utils import formatdate, parsedate_to_datetime
 from functools import partial
 from http import HTTPStatus
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
+from xml.sax.saxutils import escape
 
 BORN = 1_700_000_000  # when objects were last changed that a test gives no time
 PIECE = 1 << 16
@@ -274,6 +275,32 @@ def right_answer(request: Request, served: Served) -> tuple[int, dict[str, str],
         return 416, {"Content-Range": f"bytes */{len(content)}"}, b""
     headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(content)}"
     return 206, headers, content[int(begin) : end]
+
+
+def bucket_listing(request: Request, keys: Iterable[str], most: int = 1000) -> tuple[int, dict[str, str], bytes]:
+    """The answer of S3 to a request for a list of these objects, each empty; up to `most` names on a page."""
+    asked = dict(parse_qsl(urlsplit(request.target).query, keep_blank_values=True))
+    prefix, delimiter = asked.get("prefix", ""), asked.get("delimiter", "")
+    quoted = quote if asked.get("encoding-type") == "url" else escape
+    names = set()
+    for key in keys:
+        if key.startswith(prefix):
+            head, slash, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key[len(prefix) :], "", "")
+            names.add(prefix + head + slash)
+    page = [name for name in sorted(names) if name > asked.get("continuation-token", "")]
+    rows = [
+        f"<CommonPrefixes><Prefix>{quoted(name)}</Prefix></CommonPrefixes>"
+        if delimiter and name.endswith(delimiter)
+        else f"<Contents><Key>{quoted(name)}</Key><Size>0</Size><ETag>1</ETag>"
+        "<LastModified>2023-11-14T22:13:20Z</LastModified></Contents>"
+        for name in page[:most]
+    ]
+    if "encoding-type" in asked:
+        rows.append("<EncodingType>url</EncodingType>")
+    if len(page) > most:
+        rows.append(f"<NextContinuationToken>{quoted(page[most - 1])}</NextContinuationToken>")
+    rows.append(f"<IsTruncated>{'true' if len(page) > most else 'false'}</IsTruncated>")
+    return 200, {}, f"<ListBucketResult>{''.join(rows)}</ListBucketResult>".encode()
 
 
 def _condition_holds(request: Request, served: Served) -> bool:

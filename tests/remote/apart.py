@@ -20,7 +20,7 @@ from tests.remote.clocks import JumpingClock
 from wdsfs.errors import WdsfsError
 from wdsfs.remote.retries import Counters
 from wdsfs.remote.settings import Settings
-from wdsfs.remote.urls import Pin, Url, parse
+from wdsfs.remote.urls import Listing, Pin, Url, parse
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -42,8 +42,12 @@ class Apart:
     def get_all(self, url: Url | str, pin: Pin) -> bytes:
         return bytes(self._ask("get_all", _url(url), pin))
 
-    def listing(self, prefix: Url | str) -> list[tuple[Url, Pin]]:
-        return list(self._ask("list", _url(prefix)))
+    def listing(self, prefix: Url | str, *, deep: bool = True) -> Listing:
+        return Listing(*self._ask("list", _url(prefix), deep))
+
+    def pages(self, prefix: Url, *, deep: bool) -> Listing:
+        """The listing that is made where obstore refuses a name."""
+        return Listing(*self._ask("_list_by_pages", prefix, deep))
 
     def describe(self, url: Url | str) -> dict[str, Any]:
         return dict(self._ask("describe", _url(url)))
@@ -145,6 +149,8 @@ async def _serve() -> None:
 
 async def _call(stores: Any, name: str, *arguments: Any) -> Any:
     try:
+        if name == "list":
+            return await stores.list(arguments[0], deep=arguments[1])
         if name == "get_all":
             return b"".join([bytes(piece) async for piece in stores.get_all(*arguments)])
         answer = await getattr(stores, name)(*arguments)

@@ -19,7 +19,7 @@ from tests.remote.stores import MemoryCache, content
 from wdsfs.errors import DeniedObject, MissingObject, ObjectChanged, Unreachable
 from wdsfs.remote.fetcher import serve, start
 from wdsfs.remote.parts import Take
-from wdsfs.remote.urls import Pin, Url
+from wdsfs.remote.urls import Listing, Pin, Url
 
 START = (
     "import sys; sys.path[:] = sys.argv[2:]; from tests.remote.fake_fetcher import main; main(int(sys.argv[1]))"
@@ -67,8 +67,9 @@ class FakeStores:
     async def get_all(self, url: Url, pin: Pin) -> AsyncIterator[bytes]:
         yield body_of(url.key)
 
-    async def list(self, prefix: Url) -> list[tuple[Url, Pin]]:
-        return [(prefix._replace(key=f"{prefix.key}/{number}"), PIN) for number in range(3)]
+    async def list(self, prefix: Url, *, deep: bool) -> Listing:
+        assert deep
+        return Listing([(prefix._replace(key=f"{prefix.key}/{number}"), PIN) for number in range(3)], [])
 
     def latency(self, url: Url) -> float:
         return 0.0

@@ -113,7 +113,9 @@ def test_stores_are_asked_by_the_fetcher(remote: Callable[..., Remote]) -> None:
     assert found[0] == PIN
     assert isinstance(found[1], MissingObject)
     assert str(found[1]) == "s3://b/missing/o.tar: there is no such object"
-    assert [one.shown for one, _ in ours.list(Url(STORE, "plain"))] == [f"s3://b/plain/{n}" for n in range(3)]
+    assert [one.shown for one, _ in ours.list(Url(STORE, "plain"), deep=True).objects] == [
+        f"s3://b/plain/{n}" for n in range(3)
+    ]
     assert ours.describe(url("plain")) == {"reachable": True}
 
 

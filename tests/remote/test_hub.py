@@ -38,15 +38,21 @@ def test_a_file_is_found_by_two_requests_and_read_by_one_each(apart: Apart, hub:
 
 
 def test_all_files_below_a_prefix(apart: Apart, hub: HubServer) -> None:
-    found = apart.listing("hf://datasets/me/set@main/train/")
+    found = apart.listing("hf://datasets/me/set@main/train/").objects
     assert [url.shown for url, _ in found] == [f"hf://datasets/me/set@main/train/{name}.tar" for name in "ab"]
     assert found[0][1] == apart.head(URL)
-    assert [url.key for url, _ in apart.listing("hf://datasets/me/set")] == [
+    assert [url.key for url, _ in apart.listing("hf://datasets/me/set").objects] == [
         "README",
         "train/a.tar",
         "train/b.tar",
     ]
-    assert [url.key for url, _ in apart.listing("hf://datasets/me/set/train/b")] == ["train/b.tar"]
+    assert [url.key for url, _ in apart.listing("hf://datasets/me/set/train/b").objects] == ["train/b.tar"]
+
+
+def test_a_directory_of_the_hub_has_files_and_folders(apart: Apart, hub: HubServer) -> None:
+    found = apart.listing("hf://datasets/me/set/", deep=False)
+    assert [url.key for url, _ in found.objects] == ["README"]
+    assert found.folders == ["train/"]
 
 
 def test_a_commit_that_leaves_the_file_alone_changes_nothing(apart: Apart, hub: HubServer) -> None:

@@ -77,12 +77,30 @@ def test_an_object_that_was_replaced_or_removed(asked: Apart, bucket: Bucket) ->
 def test_a_listing_has_the_same_pins_as_single_objects(asked: Apart, bucket: Bucket) -> None:
     for name in ("list/b.tar", "list/a.tar", "list/deep/c.tar", "listed.tar"):
         bucket.put(name, CONTENT[: len(name)])
-    found = asked.listing(f"{bucket.url}/list/")
+    found = asked.listing(f"{bucket.url}/list/").objects
     assert [url.key for url, _ in found] == ["list/a.tar", "list/b.tar", "list/deep/c.tar"]
     assert [pin for _, pin in found] == [asked.head(url) for url, _ in found]
-    assert [url.key for url, _ in asked.listing(f"{bucket.url}/list/b")] == ["list/b.tar"]
-    assert "listed.tar" in [url.key for url, _ in asked.listing(f"{bucket.url}/list")]
-    assert asked.listing(f"{bucket.url}/nosuch/") == []
+    assert [url.key for url, _ in asked.listing(f"{bucket.url}/list/b").objects] == ["list/b.tar"]
+    assert "listed.tar" in [url.key for url, _ in asked.listing(f"{bucket.url}/list").objects]
+    assert asked.listing(f"{bucket.url}/nosuch/") == ([], [])
+    shallow = asked.listing(f"{bucket.url}/list/", deep=False)
+    assert shallow.objects == found[:2]
+    assert shallow.folders == ["list/deep/"]
+    assert asked.listing(f"{bucket.url}/list/a", deep=False) == (found[:1], [])
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_listing_by_signed_pages_is_that_of_obstore(apart: Apart, seaweedfs: Server, *, deep: bool) -> None:
+    """They are for buckets with names that obstore refuses."""
+    put, _ = servers.writing(seaweedfs, "s3")
+    for number in range(3):
+        put(f"pages/é {number}&+.tar", CONTENT)
+    put("pages/deep/x.tar", CONTENT)
+    apart.configure(("s3://", seaweedfs.options))
+    prefix = urls.parse(f"s3://{BUCKET}/pages/")
+    by_pages, by_obstore = apart.pages(prefix, deep=deep), apart.listing(prefix, deep=deep)
+    assert len(by_obstore.objects) == 3 + deep
+    assert by_pages == by_obstore
 
 
 def test_what_doctor_is_to_say(asked: Apart, bucket: Bucket) -> None:

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-from tests.web_server import BORN, Fault, Request, WebServer
+from tests.web_server import BORN, Fault, Request, WebServer, bucket_listing
 from wdsfs.errors import MissingShard, NoMatch, ShardError, SpecError, Unreachable
 from wdsfs.remote import shard_paths
 from wdsfs.spec import objects
@@ -274,15 +274,10 @@ def bucket(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     keys: set[str] = set()
 
     async def answer(request: Request) -> tuple[int, dict[str, str], bytes] | None:
-        if request.path != "/b":
+        if request.path.rstrip("/") != "/b":
             known = unquote(request.path).removeprefix("/b/") in keys
             return (200, {"ETag": '"1"', "Last-Modified": formatdate(BORN, usegmt=True)}, b"") if known else None
-        rows = "".join(
-            f"<Contents><Key>{key}</Key><Size>0</Size><ETag>1</ETag>"
-            "<LastModified>2023-11-14T22:13:20Z</LastModified></Contents>"
-            for key in sorted(keys)
-        )
-        return 200, {}, f"<ListBucketResult><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>".encode()
+        return bucket_listing(request, keys)
 
     web.handler = answer
     monkeypatch.setenv("WDSFS_STORE_OPTIONS", f"s3://:endpoint={web.url} s3://:anonymous=true s3://:region=x")
@@ -305,6 +300,44 @@ def test_what_has_to_be_listed_names_the_way_to_the_cache(monkeypatch: pytest.Mo
     with pytest.raises(Unreachable, match=r"cannot be connected to; names with braces \(x-\{000\.\.099\}\.tar\)"):
         expand([spec])
     shard_paths.close()  # the fetcher has these options
+
+
+@pytest.mark.parametrize(
+    ("spec", "found", "requests"),
+    [
+        ("d/", ["d/a.tar", "d/b.tar"], 1),
+        ("d/*.tar", ["d/a.tar", "d/b.tar"], 1),
+        ("*/?.tar", ["d/a.tar", "d/b.tar", "e/a.tar"], 3),
+        ("d/s*/t/*.tar", ["d/s1/t/x.tar", "d/s2/t/x.tar"], 3),
+        ("d/**/x.tar", ["d/s1/t/x.tar", "d/s2/t/x.tar"], 1),
+    ],
+)
+def test_only_the_directories_that_a_spec_names_are_listed(
+    web: WebServer, bucket: set[str], spec: str, found: list[str], requests: int
+) -> None:
+    """And of all that is listed only shards leave a note in the cache."""
+    bucket |= {"d/a.tar", "d/b.tar", "d/.c.tar", "d/notes.txt", "e/a.tar", "d/s1/t/x.tar", "d/s2/t/x.tar"}
+    assert paths(web, f"s3://b/{spec}") == [f"s3://b/{key}" for key in found]
+    asked = [parse_qs(urlsplit(request.target).query) for request in web.requests if request.path == "/b"]
+    assert len(asked) == requests
+    assert all(("delimiter" in query) is ("**" not in spec) for query in asked)
+    assert sorted(map(os.fsdecode, shard_paths.known())) == [f"s3://b/{key}" for key in found]
+    assert len(list(Path(os.environ["WDSFS_CACHE_DIR"]).rglob("*.note"))) == len(found)
+
+
+def test_a_glob_over_many_directories_lists_them_at_once(
+    web: WebServer, bucket: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "DIRECTORIES_MAX", 2)
+    bucket |= {f"d{number}/x.tar" for number in range(3)}
+    assert len(expand(["s3://b/*/x.tar"])) == 3
+    assert [request.path for request in web.requests if request.path == "/b"] == ["/b", "/b"]
+
+
+def test_a_name_that_no_path_can_have_hides_no_shards(web: WebServer, bucket: set[str]) -> None:
+    bucket |= {"d/a.tar", "d//notes.txt", "d/../b.tar", "d/c\x01.txt", "d/e/f//g.tar", "d/e/h.tar"}
+    assert paths(web, "s3://b/d/") == paths(web, "s3://b/d/*.tar") == ["s3://b/d/a.tar"]
+    assert paths(web, "s3://b/d/**/*.tar") == ["s3://b/d/a.tar", "s3://b/d/e/h.tar"]
 
 
 def test_what_vanishes_from_a_listed_prefix_is_noticed(web: WebServer, bucket: set[str]) -> None:

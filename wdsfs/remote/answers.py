@@ -50,6 +50,10 @@ _OF_AUTHORITY = (
     "-addext basicConstraints=critical,CA:FALSE"
 )
 
+_ODD_NAME = (
+    "it cannot be listed: a name below it has an empty part (//), '.', '..' or a control character: rename that "
+    "object, or write out the names of the shards with braces"
+)
 _NO_NETWORK = (
     "its server cannot be connected to: no network is allowed here (RestrictAddressFamilies= of the unit?)"
 )
@@ -69,6 +73,10 @@ class OtherAnswer(Transient):
 
 class OtherServer(OtherAnswer):
     """A server that obstore refuses because of its certificate, which others, such as curl, accept."""
+
+
+class OddName(Exception):
+    """A key in a listing that obstore refuses, and with it the listing. It never leaves this room."""
 
 
 class Transfer:
@@ -91,7 +99,7 @@ class Transfer:
             raise Transient("its server sends less than it says")
 
 
-def failure(error: Exception, url: Url) -> ShardError | Transient:
+def failure(error: Exception, url: Url) -> ShardError | Transient | OddName:
     """Return the error of wdsfs for an error of obstore about the object at this URL."""
     text = str(error)
     status = _STATUS.search(text)
@@ -103,6 +111,8 @@ def failure(error: Exception, url: Url) -> ShardError | Transient:
         return replaced(url)
     if isinstance(error, exceptions.NotSupportedError):
         return whole_only(url)
+    if isinstance(error, exceptions.InvalidPathError):
+        return OddName(_ODD_NAME)
     if any(place in text for place in _METADATA):
         return DeniedObject(
             f"{url}: no credentials are found: set those of this kind of store, or for a public one "

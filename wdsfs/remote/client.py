@@ -26,7 +26,7 @@ from wdsfs.remote.cached_object import CachedObject
 from wdsfs.remote.launcher import MEMORY, Alarm, Launcher, peer_user
 from wdsfs.remote.messages import READ_MAX, Frame, Span
 from wdsfs.remote.object_cache import ObjectCache
-from wdsfs.remote.urls import Pin, Url
+from wdsfs.remote.urls import Listing, Pin, Url
 from wdsfs.shards import Fingerprint
 
 NOTE = 1 << 20  # bytes: reads from the cache are noted once for each stretch of this size
@@ -84,9 +84,10 @@ class Remote:
         """Return the pin of the object at each URL, or the ShardError that it gives. Raises ShardError."""
         return [messages.outcome_of(outcome) for outcome in self._result(messages.HEAD, list(urls))]
 
-    def list(self, prefix: Url) -> list[tuple[Url, Pin]]:
-        """Return all objects below a prefix. Raises ShardError, SpecError."""
-        return [(Url(*url), Pin(*pin)) for url, pin in self._result(messages.LIST, prefix)]
+    def list(self, prefix: Url, *, deep: bool) -> Listing:
+        """Return the objects below a prefix; see `Stores.list`. Raises ShardError, SpecError."""
+        objects, folders = self._result(messages.LIST, [prefix, deep])
+        return Listing([(Url(*url), Pin(*pin)) for url, pin in objects], folders)
 
     def describe(self, url: Url) -> dict[str, Any]:
         """Return a report about a store, for people. Raises ShardError."""

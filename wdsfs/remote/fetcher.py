@@ -374,7 +374,7 @@ class ClientConnection(asyncio.Protocol):
                     map(messages.outcome, await asyncio.gather(*map(stores.head, urls), return_exceptions=True))
                 )
             case messages.LIST:
-                result = await stores.list(Url(*value))
+                result = await stores.list(Url(*value[0]), deep=value[1])
             case messages.DESCRIBE:
                 result = await stores.describe(Url(*value))
             case messages.STATS:

@@ -23,7 +23,7 @@ from wdsfs.extras import install_command
 from wdsfs.remote.answers import THROTTLING, of_status, seconds_of
 from wdsfs.remote.retries import Clock, Transient, blocking
 from wdsfs.remote.settings import pace
-from wdsfs.remote.urls import Pin, Url
+from wdsfs.remote.urls import Listing, Pin, Url
 
 Result = TypeVar("Result")
 
@@ -33,10 +33,11 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class RepositoryFiles(NamedTuple):
-    """The files below a directory of a repository."""
+    """The files below a directory of a repository, and its folders."""
 
     commit: str
     pins: dict[str, Pin]  # by key
+    folders: list[str]
     read: float
 
 
@@ -57,11 +58,15 @@ class Hub:
             raise MissingObject(f"{url}: there is no such file in this revision")
         return tree.pins[url.key]
 
-    async def list(self, prefix: Url, options: dict[str, str]) -> list[tuple[Url, Pin]]:
-        """Return all files whose key starts with that of `prefix`. Raises ShardError, Transient."""
-        tree = await self._tree(prefix, os.path.dirname(prefix.key), True, options, FRESH)
+    async def list(self, prefix: Url, options: dict[str, str], *, deep: bool) -> Listing:
+        """Return the files whose key starts with that of `prefix`: see `Stores.list`.
+
+        Raises ShardError, Transient.
+        """
+        tree = await self._tree(prefix, os.path.dirname(prefix.key), deep, options, FRESH)
         files = sorted(item for item in tree.pins.items() if item[0].startswith(prefix.key))
-        return [(prefix._replace(key=key), pin) for key, pin in files]
+        folders = [key for key in tree.folders if key.startswith(prefix.key)]
+        return Listing([(prefix._replace(key=key), pin) for key, pin in files], [] if deep else folders)
 
     async def location(self, url: Url, pin: Pin, options: dict[str, str]) -> tuple[str, dict[str, str]]:
         """Return where the pinned file can be downloaded now, and with which headers.
@@ -124,10 +129,11 @@ class Hub:
         entries = interface.list_repo_tree(
             repository, directory or None, recursive=deep, revision=commit, repo_type="dataset"
         )
-        pins: dict[str, Pin] = {}
+        pins, folders = dict[str, Pin](), list[str]()
         while some := await self._ask(url, options, lambda: list(itertools.islice(entries, PAGE))):
             pins.update((entry.path, _pin(entry)) for entry in some if hasattr(entry, "blob_id"))
-        return RepositoryFiles(commit, pins, read)
+            folders += [f"{entry.path}/" for entry in some if not hasattr(entry, "blob_id")]
+        return RepositoryFiles(commit, pins, folders, read)
 
     async def _ask(self, url: Url, options: dict[str, str], question: Callable[[], Result]) -> Result:
         """Return the result of a call of huggingface_hub. Raises ShardError, Transient."""

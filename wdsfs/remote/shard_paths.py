@@ -34,7 +34,7 @@ from wdsfs.errors import (
     UnreadableShard,
     parse_size,
 )
-from wdsfs.remote.urls import BUCKETS, PIPE, Pin, Url, parse
+from wdsfs.remote.urls import BUCKETS, PIPE, Listing, Pin, Url, parse
 from wdsfs.shards import Fingerprint
 from wdsfs.storage import source
 
@@ -215,14 +215,19 @@ def _stat(paths: Sequence[bytes]) -> list[Pin | ShardError]:
     return outcomes
 
 
-def listed(prefix: Url) -> list[bytes]:
-    """Return the paths of all objects whose key starts with that of `prefix`, by key. Raises ShardError."""
-    paths = []
-    for url, pin in remote().list(prefix):
-        path = path_of(url)
-        _keep(path, pin)
-        paths.append(path)
-    return paths
+def listed(prefix: Url, *, deep: bool) -> Listing:
+    """Return the objects whose key starts with that of `prefix`; see `Stores.list`. Raises ShardError.
+
+    Nothing is noted of them: most may be no shards.
+    """
+    return remote().list(prefix, deep=deep)
+
+
+def keep(url: Url, pin: Pin) -> bytes:
+    """Note the pin of an object that a listing shows; return its path."""
+    path = path_of(url)
+    _keep(path, pin)
+    return path
 
 
 def presume(source: str, presumption: Presumption) -> None:
@@ -247,7 +252,7 @@ def presumed(path: bytes) -> Pin | None:
 
 
 def known() -> list[bytes]:
-    """Return the paths of the objects that this process knows, also those from listings."""
+    """Return the paths of the objects whose pins this process knows."""
     return [path for path, pin in _pins.items() if pin is not None]
 
 

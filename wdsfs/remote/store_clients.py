@@ -26,7 +26,7 @@ from wdsfs.remote.settings import pace
 from wdsfs.remote.urls import BUCKETS, Url, is_signed
 
 Options = dict[str, str]
-Method = Literal["POST", "PUT", "DELETE"]
+Method = Literal["GET", "POST", "PUT", "DELETE"]
 
 _CONNECT = "5s"
 _WHOLE = "7days"  # a request may take as long as bytes keep coming

@@ -42,7 +42,7 @@ import mmap
 import os
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -61,16 +61,16 @@ from wdsfs.errors import (
     Unreachable,
     UnreadableShard,
 )
-from wdsfs.remote import answers, multipart, settings, store_clients, urls
-from wdsfs.remote.answers import OtherAnswer, OtherServer, Transfer, require_same, require_size
+from wdsfs.remote import answers, listing_pages, multipart, settings, store_clients, urls
+from wdsfs.remote.answers import OddName, OtherAnswer, OtherServer, Transfer, require_same, require_size
 from wdsfs.remote.hub import Hub
 from wdsfs.remote.multipart import Upload
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.remote.parts import Buffer, Take, Threads
-from wdsfs.remote.retries import Clock, Counters, Limit, Patience, Traffic, Transient, again
+from wdsfs.remote.retries import Clock, Counters, Limit, Patience, Traffic, Transient, again, blocking
 from wdsfs.remote.settings import Pace, Settings
 from wdsfs.remote.spooled import SpooledObjects
-from wdsfs.remote.urls import WEB, Pin, Url
+from wdsfs.remote.urls import WEB, Listing, Pin, Url
 from wdsfs.remote.web_fallback import WebFallback
 
 if TYPE_CHECKING:  # obstore has these for checkers only
@@ -95,6 +95,7 @@ _RENEW = 60.0  # seconds until a client whose requests are refused is made again
 _FRUITLESS = 3  # times in a row that it may not
 READ_BACK, READ_BACK_AT_ONCE = 8 << 20, 4  # bytes of what was sent that are read back at a time; pieces at once
 LISTED = 512 << 10  # bytes of a page of a listing, at most
+PAGES_PATIENCE = 4  # times `total_time` that a listing may take whose pages come all at once
 ABORT_SECONDS = 5.0  # how long the end of the process waits for uploads that are being aborted
 
 
@@ -170,22 +171,49 @@ class Stores:
             return await self._fallback.head(url, self._options(url))
         return answers.pin_of(answer.meta)
 
-    async def _list(self, prefix: Url) -> list[tuple[Url, Pin]]:
-        client, _ = await self._client(prefix)
-        directory = prefix.key.rpartition("/")[0]  # obstore takes whole names only
-        objects = []
-        listing = obstore.list(client, directory or None, chunk_size=1000)
-        while (some := await self._answer_of(prefix, _next(listing), LISTED)) is not None:
-            objects += [meta for meta in some if meta["path"].startswith(prefix.key)]
-        return sorted((prefix._replace(key=meta["path"]), answers.pin_of(meta)) for meta in objects)
+    async def list(self, prefix: Url, *, deep: bool) -> Listing:
+        """Return the objects whose key starts with that of `prefix`, by key. Raises ShardError.
 
-    async def list(self, prefix: Url) -> list[tuple[Url, Pin]]:
-        """Return all objects whose key starts with that of `prefix`, by key. Raises ShardError."""
+        Unless `deep`, only those in the directory of the prefix, and its folders: one request for 1,000 of both,
+        however much lies below.
+        """
         if prefix.scheme in WEB:
             raise Unreachable(f"{prefix}: a web server does not list: write out the names, with braces")
         if prefix.scheme == "hf":
-            return await self._look(prefix, lambda: self._hub.list(prefix, self._options(prefix)))
-        return await self._look(prefix, lambda: self._list(prefix))
+            return await self._look(prefix, lambda: self._hub.list(prefix, self._options(prefix), deep=deep))
+        client, _ = await self._client(prefix)
+        by_obstore = self._list_deep if deep else self._list_directory
+        try:
+            return await self._look(prefix, lambda: by_obstore(prefix, client))
+        except OddName as error:  # some key below it, perhaps of no shard
+            if prefix.scheme not in listing_pages.SCHEMES:
+                raise Unreachable(f"{prefix}: {error}") from None
+        return await self._list_by_pages(prefix, deep)
+
+    async def _list_deep(self, prefix: Url, client: ObjectStore) -> Listing:
+        objects = []
+        listing = obstore.list(client, _directory(prefix) or None, chunk_size=1000)
+        while (some := await self._answer_of(prefix, _next(listing), LISTED)) is not None:
+            objects += some
+        return _listing(prefix, objects, [])
+
+    async def _list_directory(self, prefix: Url, client: ObjectStore) -> Listing:
+        asked = obstore.list_with_delimiter_async(client, _directory(prefix) or None)
+        # All pages, of which it gives none before the last.
+        answer = await self._answer_of(prefix, asked, seconds=PAGES_PATIENCE * self._route(prefix).pace.total)
+        return _listing(prefix, answer["objects"], [f"{path}/" for path in answer["common_prefixes"]])
+
+    async def _list_by_pages(self, prefix: Url, deep: bool) -> Listing:
+        options, seconds = self._options(prefix), self._route(prefix).pace.seconds(LISTED)
+        objects, folders, token = list[Any](), list[str](), ""
+        while True:
+            ask = partial(listing_pages.page, prefix, options, seconds, token, deep=deep)
+            page = await self._look(prefix, lambda ask=ask: blocking(ask, seconds))  # type: ignore[misc]
+            objects += page.objects
+            folders += page.folders
+            if not page.following or page.following == token:
+                return _listing(prefix, objects, folders)
+            token = page.following
 
     # --- what is in it
 
@@ -517,7 +545,8 @@ class Stores:
         try:
             report["credentials"] = store_clients.access(url, self._options(url)).kind
             if not url.key or url.key.endswith("/"):
-                report["objects"] = len(await self.list(url))
+                below = await self.list(url, deep=False)
+                report["objects"] = len(below.objects) + len(below.folders)
             else:
                 pin = await self.head(url)
                 report.update(size=pin.size, pinned=not pin.is_weak, reachable=True)
@@ -713,6 +742,21 @@ async def _next(pieces: Any) -> Any:
     async for piece in pieces:
         return piece
     return None
+
+
+def _directory(prefix: Url) -> str:
+    """Return the directory that a prefix is in: obstore lists whole directories only."""
+    return prefix.key.rpartition("/")[0]
+
+
+def _listing(prefix: Url, metas: Sequence[Mapping[str, Any]], folders: Sequence[str]) -> Listing:
+    """Return the objects and folders whose key starts with that of `prefix`, in order."""
+    objects = [
+        (prefix._replace(key=meta["path"]), answers.pin_of(meta))
+        for meta in metas
+        if meta["path"].startswith(prefix.key)
+    ]
+    return Listing(sorted(objects), sorted(key for key in folders if key.startswith(prefix.key)))
 
 
 def _expired(url: Url) -> DeniedObject | None:

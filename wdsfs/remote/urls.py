@@ -181,6 +181,13 @@ class Pin(NamedTuple):
         return None
 
 
+class Listing(NamedTuple):
+    """The objects below a prefix by key, and its folders: keys that end in a slash. A deep one has no folders."""
+
+    objects: list[tuple[Url, Pin]]
+    folders: list[str]
+
+
 def local(path: str) -> str:
     """Return a path of this machine in a form that is not taken for a URL, a command or the standard input."""
     return HERE + path if path == STDIN or _LIKE_SCHEME.match(path) else path

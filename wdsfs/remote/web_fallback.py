@@ -113,10 +113,11 @@ def send(
     address: str,
     headers: dict[str, str],
     method: str,
-    body: bytes,
+    body: bytes | None,
     seconds: float,
+    most: int = ANSWER_MAX,
 ) -> Answer:
-    """Return the answer to a small request about an object, at an address that is signed.
+    """Return the answer, of at most `most` bytes, to a request about an object, at an address that is signed.
 
     Raises Transient, Unreachable.
     """
@@ -124,7 +125,7 @@ def send(
         return (
             answer.status,
             {name.lower(): text for name, text in answer.headers.items()},
-            answer.read(ANSWER_MAX),
+            answer.read(most),
         )
 
 

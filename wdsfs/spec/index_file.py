@@ -27,7 +27,7 @@ from wdsfs.remote.urls import Pin
 from wdsfs.shards import Fingerprint
 from wdsfs.spec import objects
 
-SUFFIX = ".wdsidx"
+SUFFIX = objects.INDEX_SUFFIX
 MAGIC = b"wdsfs-x\n"
 WDSIDX = Format("an index", (1,), "make it again with `wdsfs index -o`, or use the wdsfs that wrote it")
 ALIGNMENT = 8  # bytes; of each record

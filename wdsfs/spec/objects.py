@@ -19,10 +19,12 @@ from wdsfs import names
 from wdsfs.errors import MissingObject, NoMatch, ShardError, SpecError, Unreachable
 from wdsfs.remote import shard_paths, urls
 from wdsfs.remote.shard_paths import is_remote
-from wdsfs.remote.urls import WEB, Pin, Url
+from wdsfs.remote.urls import WEB, Listing, Pin, Url
 
 # From this many shards below one prefix on, listing it beats one HEAD per shard: a LIST brings 1,000 names.
 LISTING_PAYS = 64
+DIRECTORIES_MAX = 64  # that a glob lists one by one
+INDEX_SUFFIX = ".wdsidx"  # of portable indexes
 ASKED_AGAIN = 64  # objects in a round of `ask_again`, at most, for which there is no listing
 
 # Between specs that are joined; not in the address of a host, as in http://[2001:db8::1]/x.tar.
@@ -130,17 +132,10 @@ def paths_of(text: str) -> list[str]:
     Semantics decision: as in a file system, `*` matches no slash, `**` does, and neither matches a hidden name.
     """
     url = _parse(text)
-    special = _GLOB.search(url.key)
-    if url.scheme in WEB and "*" not in url.key:  # there "?" begins a query, and brackets are characters
-        special = None
-    if special is None:
+    # In the web "?" begins a query, and brackets are characters.
+    if not (_GLOB.search(url.key) and (url.scheme not in WEB or "*" in url.key)):
         return [_path_of(url)]
-    patterns = url.key.split("/")
-    matches = [
-        path
-        for path, key in _listed(url._replace(key=url.key[: special.start()]))
-        if _fits(key.split("/"), patterns)
-    ]
+    matches = _kept(_matches(url))
     if not matches:
         literal = _path_of(url)
         if modes([literal])[literal] is not None:  # as for files: what is there is taken literally
@@ -149,13 +144,48 @@ def paths_of(text: str) -> list[str]:
     return sorted(matches, key=os.fsencode)
 
 
+def _matches(pattern: Url) -> list[tuple[Url, Pin]]:
+    """Return the objects that match a glob. Raises ShardError.
+
+    Directory by directory, for much else may lie below; all at once for `**` and where directories are many.
+    """
+    *folders, last = pattern.key.split("/")
+    directories = [""]
+    for folder in folders:
+        if folder == "**" or len(directories) > DIRECTORIES_MAX:
+            return _all_matches(pattern)
+        if _GLOB.search(folder):
+            listed = [(path, _listed(pattern._replace(key=path)).folders) for path in directories]
+            directories = [key for path, keys in listed for key in keys if _fits([key[len(path) : -1]], [folder])]
+        else:
+            directories = [f"{path}{folder}/" for path in directories]
+    if last == "**" or len(directories) > DIRECTORIES_MAX:
+        return _all_matches(pattern)
+    return [
+        (url, pin)
+        for path in directories
+        for url, pin in _listed(pattern._replace(key=path)).objects
+        if _fits([url.key[len(path) :]], [last])
+    ]
+
+
+def _all_matches(pattern: Url) -> list[tuple[Url, Pin]]:
+    """Return the objects that match a glob, out of all below its first directories."""
+    special = _GLOB.search(pattern.key)
+    assert special is not None
+    patterns = pattern.key.split("/")
+    objects = _listed(pattern._replace(key=pattern.key[: special.start()]), deep=True).objects
+    return [(url, pin) for url, pin in objects if _fits(url.key.split("/"), patterns)]
+
+
 def contents(prefix: str) -> dict[str, int | None]:
     """Return the shards directly below a path that ends in a slash, sorted bytewise.
 
     Raises SpecError, ShardError.
     """
     url = shard_paths.url_of(os.fsencode(prefix))
-    shards = sorted((path for path, key in _listed(url) if _is_shard_name(key[len(url.key) :])), key=os.fsencode)
+    found = [(shard, pin) for shard, pin in _listed(url).objects if _is_shard_name(shard.key[len(url.key) :])]
+    shards = sorted(_kept(found), key=os.fsencode)
     if not shards:
         raise NoMatch(f"{prefix!r} holds no shard, such as x.tar or x.tar.gz")
     return dict.fromkeys(shards, stat.S_IFREG)
@@ -195,12 +225,19 @@ def _path_of(url: Url) -> str:
     return os.fsdecode(shard_paths.path_of(url))
 
 
-def _listed(prefix: Url) -> list[tuple[str, str]]:
-    """Return path and key of each object whose key starts with that of `prefix`. Raises ShardError."""
+def _listed(prefix: Url, *, deep: bool = False) -> Listing:
+    """Return the objects and folders whose key starts with that of `prefix`. Raises ShardError."""
     try:
-        return [(os.fsdecode(path), shard_paths.url_of(path).key) for path in shard_paths.listed(prefix)]
+        listing = shard_paths.listed(prefix, deep=deep)
     except Unreachable as error:
         raise (error if prefix.scheme in WEB else not_listed(error)) from None
+    _kept(listed for listed in listing.objects if listed[0].key.endswith(INDEX_SUFFIX))  # found by the index
+    return listing
+
+
+def _kept(objects: Iterable[tuple[Url, Pin]]) -> list[str]:
+    """Note the pins of these objects; return their paths."""
+    return [os.fsdecode(shard_paths.keep(url, pin)) for url, pin in objects]
 
 
 def not_listed(error: Unreachable) -> Unreachable:
@@ -309,7 +346,8 @@ def _listings(paths: Iterable[str]) -> list[tuple[set[str] | None, list[str]]]:
     """
     siblings = _by_parent(paths).items()
     return [
-        (_listed_below(parent) if len(inside) >= LISTING_PAYS else None, inside) for parent, inside in siblings
+        (_listed_among(parent, inside) if len(inside) >= LISTING_PAYS else None, inside)
+        for parent, inside in siblings
     ]
 
 
@@ -320,15 +358,16 @@ def _by_parent(paths: Iterable[str]) -> dict[str, list[str]]:
     return groups
 
 
-def _listed_below(parent: str) -> set[str] | None:
-    """Return the paths that a listing shows; None where a store does not list."""
+def _listed_among(parent: str, paths: Sequence[str]) -> set[str] | None:
+    """Return those of these paths that a listing of their parent shows; None where a store does not list."""
     if is_command(parent):
         return None
     url = shard_paths.url_of(os.fsencode(parent))
     if url.scheme in WEB:
         return None
     try:
-        return {path for path, _ in _listed(url)}
+        wanted = set(paths)
+        return set(_kept(listed for listed in _listed(url).objects if listed[0].shown in wanted))
     except ShardError:  # a store may forbid listing, but not reading: each object is asked for
         return None
 
