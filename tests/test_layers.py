@@ -61,6 +61,7 @@ STORE_MODULES = {
     for name in (
         "answers",
         "demand",
+        "etags",
         "hub",
         "listing_pages",
         "multipart",

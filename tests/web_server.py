@@ -35,6 +35,7 @@ class Fault:
     silent: bool = False  # no answer at all, until the client goes
     stalls: int | None = None  # so many bytes of the body, then nothing, until the client goes
     chunked: bool = False  # in chunks, without its length
+    torn: bool = False  # with `cut`: in the middle of a chunk
     widens: tuple[int, int] = (0, 0)  # bytes by which a range begins too early and ends too late
     drips: str = ""  # "head" or "body": this part comes byte by byte, DRIPS bytes of it in DRIP_SECONDS each
     meanwhile: Callable[[], None] | None = None  # called between the head of the answer and its body
@@ -223,7 +224,7 @@ class WebServer:
         limits = [limit for limit in (fault.cut, fault.stalls) if limit is not None]
         part = memoryview(body)[: min(limits, default=len(body))]
         if fault.chunked:
-            writer.write(b"%x\r\n" % len(part))
+            writer.write(b"%x\r\n" % len(body if fault.torn else part))
         if fault.drips == "body":
             part = await _dripped(writer, part)
         for at in range(0, len(part), PIECE):
@@ -232,7 +233,7 @@ class WebServer:
             await writer.drain()
         if fault.stalls is not None:
             await self._end.wait()
-        if fault.chunked:
+        if fault.chunked and not fault.torn:
             writer.write(b"\r\n0\r\n\r\n")
         return fault.cut is None
 

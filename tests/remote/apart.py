@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import pickle
 import subprocess
@@ -68,6 +69,10 @@ class Apart:
         """The seconds that were waited since the last `configure`, wait by wait."""
         return list(self._ask("waits"))
 
+    def logged(self) -> list[str]:
+        """What was logged since the last question for it."""
+        return list(self._ask("logged"))
+
     def counted(self, url: str) -> dict[str, int]:
         return dict(self._ask("counted")[parse(url).store])
 
@@ -120,7 +125,8 @@ def serve() -> None:
 async def _serve() -> None:
     from wdsfs.remote.stores import Stores
 
-    clock, counters = JumpingClock(), Counters()
+    clock, counters, log = JumpingClock(), Counters(), _Log()
+    logging.getLogger().addHandler(log)
     stores = Stores(Settings([]), counters, clock)
     answers = sys.stdout.buffer
     while True:
@@ -137,6 +143,8 @@ async def _serve() -> None:
                 clock.time += arguments[0]
             case "waits":
                 answer = clock.waits
+            case "logged":
+                answer, log.messages = log.messages, []
             case "counted":
                 answer = counters.report()
             case "together":
@@ -145,6 +153,15 @@ async def _serve() -> None:
                 answer = await _call(stores, name, *arguments)
         pickle.dump(answer, answers)
         answers.flush()
+
+
+class _Log(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
 
 
 async def _call(stores: Any, name: str, *arguments: Any) -> Any:

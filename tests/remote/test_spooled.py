@@ -14,8 +14,8 @@ import pytest
 
 from tests.processes import Process, wait_until
 from tests.remote.stores import content
-from tests.web_server import WebServer
-from wdsfs.errors import UnreadableShard
+from tests.web_server import BORN, Fault, WebServer
+from wdsfs.errors import Unreachable, UnreadableShard
 from wdsfs.remote import urls
 from wdsfs.remote.client import Remote
 from wdsfs.remote.object_cache import ObjectCache
@@ -152,6 +152,40 @@ def test_a_command_fetches_from_a_server(here: Here, web: WebServer) -> None:
         assert tar.pread(SIZE, 0) == DATA
     missing = here.counted(f"curl -sf {web.url}/missing.tar")
     assert pinned(remote, missing).version == "exit code 22"
+
+
+@pytest.mark.parametrize(("etag", "modified"), [('"1"', BORN), ('"1"', None), (None, BORN), (None, None)])
+def test_an_answer_without_a_length_is_fetched_whole(
+    here: Here, web: WebServer, etag: str | None, modified: int | None
+) -> None:
+    """Once, as long as its server names the same object; again after the cache has lost it."""
+    served = web.put("/x.tar", DATA, etag=etag, modified=modified, ranges=False)
+    served.always = Fault(chunked=True)
+    remote, url = here.remote(), urls.parse(f"{web.url}/x.tar")
+    pin = pinned(remote, url)
+    assert pin.size == SIZE
+    with contextlib.closing(remote.open(url, pin)) as tar:
+        assert tar.pread(1000, 5_000_000) == DATA[5_000_000:][:1000]
+    here.cache.keep_pin(url.shown, pin)
+    requests = len(web.gets())
+    assert pinned(here.remote(), url) == pin
+    assert len(web.gets()) == 2 * requests - 1  # all but the one for the whole
+    assert len(here.cache.clear("")) == 1
+    with contextlib.closing(here.remote().open(url, pin)) as tar:
+        assert tar.pread(1000, 5_000_000) == DATA[5_000_000:][:1000]
+    served.content, served.etag = DATA[::-1], etag and '"2"'
+    served.modified = modified and BORN + 1
+    if etag or modified:
+        assert pinned(remote, url) not in (pin, pin._replace(size=SIZE))
+    else:
+        assert pinned(remote, url) == pin  # nobody can know
+
+
+@pytest.mark.parametrize("cut", [0, 5_000])
+def test_an_answer_without_a_length_that_is_cut_is_no_shard(here: Here, web: WebServer, cut: int) -> None:
+    web.put("/x.tar", DATA, ranges=False).always = Fault(chunked=True, torn=True, cut=cut)
+    with pytest.raises(Unreachable, match=r"/x\.tar: the connection to its server broke"):
+        pinned(here.remote(), urls.parse(f"{web.url}/x.tar"))
 
 
 def test_output_larger_than_the_cache(here: Here) -> None:

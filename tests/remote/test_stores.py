@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import shutil
 import ssl
@@ -18,7 +19,7 @@ import pytest
 from tests.processes import PATIENCE
 from tests.remote.apart import Apart
 from tests.servers import need_server
-from tests.web_server import Fault, Request, Served, WebServer, right_answer
+from tests.web_server import BORN, Fault, Request, Served, WebServer, right_answer
 from wdsfs.errors import (
     DeniedObject,
     MissingObject,
@@ -65,12 +66,74 @@ def test_an_object_that_was_replaced_is_stale(
 ) -> None:
     """Also where a server ignores If-Match. Nothing of the new object is fetched."""
     pin = apart.head(url)
-    web.put(TARGET, bytes(len(CONTENT)), etag='"2"', conditions=conditions)
+    web.put(TARGET, bytes(len(CONTENT)), etag='"2"', conditions=conditions, modified=BORN + 1)
     with pytest.raises(ObjectChanged, match="has been replaced"):
         apart.get(url, pin, 0, 200_000)
-    assert len(web.gets()) == 1
+    assert [one.headers["range"] for one in web.gets()] == ["bytes=0-199999", "bytes=0-0"]  # what is there instead
     assert apart.waits() == []
-    assert apart.head(url) == pin._replace(etag='"2"')
+    assert apart.head(url) == pin._replace(etag='"2"', mtime_ns=pin.mtime_ns + 10**9)
+
+
+@pytest.mark.parametrize("conditions", [True, False])
+def test_an_object_that_was_replaced_within_a_second_is_stale(
+    apart: Apart, web: WebServer, served: Served, url: str, conditions: bool
+) -> None:
+    """Only its ETag differs then, and the old one never comes back."""
+    pin = apart.head(url)
+    web.put(TARGET, bytes(len(CONTENT)), etag='"2"', conditions=conditions)
+    for _ in range(3):
+        with pytest.raises(ObjectChanged, match="has been replaced"):
+            apart.get(url, pin, 0, 200_000)
+        assert apart.head(url) == pin._replace(etag='"2"')
+    assert apart.logged() == []
+
+
+@pytest.mark.parametrize("conditions", [True, False])
+@pytest.mark.parametrize("machines", [2, 3])
+def test_an_object_whose_etag_depends_on_the_machine_is_pinned_by_size_and_time(
+    apart: Apart, web: WebServer, served: Served, url: str, machines: int, conditions: bool
+) -> None:
+    requests = itertools.count()
+
+    async def answer(request: Request) -> tuple[int, dict[str, str], bytes]:
+        etag = f'"machine {next(requests) % machines}"'
+        return right_answer(request, replace(served, etag=etag, conditions=conditions))
+
+    web.handler = answer
+    pin = apart.head(url)
+    assert pin.etag
+    for _ in range(machines):  # one of these requests comes to another machine
+        with contextlib.suppress(ObjectChanged):
+            apart.get(url, pin, 0, 10)
+    pin = apart.head(url)
+    assert pin == Pin(len(CONTENT), BORN * 10**9, "", "")
+    for begin, end in ((0, 10), (100, 250_000)):
+        assert apart.get(url, pin, begin, end) == CONTENT[begin:end]
+    assert apart.head(url) == pin
+    [warning] = apart.logged()
+    assert warning.startswith(f"{web.url}: has several ETags")
+    served.modified = BORN + 1
+    with pytest.raises(ObjectChanged, match="another Last-Modified" if not conditions else "replaced"):
+        apart.get(url, pin, 0, 10)
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_server_that_refuses_every_condition_gets_none(
+    apart: Apart, web: WebServer, served: Served, url: str, ranges: bool
+) -> None:
+    async def answer(request: Request) -> tuple[int, dict[str, str], bytes] | None:
+        return (412, {}, b"") if "if-match" in request.headers else None
+
+    web.handler, served.ranges = answer, ranges
+    pin = apart.head(url)
+    if ranges:
+        assert apart.get(url, pin, 0, 10) == CONTENT[:10]
+    assert apart.get_all(url, pin) == CONTENT
+    [warning] = apart.logged()
+    assert warning.startswith(f"{web.url}: refuses If-Match")
+    served.etag = '"2"'
+    with pytest.raises(ObjectChanged, match="another ETag"):
+        apart.get_all(url, pin)
 
 
 def test_the_ends_of_an_object(apart: Apart, web: WebServer, served: Served, url: str) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from tests.web_server import BORN, Fault, Request, WebServer, bucket_listing
 from wdsfs.errors import MissingShard, NoMatch, ShardError, SpecError, Unreachable
-from wdsfs.remote import shard_paths
+from wdsfs.remote import shard_paths, urls
 from wdsfs.spec import objects
 from wdsfs.spec.expand import expand, names_a_shard
 
@@ -131,6 +131,25 @@ def test_what_is_no_url_is_named_without_its_secrets(
         with pytest.raises(SpecError, match=re.escape(words)) as caught:
             expand([one])
         assert "geheim" not in str(caught.value)
+
+
+def named(web: WebServer, *targets: str) -> list[str]:
+    return [shard.name.decode() for shard in expand([f"{web.url}/set/{target}" for target in targets])]
+
+
+def test_a_query_that_is_no_signature_is_in_a_name_only_to_tell_a_shard_from_others(web: WebServer) -> None:
+    web.put("/set/get", tar_of("a.txt"))
+    assert named(web, "x-0.tar?download=true", "x-1.tar?token=1") == ["x-0", "x-1"]
+    assert named(web, "get?file=1") == ["get"]
+    first, second = named(web, "get?file=1", "get?file=2")
+    assert first.startswith("get?")
+    assert first != second
+    plain, other = named(web, "x-0.tar", "x-0.tar?v=2")
+    assert plain == "x-0"
+    assert other.startswith("x-0.tar?")
+    mark = urls.parse(f"{web.url}/set/get?file=1").shown.rpartition("?")[2]
+    web.put(f"/set/get%3F{mark}", tar_of("a.txt"))
+    assert named(web, "get?file=1", f"get%3F{mark}") == ["get", f"get%3F{mark}"]
 
 
 def test_a_shard_is_called_as_its_characters_are_and_not_their_escapes(web: WebServer) -> None:

@@ -75,6 +75,10 @@ class OtherServer(OtherAnswer):
     """A server that obstore refuses because of its certificate, which others, such as curl, accept."""
 
 
+class ConditionFailed(ObjectChanged):
+    """A store says that the condition of a request does not hold, so that the object was replaced."""
+
+
 class OddName(Exception):
     """A key in a listing that obstore refuses, and with it the listing. It never leaves this room."""
 
@@ -108,7 +112,7 @@ def failure(error: Exception, url: Url) -> ShardError | Transient | OddName:
     if isinstance(error, exceptions.AlreadyExistsError):
         return ObjectExists(f"{url}: exists already")
     if isinstance(error, exceptions.PreconditionError):
-        return replaced(url)
+        return condition_failed(url)
     if isinstance(error, exceptions.NotSupportedError):
         return whole_only(url)
     if isinstance(error, exceptions.InvalidPathError):
@@ -150,16 +154,16 @@ def untrusted(url: Url) -> Unreachable:
     )
 
 
-def replaced(url: Url, change: str = "") -> ObjectChanged:
-    """Return the error for a replaced object; `change` says how it differs."""
-    return ObjectChanged(f"{url}: it has been replaced" + (f": {change}" if change else ""))
+def condition_failed(url: Url) -> ConditionFailed:
+    """Return the error for a condition that does not hold."""
+    return ConditionFailed(f"{url}: it has been replaced")
 
 
 def require_same(url: Url, pin: Pin, now: Pin) -> None:
     """Raise ObjectChanged if an answer, `now`, is of another object than the pinned one."""
     change = pin.difference(now)
     if change:
-        raise replaced(url, change)
+        raise ObjectChanged(f"{url}: it has been replaced: {change}")
 
 
 def require_size(url: Url, size: int, now: int) -> None:

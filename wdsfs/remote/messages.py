@@ -139,8 +139,9 @@ def hand_over_of(body: bytes) -> HandOver:
 
 
 def failure(error: Exception) -> dict[str, str]:
-    """Return an error as JSON: for a class that clients do not know only the text."""
-    kind = type(error) if isinstance(error, ShardError | SpecError) else UnreadableShard
+    """Return an error as JSON: for a class that clients do not know its nearest base, or only the text."""
+    known = (kind for kind in type(error).__mro__ if vars(errors).get(kind.__name__) is kind)
+    kind = next(known) if isinstance(error, ShardError | SpecError) else UnreadableShard
     return {"error": kind.__name__, "text": str(error)}
 
 

@@ -139,7 +139,7 @@ async def _ask(
 def _failure(url: Url, status: int, body: bytes) -> ShardError | Transient:
     text = body.decode("latin-1")
     if status == 412:
-        return answers.replaced(url)
+        return answers.condition_failed(url)
     if status == 409:
         return ObjectExists(f"{url}: exists already")
     if status == 404:

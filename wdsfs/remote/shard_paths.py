@@ -521,7 +521,9 @@ def _forget(path: bytes) -> None:
 def _weakness(pin: Pin) -> str:
     """Return a warning about changes that an object without a strong ETag cannot show, and what is done then."""
     if not pin.is_spooled:
-        return "gives no ETag: a change of a shard is seen only by its size or its time (seconds)"
+        return "gives no ETag for all requests: a change of a shard is seen only by its size or its time (seconds)"
+    if pin.version:
+        return "does not say how large its objects are: each shard is fetched as a whole"
     return (
         "gives neither ETag nor Last-Modified: each shard is fetched as a whole, and one that is replaced by "
         "another of the same size is read as it was, until `wdsfs cache --clear`"

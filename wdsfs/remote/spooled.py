@@ -36,7 +36,7 @@ from wdsfs.errors import ObjectChanged, Unreachable, UnreadableShard
 from wdsfs.remote.cached_object import CachedObject
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.remote.parts import Buffer
-from wdsfs.remote.urls import SPOOLED, Pin, Url
+from wdsfs.remote.urls import NO_LENGTH, SPOOLED, Pin, Url
 
 log = logging.getLogger(__name__)
 
@@ -135,11 +135,11 @@ class SpooledObjects:
         cache = self._needed_cache(url)
         async with self._turns[url]:
             known = cache.pin_of(url.shown)
-            if known is not None and known[0].is_spooled and known[0].size == marks.size:
+            if known is not None and known[0].is_spooled and _is_marked(known[0], marks):
                 with contextlib.suppress(OSError):
                     if cache.has_all(url.shown, known[0]):
                         return known[0]
-            return await self._fetch(cache, url, marks, bodies)
+            return await self._fetch(cache, url, marks, _version(marks), bodies)
 
     async def read(self, url: Url, pin: Pin, begin: int, end: int, bodies: Bodies) -> bytes:
         """Return bytes `begin` to `end` (not included) of the pinned object. Raises ShardError."""
@@ -148,7 +148,8 @@ class SpooledObjects:
             with contextlib.closing(cache.open(url.shown, pin)) as cached:
                 data = cached.read(end - begin, begin)
                 if data is None and not url.is_program:
-                    now = await self._fetch(cache, url, Pin(pin.size, 0, "", ""), bodies)
+                    marks = Pin(NO_LENGTH if pin.version else pin.size, 0, "", "")
+                    now = await self._fetch(cache, url, marks, pin.version, bodies)
                     if now != pin:
                         cache.keep_pin(url.shown, now)
                         raise ObjectChanged(f"{url}: it has been replaced: its bytes differ from those before")
@@ -171,12 +172,12 @@ class SpooledObjects:
             raise UnreadableShard(f"{url}: it can only be read from a cache, and there is none")
         return self._cache
 
-    async def _fetch(self, cache: ObjectCache, url: Url, marks: Pin, bodies: Bodies) -> Pin:
+    async def _fetch(self, cache: ObjectCache, url: Url, marks: Pin, version: str, bodies: Bodies) -> Pin:
         """Bring one whole answer into the cache."""
         for attempt in range(1, ATTEMPTS + 1):
             body = _Body(bodies(marks), asyncio.get_running_loop())
             try:
-                return await self._in_thread(lambda body=body: _spooled_answer(cache, url, body))  # type: ignore[misc]
+                return await self._in_thread(lambda body=body: _spooled_answer(cache, url, version, body))  # type: ignore[misc]
             except Unreachable:
                 if attempt == ATTEMPTS:
                     raise
@@ -232,10 +233,20 @@ class SpooledObjects:
             self._running.remove(process)
 
 
-def _spooled_answer(cache: ObjectCache, url: Url, body: BufferedIOBase) -> Pin:
+def _is_marked(pin: Pin, marks: Pin) -> bool:
+    """Return True if an object that was fetched whole may be the one that its server tells of."""
+    return pin.version == _version(marks) and (marks.has_no_length or pin.size == marks.size)
+
+
+def _version(marks: Pin) -> str:
+    """Return ETag and time of an object without a length, which show that it was replaced; "" for any other."""
+    return f"{marks.etag or 'no ETag'} {marks.mtime_ns}" if marks.has_no_length else ""
+
+
+def _spooled_answer(cache: ObjectCache, url: Url, version: str, body: BufferedIOBase) -> Pin:
     spooled = spool(cache, url.shown, body)
     with spooled.file:
-        pin = Pin(spooled.size, 0, f'{SPOOLED}{spooled.digest}"', "")
+        pin = Pin(spooled.size, 0, f'{SPOOLED}{spooled.digest}"', version)
         keep(cache, url.shown, pin, spooled).close()
     return pin
 

@@ -10,7 +10,10 @@ the object was replaced                ObjectChanged (ESTALE): by If-Match (412)
 the object is gone (404, 410)          `head`: MissingObject; `get`: ObjectChanged
 it has become shorter (416)            ObjectChanged
 it has no ETag, or a weak one          pinned by size and Last-Modified (`Pin.is_weak`: callers warn)
+its ETags come and go (web servers)    likewise (`etags.py`)
 it has neither ETag nor Last-Modified  `Pin.is_blind`: one whole answer is kept (`spooled.py`)
+it has no length, and Range is ignored `Pin.has_no_length`: likewise (web servers)
+If-Match is refused wrongly (web)      no condition is sent any more; as where it is ignored
 If-Match is ignored                    nothing else: every answer is compared with the pin before its body is read
 an answer has nothing to compare       ObjectChanged
 Range is ignored (200 for 206)         NoRanges: `get_all` reads such an object, from its first byte
@@ -62,7 +65,16 @@ from wdsfs.errors import (
     UnreadableShard,
 )
 from wdsfs.remote import answers, listing_pages, multipart, settings, store_clients, urls
-from wdsfs.remote.answers import OddName, OtherAnswer, OtherServer, Transfer, require_same, require_size
+from wdsfs.remote.answers import (
+    ConditionFailed,
+    OddName,
+    OtherAnswer,
+    OtherServer,
+    Transfer,
+    require_same,
+    require_size,
+)
+from wdsfs.remote.etags import ETags
 from wdsfs.remote.hub import Hub
 from wdsfs.remote.multipart import Upload
 from wdsfs.remote.object_cache import ObjectCache
@@ -93,6 +105,7 @@ REFUSED = 2  # attempts to learn what is there, if connections are refused
 DOWN_SECONDS = 5.0  # how long a store that does not answer is not asked again
 _RENEW = 60.0  # seconds until a client whose requests are refused is made again
 _FRUITLESS = 3  # times in a row that it may not
+ASKED_AGAIN = 8  # times that a web server is asked that says that an object was replaced
 READ_BACK, READ_BACK_AT_ONCE = 8 << 20, 4  # bytes of what was sent that are read back at a time; pieces at once
 LISTED = 512 << 10  # bytes of a page of a listing, at most
 PAGES_PATIENCE = 4  # times `total_time` that a listing may take whose pages come all at once
@@ -133,7 +146,8 @@ class Stores:
         # By store: until when it is not asked, and why. By object: until when its store asks to wait.
         self._down: dict[str, tuple[float, str]] = {}
         self._pauses: OrderedDict[Url, tuple[float, str]] = OrderedDict()
-        self._fallback = WebFallback(self._clock)
+        self._etags = ETags()
+        self._fallback = WebFallback(self._clock, self._etags)
         self._threads = Threads(THREADS)
         self._route = lru_cache(ROUTES)(self._new_route)
         self._hub = Hub(self._clock, time.time)
@@ -148,8 +162,20 @@ class Stores:
             return await self._look(url, lambda: self._hub.head(url, self._options(url)))
         if url.scheme not in WEB:
             return await self._look(url, lambda: self._head(url))
-        pin = await self._look(url, lambda: self._head_of_web(url))
+        pin = self._trusted(url, await self._look(url, lambda: self._head_of_web(url)))
         return await self._spooled.pin(url, pin, partial(self.get_all, url)) if pin.is_blind else pin
+
+    def _trusted(self, url: Url, now: Pin) -> Pin:
+        """Return the pin in an answer, as far as it can be relied on.
+
+        Semantics decision: an object that was pinned without an ETag stays so until its size or time changes: an
+        earlier process has noticed that its server has several.
+        """
+        known = None if self._cache is None else self._cache.pin_of(url.shown)
+        if now.etag and now.mtime_ns and known is not None and known[0] == now._replace(etag=""):
+            self._etags.note_machines(url)
+        self._etags.note(url, now)
+        return self._etags.trusted(url, now)
 
     async def _head(self, url: Url) -> Pin:
         client, path = await self._client(url)
@@ -162,13 +188,17 @@ class Stores:
                 return await self._head(url)
             except (DeniedObject, Unreachable, OtherAnswer):
                 pass
+        try:
+            return await self._head_by_get(url)
+        except OtherAnswer:
+            return await self._fallback.head(url, self._options(url))
+
+    async def _head_by_get(self, url: Url) -> Pin:
         client, path = await self._client(url)
         try:
             answer = await self._answer_of(url, obstore.get_async(client, path, options={"range": (0, 1)}))
         except (NoRanges, ObjectChanged):  # whole objects only, or not even one byte
             answer = await self._answer_of(url, obstore.get_async(client, path))
-        except OtherAnswer:
-            return await self._fallback.head(url, self._options(url))
         return answers.pin_of(answer.meta)
 
     async def list(self, prefix: Url, *, deep: bool) -> Listing:
@@ -198,9 +228,9 @@ class Stores:
         return _listing(prefix, objects, [])
 
     async def _list_directory(self, prefix: Url, client: ObjectStore) -> Listing:
-        asked = obstore.list_with_delimiter_async(client, _directory(prefix) or None)
+        request = obstore.list_with_delimiter_async(client, _directory(prefix) or None)
         # All pages, of which it gives none before the last.
-        answer = await self._answer_of(prefix, asked, seconds=PAGES_PATIENCE * self._route(prefix).pace.total)
+        answer = await self._answer_of(prefix, request, seconds=PAGES_PATIENCE * self._route(prefix).pace.total)
         return _listing(prefix, answer["objects"], [f"{path}/" for path in answer["common_prefixes"]])
 
     async def _list_by_pages(self, prefix: Url, deep: bool) -> Listing:
@@ -226,7 +256,44 @@ class Stores:
             take(begin, await self._spooled.read(url, pin, begin, end, partial(self.get_all, url)))
         elif begin < end:
             transfer = Transfer(url, pin, begin, end, take)
-            await self._again(url, lambda: self._rest_of(transfer))
+            await self._unless_misled(url, pin, lambda: self._rest_of(transfer))
+
+    async def _unless_misled(self, url: Url, pin: Pin, attempt: Callable[[], Awaitable[Result]]) -> Result:
+        """Repeat a request for the pinned object as `_again`; once more if its condition was refused wrongly."""
+        try:
+            return await self._again(url, attempt)
+        except ObjectChanged as error:
+            is_there = url.scheme in WEB and await self._is_there(url, pin)
+            if not (is_there and isinstance(error, ConditionFailed) and self._etags.note_refusal(url)):
+                raise
+        return await self._again(url, attempt)
+
+    async def _is_there(self, url: Url, pin: Pin) -> bool:
+        """Ask for an object some more times; return True if it is the pinned one each time.
+
+        If ETags change to and fro meanwhile, `head` and its callers learn that by another pin, without an ETag.
+        """
+        is_same = True
+        for _ in range(ASKED_AGAIN):
+            if self._etags.are_of_machines(url):
+                return False
+            try:
+                now = await self._look(url, lambda: self._head_by_others(url))
+            except ShardError:  # it is gone
+                return False
+            if (now.size, now.mtime_ns) != (pin.size, pin.mtime_ns):
+                return False
+            self._etags.note(url, pin, is_now=False)
+            self._etags.note(url, now)
+            is_same = is_same and now.etag == pin.etag
+        return is_same
+
+    async def _head_by_others(self, url: Url) -> Pin:
+        """Ask for an object by a new connection, which may lead to another machine."""
+        try:
+            return await self._fallback.head(url, self._options(url))
+        except (ShardError, Transient):  # for example a redirect, which is not followed there
+            return await self._head_by_get(url)
 
     def latency(self, url: Url) -> float:
         """Return the seconds in which a store begins to answer, 0 before its first answer."""
@@ -285,13 +352,13 @@ class Stores:
         """Take a short range as a whole, in a thread."""
         url, pin = transfer.url, transfer.pin
         client, path = await self._client(url)
-        options = _conditional(pin, {"range": (transfer.at, transfer.end)})
+        options = self._conditional(url, pin, {"range": (transfer.at, transfer.end)})
         limit, since = self._route(url).limit, self._clock.now()
 
         def fetch() -> Any:
             answer = obstore.get(client, path, options=options)
             limit.answered(self._clock.now() - since)
-            require_same(url, pin, answers.pin_of(answer.meta))
+            self._etags.require_same(url, pin, answers.pin_of(answer.meta))
             return answer.bytes()
 
         try:
@@ -302,14 +369,20 @@ class Stores:
     async def get_all(self, url: Url, pin: Pin) -> AsyncIterator[memoryview]:
         """Yield the pinned object from its first byte on, for servers that ignore Range. Raises ShardError.
 
-        After a cut answer the object is requested again from its start, as long as each answer has more bytes.
+        After a cut answer the object is requested again from its start, as long as each answer has more bytes. One
+        without a known length is what one answer has.
         """
+        if pin.has_no_length:
+            async for piece in self._fallback.whole(url, self._options(url)):
+                self._counters.of(url.store).bytes += len(piece)
+                yield memoryview(piece)
+            return
         done, fruitless, broken = 0, 0, ""
         while done < pin.size:
             if fruitless > _FRUITLESS:
                 raise Unreachable(f"{url}: {broken}, again and again before byte {done + 1:,} of {pin.size:,}")
             start, at = done, 0
-            answer = await self._again(url, lambda: self._opened(url, pin, {}))
+            answer = await self._unless_misled(url, pin, lambda: self._opened(url, pin, {}))
             pieces = answer.stream(min_chunk_size=PIECE)
             try:
                 while (piece := await self._answer_of(url, _next(pieces), PIECE)) is not None:
@@ -334,13 +407,22 @@ class Stores:
         if url.scheme == "hf":
             return await self._opened_at_hub(url, pin, options)
         client, path = await self._client(url)
-        options = _conditional(pin, options)
+        options = self._conditional(url, pin, options)
         try:
             answer = await self._answer_of(url, obstore.get_async(client, path, options=options))
         except MissingObject:
             raise ObjectChanged(f"{url}: it is gone") from None
-        require_same(url, pin, answers.pin_of(answer.meta))
+        self._etags.require_same(url, pin, answers.pin_of(answer.meta))
         return answer
+
+    def _conditional(self, url: Url, pin: Pin, options: GetOptions) -> GetOptions:
+        """Return the options of a request that a store answers only for the pinned object."""
+        condition = self._etags.condition(url, pin)
+        if "If-Match" in condition:
+            options["if_match"] = condition["If-Match"]
+        elif condition:
+            options["if_unmodified_since"] = datetime.fromtimestamp(pin.mtime_ns // 10**9, UTC)
+        return options
 
     async def _opened_at_hub(self, url: Url, pin: Pin, options: GetOptions) -> GetResult:
         """Open a file of a commit, which never changes: only its size is compared, for another server sends it."""
@@ -672,7 +754,7 @@ class Stores:
         except Transient as error:
             if error.wait is not None and error.wait > patience.total:
                 raise self._to_wait(url, error, error.wait) from None
-            at_once = error.refused and refused is not None
+            at_once = error.attempts is not None or (error.refused and refused is not None)
             reason = f"{error}" if at_once else f"{error}; this was tried for up to {patience.total:g} s"
             if error.refused or error.silent:
                 self._down[url.store] = self._clock.now() + DOWN_SECONDS, reason
@@ -726,15 +808,6 @@ def _mapped(file: str) -> mmap.mmap:
         return mmap.mmap(fd, 0, prot=mmap.PROT_READ)
     finally:
         os.close(fd)
-
-
-def _conditional(pin: Pin, options: GetOptions) -> GetOptions:
-    """Return the options of a request that a store answers only for the pinned object."""
-    if pin.strong_etag:
-        options["if_match"] = pin.strong_etag
-    elif pin.mtime_ns:
-        options["if_unmodified_since"] = datetime.fromtimestamp(pin.mtime_ns // 10**9, UTC)
-    return options
 
 
 async def _next(pieces: Any) -> Any:

@@ -33,6 +33,7 @@ SCHEMES = BUCKETS | WEB | {"hf"}
 PIPE = "pipe:"
 STDIN = "-"  # as a shard
 HERE = "./"  # before a relative path that looks like something else
+NO_LENGTH = -1  # in place of the size of an object
 KEY_MAX = 1 << 16  # characters; stores take 1,024 bytes, web servers some 8 KiB
 DEFAULT_PORTS = {"http": 80, "https": 443}
 EXPIRY_MAX = 253_402_300_799.0  # seconds of the Unix era: the end of the year 9999, the last that a date can show
@@ -42,7 +43,8 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _LIKE_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 # `@refs/pr/1` and `@refs/convert/parquet` are the revisions with slashes that the hub itself writes so.
 _HUB = re.compile(r"datasets/([^/@]+/[^/@]+)(?:@(refs/(?:pr|convert)/[^/]+|[^/]+))?(?:/(.*))?", re.DOTALL)
-_ESCAPE = re.compile(rb"%((?!2[5Ff]|7[Ff])[2-9A-Fa-f][0-9A-Fa-f])")
+_ESCAPE = re.compile(rb"%((?!2[5Ff]|3[Ff]|7[Ff])[2-9A-Fa-f][0-9A-Fa-f])")
+_MARK = re.compile(rb"(https?://[^?]*)\?[0-9a-f]{8}", re.DOTALL)
 _KEPT_ESCAPE = re.compile(r"(%2[Ff5])")
 # All characters that RFC 3986 allows in a path, but "%": they are sent to servers, and signed, as typed.
 _PLAIN = "/!$&'()*+,;=:@"
@@ -118,7 +120,7 @@ class Url(NamedTuple):
 class Pin(NamedTuple):
     """The identity of an object; each text is "" and the time 0 where the store has none."""
 
-    size: int  # bytes
+    size: int  # bytes; NO_LENGTH for an answer that does not say it
     mtime_ns: int  # Last-Modified
     etag: str  # with its quotes, and W/ if it is a weak one
     version: str  # version of S3, generation of GCS, commit of a hub
@@ -135,8 +137,13 @@ class Pin(NamedTuple):
 
     @property
     def is_blind(self) -> bool:
-        """True if nothing but its size distinguishes this object from another one."""
-        return not (self.etag or self.version or self.mtime_ns)
+        """True if at most its size distinguishes this object from another one: all of it has to be fetched."""
+        return self.has_no_length or not (self.etag or self.version or self.mtime_ns)
+
+    @property
+    def has_no_length(self) -> bool:
+        """True if its server does not say how large the object is."""
+        return self.size == NO_LENGTH
 
     @property
     def is_spooled(self) -> bool:
@@ -248,11 +255,17 @@ def store_of(shown: str) -> str:
 def readable(shown: bytes) -> bytes:
     """Return a shown URL for names of shards: of http(s) with the characters that its escapes stand for.
 
-    But for slashes, percent signs and control characters.
+    But for slashes, percent and question marks and control characters.
     """
     if not shown.startswith((b"http://", b"https://")):
         return shown
     return _ESCAPE.sub(lambda escape: bytes.fromhex(escape[1].decode()), shown)
+
+
+def without_mark(shown: bytes) -> bytes:
+    """Return a shown URL without the sum of its query."""
+    marked = _MARK.fullmatch(shown)
+    return marked[1] if marked else shown
 
 
 def join(prefix: Url, name: str) -> Url:

@@ -16,21 +16,23 @@ import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from functools import lru_cache, partial
 from typing import Any
 
-from wdsfs.errors import MissingObject, ObjectChanged
+from wdsfs.errors import MissingObject, ObjectChanged, Unreachable
 from wdsfs.remote import answers
+from wdsfs.remote.etags import ETags
 from wdsfs.remote.retries import Clock, Transient, blocking
 from wdsfs.remote.settings import pace
 from wdsfs.remote.store_clients import USER_AGENT, Options, access
-from wdsfs.remote.urls import Pin, Url
+from wdsfs.remote.urls import NO_LENGTH, Pin, Url
 
 SECONDS = 60.0  # how long requests to a server are made here after such an answer
 PIECE = 1 << 20  # bytes of a range that are asked for at a time
 WIDER = 1 << 20  # bytes before a range that are taken, too, if a server sends them
+HEAD_MAX = 64 << 10  # bytes of the answer to a request whose headers count
 ANSWER_MAX = 1 << 20  # bytes of the answer to a small request
 HOW_LONG_SECONDS = 10.0  # limit for a request that only asks for Retry-After
 _NO_ANSWER = (OSError, ValueError, http.client.HTTPException)  # of urllib, at any moment of an answer
@@ -41,8 +43,8 @@ Answer = tuple[int, dict[str, str], bytes]  # status, headers with names in lowe
 class WebFallback:
     """The servers that are asked here, by `Url.store`."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, etags: ETags) -> None:
+        self._clock, self._etags = clock, etags
         self._until: dict[str, float] = {}
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -56,7 +58,19 @@ class WebFallback:
 
     async def head(self, url: Url, options: Options) -> Pin:
         """Return the pin of the object that is at a URL now. Raises ShardError, Transient."""
-        return _head_of(url, await self._ask(url, options, 0, 1, {}, WIDER))
+        return _head_of(url, await self._ask(url, options, 0, 1, {}, HEAD_MAX))
+
+    async def whole(self, url: Url, options: Options) -> AsyncIterator[bytes]:
+        """Yield the bytes of one answer, whose length its server does not say. Raises ShardError."""
+        limits, size = pace(options), 0
+        try:
+            body = await blocking(partial(_body, url, options), limits.seconds(0))
+            with contextlib.closing(body):
+                while piece := await blocking(partial(_piece, url, body), limits.seconds(PIECE)):
+                    size += len(piece)
+                    yield piece
+        except Transient as error:
+            raise Unreachable(f"{url}: {error}, after {size:,} bytes") from None
 
     async def fetch(self, transfer: answers.Transfer, options: Options) -> None:
         """Fetch the missing part of a range. Raises ShardError, Transient.
@@ -75,8 +89,9 @@ class WebFallback:
     async def _fetch_some(self, transfer: answers.Transfer, end: int, options: Options) -> None:
         url, pin, at = transfer.url, transfer.pin, transfer.at
         most = end - at + WIDER
-        answer = await self._ask(url, options, at, end, pin.condition, most)
-        begin, stop = _range_of(url, pin, answer)
+        answer = await self._ask(url, options, at, end, self._etags.condition(url, pin), most)
+        begin, stop, now = _range_of(url, answer)
+        self._etags.require_same(url, pin, now)
         _, headers, body = answer
         length = headers.get("content-length", f"{stop - begin}")
         if not begin <= at < stop or at - begin > WIDER or length != f"{stop - begin}":
@@ -161,6 +176,23 @@ def _read(url: Url, options: Options, headers: dict[str, str], most: int, second
     return answer.status, {name.lower(): value for name, value in named.items()}, bytes(body)
 
 
+def _body(url: Url, options: Options) -> Any:
+    """Return the answer to a request for a whole object. Raises ShardError, Transient."""
+    with _errors(url):
+        answer = _opened(url, options, {}, pace(options).silence)
+    if answer.status != 200:
+        with answer, _errors(url):
+            raise answers.of_status(answer.status, answer.read(HEAD_MAX).decode("latin-1"), url)
+    return answer
+
+
+def _piece(url: Url, body: Any) -> bytes:
+    """Return the next bytes of an answer, none at its end. Raises Transient, Unreachable."""
+    with _errors(url):
+        piece: bytes = body.read1(PIECE)
+        return piece
+
+
 def _retry_after(url: Url, options: Options) -> float | None:
     """Return the Retry-After of the answer to a question for one byte; None when there is none (any more)."""
     try:
@@ -200,19 +232,18 @@ def _open(
 # --- what an answer says -------------------------------------------------------------------------------------
 
 
-def _range_of(url: Url, pin: Pin, answer: Answer) -> tuple[int, int]:
-    """Return begin and end of the range of the pinned object that an answer has. Raises ShardError, Transient."""
+def _range_of(url: Url, answer: Answer) -> tuple[int, int, Pin]:
+    """Return begin and end of the range that an answer has, and of which object. Raises ShardError, Transient."""
     status, headers, body = answer
     if status == 206:
         content = _RANGE.fullmatch(headers.get("content-range", ""))
         if content is None:
             raise answers.wrong_range()
-        answers.require_same(url, pin, _pin_of(headers, int(content[3])))
-        return int(content[1]), int(content[2]) + 1
+        return int(content[1]), int(content[2]) + 1, _pin_of(headers, int(content[3]))
     if status == 200:
         raise answers.whole_only(url)
     if status == 412:
-        raise answers.replaced(url)
+        raise answers.condition_failed(url)
     if status in (404, 410):
         raise ObjectChanged(f"{url}: it is gone")
     raise answers.of_status(status, body.decode("latin-1"), url)
@@ -227,6 +258,8 @@ def _head_of(url: Url, answer: Answer) -> Pin:
         raise answers.of_status(status, body.decode("latin-1"), url)
     content = _RANGE.fullmatch(headers.get("content-range", ""))
     size = content[3] if content is not None else headers.get("content-length", "") if status == 200 else ""
+    if not size and status == 200:
+        return _pin_of(headers, NO_LENGTH)
     if not size.isdecimal():
         raise answers.no_length(url)
     return _pin_of(headers, int(size))

@@ -765,7 +765,8 @@ def _names(paths: list[bytes]) -> list[bytes]:
 
     Semantics decision: a shard's name is its base name without `.tar`, `.tar.gz` or another suffix of a shard. The
     suffix stays where nothing, `.` or `..` would be left of the name, and where the set holds the path without it,
-    too. Of `x.tar` and `x.tar.gz` in one directory the first is `x`, and all others keep theirs.
+    too. Of `x.tar` and `x.tar.gz` in one directory the first is `x`, and all others keep theirs. So it is with the
+    sum of a query: `x.tar?download=true` alone is `x`; of several that differ in the query each keeps its sum.
     Semantics decision: shards of equal names get the shortest trailing path that no other of them has, its
     components joined by `--`: `a/train-0.tar` and `b/train-0.tar` are `a--train-0` and `b--train-0`. Only the
     clashing ones are lengthened. `--`, because it needs no quoting in any shell.
@@ -794,7 +795,7 @@ def _stems(paths: list[bytes]) -> list[bytes]:
     differ as their paths do; any other suffix is cut only where no other path has that stem.
     """
     known = set(paths)
-    cut = [names.without_suffix(path) for path in paths]
+    cut = [names.without_suffix(urls.without_mark(path)) for path in paths]
     times = Counter(cut)
 
     def stem(path: bytes, cut: bytes) -> bytes:

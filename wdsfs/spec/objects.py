@@ -135,7 +135,7 @@ def paths_of(text: str) -> list[str]:
     # In the web "?" begins a query, and brackets are characters.
     if not (_GLOB.search(url.key) and (url.scheme not in WEB or "*" in url.key)):
         return [_path_of(url)]
-    matches = _kept(_matches(url))
+    matches = _keep(_matches(url))
     if not matches:
         literal = _path_of(url)
         if modes([literal])[literal] is not None:  # as for files: what is there is taken literally
@@ -184,8 +184,8 @@ def contents(prefix: str) -> dict[str, int | None]:
     Raises SpecError, ShardError.
     """
     url = shard_paths.url_of(os.fsencode(prefix))
-    found = [(shard, pin) for shard, pin in _listed(url).objects if _is_shard_name(shard.key[len(url.key) :])]
-    shards = sorted(_kept(found), key=os.fsencode)
+    objects = [(shard, pin) for shard, pin in _listed(url).objects if _is_shard_name(shard.key[len(url.key) :])]
+    shards = sorted(_keep(objects), key=os.fsencode)
     if not shards:
         raise NoMatch(f"{prefix!r} holds no shard, such as x.tar or x.tar.gz")
     return dict.fromkeys(shards, stat.S_IFREG)
@@ -231,11 +231,11 @@ def _listed(prefix: Url, *, deep: bool = False) -> Listing:
         listing = shard_paths.listed(prefix, deep=deep)
     except Unreachable as error:
         raise (error if prefix.scheme in WEB else not_listed(error)) from None
-    _kept(listed for listed in listing.objects if listed[0].key.endswith(INDEX_SUFFIX))  # found by the index
+    _keep(listed for listed in listing.objects if listed[0].key.endswith(INDEX_SUFFIX))  # found by the index
     return listing
 
 
-def _kept(objects: Iterable[tuple[Url, Pin]]) -> list[str]:
+def _keep(objects: Iterable[tuple[Url, Pin]]) -> list[str]:
     """Note the pins of these objects; return their paths."""
     return [os.fsdecode(shard_paths.keep(url, pin)) for url, pin in objects]
 
@@ -366,8 +366,8 @@ def _listed_among(parent: str, paths: Sequence[str]) -> set[str] | None:
     if url.scheme in WEB:
         return None
     try:
-        wanted = set(paths)
-        return set(_kept(listed for listed in _listed(url).objects if listed[0].shown in wanted))
+        known = set(paths)
+        return set(_keep(listed for listed in _listed(url).objects if listed[0].shown in known))
     except ShardError:  # a store may forbid listing, but not reading: each object is asked for
         return None
 
