@@ -18,6 +18,7 @@ import random
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import urllib.error
 import urllib.request
@@ -342,3 +343,15 @@ def nginx(directory: Path) -> Iterator[Server]:
     url = f"https://127.0.0.1:{port}"
     with process([program, "-p", directory, "-c", directory / "conf"], directory, lambda: listens(port)):
         yield Server(url, directory / "www", {"certificates": str(authority)})
+
+
+def certificate_of(directory: Path, *more: str) -> tuple[Path, ssl.SSLContext]:
+    """Make a certificate for 127.0.0.1 in this directory; returns its file and a server's context."""
+    openssl = need_server(shutil.which("openssl"), "openssl")
+    certificate, key = directory / "certificate.pem", directory / "key.pem"
+    made = f"req -x509 -newkey rsa:2048 -nodes -days 365 -keyout {key} -out {certificate} -subj /CN=127.0.0.1"
+    named = ["-addext", "subjectAltName=IP:127.0.0.1", *more]
+    subprocess.run([openssl, *made.split(), *named], check=True, capture_output=True, timeout=PATIENCE)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return certificate, context

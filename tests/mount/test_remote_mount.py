@@ -20,7 +20,9 @@ import pytest
 from tests import tars
 from tests.conftest import Mounted, Program, fails
 from tests.processes import PATIENCE, Process, wait_until
+from tests.servers import certificate_of
 from tests.web_server import Fault, WebServer
+from wdsfs.mount import daemon
 
 SAMPLES, SIZE = 30, 100_000
 SAMPLE = SIZE + 512 + 1024  # bytes of a sample with its second column, rounded up
@@ -61,6 +63,34 @@ def cold_mount(program: Program, web: WebServer, *options: str) -> Iterator[Moun
         web.requests.clear()
         web.sent = 0
         yield mounted
+
+
+def test_a_relative_path_in_an_option_is_that_of_the_command(program: Program) -> None:
+    """The processes of the mount, which are in another directory, open the file again and again."""
+    _, context = certificate_of(program.home)
+    with WebServer(context).running() as server:
+        server.put("/x-0.tar", shard(0))
+        with program.mounted("--store-option", "certificates=certificate.pem", f"{server.url}/x-0.tar") as mounted:
+            program.run("cache", "--clear")
+            assert (mounted.path / "x-0" / "003" / "jpg").read_bytes() == image(0, 3)
+
+
+def test_paths_in_the_environment_are_those_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in daemon.PATH_VARIABLES:
+        monkeypatch.setenv(name, "a/../b")
+    monkeypatch.setenv("HF_HOME", "~/hf")
+    monkeypatch.setenv("SSL_CERT_DIR", "certs:/etc/certs")
+    monkeypatch.setenv("WDSFS_INDEX_FILE", "a:b.wdsidx\nhttps://h/b.wdsidx")
+    monkeypatch.setenv("TMPDIR", "")
+    daemon._make_paths_absolute()
+    assert os.environ["AWS_CONFIG_FILE"] == os.environ["WDSFS_CACHE_DIR"] == f"{tmp_path}/b"
+    assert os.environ["HF_HOME"] == "~/hf"
+    assert os.environ["SSL_CERT_DIR"] == f"{tmp_path}/certs:/etc/certs"
+    assert os.environ["WDSFS_INDEX_FILE"] == f"{tmp_path}/a:b.wdsidx\nhttps://h/b.wdsidx"
+    assert os.environ["TMPDIR"] == ""
 
 
 def test_a_read_fetches_its_sample_in_one_request(program: Program, web: WebServer) -> None:

@@ -57,6 +57,33 @@ def test_the_longest_prefix_wins_option_by_option(home: Path) -> None:
     assert options_of(found, "hf://datasets/me/set2/x.tar") == {}
 
 
+def test_the_name_of_a_file_means_the_same_in_another_directory(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One on the command line is relative to the working directory, one in the configuration to that file."""
+    write(home, '[store."s3://"]\ncertificates = "ca.pem"\n[store."gs://"]\nservice_account = "~/key.json"\n')
+    monkeypatch.setenv("HOME", "/home/me")
+    (tmp_path / "a b").mkdir()
+    monkeypatch.chdir(tmp_path / "a b")
+    assert options_of(settings.load(), "s3://b/x.tar") == {"certificates": str(home / "ca.pem")}
+    assert options_of(settings.load(), "gs://b/x.tar") == {"service_account": "/home/me/key.json"}
+    arguments = ["s3://b:certificates=own.pem", "https://h/:certificates=../it's.pem", "anonymous=yes"]
+    monkeypatch.setenv("WDSFS_STORE_OPTIONS", settings.text_of_arguments(arguments))
+    monkeypatch.chdir("/")
+    given = Settings(settings.parse_arguments(settings.arguments_of_environment()))
+    assert options_of(given, "s3://b/x") == {
+        "certificates": str(tmp_path / "a b" / "own.pem"),
+        "anonymous": "true",
+    }
+    assert options_of(given, "https://h/x") == {"certificates": str(tmp_path / "it's.pem")}
+
+
+def test_words_of_the_environment_that_no_shell_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDSFS_STORE_OPTIONS", "certificates='ca.pem")
+    with pytest.raises(UsageError, match="WDSFS_STORE_OPTIONS"):
+        settings.arguments_of_environment()
+
+
 def test_an_argument_wins_over_the_file_and_counts_only_where_it_means_something(home: Path) -> None:
     write(home, FILE)
     found = settings.load(["region=r2", "s3://bucket:endpoint=http://h:9000/a=b", "https://h:8443/d:timeout=2.5"])

@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-import shutil
-import ssl
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import PATIENCE
 from tests.remote.apart import Apart
-from tests.servers import need_server
+from tests.servers import certificate_of
 from tests.web_server import BORN, Fault, Request, Served, WebServer, right_answer
 from wdsfs.errors import (
     DeniedObject,
@@ -429,20 +425,9 @@ def test_a_redirect_to_nowhere_of_a_web_server_has_no_region(
     assert "region" not in str(caught.value)
 
 
-def _certificate(directory: Path, *more: str) -> tuple[Path, ssl.SSLContext]:
-    openssl = need_server(shutil.which("openssl"), "openssl")
-    certificate, key = directory / "certificate.pem", directory / "key.pem"
-    made = f"req -x509 -newkey rsa:2048 -nodes -days 365 -keyout {key} -out {certificate} -subj /CN=127.0.0.1"
-    named = ["-addext", "subjectAltName=IP:127.0.0.1", *more]
-    subprocess.run([openssl, *made.split(), *named], check=True, capture_output=True, timeout=PATIENCE)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    return certificate, context
-
-
 def test_a_certificate_that_openssl_makes_is_taken_from_a_web_server(apart: Apart, tmp_path: Path) -> None:
     """By itself `openssl req -x509` makes one of an authority, which obstore does not take for a server."""
-    certificate, context = _certificate(tmp_path)
+    certificate, context = certificate_of(tmp_path)
     with WebServer(context).running() as server:
         server.put("/a.tar", CONTENT)
         address = f"{server.url}/a.tar"
@@ -463,7 +448,7 @@ def test_a_certificate_of_an_authority_is_refused_for_a_bucket_with_the_command_
     apart: Apart, tmp_path: Path
 ) -> None:
     """Which is then tried."""
-    certificate, context = _certificate(tmp_path)
+    certificate, context = certificate_of(tmp_path)
     with WebServer(context).running() as server:
         options = {"certificates": str(certificate), "endpoint": server.url, "anonymous": "true"}
         apart.configure(("s3://", options))
@@ -471,7 +456,7 @@ def test_a_certificate_of_an_authority_is_refused_for_a_bucket_with_the_command_
             apart.head("s3://bucket/a.tar")
         assert apart.waits() == []
     words = str(caught.value).partition("subjectAltName=DNS:HOST ")[2].split()
-    certificate, context = _certificate(tmp_path, *words)
+    certificate, context = certificate_of(tmp_path, *words)
     with WebServer(context).running() as server:
         server.put("/a.tar", CONTENT)
         apart.configure((server.url, {"certificates": str(certificate)}))
@@ -479,7 +464,7 @@ def test_a_certificate_of_an_authority_is_refused_for_a_bucket_with_the_command_
 
 
 def test_a_redirect_from_https_to_http_fails_at_once(apart: Apart, web: WebServer, tmp_path: Path) -> None:
-    certificate, context = _certificate(tmp_path, "-addext", "basicConstraints=critical,CA:FALSE")
+    certificate, context = certificate_of(tmp_path, "-addext", "basicConstraints=critical,CA:FALSE")
     web.put("/a.tar", CONTENT)
     with WebServer(context).running() as server:
         server.put("/a.tar", CONTENT).always = Fault(status=302, headers={"Location": f"{web.url}/a.tar"})

@@ -311,11 +311,22 @@ def _trust_text(value: str) -> str:
     return value
 
 
-def _store_options_text(values: tuple[str, ...]) -> str:
-    from wdsfs.remote.settings import parse_arguments
+class StoreOption(click.ParamType[str]):
+    """The type of an option of stores, of which the environment variable has several: words as in a shell."""
 
-    parse_arguments(values)  # so that a wrong one is an error now
-    return " ".join(values)
+    name = "text"
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        """Return the words of the variable. Raises UsageError."""
+        from wdsfs.remote.settings import arguments_of_environment
+
+        return arguments_of_environment()
+
+
+def _store_options_text(values: tuple[str, ...]) -> str:
+    from wdsfs.remote.settings import text_of_arguments
+
+    return text_of_arguments(values)  # so that a wrong one is an error now
 
 
 def _always(_: bool) -> str:
@@ -360,6 +371,7 @@ store_option = _exported(
     "--store-option",
     "WDSFS_STORE_OPTIONS",
     _store_options_text,
+    type=StoreOption(),
     metavar="[URL:]NAME=VALUE",
     multiple=True,
     help="How to reach a store, such as endpoint=http://minio:9000 or s3://bucket:anonymous=true; "

@@ -20,12 +20,25 @@ from wdsfs import host, trust
 from wdsfs.errors import WdsfsError
 from wdsfs.log_lines import TerminalFormatter
 from wdsfs.mount_registry import file_of
+from wdsfs.remote.urls import is_url
 
 log = logging.getLogger(__name__)
 
 LEFT, READY, GONE = b"-", b"+", b"."  # from the daemon to the process that waits for it
 Leave = Callable[[Path | None], None]
 LOOK_SECONDS = 0.2  # how often that process looks whether the daemon is still there
+# Variables that name files and directories, each with what separates several of them. Processes of a mount read
+# them later: those of stores, for example, are read by libraries in the fetcher, which may be started again.
+PATH_VARIABLES = {
+    **dict.fromkeys(("WDSFS_INDEX_DIR", "WDSFS_CACHE_DIR", "HOME", "TMPDIR", "SSL_CERT_FILE"), ""),
+    **dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE"), ""),
+    **dict.fromkeys(("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"), ""),
+    **dict.fromkeys(("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT"), ""),
+    **dict.fromkeys(("GOOGLE_SERVICE_ACCOUNT_PATH", "AZURE_FEDERATED_TOKEN_FILE"), ""),
+    **dict.fromkeys(("HF_HOME", "HF_TOKEN_PATH"), ""),
+    "SSL_CERT_DIR": os.pathsep,
+    "WDSFS_INDEX_FILE": "\n",
+}
 LOG_BYTES = 4 << 20  # a mount that finds a longer log starts a new one and keeps the old
 
 
@@ -143,14 +156,25 @@ def _leave_terminal(log_file: Path | None, sender: int) -> None:
     _report(sender, LEFT)
     log_to_file(log_file)
     os.setsid()
-    for name in ("WDSFS_INDEX_DIR", "WDSFS_CACHE_DIR"):  # workers take the place of unpacked shards from these
-        if os.environ.get(name):
-            os.environ[name] = os.path.abspath(os.environ[name])
+    _make_paths_absolute()
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     os.close(null)
+
+
+def _make_paths_absolute() -> None:
+    """Make the paths in the environment mean the same in another directory, for this process and its children."""
+    for name, separator in PATH_VARIABLES.items():
+        value = os.environ.get(name)
+        if value:
+            paths = value.split(separator) if separator else [value]
+            os.environ[name] = separator.join(map(_anchored, paths))
+
+
+def _anchored(path: str) -> str:
+    return path if not path or path.startswith("~") or is_url(path) else os.path.abspath(path)
 
 
 def notify_systemd(message: str) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -42,7 +43,7 @@ class Option(NamedTuple):
     """An option of the stores of these schemes."""
 
     schemes: frozenset[str]
-    kind: str = "text"  # or "number", "switch", "secret"
+    kind: str = "text"  # or "number", "switch", "secret", "file"
     variable: str = ""  # of the environment, which has a secret by convention
 
 
@@ -59,12 +60,12 @@ OPTIONS = {
     "account_name": Option(frozenset({"az"})),
     "account_key": Option(frozenset({"az"}), "secret", "AZURE_STORAGE_ACCOUNT_KEY"),
     "sas_token": Option(frozenset({"az"}), "secret", "AZURE_STORAGE_SAS_TOKEN"),
-    "service_account": Option(frozenset({"gs"})),  # a file
+    "service_account": Option(frozenset({"gs"}), "file"),
     "token": Option(WEB | {"gs", "az", "hf"}, "secret", "HF_TOKEN (hf://)"),
     "user": Option(WEB),
     "password": Option(WEB, "secret"),
     "part_size": Option(_S3 | {"az"}, "number"),  # bytes of the parts of an upload, and the most that goes in one
-    "certificates": Option(SCHEMES),  # a file of PEM, besides those that the system trusts
+    "certificates": Option(SCHEMES, "file"),  # of PEM, besides those that the system trusts
     "requests": Option(SCHEMES, "number"),  # at once, at most
     "timeout": Option(SCHEMES, "number"),  # seconds without a byte
     "total_time": Option(SCHEMES, "number"),  # seconds, over all attempts
@@ -126,6 +127,24 @@ def parse_arguments(arguments: Iterable[str]) -> list[tuple[str, dict[str, str]]
     return _sorted(map(_parse_argument, arguments))
 
 
+def arguments_of_environment() -> list[str]:
+    """Return the arguments in WDSFS_STORE_OPTIONS. Raises UsageError."""
+    try:
+        return shlex.split(os.environ.get("WDSFS_STORE_OPTIONS", ""))
+    except ValueError as error:
+        raise UsageError(f"WDSFS_STORE_OPTIONS: {error}") from None
+
+
+def text_of_arguments(arguments: Iterable[str]) -> str:
+    """Return arguments as WDSFS_STORE_OPTIONS has them, for processes in any directory. Raises UsageError."""
+    sections = map(_parse_argument, arguments)
+    return shlex.join(
+        f"{prefix}:{name}={value}" if prefix else f"{name}={value}"
+        for prefix, options in sections
+        for name, value in options.items()
+    )
+
+
 def default_file() -> Path:
     """Return where the configuration of this user lies."""
     return host.config_dir() / "config.toml"
@@ -149,7 +168,7 @@ def _parse_argument(argument: str) -> tuple[str, dict[str, str]]:
         raise UsageError("--store-option: write [PREFIX:]NAME=VALUE, such as s3://bucket:region=eu-west-1")
     prefix, name, value = match["prefix"] or "", match["name"], match["value"]
     where = f"--store-option {name}"
-    section = prefix, _checked({name: value}, prefix, where)
+    section = prefix, _checked({name: value}, prefix, where, "")
     if OPTIONS[name].kind == "secret":
         variable = OPTIONS[name].variable
         raise UsageError(
@@ -173,7 +192,10 @@ def _from_file(path: Path) -> list[tuple[str, dict[str, str]]]:
         raise UsageError(f"{path}: is not TOML: {error}") from None
     if not isinstance(tables, dict) or not all(isinstance(options, dict) for options in tables.values()):
         raise UsageError(f'{path}: write a table for each place, such as [store."s3://bucket"]')
-    sections = [(prefix, _checked(options, prefix, f"{path}: {prefix}")) for prefix, options in tables.items()]
+    directory = os.path.dirname(os.path.abspath(path))
+    sections = [
+        (prefix, _checked(options, prefix, f"{path}: {prefix}", directory)) for prefix, options in tables.items()
+    ]
     secrets = {name for _, options in sections for name in options if OPTIONS[name].kind == "secret"}
     if secrets and mode & (stat.S_IRGRP | stat.S_IROTH):
         raise UsageError(
@@ -193,8 +215,8 @@ def _read(path: Path) -> tuple[str, int]:
         return file.read().decode("utf-8", "replace"), mode
 
 
-def _checked(options: Mapping[str, Any], prefix: str, where: str) -> dict[str, str]:
-    """Return options as texts. Raises UsageError, with no value in it."""
+def _checked(options: Mapping[str, Any], prefix: str, where: str, directory: str) -> dict[str, str]:
+    """Return options as texts; relative paths are below `directory`. Raises UsageError, with no value in it."""
     if prefix and not _PREFIX.fullmatch(prefix):
         raise UsageError(
             f"{where}: a prefix is the start of a URL, such as s3:// or https://host/, without secrets"
@@ -205,14 +227,18 @@ def _checked(options: Mapping[str, Any], prefix: str, where: str) -> dict[str, s
         known = [option_name for option_name, option in OPTIONS.items() if not scheme or scheme in option.schemes]
         if name not in known:
             raise UsageError(f"{where}: there is no option {name}; the options are {', '.join(known)}")
-        checked[name] = _text(OPTIONS[name].kind, value, f"{where}: {name}")
+        checked[name] = _text(OPTIONS[name].kind, value, f"{where}: {name}", directory)
     return checked
 
 
-def _text(kind: str, value: object, where: str) -> str:
+def _text(kind: str, value: object, where: str, directory: str) -> str:
     text = str(value).lower() if isinstance(value, bool) else str(value)
     if kind == "switch" and text not in _SWITCH:
         raise UsageError(f"{where}: write true or false")
     if kind == "number" and not (re.fullmatch(r"\d+(\.\d+)?", text) and float(text) > 0):
         raise UsageError(f"{where}: write a number greater than 0")
+    if kind == "file":
+        # Semantics decision: absolute from here on, for a daemon opens it in another directory. A relative path in
+        # the configuration is below the directory of that file, as commands are typed in any directory.
+        return os.path.abspath(os.path.join(directory, os.path.expanduser(text)))
     return _SWITCH[text] if kind == "switch" else text

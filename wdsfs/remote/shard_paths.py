@@ -6,7 +6,7 @@ the file, or a `RemoteTar`. A file may be changed while it is open, which its fi
 
 This module holds the connection of the processes to the fetcher, and the secrets of the URLs that were typed: all
 rooms above pass paths. Options are in the environment, because all processes of a mount or a command have to
-agree: `WDSFS_STORE_OPTIONS` (separated by spaces), `WDSFS_FETCH_MEMORY`.
+agree: `WDSFS_STORE_OPTIONS` (words as in a shell), `WDSFS_FETCH_MEMORY`.
 
 The rest of the room is imported late: loading it takes as long as the rest of a small command, and most sets have
 no URL.
@@ -102,7 +102,7 @@ def _connect(device: int | None, log_file: Path | None) -> Remote:
     from wdsfs.remote.client import Remote
     from wdsfs.remote.launcher import MEMORY
 
-    cache, sections = _cache(), settings.load(os.environ.get("WDSFS_STORE_OPTIONS", "").split()).sections
+    cache, sections = _cache(), settings.load(settings.arguments_of_environment()).sections
     memory = parse_size(os.environ.get("WDSFS_FETCH_MEMORY", str(MEMORY)))
     place = cache.directory, cache.limit
     return Remote(sections, place, cache, memory=memory, device=device, log=log_file)
