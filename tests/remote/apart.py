@@ -46,6 +46,11 @@ class Apart:
     def listing(self, prefix: Url | str, *, deep: bool = True) -> Listing:
         return Listing(*self._ask("list", _url(prefix), deep))
 
+    def upload(self, url: Url | str, file: Path) -> Pin:
+        pin = self._ask("upload", _url(url), str(file), None)
+        assert isinstance(pin, Pin)
+        return pin
+
     def pages(self, prefix: Url, *, deep: bool) -> Listing:
         """The listing that is made where obstore refuses a name."""
         return Listing(*self._ask("_list_by_pages", prefix, deep))

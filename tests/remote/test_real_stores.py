@@ -135,7 +135,8 @@ def test_new_keys_in_the_files_of_the_aws_tools_are_found(
     """Tools for single sign-on write new ones each hour."""
     put, _ = servers.writing(seaweedfs, "s3")
     put("keys.tar", CONTENT)
-    url, file = f"s3://{BUCKET}/keys.tar", tmp_path / "credentials"
+    url, new, file = f"s3://{BUCKET}/keys.tar", f"s3://{BUCKET}/new-keys.tar", tmp_path / "credentials"
+    (tmp_path / "content").write_bytes(OTHER)
     text = "[default]\naws_access_key_id = {}\naws_secret_access_key = {}\n"
     place = {
         "AWS_ENDPOINT_URL": seaweedfs.url,
@@ -146,11 +147,14 @@ def test_new_keys_in_the_files_of_the_aws_tools_are_found(
         file.write_text(text.format("old", "old"))
         with pytest.raises(DeniedObject):
             apart.head(url)
+        with pytest.raises(DeniedObject):
+            apart.upload(new, tmp_path / "content")
         file.write_text(text.format(servers.KEY, SECRET))
         with pytest.raises(DeniedObject):
             apart.head(url)
         apart.later(61)
         assert apart.head(url).size == len(CONTENT)
+        assert apart.upload(new, tmp_path / "content").size == len(OTHER)
 
 
 def test_a_signed_url_of_s3(apart: Apart, seaweedfs: Server) -> None:

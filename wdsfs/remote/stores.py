@@ -706,13 +706,17 @@ class Stores:
         raise Unreachable(f"{url}: the options of this store, or its variables in the environment, cannot be used")
 
     def _outdated(self, url: Url) -> bool:
-        """Drop a client that was made a while ago, since credentials may have changed; return True if it was."""
-        place = self._route(url).place
-        _, made = self._clients.get(place, (None, self._clock.now()))
-        outdated = self._clock.now() - made > _RENEW
-        if outdated:
-            del self._clients[place]
-        return outdated
+        """Drop clients that were made a while ago, since credentials may have changed; return True if one was.
+
+        A place has one for reading, and one for each size of uploads.
+        """
+        place, latest = self._route(url).place, self._clock.now() - _RENEW
+        outdated = [
+            key for key, (_, made) in self._clients.items() if key[-len(place) :] == place and made < latest
+        ]
+        for key in outdated:
+            del self._clients[key]
+        return bool(outdated)
 
     async def _look(self, url: Url, attempt: Callable[[], Awaitable[Result]]) -> Result:
         """Repeat a request for metadata as `_again`; cached objects do not depend on these requests.
