@@ -54,6 +54,10 @@ CONTENTS: dict[str, tuple[bytes, list[tuple[str, int, str]]]] = {
     ),
     "twice": (tar(*map(member, [b"a.x", b"a.y", b"a.x"])), [("duplicate extension", 2 * BLOCK, "a.x")]),
     "letter case": (tar(*map(member, [b"a.x", b"a.y", b"a.X"])), [("duplicate extension", 2 * BLOCK, "a.X")]),
+    "other letters": (
+        tar(*map(member, ["a.é".encode(), "a.É".encode()])),
+        [("duplicate extension", BLOCK, "a.É")],
+    ),
     "cut in the first header": (TWO[:100], [("not a tar", 0, "")]),
     "cut at the end of its digits": (TWO[:300], [("truncated", 0, "")]),
     "cut in a header": (TWO[: 3 * BLOCK + 100], [("truncated", 3 * BLOCK, "")]),

@@ -155,6 +155,11 @@ def test_letter_case(tmp_path: Path) -> None:
         (b"d/b", [(b"Png", b"BB")]),
     ]
     assert one_shard(tmp_path, AB, ignore_case=True)[0] == (b"c", [(b"jpg", b"C"), (b"txt", b"c")])
+    accented: list[Sample] = [(b"k", [("É".encode(), b"E")])]
+    assert one_shard(tmp_path, accented, ignore_case=True) == [(b"k", [("é".encode(), b"E")])]
+    assert one_shard(tmp_path, accented, columns=columns_of(["é"]), ignore_case=True) == [
+        (b"k", [("é".encode(), b"E")])
+    ]
 
 
 def test_what_is_missing_is_named_with_the_way_out(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from wdsfs.errors import ViewError, and_others, several
 from wdsfs.index.record import LINK, STRAY, Record
+from wdsfs.names import lower_case
 from wdsfs.shards import Fingerprint, Shard
 from wdsfs.tar import streams
 from wdsfs.tar.problems import Problem
@@ -152,7 +153,7 @@ class Draft:
     def same(self) -> NDArray[np.int64]:
         """Return for each extension the number of the first equal one, with --ignore-case in any letter case."""
         first: dict[bytes, int] = {}
-        fold = bytes.lower if self.options.ignore_case else bytes
+        fold = lower_case if self.options.ignore_case else bytes
         return np.array(
             [first.setdefault(fold(extension), at) for at, extension in enumerate(self.extensions)], np.int64
         )
@@ -185,11 +186,11 @@ class Draft:
 
     def matching(self, extension: bytes) -> list[int]:
         """Return the numbers of the extensions that match this one; with --ignore-case letter case is ignored."""
-        folded = extension.lower()
+        folded = lower_case(extension)
         return [
             number
             for number, text in enumerate(self.extensions)
-            if text == extension or (self.options.ignore_case and text.lower() == folded)
+            if text == extension or (self.options.ignore_case and lower_case(text) == folded)
         ]
 
     def rename(self, renamed: dict[int, bytes]) -> None:

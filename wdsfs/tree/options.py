@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdsfs.errors import UsageError
 from wdsfs.host import default_jobs
-from wdsfs.names import PLAIN, Reading
+from wdsfs.names import PLAIN, Reading, lower_case
 from wdsfs.spec import objects
 from wdsfs.tar import streams
 from wdsfs.tree import json_fields
@@ -44,7 +44,7 @@ OF_CLASSES = ("class_from", "class_names", "class_digits")
 _MANY = ("columns", "field", "join", "associate")
 _FLAGS = ("ignore_case", "decode_members")
 _POLICIES = ("missing", "duplicates")
-FORMAT = 4  # of derived records: goes up when the same options give another result, not for a new option
+FORMAT = 5  # of derived records: goes up when the same options give another result, not for a new option
 ERROR, SKIP, EMPTY = "error", "skip", "empty"
 NAME_MAX = 200  # bytes of the name of a column
 # Semantics decision: white space around a class is that of ASCII, in texts as in bytes; the rest is its name.
@@ -287,7 +287,7 @@ class Composition:
         return {extension for column in self.columns for extension in column.alternatives}
 
     def _is_among(self, extension: bytes, named: set[bytes]) -> bool:
-        return extension in named or (self.ignore_case and extension.lower() in {name.lower() for name in named})
+        return extension in named or (self.ignore_case and lower_case(extension) in set(map(lower_case, named)))
 
     def digest(self, left_out: frozenset[bytes], name: bytes, companions: bytes) -> bytes:
         """Return 16 bytes that differ for options that show a shard in another way.

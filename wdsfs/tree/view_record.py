@@ -88,7 +88,7 @@ def _compose(draft: Draft, fingerprint: Fingerprint) -> bytes:
         select(draft)
     elif options.ignore_case:
         # Semantics decision: in lower case, as the webdataset library reads them.
-        draft.rename({number: text.lower() for number, text in enumerate(draft.extensions)})
+        draft.rename({number: names.lower_case(text) for number, text in enumerate(draft.extensions)})
     if options.classes:
         classes.into_classes(draft)
     draft.keep(np.bincount(draft.rows.entry, minlength=len(draft.paths)) > 0)
@@ -506,7 +506,7 @@ def _columns_hint(draft: Draft, alternatives: tuple[bytes, ...]) -> str:
             return f"{hint}; for several columns write {options}"
         if typed.lstrip(b".*") in there:
             return f"{hint}; write --columns {text_of(typed.lstrip(b'.*'))}"
-        if any(typed.lower() == other.lower() for other in there):
+        if any(names.lower_case(typed) == names.lower_case(other) for other in there):
             return f"{hint}; --ignore-case matches any letter case"
     return hint
 
@@ -519,10 +519,10 @@ def _typed(draft: Draft, alternatives: tuple[bytes, ...]) -> dict[int, tuple[int
             (draft.numbers[extension], rank) for extension, rank in ranks.items() if extension in draft.numbers
         ]
         return {number: (rank, number) for number, rank in there}
-    lowered = {extension.lower(): extension for extension in reversed(alternatives)}
+    lowered = {names.lower_case(extension): extension for extension in reversed(alternatives)}
     typed = {}
     for number, extension in enumerate(list(draft.extensions)):
-        name = extension if extension in ranks else lowered.get(extension.lower())
+        name = extension if extension in ranks else lowered.get(names.lower_case(extension))
         if name is not None:
             typed[number] = ranks[name], draft.number_of(name)
     return typed

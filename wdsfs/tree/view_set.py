@@ -342,10 +342,9 @@ class ViewSet(ShardSet):
             with suppress(ShardError, NotIndexed):
                 record = self.record(number)
                 samples += record.samples
-                there = {
-                    extension.lower() for extension in record.extension_name.of(range(len(record.extension_name)))
-                }
-                fields = [field for field in fields if field.name.lower() not in there]
+                extensions = record.extension_name.of(range(len(record.extension_name)))
+                there = set(map(names.lower_case, extensions))
+                fields = [field for field in fields if names.lower_case(field.name) not in there]
         return fields if samples else []
 
     def _store(self, pending: list[tuple[bytes, bytes]]) -> None:
