@@ -324,17 +324,17 @@ class ShardWriter:
     def content(self, output: Output) -> Iterator[tuple[int, bytes]]:
         """Yield the bytes of a shard in chunks, with their places."""
         at = 0
-        for part in self._parts(output):
-            for data in self._range(part) if isinstance(part, CopiedRange) else (part,):
-                yield at, data
-                at += len(data)
+        with self._sources() as source:
+            for part in self._parts(output):
+                for data in self._range(source(part.shard), part) if isinstance(part, CopiedRange) else (part,):
+                    yield at, data
+                    at += len(data)
 
-    def _range(self, piece: CopiedRange) -> Iterator[bytes]:
-        with self._source(piece.shard) as source:
-            for start in range(piece.start, piece.end, CHUNK):
-                with named(self.sources[piece.shard].path):
-                    data = pread(source, min(CHUNK, piece.end - start), start)
-                yield data
+    def _range(self, source: TarBytes, piece: CopiedRange) -> Iterator[bytes]:
+        for start in range(piece.start, piece.end, CHUNK):
+            with named(self.sources[piece.shard].path):
+                data = pread(source, min(CHUNK, piece.end - start), start)
+            yield data
 
 
 def _with_headers(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, bytes]]:
