@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ from tests import tars
 from tests.cli.test_main import program  # noqa: F401  # a fixture
 from tests.conftest import Program
 from tests.kernel.mounts import told
-from tests.packing.overlays import EDITS, FIRST, SECOND, Killed, Set, bare, half_way, keys
+from tests.packing.overlays import EDITS, FIRST, SECOND, Killed, Set, bare, half_way, keys, numbered
 from tests.processes import PATIENCE, Process, wait_until
 from tests.uppers import OPAQUE, WHITEOUT, write_upper
 from tests.writables import shard
 from wdsfs.cli import main
 from wdsfs.names import Reading
 from wdsfs.storage.durable import Disk
+from wdsfs.tar import headers
 from wdsfs.tree.tree import View
 
 
@@ -301,6 +303,49 @@ def test_another_shard_of_the_same_size_in_their_place(program: Program, here: S
     (program.home / "new/s0.tar").write_bytes(source.ljust(len(written), b"\0"))
     assert (program.home / "new/s0.tar").stat().st_size == len(written)
     again(program, "{new/s0,s1}.tar", 0)
+
+
+LARGE = tars.tar(headers.encode(b"a.bin", 200_192, 5) + bytes(200_189) + b"old", tars.member(b"b.txt", b"b"))
+ALIKE: dict[str, tuple[bytes, bytes, dict[str, Any], tuple[str, ...]]] = {  # two shards, edits, options
+    "one is a sample shorter": (numbered(3), numbered(2, 50), {"s0": {"002": WHITEOUT}}, ()),
+    "one is that without a sample": (numbered(3), numbered(2), {"s0": {"002": WHITEOUT}}, ()),
+    "one has no samples": (numbered(1), tars.tar(), {"s0": {"000": WHITEOUT}}, ()),
+    "one comes out as it was": (numbered(2), numbered(2, 50), {"s1": {"050": {"txt": b"0"}}}, ("--maxcount", "2")),
+    "the changed one is as long": (LARGE, numbered(2), {"s0": {"a": {"bin": bytes(200_189) + b"new"}}}, ()),
+}
+
+
+def restamp(home: Path) -> None:
+    """Give the sources other fingerprints: the same files with another ctime."""
+    for source in home.glob("s?.tar"):
+        os.chmod(source, 0o600)
+
+
+@pytest.mark.parametrize("alike", ALIKE)
+def test_a_source_does_not_pass_for_what_was_written(alike: str, program: Program) -> None:  # noqa: F811
+    first, second, edits, arguments = ALIKE[alike]
+    Set(program.home, first, second).edit(edits)
+    for changed in (program.home / "o/upper").rglob("bin"):
+        os.utime(changed, (5, 5))
+    program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", *arguments, SHARDS)
+    again(program, SHARDS, 0)
+    if alike != "one is that without a sample":  # nothing but its times tells it from the one written
+        restamp(program.home)
+        again(program, SHARDS, 0)
+    assert all("written by a commit of the overlay" in error for error in again(program, "new/s{0..1}.tar", 8))
+
+
+def test_notes_of_zeros_of_an_earlier_version(program: Program) -> None:  # noqa: F811
+    """Its samples began at the change: behind a last sample that was removed there are zeros only."""
+    here = Set(program.home, numbered(3), numbered(2, 50)).edit({"s0": {"002": WHITEOUT}})
+    program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
+    notes = json.loads(here.place.outputs.read_text())
+    [note] = notes["shards"]
+    note["sample"] = [2048, zlib.crc32(bytes(note["size"] - 2048))]
+    here.place.outputs.write_text(json.dumps(notes))
+    restamp(program.home)
+    again(program, SHARDS, 0)
+    assert all("new/s0.tar was written by a commit" in error for error in again(program, "new/s{0..1}.tar", 8))
 
 
 def test_an_overlay_whose_changes_were_restored_is_used_over_what_was_written(

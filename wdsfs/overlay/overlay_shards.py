@@ -6,11 +6,13 @@ that outputs.json names: these have its changes already, which would be made a s
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
 import zlib
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -30,7 +32,7 @@ from wdsfs.tree.tree import View
 log = logging.getLogger(__name__)
 
 OUTPUTS = Format("a list of outputs", (2,), "use the wdsfs that wrote it; nothing was changed")  # outputs.json
-SAMPLE_BYTES = 64 << 10  # of a written shard, by which it is recognised
+SAMPLE_BYTES = 64 << 10  # of a written shard, by which it is recognised; half of them before the first change
 NAMED_MAX = 5  # changed shards that a warning names
 
 
@@ -45,11 +47,12 @@ def check_set(place: OverlayDirectory, shards: Sequence[Shard], view: View) -> O
     not belong to these shards.
     """
     is_halfway = unfinished(place)
-    if not is_halfway:
-        refuse_outputs(place, [shard.path for shard in shards])
     seen = tuple(_seen(shard) for shard in shards)
     settings = OverlaySettings(view.layout, view.names, view.merged, seen, shards[0].reading if shards else PLAIN)
     before = read_settings(place)
+    if not is_halfway:
+        untouched = frozenset(() if before is None else (shard.fingerprint for shard in before.shards))
+        refuse_outputs(place, [shard.path for shard in seen if shard.fingerprint not in untouched])
     if before is not None:
         check_view(place, before, settings)
         changed = _changed(place, before, settings)
@@ -108,9 +111,8 @@ def _changed(place: OverlayDirectory, before: OverlaySettings, now: OverlaySetti
 class Written(NamedTuple):
     """A shard that a commit to elsewhere wrote from the changes of an overlay, and the --output that named it.
 
-    `sample`: the byte from which on it differs from its source, and the CRC-32 of the bytes there (`sample_of`);
-    None while the commit is at work. An object in a store has an ETag instead, and its path is its URL. Sizes are
-    in bytes.
+    `sample` is that of `distinct_sample`; None while the commit is at work, and where there is none. An object in
+    a store has an ETag instead, and its path is its URL. Sizes are in bytes.
     """
 
     path: bytes
@@ -120,10 +122,38 @@ class Written(NamedTuple):
     etag: str = ""
 
 
-def sample_of(path: bytes, offset: int) -> tuple[int, int]:
-    """Return the offset (bytes) and the CRC-32 of the bytes of a file from there on. Raises OSErrors."""
+def distinct_sample(path: bytes, change: int, sources: Iterable[bytes]) -> tuple[int, int] | None:
+    """Return a sample of a written shard that no source of its size has: its offset (bytes), and its CRC-32.
+
+    `change` is the first byte that may differ from a source; the sample begins before it, since there are only
+    zeros after the last sample of a shard. None if the shard equals a source. Raises OSErrors.
+    """
+    size = os.path.getsize(path)
+    rivals = [
+        source
+        for source in sources
+        if not is_remote(source) and os.path.exists(source) and os.path.getsize(source) == size
+    ]
+    differences = (_first_difference(path, rival) for rival in rivals)
+    for offset in itertools.chain([max(change - SAMPLE_BYTES // 2, 0)], differences):
+        checksum = _checksum(path, offset)
+        if all(_checksum(rival, offset) != checksum for rival in rivals):
+            return offset, checksum
+    return None
+
+
+def _first_difference(path: bytes, other: bytes) -> int:
+    """Return the offset of a sample in which two files of one size differ, or their size."""
+    with open(path, "rb") as file, open(other, "rb") as another:
+        at = 0
+        while (piece := file.read(SAMPLE_BYTES)) and piece == another.read(SAMPLE_BYTES):
+            at += len(piece)
+    return at
+
+
+def _checksum(path: bytes, offset: int) -> int:
     with open(path, "rb") as file:
-        return offset, zlib.crc32(os.pread(file.fileno(), SAMPLE_BYTES, offset))
+        return zlib.crc32(os.pread(file.fileno(), SAMPLE_BYTES, offset))
 
 
 def read_outputs(place: OverlayDirectory) -> list[Written]:
@@ -165,14 +195,16 @@ def refuse_outputs(place: OverlayDirectory, shards: Sequence[bytes]) -> None:
     """Refuse (OverlayUnusable) to use the overlay over shards (paths) that were written from it.
 
     A file is recognised by its size and a sample, also if it was moved or copied; an object by size and ETag.
+    Semantics decision: a file without a sample of its own (it equals its source, or has no samples) is recognised
+    at its path only: an untouched shard must never lock the overlay out of its own set.
 
     An overlay without changes may be used over its outputs. From then on it is an overlay of these shards, so its
     outputs.json is removed. Raises OSErrors of the upper, too.
     """
-    written = read_outputs(place)
-    if not written:
-        return
-    again = [os.fsdecode(shard) for shard in shards if any(_is_written(shard, output) for output in written)]
+    written: defaultdict[int, list[Written]] = defaultdict(list)
+    for output in read_outputs(place):
+        written[output.size].append(output)
+    again = [os.fsdecode(shard) for shard in shards if written and _is_written(shard, written)]
     if again and not _has_changes(place):
         place.outputs.unlink(missing_ok=True)
     elif again:
@@ -184,23 +216,34 @@ def refuse_outputs(place: OverlayDirectory, shards: Sequence[bytes]) -> None:
         )
 
 
-def _is_written(shard: bytes, output: Written) -> bool:
-    """Return True if a shard (path) is this output; False if it cannot be read: its use will report that."""
-    if is_remote(shard) != is_remote(output.path):
-        return False
+def _is_written(shard: bytes, written: Mapping[int, Sequence[Written]]) -> bool:
+    """Return True if a shard (path) is one of these outputs, by their sizes.
+
+    False if it cannot be read: its use will report that.
+    """
     try:
         if is_remote(shard):
             pin = shard_paths.pin_of(shard)
             # An ETag that is a sum of the content is also that of a copy.
-            is_same = output.etag == pin.etag if output.etag else output.path == shard
-            return is_same and output.size == pin.size
+            return any(
+                output.etag == pin.etag if output.etag else output.path == shard
+                for output in written.get(pin.size, ())
+                if is_remote(output.path)
+            )
         path = os.path.realpath(shard)
-        if os.stat(path).st_size != output.size:
-            return False
-        # Sizes of tars are often the same: another shard may have come into its place.
-        return sample_of(path, output.sample[0]) == output.sample if output.sample else output.path == path
-    except (OSError, ShardError):
+        outputs = [output for output in written.get(os.path.getsize(path), ()) if not is_remote(output.path)]
+        return any(_is_output(path, output) for output in outputs)
+    except (OSError, OverflowError, ShardError):  # OverflowError: an offset that no file has
         return False
+
+
+def _is_output(path: bytes, output: Written) -> bool:
+    if output.sample is None:
+        return output.path == path
+    # Sizes of tars are often the same: another shard may have come into its place.
+    offset, checksum = output.sample
+    blank = zlib.crc32(bytes(max(min(SAMPLE_BYTES, output.size - offset), 0)))
+    return _checksum(path, offset) == checksum and (checksum != blank or output.path == path)
 
 
 def _has_changes(place: OverlayDirectory) -> bool:

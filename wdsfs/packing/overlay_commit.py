@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from wdsfs.errors import CommitError
 from wdsfs.overlay.overlay_directory import OverlayDirectory, unfinished
-from wdsfs.overlay.overlay_shards import Written, add_outputs, sample_of
+from wdsfs.overlay.overlay_shards import Written, add_outputs, distinct_sample
 from wdsfs.packing.diff import Changes, changes_of
 from wdsfs.packing.overlay_source import CommitOptions, Planner
 from wdsfs.packing.plan import Step, canonical, refuse_below
@@ -105,7 +105,8 @@ class OverlayCommit:
                 if is_remote(path):
                     written.append(Written(path, length, pattern, etag=pin_of(path).etag if done else ""))
                 else:
-                    sample = sample_of(path, step.output.first_change) if done else None
+                    sources = [self.plan.sources[number].path for number in step.output.sources]
+                    sample = distinct_sample(path, step.output.first_change, sources) if done else None
                     written.append(Written(path, length, pattern, sample))
         try:
             if written:
