@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,42 @@ def test_in_place_through_a_symbolic_link(tmp_path: Path) -> None:
     assert here.shards[0].is_symlink()
     assert (tmp_path / "real/data").read_bytes() == first
     assert os.listdir(tmp_path / "real") == ["data"]
+
+
+DIGEST = "0123456789abcdef" * 4
+KEY = f"SHA256E-s10240--{DIGEST}.tar"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        f"blobs/{DIGEST}",  # the cache of the Hugging Face hub
+        f"blobs/{DIGEST[:40]}",
+        f".dvc/cache/files/md5/{DIGEST[:2]}/{DIGEST[2:32]}",
+        f".git/annex/objects/f7/W3/{KEY}/{KEY}",
+        ".git/annex/objects/f7/W3/WORM-s9-m9--s0.tar/WORM-s9-m9--s0.tar",
+    ],
+)
+def test_in_place_through_a_link_into_a_store_that_others_share(place: str, tmp_path: Path) -> None:
+    here = Set(tmp_path, FIRST, SECOND).edit(EDITS)
+    stored = tmp_path / place
+    stored.parent.mkdir(parents=True)
+    here.shards[0].rename(stored)
+    here.shards[0].symlink_to(place)
+    with pytest.raises(CommitError, match=r"s0\.tar is a link to .*--output.*cp --remove-destination"):
+        here.commit(in_place=True)
+    assert stored.read_bytes() == FIRST
+    subprocess.run(["cp", "--remove-destination", stored, here.shards[0]], check=True)
+    first, _ = here.commit(in_place=True)
+    assert (stored.read_bytes(), here.shards[0].read_bytes()) == (FIRST, first)
+
+
+def test_in_place_the_other_names_of_a_shard_keep_it(tmp_path: Path) -> None:
+    """As in a copy by `cp -al`, or in a cache that makes hard links."""
+    here = Set(tmp_path, FIRST, SECOND).edit(EDITS)
+    (tmp_path / "backup").hardlink_to(here.shards[0])
+    first, _ = here.commit(in_place=True)
+    assert ((tmp_path / "backup").read_bytes(), here.shards[0].read_bytes()) == (FIRST, first)
 
 
 def test_in_place_two_links_to_one_shard(tmp_path: Path) -> None:

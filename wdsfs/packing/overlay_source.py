@@ -408,6 +408,7 @@ class Planner:
                 continue
             self._refuse_compressed_in_place(number, "replaced")
             plan.refuse_foreign_link(self.lower.shards[number].path)
+            plan.refuse_shared_content(self.lower.shards[number].path)
             step = self._rewritten(number)
             step.output.target = plan.canonical(self.lower.shards[number].path)
             self.plan.steps.append(step)

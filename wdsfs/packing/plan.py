@@ -438,6 +438,10 @@ def refuse_below(plan: Plan, directory: str, what: str) -> None:
             raise UsageError(text)
 
 
+# An object of git-annex; a name with a hash of 128 bits or more, whose first two digits may be a directory (DVC).
+_BY_CONTENT = re.compile(rb"/annex/objects/|[0-9a-f]{2}/?[0-9a-f]{30}[^/]*\Z")
+
+
 def refuse_foreign_link(path: bytes) -> None:
     """Raise CommitError for a shard that is reached by a link that other users can have made or changed.
 
@@ -450,3 +454,20 @@ def refuse_foreign_link(path: bytes) -> None:
         f"{os.fsdecode(path)} is not replaced: a link leads from there to {os.fsdecode(place)}, and others can "
         "have made it; if it is right, name that file instead, or those who made the link with --trust"
     )
+
+
+def refuse_shared_content(path: bytes) -> None:
+    """Raise CommitError for a link to a file that is named by its content, and that others share for that.
+
+    Semantics decision: such a file is never replaced, for other revisions show it, and every later download takes
+    it for the original. Nor is the link: the tool that made it would take the new shard for the old content. A
+    hard link needs no refusal: the other names of the file keep it.
+    """
+    place = canonical(path)
+    if os.path.basename(place) != os.path.basename(path) and _BY_CONTENT.search(place):
+        link = shlex.quote(os.fsdecode(path))
+        raise CommitError(
+            f"{os.fsdecode(path)} is a link to {os.fsdecode(place)}, a file that is named by its content and that "
+            "other revisions share, so it is not replaced: name new shards by --output, without --in-place, or "
+            f'make it a file of its own first: cp --remove-destination "$(realpath {link})" {link}'
+        )
