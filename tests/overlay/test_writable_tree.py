@@ -69,6 +69,16 @@ def test_a_copy_keeps_number_time_and_mode(mount: Mount) -> None:
     assert mount.look(b"s0/a/x")[:5] == before[:5]
 
 
+@pytest.mark.parametrize(("change", "is_written"), [(-1, True), (1, True), (0, False)])
+def test_a_file_that_is_cut_or_grown_before_its_first_write_has_a_new_time(
+    change: int, is_written: bool, mount: Mount
+) -> None:
+    """As truncate(2) of another file system: the kernel passes no time along."""
+    before = mount.look(b"s0/a/x")
+    mount.change(b"s0/a/x", size=before.size + change)
+    assert (mount.look(b"s0/a/x").mtime_ns > before.mtime_ns) == is_written
+
+
 def test_a_changed_directory_has_one_link(mount: Mount) -> None:
     """Its subdirectories are not counted: programs take 1 for "not known"."""
     before = {path: mount.look(path).links for path in (b"s0", b"s1")}

@@ -91,6 +91,8 @@ class CopyUp:
         parent, name = (self.directory(shown[0][0]), shown[0][1]) if shown else (None, b"%x" % inode)
         where = self.upper.orphans.top if parent is None else parent
         attributes = self._attributes(original)
+        if size not in (None, original.size):
+            attributes = attributes._replace(times=(original.mtime_ns, None))  # its content changes
         if stat.S_ISLNK(original.mode):
             # A symbolic link cannot have the attribute that keeps its number: the next worker gives it another
             # one.

@@ -107,11 +107,14 @@ class SystemCalls:
 
 
 class Attributes(NamedTuple):
-    """The attributes of a new node. `owner`: uid and gid, or None for those of this process; times in ns."""
+    """The attributes of a new node. `owner`: uid and gid, or None for those of this process.
+
+    `times` of access and modification are in ns; without the second a file keeps the time of its last write.
+    """
 
     mode: int
     owner: tuple[int, int] | None = None
-    times: tuple[int, int] | None = None
+    times: tuple[int, int | None] | None = None
 
 
 class UpperFiles:
@@ -343,7 +346,9 @@ class UpperFiles:
                 node.mode = attributes.mode
             self.calls.chmod(name, mode, directory)
         if attributes.times is not None:
-            self.calls.utime(name, attributes.times, directory)
+            atime_ns, mtime_ns = attributes.times
+            mtime_ns = os.fstat(fd).st_mtime_ns if mtime_ns is None else mtime_ns
+            self.calls.utime(name, (atime_ns, mtime_ns), directory)
 
     def _inherited(self, parent: UpperNode, kind: int, attributes: Attributes) -> Attributes:
         """Return the attributes with those that a directory with setgid passes on to new nodes in it."""
