@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 import shlex
+import subprocess
 
 import pytest
 
@@ -54,6 +55,24 @@ def test_changed_and_removed_samples(program: Program) -> None:
         assert viewer.ask("/file/t-000001/b/cls").body == b"1"  # as the shard has it
         assert _cards(viewer.ask("/").text) == [f"{A} changed", *IN_SHARDS[1:3], "t-000001/b removed"]
         assert _cards(viewer.ask("/?column=cls&value=7").text) == [f"{A} changed"]
+
+
+@BOTH_ENGINES
+def test_the_extracting_command_gives_what_the_page_shows(program: Program) -> None:
+    """Also of a file that is changed, new or removed."""
+    shown = {"t-000000/a/cls": b"7", "t-000000/a/txt": b"new", "t-000000/b/cls": b"0", "t-000001/b/cls": b"1"}
+    with program.mounted("-q", "--overlay", "edits", SET) as mounted, viewing(program, mounted.path) as viewer:
+        (mounted.path / "t-000000/a/cls").write_bytes(b"7")
+        (mounted.path / "t-000000/a/txt").write_bytes(b"new")
+        (mounted.path / "t-000001/b/cls").unlink()
+        for path, content in shown.items():
+            command = _commands(viewer.ask(f"/preview/{path}").text)[0]
+            words = shlex.split(command)
+            if words[0] == "wdsfs":
+                assert program.run(*words[1:-2]).stdout == content, command
+            else:
+                subprocess.run(words, cwd=program.home, check=True)
+                assert (program.home / words[-1]).read_bytes() == content, command
 
 
 @pytest.mark.parametrize(("engine", "names"), [(FUSE, "full"), (KERNEL, "ext")], indirect=["engine"])

@@ -31,7 +31,7 @@ from wdsfs.errors import NoSuchEntry, NotADirectory, StaleShard, UsageError, Wds
 from wdsfs.index.record import Record
 from wdsfs.pages.downloads import MEMBER_POLICY, Download, Downloads, path_of, saved_as, suffix, text_of
 from wdsfs.pages.grid import Grid, query_of
-from wdsfs.pages.library import File, Sample, Snapshot
+from wdsfs.pages.library import File, Origin, Sample, Snapshot
 from wdsfs.pages.opening import Subject
 from wdsfs.pages.plots import Plot, plots_of
 from wdsfs.pages.preview import PLAYERS, Picture, Source, content_of, decoded, readable
@@ -254,6 +254,7 @@ class Site:
         source, name = self.source(now, path), path.rpartition(b"/")[2]
         preview = self._previewer.preview(os.fsdecode(name), source)
         lines = preview.text.split("\n", LINES)
+        origin = self._origin(now, path)
         return self._page(
             "preview.html",
             path=path,
@@ -262,17 +263,27 @@ class Site:
             text="\n".join(lines[:LINES]),
             more=f"{LINES:,} lines are shown; there are more." if any(lines[LINES:]) else "",
             media=PLAYERS.get(suffix(name), "") if source.size else "",
-            origin=self._origin(now, path),
+            origin=origin,
+            mark=self._mark(path),
+            command=self._command(now, path, origin),
             size=source.size,
             path_in_mount=self._path_in_mount(path),
         )
 
-    def _origin(self, now: Snapshot, path: bytes) -> dict[str, Any] | None:
-        """Return where a file lies in a shard, and how to extract it; None for one that only the overlay has."""
+    def _origin(self, now: Snapshot, path: bytes) -> Origin | None:
+        """Return where a file lies in a shard; None for one that only the overlay has."""
         try:
-            origin = now.origin(path)
+            return now.origin(path)
         except NoSuchEntry:
             return None
+
+    def _command(self, now: Snapshot, path: bytes, origin: Origin | None) -> str:
+        """Return the command that extracts a file as the page shows it; empty if there is none."""
+        target = shlex.quote(os.fsdecode(saved_as(path)))
+        if self._mark(path) in ("changed", "new"):  # the shard has other content, or none
+            return f"cp {self._path_in_mount(path)} {target}"
+        if origin is None or origin.offset is None:
+            return ""
         stem = naming.without_suffix(os.path.basename(origin.shard))
         command = ["wdsfs", "cat"]
         if not now.is_view:
@@ -281,9 +292,7 @@ class Site:
                 command[2:2] = ["--names", now.names]
         else:  # a view, whose names no shard has
             command += ["--layout", "files", os.fsdecode(origin.shard), os.fsdecode(stem + b"/" + origin.member)]
-        target = shlex.quote(os.fsdecode(saved_as(path)))
-        text = f"{shlex.join(command)} > {target}" if origin.offset is not None else ""
-        return {"shard": origin.shard, "member": origin.member, "offset": origin.offset, "command": text}
+        return f"{shlex.join(command)} > {target}"
 
     def thumbnail(self, now: Snapshot, request: Request) -> Response:
         """Return a small picture of a file, drawn again."""
