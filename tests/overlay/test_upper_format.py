@@ -327,6 +327,45 @@ def test_the_kernel_and_wdsfs_see_the_same_upper(tmp_path: Path) -> None:
     sets.run(_OVERLAY, tmp_path, Path(__file__).parent.parent, wrapper=sets.in_own_mounts())
 
 
+_PLACES = """
+import subprocess, sys
+from pathlib import Path
+from wdsfs.errors import OverlayUnusable
+from wdsfs.overlay.overlay_directory import OverlayDirectory
+from wdsfs.overlay.upper_directory import UpperDirectory
+def mount(*words):
+    subprocess.run(["mount", *words], check=True)
+home = Path(sys.argv[1])
+for disk in ("low", "up"):
+    (home / disk).mkdir()
+    mount("-t", "tmpfs", "none", home / disk)
+for directory in ("up/plain", "up/u", "up/w", "two-disks", "bound/upper", "bound/work", "elsewhere"):
+    (home / directory).mkdir(parents=True)
+mount("-t", "overlay", "none", "-o", "lowerdir={0}/low,upperdir={0}/up/u,workdir={0}/up/w,xino=off".format(home),
+      home / "two-disks")
+mount("--bind", home / "elsewhere", home / "bound/work")
+for name in ("up/plain", "two-disks", "bound"):
+    try:
+        UpperDirectory(OverlayDirectory(home / name)).close(clean=True)
+    except OverlayUnusable as error:
+        print(error)
+    else:
+        print("taken")
+"""
+
+
+@as_root
+def test_an_upper_that_could_be_written_and_not_read_is_refused(tmp_path: Path) -> None:
+    """Files of an overlayfs over two disks have another device than its directories: no commit would take them."""
+    probe = subprocess.run([*sets.in_own_mounts(), "grep", "-w", "overlay", "/proc/filesystems"], check=False)
+    if probe.returncode:
+        pytest.skip("the kernel has no overlayfs here")
+    taken, layers, bound = sets.run(_PLACES, tmp_path, wrapper=sets.in_own_mounts()).splitlines()
+    assert taken == "taken"
+    assert f"the file system of {tmp_path}/two-disks cannot take an overlay" in layers
+    assert f"the file system of {tmp_path}/bound cannot take an overlay" in bound
+
+
 _AS_USER = """
 import os, sys
 sys.path.insert(0, sys.argv[2])

@@ -56,7 +56,7 @@ class UpperDirectory:
                 self.work.start()
                 self.orphans.start(inherited)
                 if not inherited:
-                    self.work.check()
+                    self.work.check(self._fd)
                 self.whiteouts.settle(self.top)
         except BaseException:
             self.files.close()

@@ -112,8 +112,8 @@ class WorkDirectory:
             self._make_prototype()  # the old prototype has the most links that a file can have
             self.calls.link(PROTOTYPE, self.fd, name, directory)
 
-    def check(self) -> None:
-        """Raise OverlayUnusable if the file system cannot hold an overlay."""
+    def check(self, upper: int) -> None:
+        """Raise OverlayUnusable if the file system cannot hold an overlay; `upper` is a descriptor of upper/."""
         needed = "attributes in the namespace 'user'"
         try:
             with self.prepared() as name, self.prepared() as other:
@@ -121,11 +121,16 @@ class WorkDirectory:
                 needed = "hard links, or the exchange of two names"
                 self.calls.link(PROTOTYPE, self.fd, other, self.fd)
                 self.calls.rename(name, self.fd, other, self.fd, EXCHANGE)
+                needed = "one device for all of it"  # an overlayfs over two disks has others for files
+                if os.stat(other, dir_fd=self.fd).st_dev != os.fstat(upper).st_dev:
+                    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+                with contextlib.suppress(FileNotFoundError):  # fails before the name is looked up
+                    self.calls.rename(b"#none", self.fd, b"#none", upper)
         except OSError as error:
             if error.errno not in DISK_FULL:
                 raise OverlayUnusable(
                     f"the file system of {self.path.parent} cannot take an overlay: it lacks {needed} "
-                    f"({error.strerror})"
+                    f"({error.strerror}); name a directory on another one, such as ext4, xfs, btrfs or tmpfs"
                 ) from None
         self.throw_away(name)
         self.throw_away(other)
