@@ -32,7 +32,7 @@ from wdsfs.remote import shard_paths, urls
 from wdsfs.remote.shard_paths import OpenShard, fingerprint_of, is_remote, open_shard
 from wdsfs.shards import Shard
 from wdsfs.storage import source
-from wdsfs.storage.durable import Disk, new_file, temporary_of
+from wdsfs.storage.durable import Disk, make_directories, new_file, temporary_of
 from wdsfs.tree.shard_set import ShardSet, indexed
 
 DALI, ENERGON, WIDS, WDSIDX = FORMATS = ("dali", "energon", "wids", "wdsidx")
@@ -151,7 +151,7 @@ class Export:
     @contextlib.contextmanager
     def _prepared(self, path: bytes) -> Iterator[int]:
         """Open an empty file, which replaces `path` when the block ends, with its owner and mode."""
-        self._make_directory(os.path.dirname(path))
+        make_directories(self._disk, os.path.dirname(path))
         with new_file(self._disk, path) as fd:
             yield fd
             with contextlib.suppress(FileNotFoundError):
@@ -161,12 +161,6 @@ class Export:
             self._disk.sync(fd)
         self._directories.add(os.path.dirname(path))
         self.report.written.append(path)
-
-    def _make_directory(self, path: bytes) -> None:
-        if not os.path.isdir(path):
-            self._make_directory(os.path.dirname(path))
-            self._disk.make_directory(path)
-            self._directories.add(os.path.dirname(path))
 
     def _remove_older(self, path: bytes) -> str:
         """Remove an index of the shard as it was before; returns the text to add to a message."""

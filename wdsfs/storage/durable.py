@@ -162,12 +162,21 @@ def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def make_directories(disk: Disk, path: bytes) -> None:
-    """Make a directory, and those above it that are missing; all are on disk then. Raises OSErrors."""
-    if not os.path.isdir(path):
-        parent = os.path.dirname(path)
-        make_directories(disk, parent)
-        disk.make_directory(path)
-        disk.sync_directory(parent)
+    """Make a directory, and those above it that are missing; all are on disk then. Raises OSErrors.
+
+    Other processes may make the same directories at the same time.
+    """
+    missing = []
+    while path and not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for directory in reversed(missing):
+        try:
+            disk.make_directory(directory)
+        except FileExistsError:
+            if not os.path.isdir(directory):
+                raise
+        disk.sync_directory(os.path.dirname(directory))
 
 
 def write_whole(path: bytes, content: bytes, mode: int = 0o666) -> None:
