@@ -1,16 +1,18 @@
 """wdsfs: WebDataset shards as directories that a mount shows, and as a library without a mount.
 
-The names in `__all__` are public, nothing else of the package is. They are loaded at their first use.
+The names in `__all__` are public, nothing else of the package is. They are loaded at their first use. Nothing is
+imported here that takes time: `__main__` comes after it, and until then an interrupt is a traceback.
 """
 
 from __future__ import annotations
 
-import importlib
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # as that of typing, which takes 10 ms
 if TYPE_CHECKING:
+    from typing import Any
+
     from wdsfs.errors import (
         CorruptShard,
         EntryError,
@@ -53,6 +55,8 @@ _MODULES = {"Samples": _SAMPLES, "samples": _SAMPLES, "Tree": _FILES, "tree": _F
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'wdsfs' has no attribute {name!r}")
+    import importlib
+
     return getattr(importlib.import_module(f"wdsfs.{_MODULES.get(name, 'errors')}"), name)
 
 

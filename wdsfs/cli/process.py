@@ -13,6 +13,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from types import FrameType
 
 import click
 
@@ -23,20 +24,40 @@ INTERRUPTED = "wdsfs.interrupted"  # in the context's `meta`: the text to be add
 # A command (`pipe:`); USER:PASSWORD of a URL, and its query.
 _SECRETS = re.compile(rb"(?:(?<=^pipe:)|(?<=[:=]pipe:)).+|(?<=://)[^/]*(?=@)|(?<=\?).*", re.DOTALL)
 _MAY_HAVE = re.compile(rb"://|pipe:")
+IMPORT_SECONDS = 0.01  # between an interrupt of an import and the next try
 _ARG_START = 48  # field of /proc/PID/stat, counted from 1: proc_pid_stat(5)
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Raise KeyboardInterrupt for an interrupt in the block; outside, it ends the program (`__main__`)."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:
         yield
+        return
+    before = signal.signal(signal.SIGALRM, _interrupt)
+    try:
+        signal.signal(signal.SIGINT, _interrupt)
+        yield
+        if signal.getitimer(signal.ITIMER_REAL)[0]:  # the block has ended before the next try
+            raise KeyboardInterrupt
     finally:
-        if before is signal.SIG_DFL:
-            signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _interrupt(_: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, or try again in a moment while a module is imported.
+
+    An exception in the middle of an import may be lost in a callback of the import lock, or come out as another
+    one: of a class with `__set_name__` as RuntimeError, of NumPy as ImportError.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            signal.setitimer(signal.ITIMER_REAL, IMPORT_SECONDS)
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
