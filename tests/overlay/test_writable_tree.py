@@ -18,12 +18,13 @@ from tests import sets, tars
 from tests.overlay.test_model import SETS, Refusing, WithoutDevices
 from tests.packing.overlays import Set
 from tests.thorough import THOROUGH
-from tests.writables import FILES, MTIME, Mount, a_set, check_whiteouts, fast_directory
+from tests.writables import FILES, MTIME, Mount, a_set, check_whiteouts, fast_directory, shard
 from wdsfs import shards
 from wdsfs.errors import EntryError, NoSuchEntry, Unsupported
 from wdsfs.inodes import ROOT, UP
 from wdsfs.overlay.overlay_shards import check_set
 from wdsfs.overlay.upper_files import EXCHANGE, NOREPLACE, SystemCalls
+from wdsfs.tree.shard_set import indexed
 from wdsfs.tree.tree import LowerTree, View
 
 CALLS = [name for name in vars(SystemCalls) if not name.startswith("_")]
@@ -248,8 +249,6 @@ def test_deeper_than_a_path_can_be_long(mount: Mount) -> None:
 
 def test_a_shard_that_changes_under_the_overlay(tmp_path: Path) -> None:
     """Changes stay where they were made; a copy's number is not that of another content."""
-    from tests.writables import shard
-
     with a_set([[("a.x", b"ax"), ("b.x", b"bx")], [("c.x", b"cx")]]) as tree, fast_directory() as home:
         mount = Mount(tree, home)
         mount.write(b"s0/a/x", b"!")
@@ -268,6 +267,25 @@ def test_a_shard_that_changes_under_the_overlay(tmp_path: Path) -> None:
         assert sorted(mount.names(b"s0/a")) == [b"x", b"y"]
         assert mount.look(b"s0/a/x").inode != held
         assert mount.names(b"s1/c") == []
+        mount.close()
+
+
+@pytest.mark.parametrize("way", ["walk", "listing"])
+def test_the_way_to_a_changed_directory_meets_the_shard_that_was_replaced(way: str, tmp_path: Path) -> None:
+    """The kernel repeats a walk that gives ESTALE, and no listing: so what comes before has to notice."""
+    with a_set([[("a.x", b"ax"), ("b.x", b"bx")]]) as tree, fast_directory() as home:
+        mount = Mount(tree, home)
+        mount.write(b"s0/a/x", b"!")
+        assert mount.names(b"s0") == [b"a", b"b"]
+        path = Path(os.fsdecode(tree.lower.shards[0].path))
+        path.with_suffix(".new").write_bytes(shard([("a.x", b"AX"), ("z.x", b"zx")]))
+        path.with_suffix(".new").rename(path)
+        tree.lower.distrust()
+        if way == "listing":
+            [_, _, top] = indexed(lambda: list(mount.tree.listing(ROOT)))
+            names = [entry.name for entry in indexed(lambda: list(mount.tree.listing(top.node.inode)))]
+            assert names == [b".", b"..", b"a", b"z"]
+        assert indexed(mount.names, b"s0") == [b"a", b"z"]
         mount.close()
 
 

@@ -365,7 +365,15 @@ class OverlaidTree:
         """
         self._follow()
         child = self.find(parent, name)
-        return self.status(child) if isinstance(child, UpperNode) else self._over(child)
+        if not isinstance(child, UpperNode):
+            return self._over(child)
+        if parent == ROOT and child.lower > 0:
+            # Its shard may have changed. A listing would meet that too late: the kernel repeats walks only.
+            try:
+                self.tree.getattr(child.lower)
+            except ShardError:
+                self._follow()
+        return self.status(child)
 
     def find(self, parent: int, name: bytes) -> Child:
         """Return the child of a directory: the node in the upper, else that of the lower. Raises NoSuchEntry."""
@@ -492,12 +500,19 @@ class OverlaidTree:
 
     def _list_lower(self, directory: UpperNode, below: int, after: int) -> Iterator[Entry]:
         children = directory.children
-        for entry in self.tree.listing(below, after):
-            child = children.get(entry.name)
-            if child is None:
-                yield self._entry_over(entry)
-            elif child is not THE_WHITEOUT:
-                yield entry._replace(node=self.status(child))
+        while True:
+            for entry in self.tree.listing(below, after):
+                child = children.get(entry.name)
+                if child is None:
+                    yield self._entry_over(entry)
+                elif child is not THE_WHITEOUT:
+                    if self.nodes.generation != self.lower.generation:
+                        break  # the listing has met a changed shard, and the child may be of it
+                    yield entry._replace(node=self.status(child))
+                after = entry.cursor
+            else:
+                return
+            self._follow()
 
     def _entry_over(self, entry: Entry) -> Entry:
         """Return an entry of the lower, with its copy if it was copied up under another of its names."""
