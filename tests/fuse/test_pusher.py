@@ -26,7 +26,7 @@ from tests.mount.test_stale import overwrite, replace, rewrite, unless_gone
 from tests.processes import PATIENCE, Process, wait_until
 from tests.thorough import THOROUGH
 from tests.web_server import Fault, WebServer
-from wdsfs.errors import StaleShard
+from wdsfs.errors import MountError, StaleShard
 from wdsfs.fuse.lister import PROCESSES, Lister, Sample
 from wdsfs.fuse.page_cache import PageCache
 from wdsfs.fuse.passes import Passes
@@ -429,6 +429,17 @@ def test_umount_waits_for_a_listing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", run)
     detach("/m", lazy=False)
     assert len(attempts) == 3
+
+
+@pytest.mark.parametrize("text", [
+    "umount: /mnt/busybox: must be superuser to unmount.",
+    "fusermount3: entry for /mnt/is busy not found in /etc/mtab",
+])  # fmt: skip
+def test_umount_takes_no_name_of_a_mount_point_for_the_reason(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = subprocess.CompletedProcess[str]([], 1, "", text)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **_options: done)
+    with pytest.raises(MountError, match=text.rpartition(" ")[2]):
+        detach("/mnt/busybox", lazy=False)
 
 
 OTHER_KERNEL = "from wdsfs.fuse import protocol\nprotocol._STORE = 77"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import time
 from abc import ABC, abstractmethod
@@ -34,6 +35,7 @@ END_SECONDS = 30.0  # how long a process may outlive its mount
 _USERS_NAMED = 5  # processes that a message names
 # Between attempts at a busy mount: its own lister (`fuse/lister.py`) has a directory open for milliseconds.
 _BUSY_SECONDS = 0.01, 0.05, 0.2
+_BUSY = re.compile(r": [A-Za-z ]+ busy\.?$", re.MULTILINE)  # of umount(8), of fusermount3
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,7 @@ def detach(path: str, lazy: bool) -> None:
         )
         if not done.returncode:
             return
-        if "busy" not in done.stderr:
+        if not _BUSY.search(done.stderr):
             raise MountError(done.stderr.strip())
         time.sleep(seconds)
     raise MountError(_busy_text(path))
