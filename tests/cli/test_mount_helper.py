@@ -15,6 +15,7 @@ from wdsfs.cli import mount_helper
 from wdsfs.cli.mount_commands import mount
 from wdsfs.cli.mount_helper import own_options, translate
 from wdsfs.errors import UsageError
+from wdsfs.mount.mountpoint import split_options
 
 SPEC = "/d/t-{0..9}.tar"
 
@@ -105,10 +106,39 @@ def test_a_comma_in_quotes_stays_in_its_option() -> None:
     assert options(r"fsname=a\,b,ro") == ["-o", r"fsname=a\,b,ro"]
 
 
+@pytest.mark.parametrize(("given", "single"), [
+    (["ro,,nodev", "uid=1", ""], ["ro", "nodev", "uid=1"]),
+    ([r"fsname=my\,layout=x,ro"], [r"fsname=my\,layout=x", "ro"]),
+    ([r"fsname=my\\,ro"], [r"fsname=my\\", "ro"]),
+    (['context="a:b,c",ro'], [r'context="a:b\,c"', "ro"]),
+    ([r'fsname=a\"b,ro'], [r'fsname=a\"b', "ro"]),
+    (["ro,fsname=a\\"], ["ro", "fsname=a\\"]),
+])  # fmt: skip
+def test_the_single_options(given: list[str], single: list[str]) -> None:
+    """As for libfuse and mount(8); what comes out gives the same when it is joined and read again."""
+    assert split_options(given) == single
+    assert split_options(single) == single
+
+
+def test_a_quote_without_an_end() -> None:
+    with pytest.raises(UsageError, match=r'fsname=a"b.*: a double quote has no end'):
+        split_options(['uid=1,fsname=a"b,ro'])
+
+
+def test_a_name_of_our_own_in_a_value(program: Program) -> None:
+    """It is no option of its own, which `-o` does not take."""
+    refused = program.refused("mount", "-o", r"fsname=my\,layout=x", "missing.tar", program.mountpoint, code=3)
+    assert "missing.tar" in refused
+    assert "an option of its own" in program.refused(
+        "mount", "-o", "layout=x", "a.tar", program.mountpoint, code=2
+    )
+
+
 def test_the_source_is_shown_as_fstab_has_it() -> None:
     """`mount -a` compares it with the mount table."""
     assert options("ro", "/d/{a,b}.tar::/e/*.tar") == ["-o", r"ro,fsname=/d/{a\,b}.tar::/e/*.tar"]
     assert options("ro", "back\\slash.tar") == ["-o", "ro,fsname=back\\\\slash.tar"]
+    assert options("ro", 'a"b.tar') == ["-o", r"ro,fsname=a\"b.tar"]
     assert options("ro,fsname=mine") == ["-o", "ro,fsname=mine"]
 
 

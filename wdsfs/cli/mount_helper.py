@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import getopt
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -144,26 +145,13 @@ def _options_of(flag: str, value: str) -> Iterator[str]:
         yield "ro"
     if flag != "-o":
         return
-    for option in _split(value):
+    from wdsfs.mount.mountpoint import split_options  # late: it is slow, and most calls of mount(8) end before
+
+    for option in split_options([value]):
         if option == "remount":
             raise UsageError("a wdsfs mount cannot be remounted: unmount it, and mount it with the new options")
-        if option and option not in _NOT_FOR_US and not option.startswith(_NOT_FOR_US_EITHER):
+        if option not in _NOT_FOR_US and not option.startswith(_NOT_FOR_US_EITHER):
             yield option
-
-
-def _split(options: str) -> Iterator[str]:
-    """Yield single options. A comma in quotes or after a backslash belongs to its option and gets a backslash."""
-    option = ""
-    quoted = escaped = False
-    for character in options:
-        if character == "," and not quoted and not escaped:
-            yield option
-            option = ""
-            continue
-        option += "\\," if character == "," and not escaped else character
-        quoted ^= character == '"'
-        escaped = character == "\\" and not escaped
-    yield option
 
 
 def _name(option: str) -> str:
@@ -195,4 +183,4 @@ def _source_option(spec: str, passed: Sequence[str]) -> list[str]:
     plain = spec.isascii() and spec.isprintable() and len(spec) <= LONGEST_SOURCE
     if not plain or any(option.startswith("fsname=") for option in passed):
         return []
-    return ["fsname=" + spec.replace("\\", "\\\\").replace(",", "\\,")]
+    return ["fsname=" + re.sub(r'([\\,"])', r"\\\1", spec)]

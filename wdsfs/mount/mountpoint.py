@@ -47,7 +47,7 @@ def parse_options(options: Sequence[str], writable: bool = False) -> FuseOptions
     """Parse `-o` options. Raises UsageError for an unknown one."""
     parsed = FuseOptions()
     uid, gid, umask = parsed.owner.uid, parsed.owner.gid, 0
-    for option in _split(options):
+    for option in split_options(options):
         name, equals, value = option.partition("=")
         if name == "remount" or (name == "rw" and not writable):
             raise UsageError(f"-o {name}: this mount is read-only; --overlay DIR makes a writable one")
@@ -78,18 +78,25 @@ def known_options() -> set[str]:
     return {*_FLAGS} | {f"{name}=" for name in _VALUES | {"uid", "gid", "umask"}}
 
 
-def _split(options: Sequence[str]) -> list[str]:
-    """Return single options; a comma after a backslash belongs to a value, as for libfuse."""
-    single, current, escaped = [], "", False
-    for character in ",".join(options) + ",":
-        if character == "," and not escaped:
-            if current:
-                single.append(current)
+def split_options(options: Sequence[str]) -> list[str]:
+    """Return the single options of `-o`, which may be given several times, each with several options.
+
+    As for libfuse and mount(8), a comma after a backslash or in double quotes belongs to a value; in the result it
+    has a backslash. Raises UsageError for quotes without an end.
+    """
+    single, current = [], ""
+    quoted = escaped = False
+    for character in ",".join(options):
+        if character == "," and not quoted and not escaped:
+            single.append(current)
             current = ""
         else:
-            current += character
+            current += "\\," if character == "," and not escaped else character
+        quoted ^= character == '"' and not escaped
         escaped = character == "\\" and not escaped
-    return single
+    if quoted:
+        raise UsageError(f'-o {current}: a double quote has no end; a quote in a value is written \\"')
+    return [option for option in (*single, current) if option]
 
 
 def _number(option: str, value: str, base: int, largest: int) -> int:

@@ -22,6 +22,7 @@ from wdsfs.kernel.image_mount import ImageMount, end_if_wrong
 from wdsfs.kernel.manifest import is_image
 from wdsfs.kernel.set_image import CannotServe, ServedSet
 from wdsfs.mount import image_session
+from wdsfs.mount.mountpoint import split_options
 from wdsfs.mount.options import AUTO, MountOptions, refuse_view
 from wdsfs.mount_registry import FUSE, KERNEL, canonical
 from wdsfs.spec.dependencies import noted
@@ -124,7 +125,7 @@ def _mount_of_image(mount: MountOptions) -> ImageMount:
     image, base, options = os.path.abspath(mount.specs[0]), mount.selection.base, mount.dash_o
     if base is not None and "://" in base:
         raise UsageError(f"--base {base}: the shards of an image are files; name their directory")
-    if any(option.partition("=")[0] in ("uid", "gid", "umask") for option in ",".join(options).split(",")):
+    if any(option.partition("=")[0] in ("uid", "gid", "umask") for option in split_options(options)):
         raise UsageError("-o uid, gid and umask are for FUSE; for an image give them to: wdsfs image")
     base = os.path.dirname(image) if base is None else os.path.abspath(base)
     return ImageMount(image, mount.mountpoint, base, options, mount.serving.trust_shards)
