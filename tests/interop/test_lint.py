@@ -386,6 +386,8 @@ def test_late_columns_are_bounded(tmp_path: Path) -> None:
     told = [one.text for _, one in judge.late()]
     assert len(told) == lint_module.EXAMPLES + 1
     assert told[-1] == "and 7 more columns"
+    judge, _ = judged(tmp_path, tar(*samples_of(0, b"jpg")), tar(member(b"b.jpg"), *many))
+    assert all(one.is_note for _, one in judge.late())
 
 
 @pytest.mark.parametrize("count", [1, 3, lint_module.EXAMPLES + 7])

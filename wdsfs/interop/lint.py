@@ -531,8 +531,12 @@ class Judge:
         for extension, kind in itertools.islice(counts, EXAMPLES):
             path, offset, key = late[extension, kind]
             yield path, LintFinding(kind, offset, key, _late_text(extension, counts[extension, kind], kind))
-        if len(counts) > EXAMPLES:
-            yield self._shards[0][0], LintFinding(LATE, -1, "", f"and {len(counts) - EXAMPLES} more columns")
+        rest = [kind for _, kind in itertools.islice(counts, EXAMPLES, None)]
+        if rest:
+            yield (
+                self._shards[0][0],
+                LintFinding(LATE if LATE in rest else EXTRA, -1, "", f"and {len(rest)} more columns"),
+            )
 
     def empty(self) -> Iterator[tuple[str, LintFinding]]:
         """Yield members of 0 bytes in columns of which most members have content, by shard."""

@@ -27,7 +27,7 @@ def hints(below: ShardSet, tree: TreeOptions, writable: bool) -> Sequence[str]:
     of_classes = tree.layout == "classes"
     hint = _class_hint(below, tree.composition.class_names) if of_classes else _suffix_hint(below, tree)
     layout = () if hint is None else (hint, "which layout for which loader: wdsfs help layouts")
-    return (*_dots_hint(below), *layout)
+    return (*(() if tree.layout == "files" else _dots_hint(below)), *layout)
 
 
 def _dots_hint(below: ShardSet) -> Iterator[str]:
