@@ -35,6 +35,7 @@ from wdsfs.storage.source import TarBytes, open_beside
 from wdsfs.tar import compressed, headers, scan
 from wdsfs.tar.columns import Chunk
 from wdsfs.tar.problems import HARMLESS, OF_VIEWS, Problem, Problems
+from wdsfs.tree.draft import COLUMNS_NAMED
 from wdsfs.tree.shard_set import ShardSet, indexed
 from wdsfs.tree.view_set import ViewSet
 
@@ -42,7 +43,6 @@ EXAMPLES = 100  # findings of one kind in one shard that are listed; further one
 KEPT = 1000  # samples of a shard that are remembered in case they lack an extension that others have
 PATTERNS = 10_000  # different sets of extensions that are counted in one shard
 COLUMNS = 10_000  # columns of a shard whose members are counted
-COLUMNS_NAMED = 10  # in one message
 FIRST_SAMPLES = 5  # NUM_EXAMPLES_FOR_FEATURES_INFERENCE of Hugging Face's `datasets`
 UNEVEN = "uneven columns"  # a kind
 EXTRA, LATE, EMPTY, UNREADABLE = "extra column", "late column", "empty member", "unreadable"  # kinds
@@ -115,7 +115,7 @@ def first_samples(members: Iterable[tuple[bytes, bytes]]) -> list[FirstSample]:
 
 def _listed(extensions: Iterable[bytes]) -> str:
     """Return columns for a message, the first of many, each cut."""
-    return several([names.readable(extension[:200]) for extension in sorted(extensions)], COLUMNS_NAMED)
+    return several([names.readable(extension[:80]) for extension in sorted(extensions)], COLUMNS_NAMED)
 
 
 @dataclass(slots=True)
