@@ -9,14 +9,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests import sets, wire
 from tests.processes import PATIENCE, wait_until
+from wdsfs.errors import Unreachable
 from wdsfs.mount import followed_set
 from wdsfs.mount.followed_set import Watch
 from wdsfs.shards import Shard
+from wdsfs.spec import objects
 from wdsfs.tree.freshness import Generations
 
 MARK = "zz-mark.tar"
@@ -464,3 +467,32 @@ def test_where_nothing_can_be_watched(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         Watch([sets.at(tmp_path / "nothing" / "a.tar")])
     gc.collect()
+
+
+def test_stores_are_asked_once_in_less_than_a_minute_however_long_they_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And they are left alone for a while if they take longer."""
+    now, slept, asked = 0.0, list[float](), list[float]()
+
+    def ask_again(paths: list[str], start: int) -> int:
+        nonlocal now
+        asked.append(now)
+        now += [0.0, 20.0, 80.0][len(asked) - 1]
+        if len(asked) == 1:
+            raise Unreachable("it does not answer")
+        return start
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        slept.append(seconds)
+        now += seconds
+        if len(slept) == 4:
+            raise InterruptedError
+
+    monkeypatch.setattr(followed_set, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    monkeypatch.setattr(objects, "ask_again", ask_again)
+    with pytest.raises(InterruptedError):
+        followed_set._ask_stores([b"https://h/x.tar"])
+    assert asked == [50.0, 100.0, 150.0]
+    assert slept[3] == followed_set.LEAVE_SECONDS

@@ -90,6 +90,7 @@ class MemoryCache:
         self.blocks, self.size, self.claims = data, size, claims
         self.evicted = self.closed = False
         self.full = False
+        self.is_busy: Callable[[], bool] = lambda: False  # another process makes room
 
     @property
     def complete(self) -> bool:
@@ -115,7 +116,9 @@ class MemoryCache:
     def has_room(self, size: int) -> bool:
         return not self.full
 
-    def put(self, offset: int, data: bytes | memoryview) -> bool:
+    def put(self, offset: int, data: bytes | memoryview, *, at_once: bool = False) -> bool:
+        if at_once and self.is_busy():
+            raise BlockingIOError
         if self.full:
             return False
         assert offset % BLOCK == 0

@@ -86,6 +86,20 @@ def test_what_was_put_is_read(
                 assert reader.complete == (not missing)
 
 
+def test_a_put_at_once_waits_for_no_process_that_evicts(tmp_path: Path) -> None:
+    """It takes room that this process has in advance, or leaves the rest to a thread that may wait."""
+    size = 64 * BLOCK
+    content = content_of(size)
+    with opened(tmp_path, size) as one:
+        with pytest.raises(BlockingIOError):
+            one.put(0, content[:BLOCK], at_once=True)
+        assert one.put(0, content[:BLOCK])
+        with open(tmp_path / "room", "rb") as ledger:
+            fcntl.flock(ledger, fcntl.LOCK_EX)
+            assert one.put(BLOCK, content[BLOCK : 2 * BLOCK], at_once=True)
+        assert one.read(2 * BLOCK, 0) == content[: 2 * BLOCK]
+
+
 def test_an_object_of_100_gb_takes_what_is_put(tmp_path: Path) -> None:
     size, data = 100 << 30, content_of(3 * BLOCK)
     with opened(tmp_path, size) as one:

@@ -429,7 +429,8 @@ def test_a_cache_is_closed_when_nothing_writes_to_it_any_more() -> None:
         assert isinstance(cached, MemoryCache)
         writing, go, plain = threading.Event(), threading.Event(), cached.put
 
-        def slow_put(offset: int, data: bytes | memoryview) -> bool:
+        def slow_put(offset: int, data: bytes | memoryview, *, at_once: bool) -> bool:
+            assert not at_once
             writing.set()
             go.wait()
             assert not cached.closed

@@ -72,6 +72,28 @@ def test_many_readers_of_overlapping_ranges_make_one_request_for_each_byte(cache
     run(main())
 
 
+@pytest.mark.parametrize("piece", [1 << 30, 5000])
+def test_the_loop_does_not_wait_for_room_in_the_cache(piece: int) -> None:
+    """A thread does, now and then or always; what has come is in the cache then, and its readers have it."""
+
+    async def main() -> None:
+        order = random.Random(piece)
+        for chance in (0.3, 1.0):
+            store, demand, item = made()
+            store.piece = piece
+            assert isinstance(item.cached, MemoryCache)
+            item.cached.is_busy = lambda chance=chance: order.random() < chance
+            for begin in range(0, SIZE, 100_000):
+                end = min(begin + 50_000, SIZE)
+                assert await read(demand, item, begin, end) == DATA[begin:end]
+                await demand.stored(item, begin, end)
+                assert not item.cached.missing(begin, end)
+                assert item.cached.read(end - begin, begin) == DATA[begin:end]
+            assert demand.held.size == 0
+
+    run(main())
+
+
 def test_the_columns_of_a_sample_are_one_request() -> None:
     """Also with gaps between them; a column that is far away is a request of its own."""
 

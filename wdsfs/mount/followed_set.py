@@ -54,7 +54,9 @@ log = logging.getLogger(__name__)
 
 FAILED = "the process that compares the list of keys with the set has failed: use `wdsfs check --keys`"
 NOTE_SECONDS = 0.02  # between two notifications: a shard that is being written gives thousands of events
-ASK_SECONDS = 60.0  # how often stores are asked for changes of remote shards
+# Stores are asked for changes of remote shards this often, with at least this pause. `Watch` notices the answer some
+# seconds later, and a minute is promised.
+ASK_SECONDS, LEAVE_SECONDS = 50.0, 5.0
 LOOK_SECONDS, LOOK_SECONDS_EACH = 2.0, 0.002  # how often shards are looked at, and what each adds to that
 
 # After a hint: several shards that come together make one change, and a change costs every worker its caches.
@@ -233,13 +235,15 @@ def follow(
 
 def _ask_stores(paths: Sequence[bytes]) -> None:
     """Ask the stores again and again what these shards are now; a change is then seen by `Watch`."""
-    start = 0
+    start, took = 0, 0.0
     while True:
-        time.sleep(ASK_SECONDS)
+        time.sleep(max(ASK_SECONDS - took, LEAVE_SECONDS))
+        begun = time.monotonic()
         try:
             start = objects.ask_again([os.fsdecode(path) for path in paths], start)
         except WdsfsError as error:
             log.debug("the stores of remote shards were not asked for changes: %s", error)
+        took = time.monotonic() - begun
 
 
 def follower(

@@ -497,11 +497,19 @@ class CachedObject:
         except OSError:
             return False
 
-    def put(self, offset: int, data: bytes | bytearray | memoryview, is_needed: bool = False) -> bool:
+    def put(
+        self,
+        offset: int,
+        data: bytes | bytearray | memoryview,
+        *,
+        is_needed: bool = False,
+        at_once: bool = False,
+    ) -> bool:
         """Keep bytes of the object; return False if some were not kept: there is no room, or the disk refuses.
 
         Incomplete blocks at both ends are ignored. Blocks that are in the cache already are not changed.
-        `is_needed`: the bytes cannot be read without the cache, so other objects are evicted for them.
+        `is_needed`: the bytes cannot be read without the cache, so other objects are evicted for them. `at_once`:
+        raise BlockingIOError where room has to be made, or waited for; some blocks may be here then.
         """
         view = memoryview(data).cast("B")[: max(self.size - offset, 0)]
         end = offset + len(view)
@@ -513,13 +521,13 @@ class CachedObject:
             age = NEEDED if is_needed else self._table.age()
             for low, high in list(self._table.absent(first, last)):
                 begin, stop = low * BLOCK, min(high * BLOCK, self.size)
-                if not self._room.reserve(stop - begin, age):
+                if not self._room.reserve(stop - begin, age, at_once=at_once):
                     return False
                 piece = view[begin - offset : stop - offset]
                 self._write(piece, begin)
                 self._table.put(low, piece)
         except OSError as error:
-            if error.errno == errno.EBADF:
+            if error.errno == errno.EBADF or (at_once and error.errno == errno.EAGAIN):
                 raise
             return False
         return True

@@ -153,12 +153,24 @@ class Part:
         """Add the next bytes; see `Take`."""
         self.pieces.append((begin, memoryview(data)))
         self._here = begin + len(data)
-        if self.size <= SHORT:
-            self.is_cached = self.is_cached and self._keep(*self.pieces[-1])
+        if self.size <= SHORT and self._keep_at_once():
             return  # what has come as a whole is given to readers by `finish`
         if self.is_cached and self._storing is None:
             self._storing = self.item.start(self._store())
         self._wake()
+
+    def _keep_at_once(self) -> bool:
+        """Put the piece that has come into the cache; return False if this thread would have to wait for room."""
+        if not self.is_cached:
+            return True
+        if self._storing is not None:
+            return False
+        try:
+            self.is_cached = self._keep(*self.pieces[-1], at_once=True)
+        except BlockingIOError:
+            return False
+        self._stored = len(self.pieces)
+        return True
 
     async def _store(self) -> None:
         """Put arrived bytes into the cache, in steps that grow while the disk is slower than the network."""
@@ -177,8 +189,11 @@ class Part:
         if self._storing is not None:
             await asyncio.wait([self._storing])
 
-    def _keep(self, begin: int, data: memoryview) -> bool:
-        """Put the complete blocks of arrived bytes into the cache; return False if it refuses them."""
+    def _keep(self, begin: int, data: memoryview, *, at_once: bool = False) -> bool:
+        """Put the complete blocks of arrived bytes into the cache; return False if it refuses them.
+
+        `at_once`: raise BlockingIOError rather than wait. The caller then repeats the call where it may wait.
+        """
         assert self._cached is not None
         if self._partial:
             more = BLOCK - len(self._partial)
@@ -186,12 +201,14 @@ class Part:
             if len(block) < BLOCK and begin + len(block) < self._stop:
                 self._partial = block
                 return True
-            if not self._cached.put(begin, block):
+            if not self._cached.put(begin, block, at_once=at_once):
                 return False
             begin += len(block)
         whole = len(data) if begin + len(data) == self._stop else len(data) // BLOCK * BLOCK
+        if whole and not self._cached.put(begin, data[:whole], at_once=at_once):
+            return False
         self._partial = bytes(data[whole:])
-        return not whole or self._cached.put(begin, data[:whole])
+        return True
 
     def finish(self, error: Exception | None = None) -> None:
         self.done, self._error = True, error

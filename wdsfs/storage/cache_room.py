@@ -18,6 +18,7 @@ beyond the limit, which may have been lowered, are evicted in any case.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import struct
@@ -95,15 +96,18 @@ class CacheRoom:
         self._lock = threading.Lock()  # over the next
         self._advance = 0  # bytes that this process has taken and not used yet
 
-    def reserve(self, size: int, age: float) -> bool:
+    def reserve(self, size: int, age: float, *, at_once: bool = False) -> bool:
         """Take room for bytes that are written next; return False if they have to stay outside of the cache.
 
-        Files that were not used for more than `age` seconds are evicted for it. Raises OSError.
+        Files that were not used for more than `age` seconds are evicted for it. Raises OSError: BlockingIOError if
+        that may take a while, or has to wait for another process that evicts, and it has to be `at_once`.
         """
         with self._lock:
             if size <= self._advance:
                 self._advance -= size
                 return True
+        if at_once:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         with self._ledger() as ledger:
             if not self._has_room(ledger, size, age):
                 return False
