@@ -34,27 +34,27 @@ class ShownSamples:
     def __init__(self, step: Step, lower: ShardSet | None = None) -> None:
         self._step, self._lower = step, lower
         self._samples, self._last = 0, Key(b"", bytes)
-        self._folder, self._folders_most = b"", 0  # the latter may count a folder several times
+        self._key: bytes | None = None  # of the member before, if that is a new one
+        self._folders_most = 0  # which may count a folder several times
 
     def add_member(self, name: bytes, *, in_sample: bool = True) -> None:
         """Add a new member."""
         why = headers.name_beyond_limit(name)
-        parts = names.split(name)
-        if why is None and in_sample and parts is None:
+        key = names.raw_key(name)
+        if why is None and in_sample and key is None:
             why = "it is in no sample"
         if why is not None:
             raise self._refusal(f"would leave out {names.readable(name)} ({why})")
-        folder = names.split_folder(name)[0]
-        if folder != self._folder:
-            self._folder = folder
-            self._folders_most += folder.count(b"/")
-        if parts is not None:
-            key = parts.folder + parts.stem
+        if key is None or key != self._key:
+            self._folders_most += name.count(b"/")
+        if key is not None and key != self._key:
             self._add(Key(names.plain_key(key), lambda: key))
+            self._key = key
 
     def add_copies(self, first: Key, last: Key, count: int = 1) -> None:
         """Add this number of samples that are copied side by side, of which the first may have begun before."""
         self._add(first)
+        self._key = None
         self._samples += count - 1
         self._last = last
 
