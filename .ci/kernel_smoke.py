@@ -113,24 +113,7 @@ def kernel_engine() -> str:
     return "mounted"
 
 
-def kernel_overlay() -> str:
-    words = ("--engine", "kernel", "--overlay", "kernel-edits", "pets-{0..1}.tar", "mnt")
-    done = subprocess.run([WDSFS, "mount", *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        assert done.returncode == 5, done
-        return f"refused: {done.stderr.strip()}"
-    try:
-        Path("mnt/pets-0/im002/txt").write_text("by the kernel")
-        wdsfs("commit", "-q", "--in-place", "mnt")
-    finally:
-        wdsfs("umount", "mnt")
-    assert wdsfs("cat", "pets-0.tar", "pets-0/im002/txt") == "by the kernel"
-    return "mounted, written, committed"
-
-
-STEPS: tuple[Callable[[], str | None], ...] = (
-    *(make, read, edit_and_commit, kill_a_worker, kernel_engine, kernel_overlay),
-)
+STEPS: tuple[Callable[[], str | None], ...] = (*(make, read, edit_and_commit, kill_a_worker, kernel_engine),)
 
 
 def main() -> None:

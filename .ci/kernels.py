@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-MODULES = ("fuse", "loop", "crc32c_generic", "erofs", "overlay")
+MODULES = ("fuse", "loop", "crc32c_generic", "erofs")
 # A kernel is in these packages; the first depends on the others, where there are any.
 PARTS = re.compile(r"Depends: (linux-(?:image|binary|modules)-\d.*)")
 PROGRAMS = ("/bin/busybox", "/usr/bin/fusermount3", "/bin/mount", "/bin/umount", "/sbin/losetup")

@@ -384,9 +384,10 @@ def _why_not_in_the_kernel(kind: str) -> str:
 
 
 class WdsfsImage(Wdsfs):
-    """An image that wdsfs has made, which the kernel serves; for writing with the kernel's overlayfs above it."""
+    """An image that wdsfs has made, which the kernel serves."""
 
     title = "an image of wdsfs (in the kernel, as root)"
+    writes = False
 
     def __init__(self, say: Say) -> None:
         super().__init__(say, "wdsfs-image")
@@ -401,9 +402,8 @@ class WdsfsImage(Wdsfs):
 
     def image(self, data: Set, layout: str) -> tuple[float, int]:
         """Make an image; returns the seconds that it took, and its size (bytes)."""
-        options = [*self._options(data, layout), "--linux", "6.15"]
         since = time.perf_counter()
-        run(*self.command("image", *options, data.directory, "-o", self._image(data, layout)))
+        run(*self.command("image", *self._options(data, layout), data.directory, "-o", self._image(data, layout)))
         return time.perf_counter() - since, self._image(data, layout).stat().st_size
 
     def _image(self, data: Set, layout: str) -> Path:
@@ -411,13 +411,6 @@ class WdsfsImage(Wdsfs):
 
     def behind(self, data: Set) -> list[Path]:
         return [*data.paths, self._image(data, "files"), self._image(data, "samples")]
-
-    def environment(self, data: Set) -> dict[str, str]:
-        # The image below an overlay is one that the mount makes, beside the index.
-        return super().environment(data) | {"WDSFS_INDEX_DIR": str(self.home(data) / "index")}
-
-    def writable(self, data: Set, overlay: Path) -> contextlib.AbstractContextManager[View]:
-        return super()._mount(data, "files", "--engine", "kernel", "--overlay", overlay)
 
     @contextlib.contextmanager
     def _mount(self, data: Set, layout: str, *options: str | Path) -> Iterator[View]:

@@ -194,7 +194,6 @@ def test_overlay_md_has_every_reason_and_every_attribute() -> None:
         upper_format.WHITED_OUT,
         upper_format.ORIGIN,
         upper_format.MODE,
-        upper_format.OPAQUE_OF_ROOT,
     ):
         assert f"`{name}`" in text, name
 

@@ -305,7 +305,6 @@ def overlay_files(directory: Path) -> tuple[Sequence[bytes], Read]:
     plan = Plan()
     plan.sources[0] = SourceShard(shard.path, seen, "x")
     plan.steps.append(Step(Output(shard.path, pieces), "rewrite", 0, 3))
-    plan.upper = {b"a": (1, 2)}
     settings = OverlaySettings("samples", "short", False, (ShardSeen(b"s", shard.path, seen),))
     outputs = {"path": "s.tar", "size": 1, "output": "o", "sample": [1, 2], "etag": ""}
     below = ShardSet([shard], open_index(directory / "index"))

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -25,6 +27,8 @@ import pytest
 from tests import tars
 from tests.conftest import Program
 from tests.format_samples import HERE, PIN, SHARDS, TIME, URL, files_of, put_back
+from tests.kernel.mounts import end_mount, need_erofs
+from tests.processes import wait_until
 from wdsfs import host, mount_registry
 from wdsfs.formats import Format
 from wdsfs.index import index_directory, record
@@ -489,17 +493,28 @@ def _runtime_of(program: Program) -> Iterator[None]:
 RELEASES = ["de9fa6e1395d294a4cc365193475e122b2fbd1e9", "e64c72b"]
 
 
-@pytest.fixture(scope="module", params=RELEASES)
-def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+# The last whose kernel engine had overlays, copies of compressed shards, and links by number.
+WITH_KERNEL_OVERLAYS = "7867125"
+
+
+def program_of(commit: str, tree: Path) -> dict[str, str]:
     """The environment in which an interpreter runs the program of another release."""
-    tree = tmp_path_factory.mktemp("release")
-    archive = subprocess.run(
-        ["git", "archive", request.param, "wdsfs"], cwd=ROOT, capture_output=True, check=False
-    )
+    archive = subprocess.run(["git", "archive", commit, "wdsfs"], cwd=ROOT, capture_output=True, check=False)
     if archive.returncode:
         pytest.skip("no history of git here")
     subprocess.run(["tar", "x"], cwd=tree, input=archive.stdout, check=True)
     return {"PYTHONPATH": str(tree)}
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return program_of(request.param, tmp_path_factory.mktemp("release"))
+
+
+@pytest.fixture(scope="module")
+def release_before(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    need_erofs()
+    return program_of(WITH_KERNEL_OVERLAYS, tmp_path_factory.mktemp("release"))
 
 
 @pytest.mark.fuse
@@ -541,3 +556,85 @@ def test_a_release_before_is_answered(release: dict[str, str], shards: Path, pro
     assert committed(shards / "new")[0]["cat"]["txt"] == b"a big cat"
     with program.mounted("--overlay", "edits", SET, env=release) as mounted:
         assert (mounted.path / "pets-0/cat/txt").read_bytes() == b"a big cat"
+
+
+def by_kernel(program: Program, before: dict[str, str], *words: str | Path) -> mount_registry.Registration:
+    """Have the release before mount by the kernel; its guard."""
+    program.run("mount", "-q", "--engine", "kernel", *words, program.mountpoint, env=before)
+    with _runtime_of(program):
+        guard = mount_registry.find(str(program.mountpoint))
+    assert guard is not None
+    return guard
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("is_guarded", [True, False], ids=["guarded", "guard killed"])
+def test_a_kernel_overlay_of_the_release_before(
+    is_guarded: bool, release_before: dict[str, str], shards: Path, program: Program
+) -> None:
+    """It is shown and ended, and nothing else; then FUSE goes on with the overlay."""
+    top = program.mountpoint
+    try:
+        guard = by_kernel(program, release_before, "--overlay", "edits", SET)
+        (top / "pets-0/cat/txt").write_bytes(b"a big cat")
+        shutil.rmtree(top / "pets-1/fox")
+        (top / "pets-0/yak").mkdir()
+        (top / "pets-0/yak/txt").write_bytes(b"a yak")
+        if not is_guarded:
+            os.kill(guard.pid, signal.SIGKILL)
+            wait_until(lambda: not guard.alive, "the guard to die")
+        [report] = program.json("status", top)
+        assert (report["engine"], report["mode"], report["overlay"]) == ("kernel", "rw", str(shards / "edits"))
+        assert "an earlier wdsfs has mounted its overlay by the kernel" in report["notices"][0]
+        for words in (["diff"], ["commit", "-o", "new/%d.tar"], ["restore", "--all"], ["view", "--no-browser"]):
+            assert f"wdsfs umount {top}" in program.refused(*words, top, code=5)
+        assert f"wdsfs umount {top}" in program.refused("where", top / "pets-0/cat/txt", code=5)
+        message = program.refused("mount", "--overlay", "edits", SET, program.directory("other"), code=8)
+        assert "is in use" in message
+        program.run("umount", top)
+        wait_until(lambda: not guard.alive, "the guard to end")
+    finally:
+        end_mount(top)
+    with program.mounted("--overlay", "edits", SET) as mounted:
+        assert (mounted.path / "pets-0/cat/txt").read_bytes() == b"a big cat"
+        program.run("commit", "-q", "--in-place", mounted.path)
+        assert sorted(os.listdir(mounted.path / "pets-1")) == ["d"]
+    first, second = committed(shards)
+    assert (first["cat"]["txt"], first["yak"], "fox" in second) == (b"a big cat", {"txt": b"a yak"}, False)
+
+
+@pytest.mark.fuse
+def test_a_kernel_mount_of_the_release_before(
+    release_before: dict[str, str], shards: Path, program: Program
+) -> None:
+    """Of a plain set all goes on; one over copies is shown and ended."""
+    (shards / "packed.tar.gz").write_bytes(gzip.compress((shards / "pets-0.tar").read_bytes()))
+    try:
+        by_kernel(program, release_before, "--index-tree", SET)
+        [report] = program.json("status", program.mountpoint)
+        assert (report["state"], report["shards"], report["index_tree"]) == ("served by the kernel", 2, True)
+        [found] = program.json("where", program.mountpoint / "pets-0/cat/txt")
+        assert found["key"] == "cat"
+        [found] = program.json("where", program.mountpoint / "by-index/000/000/000000")
+        assert found["key"] == "cat"
+        program.run("umount", program.mountpoint)
+        by_kernel(program, release_before, "packed.tar.gz")
+        [report] = program.json("status", program.mountpoint)
+        assert "mount the shards themselves: wdsfs mount" in report["notices"][0]
+        image = report["image"]
+        program.run("umount", program.mountpoint)
+        message = program.refused("mount", image, program.mountpoint, code=5)
+        assert "mount the shards themselves: wdsfs mount" in message
+    finally:
+        end_mount(program.mountpoint)
+
+
+@pytest.mark.fuse
+def test_an_image_of_the_release_before(release_before: dict[str, str], shards: Path, program: Program) -> None:
+    image = shards / "set.erofs"
+    program.run("image", "-q", "--index-tree", "--linux", "6.12", SET, "-o", image, env=release_before)
+    try:
+        program.run("mount", image, program.mountpoint)
+        assert (program.mountpoint / "by-index/000/000/000003/txt").read_bytes() == b"a fox"
+    finally:
+        end_mount(program.mountpoint)

@@ -1,9 +1,9 @@
 """The registry of live mounts: for each a file in the runtime directory, and a socket to talk to its process.
 
 The process of a mount is a daemon (FUSE) or a guard (kernel). It writes `<id>.json`, its registration, when the
-mount is usable, and listens at `<id>.sock`. Both go when it ends; those of a killed process are recognised by its
-number and start. Client and process send JSON objects, a line each; which ones is said in
-`mount/control_socket.py` (FUSE) and `kernel/guard.py` (kernel).
+mount is usable; a daemon listens at `<id>.sock`. Both go when it ends; those of a killed process are recognised by
+its number and start. Client and daemon send JSON objects, a line each; which ones is said in
+`mount/control_socket.py`.
 
 Nobody but this user can write there (`host.runtime_dir`). Waits and lines have limits: a process that is silent,
 or talks nonsense, costs the other side an error.
@@ -261,22 +261,6 @@ def decode(line: bytes) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise ValueError("no object")
     return message
-
-
-def answer_client(listener: socket.socket, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Answer the request of the client that waits, if there is one."""
-    try:
-        client, _ = listener.accept()
-    except BlockingIOError:
-        return
-    with client, contextlib.suppress(OSError):  # it may be gone
-        client.settimeout(ANSWER_SECONDS)
-        with client.makefile("rb") as lines:
-            try:
-                reply = answer(decode(lines.readline(LINE_MAX)))
-            except ValueError:
-                reply = {"error": "the request cannot be read"}
-        client.sendall(encode(reply))
 
 
 class Talk:

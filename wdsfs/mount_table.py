@@ -15,12 +15,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-_FSOPEN, _FSCONFIG, _FSMOUNT, _FSPICK, _MOVE_MOUNT = 430, 431, 432, 433, 429  # on all architectures
+_FSOPEN, _FSCONFIG, _FSMOUNT, _MOVE_MOUNT = 430, 431, 432, 429  # on all architectures
 _OPEN_TREE, _CLONE = 428, 1
-_SET_FLAG, _SET_STRING, _CREATE, _RECONFIGURE = 0, 1, 6, 7
+_SET_FLAG, _SET_STRING, _CREATE = 0, 1, 6
 _CLOEXEC, _FROM_EMPTY_PATH, _AT_FDCWD = 1, 4, -100
-_BENEATH = 0x200  # flag of move_mount
-_NOT_BENEATH = "it cannot replace the present mount (needs Linux 6.5 or later); unmount that, and mount again"
 _FORCE, _DETACH = 1, 2  # flags of umount2
 _NEW_MOUNTS = 0x20000  # flag of setns: a mount namespace
 _IN_DELETE_SELF = 0x400
@@ -36,22 +34,13 @@ def mount(
     flags: Sequence[bytes],
     mountpoint: str,
     attributes: int,
-    beneath: bool = False,
 ) -> None:
-    """Mount a file system of this type at this path, with these settings (name, value) and flags.
-
-    `beneath`: below the mount that is there, so that it is seen when that one ends. EBUSY: that cannot be.
-    """
+    """Mount a file system of this type at this path, with these settings (name, value) and flags."""
     with _context(_FSOPEN, fstype, _CLOEXEC) as context:
         _create(context, settings, flags)
         mounted = _call(_FSMOUNT, context, _CLOEXEC, attributes)
-    place = _FROM_EMPTY_PATH | (_BENEATH if beneath else 0)
     try:
-        _call(_MOVE_MOUNT, mounted, b"", _AT_FDCWD, os.fsencode(mountpoint), place)
-    except OSError as error:
-        if beneath and error.errno == errno.EINVAL:
-            raise OSError(errno.EBUSY, _NOT_BENEATH) from None
-        raise
+        _call(_MOVE_MOUNT, mounted, b"", _AT_FDCWD, os.fsencode(mountpoint), _FROM_EMPTY_PATH)
     finally:
         os.close(mounted)
 
@@ -87,16 +76,6 @@ def attempt(fstype: bytes, settings: Sequence[tuple[bytes, bytes]]) -> None:
     """Set up a file system with these settings in the kernel, and drop it: nothing is mounted."""
     with _context(_FSOPEN, fstype, _CLOEXEC) as context:
         _create(context, settings, ())
-
-
-def set_read_only(mountpoint: str, read_only: bool) -> None:
-    """Make the file system that is mounted at this path read-only as a whole, or writable again.
-
-    EBUSY: a program has a file on it open for writing, or one that was removed.
-    """
-    with _context(_FSPICK, _AT_FDCWD, os.fsencode(mountpoint), _CLOEXEC) as context:
-        _call(_FSCONFIG, context, _SET_FLAG, b"ro" if read_only else b"rw", None, 0)
-        _call(_FSCONFIG, context, _RECONFIGURE, None, None, 0)
 
 
 def detach(mountpoint: str) -> None:

@@ -271,7 +271,8 @@ def test_the_manual_has_what_help_says(program: Program) -> None:
         assert command is not None
         assert f"wdsfs {name} " in shown
         for param in command.params:
-            for option in param.opts if param.param_type_name == "option" else ():
+            is_shown = isinstance(param, click.Option) and not param.hidden
+            for option in param.opts if is_shown else ():
                 assert option in shown, (name, option)
     # As it has to be typed: no other dash, no other quote, each example on a line of its own.
     assert (

@@ -318,7 +318,8 @@ def test_ls_of_every_kind_of_spec(prepared: Program) -> None:
 def test_which_part_of_the_shards(prepared: Here, command: str, options: list[str], message: bytes) -> None:
     """Every command that takes SHARDS takes these, and refuses them for the same reasons."""
     further = {"mount": [".", "mnt"], "cat": [".", "x"], "diff": ["."], "commit": ["-o", "out/%d.tar", "."]}
-    over = ["--overlay", "."] if command in ("diff", "commit") else []
+    (prepared.home / "edits").mkdir()
+    over = ["--overlay", "edits"] if command in ("diff", "commit") else []
     arguments = [command, *options, *over, *further.get(command, ["."])]
     done = prepared.run(*arguments, code=2) if command != "mount" else _mount_here(prepared, arguments)
     assert message in done.stderr

@@ -21,7 +21,7 @@ from tests import tars
 from tests.cli.test_main import program  # noqa: F401  # a fixture
 from tests.conftest import Program
 from tests.kernel.mounts import told
-from tests.packing.overlays import EDITS, FIRST, SECOND, Killed, Set, bare, half_way, keys, numbered
+from tests.packing.overlays import EDITS, FIRST, SECOND, Killed, Set, half_way, keys, numbered
 from tests.processes import PATIENCE, Process, wait_until
 from tests.uppers import OPAQUE, WHITEOUT, write_upper
 from tests.writables import shard
@@ -185,11 +185,14 @@ def test_the_view_is_that_of_the_overlay(program: Program) -> None:  # noqa: F81
     assert b"made with --layout files --merge" in done.stderr
 
 
-def test_a_bare_upper_is_read_as_told(program: Program) -> None:  # noqa: F811
+def test_an_upper_of_the_kernels_overlayfs_is_refused(program: Program) -> None:  # noqa: F811
+    """As any other directory that no mount has made; nothing in it is changed."""
     Set(program.home, FIRST, SECOND)
     write_upper(program.home / "bare", {"s0": {"d": {"a.jpg": b"new"}}})
-    done = program.run("diff", "--overlay", "bare", "--layout", "files", SHARDS)
-    assert lines(done.stdout) == ["changed  s0/d/a ~jpg"]
+    for command in (["diff"], ["commit", "--in-place"], ["commit", "-o", "new/s%d.tar"]):
+        done = program.run(*command, "--overlay", "bare", SHARDS, code=8)
+        assert b"neither empty nor an overlay of wdsfs" in done.stderr
+    assert os.listdir(program.home / "bare") == ["s0"]
 
 
 def test_a_set_with_a_shard_less(program: Program, here: Set) -> None:  # noqa: F811
@@ -371,17 +374,6 @@ def test_an_overlay_that_was_emptied_has_nothing_of_what_was_written_from_it(
     again(program, "new/s{0..1}.tar", 0)
 
 
-def test_outputs_of_an_upper_of_the_kernel(program: Program, here: Set) -> None:  # noqa: F811
-    bare(here, EDITS)
-    program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
-    assert os.listdir(program.home / "o") == ["s0"]
-    assert all("s0.tar was written by" in error for error in again(program, "new/s{0..1}.tar", 8))
-    program.run("commit", "--overlay", "o", "--in-place", SHARDS)
-    assert not (program.home / "o.wdsfs-outputs.json").exists()
-    again(program, SHARDS, 0)
-    assert os.listdir(program.home / "o") == []  # no lock either: the kernel would show it
-
-
 def test_outputs_that_cannot_be_read(program: Program, here: Set) -> None:  # noqa: F811
     here.place.outputs.write_text('{"version": 9}')
     assert all("of version 9, by a newer wdsfs" in error for error in again(program, SHARDS, 8))
@@ -392,28 +384,6 @@ def test_what_a_commit_left_that_was_killed_at_its_end_goes(program: Program, he
         (here.place.work / name).mkdir(parents=True) if "/" in name else (here.place.work / name).touch()
     program.run("diff", "--overlay", "o", SHARDS)
     assert os.listdir(here.place.work) == []
-    bare(here, EDITS)
-    (program.home / "o.wdsfs-commit").mkdir()
-    (program.home / "o.wdsfs-commit/commit.log").touch()
-    program.run("diff", "--overlay", "o", SHARDS)
-    assert not (program.home / "o.wdsfs-commit").exists()
-
-
-@pytest.mark.root
-@pytest.mark.parametrize("name", ["o.wdsfs-commit/commit.json", "o.wdsfs-outputs.json"])
-def test_what_another_user_has_put_beside_an_upper(name: str, program: Program, here: Set) -> None:  # noqa: F811
-    """A directory such as /tmp lets anybody do that, and a journal says what is written where."""
-    bare(here, EDITS)
-    planted = program.home / name
-    if planted.parent != program.home:
-        planted.parent.mkdir()
-        os.chown(planted.parent, 12345, 12345)
-    planted.write_text("{}")
-    os.chown(planted, 12345, 12345)
-    for command in (["diff"], ["commit", "--in-place"], ["commit", "-o", "new/s%d.tar"]):
-        error = program.run(*command, "--overlay", "o", SHARDS, code=8).stderr.decode()
-        assert "o.wdsfs-" in error
-        assert "another user (12345)" in error
 
 
 @pytest.mark.parametrize("option", ["--group-by-key", "--ignore-zeros"])

@@ -255,7 +255,8 @@ def test_labels_that_are_not_there(program: Program, web: WebServer) -> None:
 @pytest.fixture
 def edited(program: Program) -> Program:
     """An overlay with another class for the first sample of the second shard."""
-    write_upper(program.home / "o", {"x-1": {"d": {"1-0": {"cls": b"new"}}}})
+    program.directory("o")
+    write_upper(program.home / "o/upper", {"x-1": {"d": {"1-0": {"cls": b"new"}}}})
     return program
 
 

@@ -13,7 +13,6 @@ import pytest
 
 from tests import sets, tars
 from tests.conftest import Program, fails
-from tests.kernel.mounts import end_mount, need_erofs
 from tests.processes import wait_until
 from wdsfs.errors import UsageError
 from wdsfs.index.record import Record
@@ -178,21 +177,6 @@ def test_a_joined_file_that_is_no_tar_is_named_once(program: Program) -> None:
     program.write("a.tar", LABELLED)
     program.write("b.tar", b"<html>")
     assert program.refused("ls", "--join", "b.tar", "a.tar", code=3).count("is an HTML page") == 1
-
-
-def test_a_refresh_by_the_kernel_with_a_file_that_is_no_tar(program: Program) -> None:
-    """The mount goes on with what it has; `refresh` has no option that the message could name."""
-    need_erofs()
-    program.write("set/a.tar", LABELLED)
-    program.run("mount", "-q", "--engine", "kernel", "set", program.mountpoint)
-    try:
-        program.write("set/b.tar", b"<html>")
-        message = program.refused("refresh", program.mountpoint, code=3)
-        assert os.listdir(program.mountpoint) == ["a"]
-    finally:
-        end_mount(program.mountpoint)
-    assert "b.tar: is an HTML page" in message
-    assert "the mount is unchanged. Options can only be given" in message
 
 
 def test_what_is_no_tar_and_lazy(program: Program) -> None:

@@ -1,18 +1,15 @@
-"""The same set by FUSE and by the kernel, side by side: name for name, attribute for attribute, byte for byte;
-and the same edits.
+"""The same set by FUSE and by the kernel, side by side: name for name, attribute for attribute, byte for byte.
 
 What is another is in the table of docs/reference/semantics.md, "Images", and is left out here: inode numbers, the
-order of listings, sizes of directories, which error damage gives. The model of edits is in
-`tests/overlay/test_edits.py`. `WDSFS_THOROUGH=10` looks at ten times as many random examples.
+order of listings, sizes of directories, which error damage gives. `WDSFS_THOROUGH=10` looks at ten times as many
+random examples.
 """
 
 from __future__ import annotations
 
-import bz2
 import errno
 import gzip
 import json
-import lzma
 import os
 import random
 import stat
@@ -27,25 +24,11 @@ from tests import tars
 from tests.conftest import KERNEL, Program, fails
 from tests.kernel.mounts import end_mount, need_erofs
 from tests.kernel.test_image import LINKS, plain_tar
-from tests.overlay.test_edits import (
-    OPTIONS,
-    SHARDS,
-    Before,
-    KernelMount,
-    World,
-    check_diff,
-    listed,
-    model_of,
-    reported,
-)
-from tests.overlay.test_edits import VIEWS as EDITED
 from tests.tars import member
 from tests.thorough import THOROUGH
-from tests.writables import FILES, shard
 
 SIZE_MAX = 1 << 40  # of files whose bytes are compared: one of the odd tars claims more
 UNREADABLE = b"reading fails"
-WHEN = 1_700_000_000 * 10**9
 
 
 class Shown(NamedTuple):
@@ -124,7 +107,7 @@ def compare(program: Program, *words: str | Path) -> dict[bytes, Shown]:
 WAYS = [
     [],
     ["--layout", "files"],
-    ["--names", "full", "--index-tree"],
+    ["--names", "full"],
     ["--merge"],
     ["--merge", "--layout", "files"],
     ["-o", "uid=7,gid=8,umask=027"],
@@ -146,18 +129,6 @@ def test_odd_tars(options: list[str], program: Program) -> None:
     assert any(one.content == UNREADABLE for one in found.values())
     has_links = any(one.links > 1 and one.mode.startswith("-") for one in found.values())
     assert has_links == ("--decode-members" not in options)  # in a view each is a file of its own
-
-
-def test_a_link_by_number_that_would_be_too_long(program: Program) -> None:
-    """By both engines it says so, at the same length."""
-    folders = "/".join(["d" * 199] * 20)
-    names = [f"{folders}/{'k' * length}.jpg".encode() for length in (60, 83, 84, 85, 90)]
-    program.write("s.tar", tars.tar(*(tars.pax({b"path": name}) + tars.member(b"x", b"x") for name in names)))
-    with both(program, "--index-tree", "s.tar") as mounts:
-        one, other = ([os.readlink(top / f"by-index/000/000/{n:06}") for n in range(len(names))] for top in mounts)
-        assert one == other
-        assert [len(text) for text in one[:3]] == [4071, 4094, 4095]
-        assert one[3:] == ["the path of this sample is too long for a link"] * 2
 
 
 @pytest.mark.parametrize("left", [100, 5000, 300_000])
@@ -222,31 +193,6 @@ def test_views(options: list[str], program: Program) -> None:
     assert not any(one.content == UNREADABLE for one in found.values())
 
 
-PACKERS: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
-
-
-JOINED = ["--join", "depth.tar.gz"]
-
-
-@pytest.mark.parametrize("options", [[], ["--merge", "--layout", "files"], JOINED], ids=" ".join)
-def test_compressed_shards(options: list[str], program: Program) -> None:
-    """Whole ones, those that are cut off, damaged or have something after them, and links; beside a plain one."""
-    for number, (suffix, pack) in enumerate(PACKERS.items()):
-        content = tars.tar(*(one for n in range(6) for one in sample(6 * number + n)))
-        program.write(f"set/s{number}.tar.{suffix}", pack(content))
-    depth = (member(b"%02d.depth" % n, b"depth %d" % n * 200) for n in range(18))
-    program.write("depth.tar.gz", gzip.compress(tars.tar(*depth)))
-    if options != JOINED:
-        whole = gzip.compress(plain_tar(3, 60))
-        program.write("set/cut.tar.gz", whole[: len(whole) // 2])
-        program.write("set/more.tar.gz", whole + b"something else")
-        program.write("set/plain.tar", plain_tar(1, 20))
-        program.write("set/links.tar.gz", gzip.compress(LINKS))
-        program.write("set/odd.tar.gz", gzip.compress(plain_tar(2, 7)[:-1700]))
-    found = compare(program, *options, program.home / "set")
-    assert len(found) > 50
-
-
 # --- random reads --------------------------------------------------------------------------------------------
 
 
@@ -292,134 +238,3 @@ def test_random_reads(seed: int, program: Program) -> None:
             deed = chance.choice(list(DEEDS) if path else ["stat", "list", "read"])
             asked = deed, path, chance.randint(0, 6000), chance.choice([1, 512, 4096, 70_001])
             assert len({repr(answer(top, *asked)) for top in mounts}) == 1, asked
-
-
-# --- edits -------------------------------------------------------------------------------------------------
-
-
-class SteadyMount(KernelMount):
-    """A mount in which what is made gets one time, and what only one engine can rename is copied.
-
-    Only FUSE renames samples, and sees that the files of one were moved to another (which are samples in the files
-    layout). So a file is renamed in the directory of its sample only.
-    """
-
-    def __init__(self, top: Path, renames: bool) -> None:
-        super().__init__(top)
-        self.renames = renames
-
-    def put(self, path: bytes, data: bytes) -> None:
-        super().put(path, data)
-        self.change_time(path, WHEN)
-
-    def rename(self, path: bytes, new: bytes) -> None:
-        if not os.path.lexists(self.at(path)):
-            raise FileNotFoundError(errno.ENOENT, "no such file")
-        if not self.renames or os.path.isdir(self.at(path)) or os.path.dirname(path) != os.path.dirname(new):
-            raise OSError(errno.EXDEV, "only copied")
-        if sum(one.is_file() for one in os.scandir(os.path.dirname(self.at(path)))) < 2:
-            raise OSError(errno.EXDEV, "only copied")
-        super().rename(path, new)
-
-
-class Outcome(NamedTuple):
-    """What came of edits: the steps that were done, what is shown, `diff --json`, and the new shards."""
-
-    steps: list[str]
-    shown: dict[bytes, bytes]
-    report: dict[str, Any]
-    written: dict[str, bytes]
-
-
-def outcome(program: Program, engine: str, name: str, seed: int, steps: int) -> Outcome:
-    """Edit a mount by random steps, and compare it with the model."""
-    view, merge = EDITED[name]
-    overlay, out = program.home / engine, program.home / f"{engine}-out"
-    words: tuple[str | Path, ...] = (*OPTIONS[view], *["--merge"] * merge, *sorted(program.home.glob("*.tar")))
-    try:
-        program.run("mount", "-q", "--engine", engine, "--overlay", overlay, *words, program.mountpoint)
-        world = World(SteadyMount(program.mountpoint, view is not FILES), view, merge, random.Random(seed))
-        world.before, _ = world.look()
-        world.files, world.directories = world.look()
-        for _ in range(steps):
-            world.step()
-        settle(program, world)
-        shown, directories = world.look()
-        assert {path: one.content for path, one in shown.items()} == {
-            path: one.content for path, one in world.files.items()
-        }
-        assert directories == world.directories
-        before, after = Before(world, merge), model_of(world, world.files)
-        report = program.json("diff", program.mountpoint, code=1 if after.bad else 0)
-        found = reported(report)
-        assert {one.path for one in found.unpackable + found.conflicts} == after.bad
-        assert {one.path for one in found.leavings} == after.left
-        if not after.bad:
-            check_diff(found, before, after)
-        program.run("commit", "-q", "--leave-out", "-o", out / "%d.tar", program.mountpoint)
-        written = {path.name: path.read_bytes() for path in sorted(out.iterdir())}
-        if not after.bad and not merge and view is FILES:
-            assert {name for data in written.values() for name, _ in listed(data)} >= {
-                member for members in after.members.values() for member in members
-            }
-        program.run("umount", program.mountpoint)
-    except BaseException as error:
-        error.add_note(f"seed {seed}, {name}, {engine}:\n  " + "\n  ".join(world.steps))
-        raise
-    finally:
-        end_mount(program.mountpoint)
-    return Outcome(world.steps, {path: one.content for path, one in shown.items()}, report, written)
-
-
-def settle(program: Program, world: World) -> None:
-    """Remove what no commit takes, not even with --leave-out: where samples and files contradict each other."""
-    bad = model_of(world, world.files).bad
-    if reported(program.json("diff", program.mountpoint, code=1 if bad else 0)).conflicts:
-        for path in bad:
-            world.mount.unlink(path)
-            del world.files[path]
-
-
-@pytest.mark.parametrize("seed", range(THOROUGH))
-@pytest.mark.parametrize("name", sorted(EDITED) if THOROUGH > 1 else ["merged", "files"])
-def test_random_edits(name: str, seed: int, program: Program) -> None:
-    """The same steps have the same results, errors, changes and shards; all as the model says."""
-    need_erofs()
-    for number, members in enumerate(SHARDS):
-        program.write(f"s{number}.tar", shard(members))
-    one, other = (outcome(program, engine, name, seed, 20) for engine in ("fuse", "kernel"))
-    assert one.steps
-    assert other == one
-
-
-@pytest.mark.parametrize("seed", range(THOROUGH))
-@pytest.mark.parametrize("name", sorted(EDITED) if THOROUGH > 1 else ["samples", "full"])
-def test_random_edits_change_hands(name: str, seed: int, program: Program) -> None:
-    """An overlay is edited by FUSE, with all its renames, and by the kernel, in turn: each shows what the other
-    has shown, name for name."""
-    need_erofs()
-    view, merge = EDITED[name]
-    random_steps = random.Random(f"{name} {seed}")
-    for number, members in enumerate(SHARDS):
-        program.write(f"s{number}.tar", shard(members))
-    words: tuple[str | Path, ...] = (*OPTIONS[view], *["--merge"] * merge, *sorted(program.home.glob("*.tar")))
-    world = World(KernelMount(program.mountpoint), view, merge, random_steps)
-    try:
-        for engine in ("fuse", "kernel", "fuse", "kernel"):
-            program.run("mount", "-q", "--engine", engine, "--overlay", "o", *words, program.mountpoint)
-            files, directories = world.look()
-            if world.steps:
-                assert {path: one.content for path, one in files.items()} == {
-                    path: one.content for path, one in world.files.items()
-                }
-                assert directories == world.directories
-            world.files, world.directories = files, directories
-            for _ in range(40):
-                world.step()
-            world.files, world.directories = world.look()
-            program.run("umount", program.mountpoint)
-    except BaseException as error:
-        error.add_note(f"seed {seed}, {name}:\n  " + "\n  ".join(world.steps))
-        raise
-    finally:
-        end_mount(program.mountpoint)

@@ -18,7 +18,6 @@ from wdsfs.kernel.engine_checks import check_engine, check_leases
         ((6, 18, 1), True, False, 0, "ok", "EROFS, shards as files"),
         ((6, 18), True, True, 1000, "ok", "EROFS, shards as files; only for root"),
         ((6, 8), True, True, 0, "ok", "EROFS, shards as loop devices"),
-        ((6, 1), True, True, 0, "ok", "EROFS, shards as loop devices; `wdsfs refresh` needs Linux 6.5"),
         ((6, 8), True, False, 0, "warn", "before Linux 6.12"),
         ((5, 10), True, True, 0, "ok", "needs Linux 5.16 or later; this is 5.10"),
         ((6, 18), False, True, 0, "warn", "this kernel has no EROFS"),

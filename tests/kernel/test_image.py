@@ -46,7 +46,7 @@ from wdsfs.kernel.image import ImageFile, make_image
 from wdsfs.kernel.layout import Table, places
 from wdsfs.kernel.manifest import ImageOptions
 from wdsfs.spec.expand import expand
-from wdsfs.tree.numbered_tree import make_numbered
+from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.options import Composition, Owner, columns_of, fields_of
 from wdsfs.tree.tree import LowerTree, Node, View
 from wdsfs.tree.view_set import ViewSet, open_set
@@ -80,7 +80,7 @@ def a_tree(
     below = open_set(found, index, wanted or Composition(), companions)
     if isinstance(below, ViewSet):
         assert below.make() is None
-    tree = make_numbered(below, replace(view, merge=merge))
+    tree = make_tree(below, replace(view, merge=merge))
     try:
         yield tree
     finally:
@@ -139,7 +139,7 @@ def check(tree: LowerTree, image: ErofsImage, owner: Owner = OWNER) -> dict[byte
 WAYS = [
     (View(), False, OLD),
     (View("files"), False, NEW),
-    (View(names="full", index_tree=True), True, NEW),
+    (View(names="full"), True, NEW),
     (View("files"), True, NEW),
 ]
 
@@ -260,7 +260,7 @@ def check_large(home: Path, count: int, merge: bool) -> None:
         max_size=3,
     ),
     chosen=st.sets(st.sampled_from(["join", "associate", "decode", "fields", "columns", "classes"])),
-    view=st.sampled_from([View(), View("files"), View(names="full", index_tree=True)]),
+    view=st.sampled_from([View(), View("files"), View(names="full")]),
     merge=st.booleans(),
     stored_max=st.sampled_from([20, 1 << 20]),
 )
@@ -343,13 +343,13 @@ def all_kinds() -> list[bytes]:
 def test_the_number_of_the_layout(tmp_path: Path) -> None:
     """Whoever changes the bytes for the same shards counts `erofs.LAYOUT` up, and puts the digest here.
 
-    Guards and overlays know an image by this number: the inode numbers of another layout are others.
+    Images in the cache are found by this number.
     """
-    with a_tree(tmp_path, all_kinds(), View(names="full", index_tree=True), at=1_700_000_000) as tree:
+    with a_tree(tmp_path, all_kinds(), View(names="full"), at=1_700_000_000) as tree:
         check(tree, image_of(tmp_path, tree, OLD, Owner()), Owner())
     image = (tmp_path / "set.erofs").read_bytes()
     blocks = image[erofs.metadata_block(8) * erofs.BLOCK : image.index(b'{"format":')]
-    assert (erofs.LAYOUT, hashlib.sha256(blocks).hexdigest()[:16]) == (5, "8b232ee43c353fc9")
+    assert (erofs.LAYOUT, hashlib.sha256(blocks).hexdigest()[:16]) == (5, "0fec205d92971531")
 
 
 def test_the_same_bytes_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +364,7 @@ def test_the_same_bytes_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 image_of(home, tree)
         if name == "c":
             monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, bytes(data)[:100], offset))
-        with a_tree(home, [plain_tar(1, 20), tars.ODD["hard links"].tar()], View(index_tree=True), at=7) as tree:
+        with a_tree(home, [plain_tar(1, 20), tars.ODD["hard links"].tar()], View(), at=7) as tree:
             image_of(home, tree)
         images.add((home / "set.erofs").read_bytes())
     assert len(images) == 1
@@ -390,7 +390,7 @@ LINKS = tars.tar(
 
 
 @pytest.mark.parametrize("since", [OLD, NEW], ids=["5.16", "6.15"])
-@pytest.mark.parametrize(("view", "merge"), [(View(index_tree=True), False), (View("files"), True)])
+@pytest.mark.parametrize(("view", "merge"), [(View(), False), (View("files"), True)])
 def test_another_program_extracts_the_same(
     view: View, merge: bool, since: tuple[int, int], tmp_path: Path
 ) -> None:
@@ -598,7 +598,11 @@ def test_options_that_an_image_does_not_take(tmp_path: Path) -> None:
     ):
         assert text in told(tmp_path, "mount", *words, image, tmp_path, code=2)
     assert "is for images" in told(tmp_path, "mount", "--trust-shards", shard, tmp_path, code=2)
-    for words, text in ((["--umask", "9"], "--umask 9"), (["--linux", "4.9"], "5.16"), (["--linux", "x"], "x:")):
+    for words, text in (
+        (["--umask", "9"], "--umask 9"),
+        (["--linux", "6.15"], "--linux: is gone; every image is for Linux 5.16 and later"),
+        (["--index-tree"], "by FUSE: wdsfs mount --index-tree"),
+    ):
         assert text in told(tmp_path, "image", shard, "-o", image, *words, code=2)
 
 
@@ -608,7 +612,8 @@ def test_shards_that_cannot_be_in_an_image(tmp_path: Path) -> None:
     shard.write_bytes(sets.content(0))
     packed.write_bytes(gzip.compress(sets.content(1)))
     message = told(tmp_path, "image", packed, "-o", target, code=9)
-    assert f"{packed}: is compressed, and an image refers to plain tars only" in message
+    assert f"{packed}: is compressed" in message
+    assert "mount the set by FUSE" in message
     assert "is a shard of the set" in told(tmp_path, "image", shard, "-o", shard, code=9)
     assert shard.read_bytes() == sets.content(0)
     missing = tmp_path / "no" / "set.erofs"

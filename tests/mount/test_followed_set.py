@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests import servers, sets, tars
-from tests.conftest import BOTH_ENGINES, Mounted, Program
+from tests.conftest import Mounted, Program
 from tests.processes import PATIENCE, wait_until
 from tests.servers import BUCKET, Server
 from tests.web_server import WebServer
@@ -258,7 +258,6 @@ def test_refresh_of_a_fixed_set(program: Program) -> None:
     assert "no mount of wdsfs is there" in message
 
 
-@BOTH_ENGINES
 def test_a_shard_that_looks_like_a_command_is_none_when_it_is_gone(program: Program) -> None:
     """Its author removes it, and waits for the next look at SHARDS."""
     names = ["a.tar", "pipe:touch PWNED;: .tar", "p{i,i}pe:touch PWNED;: .tar", "x::pipe:touch PWNED;: .tar"]

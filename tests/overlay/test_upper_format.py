@@ -29,7 +29,6 @@ from wdsfs.overlay.overlay_directory import (
     read_settings,
     write_settings,
 )
-from wdsfs.overlay.upper_directory import UpperDirectory
 from wdsfs.overlay.upper_format import (
     DIRECTORY,
     FILE,
@@ -87,14 +86,21 @@ def test_every_kind_of_thing_is_read(tmp_path: Path) -> None:
 
 
 @as_root
-def test_marks_that_the_kernel_writes_as_root_are_read(tmp_path: Path) -> None:
-    (tmp_path / "d").mkdir()
-    os.setxattr(tmp_path / "d", "trusted.overlay.opaque", b"y")
+def test_devices_that_the_kernel_writes_are_whiteouts(tmp_path: Path) -> None:
     os.mknod(tmp_path / "w", stat.S_IFCHR, 0)
     os.mknod(tmp_path / "null", stat.S_IFCHR, os.makedev(1, 3))
     root = loaded(tmp_path)
-    assert root.children[b"d"].opaque
     assert (root.children[b"w"].kind, root.children[b"null"].kind) == (WHITEOUT, OTHER)
+
+
+@as_root
+@pytest.mark.parametrize("mark", ["opaque", "whiteout"])
+def test_marks_of_root_are_refused(tmp_path: Path, mark: str) -> None:
+    """Only an overlayfs that is none of ours writes them; without them the mount would show something else."""
+    (tmp_path / "d").mkdir()
+    os.setxattr(tmp_path / "d", f"trusted.overlay.{mark}", b"y")
+    with pytest.raises(OverlayUnusable, match=f"'d'.*trusted.overlay.{mark}.*user.overlay.{mark}"):
+        loaded(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["user.overlay.redirect", "user.overlay.metacopy"])
@@ -211,14 +217,12 @@ def test_no_other_user_can_lock_an_overlay(open_to_all: Path, mode: int | None) 
 
 
 @as_root
-@pytest.mark.parametrize("bare", [False, True])
-def test_a_process_of_another_user_that_has_locked_it_is_named(open_to_all: Path, bare: bool) -> None:
-    """An upper of the kernel's is locked itself; a lock of an earlier version may be held when it is repaired."""
+def test_a_process_of_another_user_that_has_locked_it_is_named(open_to_all: Path) -> None:
+    """A lock of an earlier version may be held when it is repaired."""
     place = OverlayDirectory(open_to_all)
-    (open_to_all / ("file" if bare else "lock")).write_bytes(b"")
-    for path in open_to_all.iterdir():
-        path.chmod(0o644)
-    with _lock_as_nobody(open_to_all if bare else place.lock) as locker:
+    place.lock.touch()
+    place.lock.chmod(0o644)
+    with _lock_as_nobody(place.lock) as locker:
         try:
             assert locker.stdout is not None
             assert locker.stdout.readline() == b"locked\n"
@@ -231,18 +235,13 @@ def test_a_process_of_another_user_that_has_locked_it_is_named(open_to_all: Path
     os.close(hold(place))
 
 
-def test_uppers_of_the_kernel_are_told_from_overlays(tmp_path: Path) -> None:
-    assert not OverlayDirectory(tmp_path).is_bare
-    UpperDirectory(OverlayDirectory(tmp_path)).close()
-    assert not OverlayDirectory(tmp_path).is_bare
-    bare = tmp_path / "bare"
-    (bare / "s0").mkdir(parents=True)
-    assert OverlayDirectory(bare).is_bare
-    assert OverlayDirectory(bare).upper == bare
-    with pytest.raises(OverlayUnusable, match="diff and commit"):
-        UpperDirectory(OverlayDirectory(bare))
-    os.close(hold(OverlayDirectory(bare)))
-    assert os.listdir(bare) == ["s0"]
+def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    """Such as an upper of the kernel's overlayfs; nothing is written there."""
+    (tmp_path / "s0").mkdir()
+    for make in (True, False):
+        with pytest.raises(OverlayUnusable, match="neither empty nor an overlay of wdsfs"):
+            hold(OverlayDirectory(tmp_path), make)
+    assert os.listdir(tmp_path) == ["s0"]
 
 
 def test_no_descriptor_is_left_open() -> None:

@@ -144,12 +144,6 @@ def numbered(count: int, start: int = 0, size: int = 10) -> bytes:
     return tars.tar(*(tars.member(b"%03d.txt" % n, b"x" * size) for n in range(start, start + count)))
 
 
-def bare(here: Set, upper: Mapping[Any, Any]) -> None:
-    """The overlay is just an upper, as the kernel's overlayfs wrote it."""
-    shutil.rmtree(here.home / "o")
-    write_upper(here.home / "o", upper)
-
-
 def files_of(top: Path) -> dict[str, bytes]:
     return {str(path.relative_to(top)): path.read_bytes() for path in top.rglob("*") if path.is_file()}
 

@@ -1,5 +1,4 @@
-"""Commits of mounts: what writers and readers see of one, and of one that is killed; and of an overlay that the
-kernel's overlayfs has made over a mount."""
+"""Commits of mounts: what writers and readers see of one, and of one that is killed."""
 
 from __future__ import annotations
 
@@ -538,33 +537,3 @@ def test_after_the_end_of_all_a_killed_commit_is_finished_without_a_mount(a_set:
     commit(a_set, "--in-place", *OPTIONS)
     with a_set.mounted("--overlay", "o", "s{0..3}.tar") as mounted:
         check_edited(mounted.path, "s3")
-
-
-# --- the kernel's overlayfs --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("options", ["", ",userxattr"])
-def test_an_overlay_of_the_kernel_over_a_read_only_mount(a_set: Program, options: str) -> None:
-    if os.geteuid():
-        pytest.skip("only root can mount an overlay")
-    for name in ("upper", "work", "union"):
-        a_set.directory(name)
-    top, shards = a_set.home / "union", OPTIONS[2]
-    with a_set.mounted(shards) as mounted:
-        where = f"lowerdir={mounted.path},upperdir={a_set.home}/upper,workdir={a_set.home}/work"
-        off = "" if options else ",redirect_dir=off,metacopy=off"
-        command: list[str | Path] = ["mount", "-t", "overlay", "overlay", "-o", where + options + off, top]
-        made = subprocess.run(command, capture_output=True, check=False)
-        if made.returncode:
-            pytest.skip(f"the kernel has no overlayfs here: {made.stderr.decode()}")
-        try:
-            edit(top, lambda old, new: a_set.tool("mv", old, new))  # copies
-        finally:
-            subprocess.run(["umount", top], check=True)
-    overlay = ("--overlay", "upper", "--layout", "samples", shards)
-    changes = json.loads(a_set.run("diff", "--json", *overlay).stdout)["samples"]
-    assert {row["path"] for row in changes} >= {"s0/003", "s0/004", "s0/renamed", "s1/010", "more/x"}
-    commit(a_set, "--in-place", *overlay)
-    with a_set.mounted("s{0..3}.tar") as mounted:
-        check_edited(mounted.path, "s3")
-    assert os.listdir(a_set.home / "upper") == []

@@ -22,7 +22,6 @@ from tests.packing.overlays import (
     Faulty,
     Killed,
     Set,
-    bare,
     files_of,
     full,
     half_way,
@@ -411,12 +410,9 @@ LEAVINGS: dict[Any, Any] = {
 KEPT = {"Thumbs.db": b"T", "s0/d/a/jpg~": b"old", "s0/d/n/.ipynb_checkpoints/txt": b"x"}
 
 
-@pytest.mark.parametrize("kernel", [False, True])
-def test_in_place_keeps_what_it_leaves_out(kernel: bool, tmp_path: Path) -> None:
+def test_in_place_keeps_what_it_leaves_out(tmp_path: Path) -> None:
     """Killed at any step, too, and no directory that stays hides what is in the shards now."""
-    here = Set(tmp_path / "set", FIRST, SECOND).edit({} if kernel else LEAVINGS)
-    if kernel:
-        bare(here, LEAVINGS)
+    here = Set(tmp_path / "set", FIRST, SECOND).edit(LEAVINGS)
     before = Everything(here)
     whole = here.commit(in_place=True)
     assert samples(whole[0])["d/n"] == {"txt": b"new"}
@@ -463,22 +459,6 @@ def test_a_shard_is_replaced_when_only_the_overlay_is_left_to_be_emptied(
         assert here.set() == [numbered(3), *whole[1:]]
         assert os.listdir(here.home / "o/upper") == os.listdir(here.home / "o/work") == []
     assert emptying >= 5
-
-
-def test_abandoning_a_commit_of_a_bare_upper(tmp_path: Path) -> None:
-    """Changes made since the commit began stay."""
-    here = Set(tmp_path, FIRST, SECOND)
-    bare(here, {**EDITS, "s1": {"e": {"txt": b"new"}}})
-    kill_when(here, lambda: here.shards[0].read_bytes() != FIRST)
-    here.shards[1].write_bytes(numbered(3))
-    (tmp_path / "o/s0/late").write_bytes(b"")
-    with pytest.raises(CommitError, match="--abandon"):
-        here.commit(in_place=True)
-    here.abandon()
-    assert sorted(os.listdir(tmp_path)) == ["index", "o", "s0.tar", "s1.tar"]
-    assert sorted(path.relative_to(tmp_path / "o").as_posix() for path in (tmp_path / "o").glob("**/*")) == [
-        *("s0", "s0/late", "s1", "s1/e", "s1/e/txt")
-    ]
 
 
 def test_a_plan_as_json(tmp_path: Path) -> None:

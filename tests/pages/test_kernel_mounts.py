@@ -5,7 +5,6 @@ Most tests of `test_mounts.py` and `test_edits.py` are also for these mounts.
 
 from __future__ import annotations
 
-import gzip
 import os
 import shutil
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from tests.conftest import Program, User, open_the_way, program_of
 from tests.kernel.mounts import end_mount, need_erofs
 from tests.pages.viewing import viewing
 from tests.processes import wait_until
-from tests.web_server import WebServer
 from wdsfs.kernel import manifest
 from wdsfs.kernel.guard import guard_of
 
@@ -68,12 +66,8 @@ def test_a_shard_that_was_replaced_is_not_shown_in_the_place_of_the_old_one(moun
         answer = viewer.ask("/file/t-0/a/txt")
         assert (answer.status, b"nnn" in answer.body) == (502, False)
         assert viewer.ask("/file/t-1/a/txt").body == b"ooo"
-        wait_until(lambda: f"wdsfs refresh {mounts.mountpoint}" in viewer.ask("/plots").text, "the word")
+        wait_until(lambda: f"wdsfs umount {mounts.mountpoint}" in viewer.ask("/plots").text, "the word")
         assert f"{mounts.home}/set/t-0.tar" in viewer.ask("/problems").text
-        mounts.run("refresh", mounts.mountpoint)
-        wait_until(lambda: viewer.paths() == ALL, "the new shard")
-        assert viewer.ask("/file/t-0/a/txt").body == b"nnn"
-        assert "wdsfs refresh" not in viewer.ask("/").text
 
 
 def test_a_removed_shard_is_one_that_the_page_cannot_show(mounts: Program) -> None:
@@ -92,46 +86,11 @@ def test_labels_are_those_of_the_mount(mounts: Program) -> None:
     with viewing(mounts, mounts.mountpoint, cwd=elsewhere) as viewer:
         assert viewer.paths("?column=mood&value=bad") == ["t-0/b", "t-1/b"]
         put(mounts, "labels.csv", b"key,mood\na,sad!\nb,bad\n")
-        wait_until(lambda: "wdsfs refresh" in viewer.ask("/").text, "the word")
+        wait_until(lambda: "wdsfs umount" in viewer.ask("/").text, "the word")
         assert b"sad!" not in viewer.ask("/file/t-0/a/mood").body
         refused = mounts.refused("view", mounts.mountpoint, code=3)
         assert f"{mounts.home}/labels.csv: was replaced" in refused
-        mounts.run("refresh", mounts.mountpoint)
-        wait_until(lambda: viewer.paths("?column=mood&value=sad!") == ["t-0/a", "t-1/a"], "the new labels")
-        assert viewer.ask("/file/t-0/a/mood").body == b"sad!"
-        assert (mounts.mountpoint / "t-0/a/mood").read_bytes() == b"sad!"
-
-
-def test_a_compressed_shard_that_was_replaced(mounts: Program) -> None:
-    put(mounts, "set/t-2.tar.gz", gzip.compress(shard(b"o")))
-    mount(mounts, "set")
-    with viewing(mounts, mounts.mountpoint) as viewer:
-        assert viewer.paths() == [*ALL, "t-2/a", "t-2/b"]
-        assert viewer.ask("/file/t-2/a/txt").body == b"ooo"
-        mounts.write("set/t-2.tar.gz", gzip.compress(shard(b"n")))  # in place: the kernel reads its copy
-        wait_until(lambda: viewer.paths() == ALL, "the shard to be left out")
-        assert (mounts.mountpoint / "t-2/a/txt").read_bytes() == b"ooo"
-
-
-def test_a_remote_shard_that_was_replaced_in_its_store(web_program: Program) -> None:
-    """The page shows what is in the cache, as the mount does."""
-    need_erofs()
-    with WebServer().running() as web:
-        web.put("/t-0.tar", shard(b"o"), etag='"0"')
-        url = f"{web.url}/t-0.tar"
-        web_program.run("fetch", url)
-        try:
-            mount(web_program, url)
-            with viewing(web_program, web_program.mountpoint) as viewer:
-                assert viewer.ask("/file/t-0/a/txt").body == b"ooo"
-                web.put("/t-0.tar", shard(b"n"), etag='"1"')
-                web_program.run("fetch", url)
-                wait_until(lambda: not viewer.paths(), "the shard to be left out")
-                web_program.run("refresh", web_program.mountpoint)
-                wait_until(lambda: viewer.paths() == ALL[:2], "the new shard")
-                assert viewer.ask("/file/t-0/a/txt").body == b"nnn"
-        finally:
-            end_mount(web_program.mountpoint)
+        assert (mounts.mountpoint / "t-0/a/mood").read_bytes() == b"good"
 
 
 def test_an_image_that_was_carried_elsewhere(mounts: Program) -> None:

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tests import tars
-from tests.conftest import BOTH_ENGINES, FUSE, KERNEL, Program
+from tests.conftest import BOTH_ENGINES, Program
 from tests.pages.viewing import Viewer, viewing
 from tests.processes import wait_until
 
@@ -87,14 +87,12 @@ def test_samples_that_a_split_excludes_are_not_shown(program: Program) -> None:
             assert viewer.paths() == ["t-0/s01"]
 
 
-@pytest.mark.parametrize(
-    ("engine", "options"), [(FUSE, ("--field", "caption.txt=json:caption")), (KERNEL, ())], indirect=["engine"]
-)
-def test_shards_that_come_and_go_do_so_on_the_page(shards: Program, options: tuple[str, ...]) -> None:
+def test_shards_that_come_and_go_do_so_on_the_page(shards: Program) -> None:
     def shows(viewer: Viewer, expected: list[str]) -> bool:
         return viewer.paths() == expected
 
     typed = shards.directory("typed")
+    options = ("--field", "caption.txt=json:caption")
     with shards.mounted(*options, "set") as mounted, viewing(shards, mounted.path, cwd=typed) as viewer:
         typed.rmdir()
         assert viewer.paths() == ["t-0/s00", "t-0/s01", "t-1/s10", "t-1/s11"]

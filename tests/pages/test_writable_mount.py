@@ -43,7 +43,6 @@ def _commands(page: str) -> list[str]:
     return [html.unescape(part.partition("</code>")[0]) for part in page.split("<code>")[1:]]
 
 
-@BOTH_ENGINES
 def test_changed_and_removed_samples(program: Program) -> None:
     with program.mounted("-q", "--overlay", "edits", SET) as mounted, viewing(program, mounted.path) as viewer:
         (mounted.path / A / "cls").write_bytes(b"7")
@@ -57,7 +56,6 @@ def test_changed_and_removed_samples(program: Program) -> None:
         assert _cards(viewer.ask("/?column=cls&value=7").text) == [f"{A} changed"]
 
 
-@BOTH_ENGINES
 def test_the_extracting_command_gives_what_the_page_shows(program: Program) -> None:
     """Also of a file that is changed, new or removed."""
     shown = {"t-000000/a/cls": b"7", "t-000000/a/txt": b"new", "t-000000/b/cls": b"0", "t-000001/b/cls": b"1"}
@@ -75,7 +73,7 @@ def test_the_extracting_command_gives_what_the_page_shows(program: Program) -> N
                 assert (program.home / words[-1]).read_bytes() == content, command
 
 
-@pytest.mark.parametrize(("engine", "names"), [(FUSE, "full"), (KERNEL, "ext")], indirect=["engine"])
+@pytest.mark.parametrize("names", ["full", "ext"])
 def test_new_samples_are_in_the_grid(program: Program, names: str) -> None:
     stem = "n." if names == "full" else ""
     with program.mounted("-q", "--overlay", "edits", "--names", names, SET) as mounted:
@@ -134,7 +132,6 @@ def test_shards_are_changed_in_a_mount(program: Program) -> None:
         program.run("umount", program.mountpoint)
 
 
-@BOTH_ENGINES
 def test_a_merged_mount_with_an_overlay_is_shown_without_its_changes(program: Program) -> None:
     with program.mounted("-q", "--merge", "--layout", "files", "--overlay", "edits", SET) as mounted:
         (mounted.path / "new.cls").write_bytes(b"7")
@@ -150,7 +147,6 @@ def test_options_of_a_set_are_refused_for_a_mount(program: Program) -> None:
         assert "a mount knows" in program.refused("view", "--columns", "cls", mounted.path, code=2)
 
 
-@BOTH_ENGINES
 def test_a_symbolic_link_leads_out_of_no_mount(program: Program) -> None:
     outside = program.directory("outside")
     (outside / "cls").write_bytes(b"mine")
@@ -162,7 +158,6 @@ def test_a_symbolic_link_leads_out_of_no_mount(program: Program) -> None:
                 assert viewer.ask(path).status == 404
 
 
-@BOTH_ENGINES
 def test_a_commit_shows_on_the_page(program: Program) -> None:
     with program.mounted("-q", "--overlay", "edits", SET) as mounted, viewing(program, mounted.path) as viewer:
         (mounted.path / A / "cls").write_bytes(b"7")

@@ -736,54 +736,16 @@ def test_the_directory_is_removed_under_it(tmp_path: Path) -> None:
         assert one.read(1 << 20, 0) == content
 
 
-# --- mounts of the kernel's --------------------------------------------------------------------------------
-
-
-def test_nobody_waits_for_a_mount(tmp_path: Path) -> None:
-    """Who has to write what a mount reads has that end, as a lease shows, and goes on without the cache."""
-    content = content_of(3 * BLOCK)
-    with opened(tmp_path, len(content)) as one:
-        one.put(0, content)
-        lease = os.open(file_of(tmp_path, "data"), os.O_RDONLY)
-        fcntl.fcntl(lease, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(lease, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        assert one.read(BLOCK, 0) == content[:BLOCK]
-        assert fcntl.fcntl(lease, fcntl.F_GETLEASE) == fcntl.F_RDLCK
-        file = file_of(tmp_path, "table")
-        with file.open("r+b") as table:
-            table.seek(-8, os.SEEK_END)
-            table.write(b"????????")
-        assert one.verify() == 1
-        assert fcntl.fcntl(lease, fcntl.F_GETLEASE) != fcntl.F_RDLCK
-        assert not one.put(0, content)
-        os.close(lease)
-        assert one.put(0, content)
-        assert one.certify()
-
-
-def test_what_is_certified(tmp_path: Path) -> None:
-    """All of it, compared since the last change; what is written afterwards is not."""
-    content = content_of(3 * BLOCK)
-    with opened(tmp_path, len(content)) as one:
-        one.put(0, content[:BLOCK])
-        assert not one.certify()
-        one.put(0, content)
-        assert one.hold() == str(file_of(tmp_path, "data"))
-        assert one.certify()
-        assert cached_object.is_certified(str(file_of(tmp_path, "data")), one.fd)
-        flip(file_of(tmp_path, "data"), BLOCK)
-        assert not cached_object.is_certified(str(file_of(tmp_path, "data")), one.fd)
-        assert not one.certify()
-        assert one.missing(0, 3 * BLOCK) == [(BLOCK, 2 * BLOCK)]
+# --- what is held ---------------------------------------------------------------------------------------------
 
 
 def test_what_is_held_is_not_removed(tmp_path: Path) -> None:
-    """As long as somebody has it open; a mark alone is nothing."""
+    """As long as it is open there, also in a child."""
     cache = ObjectCache(tmp_path, LIMIT)
     content = content_of(BLOCK)
     with opened(tmp_path, len(content)) as one:
         one.put(0, content)
-        assert one.hold() is not None
+        one.hold()
         assert cache.clear("") == []
         assert cache.room.trim(0) == 0
         assert file_of(tmp_path, "data").exists()

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import tars
-from tests.conftest import BOTH_ENGINES, Program
+from tests.conftest import Program
 from tests.processes import PATIENCE, wait_until
 from tests.tree.test_view_record import Sample, a_view, member, write
 from wdsfs.errors import UsageError, ViewError
@@ -392,7 +392,6 @@ def test_status_says_what_the_present_list_lacks(program: Program, layout: tuple
         wait_until(lambda: [row["shard"] for row in mounted.status()["damaged"]] == [str(file)], "the list alone")
 
 
-@BOTH_ENGINES
 def test_a_list_changes_under_a_mount(program: Program) -> None:
     a_set(program.home)
     file = program.write("k.txt", text("s0/a", "s1/b/d"))
@@ -402,8 +401,6 @@ def test_a_list_changes_under_a_mount(program: Program) -> None:
         assert os.listdir(mounted.path / "s2") == []
         mounted.allow_log("has changed", "have changed", "is not in the set", "exchanged")
         file.write_bytes(text("s0/e", "s2/y"))
-        if program.engine == "kernel":
-            program.run("refresh", mounted.path)
         wait_until(lambda: listing(mounted.path / "s0") == ["e"], "the new choice")
         wait_until(lambda: listing(mounted.path / "s2") == ["y"], "the new choice")
         assert (mounted.path / "s2/y/txt").read_text() == "s2 y"

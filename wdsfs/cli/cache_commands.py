@@ -146,10 +146,7 @@ def _show(report: dict[str, Any], shards: Sequence[CachedEntry], each: bool) -> 
         print_table(table)
     contents = {words: report[name] for name, words in _GROUPS.items() if report[name]["files"]}
     for words, content in contents.items():
-        holding = (
-            f"; the kernel's mounts hold {bytes_text(content['held_bytes'])}" if content["held_bytes"] else ""
-        )
-        say(f"{words}: {bytes_text(content['bytes'])}, last used {_when(content['last_used'])}{holding}")
+        say(f"{words}: {bytes_text(content['bytes'])}, last used {_when(content['last_used'])}")
     size = sum(content["bytes"] for content in contents.values())
     limit = "half of what is free" if report["limit"] is None else bytes_text(report["limit"])
     sharing = f"; shared by the group {report['group']}" if report["group"] else ""

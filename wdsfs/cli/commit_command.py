@@ -225,7 +225,7 @@ def _commit_held(session: OverlaySession, overlay: NamedOverlay, packing: Packin
     if not packing.dry_run:
         label = "packing and sending" if plan.sent else "packing"
         with bytes_bar(label, plan.length + plan.sent, opening.quiet) as on_bytes, _interrupts(made):
-            done = made.write(opening, on_bytes, packing.space_check, session.prepare_new, session.show_new)
+            done = made.write(opening, on_bytes, packing.space_check, session.show_new)
     return Committed(plan, done, uneven, lower.shards, unshown)
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -94,34 +94,27 @@ def refresh(mountpoint: str, as_json: bool) -> None:
     """Look again at the SHARDS of the mount at MOUNTPOINT: show new ones, and hide those that are gone.
 
     Returns when the mount shows what is there now. A mount with --follow looks by itself, too. One that the kernel
-    serves gets a new image in the place of the old one; open files keep what they were. With --overlay no file
-    may be open for writing then.
+    serves has to be unmounted, and mounted again.
 
     \b
     Examples:
       wdsfs refresh /mnt/train
       wdsfs refresh --json /mnt/train
     """
-    from wdsfs.cli.mount_commands import options_of
     from wdsfs.mount import search
-    from wdsfs.mount.start import repeated
 
-    answer = search.named(mountpoint).refresh(partial(repeated, options_of))
+    answer = search.named(mountpoint).refresh()
     if as_json:
         write_json(answer)
         return
     for sign, key in (("+", "added"), ("-", "removed")):
         for shard in answer[key]:
             say(f"{sign} {shard['name']}  {shard['shard']}")
-    for shard in answer.get("replaced", ()):
-        say(f"~ {shard}")
     for shard in answer["left_out"]:
         say(f"not shown: {shard['shard']}: {shard['why']}", err=True)
     if answer["kept"]:
         say(f"kept: {answer['kept']}", err=True)
     changes = f"{len(answer['added']):,} added, {len(answer['removed']):,} removed"
-    if answer.get("replaced"):
-        changes += f", {len(answer['replaced']):,} replaced"
     say(f"{counted(answer['shards'], 'shard')}: {changes}")
 
 
@@ -250,7 +243,8 @@ def _rows(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
         rows += (_load_in_full(report) if in_full else _load(report)) + _offline(report) + _wrong(report, in_full)
     if report.get("replaced"):
         text = several(report["replaced"], SPECS_MAX)
-        rows.append(("replaced", f"{text}; the old content is shown until: wdsfs refresh {report['mountpoint']}"))
+        again = f"wdsfs umount {shlex.quote(report['mountpoint'])}, and mount it again"
+        rows.append(("replaced", f"{text}; the old content is shown until: {again}"))
     notices = report.get("notices", ()) if in_full or "requests" not in report else ()
     return rows + [("notice", text) for text in notices]
 
@@ -266,15 +260,7 @@ def _content(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
     if in_full or "samples" not in report:
         text += f", {bytes_text(report['bytes'])}"
     rows = [("content", text)]
-    if report.get("copies"):
-        rows.append(("copies", _copies(report)))
     return rows + ([("shards", several(report["files"], SPECS_MAX))] if in_full and "files" in report else [])
-
-
-def _copies(report: dict[str, Any]) -> str:
-    """Return the copies that the kernel reads in place of compressed and remote shards."""
-    taken = bytes_text(report["copies_bytes"])
-    return f"of {counted(report['copies'], 'shard')}, {taken}, which stay in the cache as long as it is mounted"
 
 
 def _set(state: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:

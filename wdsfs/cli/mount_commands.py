@@ -11,7 +11,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,20 +19,17 @@ import click
 
 from wdsfs.cli import completion, options
 from wdsfs.cli.output import say, write_json
-from wdsfs.cli.process import may_have_secrets
 from wdsfs.errors import MountError, UsageError, bytes_text, counted
 from wdsfs.mount.options import AUTO, ENGINES, OFF, MountOptions, Serving
 from wdsfs.mount_registry import FUSE
 from wdsfs.names import SHARD_SUFFIXES, suffix_of, without_suffix
 
 if TYPE_CHECKING:
-    from wdsfs.kernel.guard import MadeBy
     from wdsfs.tree.options import Opening, Selection, TreeOptions
 
 log = logging.getLogger("wdsfs")
 
 FOLLOW, FOLLOW_SECONDS = "--follow", 60.0
-_ARGUMENTS, _HAND_OUT = "wdsfs.mount.arguments", "wdsfs.mount.hand_out"  # in the context of the command
 
 
 class MountCommand(options.Command):
@@ -40,7 +37,6 @@ class MountCommand(options.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
-        ctx.meta[_ARGUMENTS] = list(args)
         given = [f"{FOLLOW}={FOLLOW_SECONDS:g}" if word == FOLLOW else word for word in args[:end]]
         return super().parse_args(ctx, given + args[end:])
 
@@ -73,7 +69,8 @@ serving_options = options.handing_over(
                 type=click.Choice(ENGINES),
                 default=FUSE,
                 show_default=True,
-                help="fuse: a daemon serves; kernel: the kernel does (for root); auto: the kernel where it can.",
+                help="fuse: a daemon serves; kernel: the kernel does (plain local shards, read-only, for root); "
+                "auto: the kernel where it can.",
             )
         ),
         "trust_shards": _serving(
@@ -189,7 +186,8 @@ def mount(
       wdsfs mount train.erofs /mnt/train
       wdsfs mount --overlay edits --new /mnt/new
     """
-    from wdsfs.mount.start import is_of_image, made_by
+    from wdsfs.mount.start import is_of_image
+    from wdsfs.spec.expand import settled
 
     _refuse_own_options(serving.options)
     own = None if shards or serving.new or mountpoint is None else _own_directory(mountpoint)
@@ -201,14 +199,9 @@ def mount(
     elif serving.trust_shards and serving.engine == FUSE:
         raise UsageError("--trust-shards is for images, which `wdsfs image` makes, and for --engine kernel")
     else:
-        shards = _settled(shards)
+        shards = tuple(map(settled, shards))  # the daemon expands them again
     chosen = MountOptions(shards, mountpoint, tree, selection, opening, serving)
-    meta = click.get_current_context().meta
-    if _HAND_OUT in meta:
-        meta[_HAND_OUT](chosen)
-    else:
-        made = None if may_have_secrets(meta[_ARGUMENTS]) else made_by(meta[_ARGUMENTS])
-        sys.exit(_start(chosen, made, makes_directory=own is not None))
+    sys.exit(_start(chosen, makes_directory=own is not None))
 
 
 def _own_directory(shard: str) -> str | None:
@@ -222,7 +215,7 @@ def _own_directory(shard: str) -> str | None:
     return name if is_shard and name not in ("", ".", "..") else None
 
 
-def _start(chosen: MountOptions, made: MadeBy | None, *, makes_directory: bool) -> int:
+def _start(chosen: MountOptions, *, makes_directory: bool) -> int:
     """Mount; returns the exit code. `makes_directory`: the mount point is made if nothing is there.
 
     Raises WdsfsError.
@@ -240,7 +233,7 @@ def _start(chosen: MountOptions, made: MadeBy | None, *, makes_directory: bool) 
             raise MountError(f"{place}: cannot be made: {error.strerror}; name a MOUNTPOINT") from None
     code = 1
     try:
-        code = start(chosen, made)
+        code = start(chosen)
     finally:
         if code and chosen.removes_mountpoint:
             with contextlib.suppress(OSError):  # the daemon has removed it
@@ -248,15 +241,6 @@ def _start(chosen: MountOptions, made: MadeBy | None, *, makes_directory: bool) 
     if makes_directory and not (code or chosen.opening.quiet or chosen.serving.foreground):
         log.info("mounted at %s; end it with: wdsfs umount %s", place, shlex.quote(place))
     return code
-
-
-def _settled(shards: Sequence[str]) -> tuple[str, ...]:
-    """Return SHARDS that mean the same when the daemon, or `refresh` from the arguments, expands them again."""
-    from wdsfs.spec.expand import settled
-
-    changed, meta = {spec: settled(spec) for spec in shards}, click.get_current_context().meta
-    meta[_ARGUMENTS] = [changed.get(word, word) for word in meta[_ARGUMENTS]]
-    return tuple(changed[spec] for spec in shards)
 
 
 def _mountpoint(shards: Sequence[str], mountpoint: str | None, selection: Selection, serving: Serving) -> str:
@@ -286,16 +270,6 @@ def _are_swapped(shards: Sequence[str], mountpoint: str) -> bool:
 
     is_directory = len(shards) == 1 and os.path.isdir(shards[0])
     return is_directory and names_a_shard(mountpoint) and not names_a_shard(shards[0])
-
-
-@contextlib.contextmanager
-def options_of(arguments: Sequence[str]) -> Iterator[MountOptions]:
-    """Yield the options of `wdsfs mount` with these arguments, in force for the block. Raises UsageError."""
-    chosen: list[MountOptions] = []
-    with mount.make_context("mount", list(arguments)) as context:
-        context.meta[_HAND_OUT] = chosen.append
-        mount.invoke(context)
-        yield chosen[0]
 
 
 def _refuse_options_of_shards(serving: Serving) -> None:
@@ -373,7 +347,6 @@ class Making(NamedTuple):
     uid: int
     gid: int
     umask: str
-    linux: str
 
 
 _making_options = options.handing_over(
@@ -395,13 +368,6 @@ _making_options = options.handing_over(
         "umask": click.option(
             "--umask", default="0", metavar="OCTAL", help="Bits to leave out of the modes 0444 and 0555."
         ),
-        "linux": click.option(
-            "--linux",
-            default="5.16",
-            show_default=True,
-            metavar="VERSION",
-            help="The oldest kernel that is to mount it; from 6.15 on an image is a fifth smaller.",
-        ),
     },
 )
 
@@ -417,7 +383,9 @@ _making_options = options.handing_over(
     shell_complete=completion.paths,
     help="The image, such as set.erofs.",
 )
-@options.numbered_tree_options
+@options.tree_options
+@options.retired("--index-tree", "an image has no links by number; mount by FUSE: wdsfs mount --index-tree")
+@options.retired("--linux", "every image is for Linux 5.16 and later; leave it out", metavar="VERSION")
 @_making_options
 @options.json_option
 @options.opening_options
@@ -444,7 +412,7 @@ def image(
     from wdsfs.tree.options import Owner
 
     owner = Owner(making.uid, making.gid, _octal(making.umask))
-    made, files = write_image(shards, selection, tree, opening, output, making.base, owner, making.linux)
+    made, files = write_image(shards, selection, tree, opening, output, making.base, owner)
     if as_json:
         write_json({"image": output, **made._asdict(), "files": files})
     else:

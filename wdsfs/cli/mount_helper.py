@@ -100,9 +100,9 @@ def _is_mounted(arguments: Sequence[str]) -> bool:
     """
     if not any(argument.startswith("--engine=") for argument in arguments):
         return False
-    from wdsfs.mount.start import has_made
+    from wdsfs.mount.start import is_guarded
 
-    return has_made(arguments[1:], arguments[-1])
+    return is_guarded(arguments[arguments.index("--") + 1 : -1], arguments[-1])
 
 
 def translate(argv: Sequence[str]) -> Call:

@@ -111,6 +111,18 @@ def group_in_section(title: str, group: Mapping[str, Decorator[Any]]) -> dict[st
     return {name: in_section(title, option) for name, option in group.items()}
 
 
+def retired(word: str, way_out: str, metavar: str | None = None) -> Decorator[Any]:
+    """Return an option that is gone, so that its users are told the way out; with a `metavar` it takes a value."""
+
+    def refuse(ctx: click.Context, param: click.Parameter, value: object) -> None:
+        if value:
+            raise UsageError(f"{word}: is gone; {way_out}")
+
+    return click.option(
+        word, is_flag=metavar is None, metavar=metavar, hidden=True, expose_value=False, callback=refuse
+    )
+
+
 # --- the types of values, and groups of options --------------------------------------------------------------
 
 

@@ -35,7 +35,7 @@ overlay_option = click.option(
     "--overlay",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False),
-    help="The directory with the changes: of a writable mount, or the upperdir of the kernel's overlayfs.",
+    help="The directory with the changes of a writable mount.",
 )
 
 
@@ -235,14 +235,14 @@ def _restorable(
     Raises UsageError.
     """
     from wdsfs.mount import search
-    from wdsfs.mount.overlay_session import remembered_session, restorable_mount
+    from wdsfs.mount.overlay_session import mounted_session, remembered_session
 
     mount = None if mountpoint is None else search.writable(mountpoint)  # which says so, where it is no mount
     if not has_paths:
         raise UsageError("name the PATHs to restore, or --all")
     if mount is None:
         return remembered_session(overlay, opening)
-    return restorable_mount(mount, with_index_of(mount, opening))
+    return mounted_session(mount, with_index_of(mount, opening))
 
 
 def _apart(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:

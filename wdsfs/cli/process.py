@@ -12,7 +12,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import FrameType
 
 import click
@@ -111,15 +111,6 @@ def prepare_streams() -> None:
             os.open(os.devnull, os.O_RDWR)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")
-
-
-def may_have_secrets(arguments: Sequence[str]) -> bool:
-    """Return True if some of these may be a secret, so that they are stored nowhere."""
-    return any(
-        argument.partition("=")[0] == "--store-option" or _SECRETS.search(os.fsencode(argument)) is not None
-        for argument in arguments
-        if argument.startswith("--store-option") or _MAY_HAVE.search(os.fsencode(argument))
-    )
 
 
 def hide_secrets() -> None:

@@ -1,18 +1,17 @@
-"""The open files of a kernel mount (image, shards, copies), watched for writers by leases or by times.
+"""The open files of a kernel mount (image and shards), watched for writers by leases or by times.
 
-A copy is what the kernel reads in the place of a shard that is no plain tar of this machine. With a read lease
-(fcntl(2), F_SETLEASE) a program that opens a file for writing, or truncates it, waits until the lease is given up.
-Where a file system has no leases, the times of the file are compared; and where it shows files of another one (an
-overlay, FUSE), in which they can be written past any lease.
+With a read lease (fcntl(2), F_SETLEASE) a program that opens a file for writing, or truncates it, waits until the
+lease is given up. Where a file system has no leases, the times of the file are compared; and where it shows files
+of another one (an overlay, FUSE), in which they can be written past any lease.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
 import select
+import signal
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,34 +19,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wdsfs import host, mount_table, trust
-from wdsfs.errors import MissingShard, MountError, ShardError, StaleShard, UnreadableShard, WdsfsError, several
+from wdsfs.errors import MissingShard, MountError, StaleShard, UnreadableShard, several
 from wdsfs.kernel import erofs_mount
 from wdsfs.kernel.erofs_mount import FileSystem
 from wdsfs.kernel.manifest import Device, Manifest
-from wdsfs.shards import Fingerprint
-from wdsfs.storage.cache_directory import DATA, key_of
 from wdsfs.storage.file_cache import is_as_made
-from wdsfs.storage.held_files import HeldFile
 
 SUPERBLOCKS = Path("/sys/fs/erofs")  # a directory for each superblock, as long as somebody uses it
 _OWN_FILES = 64  # descriptors besides those of shards
-_COPY_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class OpenDevice(NamedTuple):
-    """A shard of an image, or the image: its path, and the descriptor of the file that the kernel reads.
-
-    `copy` is the path of that file if it is a copy in the cache.
-    """
+    """A shard of an image, or the image: its path, and the descriptor of the file that the kernel reads."""
 
     path: bytes
     fd: int
-    copy: str = ""
-
-    @property
-    def file(self) -> bytes:
-        """The path of what the kernel reads."""
-        return os.fsencode(self.copy) or self.path
 
 
 def open_image(path: str) -> OpenDevice:
@@ -81,13 +67,13 @@ def open_devices(manifest: Manifest, base: bytes, trusting: bool) -> list[OpenDe
     """Open the shards of an image, relative paths below `base`; the caller closes them.
 
     A shard has to have the size and the time that it had. `trusting`: the size alone, for copies that have got
-    other times. What the kernel reads in the place of a shard has to be as it was made, of the shard that is there
-    now. Raises MissingShard, UnreadableShard, StaleShard, MountError.
+    other times. Raises MissingShard, UnreadableShard, StaleShard, MountError.
     """
     devices: list[OpenDevice] = []
     try:
         for device in manifest.devices:
-            devices.append(_opened(device, os.fsdecode(base)))
+            path = device.shard(os.fsdecode(base))
+            devices.append(OpenDevice(os.fsencode(path), _open_shard(path)))
         check_devices(devices, manifest, trusting)
     except BaseException:
         close_devices(devices)
@@ -114,44 +100,20 @@ def close_devices(devices: Sequence[OpenDevice]) -> None:
 
 
 def _is_same(opened: OpenDevice, device: Device, trusting: bool) -> bool:
-    if device.copy is not None:
-        return is_sound(opened.fd, device.copy) and is_copy_of(os.fsdecode(opened.path), opened.copy)
     status = os.fstat(opened.fd)
     return status.st_size == device.size and (trusting or status.st_mtime_ns == device.mtime_ns)
 
 
 def was_written(path: str, device: Device, trusting: bool) -> bool:
-    """Return True if the shard at this path, or its copy, has changed since the image was made.
+    """Return True if the shard at this path has changed since the image was made.
 
     A removed shard has not: the kernel still has its file.
     """
-    if device.copy is not None:
-        return _is_damaged(device.copy)
     try:
         status = os.stat(path)
     except OSError:
         return False
     return status.st_size != device.size or not (trusting or status.st_mtime_ns == device.mtime_ns)
-
-
-def _opened(device: Device, base: str) -> OpenDevice:
-    path = device.shard(base)
-    if device.copy is None:
-        return OpenDevice(os.fsencode(path), _open_shard(path))
-    return OpenDevice(os.fsencode(path), _open_copy(path, device.copy.path), device.copy.path)
-
-
-def _open_copy(shard: str, path: str) -> int:
-    try:
-        fd = os.open(path, _COPY_FLAGS)
-    except OSError as error:
-        raise StaleShard(
-            f"{shard}: its copy in the cache cannot be opened: {error.strerror}; repeat the command"
-        ) from None
-    _refuse_irregular(path, fd)
-    with contextlib.suppress(BlockingIOError):  # eviction has locked it; the kernel holds it once it is mounted
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    return fd
 
 
 def _open_shard(path: str) -> int:
@@ -163,7 +125,9 @@ def _open_shard(path: str) -> int:
         ) from None
     except OSError as error:
         raise UnreadableShard(f"{path}: {error.strerror}") from None
-    _refuse_irregular(path, fd)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise MountError(f"{path}: is not a regular file")
     try:
         refusal = trust.foreign_link(os.fsencode(path), fd)
     except OSError as error:
@@ -173,12 +137,6 @@ def _open_shard(path: str) -> int:
         os.close(fd)
         raise MountError(refusal)
     return fd
-
-
-def _refuse_irregular(path: str, fd: int) -> None:
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise MountError(f"{path}: is not a regular file")
 
 
 def raise_file_limit(shards: int) -> None:
@@ -191,77 +149,20 @@ def raise_file_limit(shards: int) -> None:
         )
 
 
-# --- copies
-
-
-def is_unpacked(copy: str) -> bool:
-    """Return True for the copy (a path) of a compressed shard; else it is that of a remote one."""
-    return copy.rpartition(".")[2] != DATA
-
-
-def is_sound(fd: int, copy: HeldFile) -> bool:
-    """Return True if an open file is this copy, all of which is there, and nobody has written into it.
-
-    Raises OSError.
-    """
-    status = os.fstat(fd)
-    if (status.st_size, status.st_ino) != (copy.size, copy.inode):
-        return False
-    if is_unpacked(copy.path):
-        return is_as_made(status)
-    from wdsfs.remote.cached_object import is_certified  # late: most sets are local
-
-    return is_certified(copy.path, fd)
-
-
-def _is_damaged(copy: HeldFile) -> bool:
-    """Return True if the copy is still there, but was written into, or has wrong bytes."""
-    try:
-        fd = os.open(copy.path, _COPY_FLAGS)
-    except OSError:
-        return False
-    try:
-        return os.fstat(fd).st_ino == copy.inode and not is_sound(fd, copy)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
-
-
-def is_copy_of(shard: str, copy: str) -> bool:
-    """Return True if this copy (a path) was made of the file that is at the path of the shard now.
-
-    For a remote shard, the object that its store had when it was last asked, by any process.
-    """
-    if "://" in shard:
-        return _is_copy_of_object(shard, copy)
-    path = os.fsencode(shard)
-    try:
-        return _stem(copy) == key_of(path, Fingerprint.at(path))
-    except ShardError:
-        return False
-
-
-def _is_copy_of_object(url: str, copy: str) -> bool:
-    from wdsfs.remote import object_cache
-
-    try:
-        cache = object_cache.cache()
-    except WdsfsError:
-        return True  # nothing else is known
-    if cache.is_gone(url):
-        return False
-    known = cache.pin_of(url)
-    if known is None:
-        return True
-    return _stem(copy) == object_cache.key_of(url, known[0])
-
-
-def _stem(copy: str) -> str:
-    return os.path.basename(copy).partition(".")[0]
-
-
 # --- writers
+
+
+def is_written(fd: int) -> bool:
+    """Return True if a program has this file open for writing. Raises OSError without leases."""
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)  # which is ignored; SIGIO, the usual signal, ends a process
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            return True
+        raise
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False
 
 
 def superblocks() -> set[str]:
@@ -305,7 +206,7 @@ class HeldShards:
     """An image, which belongs to it now, and its shards. `mounted` is the mount of these in the kernel's list.
 
     `superblocks` are the names of those that the mount may have: for a process without inotify, and for the next
-    guard. `deadline`: until when a writer waits for files of an ended mount that are still open.
+    guard.
     """
 
     def __init__(self, image: OpenDevice) -> None:
@@ -315,7 +216,6 @@ class HeldShards:
         self.base, self.trusting = "", False  # how they were opened
         self.superblocks: set[str] = set()
         self.mounted: FileSystem | None = None
-        self.deadline: float | None = None
         self.leased: list[OpenDevice] = []
         self._without_lease: list[_Watched] = []
         self._on_layers: list[_Watched] = []
@@ -331,13 +231,13 @@ class HeldShards:
         """Take leases, so that every later writer waits for this process.
 
         Compare the shards afterwards: a shard may have been written before its lease was taken. Raises MountError
-        for a shard that is being written, and for a copy without a lease, of which no time shows a write.
+        for a shard that is being written.
         """
         layers = dict[int, bool]()  # by the number of the file system
         for device in (*self.devices, self.image):
             status = os.fstat(device.fd)
             # The times of an image in the cache say when it was used; nobody writes it.
-            is_watched = not device.copy and not (device is self.image and is_as_made(status))
+            is_watched = device is not self.image or not is_as_made(status)
             try:
                 fcntl.fcntl(device.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
                 self.leased.append(device)
@@ -347,12 +247,7 @@ class HeldShards:
                     self._on_layers.append(_Watched(device, status))
             except OSError as error:
                 if error.errno == errno.EAGAIN:
-                    raise MountError(f"{os.fsdecode(device.file)}: a program has it open for writing") from None
-                if device.copy:
-                    raise MountError(
-                        f"{device.copy}: its file system has no leases ({error.strerror}), so writers go "
-                        "unnoticed; mount by FUSE, or set WDSFS_CACHE_DIR to a directory on another file system"
-                    ) from None
+                    raise MountError(f"{os.fsdecode(device.path)}: a program has it open for writing") from None
                 if is_watched:
                     self._without_lease.append(_Watched(device, status))
 
@@ -374,7 +269,7 @@ class HeldShards:
         watched = (*self._without_lease, *self._on_layers)
         changing = [file for file in self.leased if fcntl.fcntl(file.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK]
         changing += [file.device for file in watched if file.is_written()]
-        return [os.fsdecode(device.file) for device in changing]
+        return [os.fsdecode(device.path) for device in changing]
 
     def watch_mount(self, mountpoint: str) -> None:
         """Notice the end of the mount of these shards, which is at this path now."""

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING
 from wdsfs import host, mount_table, trust
 from wdsfs.errors import MountError
 from wdsfs.host import MachineFinding
-from wdsfs.kernel.devices import raise_file_limit
+from wdsfs.kernel.devices import is_written, raise_file_limit
 from wdsfs.kernel.erofs import OLDEST_KERNEL
-from wdsfs.kernel.erofs_mount import FILES_SINCE, LOOPS, OVERTAKING_SINCE, refusal_of_kernel
+from wdsfs.kernel.erofs_mount import FILES_SINCE, LOOPS, refusal_of_kernel
 from wdsfs.names import SHARD_SUFFIXES, suffix_of
-from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
-from wdsfs.storage import held_files, source
+from wdsfs.storage import source
 
 if TYPE_CHECKING:
     from wdsfs.shards import Shard
@@ -46,44 +45,37 @@ def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
         raise_file_limit(len(shards))
     except MountError as error:
         return str(error)
-    missing = next(filter(None, (_not_here(shard.path) for shard in shards if is_remote(shard.path))), None)
-    return missing or (None if trusting else _on_network(shards))
+    served = next(filter(None, (_not_plain(shard.path) for shard in shards)), None)
+    return served or (None if trusting else _on_network(shards))
+
+
+def _not_plain(path: bytes) -> str | None:
+    """Return why the kernel cannot read a shard, as far as its name tells; the image is made of no other ones."""
+    if is_remote(path):
+        return f"{os.fsdecode(path)} is remote, and the kernel reads files of this machine only"
+    if suffix_of(path) not in (b"", b".tar"):
+        from wdsfs.tree.open_shards import is_compressed
+
+        if is_compressed(path):
+            return f"{os.fsdecode(path)} is compressed, and the kernel reads plain tars only"
+    return None
 
 
 def _on_network(shards: Sequence[Shard]) -> str | None:
-    local = [shard.path for shard in shards if not is_remote(shard.path)]
-    place = mount_table.on_network(local)
-    if place is not None:  # of compressed shards the kernel reads copies, which are local
-        from wdsfs.tree.open_shards import is_compressed
-
-        place = mount_table.on_network(path for path in local if not is_compressed(path))
+    place = mount_table.on_network(shard.path for shard in shards)
     return None if place is None else f"{os.fsdecode(place[0])} lies on {place[1]}, which other machines can write"
-
-
-def _not_here(path: bytes) -> str | None:
-    """Return why the kernel cannot serve a remote shard, as far as that is known without asking its store."""
-    from wdsfs.tree.open_shards import is_unpacked
-
-    shown = os.fsdecode(path)
-    if shard_paths.is_output(path):
-        return f"{shown} is the output of a command"
-    pin = shard_paths.known_pin(path)
-    if pin is not None and (shard_paths.is_here(path) or is_unpacked(path, pin.fingerprint(shown))):
-        return None
-    return f"{shown} is not complete in the cache; run: wdsfs fetch"
 
 
 def obstacle_now(shards: Sequence[Shard]) -> str | None:
     """Return why no guard can hold these shards now, such as a program that writes one. Raises ShardErrors."""
-    local = (shard.path for shard in shards if not is_remote(shard.path))
-    return next(filter(None, map(_cannot_be_held, local)), None)
+    return next(filter(None, (_cannot_be_held(shard.path) for shard in shards)), None)
 
 
 def _cannot_be_held(path: bytes) -> str | None:
     fd = source.open_shard(path)
     try:
         refusal = trust.foreign_link(path, fd)
-        if refusal is None and held_files.is_written(fd):
+        if refusal is None and is_written(fd):
             refusal = f"{os.fsdecode(path)}: a program has it open for writing"
         return refusal
     except OSError:
@@ -114,8 +106,6 @@ def check_engine(
         text = f"there is no {loops}, which EROFS needs before Linux 6.12"
         return MachineFinding(NAME, "warn", text, "modprobe loop")
     shown = f"EROFS, shards as {'files' if by_files else 'loop devices'}"
-    if version < OVERTAKING_SINCE:
-        shown += f"; `wdsfs refresh` needs Linux {_dotted(OVERTAKING_SINCE)}"
     if (os.geteuid() if user is None else user) != 0:
         return MachineFinding(NAME, "ok", f"{shown}; only for root")
     refusal = refusal_of_kernel() if user is None else None
@@ -154,7 +144,7 @@ def check_leases(directory: str) -> MachineFinding:
     except OSError as error:
         return warning(error.strerror or str(error), f"ls -ld {shlex.quote(directory)}")
     try:
-        is_written = held_files.is_written(fd)
+        has_writer = is_written(fd)
     except OSError as error:
         by_times = "changes are noticed up to a second late"
         if error.errno == errno.EACCES:
@@ -163,7 +153,7 @@ def check_leases(directory: str) -> MachineFinding:
         return warning(f"none on {fstype} ({error.strerror}): {by_times}", "put the shards on a local disk")
     finally:
         os.close(fd)
-    if is_written:
+    if has_writer:
         return warning(f"a program has {shard} open for writing", f"fuser -v {shlex.quote(shard)}")
     if mount_table.is_layer(fstype):
         return warning(

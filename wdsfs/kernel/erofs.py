@@ -13,8 +13,7 @@ which must not cross the end of a block.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
-from typing import BinaryIO
+from collections.abc import Sequence
 
 from wdsfs.errors import ImageError, counted
 
@@ -31,7 +30,7 @@ BLOCKS_MAX = (1 << 32) - 1  # of one device, and of the image: 2 TiB
 NO_BLOCK = (1 << 32) - 1  # as the address of a chunk: a hole
 CHUNK_BITS_MAX = 31
 
-# Counted up with every change of what is written for the same records: inode numbers are known by it.
+# Counted up with every change of the bytes that are written for the same records: images are found by it.
 LAYOUT = 5
 COMPACT_SIZE, EXTENDED_SIZE, CHUNK_SIZE, DIRENT_SIZE = 32, 64, 8, 12
 PLAIN, INLINE, CHUNKS = 0, 2, 4  # where the content of an inode is
@@ -41,8 +40,6 @@ _CHUNKED_FILE, _DEVICE_TABLE = 4, 8  # features that a kernel has to know
 WITH_INDEXES = 0x20  # in the format of chunks: a chunk has the number of its device
 _SUPER = struct.Struct("<IIIBBHQQIIII16s16sIHHHBBIQ24x")
 _DEVICE = struct.Struct("<64sII56x")
-_COMPACT, _EXTENDED = struct.Struct("<H6xI4xI12x"), struct.Struct("<H6xQI44x")  # format, size, block
-_DIRENT = struct.Struct("<QHBx")
 
 
 def super_block(
@@ -94,43 +91,3 @@ def missing_device(devices: int) -> int | None:
     The kernel looks at as many bits of the number as the largest device number needs.
     """
     return devices + 1 if devices + 1 < 1 << devices.bit_length() else None
-
-
-def number_at(image: BinaryIO, path: bytes) -> int | None:
-    """Return the inode number at a path in an image of wdsfs; None if there is none."""
-    image.seek(SUPER_OFFSET)
-    fields = _SUPER.unpack(image.read(_SUPER.size))
-    number, metadata = fields[5], fields[10]
-    for name in path.split(b"/"):
-        blocks = _blocks(image, metadata * BLOCK + number * SLOT)
-        numbers = (_number_in(block, name) for block in blocks)
-        number = next((number for number in numbers if number is not None), None)
-        if number is None:
-            return None
-    return int(number)
-
-
-def _blocks(image: BinaryIO, at: int) -> Iterator[bytes]:
-    """Yield the blocks of the directory whose inode is at this byte."""
-    image.seek(at)
-    data = image.read(EXTENDED_SIZE)
-    is_extended = data[0] & 1
-    layout, size, block = (_EXTENDED if is_extended else _COMPACT).unpack_from(data)
-    count = blocks_of(size)
-    for nth in range(count):
-        is_inline = layout >> 1 & 7 == INLINE and nth == count - 1
-        image.seek(at + (EXTENDED_SIZE if is_extended else COMPACT_SIZE) if is_inline else (block + nth) * BLOCK)
-        yield image.read(min(BLOCK, size - nth * BLOCK))
-
-
-def _number_in(block: bytes, name: bytes) -> int | None:
-    """Return the inode number of a name in a block of a directory; None if it is not there."""
-    if name not in block:
-        return None
-    count = _DIRENT.unpack_from(block)[1] // DIRENT_SIZE
-    entries = [_DIRENT.unpack_from(block, nth * DIRENT_SIZE) for nth in range(count)]
-    ends = [*(start for _, start, _ in entries[1:]), len(block)]
-    for (number, start, _), end in zip(entries, ends, strict=True):
-        if block[start:end].rstrip(b"\0") == name:
-            return int(number)
-    return None

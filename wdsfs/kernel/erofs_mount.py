@@ -22,40 +22,23 @@ from wdsfs.mount_table import MountPoint
 FILES_SINCE = (6, 12)  # the first kernel that takes files for devices
 _NEEDED = "only root may do that, with CAP_SYS_ADMIN and in no user namespace (rootless containers have one)"
 LOOPS = "/dev/loop-control"
-OVERTAKING_SINCE = (6, 5)  # the first that can put a mount beneath another one
 
 _LOOP_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
 _LOOP_CONFIG = struct.Struct("<II52xI176x64x")  # descriptor, block size, flags of loop_info64
 _LOOP_READ_ONLY, _LOOP_AUTOCLEAR = 1, 4
 
 
-def mount_image(
-    image: str, mountpoint: str, devices: Sequence[int], attributes: int, beneath: bool = False
-) -> None:
-    """Mount the image at this path, read-only; `devices` are descriptors of its shards.
-
-    `beneath`: below the mount that is there, so that it is seen when that one ends. Raises MountError.
-    """
+def mount_image(image: str, mountpoint: str, devices: Sequence[int], attributes: int) -> None:
+    """Mount the image at this path, read-only; `devices` are descriptors of its shards. Raises MountError."""
     try:
-        _mount(image, mountpoint, [f"/proc/self/fd/{fd}" for fd in devices], attributes, beneath)
+        _mount(image, mountpoint, [f"/proc/self/fd/{fd}" for fd in devices], attributes)
     except OSError as error:
         if error.errno != errno.ENOTBLK:
             raise MountError(_explained(image, mountpoint, error)) from None
-        mount_by_loops(image, mountpoint, devices, attributes, beneath)
+        mount_by_loops(image, mountpoint, devices, attributes)
 
 
-def exchange_image(image: str, mountpoint: str, devices: Sequence[int], attributes: int) -> None:
-    """Mount the image in the place of the mount at this path; at no moment is there none.
-
-    What is open of the old mount stays open. Raises MountError.
-    """
-    mount_image(image, mountpoint, devices, attributes, beneath=True)
-    detach(mountpoint)
-
-
-def mount_by_loops(
-    image: str, mountpoint: str, devices: Sequence[int], attributes: int, beneath: bool = False
-) -> None:
+def mount_by_loops(image: str, mountpoint: str, devices: Sequence[int], attributes: int) -> None:
     """Mount an image as `mount_image`, on kernels before 6.12: image and shards become loop devices.
 
     They are released by the kernel when the mount ends. Raises MountError.
@@ -69,16 +52,16 @@ def mount_by_loops(
                 loop, name = _loop_device(fd)
                 stack.callback(os.close, loop)
                 names.append(name)
-            _mount(names[0], mountpoint, names[1:], attributes, beneath)
+            _mount(names[0], mountpoint, names[1:], attributes)
         except OSError as error:
             raise MountError(_explained(image, mountpoint, error)) from None
 
 
-def _mount(source: str, mountpoint: str, devices: Sequence[str], attributes: int, beneath: bool) -> None:
+def _mount(source: str, mountpoint: str, devices: Sequence[str], attributes: int) -> None:
     """Make the mount. Raises OSError."""
     settings = [(b"source", os.fsencode(source)), *((b"device", os.fsencode(device)) for device in devices)]
     attributes |= mount_table.READ_ONLY
-    mount_table.mount(b"erofs", settings, [b"ro"], mountpoint, attributes, beneath)
+    mount_table.mount(b"erofs", settings, [b"ro"], mountpoint, attributes)
 
 
 def _loop_device(fd: int) -> tuple[int, str]:

@@ -13,8 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,28 +21,25 @@ import numpy as np
 from wdsfs.errors import ImageError, MissingShard, StaleShard
 from wdsfs.inodes import ROOT
 from wdsfs.kernel import erofs
-from wdsfs.kernel.layout import Outside, Stored, Table, Times, lay_out, lay_out_directories, placed
+from wdsfs.kernel.layout import Outside, Table, Times, lay_out, lay_out_directories, placed
 from wdsfs.kernel.manifest import Device, ImageOptions, ImageSet, Manifest, stored_path
 from wdsfs.kernel.shard_table import ContentPlaces, DeviceFile, ShardFiles, ShardTables, fits_one_table
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.shards import GONE, Fingerprint
 from wdsfs.storage.durable import Disk, named, new_file, write_at
-from wdsfs.storage.held_files import HeldFile
-from wdsfs.tree.numbered_tree import LINK_MODE, LINK_NAME, NAME, PER_DIRECTORY, NumberedTree
 from wdsfs.tree.options import Owner
 from wdsfs.tree.shard_set import ShardSet, indexed
 from wdsfs.tree.shard_tree import ShardTree
 from wdsfs.tree.shown_names import ShownColumns
-from wdsfs.tree.texts import Ints, Texts
-from wdsfs.tree.tree import AT_PARENT, Entry, LowerTree, Node
+from wdsfs.tree.texts import Ints
+from wdsfs.tree.tree import AT_PARENT, LowerTree, Node
 
 OnShard = Callable[[], None]
 
 _RESERVED = erofs.BLOCK // erofs.EXTENDED_SIZE  # inodes in a block of those that are written later
 _STEP = erofs.EXTENDED_SIZE // erofs.SLOT  # between the numbers of these
 _NAMES = 1 << 16  # of directories that are laid out together, unless one has more
-_LINKS = 1 << 16  # in a table
 TOP = b""  # the path of the top, among those of directories with names of several shards
 
 
@@ -56,16 +52,15 @@ class Built(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """A shard that becomes a device, its fingerprint, and the copy that the kernel reads instead."""
+    """A shard that becomes a device, and its fingerprint."""
 
     path: bytes
     fingerprint: Fingerprint
-    copy: HeldFile | None = None
 
     @property
     def size(self) -> int:
         """The bytes of the device."""
-        return self.fingerprint.size if self.copy is None else self.copy.size
+        return self.fingerprint.size
 
 
 def make_image(tree: LowerTree, target: bytes, options: ImageOptions, on_shard: OnShard = lambda: None) -> Built:
@@ -87,9 +82,7 @@ def make_image(tree: LowerTree, target: bytes, options: ImageOptions, on_shard: 
 
 def write_image(tree: LowerTree, fd: int, options: ImageOptions, on_shard: OnShard) -> Built:
     """Write the image of a tree to an empty file. Raises ImageError, ShardErrors, OSError."""
-    if options.writable:
-        tree.make_writable()
-    sources = _sources(tree.lower, options.copies)
+    sources = _sources(tree.lower)
     devices = {source.path: DeviceFile(number, source.size) for number, source in enumerate(sources, 1)}
     missing = None
     if any(True for below in (*tree.lower.sources, tree.lower) for _ in below.damaged()):
@@ -106,7 +99,7 @@ def write_image(tree: LowerTree, fd: int, options: ImageOptions, on_shard: OnSha
         raise StaleShard("label files have changed while the image was made; run the command again")
     manifest = Manifest(
         [_device(source, options.base) for source in sources],
-        *(tree.view.layout, tree.view.names, options.merge, tree.view.index_tree),
+        *(tree.view.layout, tree.view.names, options.merge, False),
         *(options.composition, ".".join(map(str, options.since)), shown),
     )
     tail = manifest.encoded()
@@ -130,7 +123,7 @@ def write_image(tree: LowerTree, fd: int, options: ImageOptions, on_shard: OnSha
 def _device(source: _Source, base: bytes | None) -> Device:
     size, mtime_ns, _ = source.fingerprint
     path = os.fsdecode(source.path) if is_remote(source.path) else stored_path(source.path, base)
-    return Device(path, size, mtime_ns, source.copy)
+    return Device(path, size, mtime_ns)
 
 
 def _set(lower: ShardSet, options: ImageOptions) -> ImageSet:
@@ -158,7 +151,7 @@ def _look_beside(path: bytes) -> Fingerprint:
     return fingerprint if fingerprint.size else GONE
 
 
-def _sources(lower: ShardSet, copies: Mapping[bytes, HeldFile]) -> list[_Source]:
+def _sources(lower: ShardSet) -> list[_Source]:
     """Return all shards that files of the set may lie in.
 
     Raises ImageError for a shard that cannot be a device.
@@ -166,18 +159,13 @@ def _sources(lower: ShardSet, copies: Mapping[bytes, HeldFile]) -> list[_Source]
     sources: dict[bytes, _Source] = {}
     for below in lower.sources:
         for number, shard in enumerate(below.shards):
-            copy = copies.get(shard.path)
-            if is_remote(shard.path) and copy is None:
+            what = "remote" if is_remote(shard.path) else "compressed" if below.is_compressed(number) else None
+            if what is not None:
                 raise ImageError(
-                    f"{below.path_text(number)}: is remote, and an image refers to local files only. Copy it to a "
-                    "file; or use `wdsfs fetch`, and mount the set in one step: wdsfs mount --engine kernel"
+                    f"{below.path_text(number)}: is {what}, and the kernel reads plain tars of this machine only; "
+                    "mount the set by FUSE: wdsfs mount SHARDS... MOUNTPOINT"
                 )
-            if below.is_compressed(number) and copy is None:
-                raise ImageError(
-                    f"{below.path_text(number)}: is compressed, and an image refers to plain tars only. Unpack "
-                    "it, or mount the set in one step: wdsfs mount --engine kernel"
-                )
-            sources.setdefault(shard.path, _Source(shard.path, below.fingerprint(number), copy))
+            sources.setdefault(shard.path, _Source(shard.path, below.fingerprint(number)))
     return list(sources.values())
 
 
@@ -346,20 +334,14 @@ def put_tree(tree: LowerTree, image: ImageFile, places: ContentPlaces, on_shard:
 
     Raises ImageError, ShardErrors, OSError.
     """
-    below = tree.tree if isinstance(tree, NumberedTree) else tree
-    assert isinstance(below, ShardTree)
+    assert isinstance(tree, ShardTree)
     directories = OpenDirectories(image)
     root = directories.reserve(TOP)
     directories.describe(root, indexed(tree.getattr, ROOT), root)
-    shards = _Shards(below, image, places, directories)
-    links = LinksByNumber(tree, image, directories, root) if isinstance(tree, NumberedTree) else None
+    shards = _Shards(tree, image, places, directories)
     for number in shards.numbers():
-        shown = shards.put(number)
-        if links is not None:
-            links.add(number, shown)
+        shards.put(number)
         on_shard()
-    if links is not None:
-        links.finish()
     directories.write()
     return root
 
@@ -377,8 +359,8 @@ class _Shards:
         """Return the shards that are shown."""
         return indexed(self._tree.numbers)
 
-    def put(self, number: int) -> ShownColumns:
-        """Put what is shown of a shard into the image; returns its columns."""
+    def put(self, number: int) -> None:
+        """Put what is shown of a shard into the image."""
         tree = self._tree
         shown = indexed(tree.columns, number)
         files = ShardFiles(
@@ -402,7 +384,6 @@ class _Shards:
         if not tree.merged:
             top = int(nids[0] if outside[0] < 0 else outside[0])
             self._directories.add(Outside.directories([self._root], [top], [tree.lower.shards[number].name]))
-        return shown
 
     def _folders(self, shown: ShownColumns, own: OpenDirectories | None) -> tuple[Ints, Outside]:
         """Return the inode numbers of folders outside of the tables, -1 for the others; and the names of new ones.
@@ -425,91 +406,4 @@ class _Shards:
         kinds = np.full(len(below), erofs.DIRECTORY, np.int64)
         return outside, Outside(
             outside[shown.folder_holder[below]], outside[below], kinds, shown.names.take(below - 1)
-        )
-
-
-# --- links by number
-
-
-class LinksByNumber:
-    """Links of `--index-tree` that are written into `image`, whose top has the inode number `root`.
-
-    Links come shard by shard, and are written when their directories are complete.
-    """
-
-    def __init__(self, tree: NumberedTree, image: ImageFile, directories: OpenDirectories, root: int) -> None:
-        self._tree, self._image, self._directories = tree, image, directories
-        self._waiting = self._listed(root)  # directories of links that are not written
-        self._done = 0  # directories that are written
-        self._numbers, self._times, self._targets = np.zeros(0, np.int64), np.zeros(0, np.int64), Texts.of([])
-
-    def _listed(self, root: int) -> Iterator[tuple[int, Entry]]:
-        """Yield the directories of links, each with the inode number of its parent."""
-        top = indexed(self._tree.links_top)
-        if top is None:
-            return
-        above = self._open(root, Entry(NAME, top, 0))
-        for million in self._children(top.inode):
-            nid = self._open(above, million)
-            yield from ((nid, entry) for entry in self._children(million.node.inode))
-
-    def _children(self, inode: int) -> list[Entry]:
-        return indexed(lambda: list(self._tree.listing(inode, AT_PARENT)))
-
-    def _open(self, parent: int, entry: Entry) -> int:
-        nid = self._directories.reserve(entry.node.inode)
-        self._directories.describe(nid, entry.node, parent)
-        self._directories.add(Outside.directories([parent], [nid], [entry.name]))
-        return nid
-
-    def add(self, shard: int, shown: ShownColumns) -> None:
-        """Add the links to the samples of a shard. Raises ImageError, ShardErrors, OSError."""
-        numbers, mtime_ns, targets = indexed(self._tree.links_in, shard, shown)
-        self._numbers = np.append(self._numbers, np.arange(numbers.start, numbers.stop))
-        self._times = np.append(self._times, np.full(len(numbers), mtime_ns))
-        self._targets = Texts.joined([self._targets, targets])
-        if len(self._numbers) > _LINKS:
-            self._write(numbers.stop // PER_DIRECTORY - self._done)
-
-    def finish(self) -> None:
-        """Write the remaining links. Raises ImageError, ShardErrors, OSError."""
-        while self._write(_LINKS // PER_DIRECTORY):
-            pass
-
-    def _write(self, count: int) -> int:
-        """Write up to `count` directories of links; returns how many there were."""
-        directories = list(islice(self._waiting, count))
-        end = int(np.searchsorted(self._numbers, (self._done + count) * PER_DIRECTORY))
-        if directories:
-            own = OpenDirectories(self._image)
-            for nth, (parent, entry) in enumerate(directories):
-                own.describe(own.reserve(nth), entry.node, parent)
-            numbers, nids = self._numbers[:end], self._image.append(self._links(end))
-            holders = np.array(own.nids, np.int64)[numbers // PER_DIRECTORY - self._done]
-            names = Texts.of([LINK_NAME % number for number in numbers.tolist()])
-            own.add(Outside(holders, nids, np.full(end, erofs.SYMLINK, np.int64), names))
-            parents, entries = zip(*directories, strict=True)
-            self._directories.add(Outside.directories(parents, own.nids, [entry.name for entry in entries]))
-            own.write()
-        self._done += len(directories)
-        self._numbers, self._times = self._numbers[end:], self._times[end:]
-        self._targets = self._targets.take(slice(end, None)).compact()
-        return len(directories)
-
-    def _links(self, end: int) -> Table:
-        """Return the first links as a table, whose names lie outside."""
-        nothing, targets = np.zeros(end, np.int64), self._targets.take(slice(end))
-        return Table(
-            mode=np.full(end, LINK_MODE, np.int64),
-            links=np.ones(end, np.int64),
-            size=targets.lengths,
-            mtime_ns=self._times[:end],
-            device=nothing,
-            block=nothing,
-            parent=nothing[:0],
-            holder=nothing[:0],
-            child=nothing[:0],
-            kind=nothing[:0],
-            names=Texts.of([]),
-            stored=Stored(np.arange(end), targets),
         )

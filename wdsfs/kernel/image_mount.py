@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from wdsfs import host, mount_registry, mount_table
 from wdsfs.errors import MountError, StaleShard, several
 from wdsfs.kernel import devices, erofs_mount, manifest
 from wdsfs.kernel.devices import HeldShards, OpenDevice, check_devices, open_image, raise_file_limit
-from wdsfs.kernel.guard import Guard, Guarded, MadeBy, guard_of
+from wdsfs.kernel.guard import Guard, Guarded, guard_of
 from wdsfs.kernel.manifest import Manifest, identity_of, image_of, is_mounted_at
 from wdsfs.kernel.set_image import ServedSet, find_or_make
 from wdsfs.tree.options import Owner
-
-if TYPE_CHECKING:
-    from wdsfs.kernel.overlayfs import OverlayOver
-    from wdsfs.overlay.overlay_directory import OverlayDirectory
 
 log = logging.getLogger(__name__)
 
@@ -37,83 +33,61 @@ class ImageMount:
     """The options of a mount: image and mount point, both absolute; relative paths of shards are below `base`.
 
     `options` are those of `-o`; `trusting`: shards may have other times, and lie where others can change them.
-    `made` is the command, for `wdsfs refresh`. `overlay` comes above the image. `open_files` are those of the
-    cache, which are open until the mount has them.
+    `specs` are SHARDS, or the image. `cached` is a descriptor of an image of the cache, which keeps it there as
+    long as the guard has it, too; -1 for another image.
     """
 
     image: str
     mountpoint: str
     base: str
+    specs: Sequence[str]
     options: list[str] = field(default_factory=list)
     trusting: bool = False
-    made: MadeBy | None = None
-    overlay: OverlayOver | None = None
-    open_files: ExitStack = field(default_factory=ExitStack)
+    cached: int = -1
 
 
 def mount_of_set(
     served: ServedSet,
+    specs: Sequence[str],
     mountpoint: str,
     options: Sequence[str],
     trusting: bool,
     owner: Owner,
     private: bool,
-    overlay: Path | None,
 ) -> ImageMount:
     """Make the image of a set, unless it is there, and return its mount at this path (canonical).
 
-    `options` are those of `-o`, `owner` and `private` what they say of the image; `overlay` is the directory of an
-    overlay above it. Raises CannotServe, ImageError, ShardErrors, UsageError.
+    `options` are those of `-o`, `owner` and `private` what they say of the image. Raises CannotServe, ImageError,
+    ShardErrors, UsageError.
     """
-    image, open_files = find_or_make(served, served.options(owner, private, overlay is not None))
-    mount = ImageMount(image, mountpoint, "/", list(options), trusting, open_files=open_files)
-    if overlay is not None:
-        from wdsfs.kernel.overlayfs import OverlayOver
-
-        view, index = served.tree.view(served.partial), served.opening.index_dir
-        mount.overlay = OverlayOver(
-            *(overlay.absolute(), served.shards, view, owner[:2], private),
-            *(list(options), None if index is None else str(index.absolute())),
-        )
-    return mount
+    image, fd = find_or_make(served, served.options(owner, private))
+    return ImageMount(image, mountpoint, "/", specs, list(options), trusting, fd)
 
 
 class Unguarded(NamedTuple):
     """A mount of the image at the path `image` whose guard is gone.
 
-    `known` is the registration that the guard left, if any: always with an `overlay` above the image.
+    `known` is the registration that the guard left, if any.
     """
 
     image: str
     known: Guarded | None
-    overlay: OverlayDirectory | None = None
 
     def shows(self, image: str, mountpoint: str) -> bool:
         """Return True if this image is what is mounted, as far as can be known."""
         identity = identity_of(image)
-        shown = None if self.overlay is not None else is_mounted_at(identity, mountpoint)
+        shown = is_mounted_at(identity, mountpoint)
         return shown if shown is not None else self.known is not None and self.known.identity == identity
 
 
-def unguarded(mountpoint: str, overlay: Path | None) -> Unguarded | None:
-    """Return the mount at this path (canonical) if that is an image without a living guard.
-
-    With an `overlay` (a directory) only if that is above the image, and the guard has left its registration: the
-    kernel does not say what is below an overlay.
-    """
+def unguarded(mountpoint: str) -> Unguarded | None:
+    """Return the mount at this path (canonical) if that is an image without a living guard."""
     mounted = mount_table.mounted_at(mountpoint)
-    image = None if mounted is None else image_of(mounted)
+    image = None if mounted is None or mounted.fstype != "erofs" else image_of(mounted)
     known = guard_of(mountpoint)
-    if mounted is None or image is None or (known is not None and known.alive):
+    if image is None or (known is not None and known.alive):
         return None
-    if overlay is None:
-        return Unguarded(os.fsdecode(image), known) if mounted.fstype == "erofs" else None
-    from wdsfs.overlay.overlay_directory import OverlayDirectory, is_served_at
-
-    place = OverlayDirectory(overlay)
-    is_ours = known is not None and known.overlay is not None and known.device == mounted.device
-    is_above = is_ours and is_served_at(place.upper, mountpoint)
-    return Unguarded(os.fsdecode(image), known, place) if is_above else None
+    return Unguarded(os.fsdecode(image), known)
 
 
 def serve(
@@ -131,7 +105,7 @@ def serve(
     """
     host.runtime_dir()  # its errors have to show before the mount
     held = HeldShards(open_image(mount.image))
-    guard = Guard(held, mount.mountpoint, check, log_file, mount.made, mount.overlay)
+    guard = Guard(held, mount.mountpoint, check, log_file, mount.specs)
     try:
         _begin(mount, attributes, check, guard, held)
         leave(log_file)
@@ -148,43 +122,50 @@ def _begin(mount: ImageMount, attributes: int, check: Check, guard: Guard, held:
     if host.kernel_version() < host.kernel_version(about.since):
         log.warning(
             "%s: was made for Linux %s; with this older kernel its files have the time 1970-01-01. Make the image "
-            "without --linux",
+            "again: wdsfs image",
             *(mount.image, about.since),
         )
-    raise_file_limit(len(about.devices) + sum(device.copy is not None for device in about.devices))
-    current = unguarded(mount.mountpoint, None if mount.overlay is None else mount.overlay.directory)
-    is_shown = current is not None and current.shows(mount.image, mount.mountpoint)
+    raise_file_limit(len(about.devices))
+    current = _left_by_a_guard(mount)
     try:
         held.open_shards(about, mount.base, mount.trusting)
     except StaleShard:
-        if current is not None and is_shown:
+        if current is not None:
             _end_if_written(mount.mountpoint, current, about, mount.base, mount.trusting)
         raise
     if current is None:
-        check([*_own_paths(mount), *(device.file for device in held.devices)])
+        check([os.fsencode(mount.image), *(device.path for device in held.devices)])
     if not mount.trusting:
         _refuse_network([*held.devices, held.image])
-    guard.take(current is not None)
+    guard.take()
     check_devices(held.devices, about, mount.trusting)  # from now on nobody can write unnoticed
-    if current is not None and is_shown:
-        guard.adopt(attributes, current.known)
-    elif current is not None and current.overlay is not None:
-        from wdsfs.kernel.overlayfs import frozen
-
-        with frozen(mount.mountpoint, current.overlay):
-            guard.mount(attributes, instead=True)
+    if current is not None:
+        guard.adopt(current.known)
     else:
-        guard.mount(attributes, instead=current is not None)
-    mount.open_files.close()  # the mount holds them now
+        guard.mount(attributes)
 
 
-def end_if_wrong(mountpoint: str, overlay: Path | None) -> None:
-    """End the mount at this path if it has no guard and its shards were written: readers may get a mix.
+def _left_by_a_guard(mount: ImageMount) -> Unguarded | None:
+    """Return the mount of this image that is there without a guard, if any; end one whose shards were written.
 
-    `overlay` is as in `unguarded`.
+    Raises StaleShard if another image is mounted there.
     """
+    current = unguarded(mount.mountpoint)
+    if current is not None and not current.shows(mount.image, mount.mountpoint):
+        end_if_wrong(mount.mountpoint)
+        current = unguarded(mount.mountpoint)
+    if current is not None and not current.shows(mount.image, mount.mountpoint):
+        raise StaleShard(
+            f"{mount.mountpoint}: other shards were mounted there, or these have changed since; to show what is "
+            f"there now: wdsfs umount {shlex.quote(mount.mountpoint)}, and repeat the command"
+        )
+    return current
+
+
+def end_if_wrong(mountpoint: str) -> None:
+    """End the mount at this path if it has no guard and its shards were written: readers may get a mix."""
     place = mount_registry.canonical(mountpoint)
-    current = unguarded(place, overlay)
+    current = unguarded(place)
     if current is not None and current.shows(current.image, place):
         base = os.path.dirname(current.image) if current.known is None else current.known.base
         trusting = current.known is not None and current.known.trusting
@@ -192,7 +173,7 @@ def end_if_wrong(mountpoint: str, overlay: Path | None) -> None:
 
 
 def _end_if_written(mountpoint: str, current: Unguarded, about: Manifest, base: str, trusting: bool) -> None:
-    """End a mount if a shard, or a copy, was written in place or is damaged.
+    """End a mount if a shard was written in place.
 
     A shard that was replaced by another file, according to the guard's registration, is whole in the mount.
     """
@@ -206,24 +187,14 @@ def _end_if_written(mountpoint: str, current: Unguarded, about: Manifest, base: 
     if changed and shown is not None:
         erofs_mount.detach_everywhere(shown)
         log.error(
-            "%s: unmounted, because files that it reads were written while it had no guard, or are damaged: %s",
+            "%s: unmounted, because files that it reads were written while it had no guard: %s",
             *(mountpoint, several(changed)),
         )
 
 
-def _own_paths(mount: ImageMount) -> list[bytes]:
-    """Return the paths that the mount needs besides the shards. Raises MountError if it lies in the overlay."""
-    if mount.overlay is None:
-        return [os.fsencode(mount.image)]
-    directory = mount.overlay.directory
-    if directory.resolve() in Path(mount.mountpoint).parents:
-        raise MountError(f"{mount.mountpoint}: lies in the overlay {directory}; take another mount point")
-    return [os.fsencode(mount.image), os.fsencode(directory)]
-
-
 def _refuse_network(files: Sequence[OpenDevice]) -> None:
     """Raise MountError for files that another machine can change unnoticed."""
-    place = mount_table.on_network(device.file for device in files)
+    place = mount_table.on_network(device.path for device in files)
     if place is not None:
         path, fstype = place
         raise MountError(

@@ -12,8 +12,6 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from wdsfs import host
@@ -21,13 +19,17 @@ from wdsfs.errors import MALFORMED, MountError
 from wdsfs.formats import Format, OtherVersion
 from wdsfs.kernel import erofs
 from wdsfs.mount_table import MountPoint
-from wdsfs.storage.held_files import HeldFile
 from wdsfs.tree.options import Owner
 
 IMAGE = Format("an image", (3,), "make it again with `wdsfs image`, or use the wdsfs that wrote it")
 _FOOTER = struct.Struct("<QI4x8s")
 _MAGIC = b"wdsfs-i\n"
 _SIZE_MAX = 1 << 28  # bytes of JSON; a million shards take a hundred megabytes
+# Of an image of an earlier release, in the place of whose shards the kernel reads copies in the cache.
+_OF_COPIES = (
+    "is over copies of compressed or remote shards, which FUSE serves now; unmount it, and mount the shards "
+    "themselves: wdsfs mount SHARDS... MOUNTPOINT"
+)
 _SHOWN_SINCE = (6, 12)  # kernels whose statfs shows the identity of an image
 
 
@@ -36,9 +38,8 @@ class ImageOptions(NamedTuple):
 
     `owner` has owner and umask of everything in it. Paths of shards below `base` are relative to it (None: all are
     absolute). `since` is the oldest kernel that it is for. `composition` is the text of the options of a view;
-    relative paths in it are of `directory`. Nobody but the owner can enter a `private` image. `writable`: for an
-    overlay above it, with modes that let the owner write. `copies`, by path, are read in the place of shards.
-    `key` is that of an image in the cache, which also tells apart files of the same size and time.
+    relative paths in it are of `directory`. Nobody but the owner can enter a `private` image. `key` is that of an
+    image in the cache, which also tells apart files of the same size and time.
     """
 
     owner: Owner
@@ -47,25 +48,19 @@ class ImageOptions(NamedTuple):
     merge: bool
     composition: str
     private: bool = False
-    writable: bool = False
-    copies: Mapping[bytes, HeldFile] = MappingProxyType({})
     directory: bytes | None = None
     key: str = ""
 
 
 class Device(NamedTuple):
-    """A shard of an image: its path, size (bytes) and mtime (ns) when the image was made.
-
-    `copy` is what the kernel reads in its place, of a shard that is no plain tar of this machine.
-    """
+    """A shard of an image: its path, size (bytes) and mtime (ns) when the image was made."""
 
     path: str
     size: int
     mtime_ns: int
-    copy: HeldFile | None = None
 
     def shard(self, base: str) -> str:
-        """Return the absolute path of the shard, in an image whose relative ones are below `base`; or its URL."""
+        """Return the absolute path, relative ones being below `base`; of a label file perhaps a URL."""
         is_url = "://" in self.path  # which no path has here: they are without empty parts
         return self.path if is_url else os.path.normpath(os.path.join(base, self.path))
 
@@ -87,7 +82,10 @@ class ImageSet(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """The shards of an image, and how it shows them: the options as text, and the oldest kernel it is for."""
+    """The shards of an image, and how it shows them: the options as text, and the oldest kernel it is for.
+
+    Only images of earlier releases have links by number (`index_tree`).
+    """
 
     devices: list[Device]
     layout: str
@@ -104,15 +102,15 @@ class Manifest(NamedTuple):
 
     def encoded(self) -> bytes:
         """Return the bytes behind the last block of an image."""
-        devices = [_fields(device) for device in self.devices]
-        shown = {**self.set._asdict(), "labels": list(map(_fields, self.set.labels))}
+        devices = [device._asdict() for device in self.devices]
+        shown = {**self.set._asdict(), "labels": [label._asdict() for label in self.set.labels]}
         fields = {"format": IMAGE.version, **self._asdict(), "devices": devices, "set": shown}
         text = json.dumps(fields, separators=(",", ":")).encode()
         return text + _FOOTER.pack(len(text), zlib.crc32(text), _MAGIC)
 
 
 def read(path: str | bytes) -> Manifest:
-    """Return the manifest of an image. Raises MountError if it has none, or a damaged one."""
+    """Return the manifest of an image. Raises MountError if it has none, or one that cannot be used."""
     name = os.fsdecode(path)
     try:
         with open(path, "rb") as file:
@@ -131,22 +129,15 @@ def read(path: str | bytes) -> Manifest:
     try:
         fields: dict[str, Any] = json.loads(text)
         IMAGE.check(fields.pop("format"))
-        devices, shown = map(_device, fields.pop("devices")), fields.pop("set")
-        labels = list(map(_device, shown.pop("labels")))
-        return Manifest(**fields, devices=list(devices), set=ImageSet(**shown, labels=labels))
+        rows, shown = fields.pop("devices"), fields.pop("set")
+        if any("copy" in row for row in rows):
+            raise MountError(f"{name}: {_OF_COPIES}")
+        labels = [Device(**row) for row in shown.pop("labels")]
+        return Manifest(**fields, devices=[Device(**row) for row in rows], set=ImageSet(**shown, labels=labels))
     except OtherVersion as error:
         raise MountError(f"{name} {error}") from None
     except MALFORMED:  # not written by wdsfs
         raise MountError(f"{name}: the image was not made by wdsfs") from None
-
-
-def _fields(device: Device) -> dict[str, Any]:
-    return {name: value for name, value in device._asdict().items() if value is not None}
-
-
-def _device(fields: dict[str, Any]) -> Device:
-    copy = fields.pop("copy", None)
-    return Device(**fields, copy=None if copy is None else HeldFile(*copy))
 
 
 def stored_path(path: bytes, base: bytes | None) -> str:
@@ -195,7 +186,7 @@ def is_mounted_at(identity: str, mountpoint: str) -> bool | None:
 
 
 def image_of(mount: MountPoint) -> bytes | None:
-    """Return the path of the image of a mount, which may lie below an overlay.
+    """Return the path of the image of a mount, which an earlier release may have put below an overlay.
 
     None if that is not an image of wdsfs.
     """

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from wdsfs import mount_table
 from wdsfs.errors import MissingShard, MountError, RefusedShard, ShardError
 from wdsfs.kernel import manifest
-from wdsfs.kernel.devices import is_copy_of
 from wdsfs.kernel.guard import Guarded, guard_of
 from wdsfs.kernel.manifest import Device, Manifest, identity_of, image_of, is_mounted_at
 from wdsfs.names import Reading
@@ -52,6 +51,11 @@ class ShownImage:
         return os.path.normpath(os.path.join(self.base, self.about.set.directory))
 
 
+def again(mountpoint: str) -> str:
+    """Return how a user has a mount show what is there now."""
+    return f"wdsfs umount {shlex.quote(mountpoint)}, and mount it again"
+
+
 def shown_at(mountpoint: str) -> ShownImage | None:
     """Return the image that is mounted at this path (canonical); None for any other mount, or none.
 
@@ -62,14 +66,13 @@ def shown_at(mountpoint: str) -> ShownImage | None:
     if mount is None or image is None:
         return None
     about, identity, guard = manifest.read(image), identity_of(image), guard_of(mountpoint)
-    # An overlay, and an older kernel, do not show which image it is.
-    is_shown = is_mounted_at(identity, mountpoint) if mount.fstype == "erofs" else None
+    is_shown = is_mounted_at(identity, mountpoint)
     if is_shown is None:
         is_shown = guard is None or guard.identity == identity
     if not is_shown:
         raise MountError(
-            f"{mountpoint}: its image, {os.fsdecode(image)}, has been replaced by another one; see: "
-            f"wdsfs refresh {shlex.quote(mountpoint)}"
+            f"{mountpoint}: its image, {os.fsdecode(image)}, has been replaced by another one; to show that one: "
+            f"{again(mountpoint)}"
         )
     if guard is not None and guard.identity != identity:
         guard = None
@@ -104,13 +107,13 @@ class ShownAccess(Access):
         except MissingShard:
             raise MissingShard(
                 f"{os.fsdecode(path)}: was removed since it was mounted; to show what is there now: "
-                f"wdsfs refresh {shlex.quote(self._mountpoint)}"
+                f"{again(self._mountpoint)}"
             ) from None
         if not self._is_shown(path) or not self._is_shown(path + b"-wal", True):
             change = "replaced" if path in self._files else "created"
             raise RefusedShard(
                 f"{os.fsdecode(path)}: was {change} since the set was mounted; to show what is there now: "
-                f"wdsfs refresh {shlex.quote(self._mountpoint)}"
+                f"{again(self._mountpoint)}"
             )
         return fingerprint
 
@@ -122,8 +125,6 @@ class ShownAccess(Access):
         if path not in self._files:
             return unless_known
         device, inode = self._files[path]
-        if device.copy is not None:
-            return is_copy_of(os.fsdecode(path), device.copy.path)
         try:
             if inode is not None and os.stat(path).st_ino != inode:
                 return False

@@ -81,7 +81,7 @@ def preventing(place: str, options: Collection[str]) -> list[MachineFinding]:
 _WITHOUT_PATHS = ("/dev/fuse", "privileges", "libfuse", "kernel", "open files", engine_checks.NAME)
 _OF_MOUNT = (
     "engine state mode layout names merge index_tree follow wdsfs protocol shards samples damaged_count processes "
-    "restarts failures memory_bytes uptime_seconds unfinished_commit copies"
+    "restarts failures memory_bytes uptime_seconds unfinished_commit"
 )
 _OF_VIEW = (
     "--associate --class-digits --class-from --class-names --columns --decode-members --duplicates --field "

@@ -54,8 +54,8 @@ log = logging.getLogger(__name__)
 
 FAILED = "the process that compares the list of keys with the set has failed: use `wdsfs check --keys`"
 NOTE_SECONDS = 0.02  # between two notifications: a shard that is being written gives thousands of events
-# Stores are asked for changes of remote shards this often, with at least this pause. `Watch` notices the answer some
-# seconds later, and a minute is promised.
+# Stores are asked for changes of remote shards this often, with at least this pause. `Watch` notices the answer
+# some seconds later, and a minute is promised.
 ASK_SECONDS, LEAVE_SECONDS = 50.0, 5.0
 LOOK_SECONDS, LOOK_SECONDS_EACH = 2.0, 0.002  # how often shards are looked at, and what each adds to that
 

@@ -100,14 +100,14 @@ class FuseMount(live_mount.LiveMount):
     def restore(self, paths: Sequence[bytes]) -> None:
         self._ask({"do": "restore", "paths": [os.fsdecode(path) for path in paths]}, live_mount.FREEZE_SECONDS)
 
-    def refresh(self, repeat: object) -> dict[str, Any]:
+    def refresh(self) -> dict[str, Any]:
         try:
             return self._ask({"do": "refresh"}, REFRESH_SECONDS)
         except OverlayBusy as error:
             raise MountError(str(error)) from None
 
     @contextlib.contextmanager
-    def frozen(self, opening: object) -> Iterator[live_mount.Frozen]:
+    def frozen(self) -> Iterator[live_mount.Frozen]:
         self._sync()
         try:
             with contextlib.ExitStack() as stack:
@@ -279,9 +279,6 @@ class _FrozenByDaemon(live_mount.Frozen):
     @property
     def is_wrong(self) -> bool:
         return self._is_silent
-
-    def prepare(self, new: Sequence[bytes]) -> None:
-        """Do nothing: a daemon needs no preparation."""
 
     def show(self, new: Sequence[bytes], published: Sequence[bytes]) -> None:
         paths = {"new": new, "published": published}

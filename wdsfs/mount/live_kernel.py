@@ -1,46 +1,38 @@
-"""A live mount by the kernel: its image tells the set and options, its guard exchanges the image.
+"""A live mount by the kernel: its image tells the set and options.
 
-The guard may be gone, or there was none (mount(8)): then only the image is asked.
+The guard may be gone, or there was none (mount(8)): then only the image is asked. An earlier release has mounted
+overlays by the kernel, too; such a mount is reported and ended, and nothing else.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from wdsfs import mount_registry
-from wdsfs.errors import MountError, OverlayBusy, ShardError, several
-from wdsfs.kernel import erofs, manifest, overlayfs
-from wdsfs.kernel.guard import Guarded, MadeBy
-from wdsfs.kernel.image_mount import ImageMount, unguarded
-from wdsfs.kernel.manifest import Manifest, identity_of, image_of
-from wdsfs.kernel.remount import Remount, exchange, prepared
-from wdsfs.kernel.shown_image import ShownAccess, ShownImage, shown_at
-from wdsfs.mount import image_session
-from wdsfs.mount.live_mount import Frozen, LiveMount, ShownSet, options_of
+from wdsfs.errors import MountError, several
+from wdsfs.kernel import manifest
+from wdsfs.kernel.guard import Guarded
+from wdsfs.kernel.manifest import Manifest, image_of
+from wdsfs.kernel.shown_image import ShownAccess, ShownImage, again, shown_at
+from wdsfs.mount.live_mount import LiveMount, ShownSet, options_of
 from wdsfs.mount_registry import Registration
 from wdsfs.mount_table import MountPoint
-from wdsfs.names import Reading, without_suffix
-from wdsfs.overlay.overlay_directory import OverlayDirectory, held, is_half_done, upper_of
-from wdsfs.overlay.overlay_shards import check_set
-from wdsfs.shards import Shard
-from wdsfs.spec.expand import extended
-from wdsfs.tree.options import Opening, TreeOptions
-from wdsfs.tree.shard_access import Access
+from wdsfs.overlay.overlay_directory import is_half_done, upper_of
+from wdsfs.tree.options import TreeOptions
 from wdsfs.trust import user_name
 
 SERVED = "served by the kernel"  # the state of a mount without a daemon
-REFRESH_SECONDS = 24 * 3600.0  # how long a guard may take: it opens, and may compare, all shards
 
 
 class KernelMount(LiveMount):
-    """A mount of an image, and of the kernel's overlayfs above one; `guard` is the registration of its guard."""
+    """A mount of an image; `guard` is the registration of its guard.
+
+    With an `overlay` it is one of an earlier release: the kernel's overlayfs above an image.
+    """
 
     engine = mount_registry.KERNEL
     has_hidden_directory = has_attributes = False
@@ -52,15 +44,6 @@ class KernelMount(LiveMount):
         upper = upper_of(mount)
         if self.overlay is None and upper is not None:
             self.overlay = os.path.dirname(upper)
-
-    @property
-    def lasting(self) -> str:
-        """Return why changes cannot be undone while the overlay is mounted."""
-        place, overlay = shlex.quote(self.mountpoint), shlex.quote(str(self.overlay))
-        return (
-            "The kernel serves this mount, so changes cannot be undone while it is mounted. To undo them: "
-            f"wdsfs umount {place}; wdsfs restore --overlay {overlay} PATH...; and mount it again."
-        )
 
     @property
     def remedy(self) -> str:
@@ -84,12 +67,11 @@ class KernelMount(LiveMount):
         return self._image.directory
 
     def shown(self) -> ShownSet:
-        """Return what is mounted. Raises MountError, too, for a mount with an unknown overlay."""
-        shown = self._image
+        """Return what is mounted. Raises MountError."""
         if self.overlay is not None:
-            self._guard_of_overlay()
-        overlay = None if shown.guard is None else shown.guard.overlay
-        way = (options_of(shown.about), shown.directory, overlay)
+            raise self._of_earlier_release()
+        shown = self._image
+        way = (options_of(shown.about), shown.directory)
         if self._way not in (None, way):
             raise MountError(f"{self.mountpoint}: another mount has taken its place; start this command again")
         self._way = way
@@ -102,112 +84,37 @@ class KernelMount(LiveMount):
             return ""
         return (
             f"Replaced, changed or removed since they were mounted: {several(others)}. The mount shows their old "
-            "content, which cannot be read here. To show the new content in both: wdsfs refresh "
-            f"{shlex.quote(self.mountpoint)}"
+            f"content, which cannot be read here. To show the new content in both: {again(self.mountpoint)}"
         )
 
-    def lower(self) -> ShownSet:
-        guard = self._guard_of_overlay()
-        reading = Reading(**guard.reading)
-        shards = [Shard.of_texts(path, name, reading) for path, name in guard.shards]
-        return ShownSet((guard.identity, guard.shards), shards, Access())
+    # --- its overlay, of an earlier release
 
-    def _guard_of_overlay(self) -> Guarded:
-        """Return the guard, alive or not.
+    def _of_earlier_release(self) -> MountError:
+        place, overlay = shlex.quote(self.mountpoint), shlex.quote(str(self.overlay))
+        return MountError(
+            f"{self.mountpoint}: an earlier wdsfs has mounted its overlay by the kernel, which this one does not "
+            f"use. The changes are kept: wdsfs umount {place}, then mount the SHARDS with --overlay {overlay}"
+        )
 
-        Raises MountError if there is none that knows what is below the overlay.
-        """
-        if self.guard is not None and self.guard.overlay is not None:
-            return self.guard
+    def lower(self) -> NoReturn:
+        raise self._of_earlier_release()
+
+    def frozen(self) -> NoReturn:
+        raise self._of_earlier_release()
+
+    def restore(self, paths: Sequence[bytes]) -> NoReturn:
+        raise self._of_earlier_release()
+
+    def refresh(self) -> NoReturn:
         raise MountError(
-            f"{self.mountpoint}: is served by the kernel, and was mounted by another user or in another place, so "
-            "the shards below its overlay are not known; unmount it, then name --overlay "
-            f"{shlex.quote(str(self.overlay))} and SHARDS"
+            f"{self.mountpoint}: the kernel shows the shards as they were when they were mounted; to show what is "
+            f"there now: {again(self.mountpoint)}. FUSE shows changes by itself (--follow)"
         )
-
-    def is_original(self, path: str, inode: int) -> bool | None:
-        if not inode & overlayfs.OF_LOWER:  # also that of a copy whose original is in an earlier image
-            return None
-        with open(self._source, "rb") as image:
-            return erofs.number_at(image, os.fsencode(path)) == inode & overlayfs.NUMBER
-
-    # --- changing it
-
-    def restore(self, paths: Sequence[bytes]) -> None:
-        raise OverlayBusy(self.lasting)
-
-    @contextlib.contextmanager
-    def frozen(self, opening: Opening) -> Iterator[Frozen]:
-        guard = self._guard_of_overlay()
-        place = OverlayDirectory(Path(str(guard.overlay)))
-        with contextlib.ExitStack() as stack:
-            make_image = partial(image_session.image_of_shards, guard, opening)
-            run = partial(image_session.run, foreground=False)
-            remount = stack.enter_context(prepared(guard, make_image, run))
-            if not guard.alive:
-                stack.enter_context(self._held_without_guard(guard, place))
-            stack.enter_context(overlayfs.frozen(self.mountpoint, place))
-            yield _FrozenByKernel(self.lower(), remount)
-
-    def _held_without_guard(
-        self, guard: Guarded, place: OverlayDirectory
-    ) -> contextlib.AbstractContextManager[None]:
-        """Hold the overlay of a mount whose guard has died. Raises MountError if it is another mount by now."""
-        if unguarded(self.mountpoint, place.path) is None:
-            raise MountError(
-                f"{self.mountpoint}: is not the mount whose guard (process {guard.pid}) has died; unmount it, and "
-                f"name --overlay {shlex.quote(str(place.path))} and the SHARDS"
-            )
-        return held(place, served_at=self.mountpoint)
-
-    def refresh(self, repeat: Callable[[MadeBy], ImageMount]) -> dict[str, Any]:
-        guard = self.guard
-        if guard is None or not guard.alive:
-            raise MountError(
-                f"{self.mountpoint}: has no guard, which a refresh needs; repeat the command that mounted it, "
-                "without unmounting"
-            )
-        if is_half_done(guard.overlay):
-            raise MountError(
-                f"{self.mountpoint}: a commit in place was stopped half-way; finish it first: repeat that commit"
-            )
-        if guard.made is None:
-            raise MountError(
-                f"{self.mountpoint}: the command that mounted it was not kept, because there may be a secret in "
-                f"it; type: wdsfs umount {shlex.quote(self.mountpoint)}, and mount it again"
-            )
-        try:
-            image = repeat(guard.made)
-        except ShardError as error:  # it may name an option of `mount`
-            text = f"{error}; the mount is unchanged. Options can only be given when it is mounted again"
-            raise type(error)(text) from None
-        if identity_of(image.image) == guard.identity:
-            _refuse_old_image(guard)
-        else:
-            self._exchange(guard, image)
-        return _changes(guard, image)
-
-    def _exchange(self, guard: Guarded, image_mount: ImageMount) -> None:
-        """Ask the guard to mount another image. Raises OverlayUnusable, OverlayBusy, MountError."""
-        shards: Sequence[Shard] = ()
-        with contextlib.ExitStack() as stack:
-            if guard.overlay is not None:
-                if image_mount.overlay is None:
-                    raise MountError(
-                        f"{self.mountpoint}: has an overlay, and its command has none; please report this"
-                    )
-                place, shards = OverlayDirectory(image_mount.overlay.directory), image_mount.overlay.shards
-                check_set(place, shards, image_mount.overlay.view)
-                stack.enter_context(overlayfs.frozen(self.mountpoint, place))
-            reason = exchange(guard, image_mount, shards, REFRESH_SECONDS)
-        if reason:
-            raise MountError(f"{self.mountpoint}: {reason}; the mount is unchanged")
 
     # --- reporting
 
     def report(self) -> dict[str, Any]:
         options = (*self._mount.options, *self._mount.super_options)
-        half_done = is_half_done(self.overlay)
         report: dict[str, Any] = {
             "engine": self.engine,
             "mountpoint": self.mountpoint,
@@ -217,13 +124,11 @@ class KernelMount(LiveMount):
             "image": os.fsdecode(self._source),
             "mode": "ro" if self.overlay is None or "ro" in options else "rw",
             "overlay": self.overlay,
-            "unfinished_commit": half_done,
+            "unfinished_commit": is_half_done(self.overlay),
             "notices": [],
         }
-        if self.overlay is not None and "ro" in self._mount.super_options and not half_done:
-            report["notices"].append(
-                "read-only for a commit; if that commit was killed, repeat it to make the mount writable"
-            )
+        if self.overlay is not None:
+            report["notices"].append(str(self._of_earlier_release()))
         try:
             about = manifest.read(self._source)
         except MountError as error:  # replaced by another file since, or removed
@@ -244,15 +149,12 @@ class KernelMount(LiveMount):
 
     def _report_of_image(self, about: Manifest) -> dict[str, Any]:
         guard, devices = self.guard, about.devices
-        copies = {device.path: device.copy for device in devices if device.copy is not None}
         known = guard.paths if guard is not None and len(guard.paths) == len(devices) else None
         return {
             **{name: getattr(about, name) for name in ("layout", "names", "merge", "index_tree", "composition")},
             "shards": len({device.path for device in devices}),
             "bytes": sum(device.size for device in devices),
             "files": known or about.paths(self._source),
-            "copies": len(copies),
-            "copies_bytes": sum(copy.size for copy in copies.values()),
         }
 
     # --- ending
@@ -265,53 +167,6 @@ class KernelMount(LiveMount):
                 raise MountError(
                     f"{self.mountpoint}: is unmounted, but {seconds:.0f} s later process {registration.pid} still "
                     "guards the shards: they are also mounted elsewhere (a bind mount, a container), or the "
-                    f"process is stopped. See: grep -l {shlex.quote(registration.specs[0])} /proc/*/mountinfo"
+                    f"process is stopped. See: grep -l {shlex.quote(os.fsdecode(self._source))} /proc/*/mountinfo"
                 )
             time.sleep(0.01)
-
-
-class _FrozenByKernel(Frozen):
-    """A mount that is read-only, and gets a new image for new shards."""
-
-    def __init__(self, lower: ShownSet, remount: Remount) -> None:
-        super().__init__(lower)
-        self._remount = remount
-
-    @property
-    def is_wrong(self) -> bool:
-        return self._remount.failed
-
-    def prepare(self, new: Sequence[bytes]) -> None:
-        self._remount.make_image(extended(self.lower.shards, new))
-
-    def show(self, new: Sequence[bytes], published: Sequence[bytes]) -> None:
-        self._remount.run(extended(self.lower.shards, new))
-
-
-def _refuse_old_image(guard: Guarded) -> None:
-    """Raise MountError for an image that is mounted already, and is not of the shards that are there now."""
-    replaced = guard.replaced()
-    if replaced:
-        raise MountError(
-            f"{guard.image}: is older than {several(replaced)}; make it again with `wdsfs image`, then repeat this"
-        )
-
-
-def _changes(before: Guarded, image_mount: ImageMount) -> dict[str, Any]:
-    """Compare two images; return the changes as a daemon does after a refresh."""
-    about = manifest.read(image_mount.image)
-    now = list(dict.fromkeys(device.shard(image_mount.base) for device in about.devices))
-    replaced = before.replaced()
-
-    def named(paths: Iterable[str]) -> list[dict[str, str]]:
-        names = ((os.fsdecode(without_suffix(os.fsencode(os.path.basename(path)))), path) for path in paths)
-        return [{"name": name, "shard": path} for name, path in names]
-
-    return {
-        "shards": len(now),
-        "added": named(path for path in now if path not in before.paths),
-        "removed": named(path for path in dict.fromkeys(before.paths) if path not in now),
-        "replaced": [path for path in now if path in replaced],
-        "left_out": [],
-        "kept": "",
-    }

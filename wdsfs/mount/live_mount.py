@@ -10,7 +10,7 @@ import re
 import shlex
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +22,6 @@ from wdsfs.host import in_directory
 from wdsfs.mount_registry import Registration, forget
 
 if TYPE_CHECKING:
-    from wdsfs.kernel.guard import MadeBy
-    from wdsfs.kernel.image_mount import ImageMount
     from wdsfs.kernel.manifest import Manifest
     from wdsfs.shards import Shard
     from wdsfs.tree.options import Opening, TreeOptions
@@ -63,10 +61,6 @@ class Frozen(ABC):
         """True if the mount does not show the new shards, or has ended. REQUIRES: it has thawed."""
 
     @abstractmethod
-    def prepare(self, new: Sequence[bytes]) -> None:
-        """Make ready to show the set with these further shards. Raises CommitError: the mount is unchanged."""
-
-    @abstractmethod
     def show(self, new: Sequence[bytes], published: Sequence[bytes]) -> None:
         """Show the further shards `new`, and open those at the paths `published` again.
 
@@ -89,11 +83,6 @@ class LiveMount(ABC):
         self.mountpoint, self.registration = mountpoint, registration
         self.overlay = None if registration is None else registration.overlay
         self.index = None if registration is None else registration.index
-
-    @property
-    def lasting(self) -> str:
-        """Return why changes cannot be undone while it is mounted; empty if they can."""
-        return ""
 
     @property
     @abstractmethod
@@ -123,10 +112,6 @@ class LiveMount(ABC):
     def shown(self) -> ShownSet:
         """Return the set that is shown now. Raises MountError, OverlayBusy, OSErrors."""
 
-    def is_original(self, path: str, inode: int) -> bool | None:
-        """Return True if the file at a path below the overlay has this inode number; None if unknown."""
-        return None
-
     @contextmanager
     def opened(self, shown: ShownSet, opening: Opening, on_demand: bool = False) -> Iterator[ShardSet]:
         """Open the set that the mount shows, without refusing damage: the mount has judged it. Raises WdsfsError.
@@ -153,11 +138,10 @@ class LiveMount(ABC):
         """Return the set below its overlay, by the paths of the shards. Raises MountError, OverlayBusy."""
 
     @abstractmethod
-    def frozen(self, opening: Opening) -> AbstractContextManager[Frozen]:
+    def frozen(self) -> AbstractContextManager[Frozen]:
         """Freeze the mount for a block: nobody can write to it, and everything written before is on disk.
 
-        `opening` is how an image of new shards opens its set. A commit in place that stops half-way leaves it so.
-        Raises MountError, OverlayBusy, CommitError.
+        A commit in place that stops half-way leaves it so. Raises MountError, OverlayBusy, CommitError.
         """
 
     @abstractmethod
@@ -165,11 +149,10 @@ class LiveMount(ABC):
         """Show these paths as the shards have them. Raises MountError, OverlayBusy."""
 
     @abstractmethod
-    def refresh(self, repeat: Callable[[MadeBy], ImageMount]) -> dict[str, Any]:
-        """Look at SHARDS again, and show what they stand for now. Raises WdsfsError.
+    def refresh(self) -> dict[str, Any]:
+        """Look at SHARDS again, and show what they stand for now; return what `wdsfs refresh --json` says.
 
-        `repeat` returns the mount that the command of a mount by the kernel would make now.
-        Returns what `wdsfs refresh --json` says.
+        Raises MountError.
         """
 
     def end(self, lazy: bool = False, wait_seconds: float = END_SECONDS) -> None:

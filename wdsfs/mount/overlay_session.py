@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from wdsfs.errors import CommitError, MissingShard, MountError, NoSuchEntry, OverlayUnusable, UsageError, several
+from wdsfs.errors import CommitError, MissingShard, NoSuchEntry, OverlayUnusable, UsageError, several
 from wdsfs.mount.live_mount import Frozen, LiveMount
 from wdsfs.names import shown
 from wdsfs.overlay.overlaid_tree import NodeTable
@@ -92,11 +92,6 @@ class OverlaySession:
 
     # --- a commit of the overlay
 
-    def prepare_new(self, new: Sequence[bytes]) -> None:
-        """Prepare the mount, if there is one, for `new` shards. Raises CommitError: the mount is unchanged."""
-        if self.frozen is not None:
-            self.frozen.prepare(new)
-
     def show_new(self, new: Sequence[bytes], published: Sequence[bytes]) -> None:
         """Make the mount, if there is one, show `new` shards, and open replaced (`published`) ones again."""
         if self.frozen is not None:
@@ -152,21 +147,12 @@ def mounted_session(
     CommitError.
     """
     with contextlib.ExitStack() as stack:
-        frozen = stack.enter_context(mount.frozen(opening)) if freeze else None
+        frozen = stack.enter_context(mount.frozen()) if freeze else None
         lower = mount.lower() if frozen is None else frozen.lower
         place, options = OverlayDirectory(Path(str(mount.overlay))), mount.options
         # Files that the mount refuses to show must not be copied into shards or written, either.
         below = _tree_below(place, lower.shards, options.view(), opening, whole, lower.access)
         yield OverlaySession(place, stack.enter_context(below), mount, frozen)
-
-
-@contextlib.contextmanager
-def restorable_mount(mount: LiveMount, opening: Opening) -> Iterator[OverlaySession]:
-    """Open the overlay of a mount in which changes can be undone. Raises MountError for another mount."""
-    if mount.lasting:
-        raise MountError(f"{mount.mountpoint}: {mount.lasting}")
-    with mounted_session(mount, opening) as session:
-        yield session
 
 
 @contextlib.contextmanager
@@ -215,10 +201,7 @@ def remembered_session(directory: str, opening: Opening) -> Iterator[OverlaySess
     with held(place):
         settings = read_settings(place)
         if settings is None:
-            raise OverlayUnusable(
-                f"{place.path} is not an overlay of a mount of wdsfs; in an upper of the kernel's overlayfs undo "
-                "changes by hand (docs/how-to/edit.md)"
-            )
+            raise OverlayUnusable(f"{place.path} is not an overlay of a mount of wdsfs")
         shards = [Shard(shard.path, shard.name, reading=settings.reading) for shard in settings.shards]
         view = TreeOptions(settings.layout, settings.names, settings.merge).view()
         with _tree_below(place, shards, view, opening) as tree:

@@ -9,22 +9,20 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from wdsfs import mount_table
 from wdsfs.errors import ImageError, MountError, StaleShard, UsageError
-from wdsfs.host import in_directory
 from wdsfs.kernel import engine_checks
-from wdsfs.kernel.guard import MadeBy, guard_of
+from wdsfs.kernel.guard import guard_of
 from wdsfs.kernel.image_mount import ImageMount, end_if_wrong
 from wdsfs.kernel.manifest import is_image
 from wdsfs.kernel.set_image import CannotServe, ServedSet
 from wdsfs.mount import image_session
 from wdsfs.mount.mountpoint import split_options
-from wdsfs.mount.options import AUTO, MountOptions, refuse_view
-from wdsfs.mount_registry import FUSE, KERNEL, canonical
+from wdsfs.mount.options import AUTO, MountOptions
+from wdsfs.mount_registry import FUSE, canonical
 from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import IMAGE_SUFFIX, expand
 
@@ -33,22 +31,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("wdsfs")
 
-# Variables that say where the index, and the caches beside it, are, what these may hold, and if commands may run.
-ENVIRONMENT = (
-    *("WDSFS_ALLOW_PIPE", "WDSFS_INDEX_DIR", "WDSFS_CACHE_DIR", "WDSFS_CACHE_SIZE", "WDSFS_UNPACK"),
-    *("WDSFS_UNPACK_MEMORY", "XDG_CACHE_HOME", "HOME"),
-)
 
-
-def start(mount: MountOptions, made: MadeBy | None = None) -> int:
+def start(mount: MountOptions) -> int:
     """Mount; returns an exit code when the tree is usable, in the foreground when the mount has ended.
 
-    `made` is the command, if it may be kept for `refresh`. Raises WdsfsError.
+    Raises WdsfsError.
     """
     if is_of_image(mount.specs):
-        return _run(_mount_of_image(mount), made, mount.serving.foreground)
+        return _run(_mount_of_image(mount), mount.serving.foreground)
     if mount.serving.engine != FUSE:
-        code = _by_kernel(mount, made)
+        code = _by_kernel(mount)
         if code is not None:
             return code
     from wdsfs.mount import fuse_session  # late: this import is slow, and a mount by the kernel does not need it
@@ -56,61 +48,10 @@ def start(mount: MountOptions, made: MadeBy | None = None) -> int:
     return fuse_session.start(mount)
 
 
-def made_by(arguments: Sequence[str]) -> MadeBy:
-    """Return the command of a mount, for `refresh` to repeat: its arguments, directory and environment."""
-    try:
-        directory = os.getcwd()
-    except FileNotFoundError:  # it was removed: then no argument is relative to it
-        directory = "/"
-    environment = {name: os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
-    return MadeBy(list(arguments), directory, environment)
-
-
-def has_made(arguments: Sequence[str], mountpoint: str) -> bool:
-    """Return True if the mount at this path is one by the kernel that a command with these arguments has made.
-
-    Its guard has to live.
-    """
+def is_guarded(specs: Sequence[str], mountpoint: str) -> bool:
+    """Return True if the kernel serves these SHARDS at this path, and the guard lives."""
     guard = guard_of(canonical(mountpoint))
-    return guard is not None and guard.alive and guard.made is not None and guard.made.arguments == list(arguments)
-
-
-def repeated(
-    options_of: Callable[[Sequence[str]], AbstractContextManager[MountOptions]], made: MadeBy
-) -> ImageMount:
-    """Return the mount that the command of a mount by the kernel would make now. Raises WdsfsError.
-
-    `options_of` reads its arguments, and has them in force for a block.
-    """
-    before = {name: os.environ.pop(name, None) for name in ENVIRONMENT}
-    os.environ.update(made.environment)
-    try:
-        with in_directory(made.directory), options_of(made.arguments) as mount:
-            return prepared_again(mount)
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-
-
-def prepared_again(mount: MountOptions) -> ImageMount:
-    """Return the mount that these options of a mount by the kernel would make now. Raises WdsfsError.
-
-    Its image is made, unless it is there; nothing is said of the set again.
-    """
-    if is_of_image(mount.specs):
-        return _mount_of_image(mount)
-    try:
-        if _for_fuse(mount) is None:
-            return _prepared(mount, repeated=True, advice=[])
-    except CannotServe as error:
-        if mount.serving.engine == KERNEL:
-            raise _refused(str(error)) from None
-    except ImageError:
-        if mount.serving.engine == KERNEL:
-            raise
-    raise MountError("its command would now mount by FUSE, not by the kernel; unmount it, and mount it again")
+    return guard is not None and guard.alive and guard.specs == list(specs)
 
 
 def is_of_image(specs: Sequence[str]) -> bool:
@@ -128,14 +69,17 @@ def _mount_of_image(mount: MountOptions) -> ImageMount:
     if any(option.partition("=")[0] in ("uid", "gid", "umask") for option in split_options(options)):
         raise UsageError("-o uid, gid and umask are for FUSE; for an image give them to: wdsfs image")
     base = os.path.dirname(image) if base is None else os.path.abspath(base)
-    return ImageMount(image, mount.mountpoint, base, options, mount.serving.trust_shards)
+    return ImageMount(image, mount.mountpoint, base, mount.specs, options, mount.serving.trust_shards)
 
 
-def _run(image: ImageMount, made: MadeBy | None, foreground: bool) -> int:
-    image.made = made
+def _run(image: ImageMount, foreground: bool) -> int:
     if "wdsfs.remote.shard_paths" in sys.modules:  # the guard asks no store, and is not to keep the fetcher
         sys.modules["wdsfs.remote.shard_paths"].close()
-    return image_session.run(image, foreground)
+    try:
+        return image_session.run(image, foreground)
+    finally:
+        if image.cached >= 0:
+            os.close(image.cached)  # here; the guard has its own
 
 
 # --- the engine --------------------------------------------------------------------------------------------
@@ -144,46 +88,34 @@ def _run(image: ImageMount, made: MadeBy | None, foreground: bool) -> int:
 def _for_fuse(mount: MountOptions) -> str | None:
     """Return why a mount with these options needs FUSE; None if the kernel may serve it."""
     serving = mount.serving
-    given = {"--new": serving.new, "--lazy": serving.lazy, "--follow": serving.follow is not None}
-    reason = next((f"{name} is for FUSE" for name, is_given in given.items() if is_given), None)
-    if reason is None and serving.overlay is not None and serving.engine == AUTO:
-        return "with --overlay FUSE does more (--engine kernel takes the kernel)"
-    return reason
+    given = {"--overlay": serving.overlay is not None, "--new": serving.new, "--lazy": serving.lazy}
+    given |= {"--follow": serving.follow is not None, "--index-tree": mount.tree.index_tree}
+    return next((f"{name} is for FUSE" for name, is_given in given.items() if is_given), None)
 
 
-def _by_kernel(mount: MountOptions, made: MadeBy | None) -> int | None:
+def _by_kernel(mount: MountOptions) -> int | None:
     """Mount a set by the kernel; return an exit code, or None if FUSE has to serve it. Raises WdsfsError."""
     is_choice, advice = mount.serving.engine == AUTO, list[str]()
     reason, image = _for_fuse(mount), None
     if reason is None:
         try:
-            image = _prepared(mount, repeated=False, advice=advice)
-        except CannotServe as error:
+            image = _prepared(mount, advice)
+        except (CannotServe, ImageError) as error:
             reason = str(error)
-            end_if_wrong(mount.mountpoint, mount.overlay)
-        except ImageError as error:
-            if not is_choice:
-                raise
-            reason = str(error)
+            end_if_wrong(mount.mountpoint)
     if reason is not None and not is_choice:
-        raise _refused(reason)
+        raise MountError(f"--engine kernel: {reason}; --engine auto takes FUSE instead")
     if is_choice:
         log.info("%s", "engine: kernel" if reason is None else f"engine: FUSE, because {reason}")
-    return None if image is None else _run_with_advice(mount, image, made, advice)
+    return None if image is None else _run_with_advice(mount, image, advice)
 
 
-def _refused(reason: str) -> MountError:
-    return MountError(f"--engine kernel: {reason}; --engine auto takes FUSE instead")
-
-
-def _run_with_advice(
-    mount: MountOptions, image: ImageMount, made: MadeBy | None, advice: Sequence[str]
-) -> int | None:
+def _run_with_advice(mount: MountOptions, image: ImageMount, advice: Sequence[str]) -> int | None:
     """Mount the image of a set, and give hints at it; returns as `_by_kernel`."""
     foreground = mount.serving.foreground
     if foreground:
         _say(advice)
-    code = _run(image, made, foreground)
+    code = _run(image, foreground)
     is_refused = code in (MountError.exit_code, StaleShard.exit_code)
     if mount.serving.engine == AUTO and is_refused and mount_table.mounted_at(mount.mountpoint) is None:
         log.info("engine: FUSE, because the kernel has not mounted it")
@@ -198,10 +130,10 @@ def _say(lines: Sequence[str]) -> None:
         log.info("%s", line)
 
 
-def _prepared(mount: MountOptions, repeated: bool, advice: list[str]) -> ImageMount:
+def _prepared(mount: MountOptions, advice: list[str]) -> ImageMount:
     """Make the image of a set, unless it is there, and return the mount. `advice` gets hints for the user.
 
-    `repeated`: for a mount that is there. Raises CannotServe, WdsfsError.
+    Raises CannotServe, WdsfsError.
     """
     tree, opening, serving = mount.tree, mount.opening, mount.serving
     with noted() as used:
@@ -211,20 +143,17 @@ def _prepared(mount: MountOptions, repeated: bool, advice: list[str]) -> ImageMo
 
         refuse_foreign_lists(used.files, shared=True)
     reason = engine_checks.obstacle(shards, serving.trust_shards)
-    if reason is None and serving.engine == AUTO and not repeated:
+    if reason is None and serving.engine == AUTO:
         reason = engine_checks.obstacle_now(shards)  # else the guard says it, when the image is made
     if reason is not None:
         raise CannotServe(reason)
-    if not repeated:
-        image_session.check_place(mount.mountpoint, mount.dash_o, mount.overlay)
-    if mount.overlay is not None:
-        refuse_view(shards, tree)
+    image_session.check_place(mount.mountpoint, mount.dash_o)
 
     def advise(below: ShardSet) -> None:
-        if not (opening.quiet or repeated):
+        if not opening.quiet:
             from wdsfs.mount.hints import hints  # late: it loads NumPy
 
-            advice.extend(hints(below, tree, mount.overlay is not None))
+            advice.extend(hints(below, tree, writable=False))
 
     served = ServedSet(shards, tree, opening, advise)
-    return image_session.prepare(served, mount.mountpoint, mount.dash_o, serving.trust_shards, mount.overlay)
+    return image_session.prepare(served, mount.specs, mount.mountpoint, mount.dash_o, serving.trust_shards)

@@ -23,7 +23,7 @@ from wdsfs.mount import search
 from wdsfs.mount.live_mount import LiveMount
 from wdsfs.overlay.overlaid_tree import number_of
 from wdsfs.overlay.overlay_directory import OverlayDirectory
-from wdsfs.overlay.upper_format import MERGED, OPAQUE, OPAQUE_OF_ROOT, ORIGIN, parse_origin
+from wdsfs.overlay.upper_format import MERGED, OPAQUE, ORIGIN, parse_origin
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.tree import numbered_tree
 from wdsfs.tree.open_shards import is_compressed
@@ -160,7 +160,7 @@ def _origin(mount: LiveMount, tree: Callable[[], LowerTree], place: _Place) -> O
     """Look a path up. Raises EntryErrors, ShardErrors, OSError."""
     below, kind = os.path.relpath(place.path, mount.mountpoint), place.kind
     upper = None if mount.overlay is None or below == "." else _upper_of(mount.overlay, below)
-    if upper is not None and not _shows_lower(mount, tree, place, upper, below):
+    if upper is not None and not _shows_lower(tree, place, upper, below):
         raise NoSuchEntry(
             f"{place.path}: was made in the overlay, at {upper}; `wdsfs commit` writes it into a shard"
         )
@@ -197,7 +197,7 @@ def _upper_of(overlay: str, below: str) -> str | None:
     return path if os.path.lexists(path) else None
 
 
-def _shows_lower(mount: LiveMount, tree: Callable[[], LowerTree], place: _Place, upper: str, below: str) -> bool:
+def _shows_lower(tree: Callable[[], LowerTree], place: _Place, upper: str, below: str) -> bool:
     """Return True if an entry of the upper is the changed directory or file that the lower has at this path.
 
     Semantics decision: a copy whose original cannot be known any more counts as the copy of the file at its path.
@@ -206,31 +206,28 @@ def _shows_lower(mount: LiveMount, tree: Callable[[], LowerTree], place: _Place,
     if any(_is_opaque(top + path) for path in accumulate(below.split("/"), os.path.join)):
         return False
     attributes = os.listxattr(upper, follow_symlinks=False)
-    if place.kind != DIRECTORY and _COPIED.isdisjoint(attributes):
-        return False
-    if place.kind == DIRECTORY and mount.has_attributes:
+    if place.kind == DIRECTORY:
         return bool(_attributes(place.path))
+    if _COPIED.isdisjoint(attributes):
+        return False
     try:
         node = indexed(tree().resolve, os.fsencode(below))
         if stat.S_IFMT(node.mode) != stat.S_IFMT(place.about.st_mode):
             return False
-        if place.kind != DIRECTORY and ORIGIN in attributes:
+        if ORIGIN in attributes:
             origin = parse_origin(os.getxattr(upper, ORIGIN))
             return origin is None or indexed(number_of, tree().lower, origin) == node.inode
     except NoSuchEntry:
         return False
     except ShardError:
-        if not mount.has_attributes:
-            raise
-    return place.kind == DIRECTORY or mount.is_original(below, place.about.st_ino) is not False
+        pass  # only the mount has the shard
+    return True
 
 
 def _is_opaque(path: str) -> bool:
     """Return True for a directory of the upper that shows nothing of the lower."""
-    for name in (OPAQUE, OPAQUE_OF_ROOT):
-        with contextlib.suppress(OSError):
-            if os.getxattr(path, name, follow_symlinks=False) == b"y":
-                return True
+    with contextlib.suppress(OSError):
+        return os.getxattr(path, OPAQUE, follow_symlinks=False) == b"y"
     return False
 
 

@@ -38,9 +38,7 @@ _BEGUN, _FROZEN = request_journal.SIZE, request_journal.SIZE + 1  # bytes after 
 class MountedOverlay:
     """The overlay in `directory` over these shards in this view. Raises OverlayUnusable, OverlayBusy.
 
-    `owner` (uid, gid) owns the files of the shards; `umask` is applied to their modes. `served_at` is the path
-    where the kernel serves the overlay already, if this process only guards that mount: then nothing is changed in
-    it.
+    `owner` (uid, gid) owns the files of the shards; `umask` is applied to their modes.
     """
 
     def __init__(
@@ -50,7 +48,6 @@ class MountedOverlay:
         view: View,
         owner: tuple[int, int],
         umask: int = 0,
-        served_at: str | None = None,
     ) -> None:
         self.place = OverlayDirectory(directory.absolute())
         self.owner, self.umask = owner, umask
@@ -59,19 +56,16 @@ class MountedOverlay:
         self._notes = os.memfd_create("wdsfs-notes")
         try:
             trust.directory(directory, create=True)
-            self._lock = hold(self.place, served_at=served_at)  # open as long as this process or a worker is there
+            self._lock = hold(self.place)  # open as long as this process or a worker is there
             if self.is_half_committed:
-                own = f"--overlay {shlex.quote(str(directory))} SHARDS..."
-                which = own if served_at is None else shlex.quote(served_at)
                 raise OverlayUnusable(
                     f"a commit in place of {directory} was stopped half-way; finish it first: wdsfs commit "
-                    f"--in-place {which} (or give it up: use --abandon instead of --in-place)"
+                    f"--in-place --overlay {shlex.quote(str(directory))} SHARDS... (or give it up: use --abandon "
+                    "instead of --in-place)"
                 )
             clean(self.place)
             settings = check_set(self.place, shards, view)
-            if served_at is None:
-                # Makes missing directories, and raises now what would fail.
-                UpperDirectory(self.place, owner).close()
+            UpperDirectory(self.place, owner).close()  # makes missing directories, and raises now what would fail
             if not self.place.settings.exists():
                 write_settings(self.place, settings)
         except OSError as error:

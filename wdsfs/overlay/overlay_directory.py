@@ -8,7 +8,7 @@ It looks like this::
     DIR/upper/         the changes, under the paths of the mount (`overlay/upper_format.py`)
     DIR/work/          files on their way into upper/; orphans/<inode>: unlinked files that the kernel still
                        knows; commit.json and others: a commit in place (`packing/replacement.py`);
-                       kernel/: what the kernel's overlayfs needs, where it has served this overlay
+                       kernel/: of an earlier release, which had the kernel's overlayfs serve this overlay
 
 This module neither reads nor changes the content of upper/.
 """
@@ -49,8 +49,7 @@ class OverlayDirectory(NamedTuple):
 
     @property
     def upper(self) -> Path:
-        """The changes: a directory of its own, or all of an upper that the kernel's overlayfs wrote."""
-        return self.path if self.is_bare else self.path / "upper"
+        return self.path / "upper"
 
     @property
     def work(self) -> Path:
@@ -66,27 +65,7 @@ class OverlayDirectory(NamedTuple):
 
     @property
     def outputs(self) -> Path:
-        """The list of shards that were written from this overlay; beside an upper of the kernel, not in it."""
-        beside = self.path.with_name(self.path.name + ".wdsfs-outputs.json")
-        return self.path / "outputs.json" if self.is_ours else beside
-
-    @property
-    def kernel_work(self) -> Path:
-        """The work directory of the kernel's overlayfs, and the sign that it has written into this overlay."""
-        return self.path / "work" / "kernel"
-
-    @property
-    def is_ours(self) -> bool:
-        """True if a mount has made this directory; False for an upper of the kernel's, even if empty."""
-        return self.settings.exists() or (self.path / "upper").is_dir()
-
-    @property
-    def is_bare(self) -> bool:
-        """True if it has content, but none made by wdsfs: an `upperdir=` of the kernel's overlayfs."""
-        if self.is_ours:
-            return False
-        ours = {"lock", "work"}
-        return self.path.is_dir() and not ours.issuperset(os.listdir(self.path))
+        return self.path / "outputs.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,28 +147,28 @@ def write_settings(place: OverlayDirectory, settings: OverlaySettings) -> None:
 # --- the lock
 
 
-def hold(place: OverlayDirectory, make: bool = True, served_at: str | None = None) -> int:
+def hold(place: OverlayDirectory, make: bool = True) -> int:
     """Lock this overlay against other mounts and commits, as long as the returned descriptor is open.
 
-    With `make` an empty directory becomes an overlay of wdsfs; without, no file is written: the directory may be
-    an upper of the kernel. A forked process inherits the lock, which ends with the last of these processes.
-    `served_at` is the path where the kernel serves the overlay already, if the caller only guards that mount.
-    Raises OverlayBusy, which names the holder; OverlayUnusable where others can write to the directory: its files
-    say which shards a commit replaces.
+    With `make` an empty directory becomes an overlay; without, no file is written there. A forked process inherits
+    the lock, which ends with the last of these processes. Raises OverlayBusy, which names the holder;
+    OverlayUnusable for a directory of something else, or one that others can write to: its files say which shards
+    a commit replaces.
     """
     try:
         trust.directory(place.path)
-        fd, ours = _open_lock(place, make)
+        _refuse_other_content(place)
+        fd, is_file = _open_lock(place, make)
     except trust.Untrusted as error:
         raise OverlayUnusable(f"the overlay {place.path} is not used, since {error.strerror}") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if ours:
+        if is_file:
             os.ftruncate(fd, 0)
             os.pwrite(fd, b"%d\n" % os.getpid(), 0)
-        _refuse_use_by_kernel(place, served_at)
+        _refuse_use_by_kernel(place)
     except BlockingIOError:
-        busy = _busy(place, fd, ours)
+        busy = _busy(place, fd, is_file)
         os.close(fd)
         raise busy from None
     except BaseException:
@@ -198,26 +177,47 @@ def hold(place: OverlayDirectory, make: bool = True, served_at: str | None = Non
     return fd
 
 
-def _refuse_use_by_kernel(place: OverlayDirectory, served_at: str | None) -> None:
-    """Raise OverlayBusy for an overlay that the kernel still serves, although nobody guards it any more."""
-    if served_at is not None and is_served_at(place.upper, served_at):
-        return
-    if not (place.kernel_work / "work").is_dir() or not is_used(place.upper):
-        return
-    mount = mounted_on(place.upper)
-    if mount is None:
-        raise OverlayBusy(
-            f"the overlay {place.path} is in use: it was unmounted, but programs still have its files open; "
-            "wait for them, or end them"
+def _refuse_other_content(place: OverlayDirectory) -> None:
+    """Raise OverlayUnusable for a directory with content that no mount has made.
+
+    Semantics decision: an `upperdir=` of the kernel's overlayfs is refused, too: its marks are others, and the
+    kernel knows nothing of commits.
+    """
+    is_overlay = place.settings.exists() or place.upper.is_dir()
+    if not is_overlay and not {"lock", "work"}.issuperset(os.listdir(place.path)):
+        raise OverlayUnusable(
+            f"{place.path} is neither empty nor an overlay of wdsfs; name another directory. Changes that the "
+            "kernel's overlayfs wrote there: copy them into a mount with --overlay"
         )
-    mountpoint = os.fsdecode(mount.path)
-    raise OverlayBusy(
-        f"the overlay {place.path} is in use: the kernel serves it at {mountpoint}, without a guard; end that "
-        f"with: wdsfs umount {shlex.quote(mountpoint)}"
-    )
 
 
-def _busy(place: OverlayDirectory, fd: int, ours: bool) -> OverlayBusy:
+def _refuse_use_by_kernel(place: OverlayDirectory) -> None:
+    """Raise OverlayBusy for an overlay that the kernel serves: an earlier release has mounted it so."""
+    if not (place.work / "kernel").is_dir():
+        return
+    mount = next((mount for mount in mount_table.mounts() if _is_over(mount, place.upper)), None)
+    if mount is not None:
+        mountpoint = os.fsdecode(mount.path)
+        raise OverlayBusy(
+            f"the overlay {place.path} is in use: the kernel serves it at {mountpoint}; end that with: "
+            f"wdsfs umount {shlex.quote(mountpoint)}"
+        )
+
+
+def _is_over(mount: mount_table.MountPoint, upper: Path) -> bool:
+    path = upper_of(mount)
+    return path is not None and os.path.realpath(path) == os.path.realpath(upper)
+
+
+def upper_of(mount: mount_table.MountPoint) -> str | None:
+    """Return the upper of a mount of the kernel's overlayfs; None for all other mounts."""
+    if mount.fstype != "overlay":
+        return None
+    option = next((option for option in mount.super_options if option.startswith("upperdir=")), None)
+    return None if option is None else _ESCAPE.sub(r"\1", option.partition("=")[2])  # as it was given
+
+
+def _busy(place: OverlayDirectory, fd: int, is_file: bool) -> OverlayBusy:
     """Return the error for an overlay whose lock, open as `fd`, another process has."""
     stranger = trust.foreign_holder(fd)
     if stranger is not None:
@@ -225,7 +225,7 @@ def _busy(place: OverlayDirectory, fd: int, ours: bool) -> OverlayBusy:
             f"the overlay {place.path} cannot be locked, because {stranger} has locked it: end that process, "
             f"and make it private: chmod 0700 {shlex.quote(str(place.path))}"
         )
-    holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip() if ours else ""
+    holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip() if is_file else ""
     return OverlayBusy(f"the overlay {place.path} is in use{_holder_text(holder)}")
 
 
@@ -248,8 +248,8 @@ def _holder_text(holder: str) -> str:
 
 
 def _open_lock(place: OverlayDirectory, make: bool) -> tuple[int, bool]:
-    """Return the file to lock, and True if the holder's pid may be written to it."""
-    if not place.is_bare and (make or os.listdir(place.path)):  # else nothing of ours belongs in there
+    """Return the file or directory to lock, and True for a file, to which the holder's pid may be written."""
+    if make or os.listdir(place.path):
         try:
             return trust.open_lock(place.lock), True
         except OSError as error:
@@ -259,92 +259,16 @@ def _open_lock(place: OverlayDirectory, make: bool) -> tuple[int, bool]:
 
 
 @contextlib.contextmanager
-def held(place: OverlayDirectory, served_at: str | None = None) -> Iterator[None]:
+def held(place: OverlayDirectory) -> Iterator[None]:
     """Hold the overlay, as `hold`, for a block; makes no overlay of an empty directory."""
-    fd = hold(place, make=False, served_at=served_at)
+    fd = hold(place, make=False)
     try:
         yield
     finally:
         os.close(fd)
 
 
-# --- use by the kernel's overlayfs, which knows nothing of our lock
-
-
-def is_used(upper: Path) -> bool:
-    """Return True if a mount of the kernel's overlayfs writes into this directory.
-
-    Users other than root see only visible mounts.
-
-    Such a mount can outlive the process that made it. If it is detached, and still has open files, it is not in
-    the list of mounts. But the kernel marks the upper of each overlay mount, and refuses a second mount that wants
-    the same upper for itself (`index=on`). So this tries to make such a mount, with directories that the kernel
-    refuses right after that check, because an upper cannot be its own work directory: no mount is ever made.
-    """
-    if os.geteuid() == 0:
-        path = escaped(upper)
-        options = [(b"lowerdir", b"/"), (b"upperdir", path), (b"workdir", path), (b"index", b"on")]
-        try:
-            mount_table.attempt(b"overlay", options)
-        except OSError as error:
-            if error.errno == errno.EBUSY:
-                return True
-        else:
-            return False
-    return mounted_on(upper) is not None
-
-
-def is_served_at(upper: Path, mountpoint: str) -> bool:
-    """Return True if what is mounted at this path is the kernel's overlayfs over this upper."""
-    mount = mount_table.mounted_at(mountpoint)
-    return mount is not None and _is_over(mount, upper)
-
-
-def mounted_on(upper: Path) -> mount_table.MountPoint | None:
-    """Return the mount of the kernel's overlayfs over this upper, as far as this process sees it."""
-    return next((mount for mount in mount_table.mounts() if _is_over(mount, upper)), None)
-
-
-def _is_over(mount: mount_table.MountPoint, upper: Path) -> bool:
-    path = upper_of(mount)
-    return path is not None and os.path.realpath(path) == os.path.realpath(upper)
-
-
-def upper_of(mount: mount_table.MountPoint) -> str | None:
-    """Return the upper of a mount of the kernel's overlayfs; None for all other mounts."""
-    if mount.fstype != "overlay":
-        return None
-    option = next((option for option in mount.super_options if option.startswith("upperdir=")), None)
-    return None if option is None else _ESCAPE.sub(r"\1", option.partition("=")[2])  # as it was given
-
-
-def escaped(path: Path) -> bytes:
-    """Return a path as overlayfs takes it: it reads a backslash as an escape."""
-    return os.fsencode(path).replace(b"\\", b"\\\\")
-
-
 # --- commits in place
-
-
-def state_of(place: OverlayDirectory) -> Path:
-    """Return the directory of the journal of a commit in place; it is beside an upper of the kernel.
-
-    Raises OverlayUnusable if another user has made that directory: a journal decides what is written where.
-    """
-    if place.is_ours:
-        return place.work
-    beside = _beside(place)
-    if os.path.lexists(beside):
-        try:
-            trust.directory(beside)
-        except OSError as error:
-            raise OverlayUnusable(f"{beside}: {error.strerror}") from None
-    # A commit that was killed while it emptied such an upper may leave it without anything to recognise it by.
-    return beside if place.is_bare or (beside / "commit.json").exists() else place.work
-
-
-def _beside(place: OverlayDirectory) -> Path:
-    return place.path.with_name(place.path.name + ".wdsfs-commit")
 
 
 def clean(place: OverlayDirectory) -> None:
@@ -352,19 +276,15 @@ def clean(place: OverlayDirectory) -> None:
 
     REQUIRES: the caller holds the overlay, which has no unfinished commit.
     """
-    beside = _beside(place)
-    if not place.is_ours and beside.is_dir() and not (beside / "commit.json").exists():
-        shutil.rmtree(beside, ignore_errors=True)
-    if not place.is_bare:
-        shutil.rmtree(place.work / "committed", ignore_errors=True)
-        for path in [place.work / "commit.json.tmp", *place.work.glob("commit.log*")]:
-            with contextlib.suppress(OSError):
-                path.unlink()
+    shutil.rmtree(place.work / "committed", ignore_errors=True)
+    for path in [place.work / "commit.json.tmp", *place.work.glob("commit.log*")]:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def unfinished(place: OverlayDirectory) -> bool:
     """Return True if an in-place commit of this overlay was interrupted: then only `replace` may use it."""
-    return (state_of(place) / "commit.json").exists()
+    return (place.work / "commit.json").exists()
 
 
 def is_half_done(overlay: str | None) -> bool:

@@ -65,11 +65,6 @@ class UpperDirectory:
     def _make_directories(self, owner: tuple[int, int] | None) -> bool:
         """Make the directories that are missing in DIR; returns True if the file system is read-only."""
         place = self.place
-        if place.is_bare:
-            raise OverlayUnusable(
-                f"{place.path} is neither empty nor an overlay of wdsfs; an upper directory of the kernel's "
-                "overlayfs is for diff and commit only, not for a mount"
-            )
         try:
             new = not place.upper.is_dir()
             for path, mode in ((place.upper, 0o755), (place.work, 0o700), (place.work / "orphans", 0o700)):
@@ -116,15 +111,9 @@ class UpperDirectory:
 
 
 def load_upper(place: OverlayDirectory) -> upper_format.UpperNode:
-    """Return the names in the upper of an overlay; none if it has no upper yet. Raises as `upper_format.load`.
-
-    Where the kernel serves an overlay, its marks are in `user.overlay.`. Attributes in `trusted.overlay.` are then
-    copies made by root, which the mount ignores; so they are refused here.
-    """
+    """Return the names in the upper of an overlay; none if it has no upper yet. Raises as `upper_format.load`."""
     with opened_upper(place) as directory:
-        if directory < 0:
-            return upper_format.empty()
-        return upper_format.load(directory, marks_of_root=not (place.is_ours and place.kernel_work.is_dir()))
+        return upper_format.empty() if directory < 0 else upper_format.load(directory)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ the lower::
 
     whiteout   a character device 0:0; or, where none can be made, an empty file with the attribute
                user.overlay.whiteout in a directory with user.overlay.opaque = "x"
-    opaque     the attribute user.overlay.opaque = "y", or trusted.overlay.opaque (which root's overlayfs writes)
+    opaque     the attribute user.overlay.opaque = "y"
 
     merged     the attribute user.overlay.origin, also an empty one: the kernel then looks for whiteouts in this
                directory where the lower has none (any more); FUSE mounts do so anyway
@@ -35,8 +35,7 @@ FILE, DIRECTORY, SYMLINK, WHITEOUT, OTHER = range(5)
 
 # Attributes of the format; all others in the namespace "user." belong to users.
 RESERVED = (b"user.overlay.", b"trusted.overlay.", b"user.wdsfs.")
-OPAQUE, OPAQUE_OF_ROOT = "user.overlay.opaque", "trusted.overlay.opaque"
-WHITED_OUT, WHITED_OUT_OF_ROOT = "user.overlay.whiteout", "trusted.overlay.whiteout"
+OPAQUE, WHITED_OUT = "user.overlay.opaque", "user.overlay.whiteout"
 MERGED = "user.overlay.origin"
 ORIGIN, MODE = "user.wdsfs.origin", "user.wdsfs.mode"
 
@@ -46,10 +45,10 @@ _UNSUPPORTED = {
     for namespace in ("user", "trusted")
     for feature in ("redirect", "metacopy")
 }
-_OF_ROOT = {
-    name: "which the kernel ignores there, so that the mount shows something else; remove it, in the mount, "
-    f"with: setfattr -x {name} PATH"
-    for name in (OPAQUE_OF_ROOT, WHITED_OUT_OF_ROOT)
+# Marks of an overlayfs of root without `userxattr`, whose uppers are none of ours.
+_UNSUPPORTED |= {
+    f"trusted.overlay.{mark}": f"which only an overlayfs of root reads; give it the name user.overlay.{mark}"
+    for mark in ("opaque", "whiteout")
 }
 
 ORPHANAGE = 0  # the inode number of the directory work/orphans, in memory
@@ -182,21 +181,19 @@ def open_below(directory: int, path: bytes, flags: int = os.O_RDONLY) -> int:
         os.close(fd)
 
 
-def load(directory: int, marks_of_root: bool = True) -> UpperNode:
+def load(directory: int) -> UpperNode:
     """Return the names in the upper that this descriptor is of; read-only.
 
-    Without `marks_of_root`, attributes of the format in the namespace "trusted." are refused. Raises
-    OverlayUnusable for attributes that wdsfs does not understand, and OSErrors.
+    Raises OverlayUnusable for attributes that wdsfs does not understand, and OSErrors.
     """
-    return _Loader(directory, marks_of_root).load()
+    return _Loader(directory).load()
 
 
 class _Loader:
     """Reads the names of an upper, each directory before those in it."""
 
-    def __init__(self, directory: int, marks_of_root: bool) -> None:
+    def __init__(self, directory: int) -> None:
         self.directory = directory
-        self.refused = _UNSUPPORTED if marks_of_root else {**_UNSUPPORTED, **_OF_ROOT}
         self.device = os.fstat(directory).st_dev
         self.linked: dict[int, UpperNode] = {}
 
@@ -248,7 +245,7 @@ class _Loader:
     def _read_file(self, node: UpperNode, path: bytes, attributes: list[str], empty: bool) -> bool:
         """Read a file's attributes into its node; returns True if it is a whiteout."""
         self._refuse_unsupported(node, attributes)
-        if empty and (WHITED_OUT in attributes or WHITED_OUT_OF_ROOT in attributes):
+        if empty and WHITED_OUT in attributes:
             return True
         _read_ours(node, path, attributes)
         return False
@@ -257,15 +254,13 @@ class _Loader:
         attributes = os.listxattr(fd)
         if attributes:
             self._refuse_unsupported(node, attributes)
-            node.opaque = any(
-                name in attributes and os.getxattr(fd, name) == b"y" for name in (OPAQUE, OPAQUE_OF_ROOT)
-            )
+            node.opaque = OPAQUE in attributes and os.getxattr(fd, OPAQUE) == b"y"
             node.merged = MERGED in attributes
             _read_ours(node, fd, attributes)
 
     def _refuse_unsupported(self, node: UpperNode, attributes: list[str]) -> None:
         for name in attributes:
-            remedy = self.refused.get(name)
+            remedy = _UNSUPPORTED.get(name)
             if remedy is not None:
                 raise OverlayUnusable(
                     f"{os.fsdecode(node.path())!r} in the overlay has the attribute {name}, {remedy}"

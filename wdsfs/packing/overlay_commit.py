@@ -63,12 +63,11 @@ class OverlayCommit:
         opening: Opening,
         on_bytes: Callable[[int], None] = lambda _: None,
         space_check: bool = True,
-        prepare: Callable[[Sequence[bytes]], None] = lambda _: None,
         show: Callable[[Sequence[bytes], Sequence[bytes]], None] = lambda _new, _replaced: None,
     ) -> list[Step]:
         """Write the shards of the plan; return the steps that were done now.
 
-        `space_check`, `prepare` and `show` are for a commit in place (`Replacement`). Raises CommitError,
+        `space_check` and `show` are for a commit in place (`Replacement`). Raises CommitError,
         ShardErrors, OSErrors.
         """
         in_place = self.options.in_place
@@ -88,7 +87,7 @@ class OverlayCommit:
             return steps
         if not self.plan.steps:
             return []
-        replacement = Replacement(self.place, runner, prepare, show)
+        replacement = Replacement(self.place, runner, show)
         if self.changes is not None:
             replacement.begin()
         return replacement.finish()

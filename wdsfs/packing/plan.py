@@ -303,13 +303,10 @@ class Plan:
 
     `left_out` are the files that are not written, with the reason. `beside` are small files beside the shards.
     `beyond` are names after the last shard, which must be free: a glob over the set would match such files, too.
-    `upper` is for an in-place commit of an upper that the kernel wrote: everything in it but directories, as
-    path: (inode, ctime in ns). The kernel knows nothing of commits, and may continue to write there.
     """
 
     steps: list[Step] = field(default_factory=list)
     sources: dict[int, SourceShard] = field(default_factory=dict)
-    upper: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     left_out: list[Remark] = field(default_factory=list)
     beside: list[Step] = field(default_factory=list)
     beyond: list[bytes] = field(default_factory=list)

@@ -2,7 +2,7 @@
 
 A journal makes this atomic: after a kill at any instant the commit can be finished or abandoned.
 
-The journal, in the directory `state_of(place)`::
+The journal, in the directory `work` of the overlay::
 
     commit.json   the plan, whole, written and synced before the first shard is replaced
     commit.log    a line for each shard, synced before the shard gets its name: its inode, size, mtime;
@@ -28,7 +28,7 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,9 @@ from wdsfs.overlay.overlay_directory import (
     ShardSeen,
     clean,
     read_settings,
-    state_of,
     write_settings,
 )
-from wdsfs.overlay.upper_format import OPAQUE, OPAQUE_OF_ROOT
+from wdsfs.overlay.upper_format import OPAQUE
 from wdsfs.packing.cluster_units import ObjectNote, Publication
 from wdsfs.packing.plan import (
     NEW,
@@ -76,7 +75,7 @@ JOURNAL = Format(
 
 def read_plan(place: OverlayDirectory, lower: ShardSet) -> Plan:
     """Return the plan of an unfinished commit of this set. Raises CommitError."""
-    path = state_of(place) / "commit.json"
+    path = place.work / "commit.json"
     try:
         plan = plan_from_json(path.read_bytes())
     except OtherVersion as error:
@@ -106,9 +105,9 @@ def plan_to_json(plan: Plan) -> bytes:
     sources = {
         number: [os.fsdecode(item.path), item.fingerprint, item.checksum] for number, item in plan.sources.items()
     }
-    upper = {os.fsdecode(path): list(stamp) for path, stamp in plan.upper.items()}
     left_out = [[os.fsdecode(item.path), item.reason] for item in plan.left_out]
-    about = {"version": JOURNAL.version, "sources": sources, "steps": steps, "upper": upper, "left_out": left_out}
+    about = {"version": JOURNAL.version, "sources": sources, "steps": steps, "left_out": left_out}
+    about["upper"] = {}  # unused; earlier releases that read this version need it
     return json.dumps(about, indent=1).encode() + b"\n"
 
 
@@ -119,7 +118,6 @@ def plan_from_json(data: bytes) -> Plan:
     plan = Plan()
     for number, (path, fingerprint, checksum) in about["sources"].items():
         plan.sources[int(number)] = SourceShard(os.fsencode(path), Fingerprint(*fingerprint), checksum)
-    plan.upper = {os.fsencode(path): (inode, ctime) for path, (inode, ctime) in about["upper"].items()}
     plan.left_out = [Remark(os.fsencode(path), reason) for path, reason in about["left_out"]]
     for item in about["steps"]:
         output = Output(os.fsencode(item["target"]), [_piece_from_json(piece) for piece in item["pieces"]])
@@ -155,21 +153,19 @@ log = logging.getLogger(__name__)
 class Replacement:
     """An in-place commit of the overlay at `place`, which the caller holds.
 
-    `prepare` is called with the new shards when all are there, before the overlay is emptied; if it fails, the
-    commit can be repeated. `show` is called with the new shards and the replaced ones when the new overlay exists
-    and the old one is not yet removed: a mount has to change over before the commit ends.
+    `show` is called with the new shards and the replaced ones when the new overlay exists and the old one is not
+    yet removed: a mount has to change over before the commit ends.
     """
 
     def __init__(
         self,
         place: OverlayDirectory,
         runner: Runner,
-        prepare: Callable[[Sequence[bytes]], None] = lambda _: None,
         show: Callable[[Sequence[bytes], Sequence[bytes]], None] = lambda _new, _replaced: None,
     ) -> None:
         self.place, self.runner, self.disk = place, runner, runner.disk
-        self.prepare, self.show = prepare, show
-        self.directory = state_of(place)
+        self.show = show
+        self.directory = place.work
         self.journal, self.log = self.directory / "commit.json", self.directory / "commit.log"
         # Ties the log to the journal: a power cut may bring the log of an earlier commit back.
         self.sum = _sum(self.journal.read_bytes()) if self.journal.exists() else ""
@@ -180,10 +176,7 @@ class Replacement:
 
     def begin(self) -> None:
         """Write the plan to the journal. From here on the commit has to be finished or abandoned."""
-        if self.place.is_bare:
-            self.runner.plan.upper = dict(_stamps(os.fsencode(self.place.path), b""))
-        else:
-            self.place.upper.mkdir(exist_ok=True)  # missing in an overlay that is an empty directory
+        self.place.upper.mkdir(exist_ok=True)  # missing in an overlay that is an empty directory
         self._add_checksums()
         data = plan_to_json(self.runner.plan)
         self.sum = _sum(data)
@@ -395,8 +388,7 @@ class Replacement:
         if _are_published(lines):
             self._empty(done)
             return list(self.runner.plan.steps), None
-        upper = self.place.path if self.directory != self.place.work else self.place.path / "upper"
-        aside = None
+        upper, aside = self.place.upper, None
         if merged and lines:
             aside = upper.with_name(f"{upper.name}.abandoned-{self.sum[:8]}")
             self._put_aside(upper, aside)
@@ -429,7 +421,7 @@ class Replacement:
     def _take_out(self, upper: Path, step: Step) -> None:
         """Remove from an upper the files that a step has written to a shard."""
         if step.number is not None:
-            self._remove_planned(os.fsencode(upper), b"", only=self.runner.lower.shards[step.number].name)
+            self._remove_packed(os.fsencode(upper), b"", only=self.runner.lower.shards[step.number].name)
             return
         for piece in step.output.pieces:
             if isinstance(piece, NewMember):
@@ -447,24 +439,17 @@ class Replacement:
 
         `done` are the steps whose shards are still the ones that were written.
         """
-        self.prepare(_further(done))
-        if self.directory == self.place.work:
-            self._exchange_upper()
-        else:
-            self._remove_planned(os.fsencode(self.place.path), b"")
-            self.disk.sync_directory(os.fsencode(self.place.path))
+        self._exchange_upper()
         self.place.outputs.unlink(missing_ok=True)  # the changes that it is about are no longer in the overlay
         self.show(_further(done), self._replaced(done))
         self.disk.remove(os.fsencode(self.journal))  # this ends the commit; the rest is cleaning up
         self.disk.sync_directory(os.fsencode(self.directory))
         self.disk.remove(os.fsencode(self.log))
-        if self.directory == self.place.work:
-            self._remove_tree(self.directory / "committed")
-        else:
-            self._remove_tree(self.directory)
+        if (self.directory / "committed").exists():
+            shutil.rmtree(self.directory / "committed")
 
     def _exchange_upper(self) -> None:
-        old, upper = self.directory / "committed", self.place.path / "upper"
+        old, upper = self.directory / "committed", self.place.upper
         if not old.exists():
             self.disk.rename(os.fsencode(upper), os.fsencode(old))
         self._make_like(os.fsencode(upper), os.fsencode(old))
@@ -501,10 +486,9 @@ class Replacement:
         for directory in sorted(directories):
             self.disk.sync_directory(directory)
 
-    def _remove_planned(self, directory: bytes, path: bytes, only: bytes | None = None) -> None:
-        """Remove the files of an upper that are in the shards.
+    def _remove_packed(self, directory: bytes, path: bytes, only: bytes | None = None) -> None:
+        """Remove the files of an upper that are in the shards; files in no shard stay.
 
-        Files in no shard stay, and those that were added to an upper of the kernel's since the commit began.
         `only` limits this to one name in the directory, and all below it.
         """
         with os.scandir(directory) as entries:
@@ -512,26 +496,15 @@ class Replacement:
                 if only is not None and entry.name != only:
                     continue
                 inner = path + b"/" + entry.name if path else entry.name
-                status = entry.stat(follow_symlinks=False)
                 if entry.is_dir(follow_symlinks=False):
-                    self._remove_planned(entry.path, inner)
+                    self._remove_packed(entry.path, inner)
                     try:
                         os.rmdir(entry.path)
                     except OSError:  # not empty: something stays; removed files must not reappear
                         _make_transparent(entry.path)
                         self.disk.sync_directory(entry.path)
-                elif inner not in self._left_out and self._was_planned(inner, status):
+                elif inner not in self._left_out:
                     self.disk.remove(entry.path)
-
-    def _was_planned(self, path: bytes, status: os.stat_result) -> bool:
-        """Return True if a file was in the upper when the commit began. Nobody else changes our own overlay."""
-        return self.directory == self.place.work or self.runner.plan.upper.get(path) in _stamps_of(status)
-
-    def _remove_tree(self, path: Path) -> None:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
 
 
 def _are_published(lines: Sequence[dict[str, Any]]) -> bool:
@@ -551,32 +524,11 @@ def _sum(journal: bytes) -> str:
     return hashlib.blake2b(journal, digest_size=16).hexdigest()
 
 
-def _stamps(directory: bytes, path: bytes) -> Iterator[tuple[bytes, tuple[int, int]]]:
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            inner = path + b"/" + entry.name if path else entry.name
-            if entry.is_dir(follow_symlinks=False):
-                yield from _stamps(entry.path, inner)
-            else:
-                status = entry.stat(follow_symlinks=False)
-                yield inner, _stamps_of(status)[status.st_nlink > 1]
-
-
-def _stamps_of(status: os.stat_result) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return inode with ctime, and inode with mtime: they identify a file of an upper of the kernel's.
-
-    It is not a Fingerprint. The ctime shows changes best, but removing one name of a file with several (all
-    whiteouts of the kernel are one file) changes its ctime, too. Then only the mtime can be compared.
-    """
-    return (status.st_ino, status.st_ctime_ns), (status.st_ino, status.st_mtime_ns)
-
-
 def _make_transparent(directory: bytes) -> None:
-    """Remove the opaque attributes of a directory that stays, so that it shows what is in the shards now."""
-    for name in (OPAQUE, OPAQUE_OF_ROOT):
-        with contextlib.suppress(OSError):  # no such attribute; only root can see and remove that of root
-            if os.getxattr(directory, name) == b"y":
-                os.removexattr(directory, name)
+    """Remove the opaque attribute of a directory that stays, so that it shows what is in the shards now."""
+    with contextlib.suppress(OSError):  # no such attribute
+        if os.getxattr(directory, OPAQUE) == b"y":
+            os.removexattr(directory, OPAQUE)
 
 
 def renewed(settings: OverlaySettings, paths: Collection[bytes] | None = None) -> OverlaySettings:

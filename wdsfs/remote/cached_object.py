@@ -46,7 +46,6 @@ import xxhash
 from wdsfs.formats import Format
 from wdsfs.remote.urls import Pin
 from wdsfs.storage import cache_directory
-from wdsfs.storage.cache_directory import DATA, READING, TABLE
 from wdsfs.storage.cache_room import NEEDED, CacheRoom
 from wdsfs.storage.durable import write_at
 
@@ -79,7 +78,6 @@ USE_SECONDS = 60.0  # between two notes of use
 SETTLED_NS = 100_000_000
 _SECOND = 1_000_000_000
 _SHIFT = BLOCK.bit_length() - 1
-_SETTLING = 0.01  # seconds between two checks if the last change is long enough ago
 _WRITING = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
 _STEP = 256  # blocks that are verified at a time, whole groups
 _SCRATCH_MAX = 2 << 20  # bytes
@@ -426,35 +424,10 @@ class CachedObject:
     def _drop(self, blocks: Sequence[int]) -> None:
         with contextlib.suppress(OSError):
             self._table.drop(blocks)
-        self._warn()
 
-    def _warn(self) -> None:
-        """End the kernel's mounts that read the damaged file, by opening it as a writer would."""
-        with contextlib.suppress(OSError):  # they have some time to end
-            os.close(os.open(f"/proc/self/fd/{self.fd}", _WRITING))
-
-    # --- for mounts of the kernel's
-
-    def hold(self) -> str | None:
-        """Hold the file, which then stays while a mount reads it; return its path, None if it is gone again.
-
-        Raises OSError.
-        """
-        return cache_directory.hold(self.fd)
-
-    def certify(self) -> bool:
-        """Return True if all blocks are in the cache and undamaged, until the file changes. Raises OSError.
-
-        It compares all blocks, unless a comparison was noted since the last change. All processes use the result.
-        """
-        while self.complete:
-            changed = os.fstat(self.fd).st_ctime_ns
-            if self._table.is_whole(changed):
-                return True
-            while not _is_settled(changed):
-                time.sleep(_SETTLING)
-            self.verify()
-        return False
+    def hold(self) -> None:
+        """Keep the object in the cache until it is closed here, and in all children. Raises OSError."""
+        cache_directory.hold(self._table.fd)
 
     def verify(self) -> int:
         """Compare all blocks in the cache with their checksums; return the number of damaged blocks, now dropped.
@@ -471,7 +444,6 @@ class CachedObject:
                 _, wrong = self._compared(reached, stop)
                 if wrong:
                     self._table.drop(wrong)
-                    self._warn()
                 damaged += len(wrong)
                 reached = stop
             reached = last
@@ -533,8 +505,8 @@ class CachedObject:
         return True
 
     def _write(self, data: memoryview, offset: int) -> None:
-        # Open only for this write: a file that is open for writing cannot be mounted (`storage/held_files.py`). If
-        # it is mounted, the open does not wait for the end of the mount: these bytes are not kept.
+        # Open only for this write: most objects are only read. Of a file that a kernel mount of an earlier release
+        # reads, the open does not wait for the end of the mount: these bytes are not kept.
         fd = os.open(f"/proc/self/fd/{self.fd}", _WRITING)
         try:
             for at in range(0, len(data), WRITE_MAX):
@@ -571,18 +543,3 @@ def _is_settled(changed: int) -> bool:
     """Return True if a change from now on has another ctime than this one."""
     tick = SETTLED_NS if changed % _SECOND else 2 * _SECOND  # of a file system whose times have no fractions
     return time.time_ns() - changed > tick
-
-
-def is_certified(data: str, fd: int) -> bool:
-    """Return True if an open data file has all of its object, compared with its checksums since the last change.
-
-    Raises OSError.
-    """
-    table_fd = os.open(f"{data.removesuffix(DATA)}{TABLE}", READING)
-    try:
-        table = BlockTable.load(table_fd)
-        if table is None or not table.is_full():
-            return False
-        return table.is_whole(os.fstat(fd).st_ctime_ns)
-    finally:
-        os.close(table_fd)

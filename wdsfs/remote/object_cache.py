@@ -185,11 +185,6 @@ class ObjectCache:
             return unknown
         return None if len(note) == 1 else Pin(*note[1:])
 
-    def is_gone(self, shown: str) -> bool:
-        """Return True if, when its store was asked last, there was no object at a URL any more."""
-        note = self._note_of(shown)
-        return note is not None and len(note) == 1
-
     def keep_pin(self, shown: str, pin: Pin) -> None:
         """Note the pin of a URL, as seen now. An object of another pin is removed. Raises OSError."""
         before = self.pin_of(shown)
@@ -264,7 +259,7 @@ class ObjectCache:
         return CachedEntry(table.shown, table.pin, files.used, here, files)
 
     def report(self, objects: Sequence[CachedEntry], is_part: bool) -> dict[str, Any]:
-        """Return the content of the cache: files, bytes, held bytes and last use by group, and each of `objects`.
+        """Return the content of the cache: files, bytes and last use by group, and each of `objects`.
 
         `is_part`: report only about `objects`. Raises OSError.
         """
@@ -275,7 +270,6 @@ class ObjectCache:
             name: {
                 "files": len(entries),
                 "bytes": sum(entry.bytes for entry in entries),
-                "held_bytes": sum(entry.bytes for entry in entries if self.files.is_held(entry)),
                 "last_used": max((entry.used for entry in entries), default=None),
             }
             for name, entries in groups.items()

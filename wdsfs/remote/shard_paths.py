@@ -334,27 +334,6 @@ def is_output(path: bytes) -> bool:
     return path.startswith(PIPE.encode())
 
 
-def is_here(path: bytes) -> bool:
-    """Return True if the cache has all of a remote shard whose pin is known; its store is not asked."""
-    pin = known_pin(path)
-    with contextlib.suppress(OSError):
-        return pin is not None and _cache().has_all(os.fsdecode(path), pin)
-    return False
-
-
-def whole_in_cache(path: bytes) -> CachedObject:
-    """Return the object of a remote shard, all of which has to be in the cache. Raises ShardError."""
-    shown = os.fsdecode(path)
-    try:
-        cached = _cache().open(shown, pin_of(path))
-    except OSError as error:
-        raise UnreadableShard(f"{shown}: its cache cannot be used: {error.strerror}") from None
-    if not cached.complete:
-        cached.close()
-        raise UnreadableShard(f"{shown} is not complete in the cache; `wdsfs fetch` brings it there")
-    return cached
-
-
 def fetch(path: bytes, progress: Callable[[int, int], None] = lambda here, size: None) -> Pin:
     """Bring a remote shard into the cache as a whole; return its pin.
 
@@ -506,7 +485,7 @@ def _keep(path: bytes, pin: Pin) -> None:
     with contextlib.suppress(OSError):  # a full disk: this process still knows the pin
         _cache().keep_pin(os.fsdecode(path), pin)
     if is_output(path):
-        with contextlib.suppress(OSError):  # without leases the object stays as long as there is room
+        with contextlib.suppress(OSError):  # without such locks the object stays as long as there is room
             _held.append(_cache().open(os.fsdecode(path), pin))
             _held[-1].hold()
 

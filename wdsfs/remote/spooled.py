@@ -198,9 +198,7 @@ class SpooledObjects:
                 code = process.wait()
                 pin = spooled.pin("" if code == 0 else _ending(code) + standard_error.last())
                 cached = keep(cache, url.shown, pin, spooled)
-                with contextlib.suppress(
-                    OSError
-                ):  # on a file system without leases the object stays as long as there is room
+                with contextlib.suppress(OSError):  # without such locks it stays as long as there is room
                     cached.hold()
         if code:
             log.warning("%s: the command ended with %s; its output counts as a damaged shard", url, pin.version)

@@ -1,4 +1,4 @@
-"""The directory of the cache: finds, lists, holds and removes its files by key and kind (`KEY.KIND`).
+"""The directory of the cache: finds, lists and removes its files by key and kind (`KEY.KIND`).
 
 Remote objects, unpacked shards, images and tables lie there. `cache_room.py` decides which files are evicted;
 `file_cache.py` writes files that are made once and never changed.
@@ -33,11 +33,11 @@ from typing import NamedTuple
 from wdsfs import host, trust
 from wdsfs.errors import IndexUnusable
 from wdsfs.shards import Fingerprint
-from wdsfs.storage import held_files
 
 DATA, TABLE, NOTE, PART, NEW = "data", "table", "note", "part", "new"
 NOTE_SECONDS = 30 * 86400.0
 LOCK_BYTE = 1 << 62  # of a table: beyond all ranges of objects
+_SEEN_BYTE, _HELD_BYTE = LOCK_BYTE + 1, LOCK_BYTE + 2
 READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 WRITING = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _NAME = re.compile(r"([0-9a-f]{32})\.([a-z]+)")
@@ -130,8 +130,16 @@ def see_others(fd: int) -> None:
 
     NFS does so when bytes are locked; not even at an open if this node writes into the file, too.
     """
-    lock_range(fd, fcntl.F_RDLCK, LOCK_BYTE + 1, 1)  # which nobody locks otherwise
-    lock_range(fd, fcntl.F_UNLCK, LOCK_BYTE + 1, 1)
+    lock_range(fd, fcntl.F_RDLCK, _SEEN_BYTE, 1)  # which nobody locks otherwise
+    lock_range(fd, fcntl.F_UNLCK, _SEEN_BYTE, 1)
+
+
+def hold(fd: int) -> None:
+    """Keep an object in the cache as long as this open file of its table is open, here or in a child.
+
+    Raises OSError.
+    """
+    lock_range(fd, fcntl.F_RDLCK, _HELD_BYTE, 1, wait=True)  # if it is being removed, that ends first
 
 
 @contextlib.contextmanager
@@ -143,22 +151,11 @@ def _removal_locked(fd: int) -> Iterator[None]:
         except OSError as error:
             if error.errno != errno.EBADF:
                 raise
-            fd = os.open(f"/proc/self/fd/{fd}", _REOPENED)  # NFS, where no mount of the kernel's has a lease
+            fd = os.open(f"/proc/self/fd/{fd}", _REOPENED)  # NFS
             opened.callback(os.close, fd)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         opened.callback(fcntl.flock, fd, fcntl.LOCK_UN)  # a child that is forked now has the file, too
         yield
-
-
-def hold(fd: int) -> str | None:
-    """Hold an open file of the cache, so that it stays while a mount reads it. Raises OSError.
-
-    Return its path, or None if it is gone.
-    """
-    fcntl.flock(fd, fcntl.LOCK_SH)  # if it is being removed, that ends first
-    path = os.readlink(f"/proc/self/fd/{fd}")
-    held_files.mark(fd)
-    return path if is_at(fd, path) else None
 
 
 class CacheDirectory:
@@ -242,18 +239,14 @@ class CacheDirectory:
                     with contextlib.suppress(FileNotFoundError):
                         yield (name[1], name[2]), file.stat(follow_symlinks=False)
 
-    def is_held(self, entry: CacheEntry) -> bool:
-        """Return True if a mount of the kernel's reads a file."""
-        return held_files.is_held_at(self._content(entry))
-
     def _content(self, entry: CacheEntry) -> str:
         return self.file(entry.key, DATA if entry.kind == TABLE else entry.kind)
 
     def remove(self, entry: CacheEntry, even_open: bool = False) -> bool:
         """Remove a file, or both files of an object; return False if it stays.
 
-        A file stays while it is written, opened or held, and while it is open unless `even_open`: then its bytes
-        stay until it is closed. An object may be open: no lock shows that. Raises OSError.
+        A file stays while it is written or opened, and while it is open unless `even_open`: then its bytes stay
+        until it is closed. An object may be open, but not held. Raises OSError.
         """
         paths = [self.file(entry.key, entry.kind)]
         if entry.kind == TABLE:
@@ -266,6 +259,8 @@ class CacheDirectory:
                     fd = os.open(path, WRITING if is_table else READING)
                     opened.callback(os.close, fd)
                     opened.enter_context(table_locked(fd, wait=False) if is_table else _removal_locked(fd))
+                    if is_table:
+                        lock_range(fd, fcntl.F_WRLCK, _HELD_BYTE, 1)
                 except FileNotFoundError:
                     continue
                 except PermissionError:
@@ -273,7 +268,7 @@ class CacheDirectory:
                 except BlockingIOError:
                     if not may_be_open:
                         return False
-                if not is_at(fd, path) or held_files.is_held(fd):  # replaced since it was opened
+                if not is_at(fd, path):  # replaced since it was opened
                     return False
             for path in paths:
                 unlink(path)

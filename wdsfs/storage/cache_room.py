@@ -136,7 +136,7 @@ class CacheRoom:
     def trim(self, size: int | None) -> int:
         """Remove the longest unused files until at most `size` bytes are left; return the bytes freed.
 
-        None for the limit. Files that are open or held stay. Raises OSError.
+        None for the limit. Files that are open stay. Raises OSError.
         """
         entries = self._directory.entries()
         taken = sum(entry.bytes for entry in entries)

@@ -4,8 +4,7 @@ A file is written as a `part`, synced, and only then renamed to its kind, so a f
 after a kill or a power cut. The writer holds a lock on the part; other processes that need the file wait for it.
 
 A new file evicts others if there is no room, until it takes half of the limit: its size is known only when it is
-whole, and one that never fits must not evict all others before. What a process has open is evicted last, what a
-mount of the kernel's reads (`held_files.py`) never.
+whole, and one that never fits must not evict all others before. What a process has open is evicted last.
 
 The mtime of a file is always the same one, so that it shows if somebody has written into it since it was whole.
 """
@@ -163,16 +162,19 @@ class FileCache:
                 raise
             os.close(fd)
 
-    def hold(self, fd: int) -> str | None:
-        """Hold a file that `find` or `make` has opened while a mount reads it; return its path.
+    def place_of(self, fd: int) -> str | None:
+        """Return the path of a file that `find` or `make` has opened; it stays there as long as it is open.
 
         None if it is gone, or is not as it was made; then it is removed. Raises OSError.
         """
-        path = cache_directory.hold(fd)
-        if path is not None and not is_as_made(os.fstat(fd)):
-            unlink(path)
+        fcntl.flock(fd, fcntl.LOCK_SH)  # if it is being removed, that ends first
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if not is_at(fd, path):
             return None
-        return path
+        if is_as_made(os.fstat(fd)):
+            return path
+        unlink(path)
+        return None
 
     def drop(self, key: str, kind: str) -> None:
         """Remove a damaged file."""
@@ -184,12 +186,8 @@ class FileCache:
         """Return all files of these kinds, by default of any, the longest unused one first. Raises OSError."""
         return [entry for entry in self._directory.entries() if not kinds or entry.kind in kinds]
 
-    def is_held(self, entry: CacheEntry) -> bool:
-        """Return True if a mount of the kernel's reads a file."""
-        return self._directory.is_held(entry)
-
     def prune(self, kinds: Collection[str], keys: Collection[str]) -> None:
-        """Remove the files of these kinds that have other keys, unless they are open or held. Raises OSError."""
+        """Remove the files of these kinds that have other keys, unless they are open. Raises OSError."""
         for entry in self.entries(kinds):
             if entry.key not in keys:
                 self._directory.remove(entry)
@@ -197,12 +195,12 @@ class FileCache:
     def trim(self, size: int | None = None) -> int:
         """Remove the longest unused files until at most `size` bytes (by default: the limit) are left.
 
-        Files that are open or held stay. Returns the bytes freed. Raises OSError.
+        Files that are open stay. Returns the bytes freed. Raises OSError.
         """
         return self.room.trim(size) if self.directory.is_dir() else 0
 
     def clear(self) -> int:
-        """Remove all files that are neither open nor held; return the bytes freed. Raises OSError."""
+        """Remove all files that are not open; return the bytes freed. Raises OSError."""
         freed = sum(entry.bytes for entry in self.entries() if self._directory.remove(entry))
         if freed:
             self.room.recount()

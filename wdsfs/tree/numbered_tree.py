@@ -44,8 +44,6 @@ from wdsfs.shards import Shard
 from wdsfs.tree.content import Content
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.shard_set import ShardSet
-from wdsfs.tree.shown_names import ShownColumns
-from wdsfs.tree.texts import Texts
 from wdsfs.tree.tree import (
     AT_PARENT,
     AT_SELF,
@@ -100,14 +98,6 @@ _LEVELS = {
     THOUSAND: _Level(NUMBERED, 1, PER_DIRECTORY, LINK_NAME),
 }
 _ABOVE = {MILLION: BY_INDEX, THOUSAND: MILLION, NUMBERED: THOUSAND}
-
-
-class Links(NamedTuple):
-    """The links to the samples of a shard: their numbers, their time (ns), and where each leads."""
-
-    numbers: range
-    mtime_ns: int
-    targets: Texts
 
 
 def make_numbered(lower: ShardSet, view: View) -> LowerTree:
@@ -299,39 +289,6 @@ class NumberedTree:
         if self._folder[0] != parent:
             self._folder = parent, folder_path(self.tree, parent)
         return shard, _to(self._folder[1] + name)
-
-    # --- all of them at once
-
-    def links_top(self) -> Node | None:
-        """Return the directory of links; None if the tree has that name itself. Raises ShardErrors, NotIndexed."""
-        self._load()
-        return self._top() if self._has_top() else None
-
-    def links_in(self, shard: int, shown: ShownColumns) -> Links:
-        """Return the links to the samples of a shard; `shown` has the names that the tree shows.
-
-        Raises what `readlink` raises.
-        """
-        self._load()
-        entries = np.asarray(samples_of(self.lower, shard), np.int64).tolist()
-        first = int(self._ends[shard - 1]) if shard else 0
-        numbers = range(first, first + len(entries))
-        paths = dict(zip(shown.samples.tolist(), self._paths_of(shard, shown), strict=True))
-        # What is not among them lies in the directory of a folder.
-        targets = [
-            _to(paths[entry]) if entry in paths else self._target(number)[1]
-            for number, entry in zip(numbers, entries, strict=True)
-        ]
-        return Links(numbers, self.lower.fingerprint(shard).mtime_ns, Texts.of(targets))
-
-    def _paths_of(self, shard: int, shown: ShownColumns) -> list[bytes]:
-        """Return the paths of the samples that have directories of their own."""
-        count = len(shown.folders) - 1
-        names = shown.names.take(np.arange(count + len(shown.samples))).to_list()
-        above = [b"" if self.merged else self.lower.shards[shard].name + b"/"]
-        for holder, name in zip(shown.folder_holder[1:].tolist(), names, strict=False):
-            above.append(above[holder] + name + b"/")
-        return [above[at] + name for at, name in zip(shown.sample_holder.tolist(), names[count:], strict=True)]
 
     # --- the directories of links
 

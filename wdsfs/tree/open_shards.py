@@ -12,20 +12,18 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from wdsfs import names
 from wdsfs.errors import MissingShard, UnreadableShard
 from wdsfs.index.record import Record
 from wdsfs.index.store import Index
-from wdsfs.remote.shard_paths import OpenShard, is_remote, open_shard
+from wdsfs.remote.shard_paths import OpenShard, is_remote
 from wdsfs.shards import Fingerprint
-from wdsfs.storage import file_cache, source
-from wdsfs.storage.cache_directory import key_of
+from wdsfs.storage import source
 from wdsfs.storage.durable import named
 from wdsfs.storage.source import TarBytes
 from wdsfs.tar import compressed
-from wdsfs.tar.compressed import ALWAYS, COPIES, NEVER, policy, unpacked
 from wdsfs.tree.shard_access import Access
 
 if TYPE_CHECKING:
@@ -38,7 +36,6 @@ NEAR, PASS, AHEAD, STEP = 4 << 20, 8, 8 << 20, 128 << 10
 # of one class also goes through the set in order, but reads only a hundredth of the bytes: it needs no readahead.
 GAPS, LEAST = 4, 4096
 COPIES_MAX, READERS_MAX = 32, 4  # compressed shards open at a time: a copy takes disk, a reader up to 100 MB
-_COPIES_TRIED = 5  # of one shard, if others remove them at the same time
 
 RECORDS_MAX, RESTING_MAX = 64, 960  # opened records in use, some 6 KiB each, and others without their views, 2 KiB
 RENEW_SECONDS = 60.0  # how long one LMDB snapshot is held; an old one keeps freed pages from being used again
@@ -290,51 +287,3 @@ def is_compressed(path: bytes) -> bool | None:
         return compressed.kind_at(path) is not None
     except (MissingShard, UnreadableShard):
         return None
-
-
-class HeldCopy(NamedTuple):
-    """The copy of a shard, open, and its path."""
-
-    fd: int
-    path: str
-
-    def close(self) -> None:
-        os.close(self.fd)
-
-
-def is_unpacked(path: bytes, fingerprint: Fingerprint) -> bool:
-    """Return True if the cache has the copy of a remote shard."""
-    copy = file_cache.cache().find(key_of(path, fingerprint), COPIES)
-    if copy is None:
-        return False
-    os.close(copy.fd)
-    return True
-
-
-def held_copy(kind: str, path: bytes) -> HeldCopy:
-    """Return the unpacked copy of a shard, which stays in the cache as long as a mount by the kernel reads it.
-
-    Unpacks the shard, unless the cache has an undamaged copy. Raises ShardErrors.
-    """
-    if policy() == NEVER:
-        raise UnreadableShard(
-            f"{os.fsdecode(path)} is {kind}-compressed, and `--unpack never` forbids to unpack it"
-        )
-    shard = open_shard(path)
-    try:
-        for _ in range(_COPIES_TRIED):
-            fd = unpacked(kind, shard, path, ALWAYS).source
-            assert isinstance(fd, int)
-            try:
-                place = file_cache.cache().hold(fd)
-            except OSError as error:
-                os.close(fd)
-                raise UnreadableShard(
-                    f"{os.fsdecode(path)}: its copy cannot be kept in the cache: {error.strerror}"
-                ) from None
-            if place is not None:
-                return HeldCopy(fd, place)
-            os.close(fd)
-    finally:
-        source.close(shard)
-    raise UnreadableShard(f"{os.fsdecode(path)}: its copy in the cache is removed again and again")
