@@ -31,7 +31,6 @@ from wdsfs.trust import user_name
 
 log = logging.getLogger(__name__)
 
-RENEW_SECONDS = 60.0  # how long a daemon may take to show new shards
 REFRESH_SECONDS = 24 * 3600.0  # indexing new shards may take long; a daemon that ends closes the connection
 _ANNOUNCE_SECONDS = 3.0  # of waiting for a daemon, after which it is said what it does
 
@@ -120,7 +119,7 @@ class FuseMount(live_mount.LiveMount):
             if "error" in answer:
                 raise OverlayBusy(answer["error"])
             try:
-                yield _FrozenByDaemon(_shown_set(answer), self.mountpoint, talk)
+                yield live_mount.Frozen(_shown_set(answer), self.mountpoint, talk)
             finally:
                 talk.finish(live_mount.THAW_SECONDS)  # who writes when the command has ended gets no EBUSY
 
@@ -266,32 +265,6 @@ class FuseMount(live_mount.LiveMount):
         left = host.unwritten_bytes()
         rest = "" if left is None else f"; this machine has {bytes_text(left)} to write in all"
         return f"it writes the changes in {self.overlay} to the disk{rest}"
-
-
-class _FrozenByDaemon(live_mount.Frozen):
-    """A mount whose daemon refuses writes for as long as the conversation lasts."""
-
-    def __init__(self, lower: live_mount.ShownSet, mountpoint: str, talk: Talk) -> None:
-        super().__init__(lower)
-        self._mountpoint, self._talk = mountpoint, talk
-        self._is_silent = False
-
-    @property
-    def is_wrong(self) -> bool:
-        return self._is_silent
-
-    def show(self, new: Sequence[bytes], published: Sequence[bytes]) -> None:
-        paths = {"new": new, "published": published}
-        try:
-            request = {key: [os.fsdecode(path) for path in some] for key, some in paths.items()}
-            self._talk.ask(request, RENEW_SECONDS)
-        except (OSError, ValueError) as error:  # the shards are written all the same
-            self._is_silent = True
-            log.error(
-                "%s: the shards are written, but its daemon has not answered (%s), so it may show old ones; "
-                "unmount it, and mount it again",
-                *(self._mountpoint, error),
-            )
 
 
 def _shown_set(answer: dict[str, Any]) -> live_mount.ShownSet:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shlex
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from wdsfs import host, mount_table
 from wdsfs.errors import DEAD_MOUNT_ERRNOS, MountError, several
 from wdsfs.host import in_directory
-from wdsfs.mount_registry import Registration, forget
+from wdsfs.mount_registry import Registration, Talk, forget
 
 if TYPE_CHECKING:
     from wdsfs.kernel.manifest import Manifest
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
     from wdsfs.tree.shard_access import Access
     from wdsfs.tree.shard_set import ShardSet
 
+log = logging.getLogger(__name__)
+
 FREEZE_SECONDS = THAW_SECONDS = 60.0  # how long a mount may take to stand still, and to go on
+RENEW_SECONDS = 60.0  # how long a daemon may take to show new shards
 END_SECONDS = 30.0  # how long a process may outlive its mount
 _USERS_NAMED = 5  # processes that a message names
 # Between attempts at a busy mount: its own lister (`fuse/lister.py`) has a directory open for milliseconds.
@@ -49,23 +53,32 @@ class ShownSet:
     news: str = field(compare=False, default="")
 
 
-class Frozen(ABC):
-    """A mount in which nobody writes while its overlay is committed; `lower` is the set below the overlay."""
+class Frozen:
+    """A mount whose daemon refuses writes for as long as the conversation lasts: its overlay is committed.
 
-    def __init__(self, lower: ShownSet) -> None:
-        self.lower = lower
+    `lower` is the set below the overlay. `is_wrong`: the mount may not show the new shards.
+    """
 
-    @property
-    @abstractmethod
-    def is_wrong(self) -> bool:
-        """True if the mount does not show the new shards, or has ended. REQUIRES: it has thawed."""
+    def __init__(self, lower: ShownSet, mountpoint: str, talk: Talk) -> None:
+        self.lower, self.is_wrong = lower, False
+        self._mountpoint, self._talk = mountpoint, talk
 
-    @abstractmethod
     def show(self, new: Sequence[bytes], published: Sequence[bytes]) -> None:
         """Show the further shards `new`, and open those at the paths `published` again.
 
         REQUIRES: the overlay has been emptied.
         """
+        paths = {"new": new, "published": published}
+        try:
+            request = {key: [os.fsdecode(path) for path in some] for key, some in paths.items()}
+            self._talk.ask(request, RENEW_SECONDS)
+        except (OSError, ValueError) as error:  # the shards are written all the same
+            self.is_wrong = True
+            log.error(
+                "%s: the shards are written, but its daemon has not answered (%s), so it may show old ones; "
+                "unmount it, and mount it again",
+                *(self._mountpoint, error),
+            )
 
 
 class LiveMount(ABC):

@@ -82,7 +82,7 @@ class OverlaySession:
 
     @property
     def mount_is_wrong(self) -> bool:
-        """True if the mount does not show the new shards, or has ended. REQUIRES: the session has ended."""
+        """True if the mount may not show the new shards."""
         return self.frozen is not None and self.frozen.is_wrong
 
     @property
