@@ -164,10 +164,6 @@ NETWORK_TYPES = frozenset(_KERNEL_TYPES.split()) | {f"fuse.{name}" for name in _
 # File systems whose files are those of another one, where they can be written without this one noticing.
 _LAYERS = ("aufs", "ecryptfs", "fuse", "overlay")  # and FUSE under other names: fuse.bindfs, fuse.mergerfs ...
 
-# File systems that may give an unchanged file another inode number, beside those of FUSE: some servers number the
-# files that are looked up, and a disk with FAT stores no numbers.
-_RENUMBERING = frozenset({"cifs", "exfat", "msdos", "nfs", "nfs4", "smb3", "vboxsf", "vfat"})
-
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 
 
@@ -345,16 +341,15 @@ def is_layer(fstype: str) -> bool:
     return fstype in _LAYERS or fstype.startswith("fuse.")
 
 
-def keeps_numbers(device: int) -> bool:
-    """Return True if the file system with this device number (`st_dev`) gives a file one inode number for ever.
+def types_of(device: int) -> set[str]:
+    """Return the types of the mounts with this device number (`st_dev`).
 
-    Of a file system that is not in the table nothing else is known: btrfs numbers its subvolumes as it likes.
+    Empty for one that is in no table, such as that of a subvolume of btrfs, and without /proc.
     """
     try:
-        types = {mount.fstype for mount in mounts_of(device)}
+        return {mount.fstype for mount in mounts_of(device)}
     except OSError:
-        return True  # no /proc
-    return not any(fstype in _RENUMBERING or fstype.startswith("fuse") for fstype in types)
+        return set()
 
 
 def on_network(paths: Iterable[bytes]) -> tuple[bytes, str] | None:

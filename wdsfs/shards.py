@@ -24,6 +24,10 @@ from wdsfs.names import PLAIN, Reading
 
 TICK_NS = 20_000_000  # the coarsest clock from which the kernel takes the times of files
 _COARSE_NS = (2_000_000_000, 1_000_000_000)  # the ticks of file systems that store whole seconds
+# File systems that may give an unchanged file another inode number: some servers number the files that are looked
+# up, and a disk with FAT stores no numbers. FAT and most of FUSE have copies of the mtimes for ctimes.
+_WITHOUT_NUMBERS = frozenset({"cifs", "nfs", "nfs4", "smb3", "vboxsf"})
+_WITHOUT_CTIMES = frozenset({"exfat", "msdos", "vfat"})
 DEVICE_SECONDS = 60  # how long a device number is believed to be of the same file system
 _MIX = 0x9E3779B97F4A7C15  # the golden ratio in 64 bits
 _MASK = 0xFFFFFFFFFFFFFFFF
@@ -79,10 +83,7 @@ class Fingerprint(NamedTuple):
 
     @property
     def is_by_mtime(self) -> bool:
-        """True if nothing but size and mtime speaks for the content.
-
-        The file system stores no ctime (rclone, sshfs, FAT), and its inode numbers do not last.
-        """
+        """True if nothing but size and mtime identifies the file: no inode number that lasts, nor a ctime."""
         return self.identity == self.mtime_ns * _MIX & _MASK
 
     @property
@@ -109,13 +110,18 @@ def numbered_at(path: bytes) -> Fingerprint:
 
 
 def lasting_number(status: os.stat_result) -> int:
-    """Return the inode number of a file; 0 on a file system that may give the same file another one."""
-    return status.st_ino if _keeps_numbers(status.st_dev, int(time.monotonic()) // DEVICE_SECONDS) else 0
+    """Return the inode number of a file, or what stands in its place where the same file may get another one."""
+    stand_in = _stand_in(status.st_dev, int(time.monotonic()) // DEVICE_SECONDS)
+    return status.st_ino if stand_in is None else stand_in
 
 
 @functools.lru_cache(maxsize=256)
-def _keeps_numbers(device: int, _: int) -> bool:
-    return mount_table.keeps_numbers(device)
+def _stand_in(device: int, _: int) -> int | None:
+    """Return what stands for inode numbers that do not last: 0 where the ctime may be no more than the mtime."""
+    types = mount_table.types_of(device)
+    if any(fstype in _WITHOUT_CTIMES or fstype.startswith("fuse") for fstype in types):
+        return 0
+    return 1 if types & _WITHOUT_NUMBERS else None
 
 
 GONE = Fingerprint(0, 0, 0)  # of a file that cannot be read

@@ -100,12 +100,9 @@ def test_files_that_another_machine_can_write(tmp_path: Path, table: list[mount_
     assert mount_table.on_network([b"/d/s0.tar", os.fsencode(link)]) == (os.fsencode(link), "fuse.sshfs")
 
 
-@pytest.mark.usefixtures("table")
-def test_file_systems_whose_inode_numbers_last() -> None:
-    devices = {one.fstype: one.device for one in mount_table.mounts()}
-    lasting = {fstype for fstype, device in devices.items() if mount_table.keeps_numbers(device)}
-    assert devices.keys() - lasting == {"nfs4", "fuse.wdsfs", "fuse.sshfs"}
-    assert mount_table.keeps_numbers(os.makedev(0, 999))  # of a subvolume of btrfs, say
+def test_the_type_of_a_device(table: list[mount_table.MountPoint]) -> None:
+    assert [mount_table.types_of(one.device) for one in table] == [{one.fstype} for one in table]
+    assert mount_table.types_of(os.makedev(0, 999)) == set()
 
 
 @contextlib.contextmanager
@@ -147,7 +144,7 @@ def test_a_mount_point_of_any_name(tmp_path: Path) -> None:
 def test_without_proc_the_type_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mount_table, "MOUNTINFO", "/nothing/here")
     assert mount_table.filesystem_type("/") == ""
-    assert mount_table.keeps_numbers(0)
+    assert mount_table.types_of(0) == set()
 
 
 def test_this_machine() -> None:

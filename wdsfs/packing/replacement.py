@@ -329,7 +329,7 @@ class Replacement:
         # Where inode numbers last, the time is not compared: another program may have touched the file. The new
         # file cannot have the number of the old shard, which existed while the new one was written.
         own = [status.st_ino, status.st_size, status.st_mtime_ns]
-        compared = slice(0, 2) if lasting_number(status) else slice(1, 3)
+        compared = slice(0, 2) if lasting_number(status) == status.st_ino else slice(1, 3)
         return any(line["file"][compared] == own[compared] for line in lines)
 
     def _is_source(self, number: int, target: bytes) -> bool:
