@@ -560,6 +560,17 @@ def test_prune_removes_what_belongs_to_no_shard(tmp_path: Path, cache: file_cach
             assert kinds_in(cache) == ["", "tar"]
 
 
+@pytest.mark.usefixtures("cache")
+def test_a_copy_is_made_when_a_later_write_would_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would be that of the next version, too."""
+    looked_at: list[os.stat_result] = []
+    monkeypatch.setattr(compressed, "wait_for_tick", looked_at.append)
+    write(tmp_path / "one", WHOLE["gz"])
+    for _ in range(2):
+        with opened(tmp_path / "one"):
+            assert [status.st_ino for status in looked_at] == [(tmp_path / "one").stat().st_ino]
+
+
 def test_prune_leaves_the_copy_of_a_shard_that_cannot_be_looked_at(
     tmp_path: Path, cache: file_cache.FileCache
 ) -> None:
