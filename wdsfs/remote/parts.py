@@ -153,11 +153,13 @@ class Part:
         """Add the next bytes; see `Take`."""
         self.pieces.append((begin, memoryview(data)))
         self._here = begin + len(data)
-        if self.size <= SHORT and self._keep_at_once():
-            return  # what has come as a whole is given to readers by `finish`
+        is_short = self.size <= SHORT  # comes as a whole: `finish` gives it to readers, when it is in the cache
+        if is_short and self._keep_at_once():
+            return
         if self.is_cached and self._storing is None:
             self._storing = self.item.start(self._store())
-        self._wake()
+        if not is_short:
+            self._wake()
 
     def _keep_at_once(self) -> bool:
         """Put the piece that has come into the cache; return False if this thread would have to wait for room."""
