@@ -15,7 +15,7 @@ import pytest
 
 from tests.remote.apart import Apart
 from tests.servers import certificate_of
-from tests.web_server import BORN, Fault, Request, Served, WebServer, right_answer
+from tests.web_server import BORN, Fault, Request, Served, WebServer, bucket_listing, right_answer
 from wdsfs.errors import (
     DeniedObject,
     MissingObject,
@@ -512,6 +512,24 @@ def test_a_server_that_sends_byte_by_byte_is_given_up(
             apart.head(url)
         with pytest.raises(Unreachable, match="does not answer"):
             apart.get_all(url, pin)
+
+
+def test_a_name_that_hides_a_listing_of_google_is_named_with_the_way_out(apart: Apart, web: WebServer) -> None:
+    """Only directly in the directory that is listed; further below it does no harm."""
+    keys = {"d/a.tar", "d/e//b.tar"}
+
+    async def answer(request: Request) -> tuple[int, dict[str, str], bytes]:
+        return bucket_listing(request, keys)
+
+    web.handler = answer
+    apart.configure(("gs://", {"endpoint": web.url, "anonymous": "true"}))
+    assert [url.key for url, _ in apart.listing("gs://bucket/d/", deep=False).objects] == ["d/a.tar"]
+    keys.add("d//c.txt")
+    with pytest.raises(
+        Unreachable, match=r"gs://bucket/d/: .*\(//\).*write out the names of the shards with braces"
+    ):
+        apart.listing("gs://bucket/d/", deep=False)
+    assert apart.waits() == []
 
 
 @pytest.mark.parametrize("part", ["head", "body"])
