@@ -613,9 +613,9 @@ runpy.run_module("wdsfs", run_name="__main__")
 @pytest.mark.parametrize(("module", "code", "text"), [
     ("wdsfs.cli.main", -signal.SIGINT, b""),
     ("click", -signal.SIGINT, b""),
-    ("wdsfs.cli.look_commands", 130, b"wdsfs: interrupted\n"),
-    ("wdsfs.tree.statistics", 130, b"wdsfs: interrupted\n"),
-    ("numpy", 130, b"wdsfs: interrupted\n"),
+    ("wdsfs.cli.look_commands", 130, rb"wdsfs: interrupted.*\n"),
+    ("wdsfs.tree.statistics", 130, rb"wdsfs: interrupted.*\n"),
+    ("numpy", 130, rb"wdsfs: interrupted.*\n"),
 ])  # fmt: skip
 def test_an_interrupt_of_an_import(shards: Program, module: str, code: int, text: bytes, way: str) -> None:
     """No traceback, whenever it comes: of what is imported at the start, and when a command needs it."""
@@ -623,7 +623,8 @@ def test_an_interrupt_of_an_import(shards: Program, module: str, code: int, text
     done = subprocess.run(
         command, env=shards.environment, cwd=shards.home, capture_output=True, timeout=PATIENCE, check=False
     )
-    assert (done.returncode, done.stderr) == (code, text)
+    assert done.returncode == code, done
+    assert re.fullmatch(text, done.stderr), done  # it may come a moment later, when something is kept already
 
 
 def test_an_interrupted_mount(program: Program) -> None:

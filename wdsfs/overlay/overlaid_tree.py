@@ -507,7 +507,7 @@ class OverlaidTree:
                     yield self._entry_over(entry)
                 elif child is not THE_WHITEOUT:
                     if self.nodes.generation != self.lower.generation:
-                        break  # the listing has met a changed shard, and the child may be of it
+                        break  # a shard has changed, perhaps that of the child
                     yield entry._replace(node=self.status(child))
                 after = entry.cursor
             else:
