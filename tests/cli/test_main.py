@@ -30,6 +30,7 @@ from wdsfs import __version__, mount_registry
 from wdsfs.cli import help_commands, main
 from wdsfs.mount import search
 from wdsfs.mount.live_fuse import FuseMount
+from wdsfs.tree import opening
 
 SAMPLES = tars.tar(
     tars.member(b"d/b.txt", b"bbb", mtime=1_600_000_000),
@@ -933,7 +934,20 @@ def test_a_disk_that_is_full(shards: Program) -> None:
     with open("/dev/full", "wb") as full:
         for arguments in (["ls", "s-0.tar"], ["cat", "s-0.tar", "s-0/d/b/jpg"], ["info", "--json", "s-0.tar"]):
             message = shards.refused(*arguments, code=1, stdout=full)
-            assert os.strerror(errno.ENOSPC) in message
+            assert f"the output cannot be written: {os.strerror(errno.ENOSPC)}" in message
+
+
+def test_an_error_that_names_no_file_is_not_of_the_output(
+    program: Program, shards: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limited(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(opening, "opened", limited)
+    message = program.run("info", shards.home / "s-0.tar", code=1).stderr.decode()
+    assert os.strerror(errno.EMFILE) in message
+    assert "raise OSError" in message  # the line of the call that has failed
+    assert "output" not in message
 
 
 def test_a_bar_is_for_terminals(shards: Program) -> None:

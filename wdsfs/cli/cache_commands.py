@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsfs.cli import options
-from wdsfs.cli.output import bytes_bar, print_table, say, table_of, write_json
+from wdsfs.cli.output import OUTPUT, bytes_bar, print_table, say, table_of, write_json
 from wdsfs.cli.process import when_interrupted
 from wdsfs.errors import CacheFull, IndexUnusable, ShardError, UsageError, bytes_text, counted, several
 from wdsfs.names import shown
@@ -103,7 +103,7 @@ def cache(
             else:
                 _show(report, [*shards.values()], each)
     except OSError as error:
-        if error.filename is None:  # of the output
+        if error.filename in (None, OUTPUT):
             raise
         raise IndexUnusable(f"the cache cannot be used: {error.filename}: {error.strerror}") from None
 

@@ -15,7 +15,16 @@ import click
 
 from wdsfs.cli import options
 from wdsfs.cli.completion import paths
-from wdsfs.cli.output import contents_text, is_directory, print_table, say, table_of, write_bytes, write_json
+from wdsfs.cli.output import (
+    contents_text,
+    flush,
+    is_directory,
+    print_table,
+    say,
+    table_of,
+    write_bytes,
+    write_json,
+)
 from wdsfs.errors import UsageError, WdsfsError, bytes_text, counted
 from wdsfs.names import SHARD_SUFFIXES, shown
 
@@ -95,7 +104,7 @@ def ls(
         for name, child in entries if is_directory(node) else [(start, node)]:
             write_bytes(listing.line(name, child, on_terminal))
     if failures:
-        sys.stdout.flush()
+        flush()
         sys.exit(failures[0].exit_code)
 
 

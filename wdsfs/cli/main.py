@@ -19,8 +19,8 @@ import click
 from wdsfs import __version__
 from wdsfs.cli import completion  # noqa: F401  its classes register with click
 from wdsfs.cli.options import Paged, flag
-from wdsfs.cli.output import complain, say
-from wdsfs.cli.process import INTERRUPTED, hide_secrets, interruptible, prepare_streams
+from wdsfs.cli.output import OUTPUT, complain, flush, say
+from wdsfs.cli.process import INTERRUPTED, failure_of, hide_secrets, interruptible, prepare_streams
 from wdsfs.errors import WdsfsError
 from wdsfs.log_lines import TerminalFormatter
 from wdsfs.names import shown
@@ -103,8 +103,7 @@ class _Group(Paged, click.Group):
         try:
             with interruptible():
                 result = super().invoke(ctx)
-                if sys.stdout is not None:
-                    sys.stdout.flush()  # here, so that an error gets a message
+                flush()  # here, so that an error gets a message
             return result
         except WdsfsError as error:
             if shown(str(error)) not in _LOG.said:
@@ -117,10 +116,13 @@ class _Group(Paged, click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             ctx.exit(141)
         except OSError as error:
-            if error.filename is not None:
+            if error.filename == OUTPUT:
+                complain(f"{OUTPUT} cannot be written: {error.strerror}")
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            elif error.filename is None:
+                complain(f"{failure_of(error)}; mend that, then repeat the command")
+            else:
                 raise
-            complain(f"the output cannot be written: {error.strerror}")
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             ctx.exit(1)
 
 

@@ -35,6 +35,30 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("wdsfs")
 
+OUTPUT = "the output"  # the file name in an OSError of the standard streams
+
+
+@contextlib.contextmanager
+def to_output() -> Iterator[None]:
+    """Name the output in an OSError of the block: only then is it known to be what cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = OUTPUT
+        raise
+
+
+def _echo(text: str, *, err: bool = False, newline: bool = True) -> None:
+    with to_output():
+        click.echo(text, err=err, nl=newline)
+
+
+def flush() -> None:
+    """Write out what was written to standard output so far."""
+    if sys.stdout is not None:
+        with to_output():
+            sys.stdout.flush()
+
 
 def table_of(*columns: str) -> Table:
     """Return an empty table with these columns; all but the first are numbers."""
@@ -62,7 +86,7 @@ def print_table(table: Table) -> None:
         console.width = 1000
     with console.capture() as capture:
         console.print(table)
-    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip()))
+    _echo("\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip()))
 
 
 def print_block(head: str, rows: Sequence[tuple[str, str]]) -> None:
@@ -79,7 +103,7 @@ def print_block(head: str, rows: Sequence[tuple[str, str]]) -> None:
         lines = textwrap.wrap(
             text, width or sys.maxsize, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
         )
-        click.echo("\n".join(lines))
+        _echo("\n".join(lines))
 
 
 def say(*lines: str, err: bool = False) -> None:
@@ -88,7 +112,7 @@ def say(*lines: str, err: bool = False) -> None:
     Semantics decision: only `ls` writes names into a pipe as they are, as ls(1) does; `--json` has them exactly.
     """
     for line in lines:
-        click.echo(shown(line), err=err)
+        _echo(shown(line), err=err)
 
 
 def complain(text: str) -> None:
@@ -98,12 +122,12 @@ def complain(text: str) -> None:
 
 def write_json(value: object) -> None:
     """Write a result as one line of JSON."""
-    click.echo(json.dumps(value))
+    _echo(json.dumps(value))
 
 
 def write_page(text: str) -> None:
     """Write text of the program's own, without any name in it."""
-    click.echo(text, nl=not text.endswith("\n"))
+    _echo(text, newline=not text.endswith("\n"))
 
 
 def on_terminal() -> bool:
@@ -114,7 +138,8 @@ def on_terminal() -> bool:
 def show_page(text: str) -> None:
     """Write a page of help; on a terminal that is too small for it, by a pager."""
     if on_terminal() and text.count("\n") + 1 >= shutil.get_terminal_size().lines:
-        click.echo_via_pager(text)
+        with to_output():
+            click.echo_via_pager(text)
     else:
         write_page(text)
 
@@ -145,7 +170,8 @@ def write_bytes(data: bytes) -> None:
     """Write bytes to standard output unchanged. Raises UsageError if that is closed."""
     if sys.stdout is None:
         raise UsageError("standard output is closed")
-    sys.stdout.buffer.write(data)
+    with to_output():
+        sys.stdout.buffer.write(data)
 
 
 def is_directory(node: Node) -> bool:

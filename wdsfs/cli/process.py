@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from types import FrameType
 
@@ -98,8 +99,15 @@ def disk_errors() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        where = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
-        raise CommitError(f"{where}{error.strerror}; mend that, then repeat the command") from None
+        raise CommitError(f"{failure_of(error)}; mend that, then repeat the command") from None
+
+
+def failure_of(error: OSError) -> str:
+    """Return the file that an error names, or the call that has failed if it names none, and the reason."""
+    if error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    call = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{error.strerror or error}, at `{call.line}` ({os.path.basename(call.filename)}, line {call.lineno})"
 
 
 def prepare_streams() -> None:
