@@ -628,6 +628,25 @@ def test_an_interrupt_of_an_import(shards: Program, module: str, code: int, text
     assert re.fullmatch(text, done.stderr), done  # it may come a moment later, when something is kept already
 
 
+_LOST = """
+import os, signal, weakref
+from wdsfs.cli.process import interruptible
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+try:
+    with interruptible():
+        weakref.ref(type("Object", (), {})(), lambda _: os.kill(os.getpid(), signal.SIGINT))
+        while True:
+            pass
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_an_interrupt_that_python_drops_comes_again() -> None:
+    done = subprocess.run([sys.executable, "-c", _LOST], capture_output=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"interrupted\n", b"")
+
+
 def test_an_interrupted_mount(program: Program) -> None:
     need_fuse()
     interrupted(program, "mount", MANY, program.mountpoint)

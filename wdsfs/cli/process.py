@@ -25,7 +25,7 @@ INTERRUPTED = "wdsfs.interrupted"  # in the context's `meta`: the text to be add
 # A command (`pipe:`); USER:PASSWORD of a URL, and its query.
 _SECRETS = re.compile(rb"(?:(?<=^pipe:)|(?<=[:=]pipe:)).+|(?<=://)[^/]*(?=@)|(?<=\?).*", re.DOTALL)
 _MAY_HAVE = re.compile(rb"://|pipe:")
-IMPORT_SECONDS = 0.01  # between an interrupt of an import and the next try
+AGAIN_SECONDS = 0.01  # between an interrupt that would be lost, or was, and the next try
 _ARG_START = 48  # field of /proc/PID/stat, counted from 1: proc_pid_stat(5)
 
 
@@ -36,6 +36,7 @@ def interruptible() -> Iterator[None]:
         yield
         return
     before = signal.signal(signal.SIGALRM, _interrupt)
+    sys.unraisablehook = _try_again
     try:
         signal.signal(signal.SIGINT, _interrupt)
         yield
@@ -45,6 +46,15 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        sys.unraisablehook = sys.__unraisablehook__
+
+
+def _try_again(lost: sys.UnraisableHookArgs) -> None:
+    """Interrupt again in a moment if Python has dropped the interrupt: in a callback of a weak reference, say."""
+    if lost.exc_type is KeyboardInterrupt:
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _interrupt(_: int, frame: FrameType | None) -> None:
@@ -55,7 +65,7 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
     """
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
-            signal.setitimer(signal.ITIMER_REAL, IMPORT_SECONDS)
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
             return
         frame = frame.f_back
     raise KeyboardInterrupt
