@@ -131,12 +131,12 @@ def assert_same(home: Path, everything: bool = False, few: bool = False) -> None
         return
     assert (home / "energon-there" / os.fsdecode(energon.FOLDER)).is_dir()
     assert (home / "new-there/3.tar").read_bytes() == (home / "replaced-there/s3.tar").read_bytes()
-    assert files(home / "more-there") == {}
+    assert files(home / "more-there/upper") == {}
 
 
 def assert_killed(home: Path) -> None:
     """A worker has died in the middle of an index and of a commit."""
-    for name in ("set/s3.tar", "edits-there"):
+    for name in ("set/s3.tar", "edits-there/upper"):
         assert (home / f"{name}.died").exists()
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from concurrent.futures import Future
-from threading import Thread
 from typing import BinaryIO, Protocol
 
 from wdsfs.errors import MissingShard, UnreadableShard
@@ -81,6 +79,9 @@ def open_stream(path: str | int) -> BinaryIO:
 
 def _open_pipe(path: str) -> int:
     """Return the read end of a named pipe that a program writes to. Raises OSError if there is none."""
+    from concurrent.futures import Future  # late: few commands open a pipe, and guards load little
+    from threading import Thread
+
     opening = Future[int]()
 
     def open_and_wait() -> None:
