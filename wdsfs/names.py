@@ -119,20 +119,26 @@ class Split(NamedTuple):
 
 
 def split(name: bytes) -> Split | None:
-    """Split a member name into folder, stem and extension; None when the member is in no sample.
+    """Split a member name into folder, stem and extension; None when the member is in no sample."""
+    key = raw_key(name)
+    if key is None:
+        return None
+    start = key.rfind(b"/") + 1
+    return Split(key[:start], key[start:], name[len(key) + 1 :])
 
-    The rule is the webdataset library's `base_plus_ext` (`^((?:.*/|)[^.]+)[.]([^/]*)$`): the stem ends at the
+
+def raw_key(name: bytes) -> bytes | None:
+    """Return the key of the sample that a member belongs to, without escapes; None when it is in no sample.
+
+    The rule is the webdataset library's `base_plus_ext` (`^((?:.*/|)[^.]+)[.]([^/]*)$`): the key ends at the
     first dot after the last slash, everything after that dot is the extension.
     """
     start = name.rfind(b"/") + 1
-    folder, base = name[:start], name[start:]
-    stem, dot, extension = base.partition(b".")
+    dot = name.find(b".", start)
     # Semantics decision: a name without a dot has no extension and is in no sample (as everywhere).
     # Semantics decision: a base name that starts with a dot is in no sample, as for DALI and Hugging Face;
     # the webdataset library makes `d/.hidden` a sample with the key `d/`, which no tree can show.
-    if not dot or not stem:
-        return None
-    return None if is_meta(name) else Split(folder, stem, extension)
+    return None if dot <= start or is_meta(name) else name[:dot]
 
 
 # Between the first and the last dot of a name, characters of titles and not of extensions: `Track 2.0 (Live).mp3`.
@@ -188,12 +194,6 @@ class DottedNames:
         )
 
 
-def raw_key(name: bytes) -> bytes | None:
-    """Return the key of the sample that a member belongs to, without escapes; None when it is in no sample."""
-    parts = split(name)
-    return None if parts is None else name[: len(name) - len(parts.extension) - 1]
-
-
 def without_suffix(path: bytes) -> bytes:
     """Return the path of a shard without its suffix: `a/x.tar.gz` -> `a/x`."""
     return path[: len(path) - len(suffix_of(path))]
@@ -219,8 +219,10 @@ def is_meta(name: bytes) -> bool:
     Semantics decision: exactly the webdataset library's rule, so `__m__/a.json` is meta, but `__m__.json` and
     `d/__m__/a.json` are sample members.
     """
+    if not name.startswith(b"__"):
+        return False
     top, slash, _ = name.partition(b"/")
-    return top.startswith(b"__") and top.endswith(b"__") and (not slash or len(top) >= 4)
+    return top.endswith(b"__") and (not slash or len(top) >= 4)
 
 
 def folder_components(folder: bytes) -> list[bytes]:

@@ -60,11 +60,11 @@ def misread(key: bytes, extension: bytes) -> str | None:
     if names.lower_case(extension) in names.RESERVED:
         return RESERVED
     name = key + b"." + extension
-    parts = names.split(name)
-    if parts is None:
+    shown = names.raw_key(name)
+    if shown is None:
         base = names.split_folder(key)[1]
         return HIDDEN if not base or base.startswith(b".") else META
-    if parts.folder + parts.stem != key:
+    if shown != key:
         return DOTTED_KEY
     limit = headers.name_beyond_limit(name)
     return None if limit is None else f"{TOO_LONG}: {limit}"
