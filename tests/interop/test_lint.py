@@ -369,7 +369,7 @@ def samples_of(first: int, *columns: bytes, content: bytes = b"1", count: int = 
 
 def test_a_column_that_comes_later(tmp_path: Path) -> None:
     """Hugging Face's loader drops it; where another column is missing there, that is worse."""
-    columns = [(b"jpg", b"cls"), (b"JPG", b"cls", b"txt"), (b"png", b"cls"), (b"png", b"cls", b"txt")]
+    columns = [line.encode().split() for line in ("jpg é", "JPG É txt", "png é", "png é txt")]
     judge, _ = judged(tmp_path, *(tar(*samples_of(10 * n, *some)) for n, some in enumerate(columns)))
     told = [(path, one.kind, one.offset, one.member, one.is_note) for path, one in judge.late()]
     assert told == [

@@ -383,14 +383,15 @@ class _ShardLinter:
             )
 
     def _column(self, name: bytes, extension: bytes, offset: int, size: int) -> None:
-        """Count the member of a column; look at its name as readers do that want UTF-8, or an extension."""
+        """Count a member of a column, and look for dots and bytes in its name that other readers trip over."""
         columns = self.findings.columns
         column = columns.get(extension)
-        if column is None:  # beyond the limit it is counted, and forgotten
-            column = columns.setdefault(extension, Column()) if len(columns) < COLUMNS else Column()
-        column.members += 1
-        if not size:
-            column.add_empty(name, offset)
+        if column is None and len(columns) < COLUMNS:
+            column = columns[extension] = Column()
+        if column is not None:
+            column.members += 1
+            if not size:
+                column.add_empty(name, offset)
         if b"." in extension:
             self.dotted_names.add(name, extension, offset)
         if not name.isascii() and not names.is_utf8(name):
@@ -516,27 +517,31 @@ class Judge:
 
         It is a finding where a sample with such a column lacks one of the first, which the loader fills with None.
         """
-        self._shards.sort(key=lambda shard: shard[0])
-        first = next((shard.first for _, shard in self._shards if shard.first), [])
-        known = {extension.lower() for sample in first for extension in sample.extensions}
-        late: dict[tuple[bytes, str], tuple[str, int, str]] = {}
-        counts = Counter[tuple[bytes, str]]()
-        for path, shard in self._shards:
-            for pattern, count in shard.patterns.items():
-                kind = LATE if known - {extension.lower() for extension in pattern} else EXTRA
-                for extension in pattern:
-                    if extension.lower() not in known:
-                        counts[extension, kind] += count
-                        late.setdefault((extension, kind), (path, *(shard.examples[pattern] or [(-1, "")])[0]))
+        counts, places = self._late_columns()
         for extension, kind in itertools.islice(counts, EXAMPLES):
-            path, offset, key = late[extension, kind]
+            path, offset, key = places[extension, kind]
             yield path, LintFinding(kind, offset, key, _late_text(extension, counts[extension, kind], kind))
         rest = [kind for _, kind in itertools.islice(counts, EXAMPLES, None)]
         if rest:
-            yield (
-                self._shards[0][0],
-                LintFinding(LATE if LATE in rest else EXTRA, -1, "", f"and {len(rest)} more columns"),
-            )
+            kind = LATE if LATE in rest else EXTRA
+            yield self._shards[0][0], LintFinding(kind, -1, "", f"and {len(rest)} more columns")
+
+    def _late_columns(self) -> tuple[Counter[tuple[bytes, str]], dict[tuple[bytes, str], tuple[str, int, str]]]:
+        """Return the number of samples with each such column and kind, and the place of the first of them."""
+        self._shards.sort(key=lambda shard: shard[0])
+        first = next((shard.first for _, shard in self._shards if shard.first), [])
+        known = {names.lower_case(extension) for sample in first for extension in sample.extensions}
+        counts = Counter[tuple[bytes, str]]()
+        places: dict[tuple[bytes, str], tuple[str, int, str]] = {}
+        for path, shard in self._shards:
+            for pattern, count in shard.patterns.items():
+                lowered = {extension: names.lower_case(extension) for extension in pattern}
+                kind = LATE if known.difference(lowered.values()) else EXTRA
+                for extension in pattern:
+                    if lowered[extension] not in known:
+                        counts[extension, kind] += count
+                        places.setdefault((extension, kind), (path, *(shard.examples[pattern] or [(-1, "")])[0]))
+        return counts, places
 
     def empty(self) -> Iterator[tuple[str, LintFinding]]:
         """Yield members of 0 bytes in columns of which most members have content, by shard."""
