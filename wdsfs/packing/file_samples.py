@@ -62,8 +62,8 @@ class _Looks(NamedTuple):
     """Properties of the names in a directory, from which its layout is guessed. Hidden files do not count.
 
     `bare` is the first name without a dot, as columns have in the directory of a sample, `dotted` the first one
-    with a dot. `full`: all begin with the name of the directory. `media`: one is an image, sound or film. `alone`:
-    each is one that is the only file of its key, or a table.
+    with a dot. `full`: all names begin with the name of the directory. `media`: one file or more is an image, a
+    sound or a film. `alone`: each file is either a table, or such a medium and the only file of its key.
     """
 
     path: bytes
@@ -251,13 +251,13 @@ class _Grouping:
         """Take the files of a directory as one sample."""
         key = directory.path
         start = names.split_folder(key)[1] + b"." if self.layout.full else b""
-        begun, seen = False, set[bytes]()
+        begun, taken = False, set[bytes]()
         for row, name in enumerate(self.table.names_in(directory), directory.first):
             extension = name[len(start) :]
-            reason = None if key else OUTSIDE_TABLE if _is_table(name) else OUTSIDE
+            reason = None if key else _outside(name, OUTSIDE)
             if reason is None and not name.startswith(start):
                 reason = reasons.OTHER_STEM
-            reason = reason or _obstacle(key, extension, seen)
+            reason = reason or reasons.obstacle(key, extension, taken)
             if reason is not None:
                 self._refuse(directory, name, reason)
                 continue
@@ -268,15 +268,15 @@ class _Grouping:
 
     def _files(self, number: int, directory: FoundDirectory, label: int) -> None:
         """Take the files of a directory as samples by what their names begin with."""
-        whole = OUTSIDE_CLASS if self.layout.name == CLASSES and not directory.path else None
-        last, seen, prefix = None, set[bytes](), directory.prefix
+        is_outside = self.layout.name == CLASSES and not directory.path
+        last, taken, prefix = None, set[bytes](), directory.prefix
         for row, name in enumerate(self.table.names_in(directory), directory.first):
             stem, dot, extension = name.partition(b".")
             if stem != last:
-                seen = set()
-            reason = OUTSIDE_TABLE if whole == OUTSIDE_CLASS and _is_table(name) else whole
+                taken = set()
+            reason = _outside(name, OUTSIDE_CLASS) if is_outside else None
             reason = reason or (None if dot else reasons.NO_EXTENSION)
-            reason = reason or _obstacle(prefix + stem, extension, seen)
+            reason = reason or reasons.obstacle(prefix + stem, extension, taken)
             if stem != last and label != NO_CLASS and self.class_column is not None:
                 reason = reason or reasons.misread(prefix + stem, self.class_column)
             if reason is not None:
@@ -289,7 +289,7 @@ class _Grouping:
                 self.samples.dotted_names.add(prefix + name, extension)
             if extension.lower() in TABLES:
                 self.samples.tables.append(len(self.samples) - 1)
-            if label != NO_CLASS and self.class_column in seen:
+            if label != NO_CLASS and self.class_column in taken:
                 self._refuse_column(directory, name)
             self.samples.add(row)
 
@@ -299,6 +299,11 @@ class _Grouping:
             f"{where} is the column that the class of each sample would be written to: name another one with "
             "--class-column, or use --class-as none, or --layout files"
         )
+
+
+def _outside(name: bytes, text: str) -> str:
+    """Return why a file is outside of all samples: this text, unless it is a table."""
+    return OUTSIDE_TABLE if _is_table(name) else text
 
 
 def _is_table(name: bytes) -> bool:
@@ -321,19 +326,6 @@ def _refuse_splits(table: FileTable) -> None:
 
 def _class_of(directory: FoundDirectory) -> bytes:
     return directory.path.partition(b"/")[0]
-
-
-def _obstacle(key: bytes, extension: bytes, seen: set[bytes]) -> str | None:
-    """Return why a sample cannot have a member of this extension; else None, and add it to those `seen` in it.
-
-    Those are in lower case.
-    """
-    reason = reasons.misread(key, extension)
-    if reason is None:
-        lower = names.lower_case(extension)
-        reason = reasons.ONLY_CASE if lower in seen else None
-        seen.add(lower)
-    return reason
 
 
 def _refuse_equal_keys(samples: Samples) -> None:

@@ -68,3 +68,15 @@ def misread(key: bytes, extension: bytes) -> str | None:
         return DOTTED_KEY
     limit = headers.name_beyond_limit(name)
     return None if limit is None else f"{TOO_LONG}: {limit}"
+
+
+def obstacle(key: bytes, extension: bytes, taken: set[bytes]) -> str | None:
+    """Return why a sample cannot take a member of this extension; if it can, add the extension to `taken`.
+
+    `taken` has the extensions of the sample so far, in lower case.
+    """
+    lower = names.lower_case(extension)
+    reason = misread(key, extension) or (ONLY_CASE if lower in taken else None)
+    if reason is None:
+        taken.add(lower)
+    return reason

@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsfs import names
 from wdsfs.errors import CommitError, counted
 from wdsfs.index.record import Record
 from wdsfs.packing import reasons
@@ -292,14 +291,13 @@ class ViewCommit:
         key, taken = record.entry_path(entry), set[bytes]()
         for member in record.entry_members(entry):
             extension = record.extension(member)
-            name, lower = key + b"." + extension, names.lower_case(extension)
-            reason = reasons.misread(key, extension) or (reasons.ONLY_CASE if lower in taken else None)
+            name = key + b"." + extension
+            reason = reasons.obstacle(key, extension, taken)
             if reason is not None:
                 path = self.lower.path_text(number)
                 raise CommitError(
                     f"{path}: {os.fsdecode(name)} cannot be packed: {reason}; see --columns NAME=..."
                 )
-            taken.add(lower)
             size, mtime_ns = record.size_and_time(member)
             yield NewMember(name, b"%d %d %d" % (number, tag, member), size, mtime_ns)
 
