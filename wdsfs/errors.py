@@ -282,7 +282,7 @@ for _power, _letter in enumerate("KMGT", 1):
 def parse_size(text: str) -> int:
     """Return the bytes of `800M`, `32GiB`, `1GB`, or plain bytes. Raises UsageError."""
     unit = text.lstrip("0123456789")
-    number = text.removesuffix(unit) if unit else text
+    number = text.removesuffix(unit)
     if unit.upper() not in _UNITS or not number:
         raise UsageError(
             f"{text!r} is not a size: write bytes, or a number and a unit, such as 32G, 32GiB or 34GB"

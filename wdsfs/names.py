@@ -170,8 +170,11 @@ class DottedNames:
         is_number = before[:1].isdigit() and not before.isdigit()
         if not self._all or ((is_title or is_number) and not (self._titles or self._numbers)):
             self.place, self.name = place, name
-        for kind, fits in ((self._all, True), (self._titles, is_title), (self._numbers, is_number)):
-            kind.update([number] if fits else [])
+        self._all.add(number)
+        if is_title:
+            self._titles.add(number)
+        if is_number:
+            self._numbers.add(number)
 
     def count(self, samples: int) -> int:
         """Return the number of columns that are parts of names, 0 for a sound set of this many samples."""

@@ -19,7 +19,7 @@ import click
 from wdsfs.cli import completion
 from wdsfs.cli.output import on_terminal, show_page
 from wdsfs.cli.process import ended_in_order
-from wdsfs.errors import UsageError
+from wdsfs.errors import UsageError, parse_size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -155,8 +155,6 @@ class Bytes(AtLeastOne):
     """The type of options with a number of bytes, which may have a unit."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from wdsfs.errors import parse_size
-
         if isinstance(value, str) and value[:1].isdigit() and value[-1:].isalpha():
             value = parse_size(value)
         return super().convert(value, param, ctx)
@@ -310,8 +308,6 @@ def _exported(flag: str, variable: str, text_of: Callable[[Any], str], **details
 
 
 def _size_text(value: str) -> str:
-    from wdsfs.errors import parse_size
-
     return str(parse_size(value))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from threading import Thread
 from typing import BinaryIO, Protocol
 
 from wdsfs.errors import MissingShard, UnreadableShard
@@ -79,8 +80,7 @@ def open_stream(path: str | int) -> BinaryIO:
 
 def _open_pipe(path: str) -> int:
     """Return the read end of a named pipe that a program writes to. Raises OSError if there is none."""
-    from concurrent.futures import Future  # late: few commands open a pipe, and guards load little
-    from threading import Thread
+    from concurrent.futures import Future  # late: it takes a millisecond of each start
 
     opening = Future[int]()
 
