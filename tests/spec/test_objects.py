@@ -326,6 +326,7 @@ def test_what_has_to_be_listed_names_the_way_to_the_cache(monkeypatch: pytest.Mo
     [
         ("d/", ["d/a.tar", "d/b.tar"], 1),
         ("d/*.tar", ["d/a.tar", "d/b.tar"], 1),
+        ("d/*", ["d/a.tar", "d/b.tar"], 1),
         ("*/?.tar", ["d/a.tar", "d/b.tar", "e/a.tar"], 3),
         ("d/s*/t/*.tar", ["d/s1/t/x.tar", "d/s2/t/x.tar"], 3),
         ("d/**/x.tar", ["d/s1/t/x.tar", "d/s2/t/x.tar"], 1),

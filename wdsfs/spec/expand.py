@@ -41,6 +41,7 @@ from wdsfs.names import PLAIN, Reading
 from wdsfs.remote import urls
 from wdsfs.shards import Shard, check_count
 from wdsfs.spec import braces, dependencies, index_file, located, metadataset, objects, shard_lists
+from wdsfs.spec.objects import ABOUT_SHARDS, SHARD_SUFFIXES
 from wdsfs.spec.shard_lists import Word
 
 MAX_SHARDS = braces.MAX_WORDS  # per call
@@ -53,9 +54,9 @@ LISTING_PAYS = 64
 LISTING_RATIO = 16
 
 LIST = "@"
-GO_ON = "; --allow-missing goes on without such shards"
+WITHOUT_MISSING = "; --allow-missing goes on without such shards"
 IMAGE_SUFFIX = ".erofs"
-LOOKED_AT = 32  # directories that a message about a directory without shards is made of
+SEARCHED = 32  # directories inside one without shards, for the message about it
 MAX_LISTS = 1000  # read in one call: lists that each name the next list twice would never end
 MAX_NESTED = 20
 MAX_STEPS = 256  # directories in a glob: each is a level of recursion
@@ -67,8 +68,6 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _PLAIN = re.compile(r"[^~@{}*?\[:][^{}*?\[:]*")  # has nothing to expand
 _ESCAPED = re.compile(r"\[([*?\[:])\]")  # a character that a glob, or the split at `::`, takes literally
 _ESCAPE, _BRACE = re.compile(r"[*?\[]"), re.compile(r"[{}\\]")  # what `settled` marks
-_ABOUT_SHARDS = (".idx", ".index", ".wdsidx", ".json", ".yaml", ".yml", ".txt", ".md")
-_SUFFIXES = tuple(os.fsdecode(suffix) for suffix in names.SHARD_SUFFIXES_OF_ANY_CASE)
 
 
 class Slice(NamedTuple):
@@ -258,12 +257,12 @@ def holds_files(argument: str) -> bool:
     nothing but hidden names and files about shards (indexes, lists, notes). Raises SpecError for one with both.
     """
     if not os.path.lexists(argument):
-        return not (_is_special(argument) or argument.endswith(_SUFFIXES))
+        return not (_is_special(argument) or argument.endswith(SHARD_SUFFIXES))
     if objects.is_url(argument) or not os.path.isdir(argument) or shard_lists.dataset_at(argument) is not None:
         return False
     shards = set(_shard_names(argument))
     others = (
-        name for name in os.listdir(argument) if not name.startswith(".") and not name.endswith(_ABOUT_SHARDS)
+        name for name in os.listdir(argument) if not name.startswith(".") and not name.endswith(ABOUT_SHARDS)
     )
     other = next((name for name in others if os.path.join(argument, name) not in shards), None)
     if shards and other is not None:
@@ -465,7 +464,7 @@ def _variable(name: str, text: str) -> str:
 def _matching(base: str, word: str) -> list[str]:
     """Return the paths that a glob matches, or those at a URL; the path itself when it is neither."""
     if objects.is_url(path := _below(base, word)):
-        return _without_notes(word, objects.paths_of(path))
+        return objects.paths_of(path)
     expanded = os.path.expanduser(word) if word.startswith("~") else word
     path = _below(base, expanded)
     if not shard_lists.is_elsewhere(path):
@@ -480,18 +479,7 @@ def _matching(base: str, word: str) -> list[str]:
     matches = sorted(map(urls.local, glob.iglob(pattern, recursive=True)), key=os.fsencode)
     if not matches:
         raise NoMatch(f"no file matches {objects.without_secrets(word)[:200]!r}")
-    return _without_notes(word, matches)
-
-
-def _without_notes(word: str, matches: list[str]) -> list[str]:
-    """Return the matches of a glob without the files about shards among them.
-
-    Semantics decision: `shards/*` names what `shards/` does, also beside an index or a classes.txt. Such files
-    count if the glob asks for their suffix, or matches no shard.
-    """
-    if word.endswith(_ABOUT_SHARDS) or not any(path.endswith(_SUFFIXES) for path in matches):
-        return matches
-    return [path for path in matches if not path.endswith(_ABOUT_SHARDS)]
+    return objects.shards_among(word, matches, str)
 
 
 # -- from words to files that exist --------------------------------------------------------------------------
@@ -507,7 +495,7 @@ def _existing_files(
     refused: dict[str, ShardError] = {}
     shards, missing = _files(words, split, base, refused)
     if missing and not (allow_missing and len(missing) < len(shards)):
-        way_out = GO_ON if allow_missing is not None and len(missing) < len(shards) else ""
+        way_out = WITHOUT_MISSING if allow_missing is not None and len(missing) < len(shards) else ""
         raise (
             _refused_shards(missing, refused, len(shards), way_out)
             if refused
@@ -587,13 +575,13 @@ def _shard_words(
 
 
 def _missing_shards(missing: list[Word], total: int, way_out: str = "") -> SpecError | MissingShard:
-    """Return the error for missing shards, with what to do about it, and this end."""
+    """Return the error for missing shards; its text ends in the way out."""
     if shard_lists.is_elsewhere(missing[0].path):
         origin = f"{missing[0].origin}: " if missing[0].origin else ""
         return SpecError(origin + shard_lists.NOT_READ.format(objects.without_secrets(missing[0].path)))
     listed = ", ".join(word.shown for word in missing[:3]) + (", ..." if len(missing) > 3 else "")
     if total == 1:
-        directory = objects.is_listable(missing[0].path) and not missing[0].path.endswith(_SUFFIXES)
+        directory = objects.is_listable(missing[0].path) and not missing[0].path.endswith(SHARD_SUFFIXES)
         hint = "; if it is a directory of shards, end it with a slash" if directory else ""
         return MissingShard(f"no such shard: {listed}{hint or _shard_before(missing[0].path)}")
     return MissingShard(
@@ -615,7 +603,7 @@ def _shard_before(path: str) -> str:
     """Return the end of a message about a missing shard that goes on behind a shard: `a.tar/a/im0`."""
     place = path
     while not objects.is_url(path) and (place := os.path.dirname(place)) not in ("", "/"):
-        if place.endswith(_SUFFIXES) and os.path.isfile(place):
+        if place.endswith(SHARD_SUFFIXES) and os.path.isfile(place):
             return f"; to list the content of a shard: wdsfs ls {shlex.quote(place)}"
     return ""
 
@@ -633,20 +621,20 @@ def _contents(directory: str) -> dict[str, int | None]:
     shards = {path: mode for path, mode in modes.items() if mode is None or not stat.S_ISDIR(mode)}
     if not shards:
         mounted = os.path.isdir(os.path.join(directory, ".wdsfs"))
-        hint = "; it is a mount of wdsfs: name its shards instead" if mounted else _way_out(directory)
+        hint = "; it is a mount of wdsfs: name its shards instead" if mounted else _advice_on(directory)
         raise NoMatch(f"the directory {directory!r} holds no shard, such as x.tar or x.tar.gz{hint}")
     return shards
 
 
-def _way_out(directory: str) -> str:
+def _advice_on(directory: str) -> str:
     """Return the end of a message about a directory without shards; "" if nothing in it can be named or packed.
 
-    Few directories are looked at: the first file that is not about shards decides.
+    The first file that is not about shards decides. Only a few of the directories inside are searched for it.
     """
-    files = (name for _, _, names in islice(os.walk(directory), LOOKED_AT) for name in names)
-    others = (name for name in files if not name.startswith(".") and not name.endswith(_ABOUT_SHARDS))
+    files = (name for _, _, names in islice(os.walk(directory), SEARCHED) for name in names)
+    others = (name for name in files if not name.startswith(".") and not name.endswith(ABOUT_SHARDS))
     first = next(others, "")
-    if first.endswith(_SUFFIXES):
+    if first.endswith(SHARD_SUFFIXES):
         pattern = shlex.quote(os.path.join(glob.escape(directory), "**/*.tar"))
         return f"; those in directories inside it are {pattern}"
     return f"; to make shards of its files: wdsfs pack {shlex.quote(directory)} -o 'set-%06d.tar'" if first else ""
@@ -658,7 +646,7 @@ def _shard_names(directory: str) -> list[str]:
         listed = os.listdir(directory)
     except OSError as error:
         raise UnreadableShard(f"cannot list the directory {directory!r}: {error.strerror}") from error
-    shards = [name for name in listed if name.endswith(_SUFFIXES) and not name.startswith(".")]
+    shards = [name for name in listed if name.endswith(SHARD_SUFFIXES) and not name.startswith(".")]
     return [os.path.join(directory, name) for name in sorted(shards, key=os.fsencode)]
 
 

@@ -11,9 +11,9 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
 
 from wdsfs import names
 from wdsfs.errors import MissingObject, NoMatch, ShardError, SpecError, Unreachable
@@ -31,7 +31,9 @@ ASKED_AGAIN = 64  # objects in a round of `ask_again`, at most, for which there 
 # An address has up to 45 characters: looking further ahead would take quadratic time for a list of short words.
 _SEPARATOR = re.compile(r"::(?![0-9a-fA-F:.]{0,45}\](?:[:/]|$))")
 _GLOB = re.compile(r"[*?\[]")
-_SUFFIXES = tuple(os.fsdecode(suffix) for suffix in names.SHARD_SUFFIXES_OF_ANY_CASE)
+SHARD_SUFFIXES = tuple(os.fsdecode(suffix) for suffix in names.SHARD_SUFFIXES_OF_ANY_CASE)
+ABOUT_SHARDS = (".idx", ".index", ".wdsidx", ".json", ".yaml", ".yml", ".txt", ".md")
+Match = TypeVar("Match")
 
 
 is_url = urls.is_url
@@ -135,13 +137,24 @@ def paths_of(text: str) -> list[str]:
     # In the web "?" begins a query, and brackets are characters.
     if not (_GLOB.search(url.key) and (url.scheme not in WEB or "*" in url.key)):
         return [_path_of(url)]
-    matches = _keep(_matches(url))
+    matches = _pinned_paths(shards_among(url.key, _matches(url), lambda match: match[0].key))
     if not matches:
         literal = _path_of(url)
         if modes([literal])[literal] is not None:  # as for files: what is there is taken literally
             return [literal]
         raise NoMatch(f"no object matches {url.shown!r}")
     return sorted(matches, key=os.fsencode)
+
+
+def shards_among(pattern: str, matches: list[Match], name_of: Callable[[Match], str]) -> list[Match]:
+    """Return the matches of a glob without the files about shards among them.
+
+    Semantics decision: `shards/*` names what `shards/` does, also beside an index or a classes.txt. Such files
+    count if the glob asks for their suffix, or matches no shard.
+    """
+    if pattern.endswith(ABOUT_SHARDS) or not any(name_of(match).endswith(SHARD_SUFFIXES) for match in matches):
+        return matches
+    return [match for match in matches if not name_of(match).endswith(ABOUT_SHARDS)]
 
 
 def _matches(pattern: Url) -> list[tuple[Url, Pin]]:
@@ -185,14 +198,14 @@ def contents(prefix: str) -> dict[str, int | None]:
     """
     url = shard_paths.url_of(os.fsencode(prefix))
     objects = [(shard, pin) for shard, pin in _listed(url).objects if _is_shard_name(shard.key[len(url.key) :])]
-    shards = sorted(_keep(objects), key=os.fsencode)
+    shards = sorted(_pinned_paths(objects), key=os.fsencode)
     if not shards:
         raise NoMatch(f"{prefix!r} holds no shard, such as x.tar or x.tar.gz")
     return dict.fromkeys(shards, stat.S_IFREG)
 
 
 def _is_shard_name(name: str) -> bool:
-    return name.endswith(_SUFFIXES) and "/" not in name and not name.startswith(".")
+    return name.endswith(SHARD_SUFFIXES) and "/" not in name and not name.startswith(".")
 
 
 def path_of(text: str) -> str:
@@ -231,11 +244,12 @@ def _listed(prefix: Url, *, deep: bool = False) -> Listing:
         listing = shard_paths.listed(prefix, deep=deep)
     except Unreachable as error:
         raise (error if prefix.scheme in WEB else not_listed(error)) from None
-    _keep(listed for listed in listing.objects if listed[0].key.endswith(INDEX_SUFFIX))  # found by the index
+    # The index looks for portable indexes beside the shards among the objects that have a pin.
+    _pinned_paths(listed for listed in listing.objects if listed[0].key.endswith(INDEX_SUFFIX))
     return listing
 
 
-def _keep(objects: Iterable[tuple[Url, Pin]]) -> list[str]:
+def _pinned_paths(objects: Iterable[tuple[Url, Pin]]) -> list[str]:
     """Note the pins of these objects; return their paths."""
     return [os.fsdecode(shard_paths.keep(url, pin)) for url, pin in objects]
 
@@ -367,7 +381,7 @@ def _listed_among(parent: str, paths: Sequence[str]) -> set[str] | None:
         return None
     try:
         known = set(paths)
-        return set(_keep(listed for listed in _listed(url).objects if listed[0].shown in known))
+        return set(_pinned_paths(listed for listed in _listed(url).objects if listed[0].shown in known))
     except ShardError:  # a store may forbid listing, but not reading: each object is asked for
         return None
 
