@@ -25,7 +25,7 @@ RENUMBER = "renumber"
 
 
 @contextlib.contextmanager
-def renumbering(directory: Path, mountpoint: Path, ctimes: bool = False) -> Iterator[None]:
+def renumbering(directory: Path, mountpoint: Path, *, ctimes: bool = False) -> Iterator[None]:
     """Show the files of `directory` at `mountpoint`."""
     need_fuse()
     mountpoint.mkdir()

@@ -240,7 +240,7 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s0").mkdir()
     for make in (True, False):
         with pytest.raises(OverlayUnusable, match="neither empty nor an overlay of wdsfs"):
-            hold(OverlayDirectory(tmp_path), make)
+            hold(OverlayDirectory(tmp_path), make=make)
     assert os.listdir(tmp_path) == ["s0"]
 
 

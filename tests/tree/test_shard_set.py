@@ -525,7 +525,7 @@ def test_a_file_that_is_not_what_its_record_says(
 @pytest.mark.parametrize("ctimes", [True, False])
 @pytest.mark.usefixtures("looks_at_once")
 def test_another_inode_number_alone_is_no_change(tmp_path: Path, shards: list[Shard], ctimes: bool) -> None:
-    with renumbering(tmp_path / "shards", tmp_path / "shown", ctimes):
+    with renumbering(tmp_path / "shards", tmp_path / "shown", ctimes=ctimes):
         shown = [sets.at(tmp_path / "shown" / os.fsdecode(shard.name + b".tar")) for shard in shards]
         with a_lower(tmp_path, shown) as below:
             one, tag, number = content(below, 1), below.tag(1), os.stat(shown[1].path).st_ino
@@ -547,7 +547,7 @@ def test_a_replaced_shard_is_noticed_although_its_inode_number_tells_nothing(
     path, members = tmp_path / "shards" / "s1.tar", [b"a.x", b"b.x", b"c.x"]
     path.write_bytes(tars.tar(*(tars.member(name, b"first") for name in members)))
     os.utime(path, (1, 1))
-    with renumbering(path.parent, tmp_path / "shown", ctimes):
+    with renumbering(path.parent, tmp_path / "shown", ctimes=ctimes):
         shown = [sets.at(tmp_path / "shown" / "s1.tar")]
         with a_lower(tmp_path, shown) as below:
             assert content_module.read(content(below, 0, 1), 0, 10) == b"first"

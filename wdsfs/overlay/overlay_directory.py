@@ -147,7 +147,7 @@ def write_settings(place: OverlayDirectory, settings: OverlaySettings) -> None:
 # --- the lock
 
 
-def hold(place: OverlayDirectory, make: bool = True) -> int:
+def hold(place: OverlayDirectory, *, make: bool = True) -> int:
     """Lock this overlay against other mounts and commits, as long as the returned descriptor is open.
 
     With `make` an empty directory becomes an overlay; without, no file is written there. A forked process inherits
