@@ -168,8 +168,8 @@ def mount(
 ) -> None:
     """Mount SHARDS at MOUNTPOINT, read-only unless with --overlay. Returns when the tree is usable.
 
-    A single shard, `x.tar`, needs no MOUNTPOINT: it is mounted at `./x`. If there is no such directory, it is
-    made, and removed at the unmount.
+    A single shard, `x.tar`, needs no MOUNTPOINT: wdsfs mounts it at `./x`. If that directory does not exist,
+    wdsfs makes it, and removes it at the unmount.
 
     `wdsfs help layouts` says which layout is for which loader, with a picture of each tree.
 
@@ -222,16 +222,9 @@ def _start(chosen: MountOptions, *, makes_directory: bool) -> int:
     """
     from wdsfs.mount.start import start
 
-    place = chosen.mountpoint
+    place, code = chosen.mountpoint, 1
     if makes_directory:
-        try:
-            os.mkdir(place)
-            chosen = replace(chosen, removes_mountpoint=True)
-        except FileExistsError:
-            pass
-        except OSError as error:
-            raise MountError(f"{place}: cannot be made: {error.strerror}; name a MOUNTPOINT") from None
-    code = 1
+        chosen = replace(chosen, removes_mountpoint=_make_mountpoint(place))
     try:
         code = start(chosen)
     finally:
@@ -241,6 +234,17 @@ def _start(chosen: MountOptions, *, makes_directory: bool) -> int:
     if makes_directory and not (code or chosen.opening.quiet or chosen.serving.foreground):
         log.info("mounted at %s; end it with: wdsfs umount %s", place, shlex.quote(place))
     return code
+
+
+def _make_mountpoint(place: str) -> bool:
+    """Make a directory to mount at; return False if something is there. Raises MountError."""
+    try:
+        os.mkdir(place)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise MountError(f"{place}: cannot be made: {error.strerror}; name a MOUNTPOINT") from None
+    return True
 
 
 def _mountpoint(shards: Sequence[str], mountpoint: str | None, selection: Selection, serving: Serving) -> str:
