@@ -147,7 +147,7 @@ _SHOWN_MAX = 120  # bytes of a name in a message about dots
 
 
 class DottedNames:
-    """Names with several dots, of a shard or a tree; tells whether keys end in the middle of what was meant.
+    """The names with several dots in a shard or a tree; tells whether their first dot cuts keys off.
 
     Of `1.2.840.1000.dcm` the key is `1`, so the images of a folder are columns of one sample. On the other hand
     `a.0.jpg`, `a.512x512.jpg` and `a.seg.png` are usual. Extensions of these come again in other samples.

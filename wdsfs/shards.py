@@ -110,14 +110,14 @@ def numbered_at(path: bytes) -> Fingerprint:
 
 
 def lasting_number(status: os.stat_result) -> int:
-    """Return the inode number of a file, or what stands in its place where the same file may get another one."""
+    """Return the inode number of a file; a constant where the file system may give the file another number."""
     stand_in = _stand_in(status.st_dev, int(time.monotonic()) // DEVICE_SECONDS)
     return status.st_ino if stand_in is None else stand_in
 
 
 @functools.lru_cache(maxsize=256)
 def _stand_in(device: int, _: int) -> int | None:
-    """Return what stands for inode numbers that do not last: 0 where the ctime may be no more than the mtime."""
+    """Return the constant for inode numbers that do not last, 0 if the ctime may be the mtime; None if they do."""
     types = mount_table.types_of(device)
     if any(fstype in _WITHOUT_CTIMES or fstype.startswith("fuse") for fstype in types):
         return 0

@@ -211,7 +211,7 @@ def test_what_somebody_has_edited_is_kept(program: Program) -> None:  # noqa: F8
         ({"s.tar": tar(A, B, member(b"a.cls", b"x"))}, "s.tar: the key 'a' is also in itself"),
         (
             {"s.tar": tar(*(member(b"d/%b.txt" % name, b"x") for name in (b"._a", b"a", b"._b", b"b")))},
-            "hidden files (._x, .x) to Energon: `wdsfs pack SHARDS` leaves those out",
+            "hidden files (._x, .x): `wdsfs pack SHARDS` leaves them out",
         ),
         ({"s.tar": tar(A, B)[:-1500]}, "s.tar: the shard is damaged"),
         ({"s.tar": EMPTY}, "the set has no samples"),

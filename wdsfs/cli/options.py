@@ -112,11 +112,11 @@ def group_in_section(title: str, group: Mapping[str, Decorator[Any]]) -> dict[st
 
 
 def retired(word: str, way_out: str, metavar: str | None = None) -> Decorator[Any]:
-    """Return an option that is gone, so that its users are told the way out; with a `metavar` it takes a value."""
+    """Return an option that no longer exists: it says the way out. With a `metavar` it takes a value."""
 
     def refuse(ctx: click.Context, param: click.Parameter, value: object) -> None:
         if value:
-            raise UsageError(f"{word}: is gone; {way_out}")
+            raise UsageError(f"{word}: no longer an option; {way_out}")
 
     return click.option(
         word, is_flag=metavar is None, metavar=metavar, hidden=True, expose_value=False, callback=refuse
@@ -161,7 +161,7 @@ class Bytes(AtLeastOne):
 
 
 class LayoutName(click.Choice[str]):
-    """The type of options with a layout; says what other tools' names for one are here."""
+    """The type of options with a layout. Of a name that other tools use it says which layout that is here."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if str(value).lower().replace("-", "").replace("_", "") in _CLASSES_ELSEWHERE:
@@ -320,7 +320,7 @@ def _trust_text(value: str) -> str:
 
 
 class StoreOption(click.ParamType[str]):
-    """The type of an option of stores, of which the environment variable has several: words as in a shell."""
+    """The type of --store-option. The environment variable has several of them, as words of a shell."""
 
     name = "text"
 

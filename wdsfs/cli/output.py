@@ -40,7 +40,7 @@ OUTPUT = "the output"  # the file name in an OSError of the standard streams
 
 @contextlib.contextmanager
 def to_output() -> Iterator[None]:
-    """Name the output in an OSError of the block: only then is it known to be what cannot be written."""
+    """Name the output as the file of an OSError in the block, so that the message says what cannot be written."""
     try:
         yield
     except OSError as error:

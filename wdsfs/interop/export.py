@@ -392,7 +392,7 @@ class Export:
             whose = "itself" if error.first == len(earlier) else list(earlier)[error.first]
             text = f"the key {error.key!r} is also in {whose}: Energon needs distinct keys"
             if error.key.endswith("/"):
-                text += "; it is that of hidden files (._x, .x) to Energon: `wdsfs pack SHARDS` leaves those out"
+                text += "; Energon gives this key to hidden files (._x, .x): `wdsfs pack SHARDS` leaves them out"
             raise ExportError(f"{os.fsdecode(path)}: {text}") from None
         except ExportError as error:
             raise ExportError(f"{os.fsdecode(path)}: {error}") from None

@@ -50,8 +50,8 @@ NOTES = frozenset(("directory", "meta", "unextractable", UNEVEN, EXTRA))  # kind
 # Semantics decision: an empty text, such as a caption, is a text. An empty image, label or JSON stops its decoder.
 MAY_BE_EMPTY = frozenset((b"txt", b"text", b"transcript", b"caption"))
 HIDDEN = "in no sample: its name starts with a dot"
-TEARS = (
-    "; webdataset and Energon take it for a member of another sample, which splits the sample around it: "
+HIDDEN_IN_FOLDER = (
+    HIDDEN + "; webdataset and Energon take it for a member of another sample, which splits the sample around it: "
     "`wdsfs pack SHARDS` leaves it out"
 )
 FILE_AND_FOLDER = "tar cannot extract it: it is a file, and other members need a directory of this name"
@@ -357,7 +357,7 @@ class _ShardLinter:
             folder, base = names.split_folder(name)
             why = "in no sample: its name has no extension"
             if base.startswith(b"."):
-                why = HIDDEN + (TEARS if folder else "")
+                why = HIDDEN_IN_FOLDER if folder else HIDDEN
             self.findings.add("not in a sample", offset, text, why)
 
     def _member(self, name: bytes, extension: bytes, offset: int) -> None:
@@ -527,7 +527,7 @@ class Judge:
             yield self._shards[0][0], LintFinding(kind, -1, "", f"and {len(rest)} more columns")
 
     def _late_columns(self) -> tuple[Counter[tuple[bytes, str]], dict[tuple[bytes, str], tuple[str, int, str]]]:
-        """Return the number of samples with each such column and kind, and the place of the first of them."""
+        """Return for each such column, by its kind, the number of samples that have it, and the first of them."""
         self._shards.sort(key=lambda shard: shard[0])
         first = next((shard.first for _, shard in self._shards if shard.first), [])
         known = {names.lower_case(extension) for sample in first for extension in sample.extensions}
@@ -584,8 +584,8 @@ class Judge:
 
 def _late_text(extension: bytes, samples: int, kind: str) -> str:
     fills = ", and fills the columns that these samples lack with None" if kind == LATE else ""
-    have = f"{counted(samples, 'sample')} of the set have the column {_listed([extension])}, here is the first"
-    return f"{have}; none of the first {FIRST_SAMPLES} has it: Hugging Face datasets drops it{fills}"
+    have = f"{counted(samples, 'sample')} of the set have the column {_listed([extension])}, this one is the first"
+    return f"{have}; none of the first {FIRST_SAMPLES} samples has it: Hugging Face datasets drops it{fills}"
 
 
 def _absent_text(absent: Iterable[bytes], there: Iterable[bytes]) -> str:

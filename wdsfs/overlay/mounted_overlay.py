@@ -65,7 +65,7 @@ class MountedOverlay:
                 )
             clean(self.place)
             settings = check_set(self.place, shards, view)
-            UpperDirectory(self.place, owner).close()  # makes missing directories, and raises now what would fail
+            UpperDirectory(self.place, owner).close()  # makes missing directories; raises the errors of a worker
             if not self.place.settings.exists():
                 write_settings(self.place, settings)
         except OSError as error:

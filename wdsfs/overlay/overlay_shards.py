@@ -217,9 +217,9 @@ def refuse_outputs(place: OverlayDirectory, shards: Sequence[bytes]) -> None:
 
 
 def _is_written(shard: bytes, written: Mapping[int, Sequence[Written]]) -> bool:
-    """Return True if a shard (path) is one of these outputs, by their sizes.
+    """Return True if a shard (path) is one of these outputs, which are given by their sizes.
 
-    False if it cannot be read: its use will report that.
+    False if the shard cannot be read: its use will report that.
     """
     try:
         if is_remote(shard):

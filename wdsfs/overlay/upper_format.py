@@ -45,7 +45,7 @@ _UNSUPPORTED = {
     for namespace in ("user", "trusted")
     for feature in ("redirect", "metacopy")
 }
-# Marks of an overlayfs of root without `userxattr`, whose uppers are none of ours.
+# Marks that root's overlayfs writes without `userxattr`: an upper with such marks is not one of wdsfs.
 _UNSUPPORTED |= {
     f"trusted.overlay.{mark}": f"which only an overlayfs of root reads; give it the name user.overlay.{mark}"
     for mark in ("opaque", "whiteout")

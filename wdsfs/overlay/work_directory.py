@@ -121,10 +121,10 @@ class WorkDirectory:
                 needed = "hard links, or the exchange of two names"
                 self.calls.link(PROTOTYPE, self.fd, other, self.fd)
                 self.calls.rename(name, self.fd, other, self.fd, EXCHANGE)
-                needed = "one device for all of it"  # an overlayfs over two disks has others for files
+                needed = "one device number for files and directories"  # an overlayfs over two disks has two
                 if os.stat(other, dir_fd=self.fd).st_dev != os.fstat(upper).st_dev:
                     raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-                with contextlib.suppress(FileNotFoundError):  # fails before the name is looked up
+                with contextlib.suppress(FileNotFoundError):  # EXDEV would come before the name is looked up
                     self.calls.rename(b"#none", self.fd, b"#none", upper)
         except OSError as error:
             if error.errno not in DISK_FULL:

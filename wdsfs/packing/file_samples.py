@@ -374,14 +374,15 @@ def remarks(samples: Samples) -> Iterator[str]:
 
 
 def _equal_directories(samples: Samples) -> list[str]:
-    """Return the directories that all classes have, if they have nothing else, and several of them."""
+    """Return the directories that all classes share, if they are several and no class has files beside them."""
     below: dict[bytes, set[bytes]] = {}
     for directory in samples.table.directories if samples.layout.name == CLASSES else ():
         top, _, path = directory.path.partition(b"/")
         if top:
             below.setdefault(top, set()).add(path.partition(b"/")[0])
     shared = set[bytes].intersection(*below.values()) if len(below) > 1 else set()
-    return sorted(map(os.fsdecode, shared)) if len(shared) > 1 and b"" not in set().union(*below.values()) else []
+    has_files = any(b"" in directories for directories in below.values())
+    return sorted(map(os.fsdecode, shared)) if len(shared) > 1 and not has_files else []
 
 
 # --- order and splits ------------------------------------------------------------------------------

@@ -454,11 +454,11 @@ def refuse_foreign_link(path: bytes) -> None:
 
 
 def refuse_shared_content(path: bytes) -> None:
-    """Raise CommitError for a link to a file that is named by its content, and that others share for that.
+    """Raise CommitError for a link to a file that is named by its content: other revisions share it.
 
-    Semantics decision: such a file is never replaced, for other revisions show it, and every later download takes
-    it for the original. Nor is the link: the tool that made it would take the new shard for the old content. A
-    hard link needs no refusal: the other names of the file keep it.
+    Semantics decision: such a file is never replaced: other revisions show it, and every later download takes it
+    for the original. Nor is the link replaced: the tool that made it would take the new shard for the old content.
+    A hard link needs no refusal: the other names of the file keep its content.
     """
     place = canonical(path)
     if os.path.basename(place) != os.path.basename(path) and _BY_CONTENT.search(place):
@@ -466,5 +466,5 @@ def refuse_shared_content(path: bytes) -> None:
         raise CommitError(
             f"{os.fsdecode(path)} is a link to {os.fsdecode(place)}, a file that is named by its content and that "
             "other revisions share, so it is not replaced: name new shards by --output, without --in-place, or "
-            f'make it a file of its own first: cp --remove-destination "$(realpath {link})" {link}'
+            f'make this shard a file of its own first: cp --remove-destination "$(realpath {link})" {link}'
         )

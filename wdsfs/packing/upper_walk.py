@@ -149,7 +149,10 @@ class Homes:
         return self._checked(home, extension)
 
     def _entry_at(self, spot: Spot, stem: bytes) -> tuple[int, int] | None:
-        """Return the first sample of this key, in the shard or in the merged set."""
+        """Return the first sample of this key, in the shard or in the merged set.
+
+        REQUIRES: in a merged set `find_entries` has looked for the key.
+        """
         if spot.shard is not None:
             entry = self._entry_in(spot.shard, spot.components, stem)
             return None if entry is None else (spot.shard, entry)
@@ -285,9 +288,7 @@ class Walk:
                 self._hide_child(spot, name, inode, path)
             return None
         if inode is None and not spot.path and name == names.HIDDEN_DIRECTORY:
-            self.unpackable.append(
-                Remark(path, reasons.OF_MOUNT)
-            )  # made where the kernel serves, which has no such name
+            self.unpackable.append(Remark(path, reasons.OF_MOUNT))  # made by hand, or by an earlier release
             return None
         if child.kind == DIRECTORY:
             return self._enter(spot, name, child, inode)

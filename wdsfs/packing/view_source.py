@@ -1,8 +1,8 @@
 """A view of a set as a source of new shards: chosen samples, renamed columns, fields of JSON, labels ...
 
 Samples that are only chosen are copied as raw ranges. Else every member gets a new header, and the content that a
-mount would show. The order is that of the tar, or one that is given. As many shards as are written at a time are
-planned at a time.
+mount would show. The order is that of the tar, or one that is given. Only the shards that are written at the same
+time are planned at the same time: the plan of a whole set could be larger than the memory.
 """
 
 from __future__ import annotations

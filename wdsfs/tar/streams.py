@@ -75,7 +75,7 @@ _FIRST_PARTS = (("a", "b"), ("0", "1"), ("1", "2"))  # the last characters of th
 
 
 def split_tar(path: str) -> str:
-    """Return what to say of a file that cannot be read as a tar, if it is one of the parts of one; else ""."""
+    """Return the message about an unreadable file that is one of the parts of a tar; "" for any other file."""
     match = _PART.fullmatch(path)
     if match is None:
         return ""

@@ -96,8 +96,8 @@ class Progress:
 class Opening(NamedTuple):
     """The way to open a set: the place of the index, processes that build it, tolerated damage, progress.
 
-    `workers` are those of a cluster. With `quiet` no hints are logged.
-    `descriptors`: how many open shards may take.
+    `workers` are those of a cluster. With `quiet` no hints are logged. `descriptors` is the number of file
+    descriptors that open shards may take.
     """
 
     index_dir: Path | None = None

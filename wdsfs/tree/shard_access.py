@@ -73,7 +73,7 @@ class GuardedAccess(Access):
 
     def __init__(self, paths: Iterable[bytes]) -> None:
         self._seen: dict[bytes, _SeenFile] = {}
-        self._known: dict[bytes, Fingerprint] = {}  # what was found to be right, with the inode number
+        self._known: dict[bytes, Fingerprint] = {}  # of accepted files, with the inode number
         self._reasons: dict[bytes, str] = {}
         local = sorted((path for path in paths if not shard_paths.is_remote(path)), key=_directory)
         for directory, inside in itertools.groupby(local, key=_directory):
