@@ -26,7 +26,7 @@ from wdsfs.cli.output import (
     write_json,
 )
 from wdsfs.errors import UsageError, WdsfsError, bytes_text, counted
-from wdsfs.names import SHARD_SUFFIXES, shown
+from wdsfs.names import SHARD_SUFFIXES_OF_ANY_CASE, shown
 
 if TYPE_CHECKING:
     from wdsfs.shards import Shard
@@ -117,7 +117,7 @@ def _start(tree: LowerTree, path: str | None) -> tuple[bytes, Node]:
     try:
         return start, resolved(tree, start)
     except EntryError as error:
-        if path is None or not os.fsencode(path).endswith(SHARD_SUFFIXES):
+        if path is None or not os.fsencode(path).endswith(SHARD_SUFFIXES_OF_ANY_CASE):
             raise
         raise MissingShard(f"no such shard: {path!r}; nor is it a path in the tree ({error})") from None
 

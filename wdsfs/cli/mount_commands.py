@@ -22,7 +22,8 @@ from wdsfs.cli.output import say, write_json
 from wdsfs.errors import MountError, UsageError, bytes_text, counted
 from wdsfs.mount.options import AUTO, ENGINES, OFF, MountOptions, Serving
 from wdsfs.mount_registry import FUSE
-from wdsfs.names import SHARD_SUFFIXES, suffix_of, without_suffix
+from wdsfs.names import suffix_of, without_suffix
+from wdsfs.spec.objects import SHARD_SUFFIXES
 
 if TYPE_CHECKING:
     from wdsfs.tree.options import Opening, Selection, TreeOptions
@@ -259,7 +260,7 @@ def _mountpoint(shards: Sequence[str], mountpoint: str | None, selection: Select
         raise UsageError(
             f"the MOUNTPOINT comes last: wdsfs mount {shlex.quote(mountpoint)} {shlex.quote(shards[0])}"
         )
-    if mountpoint.endswith(tuple(map(os.fsdecode, SHARD_SUFFIXES))) and os.path.isfile(mountpoint):
+    if mountpoint.endswith(SHARD_SUFFIXES) and os.path.isfile(mountpoint):
         # A glob that the shell has expanded: its last shard stands where the mount point does.
         raise UsageError(
             f"the MOUNTPOINT is missing: {mountpoint} is a shard, and several shards need an empty directory to "
@@ -334,7 +335,7 @@ def _incomplete(given: str | None) -> UsageError:
     if given is None:
         return UsageError("mount needs SHARDS and a MOUNTPOINT: wdsfs mount SHARDS... MOUNTPOINT")
     quoted = shlex.quote(given)
-    if given.endswith(tuple(map(os.fsdecode, SHARD_SUFFIXES))) or names_a_shard(given):
+    if given.endswith(SHARD_SUFFIXES) or names_a_shard(given):
         return UsageError(f"the MOUNTPOINT is missing, an empty directory: wdsfs mount {quoted} MOUNTPOINT")
     return UsageError(f"SHARDS are missing, only a MOUNTPOINT is given: wdsfs mount SHARDS... {quoted}")
 
