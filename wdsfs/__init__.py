@@ -1,7 +1,7 @@
 """wdsfs: WebDataset shards as directories that a mount shows, and as a library without a mount.
 
-The names in `__all__` are public, nothing else of the package is. They are loaded at their first use. Nothing is
-imported here that takes time: `__main__` comes after it, and until then an interrupt is a traceback.
+The names in `__all__` are public, nothing else of the package is. They are loaded at their first use. Slow
+imports do not belong here: an interrupt gives a traceback until `__main__` runs, which Python imports after this.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-TYPE_CHECKING = False  # as that of typing, which takes 10 ms
+TYPE_CHECKING = False  # of `typing`, whose import takes 10 ms
 if TYPE_CHECKING:
     from typing import Any
 
