@@ -10,14 +10,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import trio
 
 from tests import sets, wire
 from tests.processes import PATIENCE, wait_until
 from wdsfs.errors import Unreachable
 from wdsfs.mount import followed_set
-from wdsfs.mount.followed_set import Watch
+from wdsfs.mount.followed_set import Growth, Watch
 from wdsfs.shards import Shard
 from wdsfs.spec import objects
 from wdsfs.tree.freshness import Generations
@@ -495,4 +497,27 @@ def test_stores_are_asked_once_in_less_than_a_minute_however_long_they_take(
     with pytest.raises(InterruptedError):
         followed_set._ask_stores([b"https://h/x.tar"])
     assert asked == [50.0, 100.0, 150.0]
-    assert slept[3] == followed_set.LEAVE_SECONDS
+    assert slept[3] == followed_set.ASK_PAUSE_SECONDS
+
+
+def test_a_late_worker_of_a_new_list_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another change is shown while the kernel's caches are invalidated for the one before."""
+    growth, scope, late = Growth.__new__(Growth), trio.CancelScope(), list[bool]()
+    nothing: Any = SimpleNamespace(workers={}, shards=[])
+    growth.supervisor, growth.served, growth._is_late = nothing, nothing, True
+    monkeypatch.setattr(followed_set, "LATE_SECONDS", 0)
+
+    async def invalidate(_: object) -> bool:
+        late.append(growth._is_late)
+        growth._is_late = True
+        if len(late) > 1:
+            scope.cancel()
+        return True
+
+    async def watch() -> None:
+        with trio.fail_after(PATIENCE), scope:
+            await growth._watch_late_workers()
+
+    monkeypatch.setattr(growth, "_invalidate", invalidate)
+    trio.run(watch)
+    assert late == [False, False]

@@ -54,9 +54,9 @@ log = logging.getLogger(__name__)
 
 FAILED = "the process that compares the list of keys with the set has failed: use `wdsfs check --keys`"
 NOTE_SECONDS = 0.02  # between two notifications: a shard that is being written gives thousands of events
-# Stores are asked for changes of remote shards this often, with at least this pause. `Watch` notices the answer
-# some seconds later, and a minute is promised.
-ASK_SECONDS, LEAVE_SECONDS = 50.0, 5.0
+# How often stores are asked for changes of remote shards, and the shortest pause between two rounds. `Watch` needs
+# some seconds more to notice a change, and the documentation promises a minute.
+ASK_SECONDS, ASK_PAUSE_SECONDS = 50.0, 5.0
 LOOK_SECONDS, LOOK_SECONDS_EACH = 2.0, 0.002  # how often shards are looked at, and what each adds to that
 
 # After a hint: several shards that come together make one change, and a change costs every worker its caches.
@@ -237,7 +237,7 @@ def _ask_stores(paths: Sequence[bytes]) -> None:
     """Ask the stores again and again what these shards are now; a change is then seen by `Watch`."""
     start, took = 0, 0.0
     while True:
-        time.sleep(max(ASK_SECONDS - took, LEAVE_SECONDS))
+        time.sleep(max(ASK_SECONDS - took, ASK_PAUSE_SECONDS))
         begun = time.monotonic()
         try:
             start = objects.ask_again([os.fsdecode(path) for path in paths], start)
@@ -416,7 +416,8 @@ class Growth:
             await trio.sleep(LATE_SECONDS)
             if self._is_late and not any(worker.retired for worker in self.supervisor.workers.values()):
                 self._is_late = False
-                self._is_late |= not await self._invalidate([shard.name for shard in self.served.shards])
+                if not await self._invalidate([shard.name for shard in self.served.shards]):
+                    self._is_late = True  # not `|=`, which would forget what `_show` has set meanwhile
 
     async def _invalidate(self, names: Sequence[bytes]) -> bool:
         """Invalidate these names of the top and all below them; of a merged tree everything.
