@@ -6,10 +6,12 @@ import contextlib
 import itertools
 import re
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +28,7 @@ from wdsfs.errors import (
     UnreadableShard,
 )
 from wdsfs.remote import urls
+from wdsfs.remote.etags import ETags
 from wdsfs.remote.urls import Pin
 
 CONTENT = bytes(range(256)) * 1000
@@ -111,6 +114,21 @@ def test_an_object_whose_etag_depends_on_the_machine_is_pinned_by_size_and_time(
     served.modified = BORN + 1
     with pytest.raises(ObjectChanged, match="another Last-Modified" if not conditions else "replaced"):
         apart.get(url, pin, 0, 10)
+
+
+class _Crowded(OrderedDict[Any, Any]):
+    """Notes of which another thread drops the one that was just written."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        self.popitem(last=False)
+
+
+def test_etags_are_noted_while_another_thread_drops_old_ones(url: str) -> None:
+    etags = ETags()
+    etags._seen = _Crowded()
+    etags.note(urls.parse(url), Pin(1, 2, '"1"', ""))
+    assert not etags._seen
 
 
 @pytest.mark.parametrize("ranges", [True, False])

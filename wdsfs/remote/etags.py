@@ -60,8 +60,8 @@ class ETags:
             self.note_machines(url)
         if pin.etag not in etags:
             etags = [*etags, pin.etag] if is_now else [pin.etag, *etags]
+        self._seen.pop(url, None)  # not `move_to_end`: another thread may drop it in between
         self._seen[url] = pin.size, pin.mtime_ns, etags[-ETAGS_MAX:]
-        self._seen.move_to_end(url)
         while len(self._seen) > OBJECTS_MAX:
             self._seen.popitem(last=False)
 
