@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from webdataset import shardlists
 
+from tests.conftest import descriptors
 from tests.spec.test_expand import found, here, names_of, refused, touch  # noqa: F401  # here: a fixture
 from wdsfs.errors import MissingShard, SpecError, UnreadableShard, WdsfsError
 from wdsfs.shards import Shard
@@ -201,6 +202,12 @@ def test_a_pipe_is_a_list_if_a_program_writes_to_it(monkeypatch: pytest.MonkeyPa
         assert [shard.name for shard in expand(["@l"])] == [b"a"]
     monkeypatch.setattr(source, "WRITER_SECONDS", 0.01)
     assert "'l' cannot be read: is a pipe that no program writes to" in error_of("@l")
+
+
+def test_a_directory_in_the_place_of_a_list_leaves_no_descriptor() -> None:
+    before = descriptors()
+    assert "Is a directory" in error_of("@.")
+    assert descriptors() <= before
 
 
 def test_lists_that_would_never_end() -> None:

@@ -73,9 +73,15 @@ def open_stream(path: str | int) -> BinaryIO:
     """
     if isinstance(path, int):
         return open(path, "rb", closefd=False)
-    fd = _open_pipe(path) if stat.S_ISFIFO(os.stat(path).st_mode) else os.open(path, _NOT_WAITING)
+    return open(path, "rb", opener=_open_in_time)
+
+
+def _open_in_time(path: str, _: int) -> int:
+    if stat.S_ISFIFO(os.stat(path).st_mode):
+        return _open_pipe(path)
+    fd = os.open(path, _NOT_WAITING)
     os.set_blocking(fd, True)
-    return os.fdopen(fd, "rb")
+    return fd
 
 
 def _open_pipe(path: str) -> int:
