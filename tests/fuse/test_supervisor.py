@@ -27,6 +27,7 @@ from tests.conftest import Mounted, Program, descriptors, drop_pages
 from tests.processes import PATIENCE, wait_until
 from wdsfs import mount_registry
 from wdsfs.fuse import counters as boards
+from wdsfs.fuse import supervisor
 from wdsfs.fuse.counters import DEADLY, Board
 from wdsfs.fuse.passes import Passes
 from wdsfs.fuse.supervisor import LATE_MAX, PUSHER_FAILURES, Supervisor, _Worker, in_child
@@ -886,6 +887,23 @@ def test_a_part_of_an_answer_is_none(text: bytes, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(os, "write", write)
     assert trio.run(in_child, lambda: {"done": True}, None) == {}
+
+
+def test_a_child_whose_answer_comes_too_late_leaves_no_zombie() -> None:
+    pids, (receiver, sender) = list[int](), os.pipe()
+
+    async def ask() -> None:
+        with trio.move_on_after(0):
+            await in_child(lambda: {"never": os.read(receiver, 1)}, None)
+        pids.extend(supervisor._killed)
+        wait_until(lambda: os.waitid(os.P_PID, pids[0], os.WEXITED | os.WNOWAIT), "the end of the child")
+        assert await in_child(lambda: {"done": True}, None) == {"done": True}
+
+    trio.run(ask)
+    os.close(receiver)
+    os.close(sender)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pids[0], os.WNOHANG)
 
 
 def test_a_pusher_that_cannot_be_forked_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -591,6 +591,9 @@ async def in_child(function: Callable[[], dict[str, Any]], device: int | None) -
     return await Child(function, device).answer()
 
 
+_killed: set[int] = set()  # children that may not have ended yet: the next `Child` collects them
+
+
 class Child:
     """A forked process that runs `function`.
 
@@ -603,6 +606,7 @@ class Child:
 
     def __init__(self, function: Callable[[], dict[str, Any]], device: int | None) -> None:
         self._pid = 0  # no process could be started
+        _killed.difference_update([pid for pid in _killed if os.waitpid(pid, os.WNOHANG)[0]])
         try:
             self._receiver, sender = os.pipe()
         except OSError as error:
@@ -625,8 +629,9 @@ class Child:
             while not os.waitpid(self._pid, os.WNOHANG)[0]:  # noqa: ASYNC110, ASYNC222  # it does not block
                 await trio.sleep(0.001)
         except BaseException:
-            # Nobody waits for the child: it may wait for this mount, which is about to end, and cannot die before.
+            # Nobody waits for the child: it may wait for this mount, and cannot die before that answers or ends.
             os.kill(self._pid, signal.SIGKILL)
+            _killed.add(self._pid)
             raise
         finally:
             os.close(self._receiver)

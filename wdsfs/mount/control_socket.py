@@ -30,7 +30,7 @@ from wdsfs.overlay.overlay_directory import is_half_done
 log = logging.getLogger(__name__)
 
 VALUE_MAX = 1 << 16  # bytes of an extended attribute (XATTR_SIZE_MAX)
-NOTIFY_SECONDS, NOTIFY_PAUSE_SECONDS = 5.0, 0.5  # how long, and how often, it is tried to invalidate caches
+NOTIFY_SECONDS, NOTIFY_PAUSE_SECONDS = 5.0, 0.5  # to invalidate caches: in all, and between two attempts
 NOT_COUNTED = "no process could be started to report more; the log says why"
 
 
@@ -148,18 +148,23 @@ class ControlSocket:
                     else "it is being committed"
                 )
                 return {"error": f"{where}: nothing can be restored: {why}"}
-            sent: dict[str, Any] = {}
             done = await in_child(lambda: self._ask_worker(overlay.token, paths), self.supervisor.device)
-            with trio.move_on_after(NOTIFY_SECONDS):
-                while not (sent := await in_child(lambda: self._invalidate(overlay), None)):  # noqa: ASYNC110  # it fails
-                    await trio.sleep(NOTIFY_PAUSE_SECONDS)
-            if sent:
-                overlay.drop_notes()
+            sent = await self._show_restored(overlay)
         return (
             done
             if done and sent
             else {"error": f"{where}: restoring has failed; see {self.daemon.log or 'its log'}"}
         )
+
+    async def _show_restored(self, overlay: MountedOverlay) -> bool:
+        """Invalidate the kernel's caches of restored paths; return False if that is not possible at present."""
+        with trio.move_on_after(NOTIFY_SECONDS):
+            while not await in_child(lambda: self._invalidate(overlay), None):  # noqa: ASYNC110  # it fails
+                await trio.sleep(NOTIFY_PAUSE_SECONDS)
+            overlay.drop_notes()
+            return True
+        log.error("the kernel's caches of restored paths are not invalidated yet; the next restore tries it again")
+        return False
 
     def _ask_worker(self, token: bytes, paths: list[bytes]) -> dict[str, Any]:
         """Ask a worker, in a child: the mount itself is the only way to a worker."""
