@@ -287,8 +287,9 @@ class ClientConnection(asyncio.Protocol):
             case messages.CLOSE:
                 fetcher.close(self._objects.pop(frame.value), self)
             case messages.READ:
-                item = self._objects[messages.read_of(frame.body).object]
-                self._start(frame, self._read(frame, item), item)
+                asked = messages.read_of(frame.body)
+                item = self._objects[asked.object]
+                self._start(frame, self._read(frame.number, asked, item), item)
             case messages.FETCH:
                 item = self._objects[frame.value]
                 self._start(frame, self._fetch(frame, item), item)
@@ -305,7 +306,7 @@ class ClientConnection(asyncio.Protocol):
                 return self._tell(frame)
 
     def _start(self, frame: Frame, work: Coroutine[Any, Any, None], item: RemoteObject | None = None) -> None:
-        """Begin the work, in which an object may be open until its end: a CLOSE may come with the request."""
+        """Begin the work; `item` stays open until its end, because the client may close the object before."""
         task = asyncio.create_task(self._answered(frame, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -324,13 +325,12 @@ class ClientConnection(asyncio.Protocol):
                 log.error("a request failed, the fetcher goes on", exc_info=error)
             self.transport.write(messages.text(messages.FAILURE, frame.number, messages.failure(error)))
 
-    async def _read(self, frame: Frame, item: RemoteObject) -> None:
-        request = messages.read_of(frame.body)
-        pieces = await self._fetcher.read(item, request.begin, request.end)
-        if request.extra and item.is_stored(request.begin, request.end):
-            self.transport.write(messages.frame(messages.CACHED, frame.number))
+    async def _read(self, number: int, asked: messages.Read, item: RemoteObject) -> None:
+        pieces = await self._fetcher.read(item, asked.begin, asked.end)
+        if asked.extra and item.is_stored(asked.begin, asked.end):
+            self.transport.write(messages.frame(messages.CACHED, number))
             return
-        self.transport.write(messages.head(messages.DATA, frame.number, sum(map(len, pieces))))
+        self.transport.write(messages.head(messages.DATA, number, sum(map(len, pieces))))
         self.transport.writelines(pieces)
 
     async def _fetch(self, frame: Frame, item: RemoteObject) -> None:
