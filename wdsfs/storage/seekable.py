@@ -1,7 +1,7 @@
 """Random access to compressed shards without unpacking them, by libraries that find the seek points.
 
 rapidgzip for gzip and bzip2, indexed_zstd for zstd of several frames, python-xz for xz of several blocks. All of
-them are optional. An index of seek points is made once (`index_of`) and kept; `open_reader` uses it.
+them are optional. An index of seek points is made once (`index_of`) and kept; `SeekReader` uses it.
 
 Memory: a reader holds its index (gzip: 1 to 3 % of the shard, since the data after each point refers to the 32 KiB
 before it) and some unpacked pieces.
@@ -115,7 +115,10 @@ _FORMATS = {
 
 
 class SeekReader:
-    """A `source.TarReader` over a file object of one of the libraries.
+    """A `source.TarReader` of the compressed file at `fd`, which has to stay open, by a file object of a library.
+
+    `index_fd` is a file with the index of `index_of`; the caller may close it. Raises ValueError for a damaged
+    index, Unusable if the library is not installed, OSError.
 
     The threads of a library do not survive a fork, and parent and child would share the position in the file. So
     the file object is closed before a fork; the next read opens another one.
@@ -130,7 +133,7 @@ class SeekReader:
         _readers.add(self)
 
     def _load(self) -> int:
-        """Open a file object with the seek points; return its size (bytes). Raises as `open_reader`, OSError."""
+        """Open a file object with the seek points; return its size (bytes). Raises as the class."""
         index = os.pread(self._index_fd, os.fstat(self._index_fd).st_size, 0)
         body = index[_HEADER:]
         if index[:_HEADER] != _MAGIC + zlib.crc32(body).to_bytes(4, "little"):
@@ -202,7 +205,7 @@ def check(kind: str, fd: int) -> None:
 
 
 def index_of(kind: str, fd: int) -> tuple[bytes, int]:
-    """Return the index with which `open_reader` reads the compressed file at `fd`, and its unpacked size in bytes.
+    """Return the index with which `SeekReader` reads the compressed file at `fd`, and its unpacked size in bytes.
 
     Correct for a whole file only: some of the libraries take a truncated file for a whole one. Raises Unusable if
     there is no library for it, or no seek point but its start.
@@ -217,14 +220,6 @@ def index_of(kind: str, fd: int) -> tuple[bytes, int]:
         raw.close()
     body = size.to_bytes(8, "little") + places
     return _MAGIC + zlib.crc32(body).to_bytes(4, "little") + body, size
-
-
-def open_reader(kind: str, fd: int, index_fd: int) -> SeekReader:
-    """Return a reader of the compressed file at `fd`, which has to stay open, with the index of `index_of`.
-
-    Raises ValueError for a damaged index, Unusable if the library is not installed, OSError.
-    """
-    return SeekReader(kind, fd, index_fd)
 
 
 def _open(kind: str, fd: int) -> tuple[Any, tuple[type[Exception], ...]]:

@@ -184,7 +184,7 @@ def _open(shard: _CompressedShard, how: str) -> Opened:
 def _read_by(shard: _CompressedShard, cached: CachedFile) -> Opened:
     """Return a reader that uses an index of seek points. Raises ValueError if the index is damaged."""
     try:
-        return Opened(seekable.open_reader(shard.kind, shard.file(), cached.fd), None, shard.kind)
+        return Opened(seekable.SeekReader(shard.kind, shard.file(), cached.fd), None, shard.kind)
     except seekable.Unusable as error:
         raise _Refused(f"{error}") from None
     finally:
