@@ -104,7 +104,7 @@ def test_what_is_set_for_numpy_is_not_inherited(monkeypatch: pytest.MonkeyPatch)
 
 _HEAP = """
 import ctypes, sys
-from wdsfs import host, trust
+from wdsfs import host
 if sys.argv[1] == "mapped":
     host.map_large_blocks()
 bytearray(16 << 20)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -67,21 +66,6 @@ def test_what_one_mount_has_fetched_another_one_reads_from_the_cache(
     assert other.pread(100_000, 1_000_000) == DATA[1_000_000:1_100_000]
     assert len(web.gets()) == 1
     assert second.stats()["requests"] == 0
-
-
-def test_the_fetcher_takes_as_many_descriptors_as_it_may(remote: Callable[..., Remote]) -> None:
-    """An ordinary program has 1,024 at first, which 500 objects would take."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    ours = remote()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[0]), before[1]))
-    try:
-        ours.ensure()
-        wait_until(lambda: ours.fetcher, "the fetcher")
-        limit = resource.prlimit(ours.fetcher, resource.RLIMIT_NOFILE)
-        wait_until(lambda: resource.prlimit(ours.fetcher, resource.RLIMIT_NOFILE)[0] > 1024, "its limit")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert limit[1] == before[1]
 
 
 def test_two_mounts_that_want_a_range_at_once_make_one_request(
