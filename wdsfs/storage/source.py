@@ -9,12 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from threading import Thread
+import threading
 from typing import BinaryIO, Protocol
 
 from wdsfs.errors import MissingShard, UnreadableShard
 
-WRITER_SECONDS = 10.0  # how long a named pipe is waited for that no program has opened to write
+WRITER_SECONDS = 10.0  # the wait for a program that opens a named pipe to write
 _NOT_WAITING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in the place of a file must not block
 
 
@@ -67,9 +67,9 @@ def open_beside(path: bytes) -> BinaryIO:
 
 
 def open_stream(path: str | int) -> BinaryIO:
-    """Open a file, a pipe or a descriptor, to be read once from its begin to its end. Raises OSError.
+    """Open a file, a pipe or a descriptor, to be read once from its start to its end. Raises OSError.
 
-    A named pipe that no program opens to write would be waited for without end.
+    Of a named pipe it waits at most WRITER_SECONDS for a program that opens it to write.
     """
     if isinstance(path, int):
         return open(path, "rb", closefd=False)
@@ -86,7 +86,7 @@ def _open_in_time(path: str, _: int) -> int:
 
 def _open_pipe(path: str) -> int:
     """Return the read end of a named pipe that a program writes to. Raises OSError if there is none."""
-    from concurrent.futures import Future  # late: it takes a millisecond of each start
+    from concurrent.futures import Future  # late: few sets have a pipe, and a small command does without it
 
     opening = Future[int]()
 
@@ -96,7 +96,7 @@ def _open_pipe(path: str) -> int:
         except OSError as error:
             opening.set_exception(error)
 
-    Thread(target=open_and_wait, daemon=True).start()
+    threading.Thread(target=open_and_wait, daemon=True).start()
     try:
         return opening.result(WRITER_SECONDS)
     except TimeoutError:
