@@ -287,9 +287,9 @@ class ClientConnection(asyncio.Protocol):
             case messages.CLOSE:
                 fetcher.close(self._objects.pop(frame.value), self)
             case messages.READ:
-                asked = messages.read_of(frame.body)
-                item = self._objects[asked.object]
-                self._start(frame, self._read(frame.number, asked, item), item)
+                request = messages.read_of(frame.body)
+                item = self._objects[request.object]
+                self._start(frame, self._read(frame.number, request, item), item)
             case messages.FETCH:
                 item = self._objects[frame.value]
                 self._start(frame, self._fetch(frame, item), item)
@@ -325,9 +325,9 @@ class ClientConnection(asyncio.Protocol):
                 log.error("a request failed, the fetcher goes on", exc_info=error)
             self.transport.write(messages.text(messages.FAILURE, frame.number, messages.failure(error)))
 
-    async def _read(self, number: int, asked: messages.Read, item: RemoteObject) -> None:
-        pieces = await self._fetcher.read(item, asked.begin, asked.end)
-        if asked.extra and item.is_stored(asked.begin, asked.end):
+    async def _read(self, number: int, request: messages.Read, item: RemoteObject) -> None:
+        pieces = await self._fetcher.read(item, request.begin, request.end)
+        if request.extra and item.is_stored(request.begin, request.end):
             self.transport.write(messages.frame(messages.CACHED, number))
             return
         self.transport.write(messages.head(messages.DATA, number, sum(map(len, pieces))))
