@@ -145,6 +145,19 @@ def test_options_of_the_mount(program: Program, shard: Path) -> None:
     assert "-o auto_unmount: not for an image" in message
 
 
+@pytest.mark.parametrize("ready", [False, True], ids=["a new directory", "an empty directory"])
+def test_a_directory_that_was_made_for_a_mount_goes_with_it(ready: bool, program: Program, shard: Path) -> None:
+    place = shard.with_suffix("")
+    if ready:
+        place.mkdir()
+    program.run("mount", "-q", "--engine", "kernel", shard.name)
+    try:
+        assert engine_of(place) == "erofs"
+    finally:
+        program.run("umount", place)
+    assert place.exists() == ready
+
+
 # What only FUSE serves: options, and the reason that is given.
 FOR_FUSE = [
     (["--overlay", "edits", "s0.tar"], "--overlay is for FUSE"),

@@ -6,6 +6,7 @@ mount goes on, unguarded. The process, its log, and options of `-o` are for `mou
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shlex
@@ -33,8 +34,9 @@ class ImageMount:
     """The options of a mount: image and mount point, both absolute; relative paths of shards are below `base`.
 
     `options` are those of `-o`; `trusting`: shards may have other times, and lie where others can change them.
-    `specs` are SHARDS, or the image. `cached` is a descriptor of an image of the cache, which keeps it there as
-    long as the guard has it, too; -1 for another image.
+    `specs` are SHARDS, or the image. `cached` is a descriptor of an image in the cache, -1 for any other: an
+    image is not evicted while this process or the guard has it open. `removes_mountpoint`: the directory
+    of the mount point is removed when the mount ends.
     """
 
     image: str
@@ -44,6 +46,7 @@ class ImageMount:
     options: list[str] = field(default_factory=list)
     trusting: bool = False
     cached: int = -1
+    removes_mountpoint: bool = False
 
 
 def mount_of_set(
@@ -57,7 +60,7 @@ def mount_of_set(
 ) -> ImageMount:
     """Make the image of a set, unless it is there, and return its mount at this path (canonical).
 
-    `options` are those of `-o`, `owner` and `private` what they say of the image. Raises CannotServe, ImageError,
+    `options` are those of `-o`; `owner` and `private` follow from them. Raises CannotServe, ImageError,
     ShardErrors, UsageError.
     """
     image, fd = find_or_make(served, served.options(owner, private))
@@ -112,6 +115,9 @@ def serve(
         with guard.registered():
             ready()
             guard.run()
+            if mount.removes_mountpoint:
+                with contextlib.suppress(OSError):  # somebody has put something there
+                    os.rmdir(mount.mountpoint)
     finally:
         guard.close()
 

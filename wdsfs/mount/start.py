@@ -38,7 +38,7 @@ def start(mount: MountOptions) -> int:
     Raises WdsfsError.
     """
     if is_of_image(mount.specs):
-        return _run(_mount_of_image(mount), mount.serving.foreground)
+        return _run(mount, _mount_of_image(mount))
     if mount.serving.engine != FUSE:
         code = _by_kernel(mount)
         if code is not None:
@@ -72,11 +72,12 @@ def _mount_of_image(mount: MountOptions) -> ImageMount:
     return ImageMount(image, mount.mountpoint, base, mount.specs, options, mount.serving.trust_shards)
 
 
-def _run(image: ImageMount, foreground: bool) -> int:
+def _run(mount: MountOptions, image: ImageMount) -> int:
+    image.removes_mountpoint = mount.removes_mountpoint
     if "wdsfs.remote.shard_paths" in sys.modules:  # the guard asks no store, and is not to keep the fetcher
         sys.modules["wdsfs.remote.shard_paths"].close()
     try:
-        return image_session.run(image, foreground)
+        return image_session.run(image, mount.serving.foreground)
     finally:
         if image.cached >= 0:
             os.close(image.cached)  # here; the guard has its own
@@ -115,7 +116,7 @@ def _run_with_advice(mount: MountOptions, image: ImageMount, advice: Sequence[st
     foreground = mount.serving.foreground
     if foreground:
         _say(advice)
-    code = _run(image, foreground)
+    code = _run(mount, image)
     is_refused = code in (MountError.exit_code, StaleShard.exit_code)
     if mount.serving.engine == AUTO and is_refused and mount_table.mounted_at(mount.mountpoint) is None:
         log.info("engine: FUSE, because the kernel has not mounted it")
