@@ -287,9 +287,9 @@ class ClientConnection(asyncio.Protocol):
             case messages.CLOSE:
                 fetcher.close(self._objects.pop(frame.value), self)
             case messages.READ:
-                request = messages.read_of(frame.body)
-                item = self._objects[request.object]
-                self._start(frame, self._read(frame.number, request, item), item)
+                read = messages.read_of(frame.body)
+                item = self._objects[read.object]
+                self._start(frame, self._read(frame.number, read, item), item)
             case messages.FETCH:
                 item = self._objects[frame.value]
                 self._start(frame, self._fetch(frame, item), item)
