@@ -585,7 +585,7 @@ def test_a_kernel_overlay_of_the_release_before(
             wait_until(lambda: not guard.alive, "the guard to die")
         [report] = program.json("status", top)
         assert (report["engine"], report["mode"], report["overlay"]) == ("kernel", "rw", str(shards / "edits"))
-        assert "an earlier wdsfs has mounted its overlay by the kernel" in report["notices"][0]
+        assert "an earlier wdsfs mounted its overlay by the kernel" in report["notices"][0]
         for words in (["diff"], ["commit", "-o", "new/%d.tar"], ["restore", "--all"], ["view", "--no-browser"]):
             assert f"wdsfs umount {top}" in program.refused(*words, top, code=5)
         assert f"wdsfs umount {top}" in program.refused("where", top / "pets-0/cat/txt", code=5)

@@ -323,7 +323,7 @@ def file_limit() -> int:
 def raise_file_limit(needed: int = 0) -> int:
     """Raise the limit of open files as far as this process may, up to FILES_MAX; return the limit.
 
-    If more files are `needed`, root raises it to these.
+    Root raises it further if more files are `needed`.
     """
     soft, hard = map(_count, resource.getrlimit(resource.RLIMIT_NOFILE))
     usual = min(hard, FILES_MAX)
@@ -345,7 +345,7 @@ def _limit(count: int) -> int:
 
 
 def files_for_shards(limit: int) -> int:
-    """Return how many of a process's open files its shards may take: half, the program has the rest."""
+    """Return how many of a process's open files its shards may take: half; the rest is for the program."""
     return max(limit // 2, 1)
 
 

@@ -236,8 +236,8 @@ class Supervisor:
         """Replace all workers by ones that open another set; return True if none of the old ones is left.
 
         Every request that is received after this is answered from the new set. A worker that waits for a disk
-        first finishes its request: that may be long work which its successor would have to do again. One that was
-        killed and cannot end (it sleeps uninterruptibly, on a hard NFS mount say) answers nothing more either.
+        first finishes its request: that may be long work which its successor would have to do again. A killed
+        worker that cannot end (it sleeps uninterruptibly, say on a hard NFS mount) is not waited for without end.
         """
         self.make_tree, self.follow = make_tree, follow
         old = list(self.workers.values())
@@ -635,12 +635,12 @@ class Child:
             raise
         finally:
             os.close(self._receiver)
-        # Without the line feed the child was killed while it wrote.
+        # If there is no line feed, the child was killed while it wrote.
         answer: dict[str, Any] = json.loads(text) if text.endswith(b"\n") else {}
         return answer
 
     async def _read(self) -> bytes:
-        """Return the answer. Not up to the end of the pipe: what the child has forked may hold it open, too."""
+        """Return the answer, up to its line feed: a process that the child has forked may hold the pipe open."""
         text = b""
         while not text.endswith(b"\n"):
             await trio.lowlevel.wait_readable(self._receiver)

@@ -50,7 +50,7 @@ def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
 
 
 def _not_plain(path: bytes) -> str | None:
-    """Return why the kernel cannot read a shard, as far as its name tells; the image is made of no other ones."""
+    """Return why the kernel cannot read a shard, as far as its name tells; the maker of the image knows more."""
     if is_remote(path):
         return f"{os.fsdecode(path)} is remote, and the kernel reads files of this machine only"
     if suffix_of(path) not in (b"", b".tar"):

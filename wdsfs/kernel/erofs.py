@@ -30,7 +30,7 @@ BLOCKS_MAX = (1 << 32) - 1  # of one device, and of the image: 2 TiB
 NO_BLOCK = (1 << 32) - 1  # as the address of a chunk: a hole
 CHUNK_BITS_MAX = 31
 
-# Counted up with every change of the bytes that are written for the same records: images are found by it.
+# Count it up with every change of the bytes that are written for the same records: it is in the keys of images.
 LAYOUT = 5
 COMPACT_SIZE, EXTENDED_SIZE, CHUNK_SIZE, DIRENT_SIZE = 32, 64, 8, 12
 PLAIN, INLINE, CHUNKS = 0, 2, 4  # where the content of an inode is

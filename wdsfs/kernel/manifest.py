@@ -25,7 +25,7 @@ IMAGE = Format("an image", (3,), "make it again with `wdsfs image`, or use the w
 _FOOTER = struct.Struct("<QI4x8s")
 _MAGIC = b"wdsfs-i\n"
 _SIZE_MAX = 1 << 28  # bytes of JSON; a million shards take a hundred megabytes
-# Of an image of an earlier release, in the place of whose shards the kernel reads copies in the cache.
+# Why an image of an earlier release is refused whose devices are copies of shards in the cache.
 _OF_COPIES = (
     "is over copies of compressed or remote shards, which FUSE serves now; unmount it, and mount the shards "
     "themselves: wdsfs mount SHARDS... MOUNTPOINT"
@@ -60,7 +60,7 @@ class Device(NamedTuple):
     mtime_ns: int
 
     def shard(self, base: str) -> str:
-        """Return the absolute path, relative ones being below `base`; of a label file perhaps a URL."""
+        """Return the absolute path (a relative one is below `base`), or the URL of a label file."""
         is_url = "://" in self.path  # which no path has here: they are without empty parts
         return self.path if is_url else os.path.normpath(os.path.join(base, self.path))
 

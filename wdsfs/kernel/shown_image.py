@@ -51,8 +51,8 @@ class ShownImage:
         return os.path.normpath(os.path.join(self.base, self.about.set.directory))
 
 
-def again(mountpoint: str) -> str:
-    """Return how a user has a mount show what is there now."""
+def how_to_renew(mountpoint: str) -> str:
+    """Return the way to make a mount show the present files."""
     return f"wdsfs umount {shlex.quote(mountpoint)}, and mount it again"
 
 
@@ -72,7 +72,7 @@ def shown_at(mountpoint: str) -> ShownImage | None:
     if not is_shown:
         raise MountError(
             f"{mountpoint}: its image, {os.fsdecode(image)}, has been replaced by another one; to show that one: "
-            f"{again(mountpoint)}"
+            f"{how_to_renew(mountpoint)}"
         )
     if guard is not None and guard.identity != identity:
         guard = None
@@ -107,13 +107,13 @@ class ShownAccess(Access):
         except MissingShard:
             raise MissingShard(
                 f"{os.fsdecode(path)}: was removed since it was mounted; to show what is there now: "
-                f"{again(self._mountpoint)}"
+                f"{how_to_renew(self._mountpoint)}"
             ) from None
         if not self._is_shown(path) or not self._is_shown(path + b"-wal", True):
             change = "replaced" if path in self._files else "created"
             raise RefusedShard(
                 f"{os.fsdecode(path)}: was {change} since the set was mounted; to show what is there now: "
-                f"{again(self._mountpoint)}"
+                f"{how_to_renew(self._mountpoint)}"
             )
         return fingerprint
 

@@ -61,7 +61,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 _SELECTION = ("split", "shard_id", "num_shards", "ignore_zeros", "group_by_key", "base")
 _POLICIES = ("error", "skip", "empty")
-_PATHS = {  # options that are paths, and of what
+_PATHS = {  # options that are paths, and what lies there
     "keys": "a file with a key in each line; write the keys into one",
     "class_names": "a file with a class in each line; write the classes into one",
     "index_dir": "a directory",
@@ -114,7 +114,7 @@ class OpenedSet:
     def build(self, make: Callable[[ShardSet], Part]) -> Part:
         """Return `make(lower)`; close the set if that raises.
 
-        `make` asks the index, so it has the lock: a fork of another thread closes the index.
+        The lock is held meanwhile: `make` reads the index, which a fork by another thread would close.
         """
         try:
             with self.lock:

@@ -65,7 +65,7 @@ PAUSE_SECONDS = 0.05
 # after one that has not. Other files than shards may come and go all the time.
 REST_SHARE, REST_SHARE_FOR_NOTHING = 2, 9
 WAIT_MIN = 0.5  # seconds between looks at a file that is being written
-AGAIN_SECONDS = 5.0  # after which a look, or a comparison, is repeated whose process failed
+AGAIN_SECONDS = 5.0  # the pause before a look, or a comparison, is repeated because its process failed
 LATE_SECONDS = 1.0  # how often to see if workers of an earlier list have ended their work
 
 _CONTENT = flags.MODIFY | flags.ATTRIB | flags.CLOSE_WRITE
@@ -410,7 +410,7 @@ class Growth:
     async def _watch_late_workers(self) -> None:
         """Invalidate once more: the kernel may have cached the last answer of a worker of an earlier list.
 
-        The same where the first attempt has failed.
+        Also if the first attempt has failed.
         """
         while True:
             await trio.sleep(LATE_SECONDS)

@@ -67,7 +67,7 @@ log = logging.getLogger(__name__)
 DESCRIPTORS_MAX = 4096  # of the shards that a worker has open
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SYNC_SECONDS = 10.0  # how long the end of a mount by a signal waits for what is in the kernel's memory
-AGAIN_SECONDS = 1.0  # after which that is tried again
+SYNC_PAUSE_SECONDS = 1.0  # before that is tried again
 
 
 # --- running -----------------------------------------------------------------------------------------------
@@ -436,7 +436,7 @@ class RunningMount:
         if self.growth.served.overlay is not None:
             with trio.move_on_after(SYNC_SECONDS):  # what programs have changed in mapped files
                 while not await in_child(self._sync, self.supervisor.device):  # noqa: ASYNC110  # it fails
-                    await trio.sleep(AGAIN_SECONDS)
+                    await trio.sleep(SYNC_PAUSE_SECONDS)
         self.supervisor.stop()
 
     def _sync(self) -> dict[str, Any]:

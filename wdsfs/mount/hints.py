@@ -18,7 +18,7 @@ _SHARDS_COUNTED = 1000  # the summary of the first one decides nearly always
 def hints(below: ShardSet, tree: TreeOptions, writable: bool) -> Sequence[str]:
     """Return hints for a set that is mounted like this; none if loaders find all files, or nothing is known.
 
-    A `writable` mount, which is for editing, has none about loaders.
+    A `writable` mount, which is for editing, gets no hints about loaders.
     """
     if tree.layout != "files" and not _has_samples(below):
         return ("no member of the set is in a sample: --layout files shows all members, `wdsfs check` says why",)

@@ -1,7 +1,7 @@
 """A live mount by the kernel: its image tells the set and options.
 
-The guard may be gone, or there was none (mount(8)): then only the image is asked. An earlier release has mounted
-overlays by the kernel, too; such a mount is reported and ended, and nothing else.
+The guard may be gone, or there was none (mount(8)): then only the image is asked. An earlier release mounted
+overlays by the kernel, too: `status` shows such a mount and `umount` ends it; other commands refuse it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from wdsfs.errors import MountError, several
 from wdsfs.kernel import manifest
 from wdsfs.kernel.guard import Guarded
 from wdsfs.kernel.manifest import Manifest, image_of
-from wdsfs.kernel.shown_image import ShownAccess, ShownImage, again, shown_at
+from wdsfs.kernel.shown_image import ShownAccess, ShownImage, how_to_renew, shown_at
 from wdsfs.mount.live_mount import LiveMount, ShownSet, options_of
 from wdsfs.mount_registry import Registration
 from wdsfs.mount_table import MountPoint
@@ -84,7 +84,7 @@ class KernelMount(LiveMount):
             return ""
         return (
             f"Replaced, changed or removed since they were mounted: {several(others)}. The mount shows their old "
-            f"content, which cannot be read here. To show the new content in both: {again(self.mountpoint)}"
+            f"content, which cannot be read here. To show the new content in both: {how_to_renew(self.mountpoint)}"
         )
 
     # --- its overlay, of an earlier release
@@ -92,8 +92,8 @@ class KernelMount(LiveMount):
     def _of_earlier_release(self) -> MountError:
         place, overlay = shlex.quote(self.mountpoint), shlex.quote(str(self.overlay))
         return MountError(
-            f"{self.mountpoint}: an earlier wdsfs has mounted its overlay by the kernel, which this one does not "
-            f"use. The changes are kept: wdsfs umount {place}, then mount the SHARDS with --overlay {overlay}"
+            f"{self.mountpoint}: an earlier wdsfs mounted its overlay by the kernel; this one only unmounts it. "
+            f"Its changes are kept: wdsfs umount {place}, then mount the SHARDS with --overlay {overlay}"
         )
 
     def lower(self) -> NoReturn:
@@ -108,7 +108,7 @@ class KernelMount(LiveMount):
     def refresh(self) -> NoReturn:
         raise MountError(
             f"{self.mountpoint}: the kernel shows the shards as they were when they were mounted; to show what is "
-            f"there now: {again(self.mountpoint)}. FUSE shows changes by itself (--follow)"
+            f"there now: {how_to_renew(self.mountpoint)}. FUSE shows changes by itself (--follow)"
         )
 
     # --- reporting

@@ -56,7 +56,7 @@ class Serving(NamedTuple):
 class MountOptions:
     """The options of a mount: SHARDS, the mount point, and how they are shown, opened and served.
 
-    With `removes_mountpoint` the directory of the mount point goes with the mount.
+    `removes_mountpoint`: the directory of the mount point is removed when the mount ends.
     """
 
     specs: Sequence[str]

@@ -8,7 +8,7 @@ messages. `open_objects.py` reads, `demand.py` decides which range is fetched wh
 `passes.py`), and `stores.py` sends requests to stores: through `store_clients.py`, with the credentials of
 `settings.py` and the environment, by the rules of `retries.py`. `answers.py` reads the answers. `web_fallback.py`
 asks web servers whose answers the library refuses, `etags.py` knows those whose ETags mislead, `listing_pages.py`
-lists buckets with names that it refuses. `hub.py` knows the Hugging Face hub, `multipart.py` sends large objects
-in parts, `spooled.py` keeps objects that come only once. The rooms above decide what to mount and when to read,
-and `storage` which cached objects are evicted. Start with `urls.py`.
+lists buckets with names that the library refuses. `hub.py` knows the Hugging Face hub, `multipart.py` sends large
+objects in parts, `spooled.py` keeps objects that come only once. The rooms above decide what to mount and when to
+read, and `storage` which cached objects are evicted. Start with `urls.py`.
 """

@@ -267,7 +267,7 @@ class _Scratch(threading.local):
 
 
 _scratch = _Scratch()
-_checking = threading.Lock()  # over the notes of all objects on what was compared: it is held for microseconds
+_checking = threading.Lock()  # guards what all objects note of compared blocks; held for microseconds
 
 
 def _renew_lock() -> None:
@@ -285,7 +285,7 @@ class CachedObject:
         self.fd = fd
         self.size = table.pin.size
         self._table, self._room = table, room
-        # Both are changed under `_checking`.
+        # Hold `_checking` to change these two.
         self._checked = mmap.mmap(-1, max(table.blocks, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._find = self._checked.find
         self._as_of = os.fstat(fd).st_ctime_ns  # the ctime of the file that `_checked` is right for
@@ -426,7 +426,7 @@ class CachedObject:
             self._table.drop(blocks)
 
     def hold(self) -> None:
-        """Keep the object in the cache until it is closed here, and in all children. Raises OSError."""
+        """Keep the object in the cache until this process and its children have closed it. Raises OSError."""
         cache_directory.hold(self._table.fd)
 
     def verify(self) -> int:
@@ -481,7 +481,7 @@ class CachedObject:
 
         Incomplete blocks at both ends are ignored. Blocks that are in the cache already are not changed.
         `is_needed`: the bytes cannot be read without the cache, so other objects are evicted for them. `at_once`:
-        raise BlockingIOError where room has to be made, or waited for; some blocks may be here then.
+        raise BlockingIOError if room must be made, or waited for; some blocks may be in the cache by then.
         """
         view = memoryview(data).cast("B")[: max(self.size - offset, 0)]
         end = offset + len(view)

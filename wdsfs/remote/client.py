@@ -241,7 +241,7 @@ class FetcherConnection:
     def __init__(self, launcher: Launcher, connected: socket.socket) -> None:
         self.process = os.getpid()
         self._objects: dict[tuple[Url, Pin], int] = {}
-        self._sending = threading.RLock()  # over numbers of objects until the messages with them are sent
+        self._sending = threading.RLock()  # held until a message with the number of an object is sent
         self._launcher = launcher
         self._number = 0
         self._socket = connected
@@ -268,7 +268,7 @@ class FetcherConnection:
         self._socket.close()
 
     def number_of(self, url: Url, pin: Pin, following: tuple[Url, Pin] | None = None) -> int:
-        """Open an object in this connection, if it is not open; return its number. For the messages of `send`.
+        """Open an object in this connection, if it is not open; return its number. Only for use in `send`.
 
         `following` is the next object of the set, where passes continue.
         """

@@ -5,7 +5,7 @@ only size and Last-Modified tell if it was replaced. Others refuse If-Match alth
 condition is sent, and only the answers are compared.
 
 An object that was really replaced never gets its old ETag back with the same size and time. So an ETag that comes
-back after another one proves that the ETags of its server are those of machines.
+back after another one proves that each machine of its server has an ETag of its own.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class ETags:
         self._seen: OrderedDict[Url, tuple[int, int, list[str]]] = OrderedDict()  # size, time, ETags in order
 
     def are_of_machines(self, url: Url) -> bool:
-        """Return True if a server has another ETag for the same object now and then."""
+        """Return True if the machines of a server have different ETags for the same object."""
         return url.store in self._of_machines
 
     def trusted(self, url: Url, pin: Pin) -> Pin:
-        """Return a pin without an ETag that proves nothing."""
+        """Return the pin, without its ETag where that proves nothing."""
         return pin._replace(etag="") if self.are_of_machines(url) and not pin.is_spooled else pin
 
     def condition(self, url: Url, pin: Pin) -> dict[str, str]:
@@ -50,7 +50,7 @@ class ETags:
         require_same(url, self.trusted(url, pin), now)
 
     def note(self, url: Url, pin: Pin, *, is_now: bool = True) -> None:
-        """Note the ETag in an answer, or one that is remembered from before."""
+        """Note the ETag of an object: from an answer (`is_now`), or from an earlier pin."""
         size, mtime_ns, etags = self._seen.get(url, (-1, -1, []))
         if (size, mtime_ns) != (pin.size, pin.mtime_ns):
             if not is_now and etags:

@@ -31,7 +31,7 @@ _SUFFIXES = tuple(suffix.decode() for suffix in names.SHARD_SUFFIXES)
 
 
 class Page(NamedTuple):
-    """A part of a listing: objects as obstore describes them, keys of folders, and what asks for the next page."""
+    """A part of a listing: objects as obstore describes them, keys of folders, and the token of the next page."""
 
     objects: list[dict[str, Any]]
     folders: list[str]

@@ -218,7 +218,7 @@ def _stat(paths: Sequence[bytes]) -> list[Pin | ShardError]:
 def listed(prefix: Url, *, deep: bool) -> Listing:
     """Return the objects whose key starts with that of `prefix`; see `Stores.list`. Raises ShardError.
 
-    Nothing is noted of them: most may be no shards.
+    Their pins are not noted, because most of them may not be shards.
     """
     return remote().list(prefix, deep=deep)
 

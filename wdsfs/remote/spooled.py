@@ -232,7 +232,7 @@ class SpooledObjects:
 
 
 def _is_marked(pin: Pin, marks: Pin) -> bool:
-    """Return True if an object that was fetched whole may be the one that its server tells of."""
+    """Return True if an object that was fetched whole may be the one that its server describes now."""
     return pin.version == _version(marks) and (marks.has_no_length or pin.size == marks.size)
 
 

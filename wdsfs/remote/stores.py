@@ -105,10 +105,10 @@ REFUSED = 2  # attempts to learn what is there, if connections are refused
 DOWN_SECONDS = 5.0  # how long a store that does not answer is not asked again
 _RENEW = 60.0  # seconds until a client whose requests are refused is made again
 _FRUITLESS = 3  # times in a row that it may not
-ASKED_AGAIN = 8  # times that a web server is asked that says that an object was replaced
+ASKED_AGAIN = 8  # requests that check the word of a web server that an object was replaced
 READ_BACK, READ_BACK_AT_ONCE = 8 << 20, 4  # bytes of what was sent that are read back at a time; pieces at once
 LISTED = 512 << 10  # bytes of a page of a listing, at most
-PAGES_PATIENCE = 4  # times `total_time` that a listing may take whose pages come all at once
+PAGES_PATIENCE = 4  # times `total_time`: the limit for a listing whose pages come in one call
 ABORT_SECONDS = 5.0  # how long the end of the process waits for uploads that are being aborted
 
 
@@ -229,7 +229,7 @@ class Stores:
 
     async def _list_directory(self, prefix: Url, client: ObjectStore) -> Listing:
         request = obstore.list_with_delimiter_async(client, _directory(prefix) or None)
-        # All pages, of which it gives none before the last.
+        # One call for all pages: it returns nothing before the last one has come.
         answer = await self._answer_of(prefix, request, seconds=PAGES_PATIENCE * self._route(prefix).pace.total)
         return _listing(prefix, answer["objects"], [f"{path}/" for path in answer["common_prefixes"]])
 
@@ -271,7 +271,7 @@ class Stores:
     async def _is_there(self, url: Url, pin: Pin) -> bool:
         """Ask for an object some more times; return True if it is the pinned one each time.
 
-        If ETags change to and fro meanwhile, `head` and its callers learn that by another pin, without an ETag.
+        If its ETags alternate meanwhile, `head` returns a pin without an ETag from then on, which callers notice.
         """
         is_same = True
         for _ in range(ASKED_AGAIN):
@@ -369,8 +369,8 @@ class Stores:
     async def get_all(self, url: Url, pin: Pin) -> AsyncIterator[memoryview]:
         """Yield the pinned object from its first byte on, for servers that ignore Range. Raises ShardError.
 
-        After a cut answer the object is requested again from its start, as long as each answer has more bytes. One
-        without a known length is what one answer has.
+        After a cut answer the object is requested again from its start, as long as each answer has more bytes. An
+        object without a known length is the body of one answer.
         """
         if pin.has_no_length:
             async for piece in self._fallback.whole(url, self._options(url)):

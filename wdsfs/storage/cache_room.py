@@ -99,8 +99,8 @@ class CacheRoom:
     def reserve(self, size: int, age: float, *, at_once: bool = False) -> bool:
         """Take room for bytes that are written next; return False if they have to stay outside of the cache.
 
-        Files that were not used for more than `age` seconds are evicted for it. Raises OSError: BlockingIOError if
-        that may take a while, or has to wait for another process that evicts, and it has to be `at_once`.
+        Files that were not used for more than `age` seconds are evicted for it. `at_once`:
+        raise BlockingIOError instead of evicting, or of waiting for another process that evicts. Raises OSError.
         """
         with self._lock:
             if size <= self._advance:

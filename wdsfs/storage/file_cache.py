@@ -4,7 +4,7 @@ A file is written as a `part`, synced, and only then renamed to its kind, so a f
 after a kill or a power cut. The writer holds a lock on the part; other processes that need the file wait for it.
 
 A new file evicts others if there is no room, until it takes half of the limit: its size is known only when it is
-whole, and one that never fits must not evict all others before. What a process has open is evicted last.
+whole, and one that never fits must not evict all others before. Files that a process has open are evicted last.
 
 The mtime of a file is always the same one, so that it shows if somebody has written into it since it was whole.
 """

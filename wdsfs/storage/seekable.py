@@ -177,8 +177,8 @@ _suspended: list[SeekReader] = []
 
 
 def _before_fork() -> None:
-    # The last hook registered runs first: the library, which imports this module, has locked its sets by now. A
-    # question to a set may be waiting for a reader.
+    # Hooks run in the reverse order of their registration. So the library, which imports this module, has locked
+    # its sets by now; these locks come first, because a question to a set may wait for a reader.
     for reader in list(_readers):
         reader.lock.acquire()
         _suspended.append(reader)
