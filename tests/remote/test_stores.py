@@ -29,7 +29,7 @@ from wdsfs.errors import (
 )
 from wdsfs.remote import urls
 from wdsfs.remote.etags import ETags
-from wdsfs.remote.urls import Pin
+from wdsfs.remote.urls import NO_LENGTH, Pin
 
 CONTENT = bytes(range(256)) * 1000
 SECRET = "s3cr3t-f00"
@@ -530,6 +530,15 @@ def test_a_server_that_sends_byte_by_byte_is_given_up(
             apart.head(url)
         with pytest.raises(Unreachable, match="does not answer"):
             apart.get_all(url, pin)
+
+
+def test_an_answer_without_a_length_that_comes_byte_by_byte_is_given_up(
+    apart: Apart, web: WebServer, served: Served, url: str
+) -> None:
+    apart.configure((web.url, {"timeout": "0.3", "total_time": "0.3", "lowest_rate": "10000000"}))
+    served.always = Fault(chunked=True, drips="body")
+    with pytest.raises(Unreachable, match="does not answer"):
+        apart.get_all(url, Pin(NO_LENGTH, 0, "", ""))
 
 
 def test_a_name_that_hides_a_listing_of_google_is_named_with_the_way_out(apart: Apart, web: WebServer) -> None:

@@ -66,7 +66,8 @@ class WebFallback:
         try:
             body = await blocking(partial(_body, url, options), limits.seconds(0))
             with contextlib.closing(body):
-                while piece := await blocking(partial(_piece, url, body), limits.seconds(PIECE)):
+                seconds = limits.seconds(PIECE)
+                while piece := await blocking(partial(_piece, url, body, seconds), seconds):
                     size += len(piece)
                     yield piece
         except Transient as error:
@@ -162,18 +163,24 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 
 
 def _read(url: Url, options: Options, headers: dict[str, str], most: int, seconds: float) -> Answer:
-    """Return the answer to GET, with up to `most` bytes of its body. Raises Transient, Unreachable.
-
-    It stops reading a body after `seconds`, because there are few threads.
-    """
+    """Return the answer to GET, with up to `most` bytes of its body. Raises Transient, Unreachable."""
     with _errors(url), _opened(url, options, headers, pace(options).silence) as answer:
-        body, late = bytearray(), time.monotonic() + seconds
-        while len(body) < most and (piece := answer.read1(most - len(body))):
-            body += piece
-            if time.monotonic() > late:
-                raise TimeoutError
+        body = _next_bytes(answer, most, seconds)
     named = {} if answer.status >= 300 else answer.headers
-    return answer.status, {name.lower(): value for name, value in named.items()}, bytes(body)
+    return answer.status, {name.lower(): value for name, value in named.items()}, body
+
+
+def _next_bytes(answer: Any, most: int, seconds: float) -> bytes:
+    """Return the next bytes of an answer, up to `most`, or up to its end.
+
+    Raises TimeoutError after `seconds`, also while bytes come one by one: there are few threads.
+    """
+    body, late = bytearray(), time.monotonic() + seconds
+    while len(body) < most and (piece := answer.read1(most - len(body))):
+        body += piece
+        if time.monotonic() > late:
+            raise TimeoutError
+    return bytes(body)
 
 
 def _body(url: Url, options: Options) -> Any:
@@ -186,11 +193,10 @@ def _body(url: Url, options: Options) -> Any:
     return answer
 
 
-def _piece(url: Url, body: Any) -> bytes:
+def _piece(url: Url, body: Any, seconds: float) -> bytes:
     """Return the next bytes of an answer, none at its end. Raises Transient, Unreachable."""
     with _errors(url):
-        piece: bytes = body.read1(PIECE)
-        return piece
+        return _next_bytes(body, PIECE, seconds)
 
 
 def _retry_after(url: Url, options: Options) -> float | None:
