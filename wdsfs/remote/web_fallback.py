@@ -141,7 +141,7 @@ def send(
         return (
             answer.status,
             {name.lower(): text for name, text in answer.headers.items()},
-            answer.read(most),
+            _next_bytes(answer, most, seconds),
         )
 
 
