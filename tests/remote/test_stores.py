@@ -131,6 +131,24 @@ def test_etags_are_noted_while_another_thread_drops_old_ones(url: str) -> None:
     assert not etags._seen
 
 
+@pytest.mark.parametrize("conditions", [True, False])
+def test_without_a_time_an_etag_counts_until_the_object_is_pinned_again(
+    apart: Apart, web: WebServer, served: Served, url: str, conditions: bool
+) -> None:
+    """Also when its server turns out to have several ETags for one object: the size alone proves nothing."""
+    served.modified, served.conditions = None, conditions
+    pin = apart.head(url)
+    other = web.put("/set/other.tar", CONTENT)
+    for etag in ('"1"', '"2"', '"1"'):
+        other.etag = etag
+        apart.head(f"{web.url}/set/other.tar")
+    [_] = apart.logged()
+    assert apart.get(url, pin, 0, 10) == CONTENT[:10]
+    web.put(TARGET, bytes(len(CONTENT)), etag='"3"', modified=None, conditions=conditions)
+    with pytest.raises(ObjectChanged, match="replaced"):
+        apart.get(url, pin, 10, 20)
+
+
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_server_that_refuses_every_condition_gets_none(
     apart: Apart, web: WebServer, served: Served, url: str, ranges: bool

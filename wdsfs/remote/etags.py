@@ -40,14 +40,21 @@ class ETags:
 
     def condition(self, url: Url, pin: Pin) -> dict[str, str]:
         """Return the header, if there is one, that makes a server refuse a request for another object."""
-        return {} if url.store in self._refusing else self.trusted(url, pin).condition
+        return {} if url.store in self._refusing else self._compared(url, pin).condition
 
     def require_same(self, url: Url, pin: Pin, now: Pin) -> None:
         """Raise ObjectChanged if an answer, `now`, is of another object than the pinned one."""
         if url.scheme in WEB and now.etag != pin.etag:
             self.note(url, pin, is_now=False)
             self.note(url, now)
-        require_same(url, self.trusted(url, pin), now)
+        require_same(url, self._compared(url, pin), now)
+
+    def _compared(self, url: Url, pin: Pin) -> Pin:
+        """Return what answers are compared with.
+
+        An object without Last-Modified keeps its ETag until it is pinned again: its size alone proves less.
+        """
+        return self.trusted(url, pin) if pin.mtime_ns else pin
 
     def note(self, url: Url, pin: Pin, *, is_now: bool = True) -> None:
         """Note the ETag of an object: from an answer (`is_now`), or from an earlier pin."""
