@@ -139,6 +139,15 @@ def test_a_set_in_which_nothing_is_a_sample(program: Program) -> None:
         assert len(os.listdir(mounted.path / "a/study")) == 2
 
 
+def test_a_set_without_members(program: Program) -> None:
+    """A mount of it is empty. As the start of an edited set that is what its user wants."""
+    program.write("a.tar", bytes(5 << 20))
+    with program.mounted("a.tar") as mounted:
+        assert "wdsfs check" in mounted.output
+    with program.mounted("a.tar", "--overlay", "edits") as mounted:
+        assert mounted.output == ""
+
+
 def test_a_mount_that_is_used_names_who_uses_it(shard: Program) -> None:
     with shard.mounted("a.tar") as mounted:
         sleep = ["sleep", "1000"]

@@ -20,8 +20,11 @@ def hints(below: ShardSet, tree: TreeOptions, writable: bool) -> Sequence[str]:
 
     A `writable` mount, which is for editing, gets no hints about loaders.
     """
-    if tree.layout != "files" and not _has_samples(below):
+    outside = _members_outside(below)
+    if outside and tree.layout != "files":
         return ("no member of the set is in a sample: --layout files shows all members, `wdsfs check` says why",)
+    if outside == 0 and not writable:  # a writable one may be about to be filled
+        return ("the shards of the set have no members, so nothing is shown: `wdsfs check` says more",)
     if writable:
         return ()
     of_classes = tree.layout == "classes"
@@ -44,18 +47,18 @@ def _dots_hint(below: ShardSet) -> Iterator[str]:
                 return
 
 
-def _has_samples(below: ShardSet) -> bool:
-    """Return False if members of the first shards are in no sample; True if that is not known."""
+def _members_outside(below: ShardSet) -> int | None:
+    """Return the number of members of the first shards; None if there is a sample, or that is not known."""
     members = 0
     for number in range(min(len(below), _SHARDS_COUNTED)):
         try:
             summary = below.summary(number)
         except (ShardError, NotIndexed):
-            return True
+            return None
         if summary.samples:
-            return True
+            return None
         members += summary.members
-    return not members
+    return members
 
 
 def _suffix_hint(below: ShardSet, tree: TreeOptions) -> str | None:
