@@ -197,13 +197,18 @@ def check_count(shards: int) -> None:
         )
 
 
-def wait_for_tick(status: os.stat_result) -> None:
+def wait_for_tick(status: os.stat_result) -> bool:
     """Wait until another write to a file would change its times: within the tick of the last one it would not.
+
+    Return True if that took time. Meanwhile another file may have come to its path with the same times, so what
+    is open has to be opened again.
 
     Semantics decision: a ctime of whole seconds is of a file system that stores no finer times (ext4 with small
     inodes, some NFS servers), or only even seconds (FAT). There a tick takes as long.
     """
     coarse_ns = next((tick for tick in _COARSE_NS if status.st_ctime_ns % tick == 0), 0)
     rest_ns = coarse_ns + TICK_NS - (time.time_ns() - status.st_ctime_ns)
-    if 0 < rest_ns <= coarse_ns + TICK_NS:
-        time.sleep(rest_ns / 1e9)
+    if not 0 < rest_ns <= coarse_ns + TICK_NS:
+        return False
+    time.sleep(rest_ns / 1e9)
+    return True

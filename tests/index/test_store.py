@@ -338,6 +338,22 @@ def test_a_shard_that_was_written_this_very_moment_is_read_a_tick_later(
     assert waits == [TICK_NS / 1e9, 1e-9]
 
 
+def test_a_shard_that_is_replaced_within_the_tick_is_read_as_what_came_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have the same size and times, and its inode number may count for nothing."""
+    [shard] = sets.make(tmp_path, 1)
+    other = tmp_path / "other"
+    other.write_bytes(sets.content(7))
+    with monkeypatch.context() as within_the_tick:
+        within_the_tick.setattr(Fingerprint, "of", lambda _: GONE)
+        within_the_tick.setattr(
+            record_of_file, "wait_for_tick", lambda _: bool(other.replace(sets.path_of(shard)))
+        )
+        record = Record(build_file(shard.path))
+    assert sets.listing(record) == sets.listing(Record(build_file(shard.path)))
+
+
 @pytest.mark.parametrize(
     ("ctime_ns", "tick_ns"),
     [

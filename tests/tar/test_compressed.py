@@ -910,3 +910,16 @@ def test_commands(program: Program) -> None:
     program.write("bomb.tar.zst", zstd.compress(bytes(9 << 20)))
     done = program.run("index", "--cache-size", "8M", "bomb.tar.zst", code=3)
     assert b"is larger than the cache may be (8.0 MiB)" in done.stderr
+
+
+def test_no_copy_is_made_of_what_was_replaced_within_the_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new file may have the same size and times, and its inode number may count for nothing."""
+    old, new = tmp_path / "a.tar.gz", tmp_path / "new"
+    for file in (old, new):
+        file.write_bytes(gzip.compress(tars.tar(tars.member(b"a.txt", os.fsencode(file.name)))))
+    monkeypatch.setattr(compressed, "fingerprint_of", lambda _: Fingerprint(1, 2, 3))
+    monkeypatch.setattr(compressed, "wait_for_tick", lambda _: bool(new.replace(old)))
+    with pytest.raises(StaleShard, match=r"a\.tar\.gz"), compressed.opened_shard(os.fsencode(old)):
+        pass

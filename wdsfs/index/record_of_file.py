@@ -87,30 +87,41 @@ def build_file(
     """
     if shard_paths.is_remote(path):
         return _build_remote(path, reading, open_file, together)
-    fd = open_file(path)
     try:
-        assert isinstance(fd, int)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise UnreadableShard(f"{os.fsdecode(path)}: is not a regular file")
-        return _build_when_quiet(fd, path, reading)
+        return _build_when_quiet(path, reading, open_file)
     except OSError as error:
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
-    finally:
-        source.close(fd)
 
 
-def _build_when_quiet(fd: int, path: bytes, reading: Reading) -> bytes:
+def _build_when_quiet(path: bytes, reading: Reading, open_file: Callable[[bytes], OpenShard]) -> bytes:
     """Read the shard until it does not change meanwhile."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
-        status = os.fstat(fd)
-        before = Fingerprint.of(status)
-        wait_for_tick(status)
-        with contextlib.suppress(StaleShard), compressed.opened(fd, path) as (tar, problem, kind):
-            data = record_builder.build(tar, before, problem, reading, kind)
-            if Fingerprint.of(os.fstat(fd)) == before:
-                return data
+        fd, before = _opened_after_tick(path, open_file)
+        assert isinstance(fd, int)
+        try:
+            with contextlib.suppress(StaleShard), compressed.opened(fd, path) as (tar, problem, kind):
+                data = record_builder.build(tar, before, problem, reading, kind)
+                if Fingerprint.of(os.fstat(fd)) == before:
+                    return data
+        finally:
+            source.close(fd)
         _wait_for_writer(path, deadline)
+
+
+def _opened_after_tick(path: bytes, open_file: Callable[[bytes], OpenShard]) -> tuple[OpenShard, Fingerprint]:
+    """Return a shard, open, and the fingerprint that no other file at its path can have from now on."""
+    with contextlib.ExitStack() as opened:
+        fd = open_file(path)
+        opened.callback(source.close, fd)
+        assert isinstance(fd, int)
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise UnreadableShard(f"{os.fsdecode(path)}: is not a regular file")
+        if not wait_for_tick(status):
+            opened.pop_all()
+            return fd, Fingerprint.of(status)
+    return open_file(path), Fingerprint.of(status)
 
 
 def _build_remote(path: bytes, reading: Reading, open_file: Callable[[bytes], OpenShard], together: int) -> bytes:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from wdsfs.errors import IndexUnusable, StaleShard, UnreadableShard, UsageError, counted
 from wdsfs.remote.shard_paths import OpenShard, fingerprint_of, open_shard
-from wdsfs.shards import wait_for_tick
+from wdsfs.shards import Fingerprint, wait_for_tick
 from wdsfs.storage import file_cache, seekable, source
 from wdsfs.storage.cache_directory import key_of
 from wdsfs.storage.durable import named
@@ -95,7 +95,7 @@ def unpacked(kind: str, shard: OpenShard, path: bytes, how: str | None = None) -
     name = os.fsdecode(path)
     try:
         before = _key_of(shard, path)
-        content = _open(_CompressedShard(kind, shard, source.size_of(shard), before), how or policy())
+        content = _open(_CompressedShard(kind, shard, source.size_of(shard), before, path), how or policy())
         after = _key_of(shard, path)
     except (_Refused, streams.TooLarge, IndexUnusable, UsageError) as error:
         raise UnreadableShard(f"{name} is {kind}-compressed: {error}") from None
@@ -124,6 +124,7 @@ class _CompressedShard(NamedTuple):
     shard: OpenShard
     size: int  # bytes, compressed
     key: str
+    path: bytes
 
     def unpack(self, copy: NewFile) -> tuple[str, int]:
         """Unpack as `streams.unpack`, but refuse a bomb; fetch a remote shard ahead, in one pass."""
@@ -171,14 +172,20 @@ def _open(shard: _CompressedShard, how: str) -> Opened:
                 raise
         cached = None
     if cached is None:
-        if isinstance(shard.shard, int):
-            wait_for_tick(os.fstat(shard.shard))
+        if isinstance(shard.shard, int) and wait_for_tick(status := os.fstat(shard.shard)):
+            _require_in_place(shard, status)
         cached = _index(cache, shard) if how == NEVER else _unpack(cache, shard, how == AUTO)
     return (
         _read_by(shard, cached)
         if cached.kind == INDEX
         else Opened(cached.fd, _problem(shard.kind, cached), shard.kind)
     )
+
+
+def _require_in_place(shard: _CompressedShard, status: os.stat_result) -> None:
+    """Raise StaleShard if another file has come to the path of an open one. Its times may be the same."""
+    if Fingerprint.numbered(os.stat(shard.path)) != Fingerprint.numbered(status):
+        raise StaleShard(f"{os.fsdecode(shard.path)} has changed since it was opened")
 
 
 def _read_by(shard: _CompressedShard, cached: CachedFile) -> Opened:
