@@ -120,6 +120,12 @@ def test_the_single_options(given: list[str], single: list[str]) -> None:
     assert split_options(single) == single
 
 
+@pytest.mark.parametrize("given", [r"a\,b\"c", r'"a,b"\"c', r'a","b\"c'])
+def test_our_own_options_have_values_without_the_marks_of_quoting(given: str) -> None:
+    assert options(f"keys={given},ro")[0] == '--keys=a,b"c'
+    assert options(rf"columns=a\{{b\\{given}")[0] == r'--columns=a\{b\\a,b"c'
+
+
 def test_a_quote_without_an_end() -> None:
     with pytest.raises(UsageError, match=r'fsname=a"b.*: a double quote has no end'):
         split_options(['uid=1,fsname=a"b,ro'])

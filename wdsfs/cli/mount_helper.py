@@ -169,7 +169,7 @@ def _own(option: str) -> str:
         return f"--{name}"
     if not value:
         raise UsageError(f"-o {name} needs a value: {name}=...")
-    return f"--{name}=" + value.replace("\\,", ",")
+    return f"--{name}=" + re.sub(r'(\\[^,"])|\\([,"])|"', r"\1\2", value)  # as split_options reads it, no more
 
 
 def _source_option(spec: str, passed: Sequence[str]) -> list[str]:
