@@ -226,9 +226,10 @@ def test_what_readers_may_not_expect_is_told(tmp_path: Path, files: Files, layou
 
 def test_splits_are_no_classes(tmp_path: Path) -> None:
     tree = write(tmp_path / "tree", SPLITS)
-    way_out = f"pack --layout classes {tree}/Val -o 'Val/.*--class-names Val/classes.txt"
-    with pytest.raises(CommitError, match=way_out):
-        plan_of(tree, layout="classes")
+    way_out = f"pack --layout classes {tree}/train -o 'train/.*--class-names train/classes.txt.*--layout files"
+    for layout in ("classes", "auto"):
+        with pytest.raises(CommitError, match=way_out):
+            plan_of(tree, layout=layout)
     with pytest.raises(CommitError, match=r"occurs twice, in .*: pack each by itself.*--class-names"):
         plan_of(tree / "train", tree / "Val", layout="classes")
     (tree / "Val/cat/1.jpg").rename(tree / "Val/cat/4.jpg")

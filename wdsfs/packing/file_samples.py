@@ -86,7 +86,10 @@ def layout_of(table: FileTable, name: str) -> Layout:
     looks = [_looks(table, directory) for directory in table.directories]
     deep = [look for look in looks if look.path]
     full = bool(deep) and all(look.full for look in deep)
-    return Layout(SAMPLES, full) if name == SAMPLES else _detected(looks, deep, full)
+    layout = Layout(SAMPLES, full) if name == SAMPLES else _detected(looks, deep, full)
+    if layout.name == FILES and _are_classes(looks, above=1):
+        _refuse_splits(table)
+    return layout
 
 
 def _detected(looks: list[_Looks], deep: list[_Looks], full: bool) -> Layout:
@@ -96,8 +99,7 @@ def _detected(looks: list[_Looks], deep: list[_Looks], full: bool) -> Layout:
     if bare is None:
         if full and not at_top:
             return Layout(SAMPLES, True)
-        # Files beside directories of classes are about them: `captions.csv`, `README.txt`.
-        if not any(look.media for look in looks if not look.path) and _are_classes(deep):
+        if _are_classes(looks):
             example = next(os.fsdecode(look.dotted) for look in deep if look.dotted is not None)
             raise CommitError(
                 f"{example}: its directory can be a class (--layout classes, which adds the column cls), or only "
@@ -112,8 +114,15 @@ def _detected(looks: list[_Looks], deep: list[_Looks], full: bool) -> Layout:
     return Layout(SAMPLES, False)
 
 
-def _are_classes(deep: list[_Looks]) -> bool:
-    return bool(deep) and all(b"/" not in look.path and look.alone and look.media for look in deep)
+def _are_classes(looks: list[_Looks], above: int = 0) -> bool:
+    """Return True if all directories look like classes, `above` directories below the top.
+
+    Files at the top are about them: `captions.csv`, `README.txt`.
+    """
+    deep = [look for look in looks if look.path]
+    if any(look.media for look in looks if not look.path):
+        return False
+    return bool(deep) and all(look.path.count(b"/") == above and look.alone and look.media for look in deep)
 
 
 def _looks(table: FileTable, directory: FoundDirectory) -> _Looks:
@@ -315,12 +324,14 @@ def _refuse_splits(table: FileTable) -> None:
     below = [directory for directory in table.directories if directory.path]
     are_splits = all(_class_of(directory).lower() in SPLIT_NAMES for directory in below)
     if below and are_splits and all(b"/" in directory.path for directory in below):
-        first = os.fsdecode(table.roots[below[0].root] + b"/" + _class_of(below[0]))
+        # The training set has all classes, so its numbers fit the others.
+        best = min(below, key=lambda directory: not _class_of(directory).lower().startswith(b"train"))
+        first = os.fsdecode(table.roots[best.root] + b"/" + _class_of(best))
         split = os.path.basename(first)
         raise CommitError(
             f"{first} looks like a split, whose directories are the classes: pack each split by itself, such as "
             f"`wdsfs pack --layout classes {shlex.quote(first)} -o '{split}/%06d.tar'`, and the others with "
-            f"--class-names {split}/classes.txt"
+            f"--class-names {split}/classes.txt; --layout files packs all as one set without classes"
         )
 
 
