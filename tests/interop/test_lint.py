@@ -38,6 +38,16 @@ def findings(directory: Path, content: bytes) -> list[tuple[str, int, str]]:
 # --- one shard --------------------------------------------------------------------------------------------
 
 
+def test_a_part_of_a_split_tar_is_no_damaged_download(tmp_path: Path) -> None:
+    whole = tar(member(b"a.bin", bytes(range(256)) * 30), member(b"b.bin"))
+    parts = [(f"s.tar.a{mark}", whole[begin : begin + 3000]) for mark, begin in (("a", 0), ("b", 3000))]
+    paths = [write(tmp_path, content, name) for name, content in parts]
+    for path in paths:
+        (text,) = (one.text for one in lint(path).findings)
+        assert f"pipe:cat {tmp_path}/s.tar.*" in text
+        assert "download" not in text
+
+
 TWO = tar(member(b"a.x", bytes(600)), member(b"b.x", bytes(600)))  # each is three blocks
 WITH_DIRECTORIES = [member(b"d/", b"", tars.DIRECTORY), member(b"__meta__"), member(b"__m__/a.json")]
 CONTENTS: dict[str, tuple[bytes, list[tuple[str, int, str]]]] = {
@@ -377,7 +387,7 @@ def test_a_column_that_comes_later(tmp_path: Path) -> None:
         ("s2", "late column", 0, "20", False),
         ("s3", "late column", 0, "30", False),
     ]
-    assert "12 samples of the set have the column png" in list(judge.late())[1][1].text
+    assert "the column png is in 12 samples of the set" in list(judge.late())[1][1].text
 
 
 def test_late_columns_are_bounded(tmp_path: Path) -> None:

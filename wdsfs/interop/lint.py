@@ -32,9 +32,9 @@ from wdsfs.remote.shard_paths import open_shard
 from wdsfs.shards import Shard
 from wdsfs.storage import source
 from wdsfs.storage.source import TarBytes, open_beside
-from wdsfs.tar import compressed, headers, scan
+from wdsfs.tar import compressed, headers, scan, streams
 from wdsfs.tar.columns import Chunk
-from wdsfs.tar.problems import HARMLESS, OF_VIEWS, Problem, Problems
+from wdsfs.tar.problems import HARMLESS, NO_TAR, OF_VIEWS, Problem, Problems
 from wdsfs.tree.draft import COLUMNS_NAMED
 from wdsfs.tree.shard_set import ShardSet, indexed
 from wdsfs.tree.view_set import ViewSet
@@ -191,7 +191,7 @@ def lint(path: bytes, reading: Reading = PLAIN, together: int = 1) -> Lint:
                 findings.add("no samples", -1, "", _no_samples_text(findings.members))
         if marks:
             findings.add("behind end mark", marks[0], "", _joined_text(len(marks)))
-        findings.add_problems(problems.listed(), len(problems), reader.last)
+        findings.add_problems(_with_way_out(problems.listed(), path), len(problems), reader.last)
         fd = shard if isinstance(shard, int) and tar is shard else None
         for side, text in () if fd is None else _side_indexes(path, fd, reading):
             findings.add("wrong index", -1, "", f"{os.fsdecode(side)}: {text}")
@@ -202,6 +202,16 @@ def lint(path: bytes, reading: Reading = PLAIN, together: int = 1) -> Lint:
     finally:
         source.close(shard)
     return findings
+
+
+def _with_way_out(problems: list[Problem], path: bytes) -> list[Problem]:
+    """Return the problems of a shard; for one of the parts of a split tar they say so."""
+    damage = [problem for problem in problems if problem.kind not in HARMLESS]
+    part = streams.split_tar(os.fsdecode(path)) if damage else ""
+    if not part:
+        return problems
+    texts = {problem: part if problem.kind in NO_TAR else f"{problem.text}; {part}" for problem in damage}
+    return [problem._replace(text=texts.get(problem, problem.text)) for problem in problems]
 
 
 def _no_samples_text(members: int) -> str:
@@ -584,7 +594,7 @@ class Judge:
 
 def _late_text(extension: bytes, samples: int, kind: str) -> str:
     fills = ", and fills the columns that these samples lack with None" if kind == LATE else ""
-    have = f"{counted(samples, 'sample')} of the set have the column {_listed([extension])}, this one is the first"
+    have = f"the column {_listed([extension])} is in {counted(samples, 'sample')} of the set, first in this one"
     return f"{have}; none of the first {FIRST_SAMPLES} samples has it: Hugging Face datasets drops it{fills}"
 
 
