@@ -150,18 +150,22 @@ class DottedNames:
     """The names with several dots in a shard or a tree; tells whether their first dot cuts keys off.
 
     Of `1.2.840.1000.dcm` the key is `1`, so the images of a folder are columns of one sample. On the other hand
-    `a.0.jpg`, `a.512x512.jpg` and `a.seg.png` are usual. Extensions of these come again in other samples.
+    `a.0.jpg`, `a.512x512.jpg`, `a.seg.png` and `video.000123.jpg` are usual. Extensions of these come again in
+    other samples.
     """
 
     FEW, MANY = 4, 64  # different extensions that prove nothing yet: those that begin with a digit; all
     PER_SAMPLE = 16  # different extensions with dots for each sample of a sound set
+    AGAIN, SHARE = 2, 4  # members of an extension that is meant: at least two, and one in a quarter of the samples
 
     def __init__(self) -> None:
         self._all, self._numbers, self._titles = set[int](), set[int](), set[int]()  # hashes of extensions
         self.place, self.name = -1, b""  # of an example
+        self._members = 0
 
-    def add(self, name: bytes, extension: bytes, place: int = -1) -> None:
-        """Add a member whose extension has a dot."""
+    def add(self, name: bytes, extension: bytes, place: int = -1, members: int = 1) -> None:
+        """Add a member whose extension has a dot, or the first of several members."""
+        self._members += members
         number = hash(extension)
         if number in self._all:
             return
@@ -179,6 +183,8 @@ class DottedNames:
     def count(self, samples: int) -> int:
         """Return the number of columns that are parts of names, 0 for a sound set of this many samples."""
         every, numbers, titles = map(len, (self._all, self._numbers, self._titles))
+        if self._members >= every * max(self.AGAIN, samples / self.SHARE):
+            return titles
         if every >= self.MANY and every > self.PER_SAMPLE * samples:
             return every
         return max(titles, numbers if numbers >= self.FEW and 2 * numbers >= samples else 0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from wdsfs.errors import ShardError
 from wdsfs.names import MEDIA, DottedNames
 from wdsfs.tree.classes import folders_of, misnumbered, numbers_of
@@ -38,9 +40,10 @@ def _dots_hint(below: ShardSet) -> Iterator[str]:
     for number in range(min(len(below), _SHARDS_READ)):
         with contextlib.suppress(ShardError, NotIndexed):
             record, dotted = below.record(number), DottedNames()
-            for extension in record.extension_name.of(range(len(record.extension_name))):
+            counts = np.bincount(record.array("member.ext"), minlength=len(record.extension_name)).tolist()
+            for extension, count in zip(record.extension_name.of(range(len(counts))), counts, strict=True):
                 if b"." in extension:
-                    dotted.add(extension, extension)
+                    dotted.add(extension, extension, members=count)
             if dotted.count(record.samples):
                 path = below.path_text(number)
                 yield f"{path}: keys end at the first dot, and columns are parts of names: wdsfs check {path}"
