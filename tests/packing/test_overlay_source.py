@@ -405,7 +405,7 @@ def test_an_output_that_is_a_directory(tmp_path: Path) -> None:
         namer(str(tmp_path))(0)
 
 
-@pytest.mark.parametrize("output", ["o", "o-%d", "o-{0..1}", "o.d/%06d", "s3://bucket/o-%d"])
+@pytest.mark.parametrize("output", ["o", "o-%d", "o-{0..1}", "o.d/%06d", "o-%d.Tar", "s3://bucket/o-%d"])
 def test_names_that_no_mount_of_their_directory_finds(output: str) -> None:
     for check in (CommitOptions(output).check, PackOptions(output).check):
         with pytest.raises(UsageError, match=rf"write -o '?{re.escape(output)}\.tar"):

@@ -347,7 +347,7 @@ def refuse_output(pattern: str) -> None:
     target = namer(pattern)(0)
     refuse_compressed_name(target)
     # Semantics decision: a shard that is given another name by hand can be mounted, but none is written so.
-    if not target.lower().endswith(SHARD_SUFFIXES[0]):
+    if not target.endswith((SHARD_SUFFIXES[0], SHARD_SUFFIXES[0].upper())):
         named = shlex.quote(f"{pattern}.tar")
         raise UsageError(f"--output {pattern}: loaders and mounts find shards by their suffix: write -o {named}")
 
