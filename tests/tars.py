@@ -382,6 +382,7 @@ NO_TARS = {
         "is not a tar, but another file of 128 bytes, less than a header: download it",
     ),
     "archive": (b"PK\3\4" + bytes(600), "is a zip archive, not a tar"),
+    "image": (b"\xff\xd8\xff\xe0" + bytes(600), "is a JPEG image, not a tar: .*wdsfs pack DIRECTORY"),
     "packed twice": (COMPRESS["gzip"](b"BZh9" + bytes(600)), "is bzip2-compressed inside: unpack it"),
 }
 

@@ -40,7 +40,8 @@ COMPRESSED = {
 }
 
 AGAIN = "download it again"
-# Files that failed downloads leave in place of a tar: their beginning (in lower case), a name, the way out.
+_PACK = "name the directory of such files: wdsfs pack DIRECTORY"
+# Files in place of a tar, as failed downloads leave them: their beginning (in lower case), a name, the way out.
 _LEFT_BEHIND = (
     (b"version https://git-lfs.github.com/", "a git LFS pointer", "fetch its content: git lfs pull"),
     (b"<!doctype html", "an HTML page", AGAIN),
@@ -48,6 +49,10 @@ _LEFT_BEHIND = (
     (b"<?xml", "an XML document, as stores send errors", AGAIN),
     (b"pk\x03\x04", "a zip archive", "make a tar of its content"),
     (b"par1", "a Parquet file", "only tars can be shards"),
+    (b"\xff\xd8\xff", "a JPEG image", _PACK),
+    (b"\x89png", "a PNG image", _PACK),
+    (b"flac", "a FLAC file", _PACK),
+    (b"riff", "a WAV or WebP file", _PACK),
 )
 _TEXT_BYTES = bytes([*b"\t\n\f\r", *range(32, 127), *range(128, 256)])
 _SHOWN = 40  # bytes of a text that a message has
