@@ -39,6 +39,19 @@ def test_shards_of_a_set_that_begins_empty(program: Program) -> None:  # noqa: F
     assert len(tars.by_webdataset((program.home / "all-0.tar").read_bytes())) == 2
 
 
+def test_a_sample_of_many_images_in_a_set_that_begins_empty(program: Program) -> None:  # noqa: F811
+    """It may be a copied folder, but no shard says what columns are usual."""
+    need_fuse()
+    with program.mounted(*OVERLAY, "--new") as mounted:
+        (mounted.path / "train/cat").mkdir(parents=True)
+        for number in range(20):
+            (mounted.path / f"train/cat/{number}.jpg").write_bytes(b"")
+        lines = program.run("diff", mounted.path).stdout.decode().splitlines()
+        assert [line.split(":")[0] for line in lines] == ["added    train/cat", "note"]
+        program.run("commit", "-o", "s-%d.tar", mounted.path)
+    assert len(tars.by_webdataset((program.home / "s-0.tar").read_bytes())[0]) == 21
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

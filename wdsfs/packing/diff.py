@@ -377,9 +377,10 @@ class SampleSummary:
         if all(suffixes[suffix] < FOLDER_FILES for suffix in names.MEDIA & suffixes.keys()):
             return False
         known = set[bytes]()
-        with contextlib.suppress(ShardError):
-            record = self.walk.record(home.shard or 0)
-            known.update(record.extension_name.of(range(len(record.extension_name))))
+        if self.walk.lower.shards:  # a set can begin without any
+            with contextlib.suppress(ShardError):
+                record = self.walk.record(home.shard or 0)
+                known.update(record.extension_name.of(range(len(record.extension_name))))
         return 2 * len(known & own) < len(own)
 
     # --- names that tar cannot extract
