@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
-
-import numpy as np
 
 from wdsfs.errors import ShardError
 from wdsfs.names import MEDIA, DottedNames
@@ -40,10 +39,12 @@ def _dots_hint(below: ShardSet) -> Iterator[str]:
     for number in range(min(len(below), _SHARDS_READ)):
         with contextlib.suppress(ShardError, NotIndexed):
             record, dotted = below.record(number), DottedNames()
-            counts = np.bincount(record.array("member.ext"), minlength=len(record.extension_name)).tolist()
-            for extension, count in zip(record.extension_name.of(range(len(counts))), counts, strict=True):
-                if b"." in extension:
-                    dotted.add(extension, extension, members=count)
+            extensions = record.extension_name.of(range(len(record.extension_name)))
+            if any(b"." in extension for extension in extensions):
+                counts = Counter(record.array("member.ext").tolist())
+                for position, extension in enumerate(extensions):
+                    if b"." in extension:
+                        dotted.add(extension, extension, members=counts[position])
             if dotted.count(record.samples):
                 path = below.path_text(number)
                 yield f"{path}: keys end at the first dot, and columns are parts of names: wdsfs check {path}"
