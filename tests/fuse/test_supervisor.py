@@ -559,6 +559,21 @@ ShardTree.content, counters.Slot.busy_seconds = content, property(busy_seconds)
         assert read(files_of(mounted)[7]) == content(7)
 
 
+def test_a_mount_whose_workers_cannot_be_forked_fails(patched: Patched, shard: Path) -> None:
+    patched.patch = """
+import errno, os, sys
+fork = os.fork
+def fork_unless_supervisor():
+    if sys._getframe(1).f_code.co_name == "_start_child":
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return fork()
+os.fork = fork_unless_supervisor
+"""
+    done = patched.run("mount", shard, patched.mountpoint, code=5)
+    assert os.strerror(errno.EAGAIN).encode() in done.stderr
+    assert not os.path.ismount(patched.mountpoint)
+
+
 def test_a_mount_goes_on_while_no_process_can_be_forked(patched: Patched, shard: Path) -> None:
     patched.patch = """
 import errno, os

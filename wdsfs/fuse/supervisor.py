@@ -155,7 +155,8 @@ class Supervisor:
                 nursery.start_soon(self._hear_calls)
                 nursery.start_soon(self._keep_pusher)
                 while not (self._ended and not self.workers):
-                    await deaths.__anext__()
+                    with trio.move_on_after(LOOK_SECONDS):  # no signal comes if there was never a worker
+                        await deaths.__anext__()
                     await self._replace(self._reap())
             nursery.cancel_scope.cancel()
         await self._end_helpers()
