@@ -194,7 +194,7 @@ def test_what_is_no_tar_and_lazy(program: Program) -> None:
 def test_an_empty_tar_is_a_shard(program: Program) -> None:
     program.write("a.tar", bytes(20 * tars.BLOCK))
     with program.mounted("a.tar") as mounted:
-        assert mounted.output == ""
+        assert "have no members" in mounted.output
         assert os.listdir(mounted.path / "a") == []
     assert b"a.tar: [no samples] has no member" in program.run("check", "a.tar", code=1).stdout
 

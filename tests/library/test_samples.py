@@ -332,11 +332,18 @@ def test_forks(samples: wdsfs.Samples, shards: str) -> None:
 
 def _is_free(lock: threading.RLock) -> bool:
     """Return True if another thread could take the lock now."""
-    with ThreadPoolExecutor(1) as pool:
-        free = pool.submit(lock.acquire, blocking=False).result()
-        if free:
-            pool.submit(lock.release).result()
-    return free
+    free = list[bool]()
+
+    def look() -> None:
+        free.append(lock.acquire(blocking=False))
+        if free[0]:
+            lock.release()
+
+    # No pool: before a fork Python locks all pools, and a thread that waits here for the fork would wait for ever.
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    return free[0]
 
 
 @pytest.mark.parametrize(
