@@ -35,6 +35,7 @@ from wdsfs.index.record import STRAY
 from wdsfs.index.store import open_index
 from wdsfs.shards import Fingerprint, Shard
 from wdsfs.spec.expand import Slice, expand
+from wdsfs.storage import source
 from wdsfs.tar import streams
 from wdsfs.tree import content as content_module
 from wdsfs.tree import label_files, shard_set, view_set, view_sources
@@ -721,7 +722,7 @@ def test_samples_without_a_class(tmp_path: Path, policy: str) -> None:
     assert sorted(classes(tmp_path, [shard], **options)) == [*rest, *named]
 
 
-def test_names_of_classes(tmp_path: Path) -> None:
+def test_names_of_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "names"
     for text, expected in (
         ("a\n b \n", {"0": "a", "1": "b"}),
@@ -738,6 +739,10 @@ def test_names_of_classes(tmp_path: Path) -> None:
             read_class_names(str(file))
     with pytest.raises(UsageError, match="No such file"):
         read_class_names(str(tmp_path / "none"))
+    monkeypatch.setattr(source, "WRITER_SECONDS", 0.01)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(UsageError, match="no program writes to"):
+        read_class_names(str(tmp_path / "fifo"))
     shard = write(tmp_path / "s.tar", AB[:2])
     file.write_text("only one\n")
     with pytest.raises(ViewError, match="has the class '1', which --class-names does not name"):

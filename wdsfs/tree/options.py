@@ -21,6 +21,7 @@ from wdsfs.errors import UsageError
 from wdsfs.host import default_jobs
 from wdsfs.names import PLAIN, Reading, lower_case
 from wdsfs.spec import objects
+from wdsfs.storage.source import open_stream
 from wdsfs.tar import streams
 from wdsfs.tree import json_fields
 
@@ -416,7 +417,8 @@ def read_class_names(path: str) -> dict[str, str]:
     The file has a line for each number from 0 on, or is a JSON list or object. Raises UsageError.
     """
     try:
-        names = class_names_in(Path(path).read_bytes())
+        with open_stream(path) as file:
+            names = class_names_in(file.read())
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"--class-names {path}: {getattr(error, 'strerror', None) or error}") from None
     pairs = enumerate(names) if isinstance(names, list) else names.items()
