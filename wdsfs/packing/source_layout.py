@@ -159,7 +159,8 @@ def pieces_of(number: int, member: Member, size: int) -> Iterator[plan.Piece]:
     """Yield the pieces of an unchanged member that is not sparse, of a shard of `size` bytes."""
     end = member.data + headers.padded(member.size)
     yield plan.CopiedRange(number, member.head, min(end, size))
-    yield plan.Zeros(max(end - size, 0))
+    if end > size:
+        yield plan.Zeros(end - size)
 
 
 def layout(number: int, path: bytes, record: Record) -> SourceLayout:
