@@ -93,8 +93,8 @@ def umount(mountpoints: tuple[str, ...], everything: bool, lazy: bool) -> None:
 def refresh(mountpoint: str, as_json: bool) -> None:
     """Look again at the SHARDS of the mount at MOUNTPOINT: show new ones, and hide those that are gone.
 
-    Returns when the mount shows what is there now. A mount with --follow looks by itself, too. One that the kernel
-    serves has to be unmounted, and mounted again.
+    Returns when the mount shows what is there now. A mount with --follow looks by itself, too.
+    Unmount a mount that the kernel serves, and mount it again.
 
     \b
     Examples:

@@ -609,15 +609,18 @@ class Child:
         self._pid = 0  # no process could be started
         _killed.difference_update([pid for pid in _killed if os.waitpid(pid, os.WNOHANG)[0]])
         try:
-            self._receiver, sender = os.pipe()
+            self._start(function, device)
         except OSError as error:
             log.error("a question to the mount has failed: %s", error.strerror)
-            return
+
+    def _start(self, function: Callable[[], dict[str, Any]], device: int | None) -> None:
+        """Start the process. Raises OSError."""
+        self._receiver, sender = os.pipe()
         try:
             self._pid = _start_child(lambda: _send_answer(function, sender, device), "a question to the mount")
-        except OSError as error:
-            log.error("a question to the mount has failed: %s", error.strerror)
+        except OSError:
             os.close(self._receiver)
+            raise
         finally:
             os.close(sender)
 
