@@ -1,0 +1,101 @@
+"""Wings come off: the package without one of them mounts, edits, commits, and says what is missing.
+
+The package is copied, one wing is deleted from the copy, and new interpreters run the copy.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import sets
+from tests.conftest import Program
+from tests.processes import PATIENCE
+
+PACKAGE = Path(__file__).parent.parent / "wdsfs"
+
+# A statement that needs the wing `library`, and prints the error as the program does.
+ASK_LIBRARY = """
+try:
+    from wdsfs import samples
+except ImportError as error:
+    raise SystemExit(f"wdsfs: {error}")
+"""
+# The file or directory of each wing, and the arguments of an interpreter that ask for something that needs the wing.
+WINGS: dict[str, tuple[str, list[str]]] = {
+    "remote": ("remote", ["-m", "wdsfs", "ls", "s3://bucket/a.tar"]),
+    "kernel": ("kernel", ["-m", "wdsfs", "mount", "--engine", "kernel", "a.tar", "mnt"]),
+    "pages": ("pages", ["-m", "wdsfs", "view", "a.tar"]),
+    "library": ("library", ["-c", ASK_LIBRARY]),
+    "interop": ("interop", ["-m", "wdsfs", "check", "a.tar"]),
+    "executors": ("executors.py", ["-m", "wdsfs", "index", "--executor", "ray", "a.tar"]),
+}
+# Wings that do not come off yet: in the first test, and in the second.
+ATTACHED = {"remote", "kernel", "interop", "executors"}
+SILENT = {"remote", "kernel", "pages", "library", "interop", "executors"}
+
+SHOW_ALL_HELP = """
+import wdsfs
+from wdsfs.cli.main import GROUPS, main
+for names in ([], *([name] for group in GROUPS.values() for name in group)):
+    main.main([*names, "--help"], prog_name="wdsfs", standalone_mode=False)
+print(wdsfs.__file__)
+"""
+
+
+def each_wing(unfinished: set[str]) -> pytest.MarkDecorator:
+    """Run the test for each wing; those that are `unfinished` are expected to fail."""
+    marks = {wing: [pytest.mark.xfail(strict=True)] for wing in unfinished}
+    return pytest.mark.parametrize("wing", [pytest.param(wing, marks=marks.get(wing, ())) for wing in WINGS])
+
+
+def take_off(program: Program, wing: str) -> None:
+    """Have `program` run a copy of the package without a wing, beside a shard."""
+    copy = program.directory("copy") / "wdsfs"
+    shutil.copytree(PACKAGE, copy)  # with the compiled modules, which stay valid: times are copied
+    place, _ = WINGS[wing]
+    lost = copy / place
+    if lost.is_dir():
+        shutil.rmtree(lost)
+    else:
+        lost.unlink()
+    program.environment["PYTHONPATH"] = str(copy.parent)
+    (program.home / "a.tar").write_bytes(sets.content(1))
+
+
+@each_wing(ATTACHED)
+def test_the_rest_works_without_a_wing(program: Program, wing: str) -> None:
+    take_off(program, wing)
+    shown = subprocess.check_output(
+        [sys.executable, "-c", SHOW_ALL_HELP], env=program.environment, cwd=program.home, timeout=PATIENCE
+    )
+    assert shown.decode().splitlines()[-1].startswith(str(program.home))
+
+    program.run("index", "a.tar")
+    with program.mounted("--overlay", "edits", "a.tar") as mounted:
+        sample = mounted.path / "a" / "d0" / "1-0"
+        assert (sample / "txt").read_bytes() == b"1"
+        (sample / "txt").write_bytes(b"changed")
+        program.run("commit", mounted.path, "-o", "new-%06d.tar")
+    program.run("pack", "new-000000.tar", "-o", "packed-%06d.tar")
+    assert program.run("cat", "packed-000000.tar", "packed-000000/d0/1-0/txt").stdout == b"changed"
+
+
+@each_wing(SILENT)
+def test_what_needs_a_wing_says_that_it_is_not_installed(program: Program, wing: str) -> None:
+    take_off(program, wing)
+    _, arguments = WINGS[wing]
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=program.environment,
+        cwd=program.home,
+        check=False,
+        timeout=PATIENCE,
+        capture_output=True,
+    )
+    [line] = done.stderr.decode().splitlines()
+    assert line.startswith("wdsfs: "), line
+    assert "not installed" in line
+    assert done.returncode in (1, 2)
