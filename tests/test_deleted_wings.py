@@ -23,7 +23,7 @@ try:
 except ImportError as error:
     raise SystemExit(f"wdsfs: {error}")
 """
-# The file or directory of each wing, and the arguments of an interpreter that ask for something that needs the wing.
+# The file or directory of each wing, and what an interpreter is told so that it needs the wing.
 WINGS: dict[str, tuple[str, list[str]]] = {
     "remote": ("remote", ["-m", "wdsfs", "ls", "s3://bucket/a.tar"]),
     "kernel": ("kernel", ["-m", "wdsfs", "mount", "--engine", "kernel", "a.tar", "mnt"]),
