@@ -23,11 +23,11 @@ from typing import Any
 
 from tests import tars
 from wdsfs import mount_registry
+from wdsfs.door.pins import Pin
 from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import open_index
 from wdsfs.mount_registry import Registration, Talk
 from wdsfs.remote.object_cache import ObjectCache
-from wdsfs.remote.urls import Pin
 
 HERE = "@HERE@"
 TIME = 1_700_000_000  # of all members and shards (s)

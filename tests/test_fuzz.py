@@ -31,6 +31,7 @@ from tests.bounded import SECONDS, bounded
 from tests.remote import apart
 from tests.sets import at as shard_at
 from tests.thorough import THOROUGH
+from wdsfs.door.pins import Pin
 from wdsfs.errors import WdsfsError
 from wdsfs.extras import zstd
 from wdsfs.index import record_of_file
@@ -45,7 +46,6 @@ from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, S
 from wdsfs.overlay.overlay_shards import read_outputs
 from wdsfs.packing.plan import CopiedRange, NewMember, Output, Piece, Plan, SourceShard, Step, Zeros
 from wdsfs.packing.replacement import plan_to_json, read_plan
-from wdsfs.remote.urls import Pin
 from wdsfs.shards import Fingerprint
 from wdsfs.spec import braces, index_file
 from wdsfs.spec.expand import expand

@@ -27,6 +27,7 @@ room    | stays away from
 --------+-----------------------------------
 ground  | third-party
 storage | fuse trio lmdb numpy terminal
+door    | fuse trio lmdb numpy terminal
 remote  | fuse trio lmdb numpy terminal
 spec    | fuse trio lmdb numpy terminal clock
 tar     | fuse trio lmdb terminal clock
@@ -74,7 +75,7 @@ STORE_MODULES = {
 FETCHER = "wdsfs.remote.fetcher"
 
 # All that is loaded of the room `remote` before there is a remote shard.
-LOADED_FOR_LOCAL_SHARDS = {"wdsfs.remote", *(f"wdsfs.remote.{name}" for name in ("shard_paths", "urls"))}
+LOADED_FOR_LOCAL_SHARDS = {"wdsfs.remote", *(f"wdsfs.remote.{name}" for name in ("shard_paths",))}
 
 # Beside the ground lie `python -m wdsfs`, which belongs to the commands, and the public names.
 STARTS = {"__main__": "cli", "__init__": "library"}

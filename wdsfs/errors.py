@@ -4,6 +4,7 @@
 
     WdsfsError                 EIO        1
     |-- UsageError             EINVAL     2   a bad option or argument
+    |   |-- NotInstalled       EINVAL     2   a part of wdsfs that the request needs was left out
     |   '-- SpecError          EINVAL     2   a shard specification that means nothing
     |       '-- NoMatch        EINVAL     3   a glob or a directory without a shard
     |-- ShardError             EIO        3
@@ -72,6 +73,10 @@ class WdsfsError(Exception):
 class UsageError(WdsfsError):
     errno = errno.EINVAL
     exit_code = 2
+
+
+class NotInstalled(UsageError):
+    pass
 
 
 class SpecError(UsageError):

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.remote import fake_fetcher
+from wdsfs.door.pins import Pin
+from wdsfs.door.urls import Url
 from wdsfs.fuse.supervisor import Supervisor
 from wdsfs.remote import launcher
 from wdsfs.remote.client import Remote, RemoteTar
-from wdsfs.remote.urls import Pin, Url
 from wdsfs.tree.content import Content
 from wdsfs.tree.shard_set import ShardSet
 

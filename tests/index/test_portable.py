@@ -16,6 +16,7 @@ import pytest
 
 from tests import sets, tars
 from tests.conftest import descriptors
+from wdsfs.door.pins import Pin
 from wdsfs.errors import SpecError, StaleShard, UsageError
 from wdsfs.index import portable, record_check
 from wdsfs.index.portable import Match, attached
@@ -26,7 +27,6 @@ from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import Index, Summary, open_index
 from wdsfs.names import PLAIN, Reading
 from wdsfs.remote import object_cache, shard_paths
-from wdsfs.remote.urls import Pin
 from wdsfs.shards import GONE, Fingerprint, Shard
 from wdsfs.spec import index_file
 from wdsfs.spec.expand import expand

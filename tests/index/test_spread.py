@@ -14,6 +14,7 @@ import pytest
 
 from tests import sets, work
 from wdsfs import errors, executors
+from wdsfs.door.urls import parse
 from wdsfs.errors import (
     ExecutorUnusable,
     MissingShard,
@@ -30,7 +31,6 @@ from wdsfs.index.far_side import Batch
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.remote import shard_paths
-from wdsfs.remote.urls import parse
 from wdsfs.shards import Fingerprint, Shard
 
 

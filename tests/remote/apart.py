@@ -18,10 +18,11 @@ from typing import Any
 
 from tests.processes import PATIENCE, Process
 from tests.remote.clocks import JumpingClock
+from wdsfs.door.pins import Listing, Pin
+from wdsfs.door.urls import Url, parse
 from wdsfs.errors import WdsfsError
 from wdsfs.remote.retries import Counters
 from wdsfs.remote.settings import Settings
-from wdsfs.remote.urls import Listing, Pin, Url, parse
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -7,9 +7,9 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+from wdsfs.door.pins import Pin
 from wdsfs.remote.cached_object import CachedObject
 from wdsfs.remote.object_cache import ObjectCache
-from wdsfs.remote.urls import Pin
 
 URL = "s3://bucket/train-000000.tar"
 LIMIT = 1 << 40

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.remote.stores import MemoryCache, content
+from wdsfs.door.pins import Listing, Pin
+from wdsfs.door.urls import Url
 from wdsfs.errors import DeniedObject, MissingObject, ObjectChanged, Unreachable
 from wdsfs.remote.fetcher import serve, start
 from wdsfs.remote.parts import Take
-from wdsfs.remote.urls import Listing, Pin, Url
 
 START = (
     "import sys; sys.path[:] = sys.argv[2:]; from tests.remote.fake_fetcher import main; main(int(sys.argv[1]))"

@@ -7,10 +7,11 @@ import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
+from wdsfs.door.pins import Pin
+from wdsfs.door.urls import Url, parse
 from wdsfs.errors import NoRanges
 from wdsfs.remote.demand import Demand
 from wdsfs.remote.parts import Intervals, Span, Take, joined
-from wdsfs.remote.urls import Pin, Url, parse
 
 BLOCK = 4096
 

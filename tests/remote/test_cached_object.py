@@ -491,7 +491,7 @@ from pathlib import Path
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", sys.argv[1]], check=True)
 from wdsfs.storage import cache_room
 from wdsfs.remote.object_cache import ObjectCache
-from wdsfs.remote.urls import Pin
+from wdsfs.door.pins import Pin
 cache_room.disk_room = lambda path: 1 << 40  # so that the disk says it, not the look at what is free
 content = os.urandom(1 << 20)
 one = ObjectCache(Path(sys.argv[1]) / "cache", 1 << 40).open("s3://b/x", Pin(len(content), 1, "", ""))

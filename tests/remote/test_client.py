@@ -24,13 +24,13 @@ from tests.remote import fake_fetcher
 from tests.remote.fake_fetcher import PIN, SIZE, FakeCache, body_of
 from tests.remote.stores import MemoryCache, MemoryStore, content, run, settled, until
 from wdsfs import host
+from wdsfs.door.urls import Url
 from wdsfs.errors import DeniedObject, MissingObject, ObjectChanged, Unreachable
 from wdsfs.remote import client, launcher, messages
 from wdsfs.remote.client import FetcherConnection, Remote
 from wdsfs.remote.fetcher import DEATHS_MAX, Fetcher
 from wdsfs.remote.launcher import Alarm
 from wdsfs.remote.parts import Threads
-from wdsfs.remote.urls import Url
 
 IS_RESENT = 1 << 63
 

@@ -16,10 +16,11 @@ import pytest
 from tests.processes import wait_until
 from tests.remote.stores import content
 from tests.web_server import Fault, WebServer
+from wdsfs.door.pins import Pin
+from wdsfs.door.urls import Url, parse
 from wdsfs.errors import ObjectChanged, Unreachable
 from wdsfs.remote.client import Remote, RemoteTar
 from wdsfs.remote.object_cache import ObjectCache
-from wdsfs.remote.urls import Pin, Url, parse
 
 SIZE = 20 << 20
 DATA = content(SIZE)

@@ -15,8 +15,8 @@ from tests import servers
 from tests.remote.apart import Apart
 from tests.servers import BUCKET, SECRET, Server
 from tests.web_server import Fault, WebServer
+from wdsfs.door import urls
 from wdsfs.errors import DeniedObject, MissingObject, ObjectChanged, Unreachable
-from wdsfs.remote import urls
 
 CONTENT = bytes(range(256)) * 1000
 OTHER = CONTENT[::-1]

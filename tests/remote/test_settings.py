@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from wdsfs.door import urls
 from wdsfs.errors import UsageError
-from wdsfs.remote import settings, urls
+from wdsfs.remote import settings
 from wdsfs.remote.settings import Settings
 
 SECRET = "s3cr3t"

@@ -15,11 +15,12 @@ import pytest
 from tests.processes import Process, wait_until
 from tests.remote.stores import content
 from tests.web_server import BORN, Fault, WebServer
+from wdsfs.door import urls
+from wdsfs.door.pins import Pin
+from wdsfs.door.urls import Url
 from wdsfs.errors import Unreachable, UnreadableShard
-from wdsfs.remote import urls
 from wdsfs.remote.client import Remote
 from wdsfs.remote.object_cache import ObjectCache
-from wdsfs.remote.urls import Pin, Url
 
 SIZE = 10_000_123
 DATA = content(SIZE)

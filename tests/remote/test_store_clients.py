@@ -9,8 +9,9 @@ import pytest
 
 from tests.remote.conftest import FOREIGN
 from tests.web_server import Fault, WebServer
+from wdsfs.door import urls
 from wdsfs.errors import Unreachable
-from wdsfs.remote import answers, store_clients, urls, web_fallback
+from wdsfs.remote import answers, store_clients, web_fallback
 from wdsfs.remote.retries import Transient
 
 SECRET = "c2VjcmV0"  # keys of Azure are base64

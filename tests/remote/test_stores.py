@@ -18,6 +18,8 @@ import pytest
 from tests.remote.apart import Apart
 from tests.servers import certificate_of
 from tests.web_server import BORN, Fault, Request, Served, WebServer, bucket_listing, right_answer
+from wdsfs.door import urls
+from wdsfs.door.pins import NO_LENGTH, Pin
 from wdsfs.errors import (
     DeniedObject,
     MissingObject,
@@ -27,9 +29,7 @@ from wdsfs.errors import (
     Unreachable,
     UnreadableShard,
 )
-from wdsfs.remote import urls
 from wdsfs.remote.etags import ETags
-from wdsfs.remote.urls import NO_LENGTH, Pin
 
 CONTENT = bytes(range(256)) * 1000
 SECRET = "s3cr3t-f00"

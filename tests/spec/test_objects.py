@@ -17,8 +17,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 
 from tests.web_server import BORN, Fault, Request, WebServer, bucket_listing
+from wdsfs.door import urls
 from wdsfs.errors import MissingShard, NoMatch, ShardError, SpecError, Unreachable
-from wdsfs.remote import shard_paths, urls
+from wdsfs.remote import shard_paths
 from wdsfs.spec import objects
 from wdsfs.spec.expand import expand, names_a_shard
 

@@ -18,9 +18,10 @@ import click
 from wdsfs.cli import options
 from wdsfs.cli.output import OUTPUT, bytes_bar, print_table, say, table_of, write_json
 from wdsfs.cli.process import when_interrupted
+from wdsfs.door.urls import is_remote
 from wdsfs.errors import CacheFull, IndexUnusable, ShardError, UsageError, bytes_text, counted, several
 from wdsfs.names import shown
-from wdsfs.remote.shard_paths import is_remote, pin_of
+from wdsfs.remote.shard_paths import pin_of
 
 if TYPE_CHECKING:
     from wdsfs.remote.object_cache import CachedEntry, ObjectCache
@@ -110,7 +111,7 @@ def cache(
 
 def _prefix(url: str) -> str:
     """Return how the URLs that begin with this are shown: without what may be a secret. Raises UsageError."""
-    from wdsfs.remote.urls import is_url, parse
+    from wdsfs.door.urls import is_url, parse
 
     if not is_url(url):
         raise UsageError(f"{url} is not a URL: only remote shards can be selected")

@@ -18,8 +18,8 @@ from wdsfs.cli import completion, index_commands, options, output
 from wdsfs.cli.output import bytes_bar, note_uneven, say, shards_bar, uneven_text, write_json
 from wdsfs.cli.overlay_commands import NamedOverlay, named_overlay
 from wdsfs.cli.process import INTERRUPTED, disk_errors, ended_in_order, when_interrupted
+from wdsfs.door.urls import is_remote
 from wdsfs.errors import ExportError, MountError, UsageError, and_others, counted
-from wdsfs.remote.shard_paths import is_remote
 
 if TYPE_CHECKING:
     from wdsfs.mount.overlay_session import OverlaySession

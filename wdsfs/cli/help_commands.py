@@ -223,8 +223,8 @@ def doctor(place: str | None, shards_dir: str | None, is_report: bool, as_json: 
       wdsfs doctor s3://bucket/train-000000.tar
       wdsfs doctor --report
     """
+    from wdsfs.door.urls import is_url
     from wdsfs.mount.doctor import STORE_SECONDS, diagnose_engines, diagnose_store, report
-    from wdsfs.remote.urls import is_url
 
     if is_report:
         if place is not None or shards_dir is not None:

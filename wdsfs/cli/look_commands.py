@@ -320,7 +320,7 @@ def _keys_missing(shards: Sequence[Shard], keys: str) -> str | None:
 
 def _remarks(shards: Sequence[Shard]) -> Iterator[str]:
     """Yield notes: of samples that are counted and a mount leaves out; of what is not looked for."""
-    from wdsfs.remote.shard_paths import is_remote
+    from wdsfs.door.urls import is_remote
 
     excluded = sum(len(shard.without) for shard in shards)
     if excluded:

@@ -307,7 +307,7 @@ def say_done(plan: Plan, done: Sequence[Step], seconds: float) -> None:
 
 def refuse_exports(paths: Sequence[bytes], exports: Sequence[str]) -> None:
     """Raise UsageError for indexes that would go into a store, beside shards of these paths."""
-    from wdsfs.remote.shard_paths import is_remote
+    from wdsfs.door.urls import is_remote
 
     if exports and any(map(is_remote, paths)):
         raise UsageError(

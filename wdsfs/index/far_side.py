@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wdsfs import __version__
+from wdsfs.door.urls import Url, is_remote
 from wdsfs.errors import ExecutorUnusable, MissingShard, StaleMount, UnreadableShard, WdsfsError
 from wdsfs.remote import shard_paths
-from wdsfs.remote.shard_paths import is_remote
-from wdsfs.remote.urls import Url
 from wdsfs.shards import Fingerprint
 
 # Options that all processes of a command share by the environment. No secret is among them: `--store-option` takes

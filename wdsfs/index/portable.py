@@ -29,6 +29,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdsfs import mount_table, names, trust
+from wdsfs.door.urls import is_output, is_remote
 from wdsfs.errors import CorruptShard, MissingShard, ShardError, SpecError
 from wdsfs.formats import OtherVersion
 from wdsfs.index import record as record_module
@@ -36,7 +37,6 @@ from wdsfs.index import record_check
 from wdsfs.index.record import RECORD, STRAY, Record
 from wdsfs.index.record_builder import restamped
 from wdsfs.remote import shard_paths
-from wdsfs.remote.shard_paths import is_remote
 from wdsfs.shards import Fingerprint, Shard
 from wdsfs.spec import index_file
 from wdsfs.spec.index_file import SUFFIX, IndexFile, Row, Times
@@ -45,7 +45,7 @@ from wdsfs.storage.source import TarBytes
 from wdsfs.tar import member_reader
 
 if TYPE_CHECKING:
-    from wdsfs.remote.urls import Pin
+    from wdsfs.door.pins import Pin
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ class PortableIndex:
             row, pin = self.file.row(number), shard_paths.pin_of(path)
             whole = row.path if "://" in row.path else self.file.base() + row.path
             match = Match.of_object(row, os.fsdecode(path), whole, pin)
-            if shard_paths.is_output(path):  # nothing says that the command gives the same again
+            if is_output(path):  # nothing says that the command gives the same again
                 match = Match.OTHER
         else:
             match = Match.of(self.file.times(number), now)

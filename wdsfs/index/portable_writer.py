@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from wdsfs.door.urls import is_remote
 from wdsfs.errors import IndexUnusable, ObjectChanged, ObjectExists, StaleShard, UsageError
 from wdsfs.index.portable import PortableIndex
 from wdsfs.index.record import RECORD, Record
 from wdsfs.index.record_builder import restamped
 from wdsfs.index.store import Index, Summary, summary_of
 from wdsfs.remote import shard_paths
-from wdsfs.remote.shard_paths import is_remote
 from wdsfs.shards import Fingerprint, Shard
 from wdsfs.spec import index_file
 from wdsfs.spec.index_file import ALIGNMENT, SUFFIX, Row

@@ -29,12 +29,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from wdsfs import host
+from wdsfs.door.urls import is_output, is_remote
 from wdsfs.errors import ShardError, StaleMount, UnreadableShard
 from wdsfs.executors import DaemonThreads, Workers
 from wdsfs.index.far_side import SeenShard, on_shard
 from wdsfs.index.spread import InFlight, Job, spread
 from wdsfs.remote import shard_paths
-from wdsfs.remote.shard_paths import is_output, is_remote
 from wdsfs.shards import Fingerprint, Shard, wait_for_tick
 
 ALONE_BYTES = 64 << 20  # less work than this is finished here before other processes have started

@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from wdsfs.door.urls import is_remote
 from wdsfs.errors import StaleShard, UnreadableShard
 from wdsfs.index import record_builder
 from wdsfs.names import PLAIN, Reading
 from wdsfs.remote import shard_paths
-from wdsfs.remote.shard_paths import OpenShard, is_remote, open_shard
+from wdsfs.remote.shard_paths import OpenShard, open_shard
 from wdsfs.shards import Fingerprint, wait_for_tick
 from wdsfs.storage import source
 from wdsfs.storage.source import TarBytes, open_beside
@@ -85,7 +86,7 @@ def build_file(
     `together` is how many remote shards are read at the same time. Raises MissingShard or UnreadableShard, also
     for a shard that is written to for longer than `PATIENCE_SECONDS`. A damaged shard gives a record.
     """
-    if shard_paths.is_remote(path):
+    if is_remote(path):
         return _build_remote(path, reading, open_file, together)
     try:
         return _build_when_quiet(path, reading, open_file)

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import lmdb
 
+from wdsfs.door.urls import is_remote
 from wdsfs.errors import IndexUnusable, MissingShard, NotATar, ShardError, UnreadableShard
 from wdsfs.executors import Workers
 from wdsfs.index import index_directory, lmdb_check, process_pool
@@ -390,7 +391,7 @@ class Index:
                 if unsealed is None:
                     continue
                 path = path_of(unsealed[1])
-                if shard_paths.is_remote(path):
+                if is_remote(path):
                     remote.setdefault(path, []).append(bytes(key[1:]))
                     keys.add(key_of(path, unsealed[0].fingerprint))
                     continue

@@ -22,14 +22,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from wdsfs import __version__
+from wdsfs.door import urls
+from wdsfs.door.urls import is_remote
 from wdsfs.errors import MALFORMED, ExportError, ShardError, StaleShard, UnreadableShard, and_others, several
 from wdsfs.executors import Workers
 from wdsfs.index import process_pool, record_of_file
 from wdsfs.index.portable_writer import PortableWriter
 from wdsfs.index.record import Record
 from wdsfs.interop import dali, energon, wids
-from wdsfs.remote import shard_paths, urls
-from wdsfs.remote.shard_paths import OpenShard, fingerprint_of, is_remote, open_shard
+from wdsfs.remote import shard_paths
+from wdsfs.remote.shard_paths import OpenShard, fingerprint_of, open_shard
 from wdsfs.shards import Shard
 from wdsfs.storage import source
 from wdsfs.storage.durable import Disk, make_directories, new_file, temporary_of

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wdsfs.door.urls import is_remote
 from wdsfs.errors import ImageError, MissingShard, StaleShard
 from wdsfs.inodes import ROOT
 from wdsfs.kernel import erofs
@@ -25,7 +26,6 @@ from wdsfs.kernel.layout import Outside, Table, Times, lay_out, lay_out_director
 from wdsfs.kernel.manifest import Device, ImageOptions, ImageSet, Manifest, stored_path
 from wdsfs.kernel.shard_table import ContentPlaces, DeviceFile, ShardFiles, ShardTables, fits_one_table
 from wdsfs.remote import shard_paths
-from wdsfs.remote.shard_paths import is_remote
 from wdsfs.shards import GONE, Fingerprint
 from wdsfs.storage.durable import Disk, named, new_file, write_at
 from wdsfs.tree.options import Owner

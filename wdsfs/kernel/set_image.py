@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wdsfs import __version__, host
+from wdsfs.door.urls import is_remote
 from wdsfs.errors import ShardError
 from wdsfs.kernel import erofs
 from wdsfs.kernel.manifest import ImageOptions
-from wdsfs.remote.shard_paths import is_remote
 from wdsfs.shards import Fingerprint
 from wdsfs.storage import file_cache
 from wdsfs.storage.file_cache import CachedFile, NewFile, NoRoom

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from wdsfs import host, trust
+from wdsfs.door.urls import is_url
 from wdsfs.errors import WdsfsError
 from wdsfs.log_lines import TerminalFormatter
 from wdsfs.mount_registry import file_of
-from wdsfs.remote.urls import is_url
 
 log = logging.getLogger(__name__)
 

@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from wdsfs import __version__, host, mount_table, trust
+from wdsfs.door import urls
 from wdsfs.errors import MountError, bytes_text, counted
 from wdsfs.host import MachineFinding
 from wdsfs.kernel import engine_checks
 from wdsfs.mount import mountpoint, search
 from wdsfs.mount_registry import SILENT, canonical
-from wdsfs.remote import shard_paths, urls
+from wdsfs.remote import shard_paths
 
 ALLOW_OTHER = "allow_other"  # the name of a check
 CAP_SYS_ADMIN = 21

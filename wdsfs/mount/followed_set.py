@@ -35,6 +35,7 @@ from typing import Any
 import trio
 from inotify_simple import INotify, flags
 
+from wdsfs.door.urls import is_remote
 from wdsfs.errors import ShardError, WdsfsError, counted, several
 from wdsfs.fuse import protocol
 from wdsfs.fuse.supervisor import Supervisor, in_child
@@ -43,7 +44,6 @@ from wdsfs.mount.look_again import Earlier, LeftOut, change_of, look_again
 from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.mount.reports import SetState
 from wdsfs.remote import shard_paths
-from wdsfs.remote.shard_paths import is_remote
 from wdsfs.shards import GONE, Fingerprint, Shard
 from wdsfs.spec import objects
 from wdsfs.spec.growth import Change

@@ -24,6 +24,7 @@ import pyfuse3
 import trio
 
 from wdsfs import host, mount_table
+from wdsfs.door.urls import is_remote
 from wdsfs.errors import MountError, NotATar, ShardError, UnreadableShard, counted
 from wdsfs.fuse.counters import Board
 from wdsfs.fuse.passes import Passes
@@ -48,7 +49,6 @@ from wdsfs.overlay.mounted_overlay import MountedOverlay
 from wdsfs.overlay.overlay_directory import is_half_done
 from wdsfs.overlay.upper_files import sync_filesystem
 from wdsfs.remote import shard_paths
-from wdsfs.remote.shard_paths import is_remote
 from wdsfs.shards import Shard, Shards
 from wdsfs.spec import objects
 from wdsfs.spec.dependencies import noted

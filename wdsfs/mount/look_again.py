@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from wdsfs import trust
+from wdsfs.door.urls import is_remote
 from wdsfs.errors import MissingShard, MountError, NotATar, ShardError, WdsfsError
 from wdsfs.host import default_jobs
 from wdsfs.index.portable import attached
@@ -24,7 +25,6 @@ from wdsfs.inodes import SHARD_MAX
 from wdsfs.interop import lint
 from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.remote import shard_paths
-from wdsfs.remote.shard_paths import is_remote
 from wdsfs.shards import Shard, Shards
 from wdsfs.spec import growth, index_file, objects, shard_lists
 from wdsfs.spec.dependencies import Dependencies, noted

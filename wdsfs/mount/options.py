@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from wdsfs.door import urls
 from wdsfs.errors import UsageError
 from wdsfs.host import default_jobs
 from wdsfs.mount_registry import FUSE, KERNEL, canonical
-from wdsfs.remote import urls
 from wdsfs.spec import objects
 from wdsfs.tree.options import Opening, Selection, TreeOptions, text_of
 

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wdsfs import mount_table, names
+from wdsfs.door.urls import is_remote
 from wdsfs.errors import NoSuchEntry, ShardError, UsageError, WdsfsError, reason_of
 from wdsfs.mount import search
 from wdsfs.mount.live_mount import LiveMount
 from wdsfs.overlay.overlaid_tree import number_of
 from wdsfs.overlay.overlay_directory import OverlayDirectory
 from wdsfs.overlay.upper_format import MERGED, OPAQUE, ORIGIN, parse_origin
-from wdsfs.remote.shard_paths import is_remote
 from wdsfs.tree import numbered_tree
 from wdsfs.tree.open_shards import is_compressed
 from wdsfs.tree.options import Opening

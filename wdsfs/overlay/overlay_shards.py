@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from wdsfs import trust
+from wdsfs.door.urls import is_remote
 from wdsfs.errors import MALFORMED, OverlayUnusable, ShardError, several
 from wdsfs.formats import Format, OtherVersion
 from wdsfs.names import PLAIN
@@ -24,7 +25,6 @@ from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, S
 from wdsfs.overlay.upper_directory import load_upper
 from wdsfs.overlay.upper_format import DIRECTORY
 from wdsfs.remote import shard_paths
-from wdsfs.remote.shard_paths import is_remote
 from wdsfs.shards import GONE, Shard, numbered_at
 from wdsfs.storage.durable import write_whole
 from wdsfs.tree.tree import View

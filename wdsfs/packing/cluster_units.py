@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from wdsfs.door.urls import is_remote
 from wdsfs.errors import CommitError, ShardError, StaleShard
 from wdsfs.executors import Workers
 from wdsfs.index.far_side import SeenShard, agree, here
@@ -25,7 +26,7 @@ from wdsfs.index.process_pool import seen_here
 from wdsfs.index.spread import Job, spread
 from wdsfs.packing.plan import Output, SourceShard, Step
 from wdsfs.packing.shard_writer import Contents, ObjectOutputs, ShardWriter
-from wdsfs.remote.shard_paths import is_remote, look, look_again
+from wdsfs.remote.shard_paths import look, look_again
 from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import Disk, named, temporary_of, write_whole
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from wdsfs.door.urls import is_remote
 from wdsfs.errors import CommitError
 from wdsfs.overlay.overlay_directory import OverlayDirectory, unfinished
 from wdsfs.overlay.overlay_shards import Written, add_outputs, distinct_sample
@@ -21,7 +22,7 @@ from wdsfs.packing.plan import Step, canonical, refuse_below
 from wdsfs.packing.replacement import Replacement, read_plan
 from wdsfs.packing.runner import Runner
 from wdsfs.packing.shard_writer import Files
-from wdsfs.remote.shard_paths import is_remote, pin_of
+from wdsfs.remote.shard_paths import pin_of
 from wdsfs.tree.options import Opening
 from wdsfs.tree.tree import LowerTree
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from wdsfs.door.urls import BUCKETS, is_remote, is_url, parse
 from wdsfs.errors import CommitError, MissingShard, ShardError, StaleShard, UsageError
 from wdsfs.index.record import STRAY, Record
 from wdsfs.names import raw_key, split
@@ -29,8 +30,6 @@ from wdsfs.packing.diff import Changes, NewSample, ShardChanges
 from wdsfs.packing.shown_samples import Key, ShownSamples
 from wdsfs.packing.source_layout import Cut, SourceLayout, layout, unpacked_size
 from wdsfs.packing.upper_walk import Rules
-from wdsfs.remote.shard_paths import is_remote
-from wdsfs.remote.urls import BUCKETS, is_url, parse
 from wdsfs.tar import headers
 from wdsfs.tar.problems import HARMLESS
 from wdsfs.tree.shard_set import ShardSet, indexed, readable_numbers

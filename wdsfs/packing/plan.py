@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs import names, trust
+from wdsfs.door import urls
+from wdsfs.door.urls import is_remote
 from wdsfs.errors import CommitError, UsageError
 from wdsfs.index.record import STRAY, Record
 from wdsfs.names import SHARD_SUFFIXES, suffix_of
-from wdsfs.remote import urls
-from wdsfs.remote.shard_paths import is_remote
 from wdsfs.shards import Fingerprint
 from wdsfs.spec import braces
 from wdsfs.tar import headers

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsfs import trust
+from wdsfs.door.urls import is_remote
 from wdsfs.errors import MALFORMED, CommitError, ShardError, StaleShard, several
 from wdsfs.formats import Format, OtherVersion
 from wdsfs.overlay.overlay_directory import (
@@ -61,7 +62,7 @@ from wdsfs.packing.plan import (
     refuse_foreign_link,
 )
 from wdsfs.packing.runner import Runner, refuse_without_space
-from wdsfs.remote.shard_paths import is_remote, look
+from wdsfs.remote.shard_paths import look
 from wdsfs.shards import Fingerprint, lasting_number
 from wdsfs.storage.durable import named, new_file
 from wdsfs.tree.shard_set import NotIndexed, ShardSet, indexed

@@ -16,6 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import cached_property
 from typing import TypeVar
 
+from wdsfs.door.urls import is_remote
 from wdsfs.errors import CommitError, ShardError, StaleShard, bytes_text, several
 from wdsfs.executors import Workers
 from wdsfs.index import process_pool
@@ -24,7 +25,7 @@ from wdsfs.packing.cluster_units import ClusterRun, remove_attempts
 from wdsfs.packing.plan import COPY, LINK, Output, Plan, SourceShard, Step
 from wdsfs.packing.shard_writer import Contents, ObjectOutputs, ShardWriter
 from wdsfs.packing.source_layout import layout
-from wdsfs.remote.shard_paths import is_remote, look
+from wdsfs.remote.shard_paths import look
 from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import Disk, make_directories, remove_leftover, temporary_of
 from wdsfs.tree.shard_set import NotIndexed, ShardSet

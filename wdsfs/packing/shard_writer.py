@@ -39,7 +39,7 @@ from wdsfs.tar.compressed import opened_shard
 from wdsfs.tar.problems import HARMLESS, Problems
 
 if TYPE_CHECKING:
-    from wdsfs.remote.urls import Pin
+    from wdsfs.door.pins import Pin
 
 DENSE = 8192  # bytes per member; with less, comparing all bytes is quicker than reading the headers
 MEMBERS_AT_ONCE = 1024  # of which headers are made together

@@ -15,6 +15,8 @@ from typing import Any
 
 from obstore import exceptions
 
+from wdsfs.door.pins import Pin
+from wdsfs.door.urls import WEB, Url
 from wdsfs.errors import (
     DeniedObject,
     MissingObject,
@@ -26,7 +28,6 @@ from wdsfs.errors import (
 )
 from wdsfs.remote.parts import SHORT, Take
 from wdsfs.remote.retries import Transient
-from wdsfs.remote.urls import WEB, Pin, Url
 
 OBSTORE_ERRORS = (exceptions.BaseError, OSError, ValueError)
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")

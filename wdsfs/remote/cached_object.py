@@ -43,8 +43,8 @@ from time import monotonic
 
 import xxhash
 
+from wdsfs.door.pins import Pin
 from wdsfs.formats import Format
-from wdsfs.remote.urls import Pin
 from wdsfs.storage import cache_directory
 from wdsfs.storage.cache_room import NEEDED, CacheRoom
 from wdsfs.storage.durable import write_at

@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from wdsfs import waits
+from wdsfs.door.pins import Listing, Pin
+from wdsfs.door.urls import Url
 from wdsfs.errors import Unreachable, UnreadableShard
 from wdsfs.remote import messages
 from wdsfs.remote.cached_object import CachedObject
 from wdsfs.remote.launcher import MEMORY, Alarm, Launcher, peer_user
 from wdsfs.remote.messages import READ_MAX, Frame, Span
 from wdsfs.remote.object_cache import ObjectCache
-from wdsfs.remote.urls import Listing, Pin, Url
 from wdsfs.shards import Fingerprint
 
 NOTE = 1 << 20  # bytes: reads from the cache are noted once for each stretch of this size

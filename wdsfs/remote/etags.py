@@ -13,8 +13,9 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 
+from wdsfs.door.pins import Pin
+from wdsfs.door.urls import WEB, Url
 from wdsfs.remote.answers import require_same
-from wdsfs.remote.urls import WEB, Pin, Url
 
 log = logging.getLogger(__name__)
 

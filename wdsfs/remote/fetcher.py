@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wdsfs import host, waits
+from wdsfs.door.pins import Pin
+from wdsfs.door.urls import Url
 from wdsfs.errors import WdsfsError
 from wdsfs.log_lines import TerminalFormatter
 from wdsfs.remote import messages
@@ -33,7 +35,6 @@ from wdsfs.remote.messages import Frame
 from wdsfs.remote.open_objects import BEAT, OpenObjects
 from wdsfs.remote.parts import RemoteObject, Span
 from wdsfs.remote.retries import Counters
-from wdsfs.remote.urls import Pin, Url
 
 if TYPE_CHECKING:
     from wdsfs.remote.object_cache import ObjectCache

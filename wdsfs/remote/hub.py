@@ -18,12 +18,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
+from wdsfs.door.pins import Listing, Pin
+from wdsfs.door.urls import Url
 from wdsfs.errors import DeniedObject, MissingObject, ObjectChanged, ShardError, Unreachable
 from wdsfs.extras import install_command
 from wdsfs.remote.answers import THROTTLING, of_status, seconds_of
 from wdsfs.remote.retries import Clock, Transient, blocking
 from wdsfs.remote.settings import pace
-from wdsfs.remote.urls import Listing, Pin, Url
 
 Result = TypeVar("Result")
 

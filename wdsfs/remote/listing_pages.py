@@ -15,11 +15,11 @@ from urllib.parse import unquote_plus, urlencode
 from xml.etree import ElementTree
 
 from wdsfs import names
+from wdsfs.door.urls import Url, parse
 from wdsfs.errors import SpecError
 from wdsfs.remote import answers, store_clients
 from wdsfs.remote.retries import Transient
 from wdsfs.remote.store_clients import Options
-from wdsfs.remote.urls import Url, parse
 from wdsfs.remote.web_fallback import send
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from wdsfs import errors
+from wdsfs.door.pins import Pin
 from wdsfs.errors import ShardError, SpecError, UnreadableShard, WdsfsError
-from wdsfs.remote.urls import Pin
 
 # Requests. OPEN, CLOSE, HAND_OVER, INTERRUPT, NOTE and WILL_NEED get no answer on the socket.
 OPEN, CLOSE, READ, HAND_OVER, INTERRUPT, NOTE, WILL_NEED = 1, 2, 3, 4, 5, 6, 7

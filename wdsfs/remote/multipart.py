@@ -23,11 +23,11 @@ from urllib.parse import quote
 
 import obstore
 
+from wdsfs.door.urls import Url
 from wdsfs.errors import ObjectChanged, ObjectExists, ShardError
 from wdsfs.remote import answers, store_clients
 from wdsfs.remote.retries import Transient, blocking
 from wdsfs.remote.store_clients import Method, Options
-from wdsfs.remote.urls import Url
 from wdsfs.remote.web_fallback import Answer, send
 
 # The most bytes that Azure accepts in one request; S3 accepts 5 GiB, Google's store whole objects of any size.

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import xxhash
 
 from wdsfs import trust
+from wdsfs.door.pins import Pin
 from wdsfs.remote.cached_object import BLOCK, BlockTable, CachedObject
-from wdsfs.remote.urls import Pin
 from wdsfs.storage import cache_directory
 from wdsfs.storage.cache_directory import DATA, TABLE, CacheDirectory, CacheEntry, is_at, table_locked, unlink
 from wdsfs.storage.cache_room import chosen_limit

@@ -14,6 +14,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from wdsfs.door.pins import Pin
+from wdsfs.door.urls import Url
 from wdsfs.errors import MissingObject, ObjectChanged, UnreadableShard, WdsfsError
 from wdsfs.log_lines import LoggedMessages
 from wdsfs.remote.demand import PART, Demand, no_room
@@ -21,7 +23,6 @@ from wdsfs.remote.launcher import Alarm
 from wdsfs.remote.parts import RemoteObject, Span, split
 from wdsfs.remote.passes import WINDOW_MAX, WINDOW_MIN
 from wdsfs.remote.retries import Counters
-from wdsfs.remote.urls import Pin, Url
 
 if TYPE_CHECKING:
     from wdsfs.remote.cached_object import CachedObject

@@ -17,9 +17,10 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Generic, TypeVar
 
+from wdsfs.door.pins import Pin
+from wdsfs.door.urls import Url
 from wdsfs.remote.cached_object import BLOCK, CachedObject
 from wdsfs.remote.passes import WINDOW_MAX, Passes
-from wdsfs.remote.urls import Pin, Url
 
 Thing = TypeVar("Thing")
 Span = tuple[int, int]  # begin and end (bytes)

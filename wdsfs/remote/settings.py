@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wdsfs import host, trust
+from wdsfs.door.urls import BUCKETS, SCHEMES, WEB, Url
 from wdsfs.errors import UsageError
-from wdsfs.remote.urls import BUCKETS, SCHEMES, WEB, Url
 
 _S3 = frozenset({"s3", "ais"})
 

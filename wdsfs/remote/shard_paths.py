@@ -23,6 +23,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from wdsfs.door.pins import Listing, Pin
+from wdsfs.door.urls import BUCKETS, PIPE, Url, is_output, is_remote, parse
 from wdsfs.errors import (
     DeniedObject,
     MissingObject,
@@ -34,7 +36,6 @@ from wdsfs.errors import (
     UnreadableShard,
     parse_size,
 )
-from wdsfs.remote.urls import BUCKETS, PIPE, Listing, Pin, Url, parse
 from wdsfs.shards import Fingerprint
 from wdsfs.storage import source
 
@@ -256,11 +257,6 @@ def known() -> list[bytes]:
     return [path for path, pin in _pins.items() if pin is not None]
 
 
-def is_remote(path: bytes) -> bool:
-    """Return True for the path of a remote shard; paths of files are absolute."""
-    return not path.startswith(b"/")
-
-
 def look(path: bytes) -> Fingerprint:
     """Return the fingerprint of a shard now; of a remote one the last that its store told. Raises ShardError."""
     if not is_remote(path):
@@ -327,11 +323,6 @@ def read_range(path: bytes, size: int, offset: int) -> tuple[bytes, Fingerprint]
 def failure_of(shard: OpenShard) -> str:
     """Return how the command failed that has written an open shard; "" for all other shards."""
     return "" if isinstance(shard, int) else shard.failure
-
-
-def is_output(path: bytes) -> bool:
-    """Return True for the output of a command, or the standard input."""
-    return path.startswith(PIPE.encode())
 
 
 def fetch(path: bytes, progress: Callable[[int, int], None] = lambda here, size: None) -> Pin:

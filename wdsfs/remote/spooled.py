@@ -32,11 +32,12 @@ from io import BufferedIOBase
 from typing import IO, NamedTuple, TypeAlias, TypeVar, cast
 
 from wdsfs import trust
+from wdsfs.door.pins import NO_LENGTH, SPOOLED, Pin
+from wdsfs.door.urls import Url
 from wdsfs.errors import ObjectChanged, Unreachable, UnreadableShard
 from wdsfs.remote.cached_object import CachedObject
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.remote.parts import Buffer
-from wdsfs.remote.urls import NO_LENGTH, SPOOLED, Pin, Url
 
 log = logging.getLogger(__name__)
 

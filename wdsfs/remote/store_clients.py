@@ -20,10 +20,10 @@ import obstore
 from obstore.store import AzureStore, GCSStore, HTTPStore, ObjectStore, S3Store
 
 from wdsfs import __version__
+from wdsfs.door.urls import BUCKETS, Url, is_signed
 from wdsfs.errors import Unreachable
 from wdsfs.extras import install_command
 from wdsfs.remote.settings import pace
-from wdsfs.remote.urls import BUCKETS, Url, is_signed
 
 Options = dict[str, str]
 Method = Literal["GET", "POST", "PUT", "DELETE"]

@@ -54,6 +54,9 @@ import obstore
 from obstore import exceptions
 from obstore.store import ObjectStore
 
+from wdsfs.door import urls
+from wdsfs.door.pins import Listing, Pin
+from wdsfs.door.urls import WEB, Url
 from wdsfs.errors import (
     DeniedObject,
     MissingObject,
@@ -64,7 +67,7 @@ from wdsfs.errors import (
     Unreachable,
     UnreadableShard,
 )
-from wdsfs.remote import answers, listing_pages, multipart, settings, store_clients, urls
+from wdsfs.remote import answers, listing_pages, multipart, settings, store_clients
 from wdsfs.remote.answers import (
     ConditionFailed,
     OddName,
@@ -82,7 +85,6 @@ from wdsfs.remote.parts import Buffer, Take, Threads
 from wdsfs.remote.retries import Clock, Counters, Limit, Patience, Traffic, Transient, again, blocking
 from wdsfs.remote.settings import Pace, Settings
 from wdsfs.remote.spooled import SpooledObjects
-from wdsfs.remote.urls import WEB, Listing, Pin, Url
 from wdsfs.remote.web_fallback import WebFallback
 
 if TYPE_CHECKING:  # obstore has these for checkers only

@@ -21,13 +21,14 @@ from email.utils import parsedate_to_datetime
 from functools import lru_cache, partial
 from typing import Any
 
+from wdsfs.door.pins import NO_LENGTH, Pin
+from wdsfs.door.urls import Url
 from wdsfs.errors import MissingObject, ObjectChanged, Unreachable
 from wdsfs.remote import answers
 from wdsfs.remote.etags import ETags
 from wdsfs.remote.retries import Clock, Transient, blocking
 from wdsfs.remote.settings import pace
 from wdsfs.remote.store_clients import USER_AGENT, Options, access
-from wdsfs.remote.urls import NO_LENGTH, Pin, Url
 
 SECONDS = 60.0  # how long requests to a server are made here after such an answer
 PIECE = 1 << 20  # bytes of a range that are asked for at a time

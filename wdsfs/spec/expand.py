@@ -27,6 +27,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from wdsfs import names
+from wdsfs.door import urls
 from wdsfs.errors import (
     MissingShard,
     NoMatch,
@@ -38,7 +39,6 @@ from wdsfs.errors import (
     several,
 )
 from wdsfs.names import PLAIN, Reading
-from wdsfs.remote import urls
 from wdsfs.shards import Shard, check_count
 from wdsfs.spec import braces, dependencies, index_file, located, metadataset, objects, shard_lists
 from wdsfs.spec.objects import ABOUT_SHARDS, SHARD_SUFFIXES

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from wdsfs.door.urls import is_remote
 from wdsfs.errors import several
-from wdsfs.remote.shard_paths import is_remote
 from wdsfs.shards import Shard
 from wdsfs.spec.expand import free_name
 

@@ -18,12 +18,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from wdsfs.door import urls
+from wdsfs.door.pins import SPOOLED, Pin
 from wdsfs.errors import SpecError, UnreadableShard
 from wdsfs.formats import Format, OtherVersion
 from wdsfs.names import Reading
-from wdsfs.remote import shard_paths, urls
+from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import Presumption
-from wdsfs.remote.urls import Pin
 from wdsfs.shards import Fingerprint
 from wdsfs.spec import objects
 
@@ -171,7 +172,7 @@ class IndexFile:
         the paths of the shards. Raises SpecError.
         """
         rows, certain = self.rows(base), self._certain()
-        known = {path: row for path, row in rows.items() if certain[row] and shard_paths.is_remote(path)}
+        known = {path: row for path, row in rows.items() if certain[row] and urls.is_remote(path)}
         if known:
             # One table for all of its users, where it can be.
             presumption = Presumption(rows if len(known) == len(rows) else known, lambda row: self.row(row).pin)
@@ -218,7 +219,7 @@ _NUMBERS_OFFSET = ROW_SIZE - _NUMBERS.size
 _PATH_OFFSET = struct.calcsize("<QqQQIHH")
 _PATH_SIZE = struct.Struct("<I")
 _LENGTHS = struct.Struct(f"<{struct.calcsize('<QqQQI')}xH2xI{_NUMBERS.size}x")  # of ETag and path, in a row
-_UNCERTAIN = (b"W/", urls.SPOOLED.encode())  # beginnings of ETags that do not identify content in a store
+_UNCERTAIN = (b"W/", SPOOLED.encode())  # beginnings of ETags that do not identify content in a store
 
 
 def _parse_header(path: str, header: bytes, size: int) -> _Head:

@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
+from wdsfs.door import urls
 from wdsfs.errors import SpecError, UnreadableShard
-from wdsfs.remote import urls
 from wdsfs.spec import dependencies, objects
 from wdsfs.storage import source
 

@@ -16,10 +16,11 @@ from fnmatch import fnmatchcase
 from typing import TypeGuard, TypeVar
 
 from wdsfs import names
+from wdsfs.door import urls
+from wdsfs.door.pins import Listing, Pin
+from wdsfs.door.urls import WEB, Url, is_remote
 from wdsfs.errors import MissingObject, NoMatch, ShardError, SpecError, Unreachable
-from wdsfs.remote import shard_paths, urls
-from wdsfs.remote.shard_paths import is_remote
-from wdsfs.remote.urls import WEB, Listing, Pin, Url
+from wdsfs.remote import shard_paths
 
 # From this many shards below one prefix on, listing it beats one HEAD per shard: a LIST brings 1,000 names.
 LISTING_PAYS = 64

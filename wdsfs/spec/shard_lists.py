@@ -23,8 +23,8 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from wdsfs import trust
+from wdsfs.door import urls
 from wdsfs.errors import DeniedObject, SpecError, Unreachable, and_others
-from wdsfs.remote import urls
 from wdsfs.spec import braces, dependencies, index_file, objects
 from wdsfs.spec.located import Field, load_json, load_yaml
 

@@ -32,8 +32,9 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple, TextIO
 
 from wdsfs import extras, names
+from wdsfs.door.urls import is_remote
 from wdsfs.errors import CorruptShard, MissingShard, StaleShard, UnreadableShard, UsageError, ViewError
-from wdsfs.remote.shard_paths import OpenShard, is_remote, open_shard
+from wdsfs.remote.shard_paths import OpenShard, open_shard
 from wdsfs.shards import Fingerprint
 from wdsfs.spec import objects
 from wdsfs.storage import file_cache, source

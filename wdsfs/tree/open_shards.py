@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wdsfs import names
+from wdsfs.door.urls import is_remote
 from wdsfs.errors import MissingShard, UnreadableShard
 from wdsfs.index.record import Record
 from wdsfs.index.store import Index
-from wdsfs.remote.shard_paths import OpenShard, is_remote
+from wdsfs.remote.shard_paths import OpenShard
 from wdsfs.shards import Fingerprint
 from wdsfs.storage import source
 from wdsfs.storage.durable import named

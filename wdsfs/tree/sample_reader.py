@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from wdsfs.door.urls import is_remote
 from wdsfs.errors import IndexUnusable, StaleShard
 from wdsfs.index.record import Record
 from wdsfs.inodes import MEMBER, position
-from wdsfs.remote.shard_paths import is_remote
 from wdsfs.tar.headers import BLOCK
 from wdsfs.tree import content as content_module
 from wdsfs.tree.content import READ_MAX, SAMPLE_MAX, Content

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from wdsfs import trust
+from wdsfs.door.urls import is_remote
 from wdsfs.errors import MissingShard, RefusedShard, UnreadableShard
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import OpenShard
@@ -75,7 +76,7 @@ class GuardedAccess(Access):
         self._seen: dict[bytes, _SeenFile] = {}
         self._known: dict[bytes, Fingerprint] = {}  # of accepted files, with the inode number
         self._reasons: dict[bytes, str] = {}
-        local = sorted((path for path in paths if not shard_paths.is_remote(path)), key=_directory)
+        local = sorted((path for path in paths if not is_remote(path)), key=_directory)
         for directory, inside in itertools.groupby(local, key=_directory):
             self._note(directory, list(inside))
 
@@ -134,7 +135,7 @@ class GuardedAccess(Access):
             os.close(fd)
 
     def open(self, path: bytes) -> OpenShard:
-        if shard_paths.is_remote(path):
+        if is_remote(path):
             return super().open(path)
         fd = source.open_shard(path)
         try:
@@ -162,7 +163,7 @@ class GuardedAccess(Access):
         new = GuardedAccess(())
         new._seen, new._known, new._reasons = dict(self._seen), dict(self._known), dict(self._reasons)
         for path in further:
-            if not shard_paths.is_remote(path) and path not in new._seen:
+            if not is_remote(path) and path not in new._seen:
                 directory, _, name = path.rpartition(b"/")
                 new._seen[path] = _to_come(os.path.realpath(directory or b"/").rstrip(b"/") + b"/" + name)
         return new

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wdsfs.door import urls
+from wdsfs.door.pins import Pin
+from wdsfs.door.urls import Url
 from wdsfs.errors import SpecError
-from wdsfs.remote import urls
-from wdsfs.remote.urls import Pin, Url
 
 SECRET = "s3cr3t"
 

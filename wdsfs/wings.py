@@ -1,0 +1,46 @@
+"""The wings: rooms that an installation may leave out. The rest of wdsfs works without them.
+
+`load` returns the package of a wing, or a module in it. Call it at the one place that reaches the wing, just
+before a late import; a room that lies below the wing gets what it needs from the module that `load` returns. Nothing else
+may import a wing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from wdsfs.errors import NotInstalled
+
+# What cannot be done without it, by wing.
+WINGS = {
+    "remote": "shards at URLs and the output of commands cannot be read",
+    "kernel": "the kernel cannot serve a mount, and no image can be made",
+    "pages": "`wdsfs view` has no pages to show",
+    "library": "neither `wdsfs.samples` nor `wdsfs.tree` can be used",
+    "interop": "indexes for other tools cannot be written, nor shards be checked",
+    "executors": "`--executor` has no workers to give",
+}
+
+
+def load(wing: str, module: str = "") -> ModuleType:
+    """Return `wdsfs.WING`, or the module of this name in it. Raises NotInstalled."""
+    name = f"wdsfs.{wing}"
+    try:
+        found = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:  # the wing is here, and something that it needs is not
+            raise
+        found = None
+    if found is None or found.__file__ is None:  # a directory without modules is taken for a package
+        raise NotInstalled(f"{name} is not installed: {WINGS[wing]}")
+    return importlib.import_module(f"{name}.{module}") if module else found
+
+
+def is_installed(wing: str) -> bool:
+    """Return True if `load` finds the wing."""
+    try:
+        load(wing)
+    except NotInstalled:
+        return False
+    return True
