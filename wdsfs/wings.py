@@ -1,8 +1,8 @@
 """The wings: rooms that an installation may leave out. The rest of wdsfs works without them.
 
 `load` returns the package of a wing, or a module in it. Call it at the one place that reaches the wing, just
-before a late import; a room that lies below the wing gets what it needs from the module that `load` returns. Nothing else
-may import a wing.
+before a late import; a room that lies below the wing gets what it needs from the module that `load` returns.
+Nothing else may import a wing.
 """
 
 from __future__ import annotations
