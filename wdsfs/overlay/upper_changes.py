@@ -31,7 +31,8 @@ from wdsfs.overlay.upper_format import (
     Place,
     UpperNode,
 )
-from wdsfs.overlay.work_directory import Orphans, Whiteouts, WorkDirectory, orphan_name
+from wdsfs.overlay.whiteouts import Whiteouts
+from wdsfs.overlay.work_directory import Orphans, WorkDirectory, orphan_name
 
 _NO_SUCH_RENAME = {errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 
@@ -352,7 +353,7 @@ class UpperChanges:
 
     def _rename_with_whiteout(self, name: bytes, directory: int, new: bytes, target: int) -> bool:
         """Rename and leave a whiteout, in one call; False where the file system cannot do that."""
-        if self.work.by_attribute or not self._renames_with_whiteout:
+        if self.whiteouts.by_attribute or not self._renames_with_whiteout:
             return False
         try:
             self.calls.rename(name, directory, new, target, WITH_WHITEOUT)

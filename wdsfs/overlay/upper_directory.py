@@ -16,8 +16,9 @@ from wdsfs.errors import OverlayUnusable
 from wdsfs.overlay import upper_format
 from wdsfs.overlay.overlay_directory import OverlayDirectory
 from wdsfs.overlay.upper_changes import UpperChanges
-from wdsfs.overlay.upper_files import DESCRIPTORS, SystemCalls, UpperFiles
-from wdsfs.overlay.work_directory import Orphans, Whiteouts, WorkDirectory
+from wdsfs.overlay.upper_files import DESCRIPTORS, EXCHANGE, SystemCalls, UpperFiles
+from wdsfs.overlay.whiteouts import DISK_FULL, Whiteouts
+from wdsfs.overlay.work_directory import Orphans, WorkDirectory
 from wdsfs.storage.durable import Disk
 
 
@@ -47,17 +48,18 @@ class UpperDirectory:
             self._fd = os.open(place.upper, upper_format.OPEN_DIRECTORY)
             self.files.pin(self.top, self._fd)
             work = self._pinned(place.work, upper_format.UpperNode(upper_format.DIRECTORY, 0, None, b"work"))
-            self.work = WorkDirectory(place.work, work, self.files.calls)
+            self.work = WorkDirectory(work, self.files.calls)
             self.orphans = Orphans(self.files, self.work)
             self._pinned(place.work / "orphans", self.orphans.top)
             self.whiteouts = Whiteouts(self.files, self.work)
             self.changes = UpperChanges(self.files, self.work, self.whiteouts, self.orphans)
             if not self.read_only:
                 self.work.start()
+                self.whiteouts.start()
                 self.orphans.start(inherited)
                 if not inherited:
-                    self.work.check(self._fd)
-                self.whiteouts.settle(self.top)
+                    self._check_filesystem()
+                self.whiteouts.remove_needless(self.top)
         except BaseException:
             self.files.close()
             raise
@@ -91,6 +93,30 @@ class UpperDirectory:
             return -1
         self.files.pin(node, fd)
         return fd
+
+    def _check_filesystem(self) -> None:
+        """Raise OverlayUnusable if the file system cannot hold an overlay."""
+        work, calls = self.work, self.files.calls
+        needed = "attributes in the namespace 'user'"
+        try:
+            with work.prepared() as name, work.prepared() as other:
+                work.make_file(name, upper_format.ORIGIN, b"0:0")
+                needed = "hard links, or the exchange of two names"
+                self.whiteouts.link(other, work.fd)
+                calls.rename(name, work.fd, other, work.fd, EXCHANGE)
+                needed = "one device number for files and directories"  # an overlayfs over two disks has two
+                if os.stat(other, dir_fd=work.fd).st_dev != os.fstat(self._fd).st_dev:
+                    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+                with contextlib.suppress(FileNotFoundError):  # EXDEV would come before the name is looked up
+                    calls.rename(b"#none", work.fd, b"#none", self._fd)
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise OverlayUnusable(
+                    f"the file system of {self.place.path} cannot take an overlay: it lacks {needed} "
+                    f"({error.strerror}); name a directory on another one, such as ext4, xfs, btrfs or tmpfs"
+                ) from None
+        work.throw_away(name)
+        work.throw_away(other)
 
     def close(self, clean: bool = False) -> None:
         """Close every descriptor.
