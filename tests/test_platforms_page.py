@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import ROOT
 from wdsfs import host
 from wdsfs.kernel import erofs_mount
-from wdsfs.kernel.erofs import OLDEST_KERNEL
+from wdsfs.kernel.erofs_header import OLDEST_KERNEL
 
 PAGE = (ROOT / "docs/reference/platforms.md").read_text()
 KNOWN = {"tested", "tried", "by stand-in", "by its documents", "never tried"}

@@ -6,7 +6,6 @@ number, it is the text of the error. Standard library only; nothing is remembere
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
@@ -245,11 +244,12 @@ def mount_of(path: str | bytes | os.PathLike[str]) -> MountPoint | None:
     The longest matching mount point, and of several at one place the newest, which hides the others.
     """
     real = os.path.realpath(os.fsencode(path))
-    holding = [mount for mount in mounts() if _lies_in(real, mount.path)]
+    holding = [mount for mount in mounts() if lies_in(real, mount.path)]
     return max(enumerate(holding), key=lambda item: (len(item[1].path), item[0]))[1] if holding else None
 
 
-def _lies_in(path: bytes, directory: bytes) -> bool:
+def lies_in(path: bytes, directory: bytes) -> bool:
+    """Return True if a path is this directory, or below it; only the texts are compared."""
     return path == directory or path.startswith(directory.rstrip(b"/") + b"/")
 
 
@@ -262,64 +262,6 @@ def mounted_at(path: str | bytes | os.PathLike[str]) -> MountPoint | None:
     place = os.path.join(os.path.realpath(parent), base)
     here = [line for line in _lines() if _unescape(line.split(b" ", 5)[4]) == place]
     return _parse_line(here[-1]) if here else None
-
-
-def holders(device: int) -> list[int]:
-    """Return processes that still see a file system (`st_dev`) in a mount table of their own: one per table.
-
-    A container, or another process that unshares the mount table, keeps what was mounted then until it ends. Of
-    the processes of other users only root is told.
-    """
-    pids: dict[int, int] = {os.stat("/proc/self/ns/mnt").st_ino: 0}
-    for process in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it has just ended, or is another user's
-            table = os.stat(f"/proc/{process}/ns/mnt").st_ino
-            if table not in pids:
-                with open(f"/proc/{process}/mountinfo", "rb") as file:
-                    sees = any(mount.device == device for mount in parse_mountinfo(file.read()))
-                pids[table] = int(process) if sees else 0
-    return [pid for pid in pids.values() if pid]
-
-
-class Use(NamedTuple):
-    """A process that uses a mount: its number, its command, and what it has there."""
-
-    pid: int
-    command: str
-    what: str
-
-
-def users(mountpoint: bytes) -> list[Use]:
-    """Return the processes that keep a mount busy. Of those of other users only root sees what they use.
-
-    Only the texts of links are read: a mount that hangs is not asked.
-    """
-    uses = []
-    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
-        with contextlib.suppress(OSError):  # it has just ended, or is another user's
-            what = _use(f"/proc/{pid}", mountpoint)
-            if what:
-                with open(f"/proc/{pid}/comm", errors="replace") as file:
-                    uses.append(Use(pid, file.read().strip(), what))
-    return uses
-
-
-def _use(process: str, mountpoint: bytes) -> str:
-    """Return in words why a process keeps a mount busy; "" if it does not."""
-    for link, what in (("cwd", "its working directory"), ("root", "its root directory"), ("exe", "its program")):
-        if _leads_into(f"{process}/{link}", mountpoint):
-            return what
-    for number in os.listdir(f"{process}/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile
-            if _leads_into(f"{process}/fd/{number}", mountpoint):
-                return "an open file"
-    with open(f"{process}/maps", "rb") as file:
-        places = (line.split(b" ", 5)[5].strip() for line in file if line.count(b" ") >= 5)
-        return "a mapped file" if any(_lies_in(place, mountpoint) for place in places) else ""
-
-
-def _leads_into(link: str, mountpoint: bytes) -> bool:
-    return _lies_in(os.readlink(os.fsencode(link)).removesuffix(b" (deleted)"), mountpoint)
 
 
 def filesystem_type(path: str | bytes | os.PathLike[str]) -> str:

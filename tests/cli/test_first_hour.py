@@ -11,7 +11,7 @@ import pytest
 
 from tests import tars
 from tests.conftest import BOTH_ENGINES, Program
-from wdsfs import mount_table
+from wdsfs import mount_users
 
 SHARD = tars.tar(tars.member(b"a.txt", b"a"), tars.member(b"b.txt", b"b"))
 
@@ -195,8 +195,8 @@ def test_who_uses_a_mount_is_found_without_looking_into_it(tmp_path: Path) -> No
     (tmp_path / "mnt2").mkdir()
     with subprocess.Popen(["sleep", "1000"], cwd=tmp_path / "mnt2") as other:
         try:
-            assert mount_table.users(os.fsencode(tmp_path / "mnt")) == []
-            [use] = mount_table.users(os.fsencode(tmp_path / "mnt2"))
+            assert mount_users.users(os.fsencode(tmp_path / "mnt")) == []
+            [use] = mount_users.users(os.fsencode(tmp_path / "mnt2"))
         finally:
             other.kill()
     assert (use.pid, use.command, use.what) == (other.pid, "sleep", "its working directory")

@@ -28,7 +28,7 @@ from tests.conftest import ROOT, Program, fails, need_fuse
 from tests.processes import PATIENCE
 from wdsfs import __version__, mount_registry
 from wdsfs.cli import help_commands, main
-from wdsfs.mount import search
+from wdsfs.mount import mount_search
 from wdsfs.mount.live_fuse import FuseMount
 from wdsfs.tree import opening
 
@@ -868,9 +868,12 @@ def test_status_of_one_mount_asks_no_other(shards: Program, monkeypatch: pytest.
 
 def test_status_of_a_daemon_that_does_not_answer(shards: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mount_registry, "ANSWER_SECONDS", 0.05)
-    live_mounts = search.live_mounts  # without those of tests beside this one: so little time is not for them
+    # Without the mounts of tests that run at the same time: the time is too short for them.
+    live_mounts = mount_search.live_mounts
     own = str(shards.mountpoint)
-    monkeypatch.setattr(search, "live_mounts", lambda: [one for one in live_mounts() if one.mountpoint == own])
+    monkeypatch.setattr(
+        mount_search, "live_mounts", lambda: [one for one in live_mounts() if one.mountpoint == own]
+    )
     with shards.mounted("s-0.tar") as mounted:
         os.kill(mounted.pid, signal.SIGSTOP)
         try:

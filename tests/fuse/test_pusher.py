@@ -29,7 +29,7 @@ from tests.web_server import Fault, WebServer
 from wdsfs.errors import MountError, StaleShard
 from wdsfs.fuse.lister import PROCESSES, Lister, Sample
 from wdsfs.fuse.page_cache import PageCache
-from wdsfs.fuse.passes import Passes
+from wdsfs.fuse.pass_notes import PassNotes
 from wdsfs.fuse.supervisor import PUSHER_FAILURES
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
@@ -184,7 +184,7 @@ def test_files_at_random_are_not_pushed(program: Program) -> None:
 @pytest.mark.parametrize(("more", "reads"), [((), 300), ((64,), 64)])
 def test_a_pass_that_is_postponed_calls_again(more: tuple[int, ...], reads: int) -> None:
     """After twice as many reads in a row; after some if it has gone on before."""
-    passes, first = Passes(), 1 << 20
+    passes, first = PassNotes(), 1 << 20
     for inode in range(first, first + 301):
         passes.note(inode, 0)
     passes.postpone(inode, *more)
@@ -355,7 +355,7 @@ def lister_of(mounted: Mounted, device: int) -> Iterator[tuple[Lister, list[Samp
     tree = ShardTree(ShardSet(shards, index), View())
     top = tree.lookup(ROOT, b"s").inode
     first = next(entry.node.inode for entry in tree.listing(top) if entry.name == b"0000")
-    lister = Lister(tree, Passes(), os.fspath(mounted.path), device, release=lambda: None)
+    lister = Lister(tree, PassNotes(), os.fspath(mounted.path), device, release=lambda: None)
     yield lister, lister.samples(range(first, first + 1000))
     lister.close()
     tree.close(clean=True)

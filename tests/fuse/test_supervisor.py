@@ -29,7 +29,7 @@ from wdsfs import mount_registry
 from wdsfs.fuse import counters as boards
 from wdsfs.fuse import supervisor
 from wdsfs.fuse.counters import DEADLY, Board
-from wdsfs.fuse.passes import Passes
+from wdsfs.fuse.pass_notes import PassNotes
 from wdsfs.fuse.supervisor import LATE_MAX, PUSHER_FAILURES, Supervisor, _Worker, in_child
 from wdsfs.inodes import TAG_MAX
 from wdsfs.shards import Fingerprint
@@ -923,7 +923,7 @@ def test_a_child_whose_answer_comes_too_late_leaves_no_zombie() -> None:
 
 def test_a_pusher_that_cannot_be_forked_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     own = supervisor_of()
-    own.board.passes = Passes()
+    own.board.passes = PassNotes()
     monkeypatch.setattr(os, "fork", refuse(errno.EAGAIN))
     for _ in range(2 * PUSHER_FAILURES):
         own._fork_pusher(own.board.passes)
@@ -939,7 +939,7 @@ def test_a_pusher_whose_listers_cannot_be_forked_is_tried_again(
     own.make_tree = lambda: types.SimpleNamespace(files_layout=False)
     monkeypatch.setattr(own, "_own_device", lambda: -2)
     monkeypatch.setattr("wdsfs.fuse.supervisor.Lister", lambda *_, **__: refuse(errno.EAGAIN)())
-    assert own._push(Passes()) == 0
+    assert own._push(PassNotes()) == 0
     assert os.strerror(errno.EAGAIN) in caplog.text
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.processes import Process
-from wdsfs import mount_table
+from wdsfs import mount_table, mount_users
 
 TABLE = rb"""22 27 0:21 / /proc rw,relatime - proc proc rw
 27 1 254:3 / / rw,relatime shared:1 master:2 - ext4 /dev/vda rw,discard
@@ -175,10 +175,10 @@ def test_a_process_with_a_mount_table_of_its_own_holds_what_it_sees() -> None:
         assert process.stdout is not None
         if process.stdout.readline() != b"there\n":
             pytest.skip("this machine does not let a test have a mount table of its own")
-        holding = mount_table.holders(os.stat("/").st_dev)
-        elsewhere = mount_table.holders(os.makedev(0, 0))
+        holding = mount_users.holders(os.stat("/").st_dev)
+        elsewhere = mount_users.holders(os.makedev(0, 0))
         process.stdin.close()
     assert process.pid in holding
     assert os.getpid() not in holding
     assert elsewhere == []
-    assert process.pid not in mount_table.holders(os.stat("/").st_dev)
+    assert process.pid not in mount_users.holders(os.stat("/").st_dev)

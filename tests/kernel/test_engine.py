@@ -22,7 +22,7 @@ from wdsfs.cli import mount_helper
 from wdsfs.kernel import engine_checks, erofs_mount
 from wdsfs.kernel.guard import guard_of
 from wdsfs.mount import fuse_session
-from wdsfs.mount.options import MountOptions
+from wdsfs.mount.mount_options import MountOptions
 
 
 @pytest.fixture

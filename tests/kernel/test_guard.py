@@ -23,12 +23,12 @@ from tests.kernel.mounts import end_mount, is_mounted, kill, need_erofs, the_gua
 from tests.processes import PATIENCE, Process, wait_until
 from wdsfs import host, mount_registry, mount_table
 from wdsfs.errors import MountError
-from wdsfs.kernel import devices, erofs, image_mount
+from wdsfs.kernel import devices, erofs_header, image_mount
 from wdsfs.kernel import guard as guard_module
 from wdsfs.kernel.devices import OpenDevice
 from wdsfs.kernel.guard import guard_of
 from wdsfs.kernel.image_mount import ImageMount
-from wdsfs.mount import image_session, search
+from wdsfs.mount import image_session, mount_search
 
 OLD, NEW, SIZE = b"o", b"n", 3 << 20
 WRITE = """
@@ -224,7 +224,7 @@ def test_an_unmount_names_what_keeps_the_shards(program: Program) -> None:
         subprocess.run(["mount", "--bind", program.mountpoint, other], check=True)
         try:
             with pytest.raises(MountError, match=f"{guard.pid} still guards the shards.*grep -l .*set.erofs"):
-                search.named(str(program.mountpoint)).end(wait_seconds=0)
+                mount_search.named(str(program.mountpoint)).end(wait_seconds=0)
             assert (other / "s" / "b" / "x").read_bytes() == b"b"
             write(shard)
             assert mount_table.mounted_at(other) is None
@@ -376,7 +376,7 @@ def test_without_leases_times_are_looked_at(program: Program, monkeypatch: pytes
     monkeypatch.setattr(mount_table, "filesystem_type", lambda _: "nfs4")
     monkeypatch.setattr(host, "kernel_version", lambda text=None: (6, 12) if text is None else (6, 15))
     with monkeypatch.context() as patch:  # as an earlier release made an image with --linux 6.15
-        patch.setattr(erofs, "OLDEST_KERNEL", (6, 15))
+        patch.setattr(erofs_header, "OLDEST_KERNEL", (6, 15))
         told(program.home, "image", shard, "-o", image, code=0)
     says = told(program.home, "mount", "-f", image, program.mountpoint, code=5)
     assert f"{shard}: lies on nfs4, where other machines can write it unnoticed" in says

@@ -40,10 +40,10 @@ from wdsfs import mount_table
 from wdsfs.errors import CorruptShard, ImageError
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
-from wdsfs.kernel import erofs, erofs_mount, manifest, shard_table
+from wdsfs.kernel import erofs_header, erofs_mount, manifest, shard_table
 from wdsfs.kernel.devices import close_devices, open_devices
+from wdsfs.kernel.erofs_encoding import Table, places
 from wdsfs.kernel.image import ImageFile, make_image
-from wdsfs.kernel.layout import Table, places
 from wdsfs.kernel.manifest import ImageOptions
 from wdsfs.spec.expand import expand
 from wdsfs.tree.merged_tree import make_tree
@@ -229,7 +229,7 @@ def test_no_room_is_lost_between_samples(columns: int, tmp_path: Path) -> None:
             else 32 + one.size
             for _, one in image.walk()
         )
-    assert image.blocks * erofs.BLOCK - used < 16 * erofs.BLOCK
+    assert image.blocks * erofs_header.BLOCK - used < 16 * erofs_header.BLOCK
 
 
 @pytest.mark.parametrize("merge", [False, True])
@@ -341,15 +341,15 @@ def all_kinds() -> list[bytes]:
 
 
 def test_the_number_of_the_layout(tmp_path: Path) -> None:
-    """Whoever changes the bytes for the same shards counts `erofs.LAYOUT` up, and puts the digest here.
+    """Whoever changes the bytes for the same shards counts `erofs_header.LAYOUT` up, and puts the digest here.
 
     Images in the cache are found by this number.
     """
     with a_tree(tmp_path, all_kinds(), View(names="full"), at=1_700_000_000) as tree:
         check(tree, image_of(tmp_path, tree, OLD, Owner()), Owner())
     image = (tmp_path / "set.erofs").read_bytes()
-    blocks = image[erofs.metadata_block(8) * erofs.BLOCK : image.index(b'{"format":')]
-    assert (erofs.LAYOUT, hashlib.sha256(blocks).hexdigest()[:16]) == (5, "0fec205d92971531")
+    blocks = image[erofs_header.metadata_block(8) * erofs_header.BLOCK : image.index(b'{"format":')]
+    assert (erofs_header.LAYOUT, hashlib.sha256(blocks).hexdigest()[:16]) == (5, "0fec205d92971531")
 
 
 def test_the_same_bytes_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,10 +372,10 @@ def test_the_same_bytes_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_limits_are_refused() -> None:
     with pytest.raises(ImageError, match="an image takes 65,534 shards, not 65,535; make several"):
-        erofs.device_table([(b"s", 512)] * 65_535)
+        erofs_header.device_table([(b"s", 512)] * 65_535)
     with pytest.raises(ImageError, match="up to 2 TiB"):
-        erofs.device_table([(b"s", 1 << 41)])
-    assert [erofs.missing_device(count) for count in (1, 2, 3, 4, 7)] == [None, 3, None, 5, None]
+        erofs_header.device_table([(b"s", 1 << 41)])
+    assert [erofs_header.missing_device(count) for count in (1, 2, 3, 4, 7)] == [None, 3, None, 5, None]
 
 
 # --- mounted -----------------------------------------------------------------------------------------------

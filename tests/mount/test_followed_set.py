@@ -21,7 +21,7 @@ from tests.processes import PATIENCE, wait_until
 from tests.servers import BUCKET, Server
 from tests.web_server import WebServer
 from wdsfs.errors import UsageError
-from wdsfs.mount.options import MountOptions, Serving
+from wdsfs.mount.mount_options import MountOptions, Serving
 from wdsfs.spec.expand import Slice
 from wdsfs.tree.options import Selection
 

@@ -21,8 +21,8 @@ from wdsfs.inodes import ROOT
 from wdsfs.interop.lint import findings_of_set
 from wdsfs.mount import fuse_session, look_again
 from wdsfs.mount.look_again import Earlier, LeftOut, change_of
+from wdsfs.mount.mount_options import MountOptions, Serving
 from wdsfs.mount.mounted_set import MountedSet
-from wdsfs.mount.options import MountOptions, Serving
 from wdsfs.shards import Shard, Shards
 from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import expand

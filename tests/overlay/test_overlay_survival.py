@@ -26,7 +26,7 @@ from tests.conftest import Mounted, Program, descendants, fails
 from tests.fuse.test_supervisor import kill, workers_of
 from tests.processes import PATIENCE, wait_until
 from tests.writables import shard
-from wdsfs.mount import search
+from wdsfs.mount import mount_search
 from wdsfs.overlay.overlay_directory import OverlayDirectory, held
 from wdsfs.overlay.upper_files import EXCHANGE, NOREPLACE, SystemCalls
 
@@ -394,7 +394,7 @@ def test_the_unmount_of_a_killed_daemon_waits_for_its_workers(
             kill(pid, signal.SIGSTOP)
         with monkeypatch.context() as patch:
             patch.setattr(time, "sleep", sleep)
-            search.named(str(mounted.path)).end()
+            mount_search.named(str(mounted.path)).end()
             assert waits
         with held(OverlayDirectory(program.home / "o")):
             pass

@@ -62,13 +62,13 @@ def umount(mountpoints: tuple[str, ...], everything: bool, lazy: bool) -> None:
       wdsfs umount --all
     """
     from wdsfs.errors import MountError
-    from wdsfs.mount import search
+    from wdsfs.mount import mount_search
     from wdsfs.mount_registry import canonical
 
     if everything == bool(mountpoints):
         raise UsageError("name a MOUNTPOINT, or --all" if not everything else "--all takes no MOUNTPOINT")
     if everything:
-        mountpoints = tuple(mount.mountpoint for mount in search.ending_order())
+        mountpoints = tuple(mount.mountpoint for mount in mount_search.ending_order())
         if not mountpoints:
             say("no wdsfs mounts")
     # This process does not keep the mount busy that it is typed in.
@@ -77,7 +77,7 @@ def umount(mountpoints: tuple[str, ...], everything: bool, lazy: bool) -> None:
     code = 0
     for mountpoint in mountpoints:
         try:
-            search.named(mountpoint).end(lazy)
+            mount_search.named(mountpoint).end(lazy)
         except MountError as error:  # the others are ended all the same
             log.error("%s", error)
             code = error.exit_code
@@ -101,9 +101,9 @@ def refresh(mountpoint: str, as_json: bool) -> None:
       wdsfs refresh /mnt/train
       wdsfs refresh --json /mnt/train
     """
-    from wdsfs.mount import search
+    from wdsfs.mount import mount_search
 
-    answer = search.named(mountpoint).refresh()
+    answer = mount_search.named(mountpoint).refresh()
     if as_json:
         write_json(answer)
         return
@@ -194,10 +194,10 @@ def status(mountpoint: str | None, as_json: bool) -> None:
       wdsfs status /mnt/train
       wdsfs status --json
     """
-    from wdsfs.mount import search
+    from wdsfs.mount import mount_search
 
     # Of one that is named nothing is asked of the others, which may take their time to answer.
-    mounts = search.live_mounts() if mountpoint is None else [search.named(mountpoint)]
+    mounts = mount_search.live_mounts() if mountpoint is None else [mount_search.named(mountpoint)]
     reports = [mount.report() for mount in mounts]
     if as_json:
         write_json(reports)

@@ -20,7 +20,7 @@ import click
 from wdsfs.cli import completion, options
 from wdsfs.cli.output import say, write_json
 from wdsfs.errors import MountError, UsageError, bytes_text, counted
-from wdsfs.mount.options import AUTO, ENGINES, OFF, MountOptions, Serving
+from wdsfs.mount.mount_options import AUTO, ENGINES, OFF, MountOptions, Serving
 from wdsfs.mount_registry import FUSE
 from wdsfs.names import suffix_of, without_suffix
 from wdsfs.spec.objects import SHARD_SUFFIXES

@@ -51,7 +51,7 @@ class NamedOverlay(NamedTuple):
         self, opening: Opening, freeze: bool = False, whole: bool = False
     ) -> AbstractContextManager[OverlaySession]:
         """Open the overlay; `whole` says that all shards of the set are needed. Raises UsageError, MountError."""
-        from wdsfs.mount import search
+        from wdsfs.mount import mount_search
         from wdsfs.mount.overlay_session import held_session, mounted_session
 
         if self.overlay is not None:
@@ -60,7 +60,7 @@ class NamedOverlay(NamedTuple):
             raise UsageError("name one MOUNTPOINT, or --overlay DIR and the SHARDS below it")
         if self.selection.arguments:
             raise UsageError(f"{self.selection.arguments[0]} is for SHARDS; a mount knows which it shows")
-        mount = search.writable(self.sources[0])
+        mount = mount_search.writable(self.sources[0])
         return mounted_session(mount, with_index_of(mount, opening), freeze, whole)
 
     def _below(self) -> NamedSet:
@@ -216,13 +216,13 @@ def restore(
       wdsfs restore --dry-run --all /mnt/train
       wdsfs restore --overlay edits train-000000/images/dog1
     """
-    from wdsfs.mount import search
+    from wdsfs.mount import mount_search
 
     mountpoint, given = (None, arguments) if overlay is not None else _apart(arguments)
     if everything and given:
         raise UsageError("--all takes no PATH")
     with _restorable(mountpoint, str(overlay), opening, bool(everything or given)) as session:
-        paths = [b""] if everything else [search.below_top(path, mountpoint) for path in given]
+        paths = [b""] if everything else [mount_search.below_top(path, mountpoint) for path in given]
         undone = session.restore(paths, dry_run)
     _show_undone(undone, dry_run, as_json)
 
@@ -234,10 +234,11 @@ def _restorable(
 
     Raises UsageError.
     """
-    from wdsfs.mount import search
+    from wdsfs.mount import mount_search
     from wdsfs.mount.overlay_session import mounted_session, remembered_session
 
-    mount = None if mountpoint is None else search.writable(mountpoint)  # which says so, where it is no mount
+    # `writable` says so where it is no mount.
+    mount = None if mountpoint is None else mount_search.writable(mountpoint)
     if not has_paths:
         raise UsageError("name the PATHs to restore, or --all")
     if mount is None:
@@ -247,11 +248,11 @@ def _restorable(
 
 def _apart(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
     """Return the mount point and the PATHs. Where the first one is a PATH, the mount that it lies in is meant."""
-    from wdsfs.mount import search
+    from wdsfs.mount import mount_search
 
     if not arguments:
         raise UsageError("name PATHs in a mount, its MOUNTPOINT and PATHs below it, or --overlay DIR and PATHs")
-    above = search.above(arguments[0])
+    above = mount_search.above(arguments[0])
     return (arguments[0], arguments[1:]) if above is None else (above, arguments)
 
 

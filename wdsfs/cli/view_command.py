@@ -84,12 +84,12 @@ def view(
         from wdsfs.extras import install_command
 
         raise UsageError(f"the page needs {several(missing)}; type: {install_command('view')}")
-    from wdsfs.mount import search
+    from wdsfs.mount import mount_search
     from wdsfs.pages.opening import opened_mount, opened_shards
     from wdsfs.pages.server import listen, serve
     from wdsfs.pages.site import Site
 
-    mount = search.viewed(sources)
+    mount = mount_search.viewed(sources)
     if mount is None:
         opened = opened_shards(sources, selection, composition, opening)
     elif selection.arguments or not composition.is_plain:

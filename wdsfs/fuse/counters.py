@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from wdsfs.fuse.passes import Passes
+from wdsfs.fuse.pass_notes import PassNotes
 
 SLOTS = 64  # workers at a time
 KINDS = (
@@ -55,7 +55,7 @@ class Board:
     """The shared memory of a mount; `stores` are those of its remote shards."""
 
     def __init__(self, stores: Sequence[str] = ()) -> None:
-        self.passes: Passes | None = None  # of a mount with a pusher
+        self.passes: PassNotes | None = None  # of a mount with a pusher
         # After the words of a slot, two for each store: hits and their bytes.
         self._stores = {store: _WORDS + 2 * number for number, store in enumerate(stores)}
         self._size = _WORDS + 2 * len(stores)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from wdsfs import host, mount_table
-from wdsfs.fuse.passes import REGION_BITS, Passes
+from wdsfs.fuse.pass_notes import REGION_BITS, PassNotes
 from wdsfs.inodes import POSITION, index_of, unpack
 from wdsfs.tree.tree import LowerTree, folder_path
 
@@ -51,7 +51,7 @@ class Lister:
     """
 
     def __init__(
-        self, tree: LowerTree, passes: Passes, mountpoint: str, device: int, release: Callable[[], None]
+        self, tree: LowerTree, passes: PassNotes, mountpoint: str, device: int, release: Callable[[], None]
     ) -> None:
         self.tree, self.passes = tree, passes
         self._due: deque[Sample] = deque()

@@ -25,7 +25,7 @@ from itertools import pairwise
 from wdsfs.errors import StaleShard, WdsfsError
 from wdsfs.fuse.lister import Lister, Sample
 from wdsfs.fuse.page_cache import Ended, Members, PageCache, Stored
-from wdsfs.fuse.passes import PATIENCE_MAX, REACH_MAX, REGION_BITS, Passes
+from wdsfs.fuse.pass_notes import PATIENCE_MAX, REACH_MAX, REGION_BITS, PassNotes
 from wdsfs.inodes import MEMBER, SAMPLE, index_of, kind_of, pack, position, unpack
 from wdsfs.tree.shard_set import NotIndexed
 from wdsfs.tree.tree import LowerTree
@@ -70,7 +70,7 @@ def _latest(calls: list[tuple[int, int]]) -> Iterable[tuple[int, int]]:
 class Pusher:
     """Stores the next files of passes over a tree by a FUSE descriptor; has the next samples listed."""
 
-    def __init__(self, device: int, tree: LowerTree, passes: Passes, lister: Lister | None) -> None:
+    def __init__(self, device: int, tree: LowerTree, passes: PassNotes, lister: Lister | None) -> None:
         self.tree, self.notes = tree, passes
         self.pages, self.lister = PageCache(device, tree), lister
         self.passes: list[Pass] = []  # the one that went on last is the last

@@ -40,11 +40,11 @@ from wdsfs.errors import MountError
 from wdsfs.fuse import protocol
 from wdsfs.fuse.counters import DEADLY, DEADLY_NS, SLOTS, Board
 from wdsfs.fuse.lister import Lister
-from wdsfs.fuse.passes import Passes
+from wdsfs.fuse.pass_notes import PassNotes
 from wdsfs.fuse.protocol import Request
 from wdsfs.fuse.pusher import Pusher
 from wdsfs.fuse.read_ops import BACKGROUND, BACKGROUND_REMOTE, Operations
-from wdsfs.fuse.worker import serve
+from wdsfs.fuse.request_loop import serve
 from wdsfs.tree.tree import LowerTree, MountedTree
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class Supervisor:
                 if os.waitstatus_to_exitcode(status) > 0:  # it has said why
                     self._count_pusher_failure(self.board.passes)
 
-    def _count_pusher_failure(self, passes: Passes) -> None:
+    def _count_pusher_failure(self, passes: PassNotes) -> None:
         self._pusher_failures += 1
         if self._pusher_failures == PUSHER_FAILURES:
             log.error("nothing is pushed ahead of readers any more, until the next mount")
@@ -417,7 +417,7 @@ class Supervisor:
             while self._pusher:  # noqa: ASYNC110  # it ends by a signal, or by itself
                 await trio.sleep(PUSHER_SECONDS)
 
-    def _fork_pusher(self, passes: Passes) -> None:
+    def _fork_pusher(self, passes: PassNotes) -> None:
         try:
             self._pusher = _start_child(
                 lambda: self._push(passes), "the process that pushes content ahead of readers"
@@ -427,7 +427,7 @@ class Supervisor:
             return
         passes.pusher = self._pusher
 
-    def _push(self, passes: Passes) -> int:
+    def _push(self, passes: PassNotes) -> int:
         """Push content ahead of readers until no pass calls for it; return the exit code."""
         os.close(self._living)
         self._close_devices()
@@ -443,7 +443,7 @@ class Supervisor:
         Pusher(self.device, tree, passes, lister).run(self.life)
         return 0
 
-    def _lister(self, tree: LowerTree, passes: Passes, shared: int) -> Lister | None:
+    def _lister(self, tree: LowerTree, passes: PassNotes, shared: int) -> Lister | None:
         """Return what lists samples ahead of clients; None where that is not possible. Raises OSError.
 
         Without samples there is nothing to list. On the `shared` descriptor the lister would keep the mount alive,

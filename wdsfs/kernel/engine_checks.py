@@ -21,7 +21,7 @@ from wdsfs.door.urls import is_remote
 from wdsfs.errors import MountError
 from wdsfs.host import MachineFinding
 from wdsfs.kernel.devices import is_written, raise_file_limit
-from wdsfs.kernel.erofs import OLDEST_KERNEL
+from wdsfs.kernel.erofs_header import OLDEST_KERNEL
 from wdsfs.kernel.erofs_mount import FILES_SINCE, LOOPS, refusal_of_kernel
 from wdsfs.names import SHARD_SUFFIXES, suffix_of
 from wdsfs.storage import source

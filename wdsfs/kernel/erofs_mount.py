@@ -15,7 +15,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from wdsfs import host, mount_table
+from wdsfs import host, mount_table, mount_users
 from wdsfs.errors import MountError
 from wdsfs.mount_table import MountPoint
 
@@ -152,7 +152,7 @@ def detach_everywhere(filesystem: FileSystem) -> None:
     is open stays open.
     """
     _detach_here(filesystem, mount_table.mounts())
-    for process in mount_table.holders(filesystem.device):
+    for process in mount_users.holders(filesystem.device):
         with contextlib.suppress(OSError):  # no memory for a process: who writes waits for the others
             pid = os.fork()
             if not pid:

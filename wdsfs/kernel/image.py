@@ -21,8 +21,8 @@ import numpy as np
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import ImageError, MissingShard, StaleShard
 from wdsfs.inodes import ROOT
-from wdsfs.kernel import erofs
-from wdsfs.kernel.layout import Outside, Table, Times, lay_out, lay_out_directories, placed
+from wdsfs.kernel import erofs_header
+from wdsfs.kernel.erofs_encoding import Outside, Table, Times, lay_out, lay_out_directories, placed
 from wdsfs.kernel.manifest import Device, ImageOptions, ImageSet, Manifest, stored_path
 from wdsfs.kernel.shard_table import ContentPlaces, DeviceFile, ShardFiles, ShardTables, fits_one_table
 from wdsfs.remote import shard_paths
@@ -37,8 +37,8 @@ from wdsfs.tree.tree import AT_PARENT, LowerTree, Node
 
 OnShard = Callable[[], None]
 
-_RESERVED = erofs.BLOCK // erofs.EXTENDED_SIZE  # inodes in a block of those that are written later
-_STEP = erofs.EXTENDED_SIZE // erofs.SLOT  # between the numbers of these
+_RESERVED = erofs_header.BLOCK // erofs_header.EXTENDED_SIZE  # inodes in a block of those that are written later
+_STEP = erofs_header.EXTENDED_SIZE // erofs_header.SLOT  # between the numbers of these
 _NAMES = 1 << 16  # of directories that are laid out together, unless one has more
 TOP = b""  # the path of the top, among those of directories with names of several shards
 
@@ -86,10 +86,10 @@ def write_image(tree: LowerTree, fd: int, options: ImageOptions, on_shard: OnSha
     devices = {source.path: DeviceFile(number, source.size) for number, source in enumerate(sources, 1)}
     missing = None
     if any(True for below in (*tree.lower.sources, tree.lower) for _ in below.damaged()):
-        if erofs.missing_device(len(sources)) is None:
+        if erofs_header.missing_device(len(sources)) is None:
             sources.append(sources[-1])  # one number more, so that one is left without a device
-        missing = erofs.missing_device(len(sources))
-    table = erofs.device_table([(os.path.basename(source.path)[:63], source.size) for source in sources])
+        missing = erofs_header.missing_device(len(sources))
+    table = erofs_header.device_table([(os.path.basename(source.path)[:63], source.size) for source in sources])
     shown = _set(tree.lower, options)
     times = Times(_common_time(tree), options.since)
     image = ImageFile(fd, len(sources), times, options.owner, options.private)
@@ -103,8 +103,8 @@ def write_image(tree: LowerTree, fd: int, options: ImageOptions, on_shard: OnSha
         *(options.composition, ".".join(map(str, options.since)), shown),
     )
     tail = manifest.encoded()
-    text = repr((erofs.LAYOUT, options.owner, options.key))
-    head = erofs.super_block(
+    text = repr((erofs_header.LAYOUT, options.owner, options.key))
+    head = erofs_header.super_block(
         root=root,
         inodes=image.inodes,
         blocks=image.blocks,
@@ -113,9 +113,9 @@ def write_image(tree: LowerTree, fd: int, options: ImageOptions, on_shard: OnSha
         identity=hashlib.blake2b(tail + text.encode(), digest_size=16).digest(),
         devices=len(sources),
     )
-    end = image.blocks * erofs.BLOCK
+    end = image.blocks * erofs_header.BLOCK
     os.ftruncate(fd, end)
-    write_at(fd, head + table, erofs.SUPER_OFFSET)
+    write_at(fd, head + table, erofs_header.SUPER_OFFSET)
     write_at(fd, tail, end)
     return Built(len(sources), image.inodes, end + len(tail))
 
@@ -213,7 +213,7 @@ class ImageFile:
 
     def __init__(self, fd: int, devices: int, times: Times, owner: Owner, private: bool = False) -> None:
         self._fd, self._times, self._owner, self._private = fd, times, owner, private
-        self.metadata = erofs.metadata_block(devices)
+        self.metadata = erofs_header.metadata_block(devices)
         self.blocks = self.metadata + 1  # an empty block: no inode has the number 0
         self.inodes = 0
         self._reserved: list[int] = []
@@ -221,22 +221,22 @@ class ImageFile:
     def reserve(self) -> int:
         """Return the number of an inode that is written later."""
         if not self._reserved:
-            first = (self.blocks - self.metadata) * erofs.SLOTS_PER_BLOCK
+            first = (self.blocks - self.metadata) * erofs_header.SLOTS_PER_BLOCK
             self._reserved = [first + _STEP * nth for nth in reversed(range(_RESERVED))]
             self._grow(1)
         return self._reserved.pop()
 
     def _grow(self, blocks: int) -> None:
         self.blocks += blocks
-        if self.blocks > erofs.BLOCKS_MAX:
+        if self.blocks > erofs_header.BLOCKS_MAX:
             raise ImageError("the image would have more than 2 TiB; make several images")
 
     def append(self, table: Table) -> Ints:
         """Write a table; returns the inode numbers of its objects. Raises ImageError, OSError."""
         table.mode &= ~self._owner.umask
         data, nids = lay_out(table, self.blocks, self.metadata, self._times, self._owner[:2])
-        write_at(self._fd, data.data, self.blocks * erofs.BLOCK)
-        self._grow(len(data) // erofs.BLOCK)
+        write_at(self._fd, data.data, self.blocks * erofs_header.BLOCK)
+        self._grow(len(data) // erofs_header.BLOCK)
         self.inodes += len(nids)
         return nids
 
@@ -244,17 +244,17 @@ class ImageFile:
         """Write the directories of `table`, whose inodes were reserved. Raises ImageError, OSError."""
         table.mode &= ~self._owner.umask
         if self._private:
-            table.mode = np.where(nids == erofs.SLOTS_PER_BLOCK, table.mode & ~0o077, table.mode)
+            table.mode = np.where(nids == erofs_header.SLOTS_PER_BLOCK, table.mode & ~0o077, table.mode)
         inodes, listings = lay_out_directories(table, nids, self.blocks, self._owner[:2])
         # Inodes that were reserved one after the other lie side by side.
         ends = np.append(np.flatnonzero(np.diff(nids) != _STEP) + 1, len(nids))
         first = 0
         for end in ends.tolist():
-            place = self.metadata * erofs.BLOCK + int(nids[first]) * erofs.SLOT
+            place = self.metadata * erofs_header.BLOCK + int(nids[first]) * erofs_header.SLOT
             write_at(self._fd, inodes[first:end].reshape(-1).view(np.uint8).data, place)
             first = end
-        write_at(self._fd, listings.data, self.blocks * erofs.BLOCK)
-        self._grow(len(listings) // erofs.BLOCK)
+        write_at(self._fd, listings.data, self.blocks * erofs_header.BLOCK)
+        self._grow(len(listings) // erofs_header.BLOCK)
         self.inodes += len(nids)
 
 
@@ -403,7 +403,7 @@ class _Shards:
                 directories.describe(nid, shown.folders[folder], parent)
                 new.append(folder)
         below = np.array([folder for folder in new if folder], np.int64)
-        kinds = np.full(len(below), erofs.DIRECTORY, np.int64)
+        kinds = np.full(len(below), erofs_header.DIRECTORY, np.int64)
         return outside, Outside(
             outside[shown.folder_holder[below]], outside[below], kinds, shown.names.take(below - 1)
         )

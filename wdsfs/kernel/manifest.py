@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from wdsfs import host
 from wdsfs.errors import MALFORMED, MountError
 from wdsfs.formats import Format, OtherVersion
-from wdsfs.kernel import erofs
+from wdsfs.kernel import erofs_header
 from wdsfs.mount_table import MountPoint
 from wdsfs.tree.options import Owner
 
@@ -171,7 +171,7 @@ def identity_of(image: str | bytes) -> str:
 def _identity(path: str | bytes) -> bytes | None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not block
     try:
-        return erofs.identity(os.pread(fd, erofs.SUPER_SIZE, erofs.SUPER_OFFSET))
+        return erofs_header.identity(os.pread(fd, erofs_header.SUPER_SIZE, erofs_header.SUPER_OFFSET))
     finally:
         os.close(fd)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from wdsfs import __version__, host
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import ShardError
-from wdsfs.kernel import erofs
+from wdsfs.kernel import erofs_header
 from wdsfs.kernel.manifest import ImageOptions
 from wdsfs.shards import Fingerprint
 from wdsfs.storage import file_cache
@@ -58,7 +58,7 @@ class ServedSet:
 
     def options(self, owner: Owner, private: bool) -> ImageOptions:
         """Return the options of its image for this kernel."""
-        since, composition = min(host.kernel_version()[:2], erofs.OWN_TIMES_KERNEL), self.tree.composition
+        since, composition = min(host.kernel_version()[:2], erofs_header.OWN_TIMES_KERNEL), self.tree.composition
         return ImageOptions(
             *(owner, None, (since[0], since[1]), self.tree.merge, composition.public_text, private),
             directory=os.getcwdb() if composition.names_files else None,
@@ -143,5 +143,5 @@ def _key(
     is_damaged: bool = False,
 ) -> str:
     # The version, for what is shown of the same shards may be other names in a later one.
-    text = repr((__version__, erofs.LAYOUT, options, view, [*states], [*read], is_damaged))
+    text = repr((__version__, erofs_header.LAYOUT, options, view, [*states], [*read], is_damaged))
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from wdsfs.errors import CorruptShard, ImageError
-from wdsfs.kernel import erofs
-from wdsfs.kernel.erofs import BLOCK, CHUNK_BITS_MAX, NO_BLOCK, blocks_of
-from wdsfs.kernel.layout import NOTHING_STORED, Chunks, Outside, Stored, Table, blocks_of_all, placed
+from wdsfs.kernel import erofs_header
+from wdsfs.kernel.erofs_encoding import NOTHING_STORED, Chunks, Outside, Stored, Table, blocks_of_all, placed
+from wdsfs.kernel.erofs_header import BLOCK, CHUNK_BITS_MAX, NO_BLOCK, blocks_of
 from wdsfs.tree import content as content_module
 from wdsfs.tree.content import APART, HELD, IN_DATA, Content, ContentColumns
 from wdsfs.tree.shown_names import ShownColumns
@@ -264,10 +264,10 @@ class ShardTables:
         # Names: in which directory, of which thing, which type.
         self._holder = np.concatenate([shown.folder_holder[1:], shown.sample_holder, shown.name_holder])
         self._thing = np.concatenate([np.arange(1, directories), shown.name_file + directories])
-        self._kind = np.full(len(self._thing), erofs.DIRECTORY, np.int64)
-        self._kind[directories - 1 :] = erofs.REGULAR
+        self._kind = np.full(len(self._thing), erofs_header.DIRECTORY, np.int64)
+        self._kind[directories - 1 :] = erofs_header.REGULAR
         if shown.targets:
-            self._kind[directories - 1 :][np.isin(shown.name_file, [*shown.targets])] = erofs.SYMLINK
+            self._kind[directories - 1 :][np.isin(shown.name_file, [*shown.targets])] = erofs_header.SYMLINK
 
     def __iter__(self) -> Iterator[Table]:
         """Yield the tables, one after the other. Raises what `ShardFiles.places` raises."""

@@ -27,7 +27,7 @@ from wdsfs.door import urls
 from wdsfs.errors import MountError, bytes_text, counted
 from wdsfs.host import MachineFinding
 from wdsfs.kernel import engine_checks
-from wdsfs.mount import mountpoint, search
+from wdsfs.mount import mount_search, mountpoint
 from wdsfs.mount_registry import SILENT, canonical
 from wdsfs.remote import shard_paths
 
@@ -108,7 +108,7 @@ def report() -> dict[str, Any]:
         "fusermount3": host.version_text(fusermount_version()),
         "packages": _package_versions(),
         "findings": {finding.name: _shown_finding(finding) for finding in diagnose_engines(None, None)},
-        "mounts": [_shown_mount(mount.report()) for mount in search.live_mounts()],
+        "mounts": [_shown_mount(mount.report()) for mount in mount_search.live_mounts()],
     }
 
 
@@ -405,7 +405,7 @@ def check_mountpoint(path: str) -> MachineFinding:
 
 def _check_mounted(name: str, place: str) -> MachineFinding:
     """Return a mount of wdsfs that is there, and serves: the kernel has just been answered."""
-    mount = search.find(place)
+    mount = mount_search.find(place)
     if mount is None or mount.registration is None:
         return MachineFinding(
             name, "ok", "wdsfs is mounted here, by another user, in another session or by mount(8), and answers"

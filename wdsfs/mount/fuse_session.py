@@ -27,7 +27,7 @@ from wdsfs import host, mount_table
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import MountError, NotATar, ShardError, UnreadableShard, counted
 from wdsfs.fuse.counters import Board
-from wdsfs.fuse.passes import Passes
+from wdsfs.fuse.pass_notes import PassNotes
 from wdsfs.fuse.read_ops import TIMEOUT_SECONDS, ReadOperations
 from wdsfs.fuse.supervisor import Child, Supervisor, in_child
 from wdsfs.fuse.write_ops import WritableOperations
@@ -40,9 +40,9 @@ from wdsfs.mount.daemon import log_path, open_log
 from wdsfs.mount.followed_set import Growth
 from wdsfs.mount.hidden_directory import HiddenDirectory, HiddenDirectoryOperations, TextRing
 from wdsfs.mount.hints import hints
+from wdsfs.mount.mount_options import OFF, MountOptions, refuse_view
 from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.mount.mountpoint import FuseOptions, check_mountpoint, parse_options
-from wdsfs.mount.options import OFF, MountOptions, refuse_view
 from wdsfs.mount.reports import SetState
 from wdsfs.mount_registry import FUSE, Registration, listening, registered, start_ticks
 from wdsfs.overlay.mounted_overlay import MountedOverlay
@@ -226,7 +226,7 @@ def _serve(
     )
     # Not with an overlay: what is copied up must not get the content of the shard.
     if overlay is None and mount.serving.push != OFF:
-        board.passes = Passes()
+        board.passes = PassNotes()
     daemon = _registration(served, log_file)
     hidden = HiddenDirectory(daemon, board, TextRing(), growth.state, lambda: is_half_done(daemon.overlay))
     operations.hidden = HiddenDirectoryOperations(parsed.owner, board, hidden)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from wdsfs import mount_registry, mount_table
 from wdsfs.errors import UsageError
-from wdsfs.kernel import erofs, manifest
+from wdsfs.kernel import erofs_header, manifest
 from wdsfs.kernel.image_mount import ImageMount, mount_of_set, serve, unguarded
 from wdsfs.kernel.set_image import ServedSet
 from wdsfs.mount import daemon
@@ -109,7 +109,7 @@ def write_image(
     target, view = os.path.abspath(os.fsencode(output)), tree.view(opening.tolerance.allow_missing)
     top = os.path.dirname(target) if base is None else os.path.abspath(os.fsencode(base))
     about = manifest.ImageOptions(
-        *(owner, top, erofs.OLDEST_KERNEL, tree.merge, tree.composition.public_text),
+        *(owner, top, erofs_header.OLDEST_KERNEL, tree.merge, tree.composition.public_text),
         directory=os.getcwdb() if tree.composition.names_files else None,
     )
     with (

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from wdsfs import host, mount_registry, mount_table
+from wdsfs import host, mount_registry, mount_table, mount_users
 from wdsfs.errors import CommitError, MountError, OverlayBusy, OverlayUnusable, bytes_text, several
 from wdsfs.formats import OtherVersion
 from wdsfs.mount import live_mount
@@ -292,7 +292,7 @@ def _continue(daemon: Registration) -> None:
 
 def _why_still(daemon: Registration, device: int) -> str:
     """Return why a daemon may outlive its mount, and what to do."""
-    holders = mount_table.holders(device) if device else []
+    holders = mount_users.holders(device) if device else []
     if holders:
         who = several([str(pid) for pid in holders])
         return (

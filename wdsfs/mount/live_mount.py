@@ -1,6 +1,6 @@
 """The interface to a live mount of either engine: its report and set; freezes, refreshes, restores, ends it.
 
-`live_fuse.py` and `live_kernel.py` implement it, `search.py` finds mounts. No command asks for the engine.
+`live_fuse.py` and `live_kernel.py` implement it, `mount_search.py` finds mounts. No command asks for the engine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from wdsfs import host, mount_table
+from wdsfs import host, mount_table, mount_users
 from wdsfs.errors import DEAD_MOUNT_ERRNOS, MountError, several
 from wdsfs.host import in_directory
 from wdsfs.mount_registry import Registration, Talk, forget
@@ -239,6 +239,6 @@ def detach(path: str, lazy: bool) -> None:
 def _busy_text(path: str) -> str:
     """Return the message about a mount that is used: by whom, as far as this user may see."""
     quoted = shlex.quote(path)
-    users = [f"{user.command} ({user.pid}, {user.what})" for user in mount_table.users(os.fsencode(path))]
+    users = [f"{user.command} ({user.pid}, {user.what})" for user in mount_users.users(os.fsencode(path))]
     who = f"by {several(users, _USERS_NAMED)}" if users else f"by whom only root sees: sudo fuser -vm {quoted}"
     return f"{path}: is in use {who}; end that, or detach the mount now: wdsfs umount --lazy {quoted}"

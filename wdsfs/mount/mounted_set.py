@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from wdsfs.errors import ShardError, WdsfsError
 from wdsfs.index.store import Index
-from wdsfs.mount.options import MountOptions
+from wdsfs.mount.mount_options import MountOptions
 from wdsfs.overlay.mounted_overlay import MountedOverlay
 from wdsfs.shards import Shards
 from wdsfs.spec.expand import extended

@@ -20,8 +20,8 @@ from wdsfs.kernel.image_mount import ImageMount, end_if_wrong
 from wdsfs.kernel.manifest import is_image
 from wdsfs.kernel.set_image import CannotServe, ServedSet
 from wdsfs.mount import image_session
+from wdsfs.mount.mount_options import AUTO, MountOptions
 from wdsfs.mount.mountpoint import split_options
-from wdsfs.mount.options import AUTO, MountOptions
 from wdsfs.mount_registry import FUSE, canonical
 from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import IMAGE_SUFFIX, expand

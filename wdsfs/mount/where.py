@@ -20,7 +20,7 @@ from typing import NamedTuple
 from wdsfs import mount_table, names
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import NoSuchEntry, ShardError, UsageError, WdsfsError, reason_of
-from wdsfs.mount import search
+from wdsfs.mount import mount_search
 from wdsfs.mount.live_mount import LiveMount
 from wdsfs.overlay.overlaid_tree import number_of
 from wdsfs.overlay.overlay_directory import OverlayDirectory
@@ -116,7 +116,7 @@ def _placed(number: int, path: str) -> tuple[LiveMount, _Place]:
     real = os.path.join(os.path.realpath(parent), base)  # a link itself, not what it leads to
     about = os.lstat(real)
     directory = os.path.dirname(real) if stat.S_ISLNK(about.st_mode) else real
-    mount = search.around(directory)
+    mount = mount_search.around(directory)
     if mount is None:
         raise NoSuchEntry(f"{path}: is in no mount of wdsfs; see: wdsfs status{_image_of_others(directory)}")
     below = os.path.relpath(real, mount.mountpoint).split("/")

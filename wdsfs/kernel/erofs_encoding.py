@@ -1,4 +1,4 @@
-"""Lays out tables of objects and names as the bytes of an image: inodes, directories, stored content.
+"""Encodes tables of objects and names as EROFS bytes: inodes, directories, stored content, and their places.
 
 All work is on whole columns. A directory is blocks of names in order, each block with its entries (12 bytes each)
 in front of their names. A directory that fits into the block of its inode lies there, inline; so does short
@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs.errors import ImageError
-from wdsfs.kernel import erofs
-from wdsfs.kernel.erofs import BLOCK, CHUNKS, DIRENT_SIZE, SLOT, SLOTS_PER_BLOCK
+from wdsfs.kernel import erofs_header
+from wdsfs.kernel.erofs_header import BLOCK, CHUNKS, DIRENT_SIZE, SLOT, SLOTS_PER_BLOCK
 from wdsfs.tree.texts import Ints, Texts
 
 Bytes = NDArray[np.uint8]
@@ -119,7 +119,7 @@ class Outside(NamedTuple):
     @staticmethod
     def directories(holders: Sequence[int], nids: Sequence[int], names: Sequence[bytes]) -> Outside:
         """Return the names of directories in others."""
-        kinds = np.full(len(names), erofs.DIRECTORY, np.int64)
+        kinds = np.full(len(names), erofs_header.DIRECTORY, np.int64)
         return Outside(np.array(holders, np.int64), np.array(nids, np.int64), kinds, Texts.of(names))
 
 
@@ -133,7 +133,7 @@ class Times:
     """
 
     def __init__(self, common_ns: int, since: tuple[int, int]) -> None:
-        self.own = since >= erofs.OWN_TIMES_KERNEL
+        self.own = since >= erofs_header.OWN_TIMES_KERNEL
         self.epoch_ns = 0 if self.own else common_ns
 
     def fit(self, mtime_ns: Ints) -> Marks:
@@ -144,7 +144,7 @@ class Times:
 
 
 def blocks_of_all(sizes: Ints) -> Ints:
-    """Return the numbers of blocks for a column of sizes, as `erofs.blocks_of` for one."""
+    """Return the numbers of blocks for a column of sizes, as `erofs_header.blocks_of` for one."""
     return -(-sizes // BLOCK)
 
 
@@ -182,13 +182,13 @@ class Inodes:
         self.extended, self.owner, self.size, self.number = extended, owner, size, nids
         self.mode, self.links = table.mode, table.links
         self.format = extended.astype(np.int64) | content << 1
-        self.address = np.where(content == CHUNKS, address | erofs.WITH_INDEXES, address)
+        self.address = np.where(content == CHUNKS, address | erofs_header.WITH_INDEXES, address)
         self.seconds, self.nanoseconds = np.divmod(table.mtime_ns, 10**9)
 
     def compact(self, epoch: int) -> Words:
         """Return the short ones, eight words each; their times count from `epoch` (seconds)."""
         at = ~self.extended
-        words = np.zeros((int(at.sum()), erofs.COMPACT_SIZE // 4), np.uint32)
+        words = np.zeros((int(at.sum()), erofs_header.COMPACT_SIZE // 4), np.uint32)
         words[:, 0] = self.format[at]
         words[:, 1] = self.mode[at] | self.links[at] << 16
         words[:, 2] = self.size[at]
@@ -201,7 +201,7 @@ class Inodes:
     def long(self) -> Words:
         """Return the long ones, sixteen words each."""
         at = self.extended
-        words = np.zeros((int(at.sum()), erofs.EXTENDED_SIZE // 4), np.uint32)
+        words = np.zeros((int(at.sum()), erofs_header.EXTENDED_SIZE // 4), np.uint32)
         words[:, 0] = self.format[at]
         words[:, 1] = self.mode[at]
         words[:, 2], words[:, 3] = self.size[at] & 0xFFFFFFFF, self.size[at] >> 32
@@ -232,7 +232,7 @@ def lay_out(
     extended = ~times.fit(table.mtime_ns) | (size > 0xFFFFFFFF) | (table.links > 0xFFFF) | (max(owner) > 0xFFFF)
     plan = _Plan(table, size, extended, is_directory)
     nids = (first_block - metadata) * SLOTS_PER_BLOCK + plan.slot
-    if first_block + plan.blocks > erofs.BLOCKS_MAX:
+    if first_block + plan.blocks > erofs_header.BLOCKS_MAX:
         raise ImageError("the image would have more than 2 TiB; make several images")
     inodes = Inodes(table, size, nids, extended, plan.content, plan.addresses(first_block), owner)
     words = np.zeros(plan.blocks * BLOCK // 4, np.uint32)
@@ -261,7 +261,7 @@ def lay_out_directories(table: Table, nids: Ints, first_block: int, owner: tuple
     listings = _Listings(names)
     ends = np.cumsum(blocks_of_all(listings.size))
     begins = ends - blocks_of_all(listings.size)
-    extended, content = np.ones(len(nids), bool), np.full(len(nids), erofs.PLAIN, np.int64)
+    extended, content = np.ones(len(nids), bool), np.full(len(nids), erofs_header.PLAIN, np.int64)
     inodes = Inodes(table, listings.size, nids, extended, content, first_block + begins, owner)
     words = np.zeros(int(ends[-1]) * BLOCK // 4, np.uint32)
     listings.write(words, begins * BLOCK, resolved(names.child, nids))
@@ -294,23 +294,23 @@ class _Plan:
     """
 
     def __init__(self, table: Table, size: Ints, extended: Marks, is_directory: Marks) -> None:
-        self.inode_size = np.where(extended, erofs.EXTENDED_SIZE, erofs.COMPACT_SIZE)
+        self.inode_size = np.where(extended, erofs_header.EXTENDED_SIZE, erofs_header.COMPACT_SIZE)
         stored = is_directory.copy()
-        tail = np.full(len(size), erofs.CHUNK_SIZE, np.int64)
+        tail = np.full(len(size), erofs_header.CHUNK_SIZE, np.int64)
         self._bits = chunk_bits(size)
         self.one_chunk = ~is_directory
         last = np.zeros(len(size), np.int64)  # bytes of last chunks that are stored
         for number, chunks in table.chunks.items():
-            tail[number], self._bits[number] = len(chunks.block) * erofs.CHUNK_SIZE, chunks.bits
+            tail[number], self._bits[number] = len(chunks.block) * erofs_header.CHUNK_SIZE, chunks.bits
             last[number] = len(chunks.stored)
         self.one_chunk[[*table.chunks]] = False
         self.one_chunk[table.stored.objects] = False
         stored[table.stored.objects] = True
-        if len(size) and int(self._bits.max()) > erofs.CHUNK_BITS_MAX:
+        if len(size) and int(self._bits.max()) > erofs_header.CHUNK_BITS_MAX:
             raise ImageError("a member has more than 1 TiB, which EROFS does not take; mount by FUSE")
         inside = stored & (size <= BLOCK - self.inode_size)
         tail[stored] = np.where(inside, size, 0)[stored]
-        self.content = np.where(stored, np.where(inside, erofs.INLINE, erofs.PLAIN), CHUNKS)
+        self.content = np.where(stored, np.where(inside, erofs_header.INLINE, erofs_header.PLAIN), CHUNKS)
         slots = -(-(self.inode_size + tail) // SLOT)
         self.slot = places(slots, inside)
         used = int((self.slot + slots).max()) if len(slots) else 0
@@ -321,7 +321,7 @@ class _Plan:
 
     def addresses(self, first_block: int) -> Ints:
         """Return the field of each inode that says where its content is."""
-        of_blocks = np.where(self.place < 0, erofs.NO_BLOCK, first_block + self.place // BLOCK)
+        of_blocks = np.where(self.place < 0, erofs_header.NO_BLOCK, first_block + self.place // BLOCK)
         return np.where(self.content == CHUNKS, self._bits, of_blocks)
 
 
@@ -407,7 +407,7 @@ def sorted_names(table: Table) -> Names:
     return Names(
         holder[order],
         np.concatenate([table.child, objects, table.parent])[order],
-        np.concatenate([table.kind, np.full(2 * count, erofs.DIRECTORY, np.int64)])[order],
+        np.concatenate([table.kind, np.full(2 * count, erofs_header.DIRECTORY, np.int64)])[order],
         text.take(order),
     )
 

@@ -39,7 +39,7 @@ class Pushed(NamedTuple):
     listed: int
 
 
-class Passes:
+class PassNotes:
     """The shared memory in which workers note each READ, and the pipe by which they call the pusher."""
 
     def __init__(self) -> None:

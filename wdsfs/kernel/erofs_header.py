@@ -1,6 +1,6 @@
-"""The EROFS format, as far as images need it: super block, device table, numbers of inodes and chunks.
+"""The header of an EROFS image: super block, device table, and the numbers of the format.
 
-Without NumPy, for a mount imports this; inodes are encoded by columns (`layout.py`).
+Without NumPy, for a mount imports this; inodes and directories are encoded by columns (`erofs_encoding.py`).
 
 Images use blocks of 512 bytes, as tars do, so that a member begins at a block of its shard. Everything is
 little-endian. The kernel's documentation describes the format (filesystems/erofs.rst, erofs_fs.h).
