@@ -49,7 +49,6 @@ from wdsfs.packing.replacement import plan_to_json, read_plan
 from wdsfs.shards import Fingerprint
 from wdsfs.spec import braces, index_file
 from wdsfs.spec.expand import expand
-from wdsfs.tar import streams
 from wdsfs.tree import content as content_module
 from wdsfs.tree import json_fields, label_files, options
 from wdsfs.tree.shard_set import ShardSet
@@ -176,16 +175,6 @@ def compressed_tar(directory: Path) -> tuple[Sequence[bytes], Read]:
         Record(record_of_file.build_file(os.fsencode(_written(directory / "s.tar", content))))
 
     return [pack(plain) + pack(plain) for pack in _COMPRESSED.values()], read
-
-
-@target(examples=100)
-def compressed_member(directory: Path) -> tuple[Sequence[bytes], Read]:
-    def read(content: bytes) -> None:
-        for codec, suffix in enumerate(streams.SUFFIXES):
-            with contextlib.suppress(WdsfsError):
-                assert isinstance(streams.decode(codec, content), bytes), suffix
-
-    return [pack(b"content" * 99) for pack in _COMPRESSED.values()], read
 
 
 @target(examples=100)

@@ -109,7 +109,7 @@ def test_a_shell_completes_commands_options_values_and_paths(
         terminal.wait_for("ready> ")
         for typed, line in (
             ("wdsfs umou\t", "wdsfs umount "),
-            ("wdsfs mount --decode\t", "--decode-members "),
+            ("wdsfs mount --dup\t", "--duplicates "),
             ("wdsfs mount --merg\t", "--merge "),
             ("wdsfs mount --layout cl\t", "--layout classes "),
             ("wdsfs mount --layout=cl\t", "--layout=classes"),
@@ -160,7 +160,7 @@ def test_fish_completes(program: Program) -> None:
         return [row.split("\t")[0] for row in found.stdout.decode().splitlines()]
 
     assert offered("wdsfs umou") == ["umount"]
-    assert offered("wdsfs mount --decode") == ["--decode-members"]
+    assert offered("wdsfs mount --dup") == ["--duplicates"]
     assert offered("wdsfs mount --layout=cl") == ["--layout=classes"]
     assert offered("wdsfs mount shards/tr") == ["shards/train-000.tar"]
 

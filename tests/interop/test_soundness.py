@@ -370,14 +370,14 @@ def test_strict_refuses_what_is_not_sound(program: Program, content: bytes, find
 def test_what_a_view_cannot_read_is_listed_by_strict_and_not_by_check(program: Program) -> None:
     samples = [tars.member(b"%d.json" % number, b"{" if number % 2 else b'{"t": "x"}') for number in range(6)]
     program.write("a.tar", tars.tar(*samples))
-    program.write("b.tar", tars.tar(tars.member(b"x.txt.gz", b"no gzip"), tars.member(b"x.json", b"{}")))
-    options = ("--field", "c.txt=json:t", "--decode-members", "{a,b}.tar")
+    program.write("b.tar", tars.tar(tars.member(b"x.json", b"]")))
+    options = ("--field", "c.txt=json:t", "{a,b}.tar")
     said = program.run("ls", *options).stderr.decode().splitlines()
     assert [line.rpartition("; ")[2] for line in said] == ["--strict lists all"] * 2
     assert "1.json" in said[0]
     assert "(and 2 more)" in said[0]
     refused = program.run("ls", "--strict", *options, code=3).stderr.decode()
-    assert [refused.count(f"[{kind}]") for kind in ("broken field", "not decoded")] == [3, 1]
+    assert refused.count("[broken field]") == 4
     assert "--strict: " in refused
     program.write("b.tar", tars.tar(tars.member(b"x.json", b"{}")))
     assert program.run("check", "{a,b}.tar").stdout == b""

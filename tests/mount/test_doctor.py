@@ -481,7 +481,6 @@ def test_a_report_names_the_options_of_a_view() -> None:
         duplicates="first",
         join=("a",),
         associate=("a",),
-        decode=True,
         classes=True,
         class_names="a",
         class_digits=1,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import tarfile
@@ -95,11 +94,11 @@ def test_samples_are_split_up_anew_and_sorted(program: Program) -> None:
     assert [one["nsamples"] for one in listed["shardlist"]] == [2, 1]
 
 
-def test_joined_decoded_and_labelled_columns_are_packed(program: Program) -> None:
-    write(program.home / "s.tar", [(b"k", [(b"txt.gz", gzip.compress(b"text")), (b"big", bytes(3 << 20))])])
+def test_joined_and_labelled_columns_are_packed(program: Program) -> None:
+    write(program.home / "s.tar", [(b"k", [(b"txt", b"text"), (b"big", bytes(3 << 20))])])
     write(program.home / "j.tar", [(b"k", [(b"depth", b"D")])])
     as_lines(program.home / "l.jsonl", [{"key": "k", "label": 7}])
-    options = ("--join", "j.tar", "--associate", "l.jsonl", "--decode-members", "--columns", "text=txt")
+    options = ("--join", "j.tar", "--associate", "l.jsonl", "--columns", "text=txt")
     more = ("--columns", "depth", "--columns", "label", "--columns", "big")
     program.run("commit", *options, *more, "-o", "new.tar", "s.tar")
     found = dict(members(program.home / "new.tar"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gzip
 import json
 import os
 import tempfile
@@ -195,15 +194,14 @@ def test_a_column_of_the_name_of_a_field(tmp_path: Path) -> None:
     assert [columns[1] for _, columns in found] == [(b"txt", b"A"), (b"txt", b"B")]
 
 
-def test_fields_of_joined_decoded_and_labelled_columns(tmp_path: Path) -> None:
-    write(tmp_path / "j.tar", [(b"k", [(b"meta.json.gz", gzip.compress(document(t="joined")))])])
+def test_fields_of_joined_and_labelled_columns(tmp_path: Path) -> None:
+    write(tmp_path / "j.tar", [(b"k", [(b"meta.json", document(t="joined"))])])
     labels = as_lines(tmp_path / "l.jsonl", [{"key": "k", "extra": {"t": "label"}}])
     found = one_shard(
         tmp_path,
         [(b"k", [(b"JSON", document(t="own"))])],
         join=(str(tmp_path / "j.tar"),),
         associate=(str(labels),),
-        decode=True,
         ignore_case=True,
         fields=fields_of(["a=json:t", "b=meta.json:t", "c=extra:t"]),
         columns=columns_of(["x=json"]),
@@ -330,7 +328,7 @@ def test_a_view_with_names_and_fields_is_what_the_model_says(
 ) -> None:
     typed: dict[str, Any] = {"columns": columns, "field": fields, "missing": missing, "duplicates": duplicates}
     others = dict.fromkeys(["class_from", "class_names", "class_digits"])
-    others |= {"decode_members": False, "ignore_case": False, "join": (), "associate": ()}
+    others |= {"ignore_case": False, "join": (), "associate": ()}
     try:
         wanted = composition_of("samples", **typed, **others)
     except UsageError:

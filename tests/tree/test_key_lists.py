@@ -247,8 +247,8 @@ def test_a_mount_waits_for_the_first_shard_with_a_sample_alone(tmp_path: Path) -
         assert [indexed(below.record, 2).paths(), whole.record(2).paths()] == [[b"y"]] * 2
         assert keys_missing(below) is None
         assert not below.rest_waits
-    decoded = replace(options, decode=True)  # which may refuse a shard, so all have to be known
-    with a_view(tmp_path / "all", shards, decoded, indexed=False) as below:
+    cased = replace(options, ignore_case=True)  # which may refuse a shard, so all have to be known
+    with a_view(tmp_path / "all", shards, cased, indexed=False) as below:
         assert isinstance(below, ViewSet)
         below.index.refresh(shards)
         assert below.make(some=True) is None

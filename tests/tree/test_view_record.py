@@ -1,4 +1,4 @@
-"""Views made of records: columns, joins, labels, decoded members, classes; and what happens when they change.
+"""Views made of records: columns, joins, labels, classes; and what happens when they change.
 
 Most of it below the mount: what a derived record shows, with the content it leads to, is compared with a naive
 model, which is a few lines over lists of samples.
@@ -6,14 +6,11 @@ model, which is a few lines over lists of samples.
 
 from __future__ import annotations
 
-import bz2
 import contextlib
 import csv
-import gzip
 import io
 import itertools
 import json
-import lzma
 import os
 import random
 import sqlite3
@@ -25,25 +22,34 @@ from unittest.mock import Mock
 
 import pytest
 
+import wdsfs
 from tests import sets, tars
 from tests.conftest import BOTH_ENGINES, Program
 from tests.processes import wait_until
 from wdsfs import names
+from wdsfs.cli import mount_helper
 from wdsfs.errors import NoSuchAttribute, ShardError, StaleShard, UnreadableShard, UsageError, ViewError
-from wdsfs.extras import zstd
 from wdsfs.index.record import STRAY
 from wdsfs.index.store import open_index
 from wdsfs.shards import Fingerprint, Shard
 from wdsfs.spec.expand import Slice, expand
 from wdsfs.storage import source
-from wdsfs.tar import streams
 from wdsfs.tree import content as content_module
-from wdsfs.tree import label_files, shard_set, view_set, view_sources
+from wdsfs.tree import label_files, shard_set, view_set
 from wdsfs.tree import options as tree_options
 from wdsfs.tree.classes import numbers_of
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.numbered_tree import make_numbered, samples_of
-from wdsfs.tree.options import EMPTY, ERROR, SKIP, Composition, class_source, columns_of, read_class_names
+from wdsfs.tree.options import (
+    EMPTY,
+    ERROR,
+    SKIP,
+    Composition,
+    class_source,
+    columns_of,
+    fields_of,
+    read_class_names,
+)
 from wdsfs.tree.shard_set import NotIndexed, ShardSet, indexed
 from wdsfs.tree.tree import View
 from wdsfs.tree.view_set import ViewSet, is_view, open_set
@@ -438,24 +444,21 @@ def test_a_label_has_the_time_of_its_file(tmp_path: Path) -> None:
 
 
 def test_columns_that_differ_in_letter_case(tmp_path: Path) -> None:
-    """With --ignore-case they are one column: for what wins, what clashes and what is decoded."""
-    own = [(b"JPG", b"own"), (b"JSON.GZ", gzip.compress(b"{}", mtime=0))]
-    shard = write(tmp_path / "s.tar", [(b"a", own)])
+    """With --ignore-case they are one column: for what wins, and what clashes."""
+    shard = write(tmp_path / "s.tar", [(b"a", [(b"JPG", b"own")])])
     file = as_csv(tmp_path / "l.csv", [{"key": "a", "jpg": "label"}])
     write(tmp_path / "j.tar", [(b"a", [(b"Jpg", b"joined"), (b"depth", b"D")])])
 
     def shows(**options: Any) -> list[tuple[bytes, bytes]]:
         with a_view(tmp_path, [shard], Composition(ignore_case=True, **options)) as below:
             [(_, columns)] = shown(below, 0)
-            return [one for one in columns if one[0] != b"json.gz"]
+            return columns
 
     assert shows(associate=(str(file),)) == [(b"jpg", b"label")]
     assert shows(associate=(str(file),), columns=columns_of(["JPG"])) == [(b"JPG", b"label")]
     with pytest.raises(ViewError, match="has the column 'Jpg', and so"):
         shows(join=(str(tmp_path / "j.tar"),))
     assert shows(join=(str(tmp_path / "j.tar"),), duplicates=EMPTY) == [(b"jpg", b"own"), (b"depth", b"D")]
-    assert shows(decode=True) == [(b"jpg", b"own"), (b"json", b"{}")]
-    assert shows(decode=True, columns=columns_of(["Json"])) == [(b"Json", b"{}")]
 
 
 def test_rows_that_are_missing_or_there_twice(tmp_path: Path) -> None:
@@ -569,49 +572,6 @@ def test_label_files_that_cannot_be_meant(tmp_path: Path) -> None:
         label_files.label_file(str(tmp_path / "l.txt"))
     with pytest.raises(UsageError, match="there is no such file"):
         label_files.label_file(str(tmp_path / "none.csv"))
-
-
-# --- decoded members --------------------------------------------------------------------------------------
-
-ZSTD = zstd()
-CODED = {b"gz": gzip.compress, b"bz2": bz2.compress, b"xz": lzma.compress, b"zst": ZSTD.compress}
-
-
-def test_compressed_members_are_shown_decoded_beside_themselves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(view_sources, "DECODED_BYTES", 2500)
-    whole = {suffix: random.Random(suffix).randbytes(1000) for suffix in CODED}
-    samples = [(b"k", [(b"x%d." % n + suffix, CODED[suffix](whole[suffix])) for n, suffix in enumerate(CODED)])]
-    found = one_shard(tmp_path, samples, decode=True)[0][1]
-    assert found == samples[0][1] + [(b"x%d" % n, whole[suffix]) for n, suffix in enumerate(CODED)]
-    two = gzip.compress(b"one") + gzip.compress(b"two")
-    members = [(b"json.gz", two), (b"txt.gz", two), (b"txt", b"own"), (b"gz", two)]
-    assert one_shard(tmp_path, [(b"k", members)], decode=True) == [(b"k", [*members, (b"json", b"onetwo")])]
-    assert one_shard(tmp_path, [(b"k", members)], decode=True, columns=columns_of(["json", "txt"])) == [
-        (b"k", [(b"txt", b"own"), (b"json", b"onetwo")])
-    ]
-
-
-def test_members_that_cannot_be_decoded_are_shown_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streams, "DECODED_MAX", 1000)
-    good = gzip.compress(bytes(1000))
-    bad = [
-        (b"a.gz", good[:-9]),
-        (b"b.gz", gzip.compress(bytes(1001))),
-        (b"c.xz", b"no"),
-        (b"d.zst", ZSTD.compress(bytes(1000))[:-3]),
-    ]
-    shard = write(tmp_path / "s.tar", [(b"k", [*bad, (b"e.gz", good)])])
-    with a_view(tmp_path, [shard], Composition(decode=True)) as below:
-        extensions = [ext for ext, _ in shown(below, 0)[0][1]]
-        assert extensions == [b"a.gz", b"b.gz", b"c.xz", b"d.zst", b"e.gz", b"e"]
-        problems = [problem for problem in settled(below, 0).problems if problem.kind == "not decoded"]
-        assert [problem.text.split(":")[0] for problem in problems] == ["k.a.gz", "k.b.gz", "k.c.xz", "k.d.zst"]
-        assert [problem.offset for problem in problems] == [0, 2 * tars.BLOCK, 4 * tars.BLOCK, 6 * tars.BLOCK]
-        assert below.summary(0).problems == 4
 
 
 def _refuse_import(name: str) -> None:
@@ -834,24 +794,22 @@ class Case:
 def a_case(seed: int) -> Case:
     choose = random.Random(seed)
     keys = [b"%s%d" % (choose.choice([b"", b"d/", b"e.f/g/"]), n) for n in range(8)]
-    extensions = [b"jpg", b"PNG", b"cls", b"json.gz"]
+    extensions = [b"jpg", b"PNG", b"cls", b"json"]
 
     def samples(count: int, columns: Sequence[bytes], whole: float) -> list[Sample]:
         chosen = list(columns)
         return [
-            (key, [(ext, coded(ext, key)) for ext in chosen if choose.random() < whole] or [(b"jpg", key)])
+            (key, [(ext, content(ext, key)) for ext in chosen if choose.random() < whole] or [(b"jpg", key)])
             for key in choose.sample(keys, count)
         ]
 
-    def coded(ext: bytes, key: bytes) -> bytes:
-        text = key + ext + b"%d" % choose.randrange(9)
-        return gzip.compress(text, mtime=0) if ext.endswith(b".gz") else text
+    def content(ext: bytes, key: bytes) -> bytes:
+        return key + ext + b"%d" % choose.randrange(9)
 
     options: dict[str, Any] = {"missing": choose.choice([SKIP, EMPTY]), "duplicates": choose.choice([SKIP, EMPTY])}
     if choose.random() < 0.6:
         options["columns"] = columns_of(choose.choice([["jpg;png"], ["cls", "json", "depth"], ["png;depth", "n"]]))
         options["ignore_case"] = choose.random() < 0.5
-    options["decode"] = choose.random() < 0.5
     name = choose.choice(["cls", "Cls"])
     rows = [{"key": os.fsdecode(key), "n": str(n), name: "L"} for n, key in enumerate(choose.choices(keys, k=6))]
     return Case(
@@ -888,8 +846,6 @@ def model_of(
         return ext.lower() if wanted.ignore_case else ext
 
     def asked(ext: bytes) -> bool:
-        if wanted.decode and ext.endswith(b".gz") and asked(ext[:-3]):
-            return True
         return not named or ext in named or (wanted.ignore_case and ext.lower() in folded)
 
     if case.others:
@@ -907,13 +863,6 @@ def model_of(
             if any(fold(ext) in own for ext, _ in further) and wanted.duplicates == SKIP:
                 return None
             columns += [(ext, content) for ext, content in further if fold(ext) not in own]
-    if wanted.decode:
-        there = {ext for ext, _ in columns}
-        columns += [
-            (ext[:-3], gzip.decompress(content))
-            for ext, content in columns
-            if ext.endswith(b".gz") and ext[:-3] not in there and asked(ext[:-3])
-        ]
     if case.rows:
         rows = [row for row in case.rows if os.fsencode(row["key"]) == key]
         if (not rows and wanted.missing == SKIP) or (len(rows) > 1 and wanted.duplicates == SKIP):
@@ -1076,13 +1025,12 @@ def test_a_shard_that_changes_below_a_view(tmp_path: Path) -> None:
 
 
 def test_where_a_file_comes_from(tmp_path: Path) -> None:
-    shard = write(tmp_path / "s.tar", [(b"d/k", [(b"json.gz", gzip.compress(b"{}"))])])
+    shard = write(tmp_path / "s.tar", [(b"d/k", [(b"json", b"{}")])])
     other = write(tmp_path / "j.tar", [(b"x", [(b"a", b"")]), (b"./d/k", [(b"depth", b"D")])])
     file = as_lines(tmp_path / "l.jsonl", [{"key": "d/k", "cls": 3}])
     wanted = Composition(
         join=(str(tmp_path / "j.tar"),),
         associate=(str(file),),
-        decode=True,
         columns=columns_of(["json", "depth", "cls", "none"]),
         missing=EMPTY,
     )
@@ -1093,7 +1041,7 @@ def test_where_a_file_comes_from(tmp_path: Path) -> None:
             return tree.getxattr(tree.resolve(b"s/d/k/" + path).inode, b"user.wdsfs." + what)
 
         assert told(b"json", b"shard") == shard.path
-        assert told(b"json", b"member") == b"d/k.json.gz"
+        assert told(b"json", b"member") == b"d/k.json"
         assert told(b"depth", b"shard") == other.path
         assert told(b"depth", b"member") == b"./d/k.depth"
         assert told(b"depth", b"key") == b"./d/k"
@@ -1159,12 +1107,12 @@ def test_a_joined_record_that_is_gone_is_made_again_for_an_attribute(tmp_path: P
 
 def test_a_derived_record_says_of_what_it_is_made(tmp_path: Path) -> None:
     """As docs/reference/formats.md has it: places with kind, path, fingerprint; an address for each member."""
-    shard = write(tmp_path / "s.tar", [(b"d/a", [(b"jpg", b"J"), (b"x.gz", gzip.compress(b"X"))])])
+    shard = write(tmp_path / "s.tar", [(b"d/a", [(b"jpg", b"J"), (b"json", b'{"x": 1}')])])
     file = as_lines(tmp_path / "l.jsonl", [{"key": "d/a", "label": 7}])
     wanted = Composition(
         associate=(str(file),),
-        decode=True,
-        columns=columns_of(["jpg", "x", "label", "none"]),
+        fields=fields_of(["x=json:x"]),
+        columns=columns_of(["jpg", "label", "none"]),
         missing=EMPTY,
     )
     with a_view(tmp_path, [shard], wanted) as below:
@@ -1182,7 +1130,7 @@ def test_a_derived_record_says_of_what_it_is_made(tmp_path: Path) -> None:
             ]["kind"]
             for member in range(one.members)
         }
-    assert kinds == {b"jpg": "shard", b"x": "decoded", b"label": "values", b"none": "empty"}
+    assert kinds == {b"jpg": "shard", b"x": "field", b"label": "values", b"none": "empty"}
 
 
 def test_a_table_of_labels_is_as_format_md_says(tmp_path: Path) -> None:
@@ -1323,13 +1271,29 @@ def test_a_class_that_is_too_long_for_the_others_is_never_shown(program: Program
 
 def test_options_that_do_not_go_together() -> None:
     options: dict[str, Any] = dict.fromkeys(("columns", "join", "associate"), ())
-    options |= {"ignore_case": False, "decode_members": False, "missing": ERROR, "duplicates": ERROR}
+    options |= {"ignore_case": False, "missing": ERROR, "duplicates": ERROR}
     for name, value in (("class_from", "x"), ("class_names", "x"), ("class_digits", 0)):
         further = {"class_from": None, "class_names": None, "class_digits": None, name: value}
         with pytest.raises(UsageError, match="is for --layout classes"):
             tree_options.composition_of("samples", **options, **further)
     with pytest.raises(UsageError, match="is for --layout samples"):
         tree_options.TreeOptions("classes", "full").view()
+
+
+def test_decode_members_is_refused_with_the_way_out(program: Program) -> None:
+    """As typed, in fstab, by a program, and of a mount that an older wdsfs has made."""
+    write(program.home / "s.tar", AB)
+    way_out = "decode compressed members in the loader, or with zcat FILE"
+    for command in ("ls", "cat", "mount"):
+        places = {"ls": [], "cat": ["s/a"], "mount": [str(program.mountpoint)]}[command]
+        said = program.refused(command, "s.tar", *places, "--decode-members", code=2)
+        assert f"--decode-members: no longer an option; {way_out}" in said
+    call = mount_helper.translate(["s.tar", "/m", "-o", "decode-members"])
+    assert "--decode-members" in call.arguments
+    with pytest.raises(UsageError, match=f"decode_members: no longer an option; {way_out}"):
+        wdsfs.samples(str(program.home / "s.tar"), decode_members=True)  # type: ignore[call-arg]  # a program of last year
+    with pytest.raises(UsageError, match=f"{way_out}, and mount without it"):
+        tree_options.parse_composition("samples", "--columns jpg --decode-members")
 
 
 def test_what_commands_refuse(program: Program) -> None:

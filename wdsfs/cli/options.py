@@ -700,7 +700,6 @@ _COMPOSITION: dict[str, Decorator[Any]] = {
         help="Add columns (labels, captions) from FILE (.sqlite[:TABLE], .csv, .tsv, .jsonl) by key; they "
         "replace those of the shards; repeatable.",
     ),
-    "decode_members": flag("--decode-members", "Show x.json.gz also unpacked, as x.json (gz, bz2, xz, zst)."),
 }
 
 _INDEX_TREE = flag(
@@ -710,16 +709,17 @@ _INDEX_TREE = flag(
 
 view_options = handing_over("tree", _plain_tree, group_in_section(_SHOWN, _view_group("samples", "files")))
 
+_DECODE = retired("--decode-members", "decode compressed members in the loader, or with zcat FILE")
+
 # Of a command that shows no tree, and so has no layout.
-composition_options = handing_over(
-    "composition",
-    _composition,
-    group_in_section(
-        _SHOWN, {name: option for name, option in _COMPOSITION.items() if not name.startswith("class_")}
-    ),
+_FOR_COLUMNS = {name: option for name, option in _COMPOSITION.items() if not name.startswith("class_")}
+composition_options = _all_of(
+    handing_over("composition", _composition, group_in_section(_SHOWN, _FOR_COLUMNS)), _DECODE
 )
 
 _TREE = group_in_section(_SHOWN, {**_view_group("samples", "files", "classes"), **_COMPOSITION})
 
-tree_options = handing_over("tree", _tree, _TREE)
-numbered_tree_options = handing_over("tree", _tree, {**_TREE, "index_tree": in_section(_SHOWN, _INDEX_TREE)})
+tree_options = _all_of(handing_over("tree", _tree, _TREE), _DECODE)
+numbered_tree_options = _all_of(
+    handing_over("tree", _tree, {**_TREE, "index_tree": in_section(_SHOWN, _INDEX_TREE)}), _DECODE
+)

@@ -34,7 +34,7 @@ from wdsfs.storage import source
 from wdsfs.storage.source import TarBytes, open_beside
 from wdsfs.tar import compressed, headers, scan, streams
 from wdsfs.tar.columns import Chunk
-from wdsfs.tar.problems import HARMLESS, NO_TAR, OF_VIEWS, Problem, Problems
+from wdsfs.tar.problems import BROKEN_FIELD, HARMLESS, NO_TAR, Problem, Problems
 from wdsfs.tree.draft import COLUMNS_NAMED
 from wdsfs.tree.shard_set import ShardSet, indexed
 from wdsfs.tree.view_set import ViewSet
@@ -658,7 +658,7 @@ def _findings_of_view(below: ShardSet) -> Iterator[str]:
     for number in below.numbers:
         with suppress(ShardError):  # reported already, of its source shard
             record, path = indexed(below.record, number), below.path_text(number)
-            of_view = [problem for problem in record.problems if problem.kind in OF_VIEWS]
+            of_view = [problem for problem in record.problems if problem.kind == BROKEN_FIELD]
             yield from (
                 LintFinding(problem.kind, problem.offset, "", problem.text).line(path) for problem in of_view
             )

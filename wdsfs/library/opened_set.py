@@ -16,7 +16,16 @@ from wdsfs import host
 from wdsfs.errors import UsageError
 from wdsfs.spec.expand import anchored, anchored_file
 from wdsfs.tree.opening import opened
-from wdsfs.tree.options import OF_CLASSES, Composition, Opening, Progress, Tolerance, composition_of, selection_of
+from wdsfs.tree.options import (
+    DECODE_OTHERWISE,
+    OF_CLASSES,
+    Composition,
+    Opening,
+    Progress,
+    Tolerance,
+    composition_of,
+    selection_of,
+)
 from wdsfs.tree.shard_set import ShardSet
 
 logging.getLogger("wdsfs").addHandler(logging.NullHandler())  # nothing is written unless the program wants it
@@ -37,7 +46,6 @@ class SetOptions(TypedDict, total=False):
     join: str | Sequence[str]
     associate: str | Sequence[str]
     ignore_case: bool
-    decode_members: bool
     missing: str
     duplicates: str
     keys: str | os.PathLike[str] | None
@@ -56,7 +64,7 @@ class SetOptions(TypedDict, total=False):
 
 _DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("columns", "field", "join", "associate"), ()),
-    **dict.fromkeys(("ignore_case", "decode_members"), False),
+    "ignore_case": False,
     **dict.fromkeys(("missing", "duplicates"), "error"),
 }
 _SELECTION = ("split", "shard_id", "num_shards", "ignore_zeros", "group_by_key", "base")
@@ -88,6 +96,8 @@ class OpenedSet:
         self.sent = [anchored(spec) for spec in self.shards], _anchored(self.options)
 
     def _open(self, whole: bool, progress: Report | None) -> None:
+        if self.options.pop("decode_members", False):
+            raise UsageError(f"decode_members: no longer an option; {DECODE_OTHERWISE}")
         known = {*SetOptions.__annotations__, *OF_CLASSES}
         for name in self.options.keys() - known:
             raise TypeError(f"there is no option {name!r}")

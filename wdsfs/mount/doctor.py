@@ -85,7 +85,7 @@ _OF_MOUNT = (
     "restarts failures memory_bytes uptime_seconds unfinished_commit"
 )
 _OF_VIEW = (
-    "--associate --class-digits --class-from --class-names --columns --decode-members --duplicates --field "
+    "--associate --class-digits --class-from --class-names --columns --duplicates --field "
     "--ignore-case --join --keys --missing"
 )
 _FOR_TESTS = re.compile(r"extra == .(bench|dali|demo|dev|release|test|tools)")

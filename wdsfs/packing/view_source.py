@@ -45,7 +45,7 @@ from wdsfs.packing.source_layout import SourceLayout, layout, pieces_of
 from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import CHUNK
 from wdsfs.tar import headers
-from wdsfs.tar.problems import HARMLESS, UNDECODED
+from wdsfs.tar.problems import HARMLESS
 from wdsfs.tree import content as content_module
 from wdsfs.tree import key_lists
 from wdsfs.tree.label_files import ORDER, LabelFile, label_file
@@ -100,8 +100,8 @@ class ViewCommit:
     """A commit of what `lower` shows. `options` are those of the output.
 
     `parts` are new sets of its samples; without them there is one, in the order of the set. `on_shard` is called
-    after each shard of the set. Members that cannot be decoded are packed as they are stored. Shards are written
-    `jobs` at a time, if all samples in them are copied as they are.
+    after each shard of the set. Shards are written `jobs` at a time, if all samples in them are
+    copied as they are.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class ViewCommit:
             if not indexed(self.lower.summary, number).problems:
                 continue
             for problem in indexed(self.lower.record, number).problems:
-                if problem.kind not in HARMLESS | {UNDECODED}:
+                if problem.kind not in HARMLESS:
                     text = "leave out the shard, the option, or the samples"
                     raise CommitError(f"{self.lower.path_text(number)} is damaged ({problem.text}): {text}")
 

@@ -15,9 +15,8 @@ HARMLESS = frozenset(("no end mark", "behind end mark", "dangling link", "traili
 # Kinds that mean that the file is not a tar: there is nothing to show.
 NO_TAR = frozenset(("not a tar", "empty", "compressed"))
 
-# Kinds of members that a view cannot make: tars have no such problem, so `wdsfs check` does not find it.
-BROKEN_FIELD, UNDECODED = "broken field", "not decoded"
-OF_VIEWS = frozenset((BROKEN_FIELD, UNDECODED))
+# A member that a view cannot make: tars have no such problem, so `wdsfs check` does not find it.
+BROKEN_FIELD = "broken field"
 
 
 class Problem(NamedTuple):

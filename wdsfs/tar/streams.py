@@ -1,16 +1,13 @@
-"""Compressed streams: recognises gzip, bzip2, xz and zstd, and decodes whole files and single members.
+"""Compressed streams: recognises gzip, bzip2, xz and zstd, and decodes whole files.
 
-A file may have any number of streams; decoding takes bounded memory and linear time. The suffixes of members that
-are compressed one by one, such as `x.json.gz`, are those that the webdataset library (`autodecode.gzfilter`: gz)
-and Hugging Face datasets (all four) decode.
+A file may have any number of streams; decoding takes bounded memory and linear time.
 
 Sources: RFC 1952 (gzip: several members are one file; zeros after them), the xz file format 1.1.0 (several
 streams, padding), RFC 8878 (zstd: frames, skippable ones too). Anything else after the data is ignored, as gzip
 does.
 
 A stream may ask for any amount of memory before its first byte: an xz dictionary up to 4 GiB, a zstd window up to
-2 GiB. One that asks for more than `memory_limit` is refused. The others need 4 MB at the most. Loads no NumPy: a
-mount needs `codec_of` before it needs NumPy.
+2 GiB. One that asks for more than `memory_limit` is refused. The others need 4 MB at the most.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ import zlib
 from collections.abc import Callable
 from typing import Protocol
 
-from wdsfs.errors import CorruptShard, counted, parse_size
+from wdsfs.errors import counted, parse_size
 from wdsfs.extras import zstd
 from wdsfs.names import SHARD_SUFFIXES
 from wdsfs.storage import source
@@ -265,53 +262,3 @@ class _Input:
         self._next += len(more)
         self._data, self._at = self._data[self._at :] + more, 0
         return bool(more)
-
-
-SUFFIXES = (b".gz", b".bz2", b".xz", b".zst")  # of members
-_KINDS = ("gzip", "bzip2", "xz", "zstd")  # in the same order
-_WRONG = {TRAILING: "something else follows it", TRUNCATED: "it is cut off", DAMAGED: "it is damaged"}
-DECODED_MAX = 64 << 20  # bytes; a larger one is not decoded: it would be a bomb, or not fit into a worker's memory
-
-
-def codec_of(extension: bytes) -> tuple[int, bytes] | None:
-    """Return the number of the codec in SUFFIXES and the extension without its suffix; None for any other."""
-    for number, suffix in enumerate(SUFFIXES):
-        if extension.endswith(suffix) and len(extension) > len(suffix):
-            return number, extension[: -len(suffix)]
-    return None
-
-
-def decode(codec: int, data: bytes) -> bytes:
-    """Return the content of `data`, of all its streams.
-
-    Raises CorruptShard if the data is of another kind, is cut off, or contains more than DECODED_MAX bytes;
-    UsageError if the library for it is not installed.
-    """
-    name, content = SUFFIXES[codec][1:].decode(), bytearray()
-
-    def write(part: bytes) -> None:
-        content.extend(part)
-        if len(content) > DECODED_MAX:
-            raise CorruptShard(f"holds more than {DECODED_MAX >> 20} MiB, the most that is decoded")
-
-    try:
-        state, size = unpack(_KINDS[codec], BytesReader(data), write)
-    except TooLarge as error:
-        raise CorruptShard(f"is not decoded: {error}") from None
-    if state != WHOLE:
-        why = _WRONG[state] if size or state != TRAILING else "it begins with something else"
-        raise CorruptShard(f"is not whole {name} data ({why})")
-    return bytes(content)
-
-
-class BytesReader:
-    """Bytes as a `source.TarReader`."""
-
-    def __init__(self, data: bytes) -> None:
-        self.size, self._data = len(data), data
-
-    def pread(self, size: int, offset: int, /) -> bytes:
-        return self._data[offset : offset + size]
-
-    def close(self) -> None:
-        pass

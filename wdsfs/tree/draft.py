@@ -16,13 +16,12 @@ from wdsfs.errors import ViewError, and_others, several
 from wdsfs.index.record import LINK, STRAY, Record
 from wdsfs.names import lower_case
 from wdsfs.shards import Fingerprint, Shard
-from wdsfs.tar import streams
 from wdsfs.tar.problems import Problem
 from wdsfs.tree import json_fields
 from wdsfs.tree.key_lists import KeyList
 from wdsfs.tree.label_files import OpenLabels
 from wdsfs.tree.options import ERROR, SKIP, Composition, text_of
-from wdsfs.tree.view_sources import DECODED, FIELD, SHARD, VALUES, JoinedSet
+from wdsfs.tree.view_sources import FIELD, SHARD, VALUES, JoinedSet
 
 SHIFT = 40  # bits of the number in an address while a record is made; a stored one has as few as possible
 COLUMNS_NAMED = 20  # columns that a message names
@@ -97,9 +96,8 @@ class Draft:
     """The record of a shard in the making.
 
     `paths`, `strays` and `classes` have an element for each entry, `rows` one for each member. Steps change them
-    in place, and keep `places`, `values`, `decoded` (address, codec), `fields` (address of the JSON), `listed`
-    (places in the list of keys), `problems` and `if_shown` (problems of members by their address, if these are
-    shown) for the record.
+    in place, and keep `places`, `values`, `fields` (address of the JSON), `listed` (places in the list of keys)
+    and `if_shown` (problems of members by their address, if these are shown) for the record.
     """
 
     def __init__(self, options: Composition, source: Ingredients) -> None:
@@ -126,10 +124,8 @@ class Draft:
         self.places: list[dict[str, Any]] = [self.shard_place(self.path, record)]
         self.shard_places: dict[bytes, int] = {}
         self.values = Values()
-        self.decoded: list[tuple[int, int]] = []
         self.fields: list[int] = []
         self.listed = np.zeros(0, np.int64)
-        self.problems: list[Problem] = []
         self.if_shown: dict[int, Problem] = {}
         self.classes: list[bytes | None] = [None] * len(self.paths)
 
@@ -239,9 +235,6 @@ class Draft:
         place, number = self.places[address >> SHIFT], address & (1 << SHIFT) - 1
         if place["kind"] == VALUES:
             return self.values.texts[number]
-        if place["kind"] == DECODED:
-            below, codec = self.decoded[number]
-            return streams.decode(codec, self.read(below))
         if place["kind"] == FIELD:
             document = json_fields.parse(self.read(self.fields[number]))
             return json_fields.content_at(document, place["field"]) or b""

@@ -26,7 +26,7 @@ from wdsfs.shards import Shard
 from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import expand
 from wdsfs.tar import streams
-from wdsfs.tar.problems import OF_VIEWS, Problem, problems_text
+from wdsfs.tar.problems import BROKEN_FIELD, Problem, problems_text
 from wdsfs.tree.options import Composition, Opening, Selection, Tolerance
 from wdsfs.tree.shard_access import Access, access_of, refuse_foreign_lists
 from wdsfs.tree.shard_set import ATTEMPTS_MAX, ShardSet, indexed
@@ -204,7 +204,7 @@ def judge(
 
 
 def _advice(path: str, problem: Problem) -> str:
-    if problem.kind in OF_VIEWS:
+    if problem.kind == BROKEN_FIELD:
         return LISTED_BY_STRICT
     return streams.split_tar(path) or LISTED_BY_CHECK
 

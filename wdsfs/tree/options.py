@@ -22,7 +22,6 @@ from wdsfs.host import default_jobs
 from wdsfs.names import PLAIN, Reading, lower_case
 from wdsfs.spec import objects
 from wdsfs.storage.source import open_stream
-from wdsfs.tar import streams
 from wdsfs.tree import json_fields
 
 if TYPE_CHECKING:
@@ -43,11 +42,13 @@ class Owner(NamedTuple):
 
 OF_CLASSES = ("class_from", "class_names", "class_digits")
 _MANY = ("columns", "field", "join", "associate")
-_FLAGS = ("ignore_case", "decode_members")
+_FLAGS = ("ignore_case",)
 _POLICIES = ("missing", "duplicates")
 FORMAT = 5  # of derived records: goes up when the same options give another result, not for a new option
 ERROR, SKIP, EMPTY = "error", "skip", "empty"
 NAME_MAX = 200  # bytes of the name of a column
+DECODE_MEMBERS = "--decode-members"  # no longer an option
+DECODE_OTHERWISE = "decode compressed members in the loader, or with zcat FILE"
 # Semantics decision: white space around a class is that of ASCII, in texts as in bytes; the rest is its name.
 WHITE_SPACE = " \t\n\r\v\f"
 
@@ -125,7 +126,6 @@ def composition_of(layout: str, **typed: Any) -> Composition:
     return Composition(
         columns=columns,
         fields=fields,
-        decode=typed["decode_members"],
         classes=layout == "classes",
         class_from=extension,
         class_field=field,
@@ -156,7 +156,10 @@ def parse_composition(layout: str, text: str) -> Composition:
     names = [name.replace("_", "-") for name in typed]
     flags = [name.replace("_", "-") for name in _FLAGS]
     try:
-        pairs, _ = getopt.getopt(shlex.split(text), "", [name if name in flags else f"{name}=" for name in names])
+        words = shlex.split(text)
+        if DECODE_MEMBERS in words:  # a mount or an image of an older wdsfs
+            raise UsageError(f"{DECODE_MEMBERS}: no longer an option; {DECODE_OTHERWISE}, and mount without it")
+        pairs, _ = getopt.getopt(words, "", [name if name in flags else f"{name}=" for name in names])
     except (getopt.GetoptError, ValueError) as error:
         raise UsageError(f"{text}: {error}") from None
     for option, value in pairs:
@@ -211,7 +214,6 @@ class Composition:
     duplicates: str = ERROR
     join: tuple[str, ...] = ()
     associate: tuple[str, ...] = ()
-    decode: bool = False
     classes: bool = False
     class_from: bytes = b"cls"
     class_field: str = ""
@@ -228,7 +230,7 @@ class Composition:
     def only_chooses(self) -> bool:
         """True if samples are shown unchanged, all or some."""
         changes = self.columns or self.fields or self.ignore_case or self.join or self.associate
-        return not (changes or self.decode or self.classes)
+        return not (changes or self.classes)
 
     @property
     def names_files(self) -> bool:
@@ -244,7 +246,6 @@ class Composition:
         words += ["--ignore-case"] * self.ignore_case
         words += [word for spec in self.join for word in ("--join", spec)]
         words += [word for path in self.associate for word in ("--associate", path)]
-        words += ["--decode-members"] * self.decode
         if self.classes:
             words += [
                 "--class-from",
@@ -263,16 +264,9 @@ class Composition:
         keys = None if self.keys is None else objects.without_secrets(self.keys)
         return replace(self, join=join, associate=associate, keys=keys).text
 
-    def codec_of(self, extension: bytes) -> tuple[int, bytes] | None:
-        """Return the codec as `streams.codec_of`; with `ignore_case`, in any letter case."""
-        return streams.codec_of(extension.lower() if self.ignore_case else extension)
-
     def wants(self, extension: bytes) -> bool:
         """Return True if any option uses members with this extension."""
         if not self.columns:
-            return True
-        decoded = self.codec_of(extension) if self.decode else None
-        if decoded is not None and self.wants(decoded[1]):
             return True
         named = {*self._alternatives, *(field.column for field in self.fields)}
         if self.classes:

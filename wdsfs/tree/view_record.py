@@ -1,4 +1,4 @@
-"""The record of a shard in a view, and the steps that make it: keys, join, decode, associate, fields, columns.
+"""The record of a shard in a view, and the steps that make it: keys, join, associate, fields, columns.
 
 `compose` computes once what a shard shows in a view, and returns a second record of the same format. It is a
 function of the shard's own record, of the records and values that it is joined with, and of the options. So trees,
@@ -12,12 +12,11 @@ follows from the place's kind:
 |---------|---------------|---------------|
 | shard   | a member of a shard | that of the member in the shard's own record |
 | values  | a value of a label file | its row in the section `values` of the record |
-| decoded | a member, decompressed | the row in the sections `decoded.from` (its address) and `decoded.codec` |
 | field   | a field of a JSON column | the row in the section `field.from` (its address); the place has the path |
 | empty   | none: a file that stands for a missing column | 0 |
 
-The order in which the options work: samples that are left out, keys, join, decode, associate, fields, columns,
-classes (`classes.py`). They work on a `Draft` (`draft.py`); the options are a `Composition` (`options.py`).
+The order in which the options work: samples that are left out, keys, join, associate, fields, columns, classes
+(`classes.py`). They work on a `Draft` (`draft.py`); the options are a `Composition` (`options.py`).
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ from wdsfs.index.member_draft import DerivedMembers
 from wdsfs.index.record import Record
 from wdsfs.index.record_builder import derive
 from wdsfs.shards import Fingerprint
-from wdsfs.tar import streams
-from wdsfs.tar.problems import BROKEN_FIELD, PROBLEMS_MAX, UNDECODED, Problem
+from wdsfs.tar.problems import BROKEN_FIELD, PROBLEMS_MAX, Problem
 from wdsfs.tree import classes, json_fields
 from wdsfs.tree.classes import LongNumber
 from wdsfs.tree.draft import (
@@ -49,7 +47,7 @@ from wdsfs.tree.draft import (
 from wdsfs.tree.key_lists import KeyList
 from wdsfs.tree.label_files import OpenLabels
 from wdsfs.tree.options import EMPTY, Column, Composition, Field, text_of
-from wdsfs.tree.view_sources import DECODED, FIELD, MISSING, NOTHING, OWN, TWICE, VALUES, JoinedSet
+from wdsfs.tree.view_sources import FIELD, MISSING, NOTHING, OWN, TWICE, VALUES, JoinedSet
 
 LISTED = "keys.place"  # the section with the places of the shard's samples in the list of keys
 
@@ -76,8 +74,6 @@ def _compose(draft: Draft, fingerprint: Fingerprint) -> bytes:
         _choose(draft, draft.source.keys)
     for joined in draft.source.joined:
         add_joined(draft, joined)
-    if options.decode:
-        decode(draft)
     for labels in draft.source.labels:
         add_labels(draft, labels)
     if options.fields:
@@ -124,7 +120,7 @@ def _derived(draft: Draft) -> DerivedMembers:
     if "folder.mtime" in record.column and not draft.options.classes:
         times = {record.folder_path(n) + b"/": record.folder_mtime_ns(n) for n in range(1, record.folders)}
         folders = {path: time for path, time in times.items() if time is not None}
-    problems = [*draft.problems, *_problems_of_shown(draft), *record.problems]
+    problems = [*_problems_of_shown(draft), *record.problems]
     return DerivedMembers(
         paths=draft.paths,
         strays=draft.strays,
@@ -154,8 +150,8 @@ def _problems_of_shown(draft: Draft) -> list[Problem]:
 
 def _shift(draft: Draft) -> int:
     largest = int((draft.rows.address & (1 << SHIFT) - 1).max()) if len(draft.rows.address) else 0
-    below = [address for address, _ in draft.decoded] + draft.fields
-    return max(1, largest.bit_length(), *((address & (1 << SHIFT) - 1).bit_length() for address in below))
+    below = ((address & (1 << SHIFT) - 1).bit_length() for address in draft.fields)
+    return max(1, largest.bit_length(), *below)
 
 
 def _packed(draft: Draft, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -164,17 +160,13 @@ def _packed(draft: Draft, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _further_columns(draft: Draft) -> dict[str, list[int]]:
-    """Return the sections about members made of others (of which ones, and how), and about lines of a list."""
-    problems: dict[str, list[int]] = {}
+    """Return the sections about the JSON columns that fields are made of, and about lines of a list."""
+    columns: dict[str, list[int]] = {}
     if len(draft.listed):
-        problems[LISTED] = draft.listed.tolist()
-    if draft.decoded:
-        raw = np.array([address for address, _ in draft.decoded], np.int64)
-        problems["decoded.from"] = _packed(draft, raw).tolist()
-        problems["decoded.codec"] = [codec for _, codec in draft.decoded]
+        columns[LISTED] = draft.listed.tolist()
     if draft.fields:
-        problems["field.from"] = _packed(draft, np.array(draft.fields, np.int64)).tolist()
-    return problems
+        columns["field.from"] = _packed(draft, np.array(draft.fields, np.int64)).tolist()
+    return columns
 
 
 def refuse(text: str, fingerprint: Fingerprint, digits: int = 0) -> bytes:
@@ -253,51 +245,6 @@ def _add(draft: Draft, parts: list[Rows]) -> NDArray[np.bool_]:
             rows = rows.take(~clash)
         draft.rows = draft.rows.plus(rows)
     return is_kept
-
-
-# --- decode: members that are compressed one by one, `x.json` beside `x.json.gz`
-
-
-def decode(draft: Draft) -> None:
-    """Add the decoded content of compressed members; those that cannot be decoded become problems."""
-    place = draft.place(DECODED, b"", ())
-    there = set(draft.codes(draft.rows).tolist())
-    lines = []
-    known = (
-        (number, draft.options.codec_of(extension)) for number, extension in enumerate(list(draft.extensions))
-    )
-    chosen = [(number, *codec) for number, codec in known if codec is not None and draft.options.wants(codec[1])]
-    into = [draft.number_of(name) for _, _, name in chosen]
-    sames = draft.same()[into].tolist()
-    order = np.argsort(draft.rows.extension, kind="stable")
-    ordered = draft.rows.extension[order]
-    for (number, codec, _), decoded, same in zip(chosen, into, sames, strict=True):
-        extension = draft.extensions[number]
-        first, last = np.searchsorted(ordered, [number, number + 1])
-        for at in order[first:last].tolist():
-            entry, address = int(draft.rows.entry[at]), int(draft.rows.address[at])
-            code = entry << 32 | same
-            # Semantics decision: a member `x.json` of the shard wins over a decoded `x.json.gz`.
-            if draft.strays[entry] or code in there:
-                continue
-            there.add(code)
-            size = _decoded_size(draft, codec, address, entry, extension)
-            if size is not None:
-                row = (entry, decoded, place << SHIFT | len(draft.decoded), size, int(draft.rows.mtime[at]))
-                lines.append(row)
-                draft.decoded.append((address, codec))
-    draft.rows = draft.rows.plus(rows_of(lines))
-
-
-def _decoded_size(draft: Draft, codec: int, address: int, entry: int, extension: bytes) -> int | None:
-    """Return the decoded size of a member in bytes; None, and add a problem, if it cannot be decoded."""
-    try:
-        return len(streams.decode(codec, draft.read(address)))
-    except CorruptShard as error:
-        name = text_of(draft.paths[entry] + b"." + extension)
-        head = draft.record.member(address).head if address >> SHIFT == OWN else 0
-        draft.problems.append(Problem(head, UNDECODED, f"{name}: {error}; it is shown without decoding"))
-        return None
 
 
 # --- associate: columns of a label file

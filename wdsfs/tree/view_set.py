@@ -24,7 +24,7 @@ from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import PATIENCE_SECONDS
 from wdsfs.index.store import COMMIT_BYTES, COMMIT_SECONDS, Index
 from wdsfs.shards import Fingerprint, Shard, Shards, wait_for_tick
-from wdsfs.tar.problems import OF_VIEWS, Problem
+from wdsfs.tar.problems import BROKEN_FIELD, Problem
 from wdsfs.tree import key_lists, label_files
 from wdsfs.tree.content import Content, ContentColumns
 from wdsfs.tree.draft import Ingredients
@@ -269,7 +269,7 @@ class ViewSet(ShardSet):
         if text is not None:  # not derived when the mount began, or changed since
             log.error("nothing is shown of this shard: %s", text)
         # The problems of the shard itself were logged when it was indexed.
-        texts = [problem.text for problem in made.problems if problem.kind in OF_VIEWS]
+        texts = [problem.text for problem in made.problems if problem.kind == BROKEN_FIELD]
         if texts:
             log.warning("%s: %s%s", self.path_text(number), texts[0], and_others(len(texts)))
 

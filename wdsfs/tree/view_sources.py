@@ -26,7 +26,6 @@ from wdsfs.index.record import STRAY, Record
 from wdsfs.names import PLAIN, Reading, plain_key
 from wdsfs.shards import GONE, Fingerprint, Shard, lasting_number
 from wdsfs.spec.expand import expand
-from wdsfs.tar import streams
 from wdsfs.tar.sparse import NO_EXTENTS
 from wdsfs.tree import content as content_module
 from wdsfs.tree import freshness, json_fields, shard_set
@@ -41,14 +40,15 @@ from wdsfs.tree.shard_set import ShardSet, indexed
 
 log = logging.getLogger(__name__)
 
-SHARD, VALUES, DECODED, FIELD, NOTHING = "shard", "values", "decoded", "field", "empty"  # kinds of a place
+SHARD, VALUES, FIELD, NOTHING = "shard", "values", "field", "empty"  # kinds of a place
 MISSING, TWICE = -1, -2  # instead of a shard's number: no shard has the key, or it occurs more than once
 OWN = 0  # the place of the shard itself
 KEYS = b"k"  # the table of the keys of a set, in the index
 LOOK_SHARE = 50  # a check of all companions is valid for this many times its duration, and at least for a second
-DECODED_BYTES = streams.DECODED_MAX  # of decoded members and fields that a process keeps
-# Kinds of places whose members are made of others, and the section that says of which.
-_MADE_OF = {DECODED: "decoded.from", FIELD: "field.from"}
+FIELDS_BYTES = 64 << 20  # of files of fields that a process keeps
+_MADE_OF = {
+    FIELD: "field.from"
+}  # kinds of places whose members are made of others, and the section that says of which
 _Key = tuple[int, int, int, int]  # shard, tag, place, row
 
 
@@ -287,7 +287,7 @@ def _digest(packed: bytes) -> int:
 
 
 class DerivedContent:
-    """Finds the content of members of derived records; keeps label files open, and an LRU of decoded content.
+    """Finds the content of members of derived records; keeps label files open, and an LRU of fields.
 
     `sources` are the sets that the view is made of, the plain one first; a shard of several is that of the first.
     `reconsider` is called with the number of a shard whose record may be wrong although its fingerprint is right.
@@ -408,7 +408,7 @@ class DerivedContent:
     ) -> tuple[ShardFile, Callable[[], bytes]]:
         """Return the file of the bytes at an address, and a function that returns the bytes. Raises as `of`.
 
-        The function raises CorruptShard for what cannot be decoded, is not JSON, or, if `limited`, is too long.
+        The function raises CorruptShard for what is not JSON, or, if `limited`, is too long.
         """
         assert record.view is not None
         about = record.view["places"][place]
@@ -420,8 +420,6 @@ class DerivedContent:
             return self._label_file(about), partial(record.names_in("values").__getitem__, row)
         address = _packed_address(record, section, row)
         file, below = self._loader(record, number, *address, limited=about["kind"] == FIELD)
-        if about["kind"] == DECODED:
-            return file, partial(_decode, record.column["decoded.codec"][row], below)
         return file, partial(_field, about["field"], below)
 
     def _source(self, record: Record, number: int, place: int) -> tuple[ShardSet, int]:
@@ -485,7 +483,7 @@ class DerivedContent:
         if key not in self._made:
             self._made[key] = data
             self._made_bytes += len(data)
-        while self._made_bytes > DECODED_BYTES:
+        while self._made_bytes > FIELDS_BYTES:
             self._made_bytes -= len(self._made.popitem(last=False)[1])
         return data
 
@@ -512,10 +510,6 @@ def _whole(raw: Content, limited: bool) -> bytes:
     if limited:
         json_fields.refuse_size(raw.size)
     return content_module.read(raw, 0, raw.size)
-
-
-def _decode(codec: int, load: Callable[[], bytes]) -> bytes:
-    return streams.decode(codec, load())
 
 
 def _field(path: str, load: Callable[[], bytes]) -> bytes:
