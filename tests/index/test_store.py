@@ -780,48 +780,23 @@ def opened(*texts):
 """
 
 
-def test_a_read_only_image_is_read_and_what_is_new_goes_to_a_temporary_index(tmp_path: Path) -> None:
-    shards = sets.make(tmp_path / "shards", 3)
-    place = tmp_path / "place"
-    place.mkdir()
-    code = (
-        _MOUNTS
-        + """
-mount("-t", "tmpfs", "none", place)
-index = opened()
-index.refresh(shards[:2])
-index.close()
-mount("-o", "remount,ro", place)
-index = opened("temporary")
-assert not index._home.base.flags()["lock"]
-assert [one for one, _ in index.stale(shards)] == shards[2:]
-index.refresh(shards[2:])
-sets.check(index, shards)
-index.forget(shards[0].path)
-assert index.summary(shards[0].path) is None
-assert index.record(shards[0].path, module.Fingerprint.at(shards[0].path)) is None
-index.refresh(shards[:1])
-sets.check(index, shards)
-index.close()
-"""
-    )
-    sets.run(code, place, *paths_of(shards), wrapper=sets.in_own_mounts())
-
-
-def test_what_is_read_only_here_but_written_elsewhere_is_not_read(tmp_path: Path) -> None:
-    """Without locks nothing keeps the other side from using pages again that are read here."""
+@pytest.mark.parametrize(
+    "words", [["mount -o remount,ro P"], ["mount --bind P P", "mount -o remount,bind,ro P"]], ids=["image", "bind"]
+)
+def test_a_read_only_directory_is_not_used_and_a_file_is_named(tmp_path: Path, words: list[str]) -> None:
     shards = sets.make(tmp_path / "shards", 2)
     place = tmp_path / "place"
     place.mkdir()
     code = (
         _MOUNTS
-        + """
+        + f"""
+mount("-t", "tmpfs", "none", place)
 index = opened()
 index.refresh(shards)
 index.close()
-mount("--bind", place, place)
-mount("-o", "remount,bind,ro", place)
-index = opened("temporary")
+for line in {words}:
+    mount(*[str(place) if word == "P" else word for word in line.split()[1:]])
+index = opened("an index to be read only is a file: wdsfs index -o")
 assert [one for one, _ in index.stale(shards)] == shards
 index.refresh(shards)
 sets.check(index, shards)
@@ -906,7 +881,7 @@ index.refresh(shards[:1])
 index.suspend()
 again = index.reopen()
 sets.check(again, shards)
-assert again._home.base.flags()["lock"]  # others may write to it
+assert again._home.full is not None
 again.close()
 index.discard()
 index = opened()  # what went in before is there
@@ -939,6 +914,31 @@ index.close()
 """
     )
     sets.run(code, str(gigabytes), directory, *paths_of(shards))
+
+
+def test_an_index_that_outgrows_the_map_of_a_process_gives_it_a_temporary_one(
+    directory: Path, shards: list[Shard]
+) -> None:
+    code = (
+        """
+import logging, subprocess, sys
+from wdsfs.index import index_directory
+index_directory.MAP_SIZES = (1 << 20,)
+logging.disable()
+"""
+        + _INDEX
+        + """
+grow = "import lmdb, sys\\nwith lmdb.open(sys.argv[1], map_size=1 << 30) as env, env.begin(write=True) as txn: "
+subprocess.run([sys.executable, "-c", grow + "txn.put(b'x', bytes(2 << 20))", sys.argv[1]], check=True)
+index.renew()
+assert index.summary(shards[0].path) is None
+assert "using a temporary index" in index.notices[0], index.notices
+index.refresh(shards)
+sets.check(index, shards)
+index.close()
+"""
+    )
+    sets.run(code, directory, *paths_of(shards))
 
 
 def test_too_little_address_space_is_no_reason_to_throw_an_index_away(

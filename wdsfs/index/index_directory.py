@@ -23,7 +23,7 @@ from pathlib import Path
 
 import lmdb
 
-from wdsfs import host, mount_table, trust
+from wdsfs import host, trust
 from wdsfs.errors import IndexUnusable
 from wdsfs.formats import Format
 from wdsfs.index import lmdb_check
@@ -94,7 +94,7 @@ def data_inode(home: Path) -> int:
     return os.stat(home / "data.mdb").st_ino
 
 
-def open_env(home: Path, read_only: bool = False) -> lmdb.Environment:
+def open_env(home: Path) -> lmdb.Environment:
     """Open or create the environment. Raises lmdb.Error, lmdb_check.Damaged, OSError."""
     data = home / "data.mdb"
     for name in _FILES:
@@ -102,18 +102,16 @@ def open_env(home: Path, read_only: bool = False) -> lmdb.Environment:
     if data.exists() and data.stat().st_size:
         with _opened(data) as fd:
             lmdb_check.check_metas(fd)
-    if not read_only:
-        _reserve_locks(home)
-    env = _map(home, read_only)
+    _reserve_locks(home)
+    env = _map(home)
     try:
         with _opened(data) as fd:
             _check(env, fd)
-        if not read_only:
-            _share(home)
-            env.reader_check()  # readers that were killed; as long as they are listed, LMDB reuses no page
-            if not env.stat()["entries"]:
-                with env.begin(write=True) as txn:
-                    txn.put(b"format", _FORMAT)
+        _share(home)
+        env.reader_check()  # readers that were killed; as long as they are listed, LMDB reuses no page
+        if not env.stat()["entries"]:
+            with env.begin(write=True) as txn:
+                txn.put(b"format", _FORMAT)
     except BaseException:
         env.close()
         raise
@@ -179,7 +177,7 @@ def _share(home: Path) -> None:
                 os.chmod(home / name, 0o660)
 
 
-def _map(home: Path, read_only: bool) -> lmdb.Environment:
+def _map(home: Path) -> lmdb.Environment:
     for size in MAP_SIZES:
         try:
             return lmdb.open(
@@ -187,9 +185,6 @@ def _map(home: Path, read_only: bool) -> lmdb.Environment:
                 map_size=size,
                 max_readers=READERS,
                 metasync=False,  # a power cut may cost the last commit, never the file
-                readonly=read_only,
-                # Without locks pages could be used again while they are read here: only for an image.
-                lock=not (read_only and _is_image(home)),
                 mode=0o600,
             )
         except (lmdb.MemoryError, MemoryError):
@@ -208,29 +203,6 @@ def _check(env: lmdb.Environment, fd: int) -> None:
 def _version_of(env: lmdb.Environment) -> bytes:
     with env.begin() as txn:
         return bytes(txn.get(b"format") or b"")
-
-
-def open_read_only(home: Path) -> lmdb.Environment | None:
-    """Open an index that cannot be written, as on a read-only image; None if it can, or cannot be read."""
-    try:
-        if not (_is_image(home) or os.access(home / "lock.mdb", os.W_OK)):
-            return None
-        env = open_env(home, read_only=True)
-        if _version_of(env) == _FORMAT:
-            return env
-        env.close()
-    except (lmdb.Error, lmdb_check.Damaged, OSError):
-        pass
-    return None
-
-
-def _is_image(home: Path) -> bool:
-    """Return True if no process can write to the file system: not only we, and not only here."""
-    try:
-        mount = mount_table.mount_of(home)
-    except OSError:
-        return False
-    return mount is not None and "ro" in mount.super_options
 
 
 def temporary_env() -> tuple[lmdb.Environment, Path, tempfile.TemporaryDirectory[str]]:
@@ -263,9 +235,9 @@ _reopening = threading.Lock()  # LMDB refuses a second environment: users of one
 
 
 class IndexDirectory:
-    """The LMDB environments of an index: `env` in the directory `path`, and perhaps a `base`.
+    """The LMDB environments of an index: `env` in the directory `path`, and perhaps one on a `full` disk.
 
-    A base is an index that can be read but not written; values in `env` hide those in it. `notices` are messages
+    The full one is read on: `env` is then a temporary one, whose values hide those in it. `notices` are messages
     about what is wrong. What the values mean, and which transactions are open, is for `index/store.py`.
     """
 
@@ -274,13 +246,12 @@ class IndexDirectory:
         env: lmdb.Environment,
         path: Path,
         notices: list[str],
-        base_path: Path | None = None,
         temporary: tempfile.TemporaryDirectory[str] | None = None,
     ) -> None:
         self._env: lmdb.Environment | None = env
         self.path, self.notices = path, notices
-        self._base_path = base_path
-        self.base = None if base_path is None else open_read_only(base_path)
+        self.full: lmdb.Environment | None = None
+        self._full_path: Path | None = None
         self._temporary = temporary
         self._retired: lmdb.Environment | None = None  # damaged; kept mapped, in case a Record is still around
         self._data_inode = data_inode(path)
@@ -302,7 +273,7 @@ class IndexDirectory:
             _open.pop(self.path, None)
         self._discard_here()
         self._temporary = self._temporary or fresh._temporary
-        self.base, self.path, self._data_inode = fresh.base, fresh.path, fresh._data_inode
+        self.full, self.path, self._data_inode = fresh.full, fresh.path, fresh._data_inode
         self._env = fresh._env  # last: others use it at once
 
     def join(self) -> IndexDirectory:
@@ -318,17 +289,18 @@ class IndexDirectory:
     def environments(self) -> list[lmdb.Environment]:
         """Return the environments in which to look for a value, in this order."""
         env = self.env
-        return [env] if self.base is None else [env, self.base]
+        return [env] if self.full is None else [env, self.full]
 
     @property
     def temporary(self) -> bool:
         """True if this index is deleted at the end of the process that made it."""
         return self._temporary is not None
 
-    def leave(self, error: Exception) -> None:
+    def leave(self, error: Exception, *, can_read: bool) -> None:
         """Replace the environment that gave this error by a new one in its place, or by a temporary one.
 
-        Raises IndexUnusable if the temporary one gave it.
+        If it `can_read` still, the environment is read beside the temporary one. Raises IndexUnusable if the
+        temporary one gave the error.
         """
         if self._temporary is not None:
             raise IndexUnusable(f"the temporary index in {self.path} cannot be used: {error}") from None
@@ -340,8 +312,8 @@ class IndexDirectory:
                 self._data_inode = data_inode(self.path)
                 self._say(f"the index in {self.path} is damaged ({error}); it is rebuilt")
                 return
-        else:
-            self.base, self._base_path = self.env, self.path
+        elif can_read:
+            self.full, self._full_path = self.env, self.path
         # LMDB calls it an input/output error when a write stops half-way.
         full = "; its disk is full" if is_full(self.path) else ""
         why = f"the index in {self.path} cannot be used ({error}{full})"
@@ -360,10 +332,10 @@ class IndexDirectory:
 
     def close(self) -> None:
         """Close the environments; a temporary directory stays. REQUIRES: no transaction is open."""
-        for env in (self._env, self.base, self._retired):
+        for env in (self._env, self.full, self._retired):
             if env is not None:
                 env.close()
-        self._env = self.base = self._retired = None
+        self._env = self.full = self._retired = None
 
     def discard(self) -> None:
         """Give up a directory that was closed; a temporary one is deleted."""
@@ -382,8 +354,9 @@ class IndexDirectory:
         """Return the same, after `close`, in this process; a temporary directory is not deleted by it."""
         home = _open_at(self.path, [])
         home.log_notices()
-        if home._temporary is None and self._base_path is not None:
-            home.base, home._base_path = open_read_only(self._base_path), self._base_path
+        if home._temporary is None and self._full_path is not None:
+            with contextlib.suppress(OSError, *DAMAGE, lmdb.Error):
+                home.full, home._full_path = open_env(self._full_path), self._full_path
         home.notices[:0] = self.notices
         return home
 
@@ -399,7 +372,7 @@ def open_directory(directory: Path | None = None) -> IndexDirectory:
     notices: list[str] = []
     local = host.index_place(home, notices)
     if local is None:
-        return _open_temporary(notices.pop(), None, notices)
+        return _open_temporary(notices.pop(), notices)
     if local in _open:
         return _open[local].join()
     opened = _open_at(local, notices)
@@ -419,15 +392,19 @@ def _open_at(home: Path, notices: list[str]) -> IndexDirectory:
         with _lock(home):
             return IndexDirectory(open_or_replace(home, notices), home, notices)
     except OSError as error:
-        why = f"the index directory {home} cannot be used ({error.strerror})"
+        why = f"the index directory {home} cannot be used ({error.strerror}{_way_out(error)})"
     except (lmdb.Error, lmdb_check.Damaged) as error:
         why = f"the index in {home} cannot be opened ({error})"
-    return _open_temporary(why, home, notices)
+    return _open_temporary(why, notices)
 
 
-def _open_temporary(why: str, base_path: Path | None, notices: list[str]) -> IndexDirectory:
+def _way_out(error: OSError) -> str:
+    return "; an index to be read only is a file: wdsfs index -o" if error.errno == errno.EROFS else ""
+
+
+def _open_temporary(why: str, notices: list[str]) -> IndexDirectory:
     env, path, handle = temporary_env()
-    return IndexDirectory(env, path, [*notices, _uses_temporary(why, path)], base_path, handle)
+    return IndexDirectory(env, path, [*notices, _uses_temporary(why, path)], handle)
 
 
 def _uses_temporary(why: str, path: Path) -> str:

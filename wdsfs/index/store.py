@@ -121,7 +121,7 @@ class Index:
             try:
                 self._begin()
             except lmdb.Error as error:  # too many readers; or another process let it grow beyond our map
-                self._leave(error)
+                self._leave(error, can_read=False)
                 self._begin()
         for txn in self._txns:
             try:
@@ -129,7 +129,7 @@ class Index:
             except lmdb.Error:  # damaged since it was opened; the shard is indexed again
                 continue
             if value is not None:
-                return memoryview(value) if len(value) else None  # an empty one hides what the base has
+                return memoryview(value) if len(value) else None  # an empty one hides what the full one has
         return None
 
     def summary(self, path: bytes, fingerprint: Fingerprint | None = None) -> Summary | None:
@@ -281,7 +281,7 @@ class Index:
         try:
             self._apply(changes)
         except (lmdb.Error, lmdb_check.Damaged) as error:
-            self._leave(error)
+            self._leave(error, can_read=True)
             try:
                 self._apply(changes)
             except lmdb.Error as again:
@@ -302,16 +302,16 @@ class Index:
             for key, value in changes:
                 if value is not None:
                     txn.put(key, value)
-                elif self._home.base is not None:
+                elif self._home.full is not None:
                     txn.put(key, b"")
                 else:
                     txn.delete(key)
 
-    def _leave(self, error: Exception) -> None:
+    def _leave(self, error: Exception, *, can_read: bool) -> None:
         """Stop using the environment that gave this error. Raises IndexUnusable."""
         self._txns = []
         self.snapshot += 1
-        self._home.leave(error)
+        self._home.leave(error, can_read=can_read)
 
     def refresh(
         self,
