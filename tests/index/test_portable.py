@@ -32,7 +32,8 @@ from wdsfs.spec import index_file
 from wdsfs.spec.expand import expand
 from wdsfs.spec.index_file import HEADER_SIZE, ROW_SIZE, IndexFile, Row
 from wdsfs.storage import source
-from wdsfs.tree.shard_set import NotIndexed, ShardSet, indexed
+from wdsfs.tree.indexing import NotIndexed, indexed
+from wdsfs.tree.shard_set import ShardSet
 
 DAY = 86_400 * 10**9
 

@@ -29,9 +29,9 @@ from wdsfs.spec.expand import expand
 from wdsfs.spec.growth import Change
 from wdsfs.tree import content, shard_access
 from wdsfs.tree.freshness import Generations
+from wdsfs.tree.indexing import indexed
 from wdsfs.tree.options import Composition, Opening, Tolerance, TreeOptions, columns_of
 from wdsfs.tree.shard_access import access_of
-from wdsfs.tree.shard_set import indexed
 from wdsfs.tree.tree import LowerTree, View
 from wdsfs.tree.view_set import ViewSet, open_set
 from wdsfs.tree.view_sources import Companions

@@ -24,7 +24,7 @@ from wdsfs.errors import EntryError, NoSuchEntry, Unsupported
 from wdsfs.inodes import ROOT, UP
 from wdsfs.overlay.overlay_shards import check_set
 from wdsfs.overlay.upper_files import EXCHANGE, NOREPLACE, SystemCalls
-from wdsfs.tree.shard_set import indexed
+from wdsfs.tree.indexing import indexed
 from wdsfs.tree.tree import LowerTree, View
 
 CALLS = [name for name in vars(SystemCalls) if not name.startswith("_")]
@@ -260,7 +260,7 @@ def test_a_shard_that_changes_under_the_overlay(tmp_path: Path) -> None:
         tree.lower.distrust()
         tree.lower._freshness.states.clear()
         tree.lower.index.refresh(tree.lower.shards)
-        tree.lower.settled(0)
+        tree.lower.was_indexed_elsewhere(0)
         mount.replace_worker()
         assert mount.read(b"s0/a/x") == b"!x"
         assert mount.names(b"s0") == [b"a", b"z"]

@@ -41,7 +41,8 @@ from wdsfs.storage import file_cache, seekable, source
 from wdsfs.storage.cache_directory import key_of
 from wdsfs.tar import compressed, streams
 from wdsfs.tree import content as content_module
-from wdsfs.tree import freshness, open_shards, shard_set
+from wdsfs.tree import freshness, open_shards
+from wdsfs.tree.indexing import NotIndexed
 from wdsfs.tree.shard_set import ShardSet
 
 if sys.version_info >= (3, 14):
@@ -734,7 +735,7 @@ def test_a_changed_file_is_stale(way: str, tmp_path: Path, monkeypatch: pytest.M
         assert content_module.read_cached(content, 0, 10) is None if way == "never" else True
         write(tmp_path / "a.tar.gz", other)
         below.distrust()
-        with contextlib.suppress(shard_set.NotIndexed):
+        with contextlib.suppress(NotIndexed):
             below.record(0)
         below.index_now(0)
         assert sorted(read_all(below)) == sorted(right(_samples(seed=9)))

@@ -34,8 +34,9 @@ from wdsfs.shards import GONE, Shard
 from wdsfs.spec.expand import expand
 from wdsfs.tar import scan, streams
 from wdsfs.tar.problems import Problem
+from wdsfs.tree.indexing import indexed
 from wdsfs.tree.options import Selection
-from wdsfs.tree.shard_set import ShardSet, indexed
+from wdsfs.tree.shard_set import ShardSet
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,9 @@ from wdsfs.shards import Shard
 from wdsfs.spec.expand import expand
 from wdsfs.tree import numbered_tree
 from wdsfs.tree.content import read
+from wdsfs.tree.indexing import NotIndexed
 from wdsfs.tree.numbered_tree import NumberedTree, check_name, make_numbered
-from wdsfs.tree.shard_set import NotIndexed, ShardSet
+from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import AT_PARENT, Node, View
 
 EXT, FULL = View(index_tree=True), View(names="full", index_tree=True)

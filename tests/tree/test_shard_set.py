@@ -31,12 +31,13 @@ from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import open_index
 from wdsfs.shards import GONE, Fingerprint, Shard
 from wdsfs.tree import content as content_module
-from wdsfs.tree import freshness, open_shards, shard_set
+from wdsfs.tree import freshness, indexing, open_shards, shard_set
 from wdsfs.tree.content import Content
 from wdsfs.tree.freshness import Generations
+from wdsfs.tree.indexing import ATTEMPTS_MAX, NotIndexed, indexed
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.path_table import KeyTable
-from wdsfs.tree.shard_set import ATTEMPTS_MAX, NotIndexed, ShardSet, indexed
+from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import View
 
 INDEX = """
@@ -101,7 +102,7 @@ def right(shard: Shard) -> list[bytes]:
 
 def index_again(below: ShardSet, number: int) -> None:
     """Do what a worker does about NotIndexed."""
-    assert not below.settled(number)
+    assert not below.was_indexed_elsewhere(number)
     below.install(number, below.build(number))
 
 
@@ -308,7 +309,14 @@ def test_a_changed_shard_is_indexed_again_or_an_error(
     assert below.generation == generation + 1
     assert [entry.message.split()[0].removesuffix(":") for entry in caplog.records] == [str(path)]
     if change is _unlink:
-        for ask in (below.fingerprint, below.tag, below.summary, below.record, below.build, below.settled):
+        for ask in (
+            below.fingerprint,
+            below.tag,
+            below.summary,
+            below.record,
+            below.build,
+            below.was_indexed_elsewhere,
+        ):
             with pytest.raises(MissingShard, match=r"s1\.tar"):
                 ask(1)
     elif change in (_make_a_directory, _make_a_pipe):
@@ -364,7 +372,7 @@ def test_a_shard_that_is_gone_is_not_believed_to_be_anything(
     with pytest.raises(MissingShard):
         below.fingerprint(0)
     monkeypatch.setattr(freshness, "FRESH_SECONDS", 1e9)
-    for ask in (below.fingerprint, below.record, below.summary, below.settled):
+    for ask in (below.fingerprint, below.record, below.summary, below.was_indexed_elsewhere):
         with pytest.raises(MissingShard):
             ask(0)
     away.rename(sets.path_of(shards[0]))
@@ -387,7 +395,7 @@ def test_a_shard_that_cannot_be_indexed(
             return build(number)
 
         monkeypatch.setattr(below, "build", refuse)
-        monkeypatch.setattr(shard_set, "FAILED_SECONDS", 1e9)  # the time comes when the test says so
+        monkeypatch.setattr(indexing, "FAILED_SECONDS", 1e9)  # the time comes when the test says so
         sets.path_of(shards[1]).write_bytes(sets.content(0))
         below.distrust()
         with pytest.raises(NotIndexed):
@@ -424,7 +432,7 @@ def test_what_try_index_does_not_keep_to_itself(
             raise UnreadableShard("it is being written")
 
         monkeypatch.setattr(below, "build", grow)
-        monkeypatch.setattr(below, "settled", lambda number: False)
+        monkeypatch.setattr(below, "was_indexed_elsewhere", lambda number: False)
         with pytest.raises(UnreadableShard, match="being written"):
             below.try_index(1)
         monkeypatch.setattr(below, "build", lambda number: pytest.fail("not asked"))
@@ -511,7 +519,7 @@ def test_a_file_that_is_not_what_its_record_says(
         wrong = record_builder.build(file.fileno(), Fingerprint.at(shards[0].path))
     below.index.store([(shards[0].path, wrong)])
     below.renew()
-    assert below.settled(0)
+    assert below.was_indexed_elsewhere(0)
     with pytest.raises(StaleShard, match="same times"):
         content(below, 0)
     assert "without a new time" in caplog.text
@@ -646,7 +654,7 @@ def test_another_process_may_have_indexed_it(tmp_path: Path, shards: list[Shard]
         with pytest.raises(NotIndexed):
             below.record(0)  # as long as the snapshot is held
         generation = below.generation
-        assert below.settled(0)
+        assert below.was_indexed_elsewhere(0)
         assert below.generation == generation + 1
         assert read_all(below, 1) == right(shards[1])
 
@@ -666,9 +674,9 @@ def test_others_serve_while_a_shard_is_indexed_for_a_question(
             steps.append("go on")
 
         below.slowly = slowly
-        assert shard_set.indexed(below.summary, 1) == sets.right_summary(shards[1])
+        assert indexed(below.summary, 1) == sets.right_summary(shards[1])
         assert steps == ["wait", "build 1", "go on"]
-        shard_set.indexed(below.summary, 1)
+        indexed(below.summary, 1)
         assert len(steps) == 3
 
 

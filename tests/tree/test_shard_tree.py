@@ -28,8 +28,9 @@ from wdsfs.inodes import MEMBER, ROOT, kind_of
 from wdsfs.names import NAME_MAX
 from wdsfs.spec.expand import expand
 from wdsfs.tree import content as content_module
+from wdsfs.tree.indexing import NotIndexed
 from wdsfs.tree.merged_tree import TABLES, make_tree
-from wdsfs.tree.shard_set import NotIndexed, ShardSet
+from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import Entry, LowerTree, Node, View
 
 VIEWS = [View(), View(names="full"), View("files")]
@@ -229,7 +230,7 @@ def test_a_shard_is_indexed_when_it_is_first_looked_into() -> None:
         with pytest.raises(NotIndexed) as wanted:
             list(tree.listing(node.inode))
         assert wanted.value.number == 1
-        assert not tree.lower.settled(1)
+        assert not tree.lower.was_indexed_elsewhere(1)
         tree.lower.install(1, tree.lower.build(1))
         assert names_in(tree, b"s1") == [b"images17", b"images12"]
         assert tree.totals().indexed == 1

@@ -17,8 +17,9 @@ from wdsfs.errors import ShardError
 from wdsfs.index import record_of_file, store
 from wdsfs.index.store import open_index
 from wdsfs.shards import Shard
-from wdsfs.tree import shard_set, statistics
-from wdsfs.tree.shard_set import ShardSet, indexed
+from wdsfs.tree import indexing, statistics
+from wdsfs.tree.indexing import indexed
+from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.statistics import UNREADABLE, Distribution
 
 
@@ -146,7 +147,7 @@ def test_a_shard_that_is_written_all_the_time_counts_as_damaged(
         old = record_of_file.build_file(shards[0].path)
         os.utime(shards[0].path, (1, 1))
         monkeypatch.setattr(below, "build", lambda number: old)
-        monkeypatch.setattr(shard_set, "ATTEMPTS_MAX", 2)  # each one waits for the disk
+        monkeypatch.setattr(indexing, "ATTEMPTS_MAX", 2)  # each one waits for the disk
         report = statistics.gather(below)
     assert (report["damaged"], report["samples"]) == (1, 3)
 

@@ -35,9 +35,10 @@ from wdsfs.shards import Fingerprint, Shard
 from wdsfs.spec.expand import Slice, expand
 from wdsfs.storage import source
 from wdsfs.tree import content as content_module
-from wdsfs.tree import label_files, shard_set, view_set
+from wdsfs.tree import label_files, view_set
 from wdsfs.tree import options as tree_options
 from wdsfs.tree.classes import numbers_of
+from wdsfs.tree.indexing import Attempts, NotIndexed, indexed
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.numbered_tree import make_numbered, samples_of
 from wdsfs.tree.options import (
@@ -50,7 +51,7 @@ from wdsfs.tree.options import (
     fields_of,
     read_class_names,
 )
-from wdsfs.tree.shard_set import NotIndexed, ShardSet, indexed
+from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import View
 from wdsfs.tree.view_set import ViewSet, is_view, open_set
 from wdsfs.tree.view_sources import Companions
@@ -1083,7 +1084,7 @@ def test_a_record_below_that_is_gone_is_made_again(tmp_path: Path) -> None:
             below.index.forget(shard.path)
             with pytest.raises(NotIndexed) as caught:
                 ask(0)
-            shard_set.Attempts().index(caught.value)
+            Attempts().index(caught.value)
             ask(0)
         assert len(shown(below, 0)) == 3
 

@@ -156,9 +156,9 @@ def cat(arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, ope
     """
     from wdsfs.errors import IsADirectory, NoSuchEntry
     from wdsfs.tree import content as content_module
+    from wdsfs.tree.indexing import indexed
     from wdsfs.tree.merged_tree import make_tree
     from wdsfs.tree.opening import opened, resolved
-    from wdsfs.tree.shard_set import indexed
 
     *shards, path = arguments
     if not shards:

@@ -27,7 +27,7 @@ from wdsfs.fuse.lister import Lister, Sample
 from wdsfs.fuse.page_cache import Ended, Members, PageCache, Stored
 from wdsfs.fuse.pass_notes import PATIENCE_MAX, REACH_MAX, REGION_BITS, PassNotes
 from wdsfs.inodes import MEMBER, SAMPLE, index_of, kind_of, pack, position, unpack
-from wdsfs.tree.shard_set import NotIndexed
+from wdsfs.tree.indexing import NotIndexed
 from wdsfs.tree.tree import LowerTree
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class Pusher:
             try:
                 yield
             except NotIndexed as wanted:
-                if not wanted.shards.settled(wanted.number):  # else a worker has indexed it
+                if not wanted.shards.was_indexed_elsewhere(wanted.number):  # else a worker has indexed it
                     raise
         except (WdsfsError, NotIndexed) as error:
             log.debug("nothing is pushed: %s", error)

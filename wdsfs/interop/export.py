@@ -35,7 +35,8 @@ from wdsfs.remote.shard_paths import OpenShard, fingerprint_of, open_shard
 from wdsfs.shards import Shard
 from wdsfs.storage import source
 from wdsfs.storage.durable import Disk, make_directories, new_file, temporary_of
-from wdsfs.tree.shard_set import ShardSet, indexed
+from wdsfs.tree.indexing import indexed
+from wdsfs.tree.shard_set import ShardSet
 
 DALI, ENERGON, WIDS, WDSIDX = FORMATS = ("dali", "energon", "wids", "wdsidx")
 WDSIDX_NAME = b"set.wdsidx"

@@ -36,7 +36,8 @@ from wdsfs.tar import compressed, headers, scan, streams
 from wdsfs.tar.columns import Chunk
 from wdsfs.tar.problems import BROKEN_FIELD, HARMLESS, NO_TAR, Problem, Problems
 from wdsfs.tree.draft import COLUMNS_NAMED
-from wdsfs.tree.shard_set import ShardSet, indexed
+from wdsfs.tree.indexing import indexed
+from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.view_set import ViewSet
 
 EXAMPLES = 100  # findings of one kind in one shard that are listed; further ones are counted

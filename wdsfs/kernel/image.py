@@ -28,8 +28,9 @@ from wdsfs.kernel.shard_table import ContentPlaces, DeviceFile, ShardFiles, Shar
 from wdsfs.remote import shard_paths
 from wdsfs.shards import GONE, Fingerprint
 from wdsfs.storage.durable import Disk, named, new_file, write_at
+from wdsfs.tree.indexing import indexed
 from wdsfs.tree.options import Owner
-from wdsfs.tree.shard_set import ShardSet, indexed
+from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.shard_tree import ShardTree
 from wdsfs.tree.shown_names import ShownColumns
 from wdsfs.tree.texts import Ints

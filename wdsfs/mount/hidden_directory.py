@@ -47,8 +47,9 @@ from wdsfs.interop import dali, wids
 from wdsfs.mount import reports
 from wdsfs.mount.reports import SetState
 from wdsfs.mount_registry import RUNNING, UNSUPERVISED, Registration
+from wdsfs.tree.indexing import indexed
 from wdsfs.tree.options import Owner
-from wdsfs.tree.shard_set import MANY, indexed
+from wdsfs.tree.shard_set import MANY
 from wdsfs.tree.tree import AT_PARENT, AT_SELF, DIRECTORY_MODE, Entry, Node, Totals, Tree, text_of
 
 NAME = names.HIDDEN_DIRECTORY

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from wdsfs.errors import ShardError
 from wdsfs.names import MEDIA, DottedNames
 from wdsfs.tree.classes import folders_of, misnumbered, numbers_of
+from wdsfs.tree.indexing import NotIndexed
 from wdsfs.tree.options import TreeOptions, read_class_names
-from wdsfs.tree.shard_set import NotIndexed, ShardSet
+from wdsfs.tree.shard_set import ShardSet
 
 _SHARDS_READ = 3
 _SHARDS_COUNTED = 1000  # the summary of the first one decides nearly always

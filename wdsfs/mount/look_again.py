@@ -31,10 +31,11 @@ from wdsfs.spec.dependencies import Dependencies, noted
 from wdsfs.spec.expand import LIST, expand_again
 from wdsfs.spec.growth import Change
 from wdsfs.tree import merged_tree, shard_access
+from wdsfs.tree.indexing import indexed
 from wdsfs.tree.numbered_tree import NAME as BY_INDEX
 from wdsfs.tree.numbered_tree import make_numbered
 from wdsfs.tree.shard_access import GuardedAccess
-from wdsfs.tree.shard_set import ShardSet, indexed
+from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.view_set import open_set
 
 log = logging.getLogger(__name__)

@@ -31,11 +31,11 @@ from wdsfs.overlay.upper_directory import UpperDirectory, load_upper
 from wdsfs.overlay.writable_tree import WritableTree
 from wdsfs.shards import Shard
 from wdsfs.spec.expand import expand, refuse_left_out
+from wdsfs.tree.indexing import indexed
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.opening import opened_set
 from wdsfs.tree.options import Opening, Selection, TreeOptions
 from wdsfs.tree.shard_access import Access
-from wdsfs.tree.shard_set import indexed
 from wdsfs.tree.tree import LowerTree, View
 
 

@@ -26,9 +26,9 @@ from wdsfs.overlay.overlaid_tree import number_of
 from wdsfs.overlay.overlay_directory import OverlayDirectory
 from wdsfs.overlay.upper_format import MERGED, OPAQUE, ORIGIN, parse_origin
 from wdsfs.tree import numbered_tree
+from wdsfs.tree.indexing import indexed
 from wdsfs.tree.open_shards import is_compressed
 from wdsfs.tree.options import Opening
-from wdsfs.tree.shard_set import indexed
 from wdsfs.tree.tree import XATTR, LowerTree
 
 FILE, LINK, SAMPLE, DIRECTORY = "file", "link", "sample", "directory"

@@ -30,7 +30,7 @@ from wdsfs.packing import reasons
 from wdsfs.packing.plan import NewMember, Remark
 from wdsfs.packing.upper_walk import Home, Rules, Spot, UpperFile, Walk
 from wdsfs.shards import GONE, Fingerprint
-from wdsfs.tree.shard_set import indexed
+from wdsfs.tree.indexing import indexed
 from wdsfs.tree.tree import LowerTree
 
 FOLDER_FILES = 8  # images in a new sample that may be a copied folder

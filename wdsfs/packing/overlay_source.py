@@ -32,7 +32,8 @@ from wdsfs.packing.source_layout import Cut, SourceLayout, layout, unpacked_size
 from wdsfs.packing.upper_walk import Rules
 from wdsfs.tar import headers
 from wdsfs.tar.problems import HARMLESS
-from wdsfs.tree.shard_set import ShardSet, indexed, readable_numbers
+from wdsfs.tree.indexing import indexed
+from wdsfs.tree.shard_set import ShardSet, readable_numbers
 
 # The reason why a changed file is in no shard of a commit with --changed-only.
 NO_SAMPLE = "is in no sample, and --changed-only writes samples"

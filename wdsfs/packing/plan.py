@@ -26,7 +26,8 @@ from wdsfs.names import SHARD_SUFFIXES, suffix_of
 from wdsfs.shards import Fingerprint
 from wdsfs.spec import braces
 from wdsfs.tar import headers
-from wdsfs.tree.shard_set import ShardSet, indexed
+from wdsfs.tree.indexing import indexed
+from wdsfs.tree.shard_set import ShardSet
 
 MAXCOUNT, MAXSIZE = 100_000, 3e9  # of a new shard, ShardWriter's defaults: samples, bytes of content
 

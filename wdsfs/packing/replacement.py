@@ -65,7 +65,8 @@ from wdsfs.packing.runner import Runner, refuse_without_space
 from wdsfs.remote.shard_paths import look
 from wdsfs.shards import Fingerprint, lasting_number
 from wdsfs.storage.durable import named, new_file
-from wdsfs.tree.shard_set import NotIndexed, ShardSet, indexed
+from wdsfs.tree.indexing import NotIndexed, indexed
+from wdsfs.tree.shard_set import ShardSet
 
 JOURNAL = Format(
     "an unfinished commit",

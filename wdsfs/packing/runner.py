@@ -28,7 +28,8 @@ from wdsfs.packing.source_layout import layout
 from wdsfs.remote.shard_paths import look
 from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import Disk, make_directories, remove_leftover, temporary_of
-from wdsfs.tree.shard_set import NotIndexed, ShardSet
+from wdsfs.tree.indexing import NotIndexed
+from wdsfs.tree.shard_set import ShardSet
 
 AHEAD = 2  # shards per thread that are prepared before a thread is free
 

@@ -15,7 +15,8 @@ from wdsfs.errors import CommitError, counted
 from wdsfs.index.member_draft import Folders, TooManyFolders, folders_max
 from wdsfs.packing.plan import Step, member_names
 from wdsfs.tar import headers
-from wdsfs.tree.shard_set import ShardSet, indexed
+from wdsfs.tree.indexing import indexed
+from wdsfs.tree.shard_set import ShardSet
 
 
 class Key(NamedTuple):

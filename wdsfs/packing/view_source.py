@@ -48,9 +48,10 @@ from wdsfs.tar import headers
 from wdsfs.tar.problems import HARMLESS
 from wdsfs.tree import content as content_module
 from wdsfs.tree import key_lists
+from wdsfs.tree.indexing import indexed
 from wdsfs.tree.label_files import ORDER, LabelFile, label_file
 from wdsfs.tree.numbered_tree import samples_of
-from wdsfs.tree.shard_set import ShardSet, indexed, readable_numbers
+from wdsfs.tree.shard_set import ShardSet, readable_numbers
 from wdsfs.tree.view_set import ViewSet
 
 

@@ -36,8 +36,8 @@ from wdsfs.index.record import Member, Record
 from wdsfs.inodes import MEMBER, ROOT, position
 from wdsfs.tree import content as content_module
 from wdsfs.tree.content import Content
+from wdsfs.tree.indexing import indexed
 from wdsfs.tree.numbered_tree import samples_of
-from wdsfs.tree.shard_set import indexed
 from wdsfs.tree.tree import AT_PARENT, LowerTree, Node, folder_path
 from wdsfs.tree.view_sources import OWN
 

@@ -30,10 +30,11 @@ from wdsfs.overlay.upper_format import DIRECTORY, FILE, OPEN_DIRECTORY, THE_WHIT
 from wdsfs.pages.library import FILES_MAX, NOWHERE, File, Library, Sample
 from wdsfs.pages.preview import Source
 from wdsfs.tree import view_set
+from wdsfs.tree.indexing import indexed
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.opening import make_view, opened
 from wdsfs.tree.options import Composition, Opening, Selection, TreeOptions
-from wdsfs.tree.shard_set import ShardSet, indexed
+from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import FULL_NAMES, LowerTree
 from wdsfs.tree.view_sources import Companions
 

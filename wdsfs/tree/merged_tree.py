@@ -38,8 +38,9 @@ from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES, IS_TWIN, TWIN, Reco
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of, position
 from wdsfs.names import NAME_MAX
 from wdsfs.shards import GONE, Fingerprint
+from wdsfs.tree.indexing import NotIndexed
 from wdsfs.tree.path_table import Keys, PathTable, ShownPaths, key_below, keys_below, new_top
-from wdsfs.tree.shard_set import NotIndexed, ShardSet
+from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.shard_tree import ShardTree
 from wdsfs.tree.shown_names import NameColumns, ShownNames, names_of
 from wdsfs.tree.texts import Texts

@@ -27,9 +27,10 @@ from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import expand
 from wdsfs.tar import streams
 from wdsfs.tar.problems import BROKEN_FIELD, Problem, problems_text
+from wdsfs.tree.indexing import ATTEMPTS_MAX, indexed
 from wdsfs.tree.options import Composition, Opening, Selection, Tolerance
 from wdsfs.tree.shard_access import Access, access_of, refuse_foreign_lists
-from wdsfs.tree.shard_set import ATTEMPTS_MAX, ShardSet, indexed
+from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import AT_PARENT, Entry, LowerTree, Node, text_of
 from wdsfs.tree.view_set import ViewSet, open_set
 from wdsfs.tree.view_sources import Companions

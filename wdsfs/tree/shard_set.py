@@ -2,9 +2,7 @@
 
 `freshness.py` decides what has changed, `open_shards.py` keeps records and descriptors, and `content.py` reads.
 After the file of a shard has changed, nothing that was known about the shard is used: its open inodes get
-`StaleShard`, and questions about it raise `NotIndexed` until it is indexed again. `indexed` indexes it and repeats
-the question; a worker (`fuse/read_ops.py`) has a loop of its own, which releases old snapshots between its
-attempts.
+`StaleShard`, and questions about it raise `NotIndexed` until it is indexed again (`indexing.py`).
 
 Threads: the methods of `ShardSet` are called by one thread, but for `build`, which touches nothing of the set.
 """
@@ -14,11 +12,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple
 
 from wdsfs.errors import MissingShard, NotATar, ShardError, StaleShard, UnreadableShard
 from wdsfs.index import portable, record_of_file
@@ -31,118 +28,13 @@ from wdsfs.shards import GONE, Fingerprint, Shard, Shards, numbered_at
 from wdsfs.tar.problems import Problem, problems_text
 from wdsfs.tree.content import Content, ContentColumns, content_in_shard, read_name
 from wdsfs.tree.freshness import Freshness, Generations
+from wdsfs.tree.indexing import Failures, NotIndexed, indexed
 from wdsfs.tree.open_shards import OpenFiles, OpenRecords, ShardFile
 from wdsfs.tree.shard_access import Access
 
 log = logging.getLogger(__name__)
 
 MANY = 1000  # files; checking that many takes long on a slow disk, so other workers serve meanwhile
-
-# A shard that cannot be indexed is tried again after the first number of seconds, doubled each time up to the
-# second number, but at the earliest after the duration of the attempt times the third. Without that, in a merged
-# tree each request would try.
-FAILED_SECONDS, FAILED_SECONDS_MAX, FAILED_SHARE = 5.0, 60.0, 50
-ATTEMPTS_MAX = 10  # how often a shard that changes all the time is indexed for one question
-
-
-P = ParamSpec("P")
-Answer = TypeVar("Answer")
-
-
-class NotIndexed(Exception):
-    """The shard with this number of the set `shards` has to be indexed first.
-
-    `shards` may be another set than the one that was asked: a view is made of the shards of several sets.
-    """
-
-    def __init__(self, shards: ShardSet, number: int) -> None:
-        super().__init__(number)
-        self.shards, self.number = shards, number
-
-
-class Attempts:
-    """The attempts of one question to have each shard indexed, at most ATTEMPTS_MAX."""
-
-    def __init__(self) -> None:
-        self._made: Counter[tuple[ShardSet, int]] = Counter()
-
-    def index(self, error: NotIndexed) -> None:
-        """Index the shard that the question needs; then the question can be asked again.
-
-        Raises UnreadableShard for a shard that changes each time, ShardErrors where the question would meet
-        NotIndexed again.
-        """
-        shards, number = error.shards, error.number
-        self._made[shards, number] += 1
-        if self._made[shards, number] > ATTEMPTS_MAX:
-            text = "changes each time it is indexed; try again when it is finished"
-            raise UnreadableShard(f"{shards.path_text(number)}: {text}") from None
-        shards.try_index(number)
-
-
-def indexed(question: Callable[P, Answer], *args: P.args, **kwargs: P.kwargs) -> Answer:
-    """Return the answer to a question; shards that are not indexed are indexed for it.
-
-    If a shard cannot be indexed, each use raises its error then, and the question decides what that means. Raises
-    what the question raises, and ShardErrors.
-    """
-    attempts = Attempts()
-    while True:
-        try:
-            return question(*args, **kwargs)
-        except NotIndexed as wanted:
-            attempts.index(wanted)
-
-
-class Failure(NamedTuple):
-    """The failed attempt to index a shard with this fingerprint, and its reason.
-
-    There is no new attempt before `until` (monotonic seconds), which is `wait` seconds or more after the failure.
-    """
-
-    fingerprint: Fingerprint
-    wait: float
-    until: float
-    text: str
-
-
-class Failures:
-    """The shards that could not be indexed, by number: they are not tried again at once.
-
-    It starts with the failures that `index` has just met, under `keys`.
-    """
-
-    def __init__(self, shards: Sequence[Shard], keys: Sequence[bytes], index: Index) -> None:
-        self.failed: dict[int, Failure] = {}
-        for number, key in enumerate(keys) if index.failures else ():
-            if key in index.failures:
-                with suppress(ShardError):
-                    now = shard_paths.look(shards[number].path)
-                    until = time.monotonic() + FAILED_SECONDS
-                    self.failed[number] = Failure(now, FAILED_SECONDS, until, index.failures[key])
-
-    def add(self, number: int, fingerprint: Fingerprint, took: float, text: str) -> bool:
-        """Note that a shard with this fingerprint could not be indexed; the attempt `took` these seconds.
-
-        Returns True if it is the first failure of this content.
-        """
-        last, wait = self.failed.get(number), FAILED_SECONDS
-        if last is not None and last.fingerprint == fingerprint:
-            wait = min(2 * last.wait, FAILED_SECONDS_MAX)
-        until = time.monotonic() + max(wait, FAILED_SHARE * took)
-        self.failed[number] = Failure(fingerprint, wait, until, text)
-        return wait == FAILED_SECONDS
-
-    def text_of(self, number: int, fingerprint: Fingerprint) -> str | None:
-        """Return the reason why a shard with this fingerprint could not be indexed; None if there is none."""
-        failure = self.failed.get(number)
-        return failure.text if failure is not None and failure.fingerprint == fingerprint else None
-
-    def refuse(self, number: int, fingerprint: Fingerprint) -> None:
-        """Raise UnreadableShard for a shard that could not be indexed a moment ago."""
-        failure = self.failed.get(number)
-        if failure is not None and failure.fingerprint == fingerprint and time.monotonic() < failure.until:
-            raise UnreadableShard(failure.text)
 
 
 class _Hot(NamedTuple):
@@ -299,7 +191,7 @@ class ShardSet:
         return 0 if summary is None else summary.samples
 
     def record(self, number: int, tag: int | None = None) -> Record:
-        """Return the record of a shard, valid until `tidy` or `settled` is called.
+        """Return the record of a shard, valid until `tidy` or `was_indexed_elsewhere` is called.
 
         `tag` is that of an inode number: raises StaleShard when the number is of an earlier content. Raises
         NotIndexed, MissingShard, UnreadableShard, NotATar.
@@ -349,7 +241,7 @@ class ShardSet:
         self._hot.clear()
         self._records.clear()
 
-    def settled(self, number: int) -> bool:
+    def was_indexed_elsewhere(self, number: int) -> bool:
         """Return True if a shard that was NotIndexed is indexed now, by another process."""
         self.renew()
         try:
@@ -387,7 +279,7 @@ class ShardSet:
 
     def index_now(self, number: int) -> None:
         """Index a shard that is NotIndexed, unless another process has done so by now."""
-        if not self.settled(number):
+        if not self.was_indexed_elsewhere(number):
             self.install(number, self.build(number))
 
     def try_index(self, number: int) -> None:

@@ -21,7 +21,8 @@ from wdsfs.index.record import BY_EXTENSION, STRAY, Record
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of, position
 from wdsfs.names import raw_key
 from wdsfs.tree.content import Content, read_name
-from wdsfs.tree.shard_set import NotIndexed, ShardSet
+from wdsfs.tree.indexing import NotIndexed
+from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.shown_names import NameColumns, ShownColumns, ShownNames, columns_of, names_of, parent_folder
 from wdsfs.tree.statistics import SetTotals
 from wdsfs.tree.tree import (

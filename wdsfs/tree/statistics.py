@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from wdsfs.errors import ShardError
 from wdsfs.index.record import STRAY, Record
-from wdsfs.tree.shard_set import NotIndexed, ShardSet, indexed
+from wdsfs.tree.indexing import NotIndexed, indexed
+from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import Totals
 
 EXTENSIONS_MAX = 1000  # extensions of which sizes are reported

@@ -29,11 +29,12 @@ from wdsfs.tree import key_lists, label_files
 from wdsfs.tree.content import Content, ContentColumns
 from wdsfs.tree.draft import Ingredients
 from wdsfs.tree.freshness import Generations
+from wdsfs.tree.indexing import NotIndexed
 from wdsfs.tree.key_lists import KeyList
 from wdsfs.tree.label_files import LabelFile
 from wdsfs.tree.options import Composition, Field, read_class_names
 from wdsfs.tree.shard_access import Access
-from wdsfs.tree.shard_set import NotIndexed, ShardSet
+from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.view_record import LISTED, compose, digits_needed, refusal, refuse
 from wdsfs.tree.view_sources import Companions, CompanionWatch, DerivedContent, JoinedSet, KeysMissing
 
@@ -255,9 +256,9 @@ class ViewSet(ShardSet):
             with suppress(OSError):  # reported when it is read; a remote one never changes while it is open
                 wait_for_tick(os.stat(path))
 
-    def settled(self, number: int) -> bool:
+    def was_indexed_elsewhere(self, number: int) -> bool:
         try:
-            return super().settled(number)
+            return super().was_indexed_elsewhere(number)
         except ViewError:
             # Another process has found that it is refused. Only requests for this shard are to fail for that: in a
             # merged tree there may be none.
