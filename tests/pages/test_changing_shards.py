@@ -21,8 +21,8 @@ from tests.processes import PATIENCE
 from tests.thorough import THOROUGH
 from tests.tree.test_shard_tree import a_tree
 from wdsfs.errors import MissingShard, StaleShard
-from wdsfs.pages.library import Library, Snapshot
-from wdsfs.pages.search import Filter, Pace, Search
+from wdsfs.pages.filters import Filter, Masks, Pace, Search
+from wdsfs.pages.snapshots import MemberSource, Snapshot, Snapshots
 from wdsfs.tree.tree import LowerTree, View
 
 NAMES = ("t-0", "t-1", "t-2", "t-3")
@@ -72,8 +72,8 @@ def numbers(now: Snapshot) -> list[int]:
 
 @pytest.mark.parametrize("count", [0, 3, 50])
 def test_a_snapshot_stays_what_it_is(tree: LowerTree, count: int) -> None:
-    library, search = Library(tree), Search(lambda now, path: now.source(path))
-    with library.snapshot() as now:
+    snapshots = Snapshots(tree)
+    with snapshots.snapshot() as now:
         assert numbers(now) == list(range(40))
         path = now.sample(19).path
         replace(tree, 0, a_shard(count, 1))
@@ -81,16 +81,16 @@ def test_a_snapshot_stays_what_it_is(tree: LowerTree, count: int) -> None:
             lambda: now.sample(19),
             lambda: now.files(path),
             lambda: now.number_at(path),
-            lambda: search.find(Filter(has=b"txt"), now, 0, 60, Pace()),
+            lambda: Search(Masks(), Filter(has=b"txt"), now, Pace()).find(0, 60),
         ):
             with pytest.raises(StaleShard):
                 question()
         assert (now.total, now.first_of(1), now.sample(39).number) == (40, 20, 39)
-    assert library.answer(numbers) == list(range(count + 20))
+    assert snapshots.answer(numbers) == list(range(count + 20))
 
 
 def test_an_answer_is_made_again_of_a_newer_snapshot(tree: LowerTree) -> None:
-    library, asked = Library(tree), []
+    snapshots, asked = Snapshots(tree), []
 
     def question(now: Snapshot) -> list[int]:
         asked.append(now.total)
@@ -98,12 +98,12 @@ def test_an_answer_is_made_again_of_a_newer_snapshot(tree: LowerTree) -> None:
             replace(tree, 0, a_shard(3, 1))
         return numbers(now)
 
-    assert library.answer(question) == list(range(23))
+    assert snapshots.answer(question) == list(range(23))
     assert asked == [40, 23]
 
 
 def test_a_shard_that_changes_each_time_ends_in_an_error(tree: LowerTree) -> None:
-    library, asked = Library(tree), []
+    snapshots, asked = Snapshots(tree), []
 
     def question(now: Snapshot) -> list[int]:
         asked.append(now.total)
@@ -111,41 +111,41 @@ def test_a_shard_that_changes_each_time_ends_in_an_error(tree: LowerTree) -> Non
         return numbers(now)
 
     with pytest.raises(StaleShard):
-        library.answer(question)
+        snapshots.answer(question)
     assert asked == [40, 24, 25]
 
 
 def test_a_shard_that_goes_and_comes_again(tree: LowerTree) -> None:
-    library = Library(tree)
-    with library.snapshot() as now:
+    snapshots = Snapshots(tree)
+    with snapshots.snapshot() as now:
         replace(tree, 0, None)
         with pytest.raises(MissingShard):
             now.sample(0)
-    assert library.answer(numbers) == list(range(20))
+    assert snapshots.answer(numbers) == list(range(20))
     Path(tree.lower.path_text(0)).write_bytes(a_shard(7))
     tree.lower.distrust()
-    assert library.answer(lambda now: now.sample(now.total - 1).number) == 19
-    with library.snapshot() as now, contextlib.suppress(StaleShard):
+    assert snapshots.answer(lambda now: now.sample(now.total - 1).number) == 19
+    with snapshots.snapshot() as now, contextlib.suppress(StaleShard):
         now.files(b"s0/cat/s000")
-    assert library.answer(numbers) == list(range(27))
+    assert snapshots.answer(numbers) == list(range(27))
 
 
-def test_a_value_search_goes_on_beside_a_writer(tree: LowerTree) -> None:
+def test_a_value_search_goes_on_beside_a_writer(tree: LowerTree, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard that changes under it ends an answer, not the search."""
-    search = Search(lambda now, path: now.source(path))
+    source_of = Snapshot.source
+
+    def change(now: Snapshot, path: bytes) -> MemberSource:
+        source = source_of(now, path)
+        if path.startswith(b"s0/cat/s010"):
+            replace(tree, 0, a_shard(12, 1))
+        return source
 
     def find(now: Snapshot) -> tuple[int, int | None]:
-        def source_of(now: Snapshot, path: bytes) -> object:
-            source = now.source(path)
-            if path.startswith(b"s0/cat/s010"):
-                replace(tree, 0, a_shard(12, 1))
-            return source
-
-        search._source_of = source_of  # type: ignore[assignment]
-        found = search.find(Filter(column=b"cls", value="3"), now, 0, 60, Pace())
+        found = Search(Masks(), Filter(column=b"cls", value="3"), now, Pace()).find(0, 60)
         return len(found.samples), found.after
 
-    assert Library(tree).answer(find) == (1, 10)
+    monkeypatch.setattr(Snapshot, "source", change)
+    assert Snapshots(tree).answer(find) == (1, 10)
 
 
 # --- over HTTP

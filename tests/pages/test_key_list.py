@@ -11,7 +11,7 @@ from tests import tars
 from tests.conftest import Program
 from tests.packing.test_view_shards import members
 from tests.pages.viewing import viewing
-from wdsfs.pages import search
+from wdsfs.pages import filters
 
 KEYS = ["d/a", "d/a", "e", "f.g/h"]
 
@@ -61,7 +61,7 @@ def test_the_classes_of_a_mount_are_no_part_of_the_keys(program: Program) -> Non
 
 
 def test_a_list_of_many_is_sent_while_it_is_made(program: Program) -> None:
-    count = 3 * search.LINES
+    count = 3 * filters.LINES
     (program.home / "s.tar").write_bytes(tars.tar(*(tars.member(b"%06d.x" % number) for number in range(count))))
     with viewing(program, "s.tar") as viewer:
         assert len(viewer.ask("/keys.txt").body) == count * len("s/000000\n")

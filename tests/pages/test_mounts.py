@@ -1,13 +1,15 @@
-"""`wdsfs view MOUNT`: the pages show the set that the mount shows, also when it grows."""
+"""`wdsfs view MOUNT`: the pages show the set that the mount shows, also when it grows, and where it is changed."""
 
 from __future__ import annotations
 
+import html
 import os
+import shlex
 
 import pytest
 
 from tests import tars
-from tests.conftest import BOTH_ENGINES, Program
+from tests.conftest import BOTH_ENGINES, FUSE, KERNEL, Program
 from tests.pages.viewing import Viewer, viewing
 from tests.processes import wait_until
 
@@ -129,3 +131,60 @@ def test_a_merged_mount_says_how_the_pages_differ(shards: Program) -> None:
 def test_an_empty_directory_is_no_mount(program: Program) -> None:
     message = program.refused("view", program.directory("empty"), code=2)
     assert "nothing is mounted" in message
+
+
+@BOTH_ENGINES
+def test_options_of_a_set_are_refused_for_a_mount(shards: Program) -> None:
+    with shards.mounted("set") as mounted:
+        assert "a mount knows" in shards.refused("view", "--columns", "cls", mounted.path, code=2)
+
+
+# --- writable mounts
+
+
+def _commands(page: str) -> list[str]:
+    return [html.unescape(part.partition("</code>")[0]) for part in page.split("<code>")[1:]]
+
+
+@pytest.mark.parametrize("options", [(), ("--merge", "--layout", "files")])
+def test_of_a_writable_mount_the_pages_show_the_shards_and_say_so(
+    shards: Program, options: tuple[str, ...]
+) -> None:
+    with shards.mounted("-q", *options, "--overlay", "edits", "set") as mounted:
+        (mounted.path / ("s00.cls" if options else "t-0/s00/cls")).write_bytes(b"7")
+        with viewing(shards, mounted.path) as viewer:
+            page = viewer.ask("/sample/t-0/s00").text
+            assert f"wdsfs diff {mounted.path}" in page
+            assert viewer.paths() == ["t-0/s00", "t-0/s01", "t-1/s10", "t-1/s11"]
+            assert viewer.ask("/file/t-0/s00/cls").body == b"1"
+            path = str(mounted.path / "t-0/s00")
+            assert _commands(page)[-1:] == ([] if options else [path])
+            shards.run("commit", "--in-place", mounted.path)
+            wait_until(lambda: viewer.ask("/file/t-0/s00/cls").body == b"7", "the new shard")
+
+
+@pytest.mark.parametrize(
+    ("engine", "options"), [(FUSE, ("--overlay", "edits")), (KERNEL, ())], indirect=["engine"]
+)
+def test_the_page_of_a_sample_has_its_path_in_the_mount(shards: Program, options: tuple[str, ...]) -> None:
+    with shards.mounted("-q", *options, "set") as mounted:
+        with viewing(shards, mounted.path) as viewer:
+            assert _commands(viewer.ask("/sample/t-0/s00").text)[-1] == str(mounted.path / "t-0/s00")
+            assert str(mounted.path / "t-0/s00/cls") in _commands(viewer.ask("/preview/t-0/s00/cls").text)
+        assert str(mounted.path) in shards.refused("view", mounted.path / "t-0", code=5)
+
+
+def test_shards_are_changed_in_a_mount(shards: Program) -> None:
+    """By what the page says: the command, then the path."""
+    with viewing(shards, "set") as viewer:
+        command, directory = _commands(viewer.ask("/sample/t-0/s00").text)[-2:]
+    words = [word.replace("MOUNTPOINT", str(shards.mountpoint)) for word in shlex.split(command)]
+    shards.mountpoint.mkdir(exist_ok=True)
+    shards.run(*words[1:])
+    try:
+        changed = shards.home / directory.replace("MOUNTPOINT", str(shards.mountpoint)) / "cls"
+        changed.write_bytes(b"7")
+        [sample] = shards.json("diff", shards.mountpoint)["samples"]
+        assert (sample["path"], sample["changed"]) == ("t-0/s00", ["cls"])
+    finally:
+        shards.run("umount", shards.mountpoint)

@@ -85,17 +85,17 @@ def view(
 
         raise UsageError(f"the page needs {several(missing)}; type: {install_command('view')}")
     from wdsfs.mount import mount_search
-    from wdsfs.pages.opening import opened_mount, opened_shards
     from wdsfs.pages.server import listen, serve
     from wdsfs.pages.site import Site
+    from wdsfs.pages.subject import open_mount, open_shards
 
     mount = mount_search.viewed(sources)
     if mount is None:
-        opened = opened_shards(sources, selection, composition, opening)
+        opened = open_shards(sources, selection, composition, opening)
     elif selection.arguments or not composition.is_plain:
         raise UsageError("options of the set are for SHARDS; a mount knows what it shows")
     else:
-        opened = opened_mount(mount, opening)
+        opened = open_mount(mount, opening)
     with (
         ended_in_order(),
         opened as subject,

@@ -22,9 +22,6 @@ from wdsfs.pages.preview import Detail, Picture, Preview, decoded, error_text, r
 from wdsfs.pages.wire import Member
 
 PARSED_MAX = 4 << 20  # bytes of JSON; of more only the beginning is shown, as text
-DEPTH_MAX = 16  # levels that are shown
-ITEMS_MAX = 200  # of a list or an object that are shown
-STRING_MAX = 4000  # characters of a text in it
 LINES_MAX = 1000  # of JSON lines that are parsed
 _WRITTEN = 50  # bytes of JSON lines that are read for each character that is shown
 
@@ -54,18 +51,8 @@ def _read(file: BinaryIO, length: int) -> bytes:
 # --- JSON
 
 
-class _Literal(str):
-    """A number in its own spelling: a float could have another value."""
-
-    __slots__ = ()
-
-
-class _Pairs(list[tuple[str, Any]]):
-    """The members of an object, also several of one name."""
-
-
 def decode_json(member: Member, detail: Detail) -> Preview:
-    """Return a JSON document, laid out with every value in its own spelling; as text if too large, or broken."""
+    """Return a JSON document with a line for each value; as text if it is too large, or broken."""
     size = member.least_size
     if size > PARSED_MAX:
         data = member.file.read(detail.characters * 4)
@@ -74,11 +61,11 @@ def decode_json(member: Member, detail: Detail) -> Preview:
         )
     data = member.file.read(size)
     try:
-        value = _parsed(decoded(data, True)[0])
+        value = json.loads(decoded(data, True)[0])
+        text, is_cut = _beginning_of_json([value], detail.characters, indent=2)
     except (ValueError, RecursionError) as error:
         return text_preview(data, size, detail)._replace(problem=f"It is not shown as JSON: {error_text(error)}.")
-    text, is_cut = _laid_out([value], detail.characters, wide=True)
-    return Preview("json", _summary(value), text=text, is_cut=is_cut)
+    return Preview("json", _json_summary(value), text=text, is_cut=is_cut)
 
 
 def decode_lines(member: Member, detail: Detail) -> Preview:
@@ -92,90 +79,37 @@ def decode_lines(member: Member, detail: Detail) -> Preview:
     try:
         for line in lines[:LINES_MAX]:
             if line.strip():
-                values.append(_parsed(line))
+                values.append(json.loads(line))
+        text, is_cut = _beginning_of_json(values, detail.characters)
     except (ValueError, RecursionError) as error:
         problem = f"It is not shown as JSON, because of line {len(values) + 1:,}: {error_text(error)}."
         return text_preview(data, size, detail)._replace(problem=problem)
-    text, is_cut = _laid_out(values, detail.characters, wide=False)
     is_cut = is_cut or len(data) < size or len(lines) > LINES_MAX
     summary = "the beginning" if len(data) < size else counted(len(lines), "line")
     return Preview("json", summary, text=text, is_cut=is_cut)
 
 
-def _parsed(text: str) -> Any:
-    return json.loads(
-        text, parse_int=_Literal, parse_float=_Literal, parse_constant=_Literal, object_pairs_hook=_Pairs
-    )
-
-
-def _summary(value: Any) -> str:
-    if isinstance(value, _Pairs):
+def _json_summary(value: Any) -> str:
+    if isinstance(value, dict):
         return f"an object of {counted(len(value), 'field')}"
     return f"a list of {counted(len(value), 'item')}" if isinstance(value, list) else "a value"
 
 
-def _laid_out(values: list[Any], most: int, wide: bool) -> tuple[str, bool]:
-    """Return the documents as text, and True if something is left out. `wide`: a line for each item."""
-    parts: list[str] = []
-    length = 0
-    writer = _Writer(wide)
+def _beginning_of_json(values: list[Any], most: int, indent: int | None = None) -> tuple[str, bool]:
+    """Return the first `most` characters of the documents as text, and True if there are more.
+
+    Each document begins a line. Raises RecursionError for one that is nested too deeply.
+    """
+    encoder = json.JSONEncoder(ensure_ascii=False, indent=indent)
+    parts, length = list[str](), 0
     for number, value in enumerate(values):
-        for part in itertools.chain(["\n"] if number else [], writer.pieces(value, 0)):
+        # Piece by piece: with its indentation, a nested list may be a hundred times as long as it was.
+        for part in itertools.chain(["\n"] if number else [], encoder.iterencode(value)):
             parts.append(part)
             length += len(part)
             if length > most:
-                return "".join(parts)[:most], True
-    return "".join(parts), writer.has_left_out
-
-
-class _Writer:
-    """Writes values piece by piece, so that the reader can stop."""
-
-    def __init__(self, wide: bool) -> None:
-        self._wide = wide
-        self.has_left_out = False
-
-    def pieces(self, value: Any, depth: int) -> Iterator[str]:
-        """Yield the text of a value."""
-        if isinstance(value, _Literal):
-            yield str(value)
-        elif isinstance(value, str):
-            yield self._string(value)
-        elif isinstance(value, _Pairs):
-            items = ((f"{self._string(name)}: ", item) for name, item in value)
-            yield from self._container("{", "}", items, len(value), depth)
-        elif isinstance(value, list):
-            yield from self._container("[", "]", (("", item) for item in value), len(value), depth)
-        else:
-            yield json.dumps(value)
-
-    def _container(
-        self, opening: str, closing: str, items: Iterator[tuple[str, Any]], count: int, depth: int
-    ) -> Iterator[str]:
-        if not count:
-            yield opening + closing
-            return
-        if depth >= DEPTH_MAX:
-            self.has_left_out = True
-            yield f"{opening} … {count:,} inside {closing}"
-            return
-        indent = "\n" + "  " * (depth + 1) if self._wide else ""
-        yield opening
-        for number, (name, item) in enumerate(items):
-            if number == ITEMS_MAX:
-                self.has_left_out = True
-                yield f",{indent or ' '}… {count - number:,} more"
-                break
-            yield ("" if not number else "," if self._wide else ", ") + indent + name
-            yield from self.pieces(item, depth + 1)
-        yield ("\n" + "  " * depth if self._wide else "") + closing
-
-    def _string(self, text: str) -> str:
-        if len(text) <= STRING_MAX:
-            return readable(json.dumps(text, ensure_ascii=False))
-        self.has_left_out = True
-        beginning = json.dumps(readable(text[:STRING_MAX]), ensure_ascii=False)
-        return f"{beginning} … {len(text) - STRING_MAX:,} more"
+                return readable("".join(parts)[:most]), True
+    return readable("".join(parts)), False
 
 
 # --- tables

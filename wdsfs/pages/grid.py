@@ -14,9 +14,9 @@ from starlette.responses import RedirectResponse, Response
 
 from wdsfs.errors import NoSuchEntry, UsageError, several
 from wdsfs.pages.downloads import suffix, text_of
-from wdsfs.pages.library import NOWHERE, Sample, Snapshot
+from wdsfs.pages.filters import Filter, Masks, Pace, Result, Search, unknown_columns
 from wdsfs.pages.preview import PLAYERS, TEXTS, content_of
-from wdsfs.pages.search import Filter, Pace, Result, Search
+from wdsfs.pages.snapshots import Sample, Snapshot
 
 PAGE = 60  # samples of a grid
 COLUMNS = 50  # of a set that are listed where a filter names another one
@@ -79,24 +79,22 @@ class Piece(NamedTuple):
 
 
 class Grid:
-    """Makes the answers. `mark` says how an overlay changes a path, `page` fills in a template.
+    """Makes the answers. `page` fills in a template.
 
     `run` is another text for each server: browsers cache thumbnails, and the next server may have another set at
     the same port.
     """
 
-    def __init__(
-        self, search: Search, mark: Callable[[bytes], str], page: Callable[..., Response], run: str
-    ) -> None:
-        self._search, self._mark, self._page, self._run = search, mark, page, run
+    def __init__(self, masks: Masks, page: Callable[..., Response], run: str) -> None:
+        self._masks, self._page, self._run = masks, page, run
 
     def all(self, now: Snapshot, request: Request) -> Response:
         """Show samples in the order of the set, those that pass the filter."""
         query = query_of(request)
         filter_, piece = Filter.of(query), Piece.of(query, "at")
         notes, result = self._objection(filter_, now, piece)
-        after = piece.at if "at" in query else None
-        result = result or self._search.find(filter_, now, after, piece.room, _pace(request))
+        at = piece.at if "at" in query else None
+        result = result or self._search(filter_, now, request).find(at, piece.room)
         back = None
         if piece.start:
             back = f"/?{filter_.query()}" if filter_ else f"/?at={max(piece.start - PAGE, 0)}"
@@ -108,16 +106,19 @@ class Grid:
         filter_, piece = Filter.of(query), Piece.of(query, "after")
         seed = _number(query, "seed") % SEED_MAX
         notes, result = self._objection(filter_, now, piece)
-        result = result or self._search.draw(filter_, now, seed, piece.at, piece.room, _pace(request))
+        result = result or self._search(filter_, now, request).draw(seed, piece.at, piece.room)
         back = f"/random?{filter_.query(seed=seed)}" if piece.start else None
         return self._grid(filter_, now, result, piece, notes, page="/random", back=back, seed=seed)
+
+    def _search(self, filter_: Filter, now: Snapshot, request: Request) -> Search:
+        return Search(self._masks, filter_, now, Pace(request.state.gone.is_set))
 
     def _objection(self, filter_: Filter, now: Snapshot, piece: Piece) -> tuple[list[str], Result | None]:
         """Return faults of a filter, in sentences, and the empty result where no search is needed."""
         nothing = Result([], None, 1.0, 0)
         if filter_.value and not filter_.column:
             return ["To search for a value, type the name of its column, too."], nothing
-        unknown = self._search.unknown(filter_, now, Pace()) if not piece.turn else None
+        unknown = unknown_columns(filter_, now, Pace()) if not piece.turn else None
         if unknown is None:
             return [], None
         missing, known = (several([text_of(name) for name in names], COLUMNS) for names in unknown)
@@ -127,8 +128,7 @@ class Grid:
     def _grid(
         self, filter_: Filter, now: Snapshot, result: Result, piece: Piece, notes: list[str], **values: Any
     ) -> Response:
-        new_count, shards = len(self._search.new()), [shard.name for shard in now.shards]
-        total, seed = now.total + new_count, values["seed"]
+        shards, seed = [shard.name for shard in now.shards], values["seed"]
         fields = {} if seed is None else {"seed": seed}
         more = on = None
         if result.after is not None:
@@ -143,12 +143,11 @@ class Grid:
             have=piece.have + len(result.samples),
             unread=piece.unread + result.unread,
             start=piece.start,
-            looked=max(round(result.progress * total) - (piece.start if seed is None else 0), 0),
+            looked=max(round(result.progress * now.total) - (piece.start if seed is None else 0), 0),
             progress=result.progress,
             more=more,
             on=on,
-            total=total,
-            new_count=new_count,
+            total=now.total,
             unreadable=len(shards) - sum(1 for _ in now.readable),
             shards=shards if len(shards) <= SHARDS_MAX else [],
             shard_count=len(shards),
@@ -175,8 +174,7 @@ class Grid:
         unknown = (suffix for suffix in by_suffix if content_of(suffix, b"").decoder == "hex")
         text = path_of_first(BEGINNINGS) or path_of_first(unknown)
         label = path_of_first(LABELS)
-        # Another address for a thumbnail after a change of the shard.
-        tag = 0 if sample.shard == NOWHERE else now.version_of(sample.shard)[2]
+        tag = now.version_of(sample.shard)[2]  # another address for a thumbnail after a change of the shard
         return {
             "sample": sample,
             "key": sample.path.partition(b"/")[2] or sample.path,
@@ -186,7 +184,6 @@ class Grid:
             "text": None if picture or video else text,
             "caption": (label or text) if picture or video else label if label != text else None,
             "kind": next(iter(by_suffix), "…"),
-            "mark": self._mark(sample.path),
             "version": f"{self._run}-{tag}",
         }
 
@@ -195,16 +192,17 @@ class Grid:
         query = query_of(request)
         return _to_sample(now.sample(_number(query, "number")), Filter.of(query))
 
-    def turn(self, now: Snapshot, request: Request, back: bool) -> Response:
+    def turn(self, now: Snapshot, request: Request, *, back: bool) -> Response:
         """Redirect to the next sample that passes the filter, or to the previous one."""
         query = query_of(request)
         filter_, number, turn = Filter.of(query), _number(query, "number"), _number(query, "turn")
-        result = self._search.next(filter_, now, number, back, _pace(request))
+        at = number - 1 if back else number + 1
+        result = self._search(filter_, now, request).next(at, back=back)
         if result.samples:
             return _to_sample(result.samples[0], filter_)
         if result.after is None:
             raise NoSuchEntry(f"no sample {'before' if back else 'after'} this one passes the filter")
-        start = _number(query, "start", number)
+        start, last = _number(query, "start", number), result.after + 1 if back else result.after - 1
         page = "/previous" if back else "/next"
         return self._page(
             "turn.html",
@@ -212,15 +210,10 @@ class Grid:
             progress=result.progress,
             query=filter_.query(),
             start=start,
-            looked=abs(result.after - start),
-            more=f"{page}?{filter_.query(number=result.after, start=start, turn=turn + 1)}",
+            looked=abs(last - start),
+            more=f"{page}?{filter_.query(number=last, start=start, turn=turn + 1)}",
             is_going=turn < TURNS_MAX,
         )
-
-
-def _pace(request: Request) -> Pace:
-    """Return the time that the answer to a request may take."""
-    return Pace(request.state.gone.is_set)
 
 
 def _to_sample(sample: Sample, filter_: Filter) -> Response:

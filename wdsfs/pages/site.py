@@ -12,7 +12,7 @@ import os
 import secrets
 import shlex
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -30,13 +30,13 @@ from wdsfs import names as naming
 from wdsfs.errors import NoSuchEntry, NotADirectory, StaleShard, UsageError, WdsfsError, bytes_text, counted
 from wdsfs.index.record import Record
 from wdsfs.pages.downloads import MEMBER_POLICY, Download, Downloads, path_of, saved_as, suffix, text_of
+from wdsfs.pages.filters import Filter, Masks, Pace, Search
 from wdsfs.pages.grid import Grid, query_of
-from wdsfs.pages.library import File, Origin, Sample, Snapshot
-from wdsfs.pages.opening import Subject
 from wdsfs.pages.plots import Plot, plots_of
 from wdsfs.pages.preview import PLAYERS, Picture, Source, content_of, decoded, readable
 from wdsfs.pages.previewer import Previewer
-from wdsfs.pages.search import Filter, Pace, Search
+from wdsfs.pages.snapshots import File, Origin, Snapshot
+from wdsfs.pages.subject import Subject
 from wdsfs.tree.statistics import Distribution
 
 SIDE = 192  # pixels of a thumbnail, at the most
@@ -68,15 +68,15 @@ class Site:
     """The pages over a set; `title` names it."""
 
     def __init__(self, subject: Subject, title: str) -> None:
-        self._subject, self._mount, self._place = subject, subject.mount, subject.place
-        self.library = subject.library
+        self._subject, self._place = subject, subject.place
+        self._snapshots = subject.snapshots
         self._previewer = Previewer()
         self._quick, self._slow = anyio.CapacityLimiter(QUICK), anyio.CapacityLimiter(SLOW)
         self._plots: tuple[tuple[int, int], list[Plot]] = (-1, -1), []
         self._plotting = threading.Lock()  # once for all who ask meanwhile
         self._downloads = Downloads(self._with_source, self._slow, self._refused)
-        self.search = Search(self.source, self._new_samples)
-        self._grid = Grid(self.search, self._mark, self._page, secrets.token_hex(4))
+        self._masks = Masks()
+        self._grid = Grid(self._masks, self._page, secrets.token_hex(4))
         loader = jinja2.FileSystemLoader(_HERE / "templates")
         self._templates = jinja2.Environment(
             loader=loader, autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
@@ -149,16 +149,17 @@ class Site:
             yield lines.text
             after = lines.after
 
-    async def _lines(self, filter_: Filter, after: int, version: tuple[int, int] | None) -> _Lines:
+    async def _lines(self, filter_: Filter, at: int, version: tuple[int, int] | None) -> _Lines:
         """Return the next lines of a list. Raises StaleShard if the set is not of this version any more."""
 
         def question(now: Snapshot) -> _Lines:
             if version not in (None, now.version):
                 raise StaleShard("the set has changed while its keys were listed")
-            return _Lines(*self.search.listed(filter_, now, after, Pace()), now.version)
+            search = Search(self._masks, filter_, now, Pace())
+            return _Lines(search.key_lines(at), search.after, now.version)
 
         limiter = self._slow if filter_.column else self._quick
-        return await anyio.to_thread.run_sync(self.library.answer, question, limiter=limiter)
+        return await anyio.to_thread.run_sync(self._snapshots.answer, question, limiter=limiter)
 
     def _answered(self, answer: Answer, request: Request) -> Response:
         """Return the answer of one snapshot of the set, or the page of an error."""
@@ -166,7 +167,7 @@ class Site:
         if not request.url.path.startswith(BYTES) and renewal is not None:
             renewal.renew()
         try:
-            return self.library.answer(lambda now: answer(now, request))
+            return self._snapshots.answer(lambda now: answer(now, request))
         except (WdsfsError, OSError) as error:
             return self._refused(error)
 
@@ -186,38 +187,16 @@ class Site:
         text = self._templates.get_template(template).render(news=news, **values)
         return HTMLResponse(text.encode("utf-8", "backslashreplace"), status)
 
-    # --- files as they are now: with the changes of the overlay
-
-    def source(self, now: Snapshot, path: bytes) -> Source:
-        """Return the bytes of a file. Raises EntryError, ShardError, OSError."""
-        if self._mount is None or self._mark(path) == "removed":
-            return now.source(path)
-        return self._mount.source(path)
-
     def _with_source(self, path: bytes, question: Callable[[Source], Value]) -> Value:
         """Return the answer to a question about the bytes of a file. Raises what both raise."""
-        return self.library.answer(lambda now: question(self.source(now, path)))
-
-    def _files(self, now: Snapshot, path: bytes) -> list[File]:
-        try:
-            if self._mount is None or self._mark(path) == "removed":
-                return now.files(path)
-            return self._mount.files(path)
-        except (NotADirectory, NotADirectoryError):
-            raise NoSuchEntry(f"{text_of(path)}: is a file, not a sample") from None
-
-    def _mark(self, path: bytes) -> str:
-        return "" if self._mount is None else self._mount.mark(path)
-
-    def _new_samples(self) -> Sequence[Sample]:
-        return () if self._mount is None else self._mount.new_samples()
+        return self._snapshots.answer(lambda now: question(now.source(path)))
 
     # --- one sample
 
     def sample(self, now: Snapshot, request: Request) -> Response:
         """Return all columns of a sample."""
         path, filter_ = path_of(request), Filter.of(query_of(request))
-        files = sorted(self._files(now, path), key=lambda file: _rank(file.name))
+        files = sorted(_files(now, path), key=lambda file: _rank(file.name))
         if not files:
             raise NoSuchEntry(f"{text_of(path)}: there is no such sample")
         number = now.number_at(path)
@@ -232,8 +211,7 @@ class Site:
             path=path,
             shard=shard,
             key=key or path,
-            files=[(file, path + b"/" + file.name, self._mark(path + b"/" + file.name)) for file in files],
-            mark=self._mark(path),
+            files=[(file, path + b"/" + file.name) for file in files],
             place=self._place,
             path_in_mount=self._path_in_mount(path),
             number=number,
@@ -251,10 +229,10 @@ class Site:
     def preview(self, now: Snapshot, request: Request) -> Response:
         """Return the preview of one file, for the page of its sample."""
         path = path_of(request)
-        source, name = self.source(now, path), path.rpartition(b"/")[2]
+        source, name = now.source(path), path.rpartition(b"/")[2]
         preview = self._previewer.preview(os.fsdecode(name), source)
         lines = preview.text.split("\n", LINES)
-        origin = self._origin(now, path)
+        origin = now.origin(path)
         return self._page(
             "preview.html",
             path=path,
@@ -264,52 +242,26 @@ class Site:
             more=f"{LINES:,} lines are shown; there are more." if any(lines[LINES:]) else "",
             media=PLAYERS.get(suffix(name), "") if source.size else "",
             origin=origin,
-            mark=self._mark(path),
-            command=self._command(now, path, origin),
+            command=_extracting_command(now, path, origin),
             size=source.size,
             path_in_mount=self._path_in_mount(path),
         )
-
-    def _origin(self, now: Snapshot, path: bytes) -> Origin | None:
-        """Return where a file lies in a shard; None for one that only the overlay has."""
-        try:
-            return now.origin(path)
-        except NoSuchEntry:
-            return None
-
-    def _command(self, now: Snapshot, path: bytes, origin: Origin | None) -> str:
-        """Return the command that extracts a file as the page shows it; empty if there is none."""
-        target = shlex.quote(os.fsdecode(saved_as(path)))
-        if self._mark(path) in ("changed", "new"):  # the shard has other content, or none
-            return f"cp {self._path_in_mount(path)} {target}"
-        if origin is None or origin.offset is None:
-            return ""
-        stem = naming.without_suffix(os.path.basename(origin.shard))
-        command = ["wdsfs", "cat"]
-        if not now.is_view:
-            command += [os.fsdecode(origin.shard), os.fsdecode(stem + b"/" + path.partition(b"/")[2])]
-            if now.names != "ext":
-                command[2:2] = ["--names", now.names]
-        else:  # a view, whose names no shard has
-            command += ["--layout", "files", os.fsdecode(origin.shard), os.fsdecode(stem + b"/" + origin.member)]
-        return f"{shlex.join(command)} > {target}"
 
     def thumbnail(self, now: Snapshot, request: Request) -> Response:
         """Return a small picture of a file, drawn again."""
         path = path_of(request)
         name = os.fsdecode(path.rpartition(b"/")[2])
-        picture = self._previewer.thumbnail(name, self.source(now, path), SIDE)
+        picture = self._previewer.thumbnail(name, now.source(path), SIDE)
         if picture is None:
             return PlainTextResponse("There is no picture of this file.", 404)
-        headers = {"Content-Security-Policy": MEMBER_POLICY}
-        if self._mount is None:
-            headers["Cache-Control"] = "private, max-age=3600"  # the address has the version of the shard
+        # It may be cached: the address has the version of the shard.
+        headers = {"Content-Security-Policy": MEMBER_POLICY, "Cache-Control": "private, max-age=3600"}
         return Response(picture.data, media_type=picture.media_type, headers=headers)
 
     def snippet(self, now: Snapshot, request: Request) -> Response:
         """Return the beginning of a text, for the grid; nothing for a file that is not text."""
         path = path_of(request)
-        source = self.source(now, path)
+        source = now.source(path)
         data = source.read(0, min(source.size, SNIPPET))
         if content_of(os.fsdecode(path.rpartition(b"/")[2]), data).decoder == "hex":
             return PlainTextResponse("")
@@ -343,6 +295,28 @@ async def _wait_for_the_end(request: Request) -> None:
 
 def _picture_url(picture: Picture) -> str:
     return f"data:{picture.media_type};base64,{base64.b64encode(picture.data).decode()}"
+
+
+def _files(now: Snapshot, path: bytes) -> list[File]:
+    try:
+        return now.files(path)
+    except NotADirectory:
+        raise NoSuchEntry(f"{text_of(path)}: is a file, not a sample") from None
+
+
+def _extracting_command(now: Snapshot, path: bytes, origin: Origin) -> str:
+    """Return the command that extracts a file as the page shows it; empty if there is none."""
+    if origin.offset is None:
+        return ""
+    stem = naming.without_suffix(os.path.basename(origin.shard))
+    command = ["wdsfs", "cat"]
+    if not now.is_view:
+        command += [os.fsdecode(origin.shard), os.fsdecode(stem + b"/" + path.partition(b"/")[2])]
+        if now.names != "ext":
+            command[2:2] = ["--names", now.names]
+    else:  # a view, whose names no shard has
+        command += ["--layout", "files", os.fsdecode(origin.shard), os.fsdecode(stem + b"/" + origin.member)]
+    return f"{shlex.join(command)} > {shlex.quote(os.fsdecode(saved_as(path)))}"
 
 
 def _rank(name: bytes) -> int:

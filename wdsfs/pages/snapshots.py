@@ -2,7 +2,7 @@
 
 Shards change, come and go at any moment, so a page is made of one `Snapshot`: which shards there are, which
 content each has, and how many samples. It is the only way to the set. A question about a shard that has other
-content by now raises StaleShard, so no number ever stands for another sample; `Library.answer` asks a newer
+content by now raises StaleShard, so no number ever stands for another sample; `Snapshots.answer` asks a newer
 snapshot then.
 
 One lock protects the set and its records, which are for one thread at a time; questions under it read the index
@@ -45,7 +45,6 @@ ORDERS_MAX = 8  # shards whose order of samples is kept
 FILES_MAX = 1000  # files of one sample that a page lists
 DAMAGED_MAX = 200  # damaged shards that are listed
 UNREADABLE = -1  # in place of the tag of a shard that cannot be read
-NOWHERE = -1  # in place of the number, shard and entry of a sample that only an overlay has
 ATTEMPTS = 3  # how often an answer is made while the shards that it is about change
 
 Answer = TypeVar("Answer")
@@ -87,8 +86,8 @@ class Origin(NamedTuple):
 class MemberSource:
     """The bytes of a file of the shards, as `preview.Source`."""
 
-    def __init__(self, library: Library, path: bytes, content: Content) -> None:
-        self._library, self._path, self._content, self.size = library, path, content, content.size
+    def __init__(self, snapshots: Snapshots, path: bytes, content: Content) -> None:
+        self._snapshots, self._path, self._content, self.size = snapshots, path, content, content.size
         # Identifies the content; None for one that is in no shard in this form.
         self.key = (
             None if content.held is not None else (content.file.path, content.file.fingerprint, content.data)
@@ -96,16 +95,16 @@ class MemberSource:
 
     def read(self, offset: int, length: int) -> bytes:
         """Return these bytes, fewer only at the end. Raises ShardErrors."""
-        with self._library.lock:
+        with self._snapshots.lock:
             if self._content.file.ended:  # closed meanwhile, for others that were opened
-                with self._library.snapshot() as now:
+                with self._snapshots.snapshot() as now:
                     self._content = now.content_again(self._path, self._content)
             content = self._content
             content.file.hold()
         try:
             return content_module.read(content, offset, length)
         finally:
-            with self._library.lock:
+            with self._snapshots.lock:
                 content.file.let_go()
 
 
@@ -119,7 +118,7 @@ class _Shown:
     orders: OrderedDict[tuple[int, int], Order] = field(default_factory=OrderedDict)  # by shard and tag
 
 
-class Library:
+class Snapshots:
     """A tree of shards, samples in directories, for threads. The caller closes the tree.
 
     `in_classes`: the directories of samples are in those of their classes.
@@ -211,7 +210,7 @@ def _locked(
 
     @functools.wraps(question)
     def ask(self: Snapshot, /, *arguments: Parameters.args, **names: Parameters.kwargs) -> Answer:
-        with self.library.asking():
+        with self.snapshots.asking():
             return indexed(question, self, *arguments, **names)
 
     return ask
@@ -224,8 +223,8 @@ class Snapshot:
     changed since raise StaleShard, MissingShard and the like.
     """
 
-    def __init__(self, library: Library, shown: _Shown) -> None:
-        self.library, self.shown = library, shown
+    def __init__(self, snapshots: Snapshots, shown: _Shown) -> None:
+        self.snapshots, self.shown = snapshots, shown
         self._tree, self._lower = shown.tree, shown.tree.lower
         self.shards = self._lower.shards  # in the order of the set
         self._tags = array("q")  # of the content that each shard has, or UNREADABLE
@@ -310,7 +309,7 @@ class Snapshot:
         orders, key = self.shown.orders, (shard, self._tag(shard))
         order = orders.get(key)
         if order is None:
-            order = orders[key] = samples_of(self._lower, *key, self.library.in_classes)
+            order = orders[key] = samples_of(self._lower, *key, self.snapshots.in_classes)
             if len(orders) > ORDERS_MAX:
                 orders.popitem(last=False)
         return order
@@ -360,18 +359,6 @@ class Snapshot:
         _, shard, where = inodes.unpack(first.inode)
         return shard, self._record(shard).entry_of(inodes.index_of(where))
 
-    def has(self, path: bytes) -> bool:
-        """Return True if the shards have something at a path, or may have it in a shard that cannot be read."""
-        try:
-            self._node(path)
-        except NoSuchEntry:
-            return False
-        except StaleShard:
-            raise
-        except WdsfsError:
-            return True
-        return True
-
     def number_of(self, shard: int, entry: int) -> int | None:
         """Return the number in the set of an entry of a shard; None if it is no sample."""
         order = self.order(shard)
@@ -388,7 +375,7 @@ class Snapshot:
         """Return the keys of samples, by their places in the order of a shard. Raises ShardErrors."""
         order, record = self.order(shard), self._record(shard)
         entries = [int(order[place]) for place in places]
-        if not self.library.in_classes:
+        if not self.snapshots.in_classes:
             return [record.entry_path(entry) for entry in entries]
         # The record has the classes in their place; the shard has the keys.
         record, plain = self._lower.record_and_plain(shard, self._tag(shard))
@@ -411,7 +398,7 @@ class Snapshot:
 
     def source(self, path: bytes) -> MemberSource:
         """Return the bytes of a file. Raises EntryError, ShardErrors."""
-        return MemberSource(self.library, path, self._content(path))
+        return MemberSource(self.snapshots, path, self._content(path))
 
     def content_again(self, path: bytes, before: Content) -> Content:
         """Return the content of a file whose shard was closed. Raises StaleShard if it has changed."""
@@ -436,7 +423,7 @@ class Snapshot:
                 return Origin(content.file.path, path.rpartition(b"/")[2], b"", None)
             raw = content_module.read_name(content, member.head)
         finally:
-            with self.library.lock:
+            with self.snapshots.lock:
                 content.file.let_go()
         split = naming.split(raw)
         key = b"" if split is None else raw[: len(raw) - len(split.extension) - 1]

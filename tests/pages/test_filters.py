@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import pytest
@@ -18,12 +18,11 @@ from tests.tree.test_shard_tree import a_tree
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.names import PLAIN
-from wdsfs.pages import search
-from wdsfs.pages.library import Library, Snapshot
-from wdsfs.pages.opening import Subject
-from wdsfs.pages.preview import Source
-from wdsfs.pages.search import Filter, Pace, Search, draws
+from wdsfs.pages import filters
+from wdsfs.pages.filters import Filter, Masks, Pace, Result, Search, draws
 from wdsfs.pages.site import Site
+from wdsfs.pages.snapshots import MemberSource, Snapshot, Snapshots
+from wdsfs.pages.subject import Subject
 from wdsfs.tree.tree import View
 
 NAMES = [b"".join(one) for length in (1, 2, 3) for one in itertools.product(b"a b".split(), repeat=length)]
@@ -112,27 +111,51 @@ def test_a_random_order_has_every_sample_once(total: int) -> None:
         assert orders[0] != orders[1] != orders[2]
 
 
-def test_nobody_searches_for_a_client_that_is_gone() -> None:
+def test_nobody_searches_for_a_client_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     members = [tars.member(b"s%03d.cls" % number, b"x") for number in range(200)]
     looked: list[bytes] = []
 
-    def source_of(now: Snapshot, path: bytes) -> Source:
-        looked.append(path)
-        return now.source(path)
+    source_of = Snapshot.source
 
-    with a_tree([tars.tar(*members)], View()) as tree, Library(tree).snapshot() as now:
-        search, wanted = Search(source_of), Filter(column=b"cls", value="y")
-        assert search.find(wanted, now, 0, 60, Pace(lambda: len(looked) >= 50)).after == 50
+    def note(now: Snapshot, path: bytes) -> MemberSource:
+        looked.append(path)
+        return source_of(now, path)
+
+    monkeypatch.setattr(Snapshot, "source", note)
+    with a_tree([tars.tar(*members)], View()) as tree, Snapshots(tree).snapshot() as now:
+
+        def search(is_gone: Callable[[], bool]) -> Search:
+            return Search(Masks(), Filter(column=b"cls", value="y"), now, Pace(is_gone))
+
+        assert search(lambda: len(looked) >= 50).find(0, 60).after == 50
         # Each answer comes further, however late it is.
-        assert search.find(wanted, now, 50, 60, Pace(lambda: True)).after == 51
-        assert search.next(wanted, now, 51, False, Pace(lambda: True)).after == 52
-        assert search.next(wanted, now, 52, True, Pace(lambda: True)).after == 51
+        assert search(lambda: True).find(50, 60).after == 51
+        assert search(lambda: True).next(51, back=False).after == 52
+        assert search(lambda: True).next(52, back=True).after == 51
         assert len(looked) == 53
+
+
+def test_next_and_previous_stop_at_what_they_look_for() -> None:
+    """They do not look for another one, which may be a million samples away."""
+    members = [tars.member(b"s%03d.%s" % (number, b"a" if number in (10, 150) else b"b")) for number in range(200)]
+    with a_tree([tars.tar(*members), tars.tar(*members)], View()) as tree, Snapshots(tree).snapshot() as now:
+
+        def turn(at: int, *, back: bool) -> tuple[list[int], int]:
+            pace = Pace()
+            result: Result = Search(Masks(), Filter(has=b"a"), now, pace).next(at, back=back)
+            return [sample.number for sample in result.samples], pace.steps
+
+        assert turn(0, back=False) == ([10], 0)
+        assert turn(11, back=False) == ([150], 0)
+        assert turn(151, back=False) == ([210], 1)
+        assert turn(351, back=False) == ([], 0)
+        assert turn(209, back=True) == ([150], 1)
+        assert turn(9, back=True) == ([], 0)
 
 
 def test_the_search_of_a_page_ends_with_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the server's interface: after the request comes the end of the connection."""
-    monkeypatch.setattr(search, "SECONDS", PATIENCE)
+    monkeypatch.setattr(filters, "SECONDS", PATIENCE)
     count = 20_000
     closed, body = threading.Event(), bytearray()
     messages: Iterator[dict[str, Any]] = iter([{"type": "http.request", "body": b""}, {"type": "http.disconnect"}])
@@ -147,15 +170,16 @@ def test_the_search_of_a_page_ends_with_its_client(monkeypatch: pytest.MonkeyPat
         body.extend(message.get("body", b""))
 
     shard = tars.tar(*(tars.member(b"s%05d.cls" % number, b"x") for number in range(count)))
-    with a_tree([shard], View()) as tree, contextlib.closing(Site(Subject(Library(tree)), "a set")) as site:
+    with a_tree([shard], View()) as tree, contextlib.closing(Site(Subject(Snapshots(tree)), "a set")) as site:
         reads: list[bytes] = []
+        source_of = Snapshot.source
 
-        def source_of(now: Snapshot, path: bytes) -> Source:
+        def note(now: Snapshot, path: bytes) -> MemberSource:
             assert closed.wait(PATIENCE)  # no file is read before
             reads.append(path)
-            return now.source(path)
+            return source_of(now, path)
 
-        site.search._source_of = source_of
+        monkeypatch.setattr(Snapshot, "source", note)
         query = b"column=cls&value=none"
         scope = {
             "type": "http",
