@@ -27,14 +27,14 @@ def load(wing: str, module: str = "") -> ModuleType:
     """Return `wdsfs.WING`, or the module of this name in it. Raises NotInstalled."""
     name = f"wdsfs.{wing}"
     try:
-        found = importlib.import_module(name)
+        package = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name:  # the wing is here, and something that it needs is not
             raise
-        found = None
-    if found is None or found.__file__ is None:  # a directory without modules is taken for a package
+        package = None
+    if package is None or package.__file__ is None:  # a directory without modules is taken for a package
         raise NotInstalled(f"{name} is not installed: {WINGS[wing]}")
-    return importlib.import_module(f"{name}.{module}") if module else found
+    return importlib.import_module(f"{name}.{module}") if module else package
 
 
 def is_installed(wing: str) -> bool:
