@@ -50,7 +50,8 @@ from wdsfs.shards import Fingerprint
 from wdsfs.spec import braces, index_file
 from wdsfs.spec.expand import expand
 from wdsfs.tree import content as content_module
-from wdsfs.tree import json_fields, label_files, options
+from wdsfs.tree import json_fields, label_files
+from wdsfs.tree.class_names import read_class_names
 from wdsfs.tree.shard_set import ShardSet
 
 LARGEST = 1 << 17  # bytes of an input: much less than what it may take
@@ -311,7 +312,7 @@ def overlay_files(directory: Path) -> tuple[Sequence[bytes], Read]:
 @target(examples=100)
 def class_names(directory: Path) -> tuple[Sequence[bytes], Read]:
     def read(content: bytes) -> None:
-        options.read_class_names(str(_written(directory / "names", content)))
+        read_class_names(str(_written(directory / "names", content)))
 
     return [b"cat\ndog\n", b'["cat", "dog"]', b'{"0": "cat", "1": "dog"}'], read
 

@@ -276,6 +276,19 @@ def unextractable(name: bytes) -> str | None:
     return "it has a NUL byte" if b"\0" in name else None
 
 
+def text_of(name: bytes) -> str:
+    """Return a name as text that can be turned back into the same bytes."""
+    return name.decode("utf-8", "surrogateescape")
+
+
+def bytes_of(text: str) -> bytes:
+    """Invert `text_of`. A lone surrogate, which JSON may have, is encoded like other characters."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
+
+
 def readable(name: bytes) -> str:
     """Return a raw name as text for messages and JSON, cut after 1000 bytes."""
     return name[:1000].decode("utf-8", "backslashreplace") + ("..." if len(name) > 1000 else "")

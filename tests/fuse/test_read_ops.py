@@ -38,7 +38,7 @@ from wdsfs.inodes import ROOT
 from wdsfs.tree import content
 from wdsfs.tree.content import Content
 from wdsfs.tree.indexing import ATTEMPTS_MAX, NotIndexed
-from wdsfs.tree.options import Owner
+from wdsfs.tree.set_options import Owner
 from wdsfs.tree.tree import Entry, Node, Totals
 
 FILE, DIRECTORY, LINK = stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555, stat.S_IFLNK | 0o777

@@ -19,7 +19,7 @@ from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.interop import lint
 from wdsfs.interop.lint import findings_of_set
-from wdsfs.tree.options import Tolerance
+from wdsfs.tree.set_options import Tolerance
 
 CUT = tars.ODD["cut in content"].tar()
 CUT_SAYS = "the file ends at byte 1536, 768 bytes before the end of the member at offset 1024"

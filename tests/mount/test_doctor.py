@@ -18,7 +18,7 @@ from tests.ground.test_mount_registry import a_registration
 from wdsfs import host, mount_registry, mount_table, trust
 from wdsfs.host import MachineFinding
 from wdsfs.mount import doctor
-from wdsfs.tree.options import Composition, columns_of, fields_of
+from wdsfs.tree.composition import Composition, columns_of, fields_of
 
 
 @pytest.fixture

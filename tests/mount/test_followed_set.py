@@ -23,7 +23,7 @@ from tests.web_server import WebServer
 from wdsfs.errors import UsageError
 from wdsfs.mount.mount_options import MountOptions, Serving
 from wdsfs.spec.expand import Slice
-from wdsfs.tree.options import Selection
+from wdsfs.tree.set_options import Selection
 
 ROUNDS = int(os.environ.get("WDSFS_EDITS", "4"))
 SAMPLES = 3

@@ -39,7 +39,7 @@ from wdsfs.overlay.overlay_directory import OverlayDirectory
 from wdsfs.overlay.upper_directory import UpperDirectory
 from wdsfs.overlay.writable_tree import WritableTree
 from wdsfs.tree.merged_tree import make_tree
-from wdsfs.tree.options import Owner
+from wdsfs.tree.set_options import Owner
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import View
 

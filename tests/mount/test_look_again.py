@@ -28,9 +28,10 @@ from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import expand
 from wdsfs.spec.growth import Change
 from wdsfs.tree import content, shard_access
+from wdsfs.tree.composition import Composition, columns_of
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.indexing import indexed
-from wdsfs.tree.options import Composition, Opening, Tolerance, TreeOptions, columns_of
+from wdsfs.tree.set_options import Opening, Tolerance, TreeOptions
 from wdsfs.tree.shard_access import access_of
 from wdsfs.tree.tree import LowerTree, View
 from wdsfs.tree.view_set import ViewSet, open_set

@@ -43,7 +43,7 @@ from wdsfs.packing.shard_writer import Files as TreeFiles
 from wdsfs.packing.shard_writer import ShardWriter
 from wdsfs.storage.durable import temporary_of
 from wdsfs.tar import headers
-from wdsfs.tree.options import read_class_names
+from wdsfs.tree.class_names import read_class_names
 from wdsfs.tree.tree import View
 
 Files = Mapping[Any, bytes]

@@ -20,7 +20,7 @@ from wdsfs.packing.overlay_source import CommitOptions
 from wdsfs.packing.plan import Output
 from wdsfs.packing.shard_writer import ShardWriter
 from wdsfs.packing.view_source import ViewCommit
-from wdsfs.tree.options import Composition, columns_of
+from wdsfs.tree.composition import Composition, columns_of
 
 STOPPING = """
 import itertools, signal

@@ -22,7 +22,7 @@ from tests.tree.test_view_record import Sample, a_view, as_lines, member, write
 from wdsfs.errors import CommitError, UsageError
 from wdsfs.packing.overlay_source import CommitOptions
 from wdsfs.packing.view_source import ViewCommit
-from wdsfs.tree.options import EMPTY, SKIP, Composition, columns_of, fields_of, refuse_equal_names
+from wdsfs.tree.composition import EMPTY, SKIP, Composition, columns_of, fields_of, refuse_equal_names
 
 OPTIONS = ("--columns", "img=jpg;png", "--field", "caption.txt=json:caption")
 

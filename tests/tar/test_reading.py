@@ -35,7 +35,7 @@ from wdsfs.spec.expand import expand
 from wdsfs.tar import scan, streams
 from wdsfs.tar.problems import Problem
 from wdsfs.tree.indexing import indexed
-from wdsfs.tree.options import Selection
+from wdsfs.tree.set_options import Selection
 from wdsfs.tree.shard_set import ShardSet
 
 

@@ -23,8 +23,7 @@ from wdsfs.tar import member_reader
 from wdsfs.tar.problems import BROKEN_FIELD
 from wdsfs.tree import content as content_module
 from wdsfs.tree import json_fields
-from wdsfs.tree.merged_tree import make_tree
-from wdsfs.tree.options import (
+from wdsfs.tree.composition import (
     EMPTY,
     SKIP,
     Column,
@@ -34,6 +33,7 @@ from wdsfs.tree.options import (
     fields_of,
     refuse_equal_names,
 )
+from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.tree import View
 
 

@@ -17,7 +17,7 @@ from tests.tree.test_view_record import LABELLED, as_sqlite, labelled
 from wdsfs.errors import ViewError
 from wdsfs.shards import Fingerprint
 from wdsfs.tree import label_files
-from wdsfs.tree.options import EMPTY, SKIP
+from wdsfs.tree.composition import EMPTY, SKIP
 
 
 def values_of(directory: Path, text: str | Path) -> dict[bytes, bytes]:

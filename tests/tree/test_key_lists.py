@@ -27,11 +27,11 @@ from wdsfs.errors import UsageError, ViewError
 from wdsfs.shards import Fingerprint
 from wdsfs.spec.expand import expand
 from wdsfs.tree import key_lists, label_files
+from wdsfs.tree.composition import Composition, parse_composition
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.key_lists import Missing
 from wdsfs.tree.label_files import label_file
 from wdsfs.tree.opening import keys_missing
-from wdsfs.tree.options import Composition, parse_composition
 from wdsfs.tree.view_set import ViewSet
 
 KEYS = ["a", "b/c", "b/d", "s1/a"]

@@ -36,21 +36,22 @@ from wdsfs.spec.expand import Slice, expand
 from wdsfs.storage import source
 from wdsfs.tree import content as content_module
 from wdsfs.tree import label_files, view_set
-from wdsfs.tree import options as tree_options
-from wdsfs.tree.classes import numbers_of
-from wdsfs.tree.indexing import Attempts, NotIndexed, indexed
-from wdsfs.tree.merged_tree import make_tree
-from wdsfs.tree.numbered_tree import make_numbered, samples_of
-from wdsfs.tree.options import (
+from wdsfs.tree.class_names import numbers_of, read_class_names
+from wdsfs.tree.composition import (
     EMPTY,
     ERROR,
     SKIP,
     Composition,
     class_source,
     columns_of,
+    composition_of,
     fields_of,
-    read_class_names,
+    parse_composition,
 )
+from wdsfs.tree.indexing import Attempts, NotIndexed, indexed
+from wdsfs.tree.merged_tree import make_tree
+from wdsfs.tree.numbered_tree import make_numbered, samples_of
+from wdsfs.tree.set_options import TreeOptions
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import View
 from wdsfs.tree.view_set import ViewSet, is_view, open_set
@@ -1276,9 +1277,9 @@ def test_options_that_do_not_go_together() -> None:
     for name, value in (("class_from", "x"), ("class_names", "x"), ("class_digits", 0)):
         further = {"class_from": None, "class_names": None, "class_digits": None, name: value}
         with pytest.raises(UsageError, match="is for --layout classes"):
-            tree_options.composition_of("samples", **options, **further)
+            composition_of("samples", **options, **further)
     with pytest.raises(UsageError, match="is for --layout samples"):
-        tree_options.TreeOptions("classes", "full").view()
+        TreeOptions("classes", "full").view()
 
 
 def test_decode_members_is_refused_with_the_way_out(program: Program) -> None:
@@ -1294,7 +1295,7 @@ def test_decode_members_is_refused_with_the_way_out(program: Program) -> None:
     with pytest.raises(UsageError, match=f"decode_members: no longer an option; {way_out}"):
         wdsfs.samples(str(program.home / "s.tar"), decode_members=True)  # type: ignore[call-arg]  # a program of last year
     with pytest.raises(UsageError, match=f"{way_out}, and mount without it"):
-        tree_options.parse_composition("samples", "--columns jpg --decode-members")
+        parse_composition("samples", "--columns jpg --decode-members")
 
 
 def test_what_commands_refuse(program: Program) -> None:

@@ -25,7 +25,7 @@ from wdsfs.remote.shard_paths import pin_of
 
 if TYPE_CHECKING:
     from wdsfs.remote.object_cache import CachedEntry, ObjectCache
-    from wdsfs.tree.options import Selection
+    from wdsfs.tree.set_options import Selection
 
 JOBS = 8  # shards that are fetched at a time: small ones are a request each
 _TO_LIMIT = "limit"  # the value of --trim without one

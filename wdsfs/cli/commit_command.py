@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from wdsfs.packing.overlay_source import CommitOptions
     from wdsfs.packing.plan import Plan, Step
     from wdsfs.shards import Shard
-    from wdsfs.tree.options import Composition, Opening, Tolerance
+    from wdsfs.tree.composition import Composition
+    from wdsfs.tree.set_options import Opening, Tolerance
 
 # Options that are about an overlay, or about shards that stay as they are.
 _NOT_FOR_VIEWS = {
@@ -373,7 +374,7 @@ def _say_further(steps: Sequence[Step]) -> None:
 def _export(plan: Plan, before: Sequence[Shard], packing: Packing, opening: Opening) -> bool:
     """Write the indexes that are asked for; True if any could not be written. `before` is the set as it was."""
     from wdsfs.spec.expand import expand, extended
-    from wdsfs.tree.options import Tolerance
+    from wdsfs.tree.set_options import Tolerance
 
     targets, in_place = [step.target for step in plan.steps], packing.options.in_place
     if in_place:

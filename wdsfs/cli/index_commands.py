@@ -23,7 +23,7 @@ from wdsfs.errors import ExportError, UsageError, bytes_text, counted, several
 if TYPE_CHECKING:
     from wdsfs.interop.export import Report
     from wdsfs.shards import Shard
-    from wdsfs.tree.options import Opening, Selection
+    from wdsfs.tree.set_options import Opening, Selection
     from wdsfs.tree.shard_set import ShardSet
 
 log = logging.getLogger("wdsfs")
@@ -204,8 +204,8 @@ def export(
       wdsfs export --format energon -o /data/set /data/set
     """
     from wdsfs.spec.expand import refuse_left_out
+    from wdsfs.tree.composition import Composition
     from wdsfs.tree.opening import opened
-    from wdsfs.tree.options import Composition
 
     if keys is not None and {*kinds} != {"dali"}:
         raise UsageError(

@@ -31,7 +31,7 @@ from wdsfs.names import SHARD_SUFFIXES_OF_ANY_CASE, shown
 if TYPE_CHECKING:
     from wdsfs.shards import Shard
     from wdsfs.spec.metadataset import Part
-    from wdsfs.tree.options import Opening, Selection, TreeOptions
+    from wdsfs.tree.set_options import Opening, Selection, TreeOptions
     from wdsfs.tree.tree import LowerTree, Node
 
 log = logging.getLogger("wdsfs")
@@ -200,8 +200,8 @@ def info(
       wdsfs info 'train-{000000..000999}.tar'
     """
     from wdsfs.spec import metadataset
+    from wdsfs.tree.composition import Composition
     from wdsfs.tree.opening import opened
-    from wdsfs.tree.options import Composition
     from wdsfs.tree.statistics import gather
 
     with opened(shards, selection, opening, Composition(keys=keys), whole=True) as below:
@@ -311,8 +311,9 @@ def check(
 
 def _keys_missing(shards: Sequence[Shard], keys: str) -> str | None:
     """Return a remark if keys of this list are those of no sample. Raises ViewError."""
+    from wdsfs.tree.composition import Composition
     from wdsfs.tree.opening import keys_missing, opened_set
-    from wdsfs.tree.options import Composition, Opening
+    from wdsfs.tree.set_options import Opening
 
     with opened_set(shards, Opening(quiet=True), Composition(keys=keys), on_demand=True) as below:
         return keys_missing(below)

@@ -26,7 +26,7 @@ from wdsfs.names import suffix_of, without_suffix
 from wdsfs.spec.objects import SHARD_SUFFIXES
 
 if TYPE_CHECKING:
-    from wdsfs.tree.options import Opening, Selection, TreeOptions
+    from wdsfs.tree.set_options import Opening, Selection, TreeOptions
 
 log = logging.getLogger("wdsfs")
 
@@ -414,7 +414,7 @@ def image(
       wdsfs mount train.erofs /mnt/train
     """
     from wdsfs.mount.image_session import write_image
-    from wdsfs.tree.options import Owner
+    from wdsfs.tree.set_options import Owner
 
     owner = Owner(making.uid, making.gid, _octal(making.umask))
     made, files = write_image(shards, selection, tree, opening, output, making.base, owner)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from wdsfs.executors import Workers
-    from wdsfs.tree.options import Composition, Opening, Selection, Tolerance, TreeOptions
+    from wdsfs.tree.composition import Composition
+    from wdsfs.tree.set_options import Opening, Selection, Tolerance, TreeOptions
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Decorator = Callable[[Decorated], Decorated]
@@ -229,7 +230,7 @@ def space_check_option(text: str) -> Decorator[Any]:
 
 
 def _selection(**typed: Any) -> Selection:
-    from wdsfs.tree.options import selection_of
+    from wdsfs.tree.set_options import selection_of
 
     return selection_of(**typed)
 
@@ -445,14 +446,14 @@ def _opening(
     strict: bool = False,
 ) -> Opening:
     from wdsfs.cli.output import bars
-    from wdsfs.tree.options import Opening
+    from wdsfs.tree.set_options import Opening
 
     tolerance = _tolerance(allow_missing, strict)
     return Opening(path_of(index_dir), jobs_of(jobs), quiet, tolerance, workers_of(executor, jobs), bars(quiet))
 
 
 def _tolerance(allow_missing: bool | None, strict: bool) -> Tolerance:
-    from wdsfs.tree.options import Tolerance
+    from wdsfs.tree.set_options import Tolerance
 
     if allow_missing is None:
         return Tolerance(is_option=False)
@@ -552,19 +553,20 @@ index_options = opening_options_with(tolerance=False)
 
 
 def _composition(layout: str = "samples", **typed: Any) -> Composition:
-    from wdsfs.tree.options import OF_CLASSES, composition_of
+    from wdsfs.tree.composition import OF_CLASSES, composition_of
 
     return composition_of(layout, **{**dict.fromkeys(OF_CLASSES), **typed})
 
 
 def _plain_tree(**typed: Any) -> TreeOptions:
-    from wdsfs.tree.options import TreeOptions
+    from wdsfs.tree.set_options import TreeOptions
 
     return TreeOptions(**typed)
 
 
 def _tree(layout: str, names: str, merge: bool, index_tree: bool = False, **composed: Any) -> TreeOptions:
-    from wdsfs.tree.options import TreeOptions, composition_of
+    from wdsfs.tree.composition import composition_of
+    from wdsfs.tree.set_options import TreeOptions
 
     return TreeOptions(layout, names, merge, index_tree, composition_of(layout, **composed))
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from wdsfs.packing.plan import Plan, Step
-    from wdsfs.tree.options import Progress
+    from wdsfs.tree.set_options import Progress
     from wdsfs.tree.tree import Node
 
 log = logging.getLogger("wdsfs")
@@ -240,7 +240,7 @@ def shards_bar(label: str, total: int, quiet: bool) -> Iterator[Callable[[], Non
 
 def bars(quiet: bool) -> Progress:
     """Return the bars for what opening a set takes."""
-    from wdsfs.tree.options import Progress
+    from wdsfs.tree.set_options import Progress
 
     class Bars(Progress):
         @contextlib.contextmanager

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from wdsfs.mount.live_mount import LiveMount
     from wdsfs.mount.overlay_session import NamedSet, OverlaySession
     from wdsfs.packing.diff import ChangedSample, Changes
-    from wdsfs.tree.options import Opening, Selection, TreeOptions
+    from wdsfs.tree.set_options import Opening, Selection, TreeOptions
 
 # --- naming an overlay -------------------------------------------------------------------------------------
 

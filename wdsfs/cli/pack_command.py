@@ -19,7 +19,7 @@ from wdsfs.errors import ExportError, UsageError, counted, several
 if TYPE_CHECKING:
     from wdsfs.packing.file_source import PackOptions
     from wdsfs.packing.plan import Plan, Step
-    from wdsfs.tree.options import Opening
+    from wdsfs.tree.set_options import Opening
 
 log = logging.getLogger("wdsfs")
 
@@ -245,8 +245,9 @@ def _pack_files(directories: Sequence[str], packed: Packed, opening: Opening) ->
 def _pack_shards(sources: Sequence[str], packed: Packed, opening: Opening) -> Made:
     from wdsfs.packing.overlay_source import CommitOptions
     from wdsfs.packing.view_source import ViewCommit, parts_of
+    from wdsfs.tree.composition import Composition
     from wdsfs.tree.opening import opened
-    from wdsfs.tree.options import Composition, Selection
+    from wdsfs.tree.set_options import Selection
 
     options.refuse_typed(_NOT_FOR_SHARDS, "SHARDS")
     _refuse_own_directory(sources, packed)

@@ -18,7 +18,8 @@ from wdsfs.cli.process import ended_in_order
 from wdsfs.errors import UsageError, several
 
 if TYPE_CHECKING:
-    from wdsfs.tree.options import Composition, Opening, Selection
+    from wdsfs.tree.composition import Composition
+    from wdsfs.tree.set_options import Opening, Selection
 
 log = logging.getLogger("wdsfs")
 

@@ -30,7 +30,7 @@ from wdsfs.names import HIDDEN_DIRECTORY, NAME_MAX
 from wdsfs.tree import content as content_module
 from wdsfs.tree.content import Content
 from wdsfs.tree.indexing import Attempts, NotIndexed
-from wdsfs.tree.options import Owner
+from wdsfs.tree.set_options import Owner
 from wdsfs.tree.tree import Entry, LowerTree, Node, Tree
 
 if TYPE_CHECKING:

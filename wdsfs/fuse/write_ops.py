@@ -21,10 +21,10 @@ from wdsfs.fuse.protocol import NOW, Attributes, Request
 from wdsfs.fuse.read_ops import FLAGS as READ_FLAGS
 from wdsfs.fuse.read_ops import TIMEOUT_SECONDS, Handler, Operations, Reply, attributes_timeout
 from wdsfs.inodes import NOT_HIDDEN, ROOT
-from wdsfs.names import HIDDEN_DIRECTORY
+from wdsfs.names import HIDDEN_DIRECTORY, text_of
 from wdsfs.overlay.writable_tree import AttributeChange, WritableTree
-from wdsfs.tree.options import Owner
-from wdsfs.tree.tree import Node, text_of
+from wdsfs.tree.set_options import Owner
+from wdsfs.tree.tree import Node
 
 log = logging.getLogger(__name__)
 

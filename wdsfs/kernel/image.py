@@ -29,7 +29,7 @@ from wdsfs.remote import shard_paths
 from wdsfs.shards import GONE, Fingerprint
 from wdsfs.storage.durable import Disk, named, new_file, write_at
 from wdsfs.tree.indexing import indexed
-from wdsfs.tree.options import Owner
+from wdsfs.tree.set_options import Owner
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.shard_tree import ShardTree
 from wdsfs.tree.shown_names import ShownColumns

@@ -22,7 +22,7 @@ from wdsfs.kernel.devices import HeldShards, OpenDevice, check_devices, open_ima
 from wdsfs.kernel.guard import Guard, Guarded, guard_of
 from wdsfs.kernel.manifest import Manifest, identity_of, image_of, is_mounted_at
 from wdsfs.kernel.set_image import ServedSet, find_or_make
-from wdsfs.tree.options import Owner
+from wdsfs.tree.set_options import Owner
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from wdsfs.errors import MALFORMED, MountError
 from wdsfs.formats import Format, OtherVersion
 from wdsfs.kernel import erofs_header
 from wdsfs.mount_table import MountPoint
-from wdsfs.tree.options import Owner
+from wdsfs.tree.set_options import Owner
 
 IMAGE = Format("an image", (3,), "make it again with `wdsfs image`, or use the wdsfs that wrote it")
 _FOOTER = struct.Struct("<QI4x8s")

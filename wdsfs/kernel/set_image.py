@@ -20,11 +20,11 @@ from wdsfs.kernel.manifest import ImageOptions
 from wdsfs.shards import Fingerprint
 from wdsfs.storage import file_cache
 from wdsfs.storage.file_cache import CachedFile, NewFile, NoRoom
-from wdsfs.tree.options import Owner
+from wdsfs.tree.set_options import Owner
 
 if TYPE_CHECKING:
     from wdsfs.shards import Shard
-    from wdsfs.tree.options import Opening, TreeOptions
+    from wdsfs.tree.set_options import Opening, TreeOptions
     from wdsfs.tree.shard_set import ShardSet
     from wdsfs.tree.tree import LowerTree
 

@@ -13,13 +13,14 @@ from typing import IO, Any, NamedTuple, ParamSpec, TypeVar, Unpack
 
 from wdsfs.errors import IsADirectory, NoSuchEntry, NotADirectory, StaleShard, UsageError
 from wdsfs.library.opened_set import Closed, OfSet, OpenedSet, SetOptions, Shards, check_choice
+from wdsfs.names import text_of
 from wdsfs.tree import content as content_module
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.numbered_tree import check_name, make_numbered
 from wdsfs.tree.opening import resolved
-from wdsfs.tree.options import TreeOptions
+from wdsfs.tree.set_options import TreeOptions
 from wdsfs.tree.shard_set import ShardSet
-from wdsfs.tree.tree import AT_PARENT, Entry, LowerTree, Node, View, text_of
+from wdsfs.tree.tree import AT_PARENT, Entry, LowerTree, Node, View
 
 LAYOUTS, NAMES = ("samples", "files", "classes"), ("ext", "full")
 LINKS_MAX = 40  # symbolic links on the way to a file, as in the kernel

@@ -15,17 +15,9 @@ from typing import Any, Self, TypeAlias, TypedDict, TypeVar
 from wdsfs import host
 from wdsfs.errors import UsageError
 from wdsfs.spec.expand import anchored, anchored_file
+from wdsfs.tree.composition import DECODE_OTHERWISE, OF_CLASSES, Composition, composition_of
 from wdsfs.tree.opening import opened
-from wdsfs.tree.options import (
-    DECODE_OTHERWISE,
-    OF_CLASSES,
-    Composition,
-    Opening,
-    Progress,
-    Tolerance,
-    composition_of,
-    selection_of,
-)
+from wdsfs.tree.set_options import Opening, Progress, Tolerance, selection_of
 from wdsfs.tree.shard_set import ShardSet
 
 logging.getLogger("wdsfs").addHandler(logging.NullHandler())  # nothing is written unless the program wants it

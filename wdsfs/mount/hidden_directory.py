@@ -47,10 +47,11 @@ from wdsfs.interop import dali, wids
 from wdsfs.mount import reports
 from wdsfs.mount.reports import SetState
 from wdsfs.mount_registry import RUNNING, UNSUPERVISED, Registration
+from wdsfs.names import text_of
 from wdsfs.tree.indexing import indexed
-from wdsfs.tree.options import Owner
+from wdsfs.tree.set_options import Owner
 from wdsfs.tree.shard_set import MANY
-from wdsfs.tree.tree import AT_PARENT, AT_SELF, DIRECTORY_MODE, Entry, Node, Totals, Tree, text_of
+from wdsfs.tree.tree import AT_PARENT, AT_SELF, DIRECTORY_MODE, Entry, Node, Totals, Tree
 
 NAME = names.HIDDEN_DIRECTORY
 KEPT_BYTES = 32 << 20  # of texts that a worker caches; the last one is always cached

@@ -17,7 +17,7 @@ from wdsfs.kernel.set_image import ServedSet
 from wdsfs.mount import daemon
 from wdsfs.mount.daemon import open_log
 from wdsfs.mount.mountpoint import check_mountpoint, parse_options
-from wdsfs.tree.options import Opening, Owner, Selection, TreeOptions
+from wdsfs.tree.set_options import Opening, Owner, Selection, TreeOptions
 
 if TYPE_CHECKING:
     from wdsfs.kernel.image import Built

@@ -25,7 +25,7 @@ from wdsfs.names import Reading
 from wdsfs.overlay.overlay_directory import OverlayDirectory, held, is_half_done
 from wdsfs.overlay.upper_files import sync_filesystem
 from wdsfs.shards import Shard
-from wdsfs.tree.options import TreeOptions
+from wdsfs.tree.set_options import TreeOptions
 from wdsfs.tree.shard_access import access_from_json
 from wdsfs.trust import user_name
 

@@ -22,7 +22,7 @@ from wdsfs.mount.live_mount import LiveMount, ShownSet, options_of
 from wdsfs.mount_registry import Registration
 from wdsfs.mount_table import MountPoint
 from wdsfs.overlay.overlay_directory import is_half_done, upper_of
-from wdsfs.tree.options import TreeOptions
+from wdsfs.tree.set_options import TreeOptions
 from wdsfs.trust import user_name
 
 SERVED = "served by the kernel"  # the state of a mount without a daemon

@@ -25,7 +25,7 @@ from wdsfs.mount_registry import Registration, Talk, forget
 if TYPE_CHECKING:
     from wdsfs.kernel.manifest import Manifest
     from wdsfs.shards import Shard
-    from wdsfs.tree.options import Opening, TreeOptions
+    from wdsfs.tree.set_options import Opening, TreeOptions
     from wdsfs.tree.shard_access import Access
     from wdsfs.tree.shard_set import ShardSet
 
@@ -198,7 +198,8 @@ class LiveMount(ABC):
 
 def options_of(about: Registration | Manifest) -> TreeOptions:
     """Return the options of a tree that a process has registered, or that an image has."""
-    from wdsfs.tree.options import TreeOptions, parse_composition  # late: few commands need them
+    from wdsfs.tree.composition import parse_composition  # late: few commands need them
+    from wdsfs.tree.set_options import TreeOptions  # late: few commands need them
 
     composition = parse_composition(about.layout, about.composition)
     return TreeOptions(about.layout, about.names, about.merge, about.index_tree, composition)

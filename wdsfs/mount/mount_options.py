@@ -14,8 +14,9 @@ from wdsfs.door import urls
 from wdsfs.errors import UsageError
 from wdsfs.host import default_jobs
 from wdsfs.mount_registry import FUSE, KERNEL, canonical
+from wdsfs.names import text_of
 from wdsfs.spec import objects
-from wdsfs.tree.options import Opening, Selection, TreeOptions, text_of
+from wdsfs.tree.set_options import Opening, Selection, TreeOptions
 
 if TYPE_CHECKING:
     from wdsfs.shards import Shard

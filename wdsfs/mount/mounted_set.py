@@ -19,11 +19,11 @@ from wdsfs.overlay.mounted_overlay import MountedOverlay
 from wdsfs.shards import Shards
 from wdsfs.spec.expand import extended
 from wdsfs.spec.growth import Change, changed
+from wdsfs.tree.composition import Composition
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.numbered_tree import make_numbered
 from wdsfs.tree.opening import keys_missing
-from wdsfs.tree.options import Composition
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import LowerTree, MountedTree

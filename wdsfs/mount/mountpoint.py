@@ -17,7 +17,7 @@ from typing import NamedTuple
 from wdsfs import mount_registry, mount_table, names
 from wdsfs.errors import DEAD_MOUNT_ERRNOS, MountError, UsageError
 from wdsfs.kernel.manifest import image_of
-from wdsfs.tree.options import Owner
+from wdsfs.tree.set_options import Owner
 from wdsfs.trust import LINKS_MAX
 
 ID_MAX = (1 << 32) - 2  # the last number means "no user" to the kernel

@@ -34,7 +34,7 @@ from wdsfs.spec.expand import expand, refuse_left_out
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.opening import opened_set
-from wdsfs.tree.options import Opening, Selection, TreeOptions
+from wdsfs.tree.set_options import Opening, Selection, TreeOptions
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.tree import LowerTree, View
 

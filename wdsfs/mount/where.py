@@ -28,7 +28,7 @@ from wdsfs.overlay.upper_format import MERGED, OPAQUE, ORIGIN, parse_origin
 from wdsfs.tree import numbered_tree
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.open_shards import is_compressed
-from wdsfs.tree.options import Opening
+from wdsfs.tree.set_options import Opening
 from wdsfs.tree.tree import XATTR, LowerTree
 
 FILE, LINK, SAMPLE, DIRECTORY = "file", "link", "sample", "directory"

@@ -10,12 +10,12 @@ import stat
 from collections.abc import Iterator
 
 from wdsfs.errors import InvalidRequest, NameTooLong, NoSuchEntry, NotADirectory
-from wdsfs.names import NAME_MAX
+from wdsfs.names import NAME_MAX, text_of
 from wdsfs.overlay.overlaid_tree import Child, OverlaidTree
 from wdsfs.overlay.upper_files import Attributes
 from wdsfs.overlay.upper_format import DIRECTORY, UpperNode
 from wdsfs.tree import content as content_module
-from wdsfs.tree.tree import Node, text_of
+from wdsfs.tree.tree import Node
 
 CHUNK = 1 << 20  # bytes that are copied up at a time
 

@@ -24,13 +24,14 @@ from collections.abc import Iterator
 from wdsfs import inodes
 from wdsfs.errors import InvalidRequest, IsADirectory, NoSuchAttribute, NoSuchEntry, NotADirectory, ShardError
 from wdsfs.inodes import MEMBER, ROOT, UP, kind_of
+from wdsfs.names import text_of
 from wdsfs.overlay.upper_directory import UpperDirectory
 from wdsfs.overlay.upper_format import DIRECTORY, FILE, RESERVED, SYMLINK, THE_WHITEOUT, Origin, Place, UpperNode
 from wdsfs.overlay.work_directory import Orphans
 from wdsfs.tree import content as content_module
 from wdsfs.tree.content import Content
 from wdsfs.tree.shard_set import ShardSet
-from wdsfs.tree.tree import AT_PARENT, AT_SELF, XATTR, Entry, LowerTree, Node, Totals, text_of
+from wdsfs.tree.tree import AT_PARENT, AT_SELF, XATTR, Entry, LowerTree, Node, Totals
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,10 @@ from typing import NamedTuple
 from wdsfs import inodes
 from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError, StaleShard
 from wdsfs.inodes import ROOT, UP, kind_of
+from wdsfs.names import text_of
 from wdsfs.overlay.overlaid_tree import NodeTable, OverlaidTree, number_of
 from wdsfs.overlay.upper_format import DIRECTORY, THE_WHITEOUT, Place, UpperNode
-from wdsfs.tree.tree import folder_path, text_of
+from wdsfs.tree.tree import folder_path
 
 CHANGED, REMOVED, RENAMED, NEW = "changed", "removed", "renamed", "new"
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from wdsfs import errors
 from wdsfs.inodes import ROOT, SAMPLE, kind_of
+from wdsfs.names import text_of
 from wdsfs.overlay.copy_up import CopyUp, is_directory
 from wdsfs.overlay.overlaid_tree import Child, OverlaidTree, is_users
 from wdsfs.overlay.request_journal import Key, RequestJournal
@@ -28,7 +29,7 @@ from wdsfs.overlay.restore import Undo
 from wdsfs.overlay.upper_directory import UpperDirectory
 from wdsfs.overlay.upper_files import EXCHANGE, NOREPLACE, Attributes
 from wdsfs.overlay.upper_format import DIRECTORY, FILE, SYMLINK, THE_WHITEOUT, UpperNode
-from wdsfs.tree.tree import AT_PARENT, LowerTree, Node, text_of
+from wdsfs.tree.tree import AT_PARENT, LowerTree, Node
 
 
 class AttributeChange(NamedTuple):

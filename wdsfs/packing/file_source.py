@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from wdsfs.errors import CommitError, UsageError, counted
 from wdsfs.executors import Workers
-from wdsfs.names import lower_case
+from wdsfs.names import bytes_of, lower_case
 from wdsfs.packing import file_samples, reasons
 from wdsfs.packing.file_table import LeftOut, WalkRules, walk
 from wdsfs.packing.plan import (
@@ -44,7 +44,7 @@ from wdsfs.packing.shard_writer import Files
 from wdsfs.packing.shown_samples import ShownSamples
 from wdsfs.tar import headers
 from wdsfs.tar.headers import BLOCK
-from wdsfs.tree.options import bytes_of, class_names_in, read_class_names
+from wdsfs.tree.class_names import class_names_in, read_class_names
 
 # Less work than this is finished here before other processes have started.
 ALONE_FILES, ALONE_BYTES = 4_000, 64 << 20

@@ -23,7 +23,7 @@ from wdsfs.packing.replacement import Replacement, read_plan
 from wdsfs.packing.runner import Runner
 from wdsfs.packing.shard_writer import Files
 from wdsfs.remote.shard_paths import pin_of
-from wdsfs.tree.options import Opening
+from wdsfs.tree.set_options import Opening
 from wdsfs.tree.tree import LowerTree
 
 log = logging.getLogger(__name__)

@@ -18,10 +18,11 @@ from wdsfs.index.portable import attached
 from wdsfs.mount.live_mount import LiveMount
 from wdsfs.pages.snapshots import Snapshots
 from wdsfs.tree import view_set
+from wdsfs.tree.composition import Composition
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.opening import make_view, opened
-from wdsfs.tree.options import Composition, Opening, Selection, TreeOptions
+from wdsfs.tree.set_options import Opening, Selection, TreeOptions
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import LowerTree
 from wdsfs.tree.view_sources import Companions

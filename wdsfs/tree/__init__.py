@@ -1,8 +1,8 @@
 """A set of shards as directories, names and content, plain or as a view; independent of who serves it.
 
-`opening.py` opens a set from what a user types, with the values of `options.py`. `shard_set.py` has the shards by
-number: `freshness.py` decides which have changed, `indexing.py` indexes them again, `open_shards.py` keeps files
-and records open, `shard_access.py` opens files on behalf of other users, `content.py` reads members, and
+`opening.py` opens a set from what a user types, with the values of `set_options.py`. `shard_set.py` has the shards
+by number: `freshness.py` decides which have changed, `indexing.py` indexes them again, `open_shards.py` keeps
+files and records open, `shard_access.py` opens files on behalf of other users, `content.py` reads members, and
 `sample_reader.py` whole samples.
 
 The trees (interface: `tree.py`) decide which names and inodes exist: `shard_tree.py`, `merged_tree.py` (with the
@@ -10,8 +10,9 @@ tables of `path_table.py`) and `numbered_tree.py`. The names in a shard are thos
 has them in columns. `statistics.py` counts.
 
 A view is a set of shards with records of its own (`view_set.py`), so trees and listings serve it as they serve
-shards. `view_record.py` makes such a record in steps over a `draft.py`, with `classes.py`, `key_lists.py`,
-`label_files.py` and `json_fields.py`, from the sources of `view_sources.py`.
+shards; `composition.py` has its options. `view_record.py` makes such a record in steps over a `draft.py`, with
+`classes.py`, `class_names.py`, `key_lists.py`, `label_files.py` and `json_fields.py`, from the sources of
+`view_sources.py`.
 
 Everything here only reads: changes are for `overlay`, serving is for `fuse` and `kernel`. Start with `tree.py`.
 """

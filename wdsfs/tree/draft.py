@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from wdsfs.errors import ViewError, and_others, several
 from wdsfs.index.record import LINK, STRAY, Record
-from wdsfs.names import lower_case
+from wdsfs.names import lower_case, text_of
 from wdsfs.shards import Fingerprint, Shard
 from wdsfs.tar.problems import Problem
 from wdsfs.tree import json_fields
+from wdsfs.tree.composition import ERROR, SKIP, Composition
 from wdsfs.tree.key_lists import KeyList
 from wdsfs.tree.label_files import OpenLabels
-from wdsfs.tree.options import ERROR, SKIP, Composition, text_of
 from wdsfs.tree.view_sources import FIELD, SHARD, VALUES, JoinedSet
 
 SHIFT = 40  # bits of the number in an address while a record is made; a stored one has as few as possible

@@ -36,7 +36,7 @@ from wdsfs.errors import (
 )
 from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES, IS_TWIN, TWIN, Record
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of, position
-from wdsfs.names import NAME_MAX
+from wdsfs.names import NAME_MAX, text_of
 from wdsfs.shards import GONE, Fingerprint
 from wdsfs.tree.indexing import NotIndexed
 from wdsfs.tree.path_table import Keys, PathTable, ShownPaths, key_below, keys_below, new_top
@@ -44,16 +44,7 @@ from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.shard_tree import ShardTree
 from wdsfs.tree.shown_names import NameColumns, ShownNames, names_of
 from wdsfs.tree.texts import Texts
-from wdsfs.tree.tree import (
-    AT_PARENT,
-    AT_SELF,
-    Entry,
-    ListingRun,
-    LowerTree,
-    Node,
-    View,
-    text_of,
-)
+from wdsfs.tree.tree import AT_PARENT, AT_SELF, Entry, ListingRun, LowerTree, Node, View
 
 LOOK_SECONDS = 5.0  # how often a name that does not exist causes a check of all shards
 PLACES_MAX = 1000  # directories whose path is cached

@@ -40,6 +40,7 @@ from wdsfs.errors import (
 )
 from wdsfs.index.record import STRAY, Record
 from wdsfs.inodes import BY_INDEX, MILLION, NUMBERED, ROOT, SAMPLE, TAG_MAX, THOUSAND, pack_extra, position
+from wdsfs.names import text_of
 from wdsfs.shards import Shard
 from wdsfs.tree.content import Content
 from wdsfs.tree.merged_tree import make_tree
@@ -56,7 +57,6 @@ from wdsfs.tree.tree import (
     View,
     folder_path,
     resolve,
-    text_of,
 )
 from wdsfs.tree.view_sources import OWN
 

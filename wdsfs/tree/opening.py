@@ -21,17 +21,19 @@ from wdsfs.index.portable import attached
 from wdsfs.index.portable_writer import checked_target, write_index
 from wdsfs.index.store import Index, Summary, open_index
 from wdsfs.inodes import ROOT
+from wdsfs.names import text_of
 from wdsfs.remote import shard_paths
 from wdsfs.shards import Shard
 from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import expand
 from wdsfs.tar import streams
 from wdsfs.tar.problems import BROKEN_FIELD, Problem, problems_text
+from wdsfs.tree.composition import Composition
 from wdsfs.tree.indexing import ATTEMPTS_MAX, indexed
-from wdsfs.tree.options import Composition, Opening, Selection, Tolerance
+from wdsfs.tree.set_options import Opening, Selection, Tolerance
 from wdsfs.tree.shard_access import Access, access_of, refuse_foreign_lists
 from wdsfs.tree.shard_set import ShardSet
-from wdsfs.tree.tree import AT_PARENT, Entry, LowerTree, Node, text_of
+from wdsfs.tree.tree import AT_PARENT, Entry, LowerTree, Node
 from wdsfs.tree.view_set import ViewSet, open_set
 from wdsfs.tree.view_sources import Companions
 

@@ -19,7 +19,7 @@ from wdsfs import inodes
 from wdsfs.errors import IsADirectory, NoSuchAttribute, NoSuchEntry, NotADirectory, ShardError, StaleShard
 from wdsfs.index.record import BY_EXTENSION, STRAY, Record
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of, position
-from wdsfs.names import raw_key
+from wdsfs.names import raw_key, text_of
 from wdsfs.tree.content import Content, read_name
 from wdsfs.tree.indexing import NotIndexed
 from wdsfs.tree.shard_set import ShardSet
@@ -36,7 +36,6 @@ from wdsfs.tree.tree import (
     Totals,
     View,
     resolve,
-    text_of,
 )
 
 _SHARD_TOP = position(FOLDER, 0)  # the directory of a shard

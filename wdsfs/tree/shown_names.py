@@ -16,8 +16,9 @@ import numpy as np
 from wdsfs.errors import NotADirectory
 from wdsfs.index.record import BY_EXTENSION, BY_NAME, HAS_SAMPLES, LINK, STRAY, TWIN, Record
 from wdsfs.inodes import FOLDER, INDEX_MAX, MEMBER, SAMPLE, index_of, kind_of, position
+from wdsfs.names import text_of
 from wdsfs.tree.texts import Ints, Texts
-from wdsfs.tree.tree import SAMPLES_LAYOUT, Node, View, text_of
+from wdsfs.tree.tree import SAMPLES_LAYOUT, Node, View
 
 _DOT = np.frombuffer(b".", np.uint8)
 

@@ -207,8 +207,3 @@ def folder_path(tree: LowerTree, inode: int) -> bytes:
         inode, name = tree.places(inode)[0]
         steps.append(name + b"/")
     return b"".join(reversed(steps))
-
-
-def text_of(name: bytes) -> str:
-    """Return a name for a message."""
-    return os.fsdecode(name)

@@ -16,7 +16,7 @@ follows from the place's kind:
 | empty   | none: a file that stands for a missing column | 0 |
 
 The order in which the options work: samples that are left out, keys, join, associate, fields, columns, classes
-(`classes.py`). They work on a `Draft` (`draft.py`); the options are a `Composition` (`options.py`).
+(`classes.py`). They work on a `Draft` (`draft.py`); the options are a `Composition`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from wdsfs.errors import CorruptShard, ViewError
 from wdsfs.index.member_draft import DerivedMembers
 from wdsfs.index.record import Record
 from wdsfs.index.record_builder import derive
+from wdsfs.names import text_of
 from wdsfs.shards import Fingerprint
 from wdsfs.tar.problems import BROKEN_FIELD, PROBLEMS_MAX, Problem
 from wdsfs.tree import classes, json_fields
 from wdsfs.tree.classes import LongNumber
+from wdsfs.tree.composition import EMPTY, Column, Composition, Field
 from wdsfs.tree.draft import (
     MISSING_WAY_OUT,
     SHIFT,
@@ -46,7 +48,6 @@ from wdsfs.tree.draft import (
 )
 from wdsfs.tree.key_lists import KeyList
 from wdsfs.tree.label_files import OpenLabels
-from wdsfs.tree.options import EMPTY, Column, Composition, Field, text_of
 from wdsfs.tree.view_sources import FIELD, MISSING, NOTHING, OWN, TWICE, VALUES, JoinedSet
 
 LISTED = "keys.place"  # the section with the places of the shard's samples in the list of keys

@@ -26,13 +26,14 @@ from wdsfs.index.store import COMMIT_BYTES, COMMIT_SECONDS, Index
 from wdsfs.shards import Fingerprint, Shard, Shards, wait_for_tick
 from wdsfs.tar.problems import BROKEN_FIELD, Problem
 from wdsfs.tree import key_lists, label_files
+from wdsfs.tree.class_names import read_class_names
+from wdsfs.tree.composition import Composition, Field
 from wdsfs.tree.content import Content, ContentColumns
 from wdsfs.tree.draft import Ingredients
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.indexing import NotIndexed
 from wdsfs.tree.key_lists import KeyList
 from wdsfs.tree.label_files import LabelFile
-from wdsfs.tree.options import Composition, Field, read_class_names
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.view_record import LISTED, compose, digits_needed, refusal, refuse

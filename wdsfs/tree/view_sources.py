@@ -29,12 +29,13 @@ from wdsfs.spec.expand import expand
 from wdsfs.tar.sparse import NO_EXTENTS
 from wdsfs.tree import content as content_module
 from wdsfs.tree import freshness, json_fields, shard_set
+from wdsfs.tree.class_names import read_class_names
+from wdsfs.tree.composition import Composition
 from wdsfs.tree.content import HELD, IN_DATA, NO_DATA, Content, ContentColumns, Held
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.label_files import LIST, LabelFile, label_file
 from wdsfs.tree.open_shards import ShardFile
-from wdsfs.tree.options import Composition, read_class_names
 from wdsfs.tree.path_table import KeyTable
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.shard_set import ShardSet

@@ -1,44 +1,21 @@
-"""The options of a set as plain values, checked: how it is opened and shown, and who owns its files.
+"""The options of a view (`--columns`, `--field`, `--join` ...) as plain values, checked; and as text again.
 
-Light to import. How they are typed is `cli/options.py`; nothing here reads a shard. A view (`Composition`) is made
-by `view_record.py`.
+Light to import. How they are typed is `cli/options.py`; nothing here reads a shard. `view_record.py` makes a view.
 """
 
 from __future__ import annotations
 
 import getopt
 import hashlib
-import io
-import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wdsfs.errors import UsageError
-from wdsfs.host import default_jobs
-from wdsfs.names import PLAIN, Reading, lower_case
+from wdsfs.names import lower_case, text_of
 from wdsfs.spec import objects
-from wdsfs.storage.source import open_stream
 from wdsfs.tree import json_fields
-
-if TYPE_CHECKING:
-    from wdsfs.errors import ShardError
-    from wdsfs.executors import Workers
-    from wdsfs.spec.expand import Slice
-    from wdsfs.tree.shard_set import ShardSet
-    from wdsfs.tree.tree import View
-
-
-class Owner(NamedTuple):
-    """Owner and group of all files and directories, and the umask for their modes 0444 and 0555."""
-
-    uid: int = 0
-    gid: int = 0
-    umask: int = 0
-
 
 OF_CLASSES = ("class_from", "class_names", "class_digits")
 _MANY = ("columns", "field", "join", "associate")
@@ -46,82 +23,20 @@ _FLAGS = ("ignore_case",)
 _POLICIES = ("missing", "duplicates")
 FORMAT = 5  # of derived records: goes up when the same options give another result, not for a new option
 ERROR, SKIP, EMPTY = "error", "skip", "empty"
-NAME_MAX = 200  # bytes of the name of a column
+COLUMN_NAME_MAX = 200  # bytes of the name of a column
 DECODE_MEMBERS = "--decode-members"  # no longer an option
 DECODE_OTHERWISE = "decode compressed members in the loader, or with zcat FILE"
-# Semantics decision: white space around a class is that of ASCII, in texts as in bytes; the rest is its name.
-WHITE_SPACE = " \t\n\r\v\f"
-
-
-# Returns all that is wrong in a set, but for the shards that cannot be read.
-Findings = Callable[["ShardSet", "Mapping[bytes, ShardError]"], Iterable[str]]
-
-
-class Tolerance(NamedTuple):
-    """The damage that is tolerated.
-
-    Unreadable shards may be missing (`--allow-missing`), or no problem at all is allowed (`--strict`, with the
-    function that finds problems). `is_option` is False for commands that have neither option: those that show a
-    mount, or show or undo its changes, use the set of the mount.
-    """
-
-    allow_missing: bool = False
-    strict: Findings | None = None
-    is_option: bool = True
-
-    def check(self) -> Tolerance:
-        """Raise UsageError where both are set."""
-        if self.allow_missing and self.strict:
-            raise UsageError("--allow-missing and --strict contradict each other")
-        return self
-
-
-class Progress:
-    """A receiver of the progress of work on a set; this base class shows nothing."""
-
-    @contextmanager
-    def indexing(self, shards: int) -> Iterator[Callable[[int], None]]:
-        """Provide a block that indexes shards with a function to call with the members of each."""
-        yield lambda _: None
-
-    @contextmanager
-    def shards(self, label: str, shards: int) -> Iterator[Callable[[], None]]:
-        """Provide a block that works on shards; it gets a function to be called after each of them."""
-        yield lambda: None
-
-    @contextmanager
-    def composing(self, shards: int) -> Iterator[Callable[[int], None]]:
-        """Provide a block that makes records of a view with a function to call with their number."""
-        yield lambda _: None
-
-
-class Opening(NamedTuple):
-    """The way to open a set: the place of the index, processes that build it, tolerated damage, progress.
-
-    `workers` are those of a cluster. With `quiet` no hints are logged. `descriptors` is the number of file
-    descriptors that open shards may take.
-    """
-
-    index_dir: Path | None = None
-    jobs: int = default_jobs()
-    quiet: bool = False
-    tolerance: Tolerance = Tolerance()
-    workers: Workers | None = None
-    progress: Progress = Progress()
-    descriptors: int = 256
 
 
 def composition_of(layout: str, **typed: Any) -> Composition:
     """Return the options of a view, by their names, checked. Raises UsageError."""
-    # Late, as all imports here: commands that need no view start without NumPy.
-
     class_options = [f"--{name.replace('_', '-')}" for name in OF_CLASSES if typed[name] is not None]
     if layout != "classes" and class_options:
         raise UsageError(f"{class_options[0]} is for --layout classes")
     extension, field = class_source("cls" if typed["class_from"] is None else typed["class_from"])
     columns, fields = columns_of(typed["columns"]), fields_of(typed["field"])
     refuse_equal_names(columns, fields)
-    join, associate, keys = _settled(typed["join"], typed["associate"], typed.get("keys"))
+    join, associate, keys = _lasting_files(typed["join"], typed["associate"], typed.get("keys"))
     as_typed = ("ignore_case", "missing", "duplicates", "class_names", "class_digits")
     return Composition(
         columns=columns,
@@ -136,12 +51,13 @@ def composition_of(layout: str, **typed: Any) -> Composition:
     )
 
 
-def _settled(
+def _lasting_files(
     join: Sequence[str], associate: Sequence[str], keys: str | None
 ) -> tuple[tuple[str, ...], tuple[str, ...], str | None]:
     """Return joined shards, label files and list so that they mean the same when another process reads them."""
     if not (join or associate or keys is not None):
         return (), (), None
+    # Late: commands that need no view start without NumPy.
     from wdsfs.spec.expand import settled
     from wdsfs.tree.label_files import settled_label
 
@@ -294,31 +210,6 @@ class Composition:
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-class TreeOptions(NamedTuple):
-    """The options of a tree: layout, names, and the view of the set."""
-
-    layout: str = "samples"
-    names: str = "ext"
-    merge: bool = False
-    index_tree: bool = False
-    composition: Composition = Composition()
-
-    def view(self, partial: bool = False) -> View:
-        """Return the layout as trees take it; `partial`: some shards may be missing. Raises UsageError."""
-        from wdsfs.tree.tree import View
-
-        layout = self.layout
-        if layout != "samples" and self.index_tree:
-            raise UsageError(
-                f"--index-tree is for --layout samples; in --layout {layout} a sample has no directory"
-            )
-        if layout != "samples" and self.names == "full":
-            raise UsageError(
-                f"--names full is for --layout samples; in --layout {layout} the names are always whole"
-            )
-        return View(layout, self.names, self.merge, self.index_tree, partial)
-
-
 def columns_of(texts: Sequence[str]) -> tuple[Column, ...]:
     """Return the outputs that `--columns` names. Raises UsageError.
 
@@ -389,7 +280,7 @@ def _extension(text: str) -> bytes:
 
 def _refuse_name(option: str, name: str, example: str) -> None:
     """Raise UsageError for a text that cannot be the name of a file after the first dot."""
-    if not name or "/" in name or "\0" in name or name in (".", "..") or len(_extension(name)) > NAME_MAX:
+    if not name or "/" in name or "\0" in name or name in (".", "..") or len(_extension(name)) > COLUMN_NAME_MAX:
         raise UsageError(f"{option}: the name before = is empty or cannot be that of a file; write {example}")
 
 
@@ -403,101 +294,3 @@ def class_source(text: str) -> tuple[bytes, str]:
         text = f"--class-from {text!r}: write an extension, or an extension and a field: json:label"
         raise UsageError(text) from None
     return _extension(extension), path
-
-
-def read_class_names(path: str) -> dict[str, str]:
-    """Return the names of classes by their labels in samples.
-
-    The file has a line for each number from 0 on, or is a JSON list or object. Raises UsageError.
-    """
-    try:
-        with open_stream(path) as file:
-            names = class_names_in(file.read())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"--class-names {path}: {getattr(error, 'strerror', None) or error}") from None
-    pairs = enumerate(names) if isinstance(names, list) else names.items()
-    named = {str(key): value for key, value in pairs}
-    if not named:
-        raise UsageError(f"--class-names {path}: names no class")
-    for key, value in named.items():
-        if not isinstance(value, str):
-            raise UsageError(f"--class-names {path}: the name of class {key} is not text")
-    if isinstance(names, list):
-        _refuse_twice(path, named)
-    return named
-
-
-def class_names_in(data: bytes) -> Any:
-    """Return the names in a file of classes: its JSON, or a list. Raises ValueError, RecursionError."""
-    text = data.decode("utf-8-sig")
-    if text.lstrip(WHITE_SPACE)[:1] in ("[", "{"):
-        return json.loads(text)
-    # Not `splitlines`: a form feed, NEL or U+2028 in a name would shift the numbers of all names after it.
-    return [line.strip(WHITE_SPACE) for line in io.StringIO(text, newline=None)]
-
-
-def _refuse_twice(path: str, named: dict[str, str]) -> None:
-    """Raise UsageError if a list gives two classes the same name: hardly anybody wants to mix them."""
-    first: dict[str, str] = {}
-    for number, name in named.items():
-        if name and first.setdefault(name, number) != number:
-            raise UsageError(
-                f"--class-names {path}: classes {first[name]} and {number} are both called {name!r} and would be "
-                "one folder; give them different names, or use a JSON object to have them in one"
-            )
-
-
-def text_of(name: bytes) -> str:
-    """Return a name as text that can be turned back into the same bytes."""
-    return name.decode("utf-8", "surrogateescape")
-
-
-def bytes_of(text: str) -> bytes:
-    """Invert `text_of`. A lone surrogate, which JSON may have, is encoded like other characters."""
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "surrogatepass")
-
-
-class Selection(NamedTuple):
-    """The part of the set that is wanted, and how it is read: `expand(specs, *selection)`."""
-
-    split: str | None = None
-    slice: Slice | None = None
-    reading: Reading = PLAIN
-    allow_missing: bool | None = None  # None: the command has no such option
-    base: str | None = None  # where the shards of a portable index are, if not beside it
-
-    @property
-    def arguments(self) -> list[str]:
-        """The command line options that make the same selection among the shards that exist."""
-        arguments = [] if self.split is None else ["--split", self.split]
-        if self.slice is not None:
-            arguments += ["--shard-id", str(self.slice.shard_id), "--num-shards", str(self.slice.num_shards)]
-        if self.base is not None:
-            arguments += ["--base", self.base]
-        return arguments + self.reading.arguments
-
-
-def selection_of(
-    split: str | None = None,
-    shard_id: int | None = None,
-    num_shards: int | None = None,
-    ignore_zeros: bool = False,
-    group_by_key: bool = False,
-    base: str | None = None,
-) -> Selection:
-    """Return the selection that these options mean. Raises UsageError."""
-    from wdsfs.spec.expand import Slice
-
-    reading = Reading(ignore_zeros, group_by_key)
-    if shard_id is None and num_shards is None:
-        return Selection(split, reading=reading, base=base)
-    if shard_id is None or num_shards is None:
-        raise UsageError("--shard-id and --num-shards belong together: part N of M")
-    if not 0 <= shard_id < num_shards:
-        raise UsageError(
-            f"--shard-id {shard_id}: parts are counted from 0, so the last of {num_shards} is {num_shards - 1}"
-        )
-    return Selection(split, Slice(shard_id, num_shards), reading=reading, base=base)
