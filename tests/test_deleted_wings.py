@@ -33,8 +33,8 @@ WINGS: dict[str, tuple[str, list[str]]] = {
     "executors": ("executors.py", ["-m", "wdsfs", "index", "--executor", "ray", "a.tar"]),
 }
 # Wings that do not come off yet: in the first test, and in the second.
-ATTACHED = {"remote", "kernel", "interop", "executors"}
-SILENT = {"remote", "kernel", "pages", "library", "interop", "executors"}
+ATTACHED = {"remote", "interop", "executors"}
+SILENT = {"remote", "pages", "library", "interop", "executors"}
 
 SHOW_ALL_HELP = """
 import wdsfs

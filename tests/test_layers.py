@@ -37,8 +37,8 @@ interop | fuse trio lmdb terminal clock
 overlay | third-party clock
 packing | fuse trio lmdb terminal clock
 fuse    | fuse lmdb terminal
-kernel  | fuse trio lmdb terminal
 mount   | lmdb numpy terminal
+kernel  | fuse trio lmdb terminal
 pages   | fuse trio lmdb terminal
 library | fuse trio lmdb numpy terminal
 cli     | trio lmdb numpy

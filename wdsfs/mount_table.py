@@ -164,6 +164,7 @@ NETWORK_TYPES = frozenset(_KERNEL_TYPES.split()) | {f"fuse.{name}" for name in _
 _LAYERS = ("aufs", "ecryptfs", "fuse", "overlay")  # and FUSE under other names: fuse.bindfs, fuse.mergerfs ...
 
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
+_OVERLAY_ESCAPE = re.compile(r"\\(.)", re.DOTALL)  # in options of overlayfs
 
 
 class MountPoint(NamedTuple):
@@ -185,6 +186,14 @@ class MountPoint(NamedTuple):
         """The uid that made a FUSE mount; 0 for other mounts."""
         users = [option.partition("=")[2] for option in self.super_options if option.startswith("user_id=")]
         return int(users[0]) if users else 0
+
+    @property
+    def upperdir(self) -> str | None:
+        """The upper of a mount of the kernel's overlayfs, as it was given; None for all other mounts."""
+        if self.fstype != "overlay":
+            return None
+        option = next((option for option in self.super_options if option.startswith("upperdir=")), None)
+        return None if option is None else _OVERLAY_ESCAPE.sub(r"\1", option.partition("=")[2])
 
 
 def parse_mountinfo(text: bytes) -> list[MountPoint]:

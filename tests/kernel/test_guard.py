@@ -23,12 +23,12 @@ from tests.kernel.mounts import end_mount, is_mounted, kill, need_erofs, the_gua
 from tests.processes import PATIENCE, Process, wait_until
 from wdsfs import host, mount_registry, mount_table
 from wdsfs.errors import MountError
-from wdsfs.kernel import devices, erofs_header, image_mount
+from wdsfs.kernel import devices, erofs_header, image_mount, image_session
 from wdsfs.kernel import guard as guard_module
 from wdsfs.kernel.devices import OpenDevice
 from wdsfs.kernel.guard import guard_of
 from wdsfs.kernel.image_mount import ImageMount
-from wdsfs.mount import image_session, mount_search
+from wdsfs.mount import mount_search
 
 OLD, NEW, SIZE = b"o", b"n", 3 << 20
 WRITE = """

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from wdsfs.cli.completion import SHELLS, commands, mount_points, script
-from wdsfs.cli.options import Command, Directory, index_dir_option, json_option, set_for_all, store_option
+from wdsfs.cli.options import Command, index_dir_option, json_option, retired, set_for_all, store_option
 from wdsfs.cli.output import on_terminal, say, show_page, write_json, write_page
 from wdsfs.errors import UsageError
 from wdsfs.host import MachineFinding
@@ -199,12 +199,7 @@ def completion(shell: str | None) -> None:
 @click.command(cls=Command)
 @click.argument("place", metavar="[MOUNTPOINT|URL]", required=False, shell_complete=mount_points)
 @index_dir_option("Check this directory for the index.  [env WDSFS_INDEX_DIR]")
-@click.option(
-    "--shards",
-    "shards_dir",
-    type=Directory(),
-    help="Check if shards in this directory can be guarded when the kernel serves them (mount --engine kernel).",
-)
+@retired("--shards", "`wdsfs mount --engine auto` says what keeps the kernel from serving shards", metavar="DIR")
 @click.option(
     "--report",
     "is_report",
@@ -213,13 +208,12 @@ def completion(shell: str | None) -> None:
 )
 @store_option
 @json_option
-def doctor(place: str | None, shards_dir: str | None, is_report: bool, as_json: bool) -> None:
+def doctor(place: str | None, is_report: bool, as_json: bool) -> None:
     """Check if this machine can mount, or read shards from a URL, and say what to type if not.
 
     \b
     Examples:
       wdsfs doctor /mnt/train
-      wdsfs doctor --shards /data/train
       wdsfs doctor s3://bucket/train-000000.tar
       wdsfs doctor --report
     """
@@ -227,7 +221,7 @@ def doctor(place: str | None, shards_dir: str | None, is_report: bool, as_json: 
     from wdsfs.mount.doctor import STORE_SECONDS, diagnose_engines, diagnose_store, report
 
     if is_report:
-        if place is not None or shards_dir is not None:
+        if place is not None:
             raise UsageError("--report is about the whole machine: name nothing else")
         _show_report(report(), as_json)
     elif place is not None and is_url(place):
@@ -235,7 +229,7 @@ def doctor(place: str | None, shards_dir: str | None, is_report: bool, as_json: 
         set_for_all("WDSFS_STORE_OPTIONS", f"total_time={STORE_SECONDS} {given}")
         _show(diagnose_store(place), as_json, code=3)
     else:
-        _show(diagnose_engines(place, shards_dir), as_json, code=5)
+        _show(diagnose_engines(place), as_json, code=5)
 
 
 def _show_report(report: Mapping[str, Any], as_json: bool) -> None:

@@ -413,11 +413,11 @@ def image(
       wdsfs image 'train-{000000..000999}.tar' -o train.erofs
       wdsfs mount train.erofs /mnt/train
     """
-    from wdsfs.mount.image_session import write_image
+    from wdsfs.mount.engines import kernel_engine
     from wdsfs.tree.set_options import Owner
 
     owner = Owner(making.uid, making.gid, _octal(making.umask))
-    made, files = write_image(shards, selection, tree, opening, output, making.base, owner)
+    made, files = kernel_engine().write_image(shards, selection, tree, opening, output, making.base, owner)
     if as_json:
         write_json({"image": output, **made._asdict(), "files": files})
     else:

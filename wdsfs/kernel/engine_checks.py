@@ -6,13 +6,10 @@ kernel's engine, since there is FUSE, so no finding is a failure.
 
 from __future__ import annotations
 
-import errno
 import os
-import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,13 +20,12 @@ from wdsfs.host import MachineFinding
 from wdsfs.kernel.devices import is_written, raise_file_limit
 from wdsfs.kernel.erofs_header import OLDEST_KERNEL
 from wdsfs.kernel.erofs_mount import FILES_SINCE, LOOPS, refusal_of_kernel
-from wdsfs.names import SHARD_SUFFIXES, suffix_of
+from wdsfs.mount.engines import KERNEL_ENGINE
+from wdsfs.names import suffix_of
 from wdsfs.storage import source
 
 if TYPE_CHECKING:
     from wdsfs.shards import Shard
-
-NAME = "kernel engine"
 
 
 def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
@@ -97,19 +93,19 @@ def check_engine(
     version = host.kernel_version() if version is None else version
     if version < OLDEST_KERNEL:
         text = f"needs Linux {_dotted(OLDEST_KERNEL)} or later; this is {_dotted(version)}"
-        return MachineFinding(NAME, "ok", text)
+        return MachineFinding(KERNEL_ENGINE, "ok", text)
     if not _has_erofs(file_systems):
         text = "this kernel has no EROFS: the kernel cannot serve a set itself"
-        return MachineFinding(NAME, "warn", text, "sudo modprobe erofs")
+        return MachineFinding(KERNEL_ENGINE, "warn", text, "sudo modprobe erofs")
     by_files = version >= FILES_SINCE
     if not by_files and not os.path.exists(loops):
         text = f"there is no {loops}, which EROFS needs before Linux 6.12"
-        return MachineFinding(NAME, "warn", text, "modprobe loop")
+        return MachineFinding(KERNEL_ENGINE, "warn", text, "modprobe loop")
     shown = f"EROFS, shards as {'files' if by_files else 'loop devices'}"
     if (os.geteuid() if user is None else user) != 0:
-        return MachineFinding(NAME, "ok", f"{shown}; only for root")
+        return MachineFinding(KERNEL_ENGINE, "ok", f"{shown}; only for root")
     refusal = refusal_of_kernel() if user is None else None
-    return MachineFinding(NAME, "ok", shown if refusal is None else f"{shown}; but {refusal}")
+    return MachineFinding(KERNEL_ENGINE, "ok", shown if refusal is None else f"{shown}; but {refusal}")
 
 
 def _has_erofs(file_systems: str) -> bool:
@@ -124,52 +120,6 @@ def _has_erofs(file_systems: str) -> bool:
         return False
     dry = subprocess.run([modprobe, "--dry-run", "--quiet", "erofs"], check=False, capture_output=True)
     return dry.returncode == 0
-
-
-def check_leases(directory: str) -> MachineFinding:
-    """Check with a shard of this directory if the kernel makes its writers wait."""
-    name = f"leases in {directory}"
-    warning = partial(MachineFinding, name, "warn")
-    fstype = mount_table.filesystem_type(directory)
-    if mount_table.is_network(fstype):
-        return warning(
-            f"the directory is on {fstype}, where other machines can write unnoticed: --engine kernel refuses it",
-            "mount with --trust-shards if nobody will write; or by FUSE",
-        )
-    try:
-        shard = _a_shard(directory)
-        if shard is None:
-            return warning(f"there is no shard ({os.fsdecode(SHARD_SUFFIXES[0])}) to try it with")
-        fd = os.open(shard, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        return warning(error.strerror or str(error), f"ls -ld {shlex.quote(directory)}")
-    try:
-        has_writer = is_written(fd)
-    except OSError as error:
-        by_times = "changes are noticed up to a second late"
-        if error.errno == errno.EACCES:
-            text = f"{shard} is not yours, so {by_times}"
-            return warning(text, "mount as root with CAP_LEASE (docs/how-to/boot.md)")
-        return warning(f"none on {fstype} ({error.strerror}): {by_times}", "put the shards on a local disk")
-    finally:
-        os.close(fd)
-    if has_writer:
-        return warning(f"a program has {shard} open for writing", f"fuser -v {shlex.quote(shard)}")
-    if mount_table.is_layer(fstype):
-        return warning(
-            f"{fstype} shows files of another file system, where writers do not wait: changes are noticed up to a "
-            "second late",
-            "name the shards by their paths there",
-        )
-    return MachineFinding(name, "ok", f"work on {fstype or 'this file system'}: writers wait for readers")
-
-
-def _a_shard(directory: str) -> str | None:
-    """Return a shard in this directory. Raises OSError."""
-    with os.scandir(directory) as entries:
-        return next(
-            (entry.path for entry in entries if suffix_of(os.fsencode(entry.name)) and entry.is_file()), None
-        )
 
 
 def _dotted(version: tuple[int, ...]) -> str:

@@ -17,6 +17,7 @@ from wdsfs.door.urls import is_remote
 from wdsfs.errors import ShardError
 from wdsfs.kernel import erofs_header
 from wdsfs.kernel.manifest import ImageOptions
+from wdsfs.mount.engines import CannotServe
 from wdsfs.shards import Fingerprint
 from wdsfs.storage import file_cache
 from wdsfs.storage.file_cache import CachedFile, NewFile, NoRoom
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
 KINDS = ("erofs",)  # of files in the cache
 
 View = tuple[str, str, bool]  # layout, names, if shards may be missing
-
-
-class CannotServe(Exception):
-    """The kernel cannot serve a set, as turns out when its image is made; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from wdsfs import __version__, host, mount_table, trust
 from wdsfs.door import urls
 from wdsfs.errors import MountError, bytes_text, counted
 from wdsfs.host import MachineFinding
-from wdsfs.kernel import engine_checks
 from wdsfs.mount import mount_search, mountpoint
+from wdsfs.mount.engines import KERNEL_ENGINE, is_installed, kernel_engine
 from wdsfs.mount_registry import SILENT, canonical
 from wdsfs.remote import shard_paths
 
@@ -59,11 +59,15 @@ def diagnose(place: str | None = None, index_dir: str | None = None) -> list[Mac
     return findings
 
 
-def diagnose_engines(place: str | None, shards_dir: str | None) -> list[MachineFinding]:
-    """Return the findings about FUSE, the kernel, a directory of shards and a mount point."""
-    by_kernel = [engine_checks.check_engine()]
-    by_kernel += [] if shards_dir is None else [engine_checks.check_leases(shards_dir)]
-    return [*diagnose(), *by_kernel, *([] if place is None else [check_mountpoint(place)])]
+def diagnose_engines(place: str | None) -> list[MachineFinding]:
+    """Return the findings about FUSE, the kernel and a mount point."""
+    return [*diagnose(), _check_kernel_engine(), *([] if place is None else [check_mountpoint(place)])]
+
+
+def _check_kernel_engine() -> MachineFinding:
+    if not is_installed():
+        return MachineFinding(KERNEL_ENGINE, "ok", "not installed: FUSE serves every mount")
+    return kernel_engine().check_machine()
 
 
 def preventing(place: str, options: Collection[str]) -> list[MachineFinding]:
@@ -79,7 +83,7 @@ def preventing(place: str, options: Collection[str]) -> list[MachineFinding]:
 # -- a report --------------------------------------------------------------------------------------------------
 
 # Findings whose details have no path of this user.
-_WITHOUT_PATHS = ("/dev/fuse", "privileges", "libfuse", "kernel", "open files", engine_checks.NAME)
+_WITHOUT_PATHS = ("/dev/fuse", "privileges", "libfuse", "kernel", "open files", KERNEL_ENGINE)
 _OF_MOUNT = (
     "engine state mode layout names merge index_tree follow wdsfs protocol shards samples damaged_count processes "
     "restarts failures memory_bytes uptime_seconds unfinished_commit"
@@ -107,7 +111,7 @@ def report() -> dict[str, Any]:
         "processors": os.cpu_count(),
         "fusermount3": host.version_text(fusermount_version()),
         "packages": _package_versions(),
-        "findings": {finding.name: _shown_finding(finding) for finding in diagnose_engines(None, None)},
+        "findings": {finding.name: _shown_finding(finding) for finding in diagnose_engines(None)},
         "mounts": [_shown_mount(mount.report()) for mount in mount_search.live_mounts()],
     }
 

@@ -22,7 +22,7 @@ from wdsfs.formats import OtherVersion
 from wdsfs.mount import live_mount
 from wdsfs.mount_registry import DEAD, FOREIGN, RUNNING, SILENT, UNSUPERVISED, Registration, Talk
 from wdsfs.names import Reading
-from wdsfs.overlay.overlay_directory import OverlayDirectory, held, is_half_done
+from wdsfs.overlay.overlay_directory import OverlayDirectory, held
 from wdsfs.overlay.upper_files import sync_filesystem
 from wdsfs.shards import Shard
 from wdsfs.tree.set_options import TreeOptions
@@ -149,7 +149,7 @@ class FuseMount(live_mount.LiveMount):
             "state": RUNNING if answer else self._state_without_answer(self.registration),
             **answer,
             "user": user_name(os.geteuid()),
-            "unfinished_commit": is_half_done(self.overlay),
+            "unfinished_commit": self.unfinished_commit,
             "mode": "ro" if live_mount.is_read_only(self.mountpoint, self.overlay) else "rw",
         }
 

@@ -1,6 +1,7 @@
 """The interface to a live mount of either engine: its report and set; freezes, refreshes, restores, ends it.
 
-`live_fuse.py` and `live_kernel.py` implement it, `mount_search.py` finds mounts. No command asks for the engine.
+`live_fuse.py` and `kernel/live_kernel.py` implement it, `mount_search.py` finds mounts. No command asks for the
+engine.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from wdsfs import host, mount_table, mount_users
 from wdsfs.errors import DEAD_MOUNT_ERRNOS, MountError, several
 from wdsfs.host import in_directory
 from wdsfs.mount_registry import Registration, Talk, forget
+from wdsfs.overlay.overlay_directory import is_half_done
 
 if TYPE_CHECKING:
-    from wdsfs.kernel.manifest import Manifest
     from wdsfs.shards import Shard
     from wdsfs.tree.set_options import Opening, TreeOptions
     from wdsfs.tree.shard_access import Access
@@ -101,6 +102,11 @@ class LiveMount(ABC):
     @abstractmethod
     def remedy(self) -> str:
         """The remedy where its process is gone or silent, for a user."""
+
+    @property
+    def unfinished_commit(self) -> bool:
+        """True if a commit in place of its overlay was stopped half-way."""
+        return is_half_done(self.overlay)
 
     @property
     def is_alive(self) -> bool:
@@ -196,7 +202,22 @@ class LiveMount(ABC):
         """
 
 
-def options_of(about: Registration | Manifest) -> TreeOptions:
+class ShownTree(Protocol):
+    """The options of a tree, as a process has registered them, or as an image has them."""
+
+    @property
+    def layout(self) -> str: ...
+    @property
+    def names(self) -> str: ...
+    @property
+    def merge(self) -> bool: ...
+    @property
+    def index_tree(self) -> bool: ...
+    @property
+    def composition(self) -> str: ...
+
+
+def options_of(about: ShownTree) -> TreeOptions:
     """Return the options of a tree that a process has registered, or that an image has."""
     from wdsfs.tree.composition import parse_composition  # late: few commands need them
     from wdsfs.tree.set_options import TreeOptions  # late: few commands need them

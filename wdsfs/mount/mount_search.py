@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 
 from wdsfs import mount_table
 from wdsfs.errors import MountError, UsageError
-from wdsfs.kernel.guard import Guarded
-from wdsfs.kernel.manifest import image_of
+from wdsfs.mount.engines import find_kernel_mount, kernel_engine
 from wdsfs.mount.live_fuse import FuseMount
-from wdsfs.mount.live_kernel import KernelMount
 from wdsfs.mount.live_mount import LiveMount
 from wdsfs.mount_registry import FUSE, KERNEL, Registration, canonical, registration_of, registrations
 
@@ -21,11 +19,16 @@ if TYPE_CHECKING:
 
 
 def find(path: str) -> LiveMount | None:
-    """Return the mount of wdsfs at this path, alive or dead; None if there is none. Raises MountError."""
+    """Return the mount of wdsfs at this path, alive or dead; None if there is none.
+
+    Raises MountError, NotInstalled.
+    """
     mountpoint = canonical(path)
     registration = registration_of(mountpoint, Registration)
     if registration is not None and registration.engine == FUSE:
         return FuseMount(mountpoint, registration)
+    if registration is not None:
+        kernel_engine()  # a mount of the kernel's engine cannot be told without it
     mounted = mount_table.mounted_at(mountpoint)
     return None if mounted is None else _mount_of(mounted)
 
@@ -36,12 +39,7 @@ def _mount_of(mounted: MountPoint) -> LiveMount | None:
     if mounted.fstype == "fuse.wdsfs":
         daemon = registration_of(mountpoint, Registration)
         return FuseMount(mountpoint, daemon if daemon is not None and daemon.engine == FUSE else None)
-    if mounted.fstype not in ("erofs", "overlay"):
-        return None
-    guard = registration_of(mountpoint, Guarded)
-    if guard is not None and not guard.is_of(mounted):
-        guard = None
-    return None if guard is None and image_of(mounted) is None else KernelMount(mounted, guard)
+    return find_kernel_mount(mounted)
 
 
 def live_mounts() -> list[LiveMount]:

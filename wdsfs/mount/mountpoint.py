@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from wdsfs import mount_registry, mount_table, names
 from wdsfs.errors import DEAD_MOUNT_ERRNOS, MountError, UsageError
-from wdsfs.kernel.manifest import image_of
+from wdsfs.mount.engines import is_kernel_mount
 from wdsfs.tree.set_options import Owner
 from wdsfs.trust import LINKS_MAX
 
@@ -149,7 +149,7 @@ def obstacle(mountpoint: str, nonempty: bool = False, busy: Sequence[bytes] = ()
         return Obstacle("is not a directory")
     mounted = mount_table.mounted_at(mountpoint)
     registration = None if mounted is None else mount_registry.find(mountpoint)
-    is_ours = mounted is not None and (mounted.fstype == "fuse.wdsfs" or image_of(mounted) is not None)
+    is_ours = mounted is not None and (mounted.fstype == "fuse.wdsfs" or is_kernel_mount(mounted))
     if is_ours or registration is not None:
         who = "" if registration is None else f" (process {registration.pid})"
         remedy = f"end that mount with: wdsfs umount {quoted}; or take another directory"

@@ -20,7 +20,6 @@ import errno
 import fcntl
 import json
 import os
-import re
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -35,8 +34,6 @@ from wdsfs.names import PLAIN, Reading
 from wdsfs.overlay.upper_format import OPEN_DIRECTORY
 from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import write_whole
-
-_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 # Of overlay.json, and by it of the whole directory. Version 1 has no options of reading.
 OVERLAY = Format("an overlay", (1, 2), "use the wdsfs that wrote it; nothing in it was changed")
@@ -205,16 +202,8 @@ def _refuse_use_by_kernel(place: OverlayDirectory) -> None:
 
 
 def _is_over(mount: mount_table.MountPoint, upper: Path) -> bool:
-    path = upper_of(mount)
+    path = mount.upperdir
     return path is not None and os.path.realpath(path) == os.path.realpath(upper)
-
-
-def upper_of(mount: mount_table.MountPoint) -> str | None:
-    """Return the upper of a mount of the kernel's overlayfs; None for all other mounts."""
-    if mount.fstype != "overlay":
-        return None
-    option = next((option for option in mount.super_options if option.startswith("upperdir=")), None)
-    return None if option is None else _ESCAPE.sub(r"\1", option.partition("=")[2])  # as it was given
 
 
 def _busy(place: OverlayDirectory, fd: int, is_file: bool) -> OverlayBusy:

@@ -21,7 +21,6 @@ from wdsfs.kernel.shown_image import ShownAccess, ShownImage, how_to_renew, show
 from wdsfs.mount.live_mount import LiveMount, ShownSet, options_of
 from wdsfs.mount_registry import Registration
 from wdsfs.mount_table import MountPoint
-from wdsfs.overlay.overlay_directory import is_half_done, upper_of
 from wdsfs.tree.set_options import TreeOptions
 from wdsfs.trust import user_name
 
@@ -41,9 +40,8 @@ class KernelMount(LiveMount):
         super().__init__(os.fsdecode(mount.path), guard)
         self.guard, self._mount = guard, mount
         self._way: tuple[object, ...] | None = None  # in which it has shown its set
-        upper = upper_of(mount)
-        if self.overlay is None and upper is not None:
-            self.overlay = os.path.dirname(upper)
+        if self.overlay is None and mount.upperdir is not None:
+            self.overlay = os.path.dirname(mount.upperdir)
 
     @property
     def remedy(self) -> str:
@@ -124,7 +122,7 @@ class KernelMount(LiveMount):
             "image": os.fsdecode(self._source),
             "mode": "ro" if self.overlay is None or "ro" in options else "rw",
             "overlay": self.overlay,
-            "unfinished_commit": is_half_done(self.overlay),
+            "unfinished_commit": self.unfinished_commit,
             "notices": [],
         }
         if self.overlay is not None:
