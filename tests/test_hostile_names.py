@@ -88,7 +88,7 @@ def forging(program: Program) -> Program:
 SHARDS = [f"{NAME}.tar", f"x{NAME}.tar"]
 COMMANDS: list[tuple[str, ...]] = [
     *(("info",), ("check",), ("check", "--notes"), ("index",), ("mount", "--strict")),
-    *(("export", "--format", "wids", "-o", "."), ("image", "-o", f"{NAME}.erofs"), ("cat",)),
+    *(("export", "-o", "."), ("image", "-o", f"{NAME}.erofs"), ("cat",)),
     *(("diff", "--overlay", "edits"), ("doctor", f"no {NAME}")),
 ]
 

@@ -40,7 +40,7 @@ _NUMBER_BITS = 26  # of the number of an extra, in its index
 _LOWER = (1 << _NUMBER_BITS) - 1
 NOT_HIDDEN = UP | 3 << 30 | 1 << 29  # all zero for the root and for inodes of the hidden directory
 # Types of extras: first those of the hidden directory, then those of the tree by number.
-HIDDEN, STATUS, METRICS, SHARDS, PROBLEMS, DALI, DALI_INDEX = range(1, 8)
+HIDDEN, STATUS, METRICS, PROBLEMS = range(1, 5)
 BY_INDEX, MILLION, THOUSAND, NUMBERED = range(8, 12)
 
 

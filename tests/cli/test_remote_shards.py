@@ -187,36 +187,13 @@ def test_check_of_what_is_refused(program: Program, web: WebServer) -> None:
     program.run("check", url, code=3)
 
 
-def test_a_list_for_wids_has_no_secrets(program: Program, web: WebServer) -> None:
-    """Without them it is of no use, which is said; nor does wids run commands."""
-    url = f"{web.url}/set/x-{{0..1}}.tar?X-Amz-Signature=geheim"
-    said = program.run("export", "--format", "wids", "-o", "signed", url).stderr.decode()
-    assert f"{web.url}/set/x-0.tar (and 1 more): is listed without its user, password and signature" in said
-    assert "geheim" not in said + (program.home / "signed" / "shardindex.json").read_text()
-    command = f"pipe:curl -s {web.url}/set/x-0.tar"
-    assert "write it to a file first" in program.refused("export", "--format", "wids", "-o", "w", command, code=9)
-
-
-def test_export_for_dali_and_wids(program: Program, web: WebServer) -> None:
-    url = web.url + "/set/x-{0..2}.tar"
-    program.run("export", "--format", "dali", "--format", "wids", "--md5", "-o", "indexes", url)
+def test_export(program: Program, web: WebServer) -> None:
+    program.run("export", "-o", "indexes", web.url + "/set/x-{0..2}.tar")
     for number in range(3):
         (program.home / f"x-{number}.tar").write_bytes(shard(number))
-    program.run("export", "--format", "dali", "--format", "wids", "--md5", "-o", "local", "x-{0..2}.tar")
+    program.run("export", "-o", "local", "x-{0..2}.tar")
     for name in ("x-0.idx", "x-1.idx", "x-2.idx"):
         assert (program.home / "indexes" / name).read_bytes() == (program.home / "local" / name).read_bytes()
-    remote, local = (
-        json.loads((program.home / place / "shardindex.json").read_text())["shardlist"]
-        for place in ("indexes", "local")
-    )
-    assert [row["url"] for row in remote] == [f"{web.url}/set/x-{number}.tar" for number in range(3)]
-    assert [{**row, "url": ""} for row in remote] == [{**row, "url": ""} for row in local]
-
-
-def test_energon_takes_no_remote_shards(program: Program, web: WebServer) -> None:
-    done = program.run("export", "--format", "energon", "-o", "e", web.url + "/set/x-{0..2}.tar", code=9)
-    assert b"x-0.tar: no index is written beside a shard in a store, where Energon looks" in done.stderr
-    assert not (program.home / "e").exists()
 
 
 # --- views -------------------------------------------------------------------------------------------------

@@ -554,9 +554,7 @@ def test_an_export_takes_no_mode_from_where_a_link_leads(common: Path) -> None:
     another("ln", "-s", common / "open", common / "s.idx")
     with opened(common / "index") as index:
         below = ShardSet([sets.at(shard)], index)
-        one = export.Export(below, 1)
-        one.write(export.DALI, os.fsencode(common))
-        one.finish()
+        export.export(below, os.fsencode(common))
         below.release()
     assert stat.S_ISREG((common / "s.idx").lstat().st_mode)
     assert not stat.S_IMODE((common / "s.idx").lstat().st_mode) & 0o022

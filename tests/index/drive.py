@@ -45,14 +45,12 @@ def run(where: str, more: list[str], *executor: str) -> None:
     index = ("--index-dir", f"index-{where}")
     wdsfs("index", SET, *index, *executor)
     if "few" not in more:
-        wdsfs("export", "--format", "dali", "--format", "wids", "-o", f"export-{where}", SET, *index, *executor)
+        wdsfs("export", "-o", f"export-{where}", SET, *index, *executor)
     shutil.copytree("edits", f"edits-{where}/upper")
     wdsfs("commit", "--overlay", f"edits-{where}", "-o", f"new-{where}/%d.tar", SET, *index, *executor)
     if "all" not in more:
         return
     wdsfs("check", SET, *executor)
-    shutil.copytree("set", f"energon-{where}")
-    wdsfs("export", "--format", "energon", "-o", f"energon-{where}", f"energon-{where}", *index, *executor)
     shutil.copytree("set", f"replaced-{where}")
     shutil.copytree("edits", f"more-{where}/upper")
     wdsfs("commit", "--overlay", f"more-{where}", "--in-place", f"replaced-{where}/s*.tar", *index, *executor)

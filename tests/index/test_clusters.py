@@ -23,7 +23,6 @@ from tests.conftest import ROOT, descendants
 from tests.peers import TOOLS, need_tool
 from tests.processes import PATIENCE, Process, wait_until
 from tests.servers import free_ports, listens
-from wdsfs.interop import energon
 
 PYTHON = TOOLS / "bin" / "python"
 SHARDS = 6
@@ -121,7 +120,7 @@ def assert_same(home: Path, everything: bool = False, few: bool = False) -> None
     common = here.keys() & there.keys()  # of the set; the others have other paths
     assert len(common) == 2 * SHARDS
     assert {key for key in common if here[key] != there[key]} == set()
-    names = ["new", *(["export"] if not few else []), *(["energon", "replaced"] if everything else [])]
+    names = ["new", *(["export"] if not few else []), *(["replaced"] if everything else [])]
     for name in names:
         made = files(home / f"{name}-here")
         assert len(made) >= SHARDS
@@ -129,7 +128,6 @@ def assert_same(home: Path, everything: bool = False, few: bool = False) -> None
     assert sorted(os.listdir(home / "new-there")) == [f"{number}.tar" for number in range(SHARDS)]
     if not everything:
         return
-    assert (home / "energon-there" / os.fsdecode(energon.FOLDER)).is_dir()
     assert (home / "new-there/3.tar").read_bytes() == (home / "replaced-there/s3.tar").read_bytes()
     assert files(home / "more-there/upper") == {}
 

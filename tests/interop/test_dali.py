@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
 import re
-import sqlite3
 import struct
 import tarfile
 import tracemalloc
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import yaml
 
 from tests import tars
 from tests.tars import A, B, member, tar
@@ -21,8 +16,7 @@ from wdsfs.errors import ExportError
 from wdsfs.index import record_builder
 from wdsfs.index.record import Record
 from wdsfs.interop import dali as dali_module
-from wdsfs.interop import energon, wids
-from wdsfs.interop.wids import WidsShard
+from wdsfs.interop import energon
 from wdsfs.shards import Fingerprint
 
 # Headers of 512 bytes, each content padded to 512: a member of 1 to 512 bytes takes 1,024.
@@ -188,78 +182,33 @@ def test_an_index_of_a_shard_without_members() -> None:
     assert misfit(tar(), b"v1.1 1\njpg 512 4\n") == "line 2 names 4 bytes at offset 512: there is no such member"
 
 
-# --- wids --------------------------------------------------------------------------------------------------
-
-
-def test_a_wids_index() -> None:
-    text = wids.wids_index([WidsShard("a.tar", 3, 10240), WidsShard("/b/c.tar", 0, 1024, "d41d8c")])
-    assert json.loads(text) == {
-        "__kind__": "wids-shard-index-v1",
-        "wids_version": 1,
-        "shardlist": [
-            {"url": "a.tar", "nsamples": 3, "filesize": 10240},
-            {"url": "/b/c.tar", "md5sum": "d41d8c", "nsamples": 0, "filesize": 1024},
-        ],
-    }
-    assert json.loads(wids.wids_index([], "train"))["name"] == "train"
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (tar(A, member(b"README", b"x"), member(b"d/", kind=tars.DIRECTORY), B), None),
-        (tar(tars.pax({b"mtime": b"1.5"}), A), None),  # as the webdataset library writes it
-        (tar(member(b"./a.txt", b"x"), member(b"./a.cls", b"x")), None),
-        (GNU, "long/long"),
-        (tar(member(b"b/a.txt", b"x", prefix=b"p")), "wids reads the name p/b/a.txt as b/a.txt"),
-        (tar(A, member(b"d/.hidden", b"x")), "wids takes d/.hidden for a member of a sample"),
-        (tar(A, member(b"__m__/a.json", b"x")), "wids takes __m__/a.json for a member"),
-        (tar(A, member(b"d.v1/README", b"x")), "wids takes d.v1/README for a member"),
-        (tar(A, member(b"b.txt", b"x", tars.CONTIGUOUS)), "wids does not take b.txt for a member of a sample"),
-        (tar(A, member(b"b.txt", b"x", base256=True)), "at b.txt wids fails"),
-        (tar(A, member(b"\xff.txt", b"x")), r"at \xff.txt wids fails"),
-    ],
-)
-def test_what_wids_reads_otherwise(content: bytes, message: str | None) -> None:
-    with tars.opened(content) as fd:
-        found = wids.wids_misreading(fd)
-    assert found is None if message is None else found is not None and message in found
-
-
 # --- Energon -----------------------------------------------------------------------------------------------
 
 _NAME, _META = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$"), re.compile(r"__[^/]*__($|/)")
 
 
-def prepared(content: bytes) -> list[energon.EnergonSample]:
-    """Return what `energon prepare` writes for a shard, by tarfile, member by member."""
-    found: list[energon.EnergonSample] = []
+def prepared(content: bytes) -> list[int]:
+    """Return the offsets that `energon prepare` writes for a shard, by tarfile, member by member."""
+    found, last = list[int](), None
     with tarfile.open(fileobj=io.BytesIO(content)) as opened:
         for info in opened:
             match = _NAME.match(info.name)
             if not info.isreg() or _META.match(info.name) or match is None:
                 continue
-            if not found or found[-1].key != match[1]:
-                if found:
-                    found[-1] = found[-1]._replace(end=info.offset)
-                found.append(energon.EnergonSample(match[1], info.offset, 0, []))
-            found[-1].parts.append(energon.EnergonPart(match[2], info.offset_data, info.size))
-        if found:
-            found[-1] = found[-1]._replace(end=opened.offset)
-    return found
+            if match[1] != last:
+                found.append(info.offset)
+                last = match[1]
+        return [*found, opened.offset] if found else []
 
 
-def samples(content: bytes) -> list[energon.EnergonSample]:
+def borders(content: bytes) -> list[int]:
     with tars.opened(content) as fd:
-        return list(energon.samples(fd))
+        return energon.borders(fd).tolist()
 
 
 def test_energon_s_samples() -> None:
-    assert samples(PLAIN) == [
-        ("d/a", 0, 2048, [("jpg", 512, 4), ("cls", 1536, 1)]),
-        ("b", 2048, 3584, [("left.jpg", 2560, 513)]),
-        ("d/c", 3584, 6144, [("jpg", 4096, 0), ("cls", 5632, 2)]),
-    ]
+    assert borders(PLAIN) == [0, 2048, 3584, 6144]
+    assert borders(tar(member(b"README", b"x"))) == []
 
 
 # tarfile takes whatever lies where POSIX has a prefix for one, and an empty PAX path for a name.
@@ -277,7 +226,7 @@ READABLE = [
 @pytest.mark.parametrize("name", READABLE)
 def test_samples_of_odd_tars_are_those_of_prepare(name: str) -> None:
     content = tars.ODD[name].tar()
-    assert samples(content) == prepared(content)
+    assert borders(content) == prepared(content)
 
 
 def test_samples_of_odd_names_are_those_of_prepare() -> None:
@@ -297,7 +246,7 @@ def test_samples_of_odd_names_are_those_of_prepare() -> None:
         tar(*(member(one, b"x") for one in names), link),
         tar(*(member(b"u\xc3\xbc.txt", b"x"), A))[:-1024],
     ):
-        assert samples(content) == prepared(content) != []
+        assert borders(content) == prepared(content) != []
 
 
 @pytest.mark.parametrize(
@@ -311,53 +260,7 @@ def test_samples_of_odd_names_are_those_of_prepare() -> None:
 )
 def test_what_energon_would_misread(content: bytes, message: str) -> None:
     with pytest.raises(ExportError, match=message):
-        samples(content)
-
-
-def test_an_energon_index(tmp_path: Path) -> None:
-    path = tmp_path / "index.sqlite"
-    index = energon.Database(bytes(path))
-    assert index.add(0, iter(samples(PLAIN))).tolist() == [0, 2048, 3584, 6144]
-    assert index.add(1, iter([])).tolist() == []
-    assert index.add(
-        1, iter([energon.EnergonSample("x", 512, 1536, [energon.EnergonPart("y", 1024, 7)])])
-    ).tolist() == [
-        512,
-        1536,
-    ]
-    index.finish()
-    index.close()
-    with sqlite3.connect(path) as db:
-        kept = {table: db.execute(f"SELECT * FROM {table}").fetchall() for table in ("samples", "sample_parts")}
-        indexes = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
-    db.close()
-    assert kept["samples"] == [
-        (0, "d/a", 0, 0, 2048),
-        (0, "b", 1, 2048, 1536),
-        (0, "d/c", 2, 3584, 2560),
-        (1, "x", 0, 512, 1024),
-    ]
-    assert kept["sample_parts"][:3] == [
-        (0, 0, "jpg", 512, 4),
-        (0, 0, "cls", 1536, 1),
-        (0, 1, "left.jpg", 2560, 513),
-    ]
-    assert kept["sample_parts"][-1] == (1, 0, "y", 1024, 7)
-    assert indexes == {
-        "sqlite_autoindex_samples_1",
-        "idx_samples_by_tar_and_idx",
-        "idx_sample_parts_seq",
-        "idx_sample_parts_full",
-    }
-
-
-def test_a_key_is_in_an_energon_index_once(tmp_path: Path) -> None:
-    index = energon.Database(bytes(tmp_path / "index.sqlite"))
-    index.add(0, iter(samples(PLAIN)))
-    with pytest.raises(energon.DuplicateKey) as caught:
-        index.add(1, iter(samples(tar(A, member(b"d/c.txt", b"x")))))
-    index.close()
-    assert (caught.value.key, caught.value.first) == ("d/c", 0)
+        borders(content)
 
 
 def packed(*offsets: int) -> bytes:
@@ -385,24 +288,3 @@ def test_an_energon_offset_file_of_a_shard_that_energon_cannot_read() -> None:
         found = energon.misfit(fd, io.BytesIO(packed(0, 512)))
     assert found is not None
     assert found.startswith("the shard cannot be read by Energon: s.txt")
-
-
-def expansions(text: bytes) -> Iterator[str]:
-    from braceexpand import braceexpand
-
-    for name in yaml.safe_load(text)["split_parts"]["train"]:
-        yield from braceexpand(name)
-
-
-def test_energon_s_texts() -> None:
-    info = energon.info_text({"a.tar": 5, "ü/b.tar": 1}, "wdsfs 1")
-    assert info == (
-        b'{\n  "energon_version": "wdsfs 1",\n'
-        b'  "shard_counts": {\n    "a.tar": 5,\n    "\xc3\xbc/b.tar": 1\n  }\n}'
-    )
-    assert energon.split_text(["a.tar", "b.tar"]) == (
-        b'split_parts:\n  train:\n  - "a.tar"\n  - "b.tar"\n  val: []\n  test: []\nexclude: []\n'
-    )
-    # The reader expands braces; to YAML, NEL is the end of a line.
-    odd = ["a{0..1}.tar", 'q"\\x.tar', "ü.tar", "a\x85b.tar", "a\u2028b\U0001f600.tar", "a\x9fb.tar"]
-    assert list(expansions(energon.split_text(odd))) == odd

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gzip
 import json
 import os
 import random
@@ -31,8 +30,7 @@ from wdsfs.fuse.protocol import Request
 from wdsfs.fuse.read_ops import Operations, ReadOperations
 from wdsfs.fuse.write_ops import WritableOperations
 from wdsfs.index.store import open_index
-from wdsfs.inodes import DALI, DALI_INDEX, HIDDEN, ROOT, UP, pack_extra
-from wdsfs.interop import dali
+from wdsfs.inodes import HIDDEN, ROOT, UP, pack_extra
 from wdsfs.mount import hidden_directory, reports
 from wdsfs.mount.hidden_directory import SNAPSHOTS, TEXT_MAX, HiddenDirectory, HiddenDirectoryOperations, TextRing
 from wdsfs.overlay.overlay_directory import OverlayDirectory
@@ -45,6 +43,7 @@ from wdsfs.tree.tree import View
 
 DAEMON = replace(a_registration('/mnt/a "b"\\c\n\udcff'), specs=["s.tar"], started=1.5e9, start_ticks=0)
 READ_MAX = 1 << 20
+LAST_HIDDEN = 7  # of the types of extras that the bits of NOT_HIDDEN leave to the hidden directory
 
 
 class Worker:
@@ -164,27 +163,22 @@ def test_the_hidden_directory_is_found_and_never_listed(mount: Mount, layout: st
     for opcode in ("READDIR", "READDIRPLUS"):
         assert hidden_directory.NAME not in [line.name for line in worker.names(b"", opcode)]
         files = worker.names(b".wdsfs", opcode)
-        assert [line.name for line in files] == [b".", b"..", b"dali", *hidden_directory._FILES]
-        assert [line.type for line in files] == [4, 4, 4, 8, 8, 8, 8]
-        indexes = worker.names(b".wdsfs/dali", opcode)
-        assert [line.name for line in indexes] == [b".", b"..", b"s0.idx", b"s1.idx", b"s2.idx"]
+        assert [line.name for line in files] == [b".", b"..", *hidden_directory._FILES]
+        assert [line.type for line in files] == [4, 4, 8, 8, 8]
         if opcode == "READDIRPLUS":
-            assert not any(line.entry.nodeid for line in files + indexes), "the kernel gets no inode"
-    for name in (b"status.json", b"dali/s0.idx"):
+            assert not any(line.entry.nodeid for line in files), "the kernel gets no inode"
+    for name in (b"status.json", b"problems.txt"):
         one = worker.lookup(b".wdsfs/" + name)
         assert (one.mode, one.nlink, one.entry_valid) == (stat.S_IFREG | 0o440, 1, 0)
         assert one.attr_valid > 0, "the text of an inode never changes"
     up = wire.ENTRY_OUT.whole(worker.bytes_of(wire.lookup(found.nodeid, b"..")))
     assert up.nodeid == ROOT
-    dali = worker.lookup(b".wdsfs/dali").nodeid
-    assert wire.ENTRY_OUT.whole(worker.bytes_of(wire.lookup(dali, b".."))).nodeid == found.nodeid
     absent = wire.ENTRY_OUT.whole(worker.bytes_of(wire.lookup(found.nodeid, b"absent")))
     assert (absent.nodeid, absent.entry_valid) == (0, 0)
-    assert wire.ENTRY_OUT.whole(worker.bytes_of(wire.lookup(dali, b"s9.idx"))).nodeid == 0
     status = worker.lookup(b".wdsfs/status.json").nodeid
     assert worker.error(wire.lookup(status, b"x")) == errno.ENOTDIR
     assert worker.error(wire.read(status, 0, 400, "READDIR")) == errno.ENOTDIR
-    assert worker.error(wire.read(dali, 0, 400)) == errno.EISDIR
+    assert worker.error(wire.read(found.nodeid, 0, 400)) == errno.EISDIR
     assert worker.error(wire.getxattr(status, b"user.wdsfs.shard", 99)) == errno.ENODATA
     assert worker.bytes_of(wire.listxattr(status, 99)) == b""
     assert len(worker.bytes_of(wire.message("STATFS", status))) == 80
@@ -219,10 +213,9 @@ def test_a_name_of_the_data_wins_over_the_hidden_directory(tmp_path: Path) -> No
 def test_a_forged_inode_is_stale(what: int, number: int, up: int, forged: Worker) -> None:
     """Any number gives an errno, never the text of another file."""
     inode = pack_extra(what, number) | up
-    real = [pack_extra(HIDDEN), pack_extra(DALI), forged.lookup(b".wdsfs/dali/s0.idx").nodeid]
-    if inode <= ROOT or inode in real:
+    if inode <= ROOT or inode == pack_extra(HIDDEN):
         return
-    no_file = up == UP or what > DALI_INDEX
+    no_file = up == UP or what > LAST_HIDDEN
     expected = (errno.ENOENT, errno.EISDIR) if no_file else (errno.ESTALE, errno.ENOTDIR)
     for request in (
         wire.getattr(inode),
@@ -249,7 +242,7 @@ def test_numbers_of_extras() -> None:
             inode = pack_extra(what, number)
             assert ROOT < inode < UP
             assert inodes.unpack_extra(inode) == (what, number)
-            assert bool(inode & inodes.NOT_HIDDEN) == (what > DALI_INDEX)
+            assert bool(inode & inodes.NOT_HIDDEN) == (what > LAST_HIDDEN)
             assert inodes.kind_of(inode) == 0
     for other in (ROOT, UP | 5, inodes.pack(5, 6, inodes.position(inodes.FOLDER, 0))):
         assert inodes.unpack_extra(other) == (0, 0)
@@ -358,119 +351,29 @@ def test_a_report_has_room(tmp_path: Path) -> None:
 # --- what the shards are -----------------------------------------------------------------------------------
 
 
-def test_an_index_for_wids_and_the_problems_follow_the_set(mount: Mount) -> None:
+def test_the_problems_follow_the_set(mount: Mount) -> None:
     first, second = mount.worker(), mount.worker()
-    index = first.lookup(b".wdsfs/shards.json").nodeid
-    assert second.lookup(b".wdsfs/shards.json").nodeid == index, "the same everywhere"
-    found = json.loads(second.read(index))
-    assert (found["__kind__"], found["wids_version"]) == ("wids-shard-index-v1", 1)
-    sizes = [path.stat().st_size for path in map(sets.path_of, mount.shards)]
-    expected = [(str(sets.path_of(shard)), 3 - (at == 2), sizes[at]) for at, shard in enumerate(mount.shards)]
-    assert [(one["url"], one["nsamples"], one["filesize"]) for one in found["shardlist"]] == expected
-    problems = first.lookup(b".wdsfs/problems.txt").nodeid
-    assert first.read(problems).startswith(os.fsencode(mount.home / "s2.tar") + b": ")
+    before = first.lookup(b".wdsfs/problems.txt").nodeid
     (mount.home / "s2.tar").write_bytes(sets.content(2))
     first.operations.tree.lower.distrust()
-    third = mount.worker()
-    for inode in (index, problems):
-        assert third.error(wire.read(inode, 0, 100)) == errno.ESTALE, "another text by now"
-    anew = first.lookup(b".wdsfs/shards.json").nodeid
-    assert anew != index
-    assert json.loads(third.read(anew))["shardlist"][2]["nsamples"] == 3
+    assert second.read(before).startswith(os.fsencode(mount.home / "s2.tar") + b": "), "as it was looked up"
     assert first.cat(b".wdsfs/problems.txt") == b""
 
 
-def test_a_shard_that_is_gone_is_an_error_and_no_smaller_set(mount: Mount) -> None:
+def test_problems_without_room_are_counted(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = mount.worker()
     (mount.home / "s1.tar").unlink()
-    assert worker.error(wire.lookup(pack_extra(HIDDEN), b"shards.json")) == errno.EIO
-    assert worker.error(wire.lookup(pack_extra(DALI), b"s1.idx")) == errno.EIO
+    both = worker.cat(b".wdsfs/problems.txt").splitlines(keepends=True)
+    assert len(both) == 2
+    monkeypatch.setattr(hidden_directory, "TEXT_MAX", len(both[0]) + 64)
+    assert worker.cat(b".wdsfs/problems.txt") == both[0] + b"and 1 more; see: wdsfs check\n"
+
+
+def test_a_shard_that_is_gone_is_a_problem(mount: Mount) -> None:
+    worker = mount.worker()
+    (mount.home / "s1.tar").unlink()
     assert b"s1.tar" in worker.cat(b".wdsfs/problems.txt")
     assert json.loads(worker.cat(b".wdsfs/status.json"))["damaged_count"] == 2
-
-
-def test_an_index_for_dali_is_that_of_the_shard(mount: Mount) -> None:
-    first, second = mount.worker(View("files")), mount.worker(merge=True)
-    before = first.lookup(b".wdsfs/dali/s0.idx")
-    assert before.nodeid == second.lookup(b".wdsfs/dali/s0.idx").nodeid
-    record = second.tree.lower.record(0)
-    assert first.read(before.nodeid) == second.read(before.nodeid, 16) == b"".join(dali.dali_index(record))
-    (mount.home / "s0.tar").write_bytes(sets.content(7, 5))
-    after = mount.worker().lookup(b".wdsfs/dali/s0.idx")
-    assert after.nodeid != before.nodeid
-    assert first.read(after.nodeid).startswith(b"v1.2 5\n"), "though it had not looked yet"
-    assert second.error(wire.read(before.nodeid, 0, 100)) == errno.ESTALE
-
-
-def test_a_shard_that_dali_cannot_read_has_no_index(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with a_mount(tmp_path / "set", [tars.tar(tars.member(b"README", b"x"))]) as made:
-        worker = made.worker()
-        assert worker.error(wire.lookup(pack_extra(DALI), b"s0.idx")) == errno.EIO
-        assert "s0.tar" in caplog.text
-
-
-def test_an_index_for_dali_is_of_plain_tars_only(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WDSFS_CACHE_DIR", str(tmp_path / "cache"))
-    with a_mount(tmp_path / "set", [gzip.compress(tars.tar(tars.member(b"a.txt", b"x")))]) as made:
-        assert made.worker().error(wire.lookup(pack_extra(DALI), b"s0.idx")) == errno.EIO
-        assert "it is compressed" in caplog.text
-
-
-def test_texts_that_need_an_index_have_the_shard_indexed(tmp_path: Path) -> None:
-    with a_mount(tmp_path / "set", [sets.content(0), sets.content(1), sets.content(2)], indexed=False) as made:
-        worker = made.worker()
-        assert json.loads(worker.cat(b".wdsfs/status.json"))["indexed"] == 0
-        assert worker.cat(b".wdsfs/problems.txt") == b""
-        assert len(worker.names(b".wdsfs/dali", "READDIRPLUS")) == 5
-        assert json.loads(worker.cat(b".wdsfs/status.json"))["indexed"] == 0, "a listing reads no shard"
-        assert worker.cat(b".wdsfs/dali/s1.idx").startswith(b"v1.2 3\n")
-        assert json.loads(worker.cat(b".wdsfs/status.json"))["indexed"] == 1
-        assert len(json.loads(worker.cat(b".wdsfs/shards.json"))["shardlist"]) == 3
-        assert json.loads(worker.cat(b".wdsfs/status.json"))["indexed"] == 3
-        assert made.board.waiting == 0
-
-
-def test_indexes_for_other_tools_are_of_the_plain_shards(tmp_path: Path) -> None:
-    """Also where what is mounted is made of them: then the two have one index, and records of a time in it."""
-    with a_mount(tmp_path / "set", [sets.content(0), sets.content(1)], indexed=False) as made:
-        worker = made.worker()
-        assert isinstance(worker.operations.hidden, HiddenDirectoryOperations)
-        plain = worker.operations.hidden.tree.plain = ShardSet(made.shards, made.index)
-        made.lowers.append(plain)
-        worker.tree.lower.index_now(0)
-        worker.names(b"s0")
-        before = worker.tree.lower.record(0)
-        assert worker.tree.lower.record(0) is before
-        assert worker.cat(b".wdsfs/dali/s1.idx").startswith(b"v1.2 3\n")
-        assert worker.tree.lower.record(0) is not before, "it may be used until the index is renewed"
-        assert len(json.loads(worker.cat(b".wdsfs/shards.json"))["shardlist"]) == 2
-
-
-def test_the_cache_of_texts_is_bounded(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = mount.worker()
-    assert isinstance(worker.operations.hidden, HiddenDirectoryOperations)
-    hidden = worker.operations.hidden.tree
-    both = [worker.lookup(b".wdsfs/dali/s%d.idx" % number) for number in (0, 1)]
-    assert list(hidden._texts) == [one.nodeid for one in both]
-    worker.read(both[0].nodeid)
-    assert list(hidden._texts) == [both[1].nodeid, both[0].nodeid], "the one that was used last is the last to go"
-    monkeypatch.setattr(hidden_directory, "KEPT_BYTES", 1)
-    last = worker.lookup(b".wdsfs/shards.json")
-    assert list(hidden._texts) == [last.nodeid], "one, whatever its size"
-    assert hidden._kept_bytes == last.size
-    assert worker.read(both[1].nodeid, 10).startswith(b"v1.2 3\n")
-
-
-def test_long_names_of_shards_are_cut(tmp_path: Path) -> None:
-    with a_mount(tmp_path / "set", [sets.content(0)]) as made:
-        made.shards = [replace(made.shards[0], name=b"n" * 255)]
-        worker = made.worker()
-        (line,) = worker.names(b".wdsfs/dali")[2:]
-        assert len(line.name) == 255
-        assert line.name.endswith(b".idx")
-        assert worker.cat(b".wdsfs/dali/" + line.name).startswith(b"v1.2 3\n")
 
 
 # --- changes -----------------------------------------------------------------------------------------------
@@ -494,7 +397,7 @@ def test_the_hidden_directory_cannot_be_changed(mount: Mount, tmp_path: Path) ->
         "link of it": wire.message("LINK", data, status.to_bytes(8, "little") + name),
         "link into it": wire.message("LINK", hidden, data.to_bytes(8, "little") + name),
         "unlink": wire.message("UNLINK", hidden, b"status.json\0"),
-        "rmdir": wire.message("RMDIR", hidden, b"dali\0"),
+        "rmdir": wire.message("RMDIR", hidden, b"metrics\0"),
         "rmdir of itself": wire.message("RMDIR", ROOT, at_top),
         "rename in it": wire.message("RENAME", hidden, hidden.to_bytes(8, "little") + both),
         "rename out of it": wire.message("RENAME", hidden, data.to_bytes(8, "little") + b"metrics\0y\0"),
@@ -594,10 +497,9 @@ def test_unmodified_tools_and_the_hidden_directory(program: Program) -> None:
         assert told["state"] == "running"
         assert len(told["processes"]) == 4
         tool = program.tool
-        assert b"s-0.idx" in tool("ls", "-la", hidden / "dali")
+        assert b"metrics" in tool("ls", "-la", hidden)
         files = tool("find", hidden, "-type", "f").splitlines()
-        assert len(files) == 6
-        assert tool("grep", "-rl", "txt", hidden / "dali").count(b"\n") == 2
+        assert len(files) == 3
         assert b"s-1.tar: " in tool("cat", hidden / "problems.txt")
         assert int(tool("du", "-sb", hidden).split()[0]) > 1000
         families = list(text_string_to_metric_families(tool("cat", hidden / "metrics").decode()))
@@ -651,7 +553,6 @@ def test_the_hidden_directory_of_a_writable_mount(program: Program) -> None:
     with program.mounted("--overlay", "edits", "--lazy", "s-0.tar") as mounted:
         hidden = mounted.path / ".wdsfs"
         assert json.loads((hidden / "status.json").read_text())["overlay"] == str(program.home / "edits")
-        assert json.loads((hidden / "shards.json").read_text())["shardlist"][0]["nsamples"] == 3
         with fails(errno.EEXIST):
             hidden.mkdir()
         with fails(errno.EROFS, errno.EACCES):
@@ -665,5 +566,4 @@ def test_the_hidden_directory_of_a_writable_mount(program: Program) -> None:
             os.rename(mounted.path / "new", hidden)
         with fails(errno.EROFS, errno.EBUSY):
             os.rmdir(hidden)
-        assert (hidden / "dali/s-0.idx").read_bytes().startswith(b"v1.2 3\n")
         assert not (program.home / "edits" / "upper" / ".wdsfs").exists()

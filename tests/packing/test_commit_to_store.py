@@ -276,7 +276,7 @@ def test_places_that_cannot_be_written(a_set: Program) -> None:
         _, said = commit(a_set, output=output, code=2)
         assert wrong in said
         assert SECRET not in said
-    for option in (["--link"], ["--export", "wids"]):
+    for option in (["--link"], ["--export", "dali"]):
         _, said = commit(a_set, *option, code=2)
         assert option[0] in said
 

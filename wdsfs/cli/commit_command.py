@@ -384,4 +384,4 @@ def _export(plan: Plan, before: Sequence[Shard], packing: Packing, opening: Open
     # Also when nothing was written now: the commit that this one finishes may have been stopped before its export.
     new = [step.target for step in plan.steps if step.action == "new"]
     shards = extended(before, new) if in_place else expand(targets)
-    return index_commands.after_commit(shards, packing.exports, in_place, opening._replace(tolerance=Tolerance()))
+    return index_commands.after_commit(shards, in_place, opening._replace(tolerance=Tolerance()))

@@ -37,7 +37,7 @@ TASKS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "Train from it": (
         ("wdsfs help layouts", "How to mount for which loader."),
-        ("wdsfs export --format dali ...", "Write the index of DALI, Energon."),
+        ("wdsfs export -o DIR ...", "Write the index of NVIDIA DALI."),
     ),
     "Change samples: edit, add, delete, correct a label": (
         ("wdsfs mount --overlay EDITS SHARDS DIR", "Mount for changes by any program."),

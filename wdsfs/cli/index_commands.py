@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
@@ -111,26 +110,42 @@ def _report_lines(report: Mapping[str, Any]) -> tuple[str, str]:
 
 # --- export, --export ----------------------------------------------------------------------------------------
 
-FORMATS = click.Choice(("dali", "energon", "wids", "wdsidx"))
+
+class Format(click.Choice[str]):
+    """The type of the options that name a tool whose index is written; it knows how others are written."""
+
+    WRITTEN_BY: ClassVar = {
+        "energon": "energon prepare DIR",
+        "wids": "widsindex create SHARDS --output FILE.json",
+        "wdsidx": "wdsfs index -o FILE.wdsidx SHARDS",
+    }
+
+    def __init__(self) -> None:
+        super().__init__(("dali",))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value in self.WRITTEN_BY:
+            word = param.opts[0] if param is not None else ""
+            raise UsageError(f"{word} {value}: no longer written; type: {self.WRITTEN_BY[value]}")
+        return super().convert(value, param, ctx)
+
 
 # Of the commands that write shards.
 export_option: options.Decorator[Any] = click.option(
     "--export",
     "exports",
-    type=FORMATS,
+    type=Format(),
     multiple=True,
-    help="Also write the index that this tool reads, beside the new shards; repeatable.",
+    help="Also write the index that NVIDIA DALI reads, beside the new shards.",
 )
 
 
-def write_indexes(
-    below: ShardSet, kinds: Sequence[str], directory: bytes | None, opening: Opening, md5: bool = False
-) -> Report:
-    """Write these indexes of a set, with a bar; log warnings and failures. Raises ExportError, ShardErrors."""
+def write_indexes(below: ShardSet, directory: bytes | None, opening: Opening) -> Report:
+    """Write an index for DALI of each shard, with a bar; log warnings and failures. Raises ExportError."""
     from wdsfs.interop import export
 
-    with ended_in_order(), shards_bar("exporting", len(below) * len(kinds), opening.quiet) as on_shard:
-        report = export.export(below, kinds, directory, opening.jobs, on_shard, opening.workers, md5)
+    with ended_in_order(), shards_bar("exporting", len(below), opening.quiet) as on_shard:
+        report = export.export(below, directory, opening.jobs, on_shard, opening.workers)
     for text in report.warnings:
         log.warning("%s", text)
     for text in report.failures:
@@ -138,31 +153,32 @@ def write_indexes(
     return report
 
 
-def warn_of_older(shards: Sequence[bytes], kinds: Sequence[str]) -> None:
+def warn_of_older(shards: Sequence[bytes], exports: Sequence[str]) -> None:
     """Warn of indexes beside replaced shards that still describe the old ones."""
     from wdsfs.interop.export import left_behind
 
-    older = [os.fsdecode(path) for path in left_behind(shards, kinds)]
+    older = left_behind(shards, renewed=bool(exports))
     if older:
-        log.warning("%s: made for the shards before this commit; renew them with: wdsfs export", several(older))
+        paths, commands = several([*map(os.fsdecode, older)]), ", ".join(dict.fromkeys(older.values()))
+        log.warning("%s: made for the shards before this commit; renew them with: %s", paths, commands)
 
 
-def after_commit(shards: Sequence[Shard], kinds: Sequence[str], in_place: bool, opening: Opening) -> bool:
-    """Write these indexes of shards that a commit has written, or of a whole set in which it has replaced some.
+def after_commit(shards: Sequence[Shard], in_place: bool, opening: Opening) -> bool:
+    """Write indexes for DALI of shards that a commit has written, or of a whole set in which it has replaced some.
 
-    An index of a shard goes beside it; one of the whole set goes into the directory above all shards, or with
-    `in_place` where the old one is. Returns True if something could not be written.
+    They go into the directory above all shards, or with `in_place` beside each. Returns True if one could not be
+    written.
     """
     from wdsfs.tree.opening import opened_set
 
     directory = None if in_place else os.path.commonpath([os.path.dirname(shard.path) for shard in shards])
     with opened_set(shards, opening) as below:
-        report = write_indexes(below, kinds, directory, opening)
+        report = write_indexes(below, directory, opening)
     return bool(report.failures)
 
 
 @click.command(cls=options.Command)
-@click.option("--format", "kinds", type=FORMATS, multiple=True, required=True, help="Whose index; repeatable.")
+@click.option("--format", "kinds", type=Format(), multiple=True, hidden=True)
 @options.shards_argument
 @options.set_options
 @click.option(
@@ -171,9 +187,9 @@ def after_commit(shards: Sequence[Shard], kinds: Sequence[str], in_place: bool, 
     metavar="DIR",
     type=options.Directory(),
     required=True,
-    help="Where it goes; for energon the root of the data set, which has the shards.",
+    help="Where it goes.",
 )
-@options.flag("--md5", "For wids: the MD5 of each shard, which takes reading all of it.")
+@options.retired("--md5", "`widsindex create` writes the index with the MD5 of each shard")
 @options.keys_option
 @options.json_option
 @options.opening_options_with("Processes that read shards.", executor=True)
@@ -182,40 +198,27 @@ def export(
     shards: tuple[str, ...],
     selection: Selection,
     output: str,
-    md5: bool,
     keys: str | None,
     as_json: bool,
     opening: Opening,
 ) -> None:
-    """Write the indexes of SHARDS that other tools read, into the directory DIR.
+    """Write the index that NVIDIA DALI reads of each of the SHARDS: a NAME.idx in the directory DIR.
+
+    It is for `readers.webdataset(index_paths=...)`. With --keys it has the listed samples only. Members that DALI
+    would read differently are named. Exit code 9: something could not be written.
 
     \b
-    dali     a NAME.idx for each shard, for `readers.webdataset(index_paths=...)`
-    energon  .nv-meta, and a NAME.tar.idx beside each shard, as `energon prepare` writes them
-    wids     shardindex.json, for `wids.ShardListDataset`
-    wdsidx   set.wdsidx, for wdsfs on other machines; `wdsfs index -o` writes the same
-
-    Members that a tool would read differently are named. With --keys an index for DALI has the listed
-    samples; the others are of whole shards. Exit code 9: something could not be written.
-
-    \b
-    Examples:
-      wdsfs export --format dali -o index 'train-{000000..000999}.tar'
-      wdsfs export --format energon -o /data/set /data/set
+    Example:
+      wdsfs export -o index 'train-{000000..000999}.tar'
     """
     from wdsfs.spec.expand import refuse_left_out
     from wdsfs.tree.composition import Composition
     from wdsfs.tree.opening import opened
 
-    if keys is not None and {*kinds} != {"dali"}:
-        raise UsageError(
-            "--keys is for --format dali, because other indexes are of whole shards; shards of the listed samples "
-            f"alone are written by: wdsfs pack --keys {shlex.quote(keys)} SHARDS -o 'chosen-%06d.tar'"
-        )
     composition = None if keys is None else Composition(keys=keys)
     with opened(shards, selection, opening, composition, whole=True) as below:
         refuse_left_out(below.shards, "an index is of whole shards")
-        report = write_indexes(below, kinds, os.fsencode(output), opening, md5)
+        report = write_indexes(below, os.fsencode(output), opening)
     if as_json:
         written = [os.fsdecode(path) for path in report.written]
         write_json({"written": written, "warnings": report.warnings, "failures": report.failures})

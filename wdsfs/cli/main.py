@@ -177,7 +177,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Make something of them": {
         "pack": "Make shards of directories of files.",
         "image": "Make an image of names that the kernel mounts by itself.",
-        "export": "Write the indexes that DALI, Energon and wids read.",
+        "export": "Write the index that NVIDIA DALI reads.",
     },
     "Prepare": {
         "index": "Build or refresh the index of SHARDS without mounting.",

@@ -200,7 +200,7 @@ def pack(sources: tuple[str, ...], packed: Packed, opening: Opening) -> None:
     note_uneven(made.uneven, opening.quiet)
     if packed.exports and not packed.dry_run:
         shards = expand([step.target for step in made.plan.steps])
-        if index_commands.after_commit(shards, packed.exports, False, opening):
+        if index_commands.after_commit(shards, False, opening):
             sys.exit(ExportError.exit_code)
 
 

@@ -3,7 +3,7 @@
 Opens no file. `export` writes it where DALI looks, `lint` compares an existing one with the headers of its shard.
 docs/reference/formats.md has the format, and the members that the tools group differently from wdsfs.
 
-The writers follow wdsfs's samples, in the order of the tar. A member that a tool would misread raises ExportError,
+The writer follows wdsfs's samples, in the order of the tar. A member that DALI would misread raises ExportError,
 which names it; the caller knows the shard.
 """
 
@@ -73,23 +73,6 @@ def samples(record: Record) -> Iterator[DaliSample]:
             yield DaliSample(folder + record.entry_name[entry], record.entry_members(entry))
 
 
-def refuse_damaged(record: Record) -> None:
-    """Raise ExportError for a damaged shard: an index of the intact part would hide the rest."""
-    damage = [problem for problem in record.problems if problem.kind not in HARMLESS]
-    if damage:
-        raise ExportError(f"the shard is damaged: {damage[0].text}")
-
-
-def refuse_irregular(record: Record, tool: str) -> None:
-    """Raise ExportError for a shard in which a tool that reads it by itself would find other samples."""
-    if record.is_irregular:
-        what = "its samples lie apart" if record.apart else "it is several tars joined"
-        raise ExportError(
-            f"{what}, and {tool} would find other samples in it: rewrite it first with `wdsfs commit` of a mount "
-            "with the same options"
-        )
-
-
 # --- DALI --------------------------------------------------------------------------------------------------
 
 
@@ -107,7 +90,9 @@ def dali_index(record: Record, shown: bytes | None = None) -> Iterator[bytes]:
 
     Source: dali/operators/reader/loader/webdataset_loader.cc (ParseIndexFile, ParseSampleDesc), tools/wds2idx.py.
     """
-    refuse_damaged(record)
+    damage = [problem for problem in record.problems if problem.kind not in HARMLESS]
+    if damage:  # an index of the intact part would hide the rest
+        raise ExportError(f"the shard is damaged: {damage[0].text}")
     count = record.samples if shown is None else sum(_is_shown(sample, shown) for sample in samples(record))
     if not count:
         raise ExportError("the shard has no samples, and DALI refuses such a shard")

@@ -1,21 +1,15 @@
-"""The hidden directory `.wdsfs` in the top of a mount: reports of the mount, and indexes for other tools.
+"""The hidden directory `.wdsfs` in the top of a mount: reports of the mount.
 
 It can be opened by name and is never listed, so no loader walks into it. The mount's own operations
-(`fuse/read_ops.py`) pass requests for its inodes to those here.
-
-| name | inode (an *extra*, see `inodes.py`) | text |
-|---|---|---|
-| `status.json`, `metrics` | the number of a snapshot | of the moment when the name was looked up |
-| `shards.json`, `problems.txt` | a checksum of the text | of what the shards are now |
-| `dali/<shard>.idx` | the shard's number and a checksum of its fingerprint | of the shard's record |
+(`fuse/read_ops.py`) pass requests for its inodes to those here. Its files are `status.json`, `metrics` and
+`problems.txt`.
 
 The kernel sends no OPEN, any worker answers any READ, and the kernel reads no byte after the size that it has
-cached. So an inode number stands for one text and no other as long as the mount exists: a reader gets one whole
-text from any workers. A text that cannot be made again (an evicted snapshot, a set that has changed) gets ESTALE;
-the kernel then looks the name up again.
+cached. So looking a name up keeps the text of that moment as a snapshot, whose number is part of the inode number
+(an *extra*, see `inodes.py`): a reader gets one whole text from any workers. An evicted snapshot gets ESTALE; the
+kernel then looks the name up again.
 
-Some of this takes long: indexing a shard, exporting the index of a large one, checking each of many shards. The
-worker does this inside `Operations.slowly`.
+Looking at each of many shards takes long. The worker does this inside `Operations.slowly`.
 """
 
 from __future__ import annotations
@@ -23,15 +17,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
-import hashlib
 import mmap
 import os
 import stat
 import struct
 import time
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -41,26 +32,19 @@ from wdsfs.fuse import protocol
 from wdsfs.fuse.counters import Board, Slot
 from wdsfs.fuse.protocol import Request
 from wdsfs.fuse.read_ops import Handler, Operations, Reply, not_implemented
-from wdsfs.index.record import Record
-from wdsfs.inodes import DALI, DALI_INDEX, HIDDEN, METRICS, PROBLEMS, ROOT, SHARDS, STATUS, pack_extra
-from wdsfs.interop import dali, wids
+from wdsfs.inodes import HIDDEN, METRICS, PROBLEMS, ROOT, STATUS, pack_extra
 from wdsfs.mount import reports
 from wdsfs.mount.reports import SetState
 from wdsfs.mount_registry import RUNNING, UNSUPERVISED, Registration
 from wdsfs.names import text_of
-from wdsfs.tree.indexing import indexed
 from wdsfs.tree.set_options import Owner
 from wdsfs.tree.shard_set import MANY
-from wdsfs.tree.tree import AT_PARENT, AT_SELF, DIRECTORY_MODE, Entry, Node, Totals, Tree
+from wdsfs.tree.tree import AT_SELF, DIRECTORY_MODE, Entry, Node, Totals, Tree
 
 NAME = names.HIDDEN_DIRECTORY
-KEPT_BYTES = 32 << 20  # of texts that a worker caches; the last one is always cached
-
 _FILE_MODE = stat.S_IFREG | 0o444
-_SHARD_BITS = 20
-_INDEX = b".idx"
-_FILES = {b"status.json": STATUS, b"metrics": METRICS, b"shards.json": SHARDS, b"problems.txt": PROBLEMS}
-_FIRST = AT_PARENT + 1  # the cursor of the first child
+_FILES = {b"status.json": STATUS, b"metrics": METRICS, b"problems.txt": PROBLEMS}
+_COUNT_ROOM = 64  # bytes for the last line of `problems.txt`
 
 # Texts that are kept: how many at a time, and how long each may be (bytes). What is not used takes no memory.
 SNAPSHOTS, _ROOM = 256, 64 << 10
@@ -145,46 +129,33 @@ class HiddenDirectory:
     ) -> None:
         self.daemon, self.board, self._half_done = daemon, board, half_done
         self._snapshots, self._state = snapshots, state or SetState()
-        self._texts: OrderedDict[int, Text] = OrderedDict()
-        self._kept_bytes = 0
 
     def attach(self, tree: Tree, slowly: Callable[[], AbstractContextManager[None]]) -> None:
         """Serve texts about the set of this tree from now on; `slowly` is entered around work that takes long."""
         self.tree, self.lower, self._slowly = tree, tree.lower, slowly
-        # Other tools read the shards as they are, whatever is shown of them.
-        self.plain = tree.lower.plain
 
     # --- what there is
 
     def lookup(self, parent: int, name: bytes) -> Node:
-        """Return the child `name` of one of these directories, or of the top.
+        """Return the child `name` of the hidden directory, or of the top.
 
         Raises NoSuchEntry, NotADirectory.
         """
         if parent == ROOT and name == NAME:
             return self.getattr(pack_extra(HIDDEN))
-        what, _ = self._open(parent)
-        if what == DALI:
-            return self._node(self._inode_of_index(name))
-        if what != HIDDEN:
-            raise errors.NotADirectory(f"{text_of(name)!r}: its parent is a file")
-        if name == b"dali":
-            return self.getattr(pack_extra(DALI))
+        self._refuse_file(parent)
         if name not in _FILES:
             raise errors.NoSuchEntry(f"no {text_of(name)!r} in {text_of(NAME)}")
-        return self._node(self._make(_FILES[name]))
+        with self._slowly() if len(self.lower) > MANY else contextlib.nullcontext():
+            text = self._text_of(_FILES[name])
+        return self.getattr(pack_extra(_FILES[name], self._snapshots.put(text)))
 
     def getattr(self, inode: int) -> Node:
         """Return the attributes of a node. Raises StaleEntry."""
         if inode == ROOT:
             return self.tree.getattr(ROOT)
-        what, _ = self._open(inode)
-        if what not in (HIDDEN, DALI):
-            return self._node(inode)
-        links = 3 if what == HIDDEN else 2
-        return Node(inode, DIRECTORY_MODE, links, 0, int(self.daemon.started) * 10**9)
-
-    def _node(self, inode: int) -> Node:
+        if self._what(inode) == HIDDEN:
+            return Node(inode, DIRECTORY_MODE, 2, 0, int(self.daemon.started) * 10**9)
         text = self.text(inode)
         return Node(inode, _FILE_MODE, 1, len(text.content), text.mtime_ns)
 
@@ -198,30 +169,19 @@ class HiddenDirectory:
 
     def parent(self, inode: int) -> int:
         """Return the inode of the directory that holds this one."""
-        what, _ = self._open(inode)
-        return ROOT if what == HIDDEN else pack_extra(HIDDEN)
+        return ROOT if self._what(inode) == HIDDEN else pack_extra(HIDDEN)
 
     def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
-        """Yield the children of a directory after the cursor `after`, with only their inode numbers and types.
+        """Yield the children of the directory after the cursor `after`, with only their inode numbers and types.
 
-        Listing makes no texts: of a hundred thousand shards that would take an hour.
+        Listing makes no texts.
         """
-        what, _ = self._open(inode)
-        if what not in (HIDDEN, DALI):
-            raise errors.NotADirectory(f"inode {inode} is a file")
-        if after < AT_SELF:
-            yield Entry(b".", _typed(inode, DIRECTORY_MODE), AT_SELF)
-        if after < AT_PARENT:
-            yield Entry(b"..", _typed(self.parent(inode), DIRECTORY_MODE), AT_PARENT)
-        first = max(after - _FIRST + 1, 0)
-        if what == DALI:
-            for number in (number for number in self.lower.numbers if number >= first):
-                name = _index_name(self.lower.shards[number].name)
-                yield Entry(name, _typed(pack_extra(DALI_INDEX, number), _FILE_MODE), number + _FIRST)
-            return
-        children = [(b"dali", DALI, DIRECTORY_MODE), *((name, what, _FILE_MODE) for name, what in _FILES.items())]
-        for at, (name, child, mode) in list(enumerate(children))[first:]:
-            yield Entry(name, _typed(pack_extra(child), mode), at + _FIRST)
+        self._refuse_file(inode)
+        children = [(b".", inode, DIRECTORY_MODE), (b"..", ROOT, DIRECTORY_MODE)]
+        children += [(name, pack_extra(what), _FILE_MODE) for name, what in _FILES.items()]
+        for cursor, (name, child, mode) in enumerate(children, AT_SELF):
+            if cursor > after:
+                yield Entry(name, Node(child, mode, 1, 0, 0), cursor)
 
     def xattrs(self, inode: int) -> list[bytes]:
         """Return no names: nothing here has extended attributes."""
@@ -231,56 +191,35 @@ class HiddenDirectory:
         """Raise NoSuchAttribute."""
         raise errors.NoSuchAttribute(f"no attribute {text_of(name)}")
 
-    def _open(self, inode: int) -> tuple[int, int]:
+    def _what(self, inode: int) -> int:
+        """Return the type of one of these inodes. Raises StaleEntry for any other."""
         what, number = inodes.unpack_extra(inode)
-        if not HIDDEN <= what <= DALI_INDEX or (what in (HIDDEN, DALI) and number):
+        if not HIDDEN <= what <= PROBLEMS or (what == HIDDEN and number):
             raise errors.StaleEntry(f"no inode {inode}")
-        return what, number
+        return what
+
+    def _refuse_file(self, inode: int) -> None:
+        if self._what(inode) != HIDDEN:
+            raise errors.NotADirectory(f"inode {inode} is a file")
 
     # --- the texts
 
     def text(self, inode: int) -> Text:
-        """Return the text of a file. Raises IsADirectory, StaleEntry, ShardErrors, ExportError."""
-        what, number = self._open(inode)
-        if what in (HIDDEN, DALI):
+        """Return the text of a file. Raises IsADirectory, StaleEntry."""
+        if self._what(inode) == HIDDEN:
             raise errors.IsADirectory(f"inode {inode} is a directory")
-        if what in (STATUS, METRICS):
-            text = self._snapshots.get(number)
-            if text is None:
-                raise errors.StaleEntry(f"the snapshot {number} has been replaced by later ones")
-            return text
-        if what == DALI_INDEX:
-            return self._dali_index(inode, number)
-        if inode not in self._texts and self._make(what) != inode:
-            raise errors.StaleEntry("the set has changed since this was looked up")
-        return self._cached(inode)
+        _, number = inodes.unpack_extra(inode)
+        text = self._snapshots.get(number)
+        if text is None:
+            raise errors.StaleEntry(f"the snapshot {number} has been replaced by later ones")
+        return text
 
-    def _make(self, what: int) -> int:
-        """Make a new text of a file that is about all shards; return its inode."""
-        with self._slowly() if len(self.lower) > MANY else contextlib.nullcontext():
-            return self._make_now(what)
-
-    def _make_now(self, what: int) -> int:
-        if what in (STATUS, METRICS):
-            report = self._report()
-            text = reports.as_json(report, TEXT_MAX) if what == STATUS else reports.as_metrics(report)
-            return pack_extra(what, self._snapshots.put(text))
-        text = self._wids_index() if what == SHARDS else self._problems()
-        mtime_ns = max(map(self._mtime_ns, self.lower.numbers), default=0)
-        inode = pack_extra(what, int.from_bytes(hashlib.blake2b(text, digest_size=7).digest()))
-        self._keep(inode, Text(text, mtime_ns))
-        return inode
-
-    def _keep(self, inode: int, text: Text) -> None:
-        replaced = self._texts.pop(inode, None)
-        self._kept_bytes += len(text.content) - (len(replaced.content) if replaced else 0)
-        self._texts[inode] = text
-        while self._kept_bytes > KEPT_BYTES and len(self._texts) > 1:
-            self._kept_bytes -= len(self._texts.popitem(last=False)[1].content)
-
-    def _cached(self, inode: int) -> Text:
-        self._texts.move_to_end(inode)
-        return self._texts[inode]
+    def _text_of(self, what: int) -> bytes:
+        """Return the text of a file as of now, of at most TEXT_MAX bytes."""
+        if what == PROBLEMS:
+            return self._problems()
+        report = self._report()
+        return reports.as_json(report, TEXT_MAX) if what == STATUS else reports.as_metrics(report)
 
     def _report(self) -> dict[str, object]:
         state = RUNNING if self.daemon.alive else UNSUPERVISED
@@ -289,77 +228,19 @@ class HiddenDirectory:
         return {**self.daemon.as_json(), "state": state, **report, "unfinished_commit": self._half_done()}
 
     def _problems(self) -> bytes:
-        """Return a line for each shard that is not whole, as far as they are indexed."""
-        rows = (names.shown(f"{path}: {problem}") for path, problem in self.lower.damaged())
-        return "".join(f"{row}\n" for row in rows).encode("utf-8", "surrogateescape")
+        """Return a line for each shard that is not whole, as far as they are indexed.
 
-    def _wids_index(self) -> bytes:
-        """Return the index for wids. Raises ShardErrors, ExportError if a shard is missing from it."""
-        rows = []
-        for number in self.lower.numbers:
-            summary = indexed(self.plain.summary, number)
-            if not self.plain.shards[number].reading.is_plain:
-                self._refuse_irregular(number)
-            # An absolute path: the reader takes others from the directory of the index.
-            path = self.lower.path_text(number)
-            rows.append(wids.WidsShard(path, summary.samples, summary.size))
-        return wids.wids_index(rows)
-
-    def _refuse_irregular(self, number: int) -> None:
-        try:
-            dali.refuse_irregular(indexed(self.plain.record, number), "wids")
-        except errors.ExportError as error:
-            raise errors.ExportError(f"{self.plain.path_text(number)}: {error}") from None
-
-    def _mtime_ns(self, number: int) -> int:
-        with contextlib.suppress(errors.ShardError):
-            return self.lower.fingerprint(number).mtime_ns
-        return 0
-
-    # --- indexes for DALI
-
-    @functools.cached_property
-    def _numbers(self) -> dict[bytes, int]:
-        return {_index_name(self.lower.shards[number].name): number for number in self.lower.numbers}
-
-    def _inode_of_index(self, name: bytes) -> int:
-        number = self._numbers.get(name)
-        if number is None:
-            raise errors.NoSuchEntry(f"no shard has the index {text_of(name)!r}")
-        return self._inode_of_record(number, indexed(self.plain.record, number))
-
-    @staticmethod
-    def _inode_of_record(number: int, record: Record) -> int:
-        return pack_extra(DALI_INDEX, record.fingerprint.sum << _SHARD_BITS | number)
-
-    def _dali_index(self, inode: int, packed: int) -> Text:
-        number = packed & inodes.SHARD_MAX
-        if number >= len(self.plain):
-            raise errors.StaleEntry(f"no inode {inode}")
-        record = indexed(self.plain.record, number)
-        if self._inode_of_record(number, record) != inode:
-            self.plain.distrust()  # another process may have seen a change that this one has not looked for yet
-            record = indexed(self.plain.record, number)
-        if self._inode_of_record(number, record) != inode:
-            raise errors.StaleEntry(f"{self.plain.path_text(number)} has changed since its index was looked up")
-        if inode not in self._texts:
-            try:
-                with self._slowly():
-                    if self.plain.is_compressed(number):
-                        raise errors.ExportError("it is compressed, and DALI reads plain tars only")
-                    text = b"".join(dali.dali_index(record))
-            except errors.ExportError as error:
-                raise errors.ExportError(f"{self.plain.path_text(number)}: {error}") from None
-            self._keep(inode, Text(text, record.fingerprint.mtime_ns))
-        return self._cached(inode)
-
-
-def _typed(inode: int, mode: int) -> Node:
-    return Node(inode, mode, 1, 0, 0)
-
-
-def _index_name(shard: bytes) -> bytes:
-    return names.shorten(shard, names.NAME_MAX - len(_INDEX)) + _INDEX
+        Shards whose lines have no room are counted in the last line.
+        """
+        lines, size, rest = list[bytes](), 0, 0
+        for path, problem in self.lower.damaged():
+            line = f"{names.shown(f'{path}: {problem}')}\n".encode("utf-8", "surrogateescape")
+            size += len(line)
+            if size > TEXT_MAX - _COUNT_ROOM:
+                rest += 1
+            else:
+                lines.append(line)
+        return b"".join(lines) + (b"and %d more; see: wdsfs check\n" % rest if rest else b"")
 
 
 # Requests that get the same reply for the hidden directory as for any other inode: they do not depend on its
