@@ -34,7 +34,7 @@ WINGS: dict[str, tuple[str, list[str]]] = {
 }
 # Wings that do not come off yet: in the first test, and in the second.
 ATTACHED = {"remote", "interop", "executors"}
-SILENT = {"remote", "pages", "library", "interop", "executors"}
+SILENT = {"remote", "interop", "executors"}
 
 SHOW_ALL_HELP = """
 import wdsfs

@@ -48,16 +48,20 @@ __all__ = [
     "tree",
 ]
 
-_SAMPLES, _FILES = "library.samples", "library.files"
-_MODULES = {"Samples": _SAMPLES, "samples": _SAMPLES, "Tree": _FILES, "tree": _FILES}
+_OF_LIBRARY = {"Samples": "samples", "samples": "samples", "Tree": "files", "tree": "files"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'wdsfs' has no attribute {name!r}")
-    import importlib
+    from wdsfs import errors, wings
 
-    return getattr(importlib.import_module(f"wdsfs.{_MODULES.get(name, 'errors')}"), name)
+    if name not in _OF_LIBRARY:
+        return getattr(errors, name)
+    try:
+        return getattr(wings.load("library", _OF_LIBRARY[name]), name)
+    except errors.NotInstalled as error:
+        raise ImportError(str(error)) from None
 
 
 def __dir__() -> list[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from wdsfs import wings
 from wdsfs.cli import completion
 from wdsfs.cli.options import Command, composition_options, handing_over, opening_options, set_options
 from wdsfs.cli.output import say
@@ -80,6 +81,7 @@ def view(
       wdsfs view 'train-{000000..000999}.tar'
       wdsfs view /mnt/train
     """
+    wings.load("pages")
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         from wdsfs.extras import install_command
