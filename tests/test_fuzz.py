@@ -52,6 +52,7 @@ from wdsfs.spec.expand import expand
 from wdsfs.tree import content as content_module
 from wdsfs.tree import json_fields, label_files
 from wdsfs.tree.class_names import read_class_names
+from wdsfs.tree.label_table import open_labels
 from wdsfs.tree.shard_set import ShardSet
 
 LARGEST = 1 << 17  # bytes of an input: much less than what it may take
@@ -245,7 +246,7 @@ def shard_lists(directory: Path) -> tuple[Sequence[bytes], Read]:
 def _labels(directory: Path, name: str) -> Read:
     def read(content: bytes) -> None:
         file = label_files.label_file(str(_written(directory / name, content)))
-        with label_files.opened(file, Fingerprint.at(file.path)) as labels:
+        with open_labels(file, Fingerprint.at(file.path)) as labels:
             labels.find([b"a", b"b"])
 
     return read

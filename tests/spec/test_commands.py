@@ -17,7 +17,7 @@ from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import open_shard
 from wdsfs.spec import objects
 from wdsfs.spec.expand import expand, expand_again, names_a_shard, settled
-from wdsfs.tree.label_files import label_file, settled_label
+from wdsfs.tree.label_files import label_file, lasting_label
 
 TAR = b"what is in a tar"
 
@@ -182,7 +182,7 @@ def test_a_label_file_of_such_a_name_is_a_file(here: Path) -> None:
     name = "pipe:touch PWNED;: .csv"
     (here / name).write_text("key,label\n")
     assert label_file(name).path == os.fsencode(here / name)
-    text = settled_label(name)
+    text = lasting_label(name)
     (here / name).unlink()
     with pytest.raises(UsageError, match="no such file"):
         label_file(text)

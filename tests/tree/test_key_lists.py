@@ -26,10 +26,10 @@ from tests.tree.test_view_record import Sample, a_view, member, write
 from wdsfs.errors import UsageError, ViewError
 from wdsfs.shards import Fingerprint
 from wdsfs.spec.expand import expand
-from wdsfs.tree import key_lists, label_files
+from wdsfs.tree import key_lists, label_files, label_rows, label_text
 from wdsfs.tree.composition import Composition, parse_composition
 from wdsfs.tree.indexing import indexed
-from wdsfs.tree.key_lists import Missing
+from wdsfs.tree.key_lists import Missing, open_key_list
 from wdsfs.tree.label_files import label_file
 from wdsfs.tree.opening import keys_missing
 from wdsfs.tree.view_set import ViewSet
@@ -43,7 +43,7 @@ def keys_of(directory: Path, text: str) -> list[str]:
     cache = directory / "cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WDSFS_INDEX_DIR", str(cache))
-        with key_lists.opened(file, Fingerprint.at(file.path)) as keys:
+        with open_key_list(file, Fingerprint.at(file.path)) as keys:
             missing = keys.missing([])
             rows = sorted(int(row) & (1 << 32) - 1 for row in keys._rows)
             return [keys._key(row).decode() for row in dict.fromkeys(rows)] if missing.lines else []
@@ -104,7 +104,8 @@ def test_a_list_of_any_format(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 def test_ends_of_lines_may_lie_in_two_blocks(tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(label_files, "KEY_MAX", size)
+    for module in (key_lists, label_rows, label_text):
+        monkeypatch.setattr(module, "KEY_MAX", size)
     keys = ["a", "b", "cd", "e", "f", "gh"]
     (tmp_path / "k.txt").write_bytes(text(*keys, end="\r\n"))
     assert keys_of(tmp_path, str(tmp_path / "k.txt")) == keys
@@ -169,14 +170,14 @@ def test_keys_of_one_checksum_are_told_apart(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "k").write_bytes(b"".join(key + b"\n" for key in [*listed, *listed, b"none"]))
     monkeypatch.setenv("WDSFS_INDEX_DIR", str(tmp_path / "cache"))
     file = label_file(str(tmp_path / "k"), label_files.LIST)
-    with key_lists.opened(file, Fingerprint.at(file.path)) as opened:
+    with open_key_list(file, Fingerprint.at(file.path)) as opened:
         places, used = opened.find(b"s", [*others, *listed])
         assert [place >= 0 for place in places.tolist()] == [False] * len(others) + [True] * len(listed)
         assert opened.missing([used]) == Missing(1, 2 * len(listed) + 1, [b"none"])
     monkeypatch.setattr(key_lists, "_EQUAL_MAX", 5)
     with (
         pytest.raises(ViewError, match="made to have one checksum"),
-        key_lists.opened(file, Fingerprint(1, 2, 3)),
+        open_key_list(file, Fingerprint(1, 2, 3)),
     ):
         pass
 
@@ -196,7 +197,7 @@ def test_a_list_is_what_a_set_of_python_is(listed: list[bytes], keys: list[bytes
         path = Path(directory) / "k"
         path.write_bytes(b"x\n" + b"".join(b"x" + key + b"\n" for key in listed))
         file = label_file(str(path), label_files.LIST)
-        with key_lists.opened(file, Fingerprint.at(file.path)) as opened:
+        with open_key_list(file, Fingerprint.at(file.path)) as opened:
             there = {b"x", *(b"x" + key.removesuffix(b"\r").rstrip(b"/").replace(b"//", b"/") for key in listed)}
             asked = [b"x" + key for key in keys if b"/" not in key]
             if any(b"/" in key or key.startswith(b"\xfe\xff") for key in listed):

@@ -35,7 +35,7 @@ from wdsfs.shards import Fingerprint, Shard
 from wdsfs.spec.expand import Slice, expand
 from wdsfs.storage import source
 from wdsfs.tree import content as content_module
-from wdsfs.tree import label_files, view_set
+from wdsfs.tree import label_files, label_json_lines, view_set
 from wdsfs.tree.class_names import numbers_of, read_class_names
 from wdsfs.tree.composition import (
     EMPTY,
@@ -49,6 +49,7 @@ from wdsfs.tree.composition import (
     parse_composition,
 )
 from wdsfs.tree.indexing import Attempts, NotIndexed, indexed
+from wdsfs.tree.label_table import open_labels
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.numbered_tree import make_numbered, samples_of
 from wdsfs.tree.set_options import TreeOptions
@@ -546,7 +547,7 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
 
 def test_a_line_of_labels_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it is in memory at once."""
-    monkeypatch.setattr(label_files, "LINE_MAX", 100)
+    monkeypatch.setattr(label_json_lines, "LINE_MAX", 100)
     file = tmp_path / "l.jsonl"
     file.write_bytes(b'{"key": "c", "a": "' + b"x" * 79 + b'"}\n')
     assert file.stat().st_size == 101
@@ -1150,7 +1151,7 @@ def test_a_damaged_table_of_labels_is_made_anew_for_the_next_one(tmp_path: Path)
     stamp = Fingerprint.at(file.path)
 
     def found() -> dict[bytes, list[dict[bytes, bytes]]]:
-        with label_files.opened(file, stamp) as table:
+        with open_labels(file, stamp) as table:
             return table.find([b"c", b"d/a"])
 
     right = found()

@@ -605,7 +605,8 @@ def list_file(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     """Return the file of a list of keys; what can be read only once is copied into one for this command."""
     if value is None or (value not in ("", "-") and (not os.path.exists(value) or os.path.isfile(value))):
         return value
-    from wdsfs.tree.label_files import copied, refuse_empty
+    from wdsfs.tree.label_files import refuse_empty
+    from wdsfs.tree.label_text import copy_list
 
     option = param.opts[-1]
     refuse_empty(value, option)
@@ -618,7 +619,7 @@ def list_file(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     ctx.with_resource(ended_in_order())
     directory = tempfile.TemporaryDirectory(prefix="wdsfs-keys-")
     try:
-        copy = copied(value, option, directory.name)
+        copy = copy_list(value, option, directory.name)
     except BaseException as error:  # an interrupt, too: click closes no context whose options are being read
         directory.cleanup()
         if isinstance(error, OSError):

@@ -34,7 +34,8 @@ from wdsfs.packing import reasons
 from wdsfs.packing.file_table import FileTable, FoundDirectory, LeftOut
 from wdsfs.packing.plan import Numbers
 from wdsfs.remote.shard_paths import open_shard
-from wdsfs.tree.label_files import KINDS, NO_KEY, ORDER, key_batches, label_file, wrong
+from wdsfs.tree.label_files import KIND_OF_SUFFIX, NO_KEY, ORDER, label_error, label_file
+from wdsfs.tree.label_rows import read_keys
 
 AUTO, FILES, SAMPLES, CLASSES = "auto", "files", "samples", "classes"
 
@@ -149,7 +150,7 @@ def _looks(table: FileTable, directory: FoundDirectory) -> _Looks:
 OUTSIDE = "is outside of a sample: in --layout samples its files are in a directory of its own"
 OUTSIDE_CLASS = "is outside of a class: in --layout classes each class is a directory"
 OUTSIDE_TABLE = "is a table, not a sample: a mount of the new shards shows its columns with --associate FILE"
-TABLES = frozenset(os.fsencode(suffix[1:]) for suffix in (*KINDS, ".parquet"))  # extensions
+TABLES = frozenset(os.fsencode(suffix[1:]) for suffix in (*KIND_OF_SUFFIX, ".parquet"))  # extensions
 
 # Names of directories that are parts of a data set, and hardly ever classes.
 SPLIT_NAMES = frozenset(b"train training val valid validation dev test testing eval".split())
@@ -502,7 +503,7 @@ def _as_listed(samples: Samples, text: str, left_out: LeftOut) -> Numbers:
     file = label_file(text, ORDER)
     numbers = {samples.key(number): number for number in range(len(samples))}
     listing = dict[bytes, int]()
-    for keys, lines in key_batches(file, open_shard):
+    for keys, lines in read_keys(file, open_shard):
         for key, line in zip(keys, lines, strict=True):
             if key and key not in numbers:
                 what = "occurs twice" if key in listing else "is the key of no sample"
@@ -510,7 +511,7 @@ def _as_listed(samples: Samples, text: str, left_out: LeftOut) -> Numbers:
             if key:
                 listing[key] = numbers.pop(key)
     if not listing:
-        raise wrong(file, None, NO_KEY)
+        raise label_error(file, None, NO_KEY)
     for key in numbers:
         left_out.refuse(key, NOT_LISTED)
     return np.fromiter(listing.values(), np.int64, len(listing))

@@ -47,8 +47,8 @@ from wdsfs.storage.durable import CHUNK
 from wdsfs.tar import headers
 from wdsfs.tar.problems import HARMLESS
 from wdsfs.tree import content as content_module
-from wdsfs.tree import key_lists
 from wdsfs.tree.indexing import indexed
+from wdsfs.tree.key_lists import open_key_list
 from wdsfs.tree.label_files import ORDER, LabelFile, label_file
 from wdsfs.tree.numbered_tree import samples_of
 from wdsfs.tree.shard_set import ShardSet, readable_numbers
@@ -326,7 +326,7 @@ class _Samples:
     def listed(self, file: LabelFile) -> NDArray[np.int64]:
         """Return the place of each sample in a list of keys, -1 for none."""
         parts = [np.zeros(0, np.int64)]
-        with key_lists.opened(file, Fingerprint.at(file.path)) as keys:
+        with open_key_list(file, Fingerprint.at(file.path)) as keys:
             for number, some in itertools.groupby(range(len(self)), self.shards.__getitem__):
                 parts.append(keys.find(self._lower.shards[number].name, [*map(self.key, some)])[0])
         return np.concatenate(parts)

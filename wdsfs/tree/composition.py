@@ -59,10 +59,10 @@ def _lasting_files(
         return (), (), None
     # Late: commands that need no view start without NumPy.
     from wdsfs.spec.expand import settled
-    from wdsfs.tree.label_files import settled_label
+    from wdsfs.tree.label_files import lasting_label
 
-    list_ = None if keys is None else settled_label(keys)
-    return tuple(map(settled, join)), tuple(map(settled_label, associate)), list_
+    list_ = None if keys is None else lasting_label(keys)
+    return tuple(map(settled, join)), tuple(map(lasting_label, associate)), list_
 
 
 def parse_composition(layout: str, text: str) -> Composition:

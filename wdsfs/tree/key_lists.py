@@ -1,6 +1,6 @@
 """Lists of keys (`--keys`): which samples of a shard are listed, and which lines are those of no sample.
 
-A list of any format that `label_files.py` reads becomes a table in the cache, which is mapped and never loaded:
+A list of any format that `label_rows.py` reads becomes a table in the cache, which is mapped and never loaded:
 the keys in the order of the list, and a row for each of them, sorted by the CRC-32 of the key. Keys are compared
 byte by byte, so no equal sum chooses a sample that is not listed.
 """
@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs import names
-from wdsfs.remote.shard_paths import OpenShard, open_shard
+from wdsfs.remote.shard_paths import open_shard
 from wdsfs.shards import Fingerprint
 from wdsfs.storage.file_cache import NewFile
-from wdsfs.tree import label_files
-from wdsfs.tree.label_files import LabelFile, wrong
+from wdsfs.tree import label_rows, label_table
+from wdsfs.tree.label_files import KEY_MAX, NO_KEY, TOO_LONG, LabelFile, OpenFile, label_error
 
 KIND = "keys"  # of tables in the cache
 NAMED, SHOWN = 3, 200  # keys of no sample that a message names, bytes of each
@@ -51,7 +51,7 @@ class Missing(NamedTuple):
 
 
 class KeyList:
-    """A list of keys, opened for lookups. Made by `opened`."""
+    """A list of keys, opened for lookups. Made by `open_key_list`."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -107,27 +107,27 @@ class KeyList:
 
 
 @contextlib.contextmanager
-def opened(
-    file: LabelFile, fingerprint: Fingerprint, open_file: Callable[[bytes], OpenShard] = open_shard
+def open_key_list(
+    file: LabelFile, fingerprint: Fingerprint, open_file: OpenFile = open_shard
 ) -> Iterator[KeyList]:
-    """Open a list with this fingerprint, by its table in the cache. Raises as `label_files.opened`."""
-    with label_files.table_of(file, fingerprint, KIND, partial(_import, file, open_file)) as fd:
+    """Open a list with this fingerprint, by its table in the cache. Raises as `label_table.open_labels`."""
+    with label_table.open_table(file, fingerprint, KIND, partial(_fill, file, open_file)) as fd:
         yield KeyList(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
 
 
-def _import(file: LabelFile, open_file: Callable[[bytes], OpenShard], table: NewFile) -> tuple[str, int]:
+def _fill(file: LabelFile, open_file: OpenFile, table: NewFile) -> tuple[str, int]:
     """Read a list into a new table; returns the kind and the size (bytes) of that."""
     table.write(bytes(_HEAD.size))
     end = _HEAD.size
     with tempfile.TemporaryFile(dir=os.path.dirname(table.path)) as unsorted:  # memory does not grow with the list
-        for keys, numbers in label_files.key_batches(file, open_file):
+        for keys, numbers in label_rows.read_keys(file, open_file):
             text, rows = _packed(file, keys, numbers, end)
             table.write(text)
             unsorted.write(rows)
             end += len(text)
         lines = unsorted.tell() // _UNIT
         if not lines:
-            raise wrong(file, None, label_files.NO_KEY)
+            raise label_error(file, None, NO_KEY)
         unsorted.seek(0)
         while rows := unsorted.read(_CHUNK):
             table.write(rows)
@@ -139,9 +139,9 @@ def _import(file: LabelFile, open_file: Callable[[bytes], OpenShard], table: New
 
 def _packed(file: LabelFile, keys: Sequence[bytes], lines: Sequence[int], end: int) -> tuple[bytes, bytes]:
     """Return what a table has of these keys: their text, which begins at `end`, and their rows."""
-    for key, line in zip(keys, lines, strict=True) if max(map(len, keys), default=0) > label_files.KEY_MAX else ():
-        if len(key) > label_files.KEY_MAX:
-            raise wrong(file, line, label_files.TOO_LONG)
+    for key, line in zip(keys, lines, strict=True) if max(map(len, keys), default=0) > KEY_MAX else ():
+        if len(key) > KEY_MAX:
+            raise label_error(file, line, TOO_LONG)
     keys = list(filter(None, keys))
     if b"./" in b"".join(keys):  # one search over all of them takes next to nothing
         keys = list(map(names.plain_key, keys))
@@ -151,7 +151,7 @@ def _packed(file: LabelFile, keys: Sequence[bytes], lines: Sequence[int], end: i
     parts = zip(map(_LENGTH.pack, lengths.tolist()), keys, map(_PADS.__getitem__, pads.tolist()), strict=True)
     text = b"".join(itertools.chain.from_iterable(parts))
     if end + len(text) >= _UNIT << 32:
-        raise wrong(file, None, f"lists more than {_UNIT * 4} GiB of keys")
+        raise label_error(file, None, f"lists more than {_UNIT * 4} GiB of keys")
     places = (end + np.cumsum(sizes) - sizes).astype(np.uint64) // np.uint64(_UNIT)
     return text, (_sums(keys) << _SUM | places).tobytes()
 
@@ -179,7 +179,7 @@ def _sort(file: LabelFile, rows: Rows, key_of: Callable[[int], bytes]) -> None:
             for row in rows[begin : min(begin + _CHUNK, stop)].tolist():
                 places.setdefault(key_of(row), row)
             if len(places) > _EQUAL_MAX:
-                raise wrong(file, None, "has keys that were made to have one checksum")
+                raise label_error(file, None, "has keys that were made to have one checksum")
         ordered = [places[key] for key in sorted(places)]
         rows[first : first + len(ordered)] = ordered
         rows[first + len(ordered) : stop] = ordered[-1]

@@ -47,7 +47,7 @@ from wdsfs.tree.draft import (
     rows_of,
 )
 from wdsfs.tree.key_lists import KeyList
-from wdsfs.tree.label_files import OpenLabels
+from wdsfs.tree.label_table import OpenLabels
 from wdsfs.tree.view_sources import FIELD, MISSING, NOTHING, OWN, TWICE, VALUES, JoinedSet
 
 LISTED = "keys.place"  # the section with the places of the shard's samples in the list of keys

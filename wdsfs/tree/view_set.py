@@ -25,15 +25,15 @@ from wdsfs.index.record_of_file import PATIENCE_SECONDS
 from wdsfs.index.store import COMMIT_BYTES, COMMIT_SECONDS, Index
 from wdsfs.shards import Fingerprint, Shard, Shards, wait_for_tick
 from wdsfs.tar.problems import BROKEN_FIELD, Problem
-from wdsfs.tree import key_lists, label_files
 from wdsfs.tree.class_names import read_class_names
 from wdsfs.tree.composition import Composition, Field
 from wdsfs.tree.content import Content, ContentColumns
 from wdsfs.tree.draft import Ingredients
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.indexing import NotIndexed
-from wdsfs.tree.key_lists import KeyList
+from wdsfs.tree.key_lists import KeyList, open_key_list
 from wdsfs.tree.label_files import LabelFile
+from wdsfs.tree.label_table import open_labels
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.view_record import LISTED, compose, digits_needed, refusal, refuse
@@ -193,9 +193,7 @@ class ViewSet(ShardSet):
         self._wait_for_writers()
         try:
             with ExitStack() as stack:
-                tables = [
-                    label_files.opened(file, self._watch.fingerprint_of(file), self.access.open) for file in labels
-                ]
+                tables = [open_labels(file, self._watch.fingerprint_of(file), self.access.open) for file in labels]
                 source = Ingredients(
                     shard=self.shards[number],
                     number=number,
@@ -211,7 +209,7 @@ class ViewSet(ShardSet):
             return refuse(str(error), fingerprint)
 
     def _key_list(self, file: LabelFile) -> AbstractContextManager[KeyList]:
-        return key_lists.opened(file, self._watch.fingerprint_of(file), self.access.open)
+        return open_key_list(file, self._watch.fingerprint_of(file), self.access.open)
 
     def keys_missing(self) -> str | None:
         """Return a warning if no sample has some keys of the list. Raises ViewError if no sample has any.
