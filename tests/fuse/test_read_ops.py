@@ -238,6 +238,7 @@ ERRNOS = {
     "NoSuchAttribute": errno.ENODATA,
     "NoRanges": errno.EIO,
     "NoMatch": errno.EINVAL,
+    "NotInstalled": errno.EINVAL,
     "NoSuchEntry": errno.ENOENT,
     "NotADirectory": errno.ENOTDIR,
     "NotATar": errno.EIO,
@@ -872,7 +873,7 @@ def test_a_remote_read_from_the_disk_is_not_handed_over(
     board = Board(["store"])
     remote = ReadOperations(Owner(12, 34), board)
     remote.attach(tree, board.slot(1))  # type: ignore[arg-type]
-    remote.fetcher = SimpleNamespace()  # type: ignore[assignment]
+    remote.fetcher = SimpleNamespace()
     monkeypatch.setattr(tree, "content", lambda inode: wanted)
     monkeypatch.setattr(content, "read_cached", lambda *_: None)
     monkeypatch.setattr(content, "read", lambda wanted, offset, length: b"x" * length)

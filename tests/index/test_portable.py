@@ -17,6 +17,7 @@ import pytest
 from tests import sets, tars
 from tests.conftest import descriptors
 from wdsfs.door.pins import Pin
+from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import SpecError, StaleShard, UsageError
 from wdsfs.index import portable, record_check
 from wdsfs.index.portable import Match, attached
@@ -26,7 +27,9 @@ from wdsfs.index.record_builder import restamped
 from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import Index, Summary, open_index
 from wdsfs.names import PLAIN, Reading
-from wdsfs.remote import object_cache, shard_paths
+from wdsfs.remote import object_cache
+from wdsfs.remote.client import Remote
+from wdsfs.remote.remote_shards import RemoteShards
 from wdsfs.shards import GONE, Fingerprint, Shard
 from wdsfs.spec import index_file
 from wdsfs.spec.expand import expand
@@ -626,27 +629,25 @@ def test_shards_of_a_list_with_etags_are_taken_for_its_objects(
 ) -> None:
     monkeypatch.setenv("WDSFS_CACHE_DIR", str(tmp_path / "cache"))
     file = listing_remote(tmp_path / "x.wdsidx", [f'"{number}"' for number in range(100)])
-    shard_paths.close()
-    monkeypatch.setattr(shard_paths, "remote", lambda: pytest.fail("a store was asked"))
+    DOOR.close()
+    monkeypatch.setattr(Remote, "stat", lambda *_: pytest.fail("a store was asked"))
     shards = expand([str(file)])
     index = opened(tmp_path / "index", shards)
     with monkeypatch.context() as unread:
         unread.setattr(IndexFile, "row", lambda *_: pytest.fail("a row was read"))
         assert list(index.stale(shards)) == []
         assert index.no_tars(shards) == {}
-    assert shard_paths.look(shards[7].path) == Pin(9, 10**9, '"7"', "").fingerprint(
-        "http://127.0.0.1:9/set/x-7.tar"
-    )
+    assert DOOR.look(shards[7].path) == Pin(9, 10**9, '"7"', "").fingerprint("http://127.0.0.1:9/set/x-7.tar")
     assert list(index.stale(shards)) == []
     # What is known of an object counts more than the list: a later one, or none.
     object_cache.cache().keep_pin(os.fsdecode(shards[8].path), Pin(9, 10**9, '"later"', ""))
-    shard_paths._forget(shards[9].path)
-    assert shard_paths.look(shards[8].path) == Pin(9, 10**9, '"later"', "").fingerprint(
-        os.fsdecode(shards[8].path)
-    )
-    assert shard_paths.known_pin(shards[9].path) is None
+    remote = DOOR.remote
+    assert isinstance(remote, RemoteShards)
+    remote._known.forget(shards[9].path)
+    assert DOOR.look(shards[8].path) == Pin(9, 10**9, '"later"', "").fingerprint(os.fsdecode(shards[8].path))
+    assert DOOR.remote.known_pin(shards[9].path) is None
     index.close()
-    shard_paths.close()
+    DOOR.close()
 
 
 @pytest.mark.parametrize("etag", ["", 'W/"1"', '"spooled-1"'])
@@ -655,17 +656,17 @@ def test_shards_of_a_list_without_strong_etags_are_asked_for(
 ) -> None:
     monkeypatch.setenv("WDSFS_CACHE_DIR", str(tmp_path / "cache"))
     file = listing_remote(tmp_path / "x.wdsidx", ['"0"', etag, '"2"'])
-    shard_paths.close()
+    DOOR.close()
     paths: list[bytes] = []
 
     def stat(unknown: list[bytes]) -> list[Pin]:
         paths.extend(unknown)
         return [Pin(9, 0, "", "")]
 
-    monkeypatch.setattr(shard_paths, "stat", stat)
+    monkeypatch.setattr(DOOR.remote, "stat", stat)
     assert len(expand([str(file)])) == 3
     assert paths == [b"http://127.0.0.1:9/set/x-1.tar"]
-    shard_paths.close()
+    DOOR.close()
 
 
 def test_a_shard_that_is_gone_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from tests import sets, work
 from wdsfs import errors, executors
+from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import parse
 from wdsfs.errors import (
     ExecutorUnusable,
@@ -30,7 +31,6 @@ from wdsfs.index import far_side, process_pool, record_builder, spread
 from wdsfs.index.far_side import Batch
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
-from wdsfs.remote import shard_paths
 from wdsfs.shards import Fingerprint, Shard
 
 
@@ -224,10 +224,10 @@ def test_a_worker_that_sees_another_file_is_found(tmp_path: Path, monkeypatch: p
     shards = shards_of(tmp_path, "a", "b")
     real = Fingerprint.at
     monkeypatch.setattr(
-        shard_paths, "look", lambda path: real(path)._replace(mtime_ns=5 if path == shards[0].path else 6)
+        DOOR, "look", lambda path: real(path)._replace(mtime_ns=5 if path == shards[0].path else 6)
     )
     monkeypatch.setattr(
-        shard_paths,
+        DOOR,
         "look_again",
         lambda path: real(path)._replace(mtime_ns=5) if path == shards[0].path else real(path),
     )
@@ -314,9 +314,9 @@ def test_options_travel_and_hold_for_one_command_at_a_time(monkeypatch: pytest.M
 
 
 def test_a_url_with_a_secret_travels_and_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_paths, "_urls", {})
+    monkeypatch.setattr(DOOR, "_remote", None)
     url = parse("https://host/a.tar?signature=hush")
-    path = shard_paths.path_of(url)
+    path = DOOR.remote.path_of(url)
     unit = work.length, far_side.SeenShard(path, Fingerprint(1, 2, 3), url), path
     sent = pickle.loads(pickle.dumps(Batch(far_side.on_shard, [unit], far_side.options())))
     assert sent.units[0][1].url.query == "signature=hush"

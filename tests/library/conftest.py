@@ -9,7 +9,7 @@ import pytest
 
 from tests import tars
 from tests.web_server import WebServer
-from wdsfs.remote import shard_paths
+from wdsfs.door.shard_door import DOOR
 
 SHARDS = "t-{0..2}.tar"
 
@@ -24,7 +24,7 @@ def _own_places(tmp_path: Path) -> Iterator[None]:
         patch.delenv("HTTP_PROXY", raising=False)
         patch.chdir(tmp_path)
         yield
-    shard_paths.close()
+    DOOR.close()
 
 
 def columns(shard: int, number: int) -> dict[str, bytes]:

@@ -27,11 +27,11 @@ from tests.library.conftest import columns, expected, shard
 from tests.processes import PATIENCE, answer_of_child, wait_until
 from tests.web_server import WebServer
 from wdsfs import host
+from wdsfs.door.shard_door import DOOR
 from wdsfs.index import index_directory
 from wdsfs.library import files, opened_set
 from wdsfs.library import samples as samples_module
 from wdsfs.library.opened_set import OpenedSet
-from wdsfs.remote import shard_paths
 from wdsfs.storage.seekable import SeekReader
 from wdsfs.tree import content, sample_reader
 from wdsfs.tree.path_table import KeyTable
@@ -565,7 +565,7 @@ def test_two_sets_share_an_index_that_stays_open_until_both_are_closed(shards: s
 def indexed_only(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Index a remote shard, and forget what came of it on the way."""
     wdsfs.samples(url).close()
-    shard_paths.close()
+    DOOR.close()
     monkeypatch.setenv("WDSFS_CACHE_DIR", "empty-cache")
 
 

@@ -92,7 +92,7 @@ def test_what_one_member_puts_others_read_change_and_remove(shared: Path) -> Non
 
     def removes() -> None:
         cache = ObjectCache(shared, LIMIT)
-        assert cache.report([], False)["group"] == str(GROUP)
+        assert cache.files.group() == GROUP
         assert cache.has_all(URL, pin_of(SIZE))
         assert [entry.shown for entry in cache.clear("")] == [URL]
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.processes import PATIENCE
+from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import MissingShard, ShardError, SpecError, UsageError
-from wdsfs.remote import shard_paths
-from wdsfs.remote.shard_paths import open_shard
 from wdsfs.spec import objects
 from wdsfs.spec.expand import expand, expand_again, names_a_shard, settled
 from wdsfs.tree.label_files import label_file, lasting_label
@@ -30,11 +29,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "x.tar").write_bytes(TAR)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    shard_paths.close()
+    DOOR.close()
 
 
 def read(path: bytes) -> bytes:
-    shard = open_shard(path)
+    shard = DOOR.open_shard(path)
     assert not isinstance(shard, int)
     return shard.pread(1000, 0)
 
@@ -49,9 +48,9 @@ def test_a_command_is_run_once(here: Path) -> None:
     """Also when it is looked at again, as all are from time to time."""
     [shard] = expand(["pipe:echo >> runs; cat x.tar"])
     read(shard.path)
-    shard_paths.look(shard.path)
+    DOOR.look(shard.path)
     objects.modes([os.fsdecode(shard.path)])
-    shard_paths.stat([shard.path])
+    DOOR.remote.stat([shard.path])
     assert (here / "runs").read_text() == "\n"
 
 
@@ -239,7 +238,7 @@ def test_what_is_shown_is_no_command(here: Path) -> None:
     """Another process that has the path only does not run what it looks like."""
     path = b"pipe:touch-0123abcd/run"
     with pytest.raises(ShardError, match="only the process that was given its command can run it"):
-        open_shard(path)
+        DOOR.open_shard(path)
     assert objects.gone([path]) == []
 
 
@@ -294,10 +293,10 @@ def test_it_can_if_it_is_allowed(here: Path, kind: str, monkeypatch: pytest.Monk
 
 _EXPAND = """
 import sys
-from wdsfs.remote.shard_paths import open_shard
+from wdsfs.door.shard_door import DOOR
 from wdsfs.spec.expand import expand
 for shard in expand(sys.argv[1:]):
-    print(shard.path.decode(), shard.name.decode(), len(open_shard(shard.path).pread(1 << 30, 0)))
+    print(shard.path.decode(), shard.name.decode(), len(DOOR.open_shard(shard.path).pread(1 << 30, 0)))
 """
 
 

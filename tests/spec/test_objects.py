@@ -18,8 +18,8 @@ import pytest
 
 from tests.web_server import BORN, Fault, Request, WebServer, bucket_listing
 from wdsfs.door import urls
+from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import MissingShard, NoMatch, ShardError, SpecError, Unreachable
-from wdsfs.remote import shard_paths
 from wdsfs.spec import objects
 from wdsfs.spec.expand import expand, names_a_shard
 
@@ -41,7 +41,7 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
         for number in range(3):
             server.put(f"/set/x-{number}.tar", tar_of(f"{number}.txt"))
         yield server
-    shard_paths.close()
+    DOOR.close()
 
 
 def paths(web: WebServer, *specs: str, **options: Any) -> list[str]:
@@ -111,7 +111,7 @@ def test_a_directory_that_is_refused_is_named_and_not_a_file_that_may_be_in_it(w
 def test_a_signature_is_sent_and_never_shown(web: WebServer) -> None:
     [shard] = expand([web.url + "/set/x-0.tar?X-Amz-Signature=deadbeef"])
     assert b"deadbeef" not in shard.path
-    assert shard_paths.open_object(shard.path).pread(5, 0) == b"0.txt"
+    assert DOOR.remote.open(shard.path).pread(5, 0) == b"0.txt"
     assert {request.target for request in web.requests} == {"/set/x-0.tar?X-Amz-Signature=deadbeef"}
 
 
@@ -319,7 +319,7 @@ def test_what_has_to_be_listed_names_the_way_to_the_cache(monkeypatch: pytest.Mo
     monkeypatch.setenv("WDSFS_STORE_OPTIONS", options)
     with pytest.raises(Unreachable, match=r"cannot be connected to; names with braces \(x-\{000\.\.099\}\.tar\)"):
         expand([spec])
-    shard_paths.close()  # the fetcher has these options
+    DOOR.close()  # the fetcher has these options
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_only_the_directories_that_a_spec_names_are_listed(
     asked = [parse_qs(urlsplit(request.target).query) for request in web.requests if request.path == "/b"]
     assert len(asked) == requests
     assert all(("delimiter" in query) is ("**" not in spec) for query in asked)
-    assert sorted(map(os.fsdecode, shard_paths.known())) == [f"s3://b/{key}" for key in found]
+    assert sorted(map(os.fsdecode, DOOR.known_objects())) == [f"s3://b/{key}" for key in found]
     assert len(list(Path(os.environ["WDSFS_CACHE_DIR"]).rglob("*.note"))) == len(found)
 
 
@@ -369,8 +369,8 @@ def test_what_vanishes_from_a_listed_prefix_is_noticed(web: WebServer, bucket: s
     objects.ask_again(list(map(os.fsdecode, found)), 0)
     assert [request.path for request in web.requests] == ["/b", "/b/x-003.tar"]
     with pytest.raises(MissingShard):
-        shard_paths.look(b"s3://b/x-003.tar")
-    shard_paths.look(b"s3://b/x-004.tar")
+        DOOR.look(b"s3://b/x-003.tar")
+    DOOR.look(b"s3://b/x-004.tar")
     web.requests.clear()
     assert objects.gone(found) == [b"s3://b/x-003.tar"]
     assert [request.path for request in web.requests] == ["/b"]

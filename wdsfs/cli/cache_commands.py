@@ -6,6 +6,7 @@ another process fetches at the moment is waited for.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import sys
@@ -18,18 +19,21 @@ import click
 from wdsfs.cli import options
 from wdsfs.cli.output import OUTPUT, bytes_bar, print_table, say, table_of, write_json
 from wdsfs.cli.process import when_interrupted
+from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import CacheFull, IndexUnusable, ShardError, UsageError, bytes_text, counted, several
 from wdsfs.names import shown
-from wdsfs.remote.shard_paths import pin_of
 
 if TYPE_CHECKING:
-    from wdsfs.remote.object_cache import CachedEntry, ObjectCache
+    from wdsfs.door.remote_side import CachedEntry, CachedObjects
+    from wdsfs.storage.cache_directory import CacheEntry
+    from wdsfs.storage.file_cache import FileCache
     from wdsfs.tree.set_options import Selection
 
 JOBS = 8  # shards that are fetched at a time: small ones are a request each
 _TO_LIMIT = "limit"  # the value of --trim without one
 _GROUPS = {"remote": "remote shards", "unpacked": "unpacked shards", "images": "images", "labels": "label tables"}
+_GROUP_OF = {"table": "remote", "data": "remote", "erofs": "images", "labels": "labels"}  # by kind; else unpacked
 
 
 log = logging.getLogger("wdsfs")
@@ -77,32 +81,33 @@ def cache(
       wdsfs cache --trim 100G
       wdsfs cache --clear s3://bucket/old-
     """
+    from wdsfs import wings
     from wdsfs.errors import parse_size
-    from wdsfs.remote import object_cache
+    from wdsfs.storage import file_cache
 
     if (trim is not None) + clear + verify > 1:
         raise UsageError("--trim, --clear and --verify exclude each other")
     if trim is not None and urls:
         raise UsageError("--trim takes no URL: it removes what was used the longest time ago")
     prefixes = [_prefix(url) for url in urls] or [""]
-    objects = object_cache.cache()
+    files = file_cache.cache()
     try:
         if trim is not None:
-            _report_freed(objects.files.trim(None if trim == _TO_LIMIT else parse_size(trim)), as_json)
+            _report_freed(files.trim(None if trim == _TO_LIMIT else parse_size(trim)), as_json)
         elif clear and not urls:
-            _report_freed(objects.files.clear(), as_json)
+            _report_freed(files.clear(), as_json)
         elif clear:
-            freed = sum(entry.files.bytes for prefix in prefixes for entry in objects.clear(prefix))
-            _report_freed(freed, as_json)
+            removed = itertools.chain(*map(DOOR.remote.cached_objects().clear, prefixes))
+            _report_freed(sum(entry.files.bytes for entry in removed), as_json)
         elif verify:
-            _verify(objects, prefixes, as_json)
+            _verify(DOOR.remote.cached_objects(), prefixes, as_json)
         else:
-            shards = {entry.files.key: entry for prefix in prefixes for entry in objects.usage(prefix)}
-            report = objects.report([*shards.values()], is_part=bool(urls))
+            shards = _objects(prefixes) if urls or wings.is_installed("remote") else []
+            report = _report(files, shards, is_part=bool(urls))
             if as_json:
                 write_json(report)
             else:
-                _show(report, [*shards.values()], each)
+                _show(report, shards, each)
     except OSError as error:
         if error.filename in (None, OUTPUT):
             raise
@@ -118,6 +123,12 @@ def _prefix(url: str) -> str:
     return parse(url).shown
 
 
+def _objects(prefixes: Sequence[str]) -> list[CachedEntry]:
+    """Return the remote shards in the cache whose URL begins with one of the prefixes."""
+    usage = DOOR.remote.cached_objects().usage
+    return [*{entry.files.key: entry for prefix in prefixes for entry in usage(prefix)}.values()]
+
+
 def _report_freed(freed: int, as_json: bool) -> None:
     if as_json:
         write_json({"freed": freed})
@@ -125,7 +136,46 @@ def _report_freed(freed: int, as_json: bool) -> None:
         say(f"{bytes_text(freed)} freed")
 
 
-def _verify(objects: ObjectCache, prefixes: Sequence[str], as_json: bool) -> None:
+def _report(files: FileCache, objects: Sequence[CachedEntry], *, is_part: bool) -> dict[str, Any]:
+    """Return the content of the cache: files, bytes and last use by group, and each of `objects`.
+
+    `is_part`: report only about `objects`. Raises OSError.
+    """
+    from wdsfs import trust
+
+    groups: dict[str, list[CacheEntry]] = {name: [] for name in _GROUPS}
+    for entry in [shard.files for shard in objects] if is_part else files.entries():
+        groups[_GROUP_OF.get(entry.kind, "unpacked")].append(entry)
+    report: dict[str, Any] = {
+        name: {
+            "files": len(entries),
+            "bytes": sum(entry.bytes for entry in entries),
+            "last_used": max((entry.used for entry in entries), default=None),
+        }
+        for name, entries in groups.items()
+    }
+    report["remote"]["objects"] = [_as_json(shard) for shard in objects]
+    group = files.group()
+    return {
+        "directory": str(files.directory),
+        "group": None if group is None else trust.group_name(group),
+        "limit": files.limit,
+        **report,
+    }
+
+
+def _as_json(shard: CachedEntry) -> dict[str, Any]:
+    return {
+        "url": shard.shown,
+        **shard.pin._asdict(),
+        "bytes": shard.bytes,
+        "complete": shard.complete,
+        "disk_bytes": shard.files.bytes,
+        "last_used": shard.used,
+    }
+
+
+def _verify(objects: CachedObjects, prefixes: Sequence[str], as_json: bool) -> None:
     damaged = {entry.shown: size for prefix in prefixes for entry, size in objects.verify(prefix) if size}
     if as_json:
         write_json({"damaged": damaged})
@@ -203,8 +253,8 @@ def fetch(
     Example:
       wdsfs fetch --cache-size 500G 's3://bucket/train-{000000..000999}.tar'
     """
-    from wdsfs.remote import object_cache
     from wdsfs.spec.expand import expand
+    from wdsfs.storage import file_cache
     from wdsfs.tree.opening import fetch_shards
 
     since = time.monotonic()
@@ -214,7 +264,7 @@ def fetch(
     if local and not quiet:
         log.info("%s on this machine, so there is nothing to fetch", counted(local, "shard"))
     workers = options.workers_of(executor, jobs)
-    total = sum(pin_of(shard.path).size for shard in remote_shards)
+    total = sum(DOOR.remote.pin_of(shard.path).size for shard in remote_shards)
     with when_interrupted("; what has come is kept"), bytes_bar("fetching", total, quiet) as advance:
         outcome = fetch_shards(remote_shards, jobs or JOBS, workers, advance)
     report: dict[str, Any] = {
@@ -225,7 +275,7 @@ def fetch(
         "there": outcome.there,
         "failed": {os.fsdecode(path): str(error) for path, error in outcome.failed.items()},
         "seconds": round(time.monotonic() - since, 3),
-        "cache": str(object_cache.cache().directory) if workers is None else None,
+        "cache": str(file_cache.cache().directory) if workers is None else None,
     }
     _say_failures(outcome.failed)
     if as_json:

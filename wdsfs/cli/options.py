@@ -327,15 +327,15 @@ class StoreOption(click.ParamType[str]):
 
     def split_envvar_value(self, rv: str) -> list[str]:
         """Return the words of the variable. Raises UsageError."""
-        from wdsfs.remote.settings import arguments_of_environment
+        from wdsfs.door.shard_door import DOOR
 
-        return arguments_of_environment()
+        return DOOR.remote.store_arguments()
 
 
 def _store_options_text(values: tuple[str, ...]) -> str:
-    from wdsfs.remote.settings import text_of_arguments
+    from wdsfs.door.shard_door import DOOR
 
-    return text_of_arguments(values)  # so that a wrong one is an error now
+    return DOOR.remote.text_of_store_arguments(values)  # so that a wrong one is an error now
 
 
 def _always(_: bool) -> str:

@@ -34,7 +34,7 @@ from wdsfs.tree.set_options import Owner
 from wdsfs.tree.tree import Entry, LowerTree, Node, Tree
 
 if TYPE_CHECKING:
-    from wdsfs.remote.client import Remote
+    from wdsfs.door.remote_side import FetcherLink
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Operations(ABC, Generic[TreeKind]):
     hidden: HiddenHandlers | None = None
     # Answers reads of remote shards in the place of a worker. None where a worker has to wait for the bytes,
     # because the kernel would not send requests again that a fetcher had when it died.
-    fetcher: Remote | None = None
+    fetcher: FetcherLink | None = None
     alone = False  # True where no second worker may serve
     # For INIT: flags, bytes of the largest WRITE. Bytes of the largest request.
     flags, write_max, room = FLAGS, protocol.PAGE, protocol.REQUEST_MIN

@@ -48,7 +48,7 @@ from wdsfs.fuse.request_loop import serve
 from wdsfs.tree.tree import LowerTree, MountedTree
 
 if TYPE_CHECKING:
-    from wdsfs.remote.client import Remote
+    from wdsfs.door.remote_side import FetcherLink
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class Supervisor:
         self.worker_count, self.spin, self.follow = workers, spin, follow
         self.device = _session_descriptor()
         self.workers: dict[int, _Worker] = {}
-        self.fetcher: Remote | None = None  # for remote shards; kept running
+        self.fetcher: FetcherLink | None = None  # for remote shards; kept running
         self.place: tuple[str, int] | None = None  # the mount point, and the device number of the mount
         self.resends = False  # True if the kernel can send unanswered requests again
         self.epochs = False  # True if it can invalidate all names at once

@@ -12,7 +12,6 @@ import functools
 import os
 import pickle
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -22,9 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wdsfs import __version__
+from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import Url, is_remote
 from wdsfs.errors import ExecutorUnusable, MissingShard, StaleMount, UnreadableShard, WdsfsError
-from wdsfs.remote import shard_paths
 from wdsfs.shards import Fingerprint
 
 # Options that all processes of a command share by the environment. No secret is among them: `--store-option` takes
@@ -118,12 +117,12 @@ def agree(seen: SeenShard) -> Fingerprint:
     Raises StaleMount, UnreadableShard.
     """
     if seen.url is not None:
-        shard_paths.path_of(seen.url)
+        DOOR.remote.path_of(seen.url)
     shown = os.fsdecode(seen.path)
     try:
-        now = shard_paths.look(seen.path)
+        now = DOOR.look(seen.path)
         if not seen.is_same(now):
-            now = shard_paths.look_again(seen.path)  # what this machine knows of an object may be old
+            now = DOOR.look_again(seen.path)  # what this machine knows of an object may be old
     except MissingShard as error:
         if is_remote(seen.path):
             raise
@@ -192,9 +191,8 @@ class _Options:
             else:
                 os.environ[variable] = value
         self._now = environment
-        shards = sys.modules.get("wdsfs.remote.shard_paths")
-        if changed and shards is not None:
-            shard_paths.close()  # its fetcher has the earlier options
+        if changed:
+            DOOR.close()  # its fetcher has the earlier options
 
 
 _options = _Options()

@@ -29,6 +29,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdsfs import mount_table, names, trust
+from wdsfs.door.shard_door import DOOR, fingerprint_of
 from wdsfs.door.urls import is_output, is_remote
 from wdsfs.errors import CorruptShard, MissingShard, ShardError, SpecError
 from wdsfs.formats import OtherVersion
@@ -36,7 +37,6 @@ from wdsfs.index import record as record_module
 from wdsfs.index import record_check
 from wdsfs.index.record import RECORD, STRAY, Record
 from wdsfs.index.record_builder import restamped
-from wdsfs.remote import shard_paths
 from wdsfs.shards import Fingerprint, Shard
 from wdsfs.spec import index_file
 from wdsfs.spec.index_file import SUFFIX, IndexFile, Row, Times
@@ -157,7 +157,7 @@ class PortableIndex:
         if known is not None and known.fingerprint == now:
             return known.match
         if is_remote(path):
-            row, pin = self.file.row(number), shard_paths.pin_of(path)
+            row, pin = self.file.row(number), DOOR.remote.pin_of(path)
             whole = row.path if "://" in row.path else self.file.base() + row.path
             match = Match.of_object(row, os.fsdecode(path), whole, pin)
             if is_output(path):  # nothing says that the command gives the same again
@@ -205,7 +205,7 @@ class PortableIndex:
         """Return the bytes of the record of a row, checked; None if they cannot be used, or had."""
         row = self.file.row(number)
         try:
-            data, now = shard_paths.read_range(os.fsencode(self.file.path), row.length, row.offset)
+            data, now = DOOR.read_range(os.fsencode(self.file.path), row.length, row.offset)
         except (OSError, ShardError) as error:
             log.warning("%s: the record of %s cannot be read: %s", self, row.path, error)
             return None
@@ -255,9 +255,9 @@ def _shared(parts: Sequence[bytes], path: bytes) -> int:
 def _was_moved(path: bytes, now: Fingerprint, record: Record) -> bool:
     """Return True if headers of the shard at `path` are a record's: some of a file, the last of an object."""
     try:
-        shard = shard_paths.open_shard(path)
+        shard = DOOR.open_shard(path)
         try:
-            if shard_paths.fingerprint_of(shard) != now or record.compression is not None:
+            if fingerprint_of(shard) != now or record.compression is not None:
                 return False
             chosen = range(0) if is_remote(path) else _spread(record.members)
             return record_module.ends_match(shard, record.ends) and all(
@@ -337,7 +337,7 @@ class Portables:
         Nothing is asked: a shard that has changed is noticed when it is first used. None for others.
         """
         file = next((file for file in self.files if file.file.path == shard.index_file), None)
-        number = None if file is None or not shard_paths.is_presumed(shard.path) else file.number_of(shard.key)
+        number = None if file is None or not DOOR.is_presumed(shard.path) else file.number_of(shard.key)
         return None if file is None or number is None else file.file.numbers(number)
 
     def known(self, key: bytes) -> tuple[Times, tuple[int, ...]] | None:
@@ -418,7 +418,7 @@ class Portables:
 
 def _now(path: bytes) -> Fingerprint | None:
     try:
-        return shard_paths.look(path)
+        return DOOR.look(path)
     except ShardError:
         return None
 
@@ -480,7 +480,7 @@ def _beside(shards: Sequence[Shard]) -> list[str]:
 
 def _listed_in_store(directory: bytes) -> list[str]:
     """Return the indexes in a listing that was made for the shards: no further request is made."""
-    known = [path for path in shard_paths.known() if path.endswith(SUFFIX.encode())]
+    known = [path for path in DOOR.known_objects() if path.endswith(SUFFIX.encode())]
     return sorted(os.fsdecode(path) for path in known if path.rpartition(b"/")[0] == directory)
 
 

@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import IndexUnusable, ObjectChanged, ObjectExists, StaleShard, UsageError
 from wdsfs.index.portable import PortableIndex
 from wdsfs.index.record import RECORD, Record
 from wdsfs.index.record_builder import restamped
 from wdsfs.index.store import Index, Summary, summary_of
-from wdsfs.remote import shard_paths
 from wdsfs.shards import Fingerprint, Shard
 from wdsfs.spec import index_file
 from wdsfs.spec.index_file import ALIGNMENT, SUFFIX, Row
@@ -155,17 +155,17 @@ def _aligned(size: int) -> int:
 
 def _known(path: bytes) -> tuple[Fingerprint, str, str]:
     """Return the present fingerprint, ETag and version of a shard. Raises ShardError, UsageError."""
-    fingerprint = shard_paths.look(path)
+    fingerprint = DOOR.look(path)
     if is_remote(path):
-        if shard_paths.url_of(path).is_program:
+        if DOOR.remote.url_of(path).is_program:
             raise UsageError(f"{os.fsdecode(path)}: is the output of a command, which an index cannot list")
-        pin = shard_paths.pin_of(path)
+        pin = DOOR.remote.pin_of(path)
         return fingerprint, pin.etag, pin.version
     # On a file system with times of whole seconds a change within the same second would not be seen elsewhere.
     age = time.time_ns() - fingerprint.mtime_ns
     if fingerprint.mtime_ns % 1_000_000_000 == 0 and 0 <= age < RACY_NS:
         time.sleep((RACY_NS - age) / 1e9)
-        if shard_paths.look(path) != fingerprint:
+        if DOOR.look(path) != fingerprint:
             raise StaleShard(f"{os.fsdecode(path)} is being written; repeat the command when it is finished")
     return fingerprint, "", ""
 
@@ -204,11 +204,11 @@ def write_index(
 
 def _send(writer: PortableWriter, target: bytes) -> int:
     """Write the index to a file without a name, and send that. Raises as `write_index`, and OSError."""
-    replaces = shard_paths.existing([target]).get(target)
-    with tempfile.TemporaryFile(dir=shard_paths.staging(), buffering=0) as file:
+    replaces = DOOR.remote.existing([target]).get(target)
+    with tempfile.TemporaryFile(dir=DOOR.remote.staging(), buffering=0) as file:
         writer.write(file.fileno())
         try:
-            shard_paths.upload(target, file.fileno(), replaces, lambda: None)
+            DOOR.remote.upload(target, file.fileno(), replaces, lambda: None)
         except (ObjectExists, ObjectChanged):
             raise IndexUnusable(
                 f"{os.fsdecode(target)}: another program has written it meanwhile; it was left unchanged; repeat "

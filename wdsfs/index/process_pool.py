@@ -29,12 +29,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from wdsfs import host
+from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_output, is_remote
 from wdsfs.errors import ShardError, StaleMount, UnreadableShard
 from wdsfs.executors import DaemonThreads, Workers
 from wdsfs.index.far_side import SeenShard, on_shard
 from wdsfs.index.spread import InFlight, Job, spread
-from wdsfs.remote import shard_paths
 from wdsfs.shards import Fingerprint, Shard, wait_for_tick
 
 ALONE_BYTES = 64 << 20  # less work than this is finished here before other processes have started
@@ -143,7 +143,7 @@ def _by_workers(
 
     def has_changed(shard: Shard, sent: tuple[Any, SeenShard, Any], error: ShardError) -> bool:
         """Return True if the shard has changed since it was looked at here."""
-        return isinstance(error, StaleMount) and not sent[1].is_same(shard_paths.look_again(shard.path))
+        return isinstance(error, StaleMount) and not sent[1].is_same(DOOR.look_again(shard.path))
 
     job = Job(on_shard, prepare, lambda shard: os.fsdecode(shard.path), has_changed)
     for shard, result in spread(workers, job, shards):
@@ -162,8 +162,8 @@ def seen_here(path: bytes) -> SeenShard:
     """Return the shard at `path` as this machine sees it, for a worker to compare. Raises ShardError."""
     if not is_remote(path):
         return SeenShard(path, _settled(path))
-    url = shard_paths.url_of(path)
-    return SeenShard(path, shard_paths.look(path), url if url.query or url.user else None)
+    url = DOOR.remote.url_of(path)
+    return SeenShard(path, DOOR.look(path), url if url.query or url.user else None)
 
 
 def _settled(path: bytes) -> Fingerprint:

@@ -15,12 +15,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from wdsfs.door.shard_door import DOOR, OpenShard, failure_of, fingerprint_of
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import StaleShard, UnreadableShard
 from wdsfs.index import record_builder
 from wdsfs.names import PLAIN, Reading
-from wdsfs.remote import shard_paths
-from wdsfs.remote.shard_paths import OpenShard, open_shard
 from wdsfs.shards import Fingerprint, wait_for_tick
 from wdsfs.storage import source
 from wdsfs.storage.source import TarBytes, open_beside
@@ -28,7 +27,7 @@ from wdsfs.tar import compressed, streams
 from wdsfs.tar.problems import Problem
 
 if TYPE_CHECKING:
-    from wdsfs.remote.client import RemoteTar
+    from wdsfs.door.remote_side import OpenObject
 
 START = 256 << 10  # bytes that the first request brings: some headers, to decide by
 WINDOW = 128 << 20  # bytes that are fetched ahead
@@ -42,7 +41,7 @@ class ScanReader:
     `together` is how many shards are scanned at the same time.
     """
 
-    def __init__(self, tar: RemoteTar, together: int = 1) -> None:
+    def __init__(self, tar: OpenObject, together: int = 1) -> None:
         self.size = tar.size
         self._tar, self._gap_max = tar, BYTES_PER_HOP // together
         self._hops = self._front = 0  # reads that went on, and where the last of them began
@@ -78,7 +77,7 @@ PATIENCE_SECONDS, PAUSE_SECONDS = 10.0, 0.2  # how long to wait for a shard that
 def build_file(
     path: bytes,
     reading: Reading = PLAIN,
-    open_file: Callable[[bytes], OpenShard] = open_shard,
+    open_file: Callable[[bytes], OpenShard] = DOOR.open_shard,
     together: int = 1,
 ) -> bytes:
     """Return the record of the shard at `path`, with the options `reading`; `open_file` opens it.
@@ -135,13 +134,13 @@ def _build_remote(path: bytes, reading: Reading, open_file: Callable[[bytes], Op
             with compressed.opened(shard, path) as (tar, problem, kind):
                 scanned = reader_of(shard, tar, together)
                 problem = _failure(shard) or problem
-                seen = shard_paths.fingerprint_of(shard)
+                seen = fingerprint_of(shard)
                 return record_builder.build(scanned, seen, problem, reading, kind)
         except StaleShard as error:
             if time.monotonic() > deadline:
                 raise UnreadableShard(f"{error}, each time it is read; try again when it is complete") from None
             time.sleep(PAUSE_SECONDS)
-            shard_paths.look_again(path)
+            DOOR.look_again(path)
         except OSError as error:
             raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
         finally:
@@ -149,7 +148,7 @@ def _build_remote(path: bytes, reading: Reading, open_file: Callable[[bytes], Op
 
 
 def _failure(shard: OpenShard) -> Problem | None:
-    text = shard_paths.failure_of(shard)
+    text = failure_of(shard)
     return Problem(-1, "truncated", f"{text}; only the part that has arrived is shown") if text else None
 
 

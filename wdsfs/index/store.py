@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import lmdb
 
+from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import IndexUnusable, MissingShard, NotATar, ShardError, UnreadableShard
 from wdsfs.executors import Workers
@@ -36,7 +37,6 @@ from wdsfs.index.portable import Portables, path_of
 from wdsfs.index.record import Record
 from wdsfs.index.record_builder import adopted
 from wdsfs.index.record_of_file import build_file
-from wdsfs.remote import shard_paths
 from wdsfs.shards import Fingerprint, Shard
 from wdsfs.spec import objects
 from wdsfs.storage import file_cache
@@ -193,7 +193,7 @@ class Index:
                 self._note(shard.key, numbers[_PROBLEMS])
                 continue
             try:
-                fingerprint = shard_paths.look(shard.path)
+                fingerprint = DOOR.look(shard.path)
             except (MissingShard, UnreadableShard):
                 yield shard, 0
                 continue
@@ -347,7 +347,7 @@ class Index:
         """Yield the shards whose records portable indexes have, with these records; `known` gets their paths."""
         for shard in shards:
             with contextlib.suppress(ShardError):
-                data = self.portables.copy(shard.key, shard_paths.look(shard.path), exact)
+                data = self.portables.copy(shard.key, DOOR.look(shard.path), exact)
                 if data is not None:
                     known.add(shard.path)
                     yield shard, data

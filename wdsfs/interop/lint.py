@@ -22,13 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs import names
+from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import ShardError, StaleShard, UnreadableShard, counted, several
 from wdsfs.executors import Workers
 from wdsfs.index import process_pool, record_of_file
 from wdsfs.index.record import KINDS, STRAY, Record
 from wdsfs.interop import dali, energon
 from wdsfs.names import PLAIN, Reading
-from wdsfs.remote.shard_paths import open_shard
 from wdsfs.shards import Shard
 from wdsfs.storage import source
 from wdsfs.storage.source import TarBytes, open_beside
@@ -172,7 +172,7 @@ def lint(path: bytes, reading: Reading = PLAIN, together: int = 1) -> Lint:
     Data after an end mark and split samples are findings whatever `reading` is: other tools have no such options.
     """
     findings = Lint()
-    shard = open_shard(path)
+    shard = DOOR.open_shard(path)
     try:
         if isinstance(shard, int) and not stat.S_ISREG(os.fstat(shard).st_mode):
             raise UnreadableShard(f"{os.fsdecode(path)}: is not a regular file")

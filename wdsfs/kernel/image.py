@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import ImageError, MissingShard, StaleShard
 from wdsfs.inodes import ROOT
@@ -25,7 +26,6 @@ from wdsfs.kernel import erofs_header
 from wdsfs.kernel.erofs_encoding import Outside, Table, Times, lay_out, lay_out_directories, placed
 from wdsfs.kernel.manifest import Device, ImageOptions, ImageSet, Manifest, stored_path
 from wdsfs.kernel.shard_table import ContentPlaces, DeviceFile, ShardFiles, ShardTables, fits_one_table
-from wdsfs.remote import shard_paths
 from wdsfs.shards import GONE, Fingerprint
 from wdsfs.storage.durable import Disk, named, new_file, write_at
 from wdsfs.tree.indexing import indexed
@@ -146,7 +146,7 @@ def _set(lower: ShardSet, options: ImageOptions) -> ImageSet:
 def _look_beside(path: bytes) -> Fingerprint:
     """Return the fingerprint of a label file; GONE if it is not there, or empty, as SQLite may leave one."""
     try:
-        fingerprint = shard_paths.look(path)
+        fingerprint = DOOR.look(path)
     except MissingShard:
         return GONE
     return fingerprint if fingerprint.size else GONE
@@ -198,7 +198,7 @@ def _common_time(tree: LowerTree) -> int:
 def _refuse_changed(sources: Sequence[_Source]) -> None:
     """Raise StaleShard if a shard has changed since the image was begun."""
     for source in sources:
-        if shard_paths.look(source.path) != source.fingerprint:
+        if DOOR.look(source.path) != source.fingerprint:
             text = "has changed while the image was made; run the command again"
             raise StaleShard(f"{os.fsdecode(source.path)} {text}")
 

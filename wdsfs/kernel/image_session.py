@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from wdsfs import mount_registry, mount_table
+from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import ImageError, MountError, StaleShard, UsageError
 from wdsfs.kernel import engine_checks, erofs_header, manifest
 from wdsfs.kernel.image_mount import ImageMount, end_if_wrong, mount_of_set, serve, unguarded
@@ -109,8 +109,7 @@ def _make_image(mount: MountOptions, shards: Sequence[Shard], advice: list[str])
 
 def _run(mount: MountOptions, image: ImageMount) -> int:
     image.removes_mountpoint = mount.removes_mountpoint
-    if "wdsfs.remote.shard_paths" in sys.modules:  # the guard asks no store, and is not to keep the fetcher
-        sys.modules["wdsfs.remote.shard_paths"].close()
+    DOOR.close()  # the guard asks no store, and is not to keep the fetcher
     try:
         return run(image, mount.serving.foreground)
     finally:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from wdsfs import mount_table
+from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import MissingShard, MountError, RefusedShard, ShardError
 from wdsfs.kernel import manifest
 from wdsfs.kernel.guard import Guarded, guard_of
 from wdsfs.kernel.manifest import Device, Manifest, identity_of, image_of, is_mounted_at
 from wdsfs.names import Reading
-from wdsfs.remote import shard_paths
 from wdsfs.shards import GONE, Fingerprint, Shard
 from wdsfs.tree.shard_access import Access
 
@@ -128,7 +128,7 @@ class ShownAccess(Access):
         try:
             if inode is not None and os.stat(path).st_ino != inode:
                 return False
-            now = shard_paths.look(path)
+            now = DOOR.look(path)
         except (ShardError, OSError):
             now = GONE
         is_same_time = self._trusting or now.mtime_ns == device.mtime_ns

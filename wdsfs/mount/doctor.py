@@ -24,12 +24,12 @@ from typing import Any
 
 from wdsfs import __version__, host, mount_table, trust
 from wdsfs.door import urls
+from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import MountError, bytes_text, counted
 from wdsfs.host import MachineFinding
 from wdsfs.mount import mount_search, mountpoint
 from wdsfs.mount.engines import KERNEL_ENGINE, is_installed, kernel_engine
 from wdsfs.mount_registry import SILENT, canonical
-from wdsfs.remote import shard_paths
 
 ALLOW_OTHER = "allow_other"  # the name of a check
 CAP_SYS_ADMIN = 21
@@ -492,7 +492,7 @@ _ADDRESS = "check the address, the network and the proxy (https_proxy)"
 def diagnose_store(text: str) -> list[MachineFinding]:
     """Return the findings about a URL. Raises SpecError, UsageError."""
     url = urls.parse(text)
-    return list(_findings_of(url, shard_paths.remote().describe(url)))
+    return list(_findings_of(url, DOOR.remote.describe(url)))
 
 
 def _findings_of(url: urls.Url, facts: dict[str, Any]) -> Iterator[MachineFinding]:

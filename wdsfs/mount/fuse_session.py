@@ -24,6 +24,7 @@ import pyfuse3
 import trio
 
 from wdsfs import host, mount_table
+from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import MountError, NotATar, ShardError, UnreadableShard, counted
 from wdsfs.fuse.counters import Board
@@ -48,7 +49,6 @@ from wdsfs.mount_registry import FUSE, Registration, listening, registered, star
 from wdsfs.overlay.mounted_overlay import MountedOverlay
 from wdsfs.overlay.overlay_directory import is_half_done
 from wdsfs.overlay.upper_files import sync_filesystem
-from wdsfs.remote import shard_paths
 from wdsfs.shards import Shard, Shards
 from wdsfs.spec import objects
 from wdsfs.spec.dependencies import noted
@@ -238,8 +238,8 @@ def _serve(
             workers = 1 if operations.alone else mount.workers
             supervisor = Supervisor(operations, board, served.tree, workers, mount.serving.spin / 1e6, follow)
             if any(map(is_remote, served.files)):
-                supervisor.fetcher = shard_paths.attach(supervisor.device, log_file)
-                served.tags.count_too(supervisor.fetcher.alarm.words)
+                supervisor.fetcher = DOOR.remote.attach(supervisor.device, log_file)
+                served.tags.count_too(supervisor.fetcher.alarm_words)
             supervisor.answer_init()
             if mount.merge and follow is not None and supervisor.epochs:
                 # Names of the top are the names of samples there: not to be asked for again every second.

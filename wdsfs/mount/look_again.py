@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from wdsfs import trust
+from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import MissingShard, MountError, NotATar, ShardError, WdsfsError
 from wdsfs.host import default_jobs
@@ -24,7 +25,6 @@ from wdsfs.index.store import Index
 from wdsfs.inodes import SHARD_MAX
 from wdsfs.interop import lint
 from wdsfs.mount.mounted_set import MountedSet
-from wdsfs.remote import shard_paths
 from wdsfs.shards import Shard, Shards
 from wdsfs.spec import growth, index_file, objects, shard_lists
 from wdsfs.spec.dependencies import Dependencies, noted
@@ -189,7 +189,7 @@ class _Look:
             portables = attached(candidates)
             for shard in candidates if portables.files else ():
                 with contextlib.suppress(ShardError):
-                    data = portables.copy(shard.key, shard_paths.look(shard.path))
+                    data = portables.copy(shard.key, DOOR.look(shard.path))
                     if data is not None:
                         self.index.store([(shard.key, data)])
 
@@ -251,7 +251,7 @@ class _Look:
     def _leave(self, shard: Shard, why: str, wait: float | None = None, keep: bool = False) -> None:
         seen = None
         with contextlib.suppress(ShardError):
-            seen = tuple(shard_paths.look(shard.path)) if keep else None
+            seen = tuple(DOOR.look(shard.path)) if keep else None
         self.left_out.append(LeftOut(os.fsdecode(shard.path), why, wait, seen))
 
     def _prepare(self, change: Change) -> None:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wdsfs import mount_registry, names
+from wdsfs.door.shard_door import DOOR
 from wdsfs.fuse.counters import Board
-from wdsfs.remote import shard_paths
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import Totals
 
@@ -80,7 +80,7 @@ _RENAMED = {"bytes": "fetched_bytes", "used": "used_bytes"}
 
 def _remote_report(board: Board) -> dict[str, Any]:
     """Return the state of the fetcher, of the cache and of each store of a mount that has remote shards."""
-    state = shard_paths.state()
+    state = DOOR.remote.state()
     stores = []
     for store, hits in board.hits.items():
         counts = {_RENAMED.get(name, name): value for name, value in state["stores"].get(store, {}).items()}

@@ -21,13 +21,13 @@ from collections.abc import Callable, Sequence
 
 from inotify_simple import INotify, flags
 
+from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import ShardError, WdsfsError
 from wdsfs.fuse import protocol
 from wdsfs.fuse.supervisor import Supervisor
 from wdsfs.inodes import ROOT
 from wdsfs.mount.mounted_set import MountedSet
-from wdsfs.remote import shard_paths
 from wdsfs.shards import GONE, Fingerprint, Shard
 from wdsfs.spec import objects
 from wdsfs.tree.freshness import Generations
@@ -155,15 +155,15 @@ class Watch:
 
 def _state(path: bytes, first: bool) -> Fingerprint | None:
     """Return the fingerprint of a shard; None if it is as the list that names it says."""
-    if first and shard_paths.is_presumed(path):
+    if first and DOOR.is_presumed(path):
         return None
-    presumed, now = shard_paths.presumed(path), _fingerprint(path)
+    presumed, now = DOOR.presumed(path), _fingerprint(path)
     return None if presumed is not None and presumed.fingerprint(os.fsdecode(path)) == now else now
 
 
 def _fingerprint(path: bytes) -> Fingerprint:
     try:
-        return shard_paths.look(path) if is_remote(path) else Fingerprint.of(os.stat(path))
+        return DOOR.look(path) if is_remote(path) else Fingerprint.of(os.stat(path))
     except (OSError, ShardError):
         return GONE
 

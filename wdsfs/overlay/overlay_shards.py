@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from wdsfs import trust
+from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import MALFORMED, OverlayUnusable, ShardError, several
 from wdsfs.formats import Format, OtherVersion
@@ -24,7 +25,6 @@ from wdsfs.names import PLAIN
 from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, ShardSeen, read_settings, unfinished
 from wdsfs.overlay.upper_directory import load_upper
 from wdsfs.overlay.upper_format import DIRECTORY
-from wdsfs.remote import shard_paths
 from wdsfs.shards import GONE, Shard, numbered_at
 from wdsfs.storage.durable import write_whole
 from wdsfs.tree.tree import View
@@ -67,7 +67,7 @@ def check_set(place: OverlayDirectory, shards: Sequence[Shard], view: View) -> O
 
 def _seen(shard: Shard) -> ShardSeen:
     try:
-        return ShardSeen(shard.name, shard.path, shard_paths.look(shard.path))
+        return ShardSeen(shard.name, shard.path, DOOR.look(shard.path))
     except ShardError:
         return ShardSeen(shard.name, shard.path, GONE)
 
@@ -223,7 +223,7 @@ def _is_written(shard: bytes, written: Mapping[int, Sequence[Written]]) -> bool:
     """
     try:
         if is_remote(shard):
-            pin = shard_paths.pin_of(shard)
+            pin = DOOR.remote.pin_of(shard)
             # An ETag that is a sum of the content is also that of a copy.
             return any(
                 output.etag == pin.etag if output.etag else output.path == shard

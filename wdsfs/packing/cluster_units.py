@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import CommitError, ShardError, StaleShard
 from wdsfs.executors import Workers
@@ -26,7 +27,6 @@ from wdsfs.index.process_pool import seen_here
 from wdsfs.index.spread import Job, spread
 from wdsfs.packing.plan import Output, SourceShard, Step
 from wdsfs.packing.shard_writer import Contents, ObjectOutputs, ShardWriter
-from wdsfs.remote.shard_paths import look, look_again
 from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import Disk, named, temporary_of, write_whole
 
@@ -116,7 +116,7 @@ class ClusterRun:
                 step.output.places = None
                 self._on_bytes(step.output.length)
                 if step.is_remote:
-                    look_again(step.target)  # what this machine knew about the object is out of date
+                    DOOR.look_again(step.target)  # what this machine knew about the object is out of date
                     self._on_bytes(step.output.length)  # which were sent
                 else:
                     self._publish(step.output, result, publication(step))
@@ -165,7 +165,7 @@ class ClusterRun:
                 self._disk.sync(fd)
                 for number in output.sources if self._sources else ():
                     source = self._sources[number]
-                    if not is_remote(source.path) and look(source.path) != source.fingerprint:
+                    if not is_remote(source.path) and DOOR.look(source.path) != source.fingerprint:
                         raise _changed(source.path)
                 before(os.fstat(fd))
                 if replaces is None and os.path.lexists(output.target):

@@ -28,12 +28,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from wdsfs import names
+from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import CommitError, UsageError, and_others, several
 from wdsfs.names import readable
 from wdsfs.packing import reasons
 from wdsfs.packing.file_table import FileTable, FoundDirectory, LeftOut
 from wdsfs.packing.plan import Numbers
-from wdsfs.remote.shard_paths import open_shard
 from wdsfs.tree.label_files import KIND_OF_SUFFIX, NO_KEY, ORDER, label_error, label_file
 from wdsfs.tree.label_rows import read_keys
 
@@ -503,7 +503,7 @@ def _as_listed(samples: Samples, text: str, left_out: LeftOut) -> Numbers:
     file = label_file(text, ORDER)
     numbers = {samples.key(number): number for number in range(len(samples))}
     listing = dict[bytes, int]()
-    for keys, lines in read_keys(file, open_shard):
+    for keys, lines in read_keys(file, DOOR.open_shard):
         for key, line in zip(keys, lines, strict=True):
             if key and key not in numbers:
                 what = "occurs twice" if key in listing else "is the key of no sample"

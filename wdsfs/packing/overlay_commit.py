@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import CommitError
 from wdsfs.overlay.overlay_directory import OverlayDirectory, unfinished
@@ -22,7 +23,6 @@ from wdsfs.packing.plan import Step, canonical, refuse_below
 from wdsfs.packing.replacement import Replacement, read_plan
 from wdsfs.packing.runner import Runner
 from wdsfs.packing.shard_writer import Files
-from wdsfs.remote.shard_paths import pin_of
 from wdsfs.tree.set_options import Opening
 from wdsfs.tree.tree import LowerTree
 
@@ -103,7 +103,8 @@ class OverlayCommit:
             if step.number in changes.shards or (step.number is None and (changes.shards or changes.further)):
                 path, length = canonical(step.target), step.output.length
                 if is_remote(path):
-                    written.append(Written(path, length, pattern, etag=pin_of(path).etag if done else ""))
+                    etag = DOOR.remote.pin_of(path).etag if done else ""
+                    written.append(Written(path, length, pattern, etag=etag))
                 else:
                     sources = [self.plan.sources[number].path for number in step.output.sources]
                     sample = distinct_sample(path, step.output.first_change, sources) if done else None

@@ -448,9 +448,9 @@ class Planner:
 def _exists(target: bytes) -> bool:
     if not is_remote(target):
         return os.path.lexists(target)
-    from wdsfs.remote import shard_paths
+    from wdsfs.door.shard_door import DOOR
 
-    return bool(shard_paths.existing([target]))
+    return bool(DOOR.remote.existing([target]))
 
 
 def _listing(lines: Sequence[str]) -> list[str]:

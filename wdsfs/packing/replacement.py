@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsfs import trust
+from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import MALFORMED, CommitError, ShardError, StaleShard, several
 from wdsfs.formats import Format, OtherVersion
@@ -62,7 +63,6 @@ from wdsfs.packing.plan import (
     refuse_foreign_link,
 )
 from wdsfs.packing.runner import Runner, refuse_without_space
-from wdsfs.remote.shard_paths import look
 from wdsfs.shards import Fingerprint, lasting_number
 from wdsfs.storage.durable import named, new_file
 from wdsfs.tree.indexing import NotIndexed, indexed
@@ -342,7 +342,7 @@ class Replacement:
         """
         source, lower = self.runner.plan.sources[number], self.runner.lower
         try:
-            if look(target) == source.fingerprint:
+            if DOOR.look(target) == source.fingerprint:
                 return True
             record = indexed(lower.record, number)
         except ShardError:
@@ -542,7 +542,7 @@ def renewed(settings: OverlaySettings, paths: Collection[bytes] | None = None) -
     def seen(shard: ShardSeen) -> ShardSeen:
         with contextlib.suppress(ShardError):
             if paths is None or shard.path in paths:
-                return replace(shard, fingerprint=look(shard.path))
+                return replace(shard, fingerprint=DOOR.look(shard.path))
         return shard
 
     return replace(settings, shards=tuple(map(seen, settings.shards)))

@@ -16,6 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import cached_property
 from typing import TypeVar
 
+from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import CommitError, ShardError, StaleShard, bytes_text, several
 from wdsfs.executors import Workers
@@ -25,7 +26,6 @@ from wdsfs.packing.cluster_units import ClusterRun, remove_attempts
 from wdsfs.packing.plan import COPY, LINK, Output, Plan, SourceShard, Step
 from wdsfs.packing.shard_writer import Contents, ObjectOutputs, ShardWriter
 from wdsfs.packing.source_layout import layout
-from wdsfs.remote.shard_paths import look
 from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import Disk, make_directories, remove_leftover, temporary_of
 from wdsfs.tree.indexing import NotIndexed
@@ -198,7 +198,7 @@ class Runner:
         """Return True if the store has copied a whole shard, of which nothing had to be fetched."""
         if step.action != COPY or source is None or not is_remote(source.path):
             return False
-        if look(source.path) != source.fingerprint:
+        if DOOR.look(source.path) != source.fingerprint:
             raise _changed_since(source.path)
         return self.objects.copied(step.output, source.path)
 

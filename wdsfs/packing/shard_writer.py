@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import xxhash
 
+from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import CommitError, ObjectChanged, ObjectExists
 from wdsfs.overlay.upper_format import OPEN_DIRECTORY
 from wdsfs.packing.plan import CopiedRange, NewMember, Numbers, Output, Piece, SourceShard
 from wdsfs.packing.source_layout import check_unchanged
-from wdsfs.remote import shard_paths
 from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import CHUNK, COPY_MAX, Disk, named, new_file
 from wdsfs.storage.source import TarBytes, pread
@@ -486,7 +486,7 @@ class ObjectOutputs:
 
     def look(self, targets: Sequence[bytes]) -> None:
         """Find out which of these objects exist. Raises ShardError."""
-        self._there = shard_paths.existing(targets)
+        self._there = DOOR.remote.existing(targets)
 
     def exists(self, target: bytes) -> bool:
         return target in self._there
@@ -498,7 +498,7 @@ class ObjectOutputs:
             return False
         if pin.etag == f'"{digest}"':
             return True
-        with contextlib.closing(shard_paths.open_object(target)) as tar:
+        with contextlib.closing(DOOR.remote.open(target)) as tar:
             return _md5(tar.pread(CHUNK, at) for at in range(0, size, CHUNK)) == digest
 
     def is_done(self, output: Output) -> bool:
@@ -508,7 +508,7 @@ class ObjectOutputs:
             return False
         if pin.etag == f'"{_md5(data for _, data in self._writer.content(output))}"':
             return True
-        with contextlib.closing(shard_paths.open_object(output.target)) as tar:
+        with contextlib.closing(DOOR.remote.open(output.target)) as tar:
             return all(tar.pread(len(data), at) == data for at, data in self._writer.content(output))
 
     def refuse_without_space(self, outputs: Sequence[Output], jobs: int) -> None:
@@ -536,7 +536,7 @@ class ObjectOutputs:
     def copied(self, output: Output, source: bytes) -> bool:
         """Copy an unchanged shard within its store; return False if the store cannot. Raises as `publish`."""
         try:
-            done = shard_paths.copy(source, output.target, lambda: self._count(0))
+            done = DOOR.remote.copy(source, output.target, lambda: self._count(0))
         except ObjectChanged as error:
             raise CommitError(f"{error}: start again") from None
         if done:
@@ -551,7 +551,7 @@ class ObjectOutputs:
         changed = CommitError(f"{os.fsdecode(output.target)} was changed by another program meanwhile")
         pin = None
         if source is not None:
-            pin = shard_paths.pin_of(output.target)
+            pin = DOOR.remote.pin_of(output.target)
             if pin.fingerprint(os.fsdecode(output.target)) != source:
                 raise changed
         try:
@@ -566,7 +566,7 @@ class ObjectOutputs:
             if before is not None:
                 before(output.length, _md5(os.pread(fd, CHUNK, at) for at in range(0, output.length, CHUNK)))
             try:
-                shard_paths.upload(output.target, fd, replaces, lambda: self._count(0))
+                DOOR.remote.upload(output.target, fd, replaces, lambda: self._count(0))
             except ObjectExists:
                 text = "exists already: another program has written it meanwhile; it was left unchanged"
                 raise CommitError(f"{os.fsdecode(output.target)} {text}") from None
@@ -582,6 +582,6 @@ def _md5(pieces: Iterable[bytes]) -> str:
 
 @contextlib.contextmanager
 def _staging() -> Iterator[Path]:
-    directory = shard_paths.staging()
+    directory = DOOR.remote.staging()
     with named(os.fsencode(directory)):
         yield directory

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wdsfs.door.shard_door import OpenShard, fingerprint_of
 from wdsfs.errors import CommitError, StaleShard
 from wdsfs.index.record import LINK, Member, Record
 from wdsfs.packing import plan
-from wdsfs.remote.shard_paths import OpenShard, fingerprint_of
 from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import named
 from wdsfs.storage.source import TarBytes, size_of

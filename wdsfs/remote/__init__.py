@@ -1,8 +1,9 @@
 """Shards that are elsewhere: in object stores, on web servers, on the Hugging Face hub, in the output of commands.
 
 A remote shard is an *object*: a URL and its *pin* (room `door`), with which every answer of a store is compared,
-so that all bytes are of the same content. Other rooms call `shard_paths.py`, which handles files, too. It uses
-`client.py`, which reads from the cache (`object_cache.py`, `cached_object.py`) and asks the fetcher for the rest.
+so that all bytes are of the same content. The door asks `remote_shards.py`, which has the URLs with their secrets,
+and the pins (`known_pins.py`). It uses `client.py`, which reads from the cache (`object_cache.py`,
+`cached_object.py`) and asks the fetcher for the rest.
 `fetcher.py` is the only process that speaks to the network; `launcher.py` starts it, `messages.py` has its
 messages. `open_objects.py` reads, `demand.py` decides which range is fetched when (with `parts.py` and
 `passes.py`), and `stores.py` sends requests to stores: through `store_clients.py`, with the credentials of

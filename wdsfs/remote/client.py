@@ -69,6 +69,11 @@ class Remote:
         self._launcher.is_restarted = True
 
     @property
+    def alarm_words(self) -> memoryview[int]:
+        """See `FetcherLink`."""
+        return self.alarm.words
+
+    @property
     def fetcher(self) -> int:
         """The process number of the fetcher, 0 without one."""
         return self._launcher.pid

@@ -17,14 +17,14 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import xxhash
 
-from wdsfs import trust
 from wdsfs.door.pins import Pin
+from wdsfs.door.remote_side import CachedEntry
 from wdsfs.remote.cached_object import BLOCK, BlockTable, CachedObject
 from wdsfs.storage import cache_directory
 from wdsfs.storage.cache_directory import DATA, TABLE, CacheDirectory, CacheEntry, is_at, table_locked, unlink
@@ -32,32 +32,6 @@ from wdsfs.storage.cache_room import chosen_limit
 from wdsfs.storage.file_cache import FileCache
 
 _NOTE_MAX = 1 << 16
-_GROUP_OF = {TABLE: "remote", DATA: "remote", "erofs": "images", "labels": "labels"}  # by kind; else unpacked
-
-
-class CachedEntry(NamedTuple):
-    """An object in the cache, as `wdsfs cache` shows it."""
-
-    shown: str
-    pin: Pin
-    used: float  # seconds since the epoch
-    bytes: int  # of the object that are here
-    files: CacheEntry
-
-    @property
-    def complete(self) -> bool:
-        return self.bytes == self.pin.size
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the object as a row of `wdsfs cache --json`."""
-        return {
-            "url": self.shown,
-            **self.pin._asdict(),
-            "bytes": self.bytes,
-            "complete": self.complete,
-            "disk_bytes": self.files.bytes,
-            "last_used": self.used,
-        }
 
 
 def cache() -> ObjectCache:
@@ -257,31 +231,6 @@ class ObjectCache:
             os.close(fd)
             os.close(table.fd)
         return CachedEntry(table.shown, table.pin, files.used, here, files)
-
-    def report(self, objects: Sequence[CachedEntry], is_part: bool) -> dict[str, Any]:
-        """Return the content of the cache: files, bytes and last use by group, and each of `objects`.
-
-        `is_part`: report only about `objects`. Raises OSError.
-        """
-        groups: dict[str, list[CacheEntry]] = {"remote": [], "unpacked": [], "images": [], "labels": []}
-        for entry in [shard.files for shard in objects] if is_part else self.files.entries():
-            groups[_GROUP_OF.get(entry.kind, "unpacked")].append(entry)
-        report: dict[str, Any] = {
-            name: {
-                "files": len(entries),
-                "bytes": sum(entry.bytes for entry in entries),
-                "last_used": max((entry.used for entry in entries), default=None),
-            }
-            for name, entries in groups.items()
-        }
-        report["remote"]["objects"] = [shard.as_json() for shard in objects]
-        group = self._directory.group()
-        return {
-            "directory": str(self.directory),
-            "group": None if group is None else trust.group_name(group),
-            "limit": self.limit,
-            **report,
-        }
 
     def clear(self, prefix: str) -> list[CachedEntry]:
         """Remove the objects whose URL begins with `prefix`; return those that were removed. Raises OSError."""

@@ -20,11 +20,11 @@ from typing import NamedTuple
 
 from wdsfs.door import urls
 from wdsfs.door.pins import SPOOLED, Pin
+from wdsfs.door.remote_side import Presumption
+from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import SpecError, UnreadableShard
 from wdsfs.formats import Format, OtherVersion
 from wdsfs.names import Reading
-from wdsfs.remote import shard_paths
-from wdsfs.remote.shard_paths import Presumption
 from wdsfs.shards import Fingerprint
 from wdsfs.spec import objects
 
@@ -176,7 +176,7 @@ class IndexFile:
         if known:
             # One table for all of its users, where it can be.
             presumption = Presumption(rows if len(known) == len(rows) else known, lambda row: self.row(row).pin)
-            shard_paths.presume(f"{self.path}\0{self.base(base)}", presumption)
+            DOOR.remote.presume(f"{self.path}\0{self.base(base)}", presumption)
         return list(map(os.fsdecode, known))
 
     def _certain(self) -> bytes:
@@ -255,7 +255,7 @@ def load(path: str) -> IndexFile:
     Raises SpecError, MissingShard, UnreadableShard.
     """
     place = where(path)
-    return _load(place, shard_paths.look(os.fsencode(place)))
+    return _load(place, DOOR.look(os.fsencode(place)))
 
 
 def where(text: str) -> str:
@@ -284,7 +284,7 @@ def _read(path: str, begin: int, end: int) -> tuple[bytes, Fingerprint]:
     would be fetched ahead.
     """
     try:
-        return shard_paths.read_range(os.fsencode(path), end - begin, begin)
+        return DOOR.read_range(os.fsencode(path), end - begin, begin)
     except OSError as error:
         raise UnreadableShard(f"{path}: {error.strerror}") from None
 

@@ -1,7 +1,7 @@
 """URLs in specs: expands globs and prefixes of object stores, and checks which objects are there.
 
 The counterpart, for object stores, of the questions that `expand.py` asks of file systems. From here on a URL is a
-path: the shown one, without secrets (`remote/shard_paths.py`).
+path: the shown one, without secrets (`door/shard_door.py`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TypeGuard, TypeVar
 from wdsfs import names
 from wdsfs.door import urls
 from wdsfs.door.pins import Listing, Pin
+from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import WEB, Url, is_remote
 from wdsfs.errors import MissingObject, NoMatch, ShardError, SpecError, Unreachable
-from wdsfs.remote import shard_paths
 
 # From this many shards below one prefix on, listing it beats one HEAD per shard: a LIST brings 1,000 names.
 LISTING_PAYS = 64
@@ -105,12 +105,12 @@ def standard_input() -> str:
     """Read the standard input, which is one shard; return its path. Raises ShardError, SpecError."""
     if os.isatty(0):
         raise SpecError("'-': the standard input is a terminal; pipe a shard into this command")
-    return os.fsdecode(shard_paths.standard_input())
+    return os.fsdecode(DOOR.remote.standard_input())
 
 
 def read(path: str, limit: int) -> bytes:
     """Return the first `limit` bytes of an object. Raises ShardError."""
-    with contextlib.closing(shard_paths.open_object(os.fsencode(path))) as reader:
+    with contextlib.closing(DOOR.remote.open(os.fsencode(path))) as reader:
         return reader.pread(limit, 0)
 
 
@@ -197,7 +197,7 @@ def contents(prefix: str) -> dict[str, int | None]:
 
     Raises SpecError, ShardError.
     """
-    url = shard_paths.url_of(os.fsencode(prefix))
+    url = DOOR.remote.url_of(os.fsencode(prefix))
     objects = [(shard, pin) for shard, pin in _listed(url).objects if _is_shard_name(shard.key[len(url.key) :])]
     shards = sorted(_pinned_paths(objects), key=os.fsencode)
     if not shards:
@@ -236,13 +236,13 @@ def _without_secrets(part: str) -> str:
 
 
 def _path_of(url: Url) -> str:
-    return os.fsdecode(shard_paths.path_of(url))
+    return os.fsdecode(DOOR.remote.path_of(url))
 
 
 def _listed(prefix: Url, *, deep: bool = False) -> Listing:
     """Return the objects and folders whose key starts with that of `prefix`. Raises ShardError."""
     try:
-        listing = shard_paths.listed(prefix, deep=deep)
+        listing = DOOR.remote.listed(prefix, deep=deep)
     except Unreachable as error:
         raise (error if prefix.scheme in WEB else not_listed(error)) from None
     # The index looks for portable indexes beside the shards among the objects that have a pin.
@@ -252,7 +252,7 @@ def _listed(prefix: Url, *, deep: bool = False) -> Listing:
 
 def _pinned_paths(objects: Iterable[tuple[Url, Pin]]) -> list[str]:
     """Note the pins of these objects; return their paths."""
-    return [os.fsdecode(shard_paths.keep(url, pin)) for url, pin in objects]
+    return [os.fsdecode(DOOR.remote.keep(url, pin)) for url, pin in objects]
 
 
 def not_listed(error: Unreachable) -> Unreachable:
@@ -307,7 +307,7 @@ def modes(paths: Iterable[str], refused: dict[str, ShardError] | None = None) ->
             else:
                 unknown.append(path)
     if unknown:
-        answers = dict(zip(unknown, shard_paths.stat([os.fsencode(path) for path in unknown]), strict=True))
+        answers = dict(zip(unknown, DOOR.remote.stat([os.fsencode(path) for path in unknown]), strict=True))
         known.update((path, stat.S_IFREG if isinstance(answer, Pin) else None) for path, answer in answers.items())
         refusals = {path: answer for path, answer in answers.items() if _is_refusal(answer)}
         if refused is None and refusals:
@@ -334,7 +334,7 @@ def ask_again(paths: Sequence[str], start: int) -> int:
         path for listed, siblings in _listings(paths) for path in siblings if listed is None or path not in listed
     ]
     start = start if start < len(unlisted) else 0
-    shard_paths.stat([os.fsencode(path) for path in unlisted[start : start + ASKED_AGAIN]])
+    DOOR.remote.stat([os.fsencode(path) for path in unlisted[start : start + ASKED_AGAIN]])
     return start + ASKED_AGAIN
 
 
@@ -349,7 +349,7 @@ def gone(paths: Sequence[bytes]) -> list[bytes]:
             unknown += siblings
         else:
             unlisted += [path for path in siblings if path not in listed]
-    answers = shard_paths.stat(list(map(os.fsencode, unknown)))
+    answers = DOOR.remote.stat(list(map(os.fsencode, unknown)))
     missing = [path for path, answer in zip(unknown, answers, strict=True) if isinstance(answer, MissingObject)]
     return list(map(os.fsencode, unlisted + missing))
 
@@ -377,7 +377,7 @@ def _listed_among(parent: str, paths: Sequence[str]) -> set[str] | None:
     """Return those of these paths that a listing of their parent shows; None where a store does not list."""
     if is_command(parent):
         return None
-    url = shard_paths.url_of(os.fsencode(parent))
+    url = DOOR.remote.url_of(os.fsencode(parent))
     if url.scheme in WEB:
         return None
     try:

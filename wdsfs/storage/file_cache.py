@@ -182,6 +182,10 @@ class FileCache:
 
     # --- all of the cache
 
+    def group(self) -> int | None:
+        """Return the group (gid) that shares the cache; None if only its owner may write to it."""
+        return self._directory.group()
+
     def entries(self, kinds: Collection[str] = ()) -> list[CacheEntry]:
         """Return all files of these kinds, by default of any, the longest unused one first. Raises OSError."""
         return [entry for entry in self._directory.entries() if not kinds or entry.kind in kinds]

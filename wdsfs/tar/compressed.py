@@ -20,8 +20,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from wdsfs.door.shard_door import DOOR, OpenShard, fingerprint_of
 from wdsfs.errors import IndexUnusable, StaleShard, UnreadableShard, UsageError, counted
-from wdsfs.remote.shard_paths import OpenShard, fingerprint_of, open_shard
 from wdsfs.shards import Fingerprint, wait_for_tick
 from wdsfs.storage import file_cache, seekable, source
 from wdsfs.storage.cache_directory import key_of
@@ -261,7 +261,7 @@ def _problem(kind: str, cached: CachedFile) -> Problem | None:
 @contextlib.contextmanager
 def opened_shard(path: bytes) -> Iterator[tuple[OpenShard, Opened]]:
     """Open the shard at `path`, and the bytes of the tar in it. Raises ShardErrors, OSErrors that name it."""
-    shard = open_shard(path)
+    shard = DOOR.open_shard(path)
     try:
         with opened(shard, path) as content:
             yield shard, content

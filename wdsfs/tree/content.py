@@ -20,7 +20,7 @@ from wdsfs.tree.open_shards import ShardFile
 from wdsfs.tree.texts import Ints
 
 if TYPE_CHECKING:
-    from wdsfs.remote.client import RemoteTar
+    from wdsfs.door.remote_side import OpenObject
 
 NO_DATA = np.zeros(0, np.uint8)
 READ_MAX = 1 << 20  # bytes; the most that the kernel asks for at once
@@ -79,7 +79,7 @@ class Content:
 class RemoteRange(NamedTuple):
     """The bytes of a remote shard that a read needs, and those of the rest of the sample."""
 
-    tar: RemoteTar
+    tar: OpenObject
     begin: int
     end: int
     sample: Sequence[tuple[int, int]]

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
+from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import ShardError, UnreadableShard
 from wdsfs.index.store import Index
-from wdsfs.remote import shard_paths
 from wdsfs.shards import Fingerprint, Shard
 
 # A shard that cannot be indexed is tried again after the first number of seconds, doubled each time up to the
@@ -112,7 +112,7 @@ class Failures:
         for number, key in enumerate(keys) if index.failures else ():
             if key in index.failures:
                 with suppress(ShardError):
-                    now = shard_paths.look(shards[number].path)
+                    now = DOOR.look(shards[number].path)
                     until = time.monotonic() + FAILED_SECONDS
                     self.failed[number] = Failure(now, FAILED_SECONDS, until, index.failures[key])
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs import names
-from wdsfs.remote.shard_paths import open_shard
+from wdsfs.door.shard_door import DOOR
 from wdsfs.shards import Fingerprint
 from wdsfs.storage.file_cache import NewFile
 from wdsfs.tree import label_rows, label_table
@@ -108,7 +108,7 @@ class KeyList:
 
 @contextlib.contextmanager
 def open_key_list(
-    file: LabelFile, fingerprint: Fingerprint, open_file: OpenFile = open_shard
+    file: LabelFile, fingerprint: Fingerprint, open_file: OpenFile = DOOR.open_shard
 ) -> Iterator[KeyList]:
     """Open a list with this fingerprint, by its table in the cache. Raises as `label_table.open_labels`."""
     with label_table.open_table(file, fingerprint, KIND, partial(_fill, file, open_file)) as fd:

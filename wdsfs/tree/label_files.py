@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple
 
 from wdsfs import extras
+from wdsfs.door.shard_door import OpenShard
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import CorruptShard, UsageError, ViewError
-from wdsfs.remote.shard_paths import OpenShard
 from wdsfs.spec import objects
 from wdsfs.tree import json_fields
 

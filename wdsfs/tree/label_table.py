@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from wdsfs import names
+from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import MissingShard, UnreadableShard
-from wdsfs.remote.shard_paths import open_shard
 from wdsfs.shards import Fingerprint
 from wdsfs.storage import file_cache
 from wdsfs.storage.file_cache import NewFile
@@ -59,7 +59,7 @@ class OpenLabels:
 
 @contextlib.contextmanager
 def open_labels(
-    file: LabelFile, fingerprint: Fingerprint, open_file: OpenFile = open_shard
+    file: LabelFile, fingerprint: Fingerprint, open_file: OpenFile = DOOR.open_shard
 ) -> Iterator[OpenLabels]:
     """Open a label file with this fingerprint, by its table in the cache.
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wdsfs import names
+from wdsfs.door.shard_door import OpenShard
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import MissingShard, UnreadableShard
 from wdsfs.index.record import Record
 from wdsfs.index.store import Index
-from wdsfs.remote.shard_paths import OpenShard
 from wdsfs.shards import Fingerprint
 from wdsfs.storage import source
 from wdsfs.storage.durable import named
@@ -28,7 +28,7 @@ from wdsfs.tar import compressed
 from wdsfs.tree.shard_access import Access
 
 if TYPE_CHECKING:
-    from wdsfs.remote.client import RemoteTar
+    from wdsfs.door.remote_side import OpenObject
 
 # Readahead over a shard: the distance (bytes) between two reads of the same pass, the number of reads that make a
 # pass, and how much is read ahead of the reader (bytes), in steps of the smallest readahead that disks are set to.
@@ -152,7 +152,7 @@ class ShardFile:
         return sum(1 if isinstance(source, int) else 2 for source in sources)
 
     @property
-    def remote(self) -> RemoteTar | None:
+    def remote(self) -> OpenObject | None:
         """The shard if its bytes come from a store without unpacking."""
         return None if isinstance(self.shard, int) or self.source is not self.shard else self.shard
 

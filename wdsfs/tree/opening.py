@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from wdsfs import errors
+from wdsfs.door.remote_side import FetchResult
+from wdsfs.door.shard_door import DOOR
 from wdsfs.executors import Workers
 from wdsfs.index import process_pool
 from wdsfs.index.portable import attached
@@ -22,7 +24,6 @@ from wdsfs.index.portable_writer import checked_target, write_index
 from wdsfs.index.store import Index, Summary, open_index
 from wdsfs.inodes import ROOT
 from wdsfs.names import text_of
-from wdsfs.remote import shard_paths
 from wdsfs.shards import Shard
 from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import expand
@@ -281,7 +282,7 @@ def _counts(index: Index, shards: Sequence[Shard], done: Refreshed) -> dict[str,
     summaries = list[Summary]()
     for shard in shards:
         with contextlib.suppress(errors.ShardError):
-            summaries += filter(None, [index.summary(shard.key, shard_paths.look(shard.path))])
+            summaries += filter(None, [index.summary(shard.key, DOOR.look(shard.path))])
     return {
         "shards": len(shards),
         "rebuilt": done.indexed,
@@ -340,19 +341,24 @@ def keys_missing(below: ShardSet) -> str | None:
 
 def fetch_shards(
     shards: Sequence[Shard], jobs: int, workers: Workers | None, advance: Callable[[int], None]
-) -> shard_paths.FetchResult:
+) -> FetchResult:
     """Bring remote shards into the cache, `jobs` at a time, or into the caches of the workers of a cluster.
 
     `advance` gets the bytes that come. Raises WdsfsError.
     """
     if workers is None:
-        return shard_paths.fetch_all([shard.path for shard in shards], jobs, advance)
+        return DOOR.remote.fetch_all([shard.path for shard in shards], jobs, advance)
     failed: dict[bytes, errors.ShardError] = {}
     size = there = 0
-    for shard, outcome in process_pool.each(shard_paths.fetch_counted, shards, 1, workers):
+    for shard, outcome in process_pool.each(_fetch_counted, shards, 1, workers):
         if isinstance(outcome, errors.ShardError):
             failed[shard.path] = outcome
         else:
             size, there = size + outcome[0], there + outcome[1]
             advance(outcome[0])
-    return shard_paths.FetchResult(size, size - there, there, failed)
+    return FetchResult(size, size - there, there, failed)
+
+
+def _fetch_counted(path: bytes) -> tuple[int, int]:
+    """Fetch a shard, in a worker of a cluster."""
+    return DOOR.remote.fetch_counted(path)

@@ -21,10 +21,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from wdsfs import trust
+from wdsfs.door.shard_door import DOOR, OpenShard
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import MissingShard, RefusedShard, UnreadableShard
-from wdsfs.remote import shard_paths
-from wdsfs.remote.shard_paths import OpenShard
 from wdsfs.shards import Fingerprint
 from wdsfs.storage import source
 
@@ -39,11 +38,11 @@ class Access:
 
     def look(self, path: bytes) -> Fingerprint:
         """Return the fingerprint of the file at `path` now. Raises MissingShard, UnreadableShard, RefusedShard."""
-        return shard_paths.look(path)
+        return DOOR.look(path)
 
     def open(self, path: bytes) -> OpenShard:
         """Return the file at `path`, open. Raises MissingShard, UnreadableShard, RefusedShard."""
-        return shard_paths.open_shard(path)
+        return DOOR.open_shard(path)
 
     def renewed(self, published: Iterable[bytes], further: Iterable[bytes]) -> Access:
         """Return the same after a commit that has replaced the files `published` and added the files `further`."""
@@ -120,7 +119,7 @@ class GuardedAccess(Access):
         return list(self._reasons.values())
 
     def look(self, path: bytes) -> Fingerprint:
-        fingerprint = shard_paths.look(path)
+        fingerprint = DOOR.look(path)
         if self._known.get(path) == fingerprint or path not in self._seen:
             return fingerprint
         try:

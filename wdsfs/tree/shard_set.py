@@ -17,13 +17,12 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import NamedTuple
 
+from wdsfs.door.shard_door import DOOR, fingerprint_of
 from wdsfs.errors import MissingShard, NotATar, ShardError, StaleShard, UnreadableShard
 from wdsfs.index import portable, record_of_file
 from wdsfs.index import record as record_module
 from wdsfs.index.record import Record
 from wdsfs.index.store import Index, Summary
-from wdsfs.remote import shard_paths
-from wdsfs.remote.shard_paths import fingerprint_of
 from wdsfs.shards import GONE, Fingerprint, Shard, Shards, numbered_at
 from wdsfs.tar.problems import Problem, problems_text
 from wdsfs.tree.content import Content, ContentColumns, content_in_shard, read_name
@@ -422,7 +421,7 @@ class ShardSet:
             verify = partial(self._verify, number, record)
             file = self._files.open(number, path, record.fingerprint, record.compression, verify)
             if number + 1 < len(self.shards):
-                shard_paths.note_order(file.shard, self.shards[number + 1].path)
+                DOOR.note_order(file.shard, self.shards[number + 1].path)
             self.on_files(len(self._files))
         return file
 
