@@ -489,8 +489,10 @@ def _runtime_of(program: Program) -> Iterator[None]:
 
 # --- the programs of other releases: what they have mounted and edited, and what they make of a mount of this one
 
-# The last commit without versions of formats, and the first with them. A release is named by its tag.
-RELEASES = ["de9fa6e1395d294a4cc365193475e122b2fbd1e9", "e64c72b"]
+# The last commit without versions of formats, the first with them, and the last before the kernel's engine became
+# a wing. A release is named by its tag.
+BEFORE_WINGS = "b77e592"
+RELEASES = ["de9fa6e1395d294a4cc365193475e122b2fbd1e9", "e64c72b", BEFORE_WINGS]
 
 
 # The last whose kernel engine had overlays, copies of compressed shards, and links by number.
@@ -627,6 +629,31 @@ def test_a_kernel_mount_of_the_release_before(
         assert "mount the shards themselves: wdsfs mount" in message
     finally:
         end_mount(program.mountpoint)
+
+
+@pytest.mark.fuse
+def test_a_kernel_mount_from_before_the_wings(
+    shards: Path, program: Program, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """It is shown, read, asked and ended; one whose guard is gone is guarded by this release."""
+    need_erofs()
+    before, top = program_of(BEFORE_WINGS, tmp_path_factory.mktemp("release")), program.mountpoint
+    try:
+        guard = by_kernel(program, before, SET)
+        [report] = program.json("status", top)
+        assert (report["state"], report["pid"], report["shards"]) == ("served by the kernel", guard.pid, 2)
+        [found] = program.json("where", top / "pets-1/fox/txt")
+        assert (found["key"], (top / "pets-1/fox/txt").read_bytes()) == ("fox", b"a fox")
+        os.kill(guard.pid, signal.SIGKILL)
+        wait_until(lambda: not guard.alive, "the guard to die")
+        program.run("mount", "-q", "--engine", "kernel", SET, top)
+        [report] = program.json("status", top)
+        assert report["pid"] != guard.pid
+        assert report["notices"] == []
+        program.run("umount", top)
+        assert not os.path.ismount(top)
+    finally:
+        end_mount(top)
 
 
 @pytest.mark.fuse
