@@ -30,11 +30,12 @@ from tests import sets, tars
 from tests.bounded import SECONDS, bounded
 from tests.remote import apart
 from tests.sets import at as shard_at
+from tests.tars import Case
 from tests.thorough import THOROUGH
 from wdsfs.door.pins import Pin
-from wdsfs.errors import WdsfsError
+from wdsfs.errors import MALFORMED, WdsfsError
 from wdsfs.extras import zstd
-from wdsfs.index import record_of_file
+from wdsfs.index import record_check, record_of_file
 from wdsfs.index.portable import PortableIndex
 from wdsfs.index.portable_writer import checked_target, write_index
 from wdsfs.index.record import Record
@@ -50,10 +51,12 @@ from wdsfs.shards import Fingerprint
 from wdsfs.spec import braces, index_file
 from wdsfs.spec.expand import expand
 from wdsfs.tree import content as content_module
-from wdsfs.tree import json_fields, label_files
+from wdsfs.tree import json_fields, label_files, shown_names
 from wdsfs.tree.class_names import read_class_names
 from wdsfs.tree.label_table import open_labels
 from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.shown_names import ShownNames
+from wdsfs.tree.tree import View
 
 LARGEST = 1 << 17  # bytes of an input: much less than what it may take
 
@@ -196,6 +199,40 @@ def portable_index(directory: Path) -> tuple[Sequence[bytes], Read]:
                     sets.listing(record if isinstance(record, Record) else Record(record))
 
     return [(directory / "set.wdsidx").read_bytes()], read
+
+
+@target(examples=200)
+def record(directory: Path) -> tuple[Sequence[bytes], Read]:
+    """Records whose checksums are right: whoever writes a portable index can make them so."""
+
+    def read(content: bytes) -> None:
+        body = content[16:]
+        try:
+            found = record_check.checked_record(content[:8] + zlib.crc32(body).to_bytes(8, "little") + body)
+        except record_check.UnsoundRecord:
+            return
+        for question in questions(found):
+            with contextlib.suppress(*MALFORMED, OverflowError, AssertionError):  # EIO in a mount
+                question()
+
+    cases = [case for case in map(Case.tar, tars.ODD.values()) if len(case) < LARGEST]
+    paths = [os.fsencode(_written(directory / f"{number}.tar", case)) for number, case in enumerate(cases)]
+    return [data for data in map(record_of_file.build_file, paths) if len(data) < LARGEST], read
+
+
+def questions(found: Record) -> list[Callable[[], object]]:
+    """What a mount asks of a record, by name and by number."""
+    views = [ShownNames(View("samples")), ShownNames(View("samples", "full")), ShownNames(View("files"))]
+    members, entries, folders = range(found.members), range(found.entries), range(found.folders)
+    return [
+        lambda: sets.listing(found),
+        lambda: (found.paths(), found.counts(), found.file_names(members), found.samples_in_order()),
+        lambda: [(found.folder_path(one), found.twin_sample(one), found.folder_mtime_ns(one)) for one in folders],
+        lambda: [(found.folder_of(one), found.twin_folder(one)) for one in entries],
+        lambda: [(found.symlink(one), found.extents(one), found.link_target(one)) for one in members],
+        lambda: found.find_path(b"d1/e"),
+        *(lambda shown=shown: shown_names.names_of(found, shown) for shown in views),
+    ]
 
 
 @target(examples=100)

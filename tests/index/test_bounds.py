@@ -307,7 +307,7 @@ def test_members_of_a_huge_sample_are_found_by_bisection(monkeypatch: pytest.Mon
 def test_a_hostile_record_of_deep_folders_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with tars.opened(tars.tar(tars.member(b"a/b/c/d/x.y"))) as fd:
         data = record_builder.build(fd, Fingerprint(1, 2, 3))
-    record_check.opened(data)
+    record_check.checked_record(data)
     monkeypatch.setattr(record_check, "DEPTH_MAX", 3)
     with pytest.raises(record_check.UnsoundRecord, match=r"folder\.parent"):
-        record_check.opened(data)
+        record_check.checked_record(data)

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wdsfs import mount_table, names, trust
 from wdsfs.door.shard_door import DOOR, fingerprint_of
 from wdsfs.door.urls import is_output, is_remote
-from wdsfs.errors import CorruptShard, MissingShard, ShardError, SpecError
+from wdsfs.errors import MALFORMED, CorruptShard, MissingShard, ShardError, SpecError
 from wdsfs.formats import OtherVersion
 from wdsfs.index import record as record_module
 from wdsfs.index import record_check
@@ -219,12 +219,12 @@ class PortableIndex:
                 return Record(view, verify=False)
             if len(view) != row.length or int.from_bytes(view[8:16], "little") != row.crc:
                 raise record_check.UnsoundRecord("its checksum is wrong")
-            record = record_check.opened(view)
+            record = record_check.checked_record(view)
             if record.fingerprint != (row.size, row.mtime_ns, 0):
                 raise record_check.UnsoundRecord("it is of a shard of another size or time")
             if record.counts() != row.numbers:
                 raise record_check.UnsoundRecord("its row has other counts")
-        except ValueError as error:
+        except (*MALFORMED, OverflowError) as error:
             log.warning(
                 "%s: the record of %s is damaged: %s; so the shard is indexed; write the file again: "
                 "wdsfs index --update %s",
