@@ -32,6 +32,7 @@ from wdsfs.shards import Fingerprint
 from wdsfs.tar import member_reader, scan
 from wdsfs.tar.headers import DEPTH_MAX
 from wdsfs.tar.problems import Problem
+from wdsfs.tree.content import read_stored
 
 TOP = position(FOLDER, 0)
 DOMAINS = [BY_EXTENSION, BY_NAME, FILES]
@@ -318,7 +319,7 @@ def flat(tree: Tree, path: bytes = b"") -> dict[bytes, int]:
 
 def content_of(fd: int, one: Record, member: int) -> bytes:
     place = one.member(member)
-    return member_reader.read(fd, place.data, place.size, one.extents(member), 0, place.size)
+    return read_stored(fd, place.data, place.size, one.extents(member), 0, place.size)
 
 
 # --- trees against the model -------------------------------------------------------------------------------

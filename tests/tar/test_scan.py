@@ -27,6 +27,7 @@ from wdsfs.tar import headers, member_reader, scan, sparse, streams
 from wdsfs.tar.columns import Chunk
 from wdsfs.tar.problems import NO_TAR, Problem
 from wdsfs.tar.sparse import Extents, Segments
+from wdsfs.tree.content import read_stored
 
 READ_MAX = 1 << 20  # members over this are not read by `look`
 
@@ -66,7 +67,7 @@ def _rows(fd: int, chunk: Chunk) -> Iterator[Found]:
         content = None
         if size <= READ_MAX and kind == headers.REGULAR:
             try:
-                content = member_reader.read(fd, data, size, extents_of(chunk.sparse.get(row)), 0, size)
+                content = read_stored(fd, data, size, extents_of(chunk.sparse.get(row)), 0, size)
             except CorruptShard:
                 content = None
         yield Found(name, kind, head, data, size, mtime, chunk.links.get(row), content)
@@ -239,7 +240,7 @@ def test_members_over_8_gib(tmp_path: Path, by_pax: bool) -> None:
     (big, small), problems = look(path)
     assert (big.size, small.content, problems) == ((9 << 30) + 100, b"aaa", [])
     with tars.opened(path) as fd:
-        assert member_reader.read(fd, big.data, big.size, None, big.size - 4, 100) == b"\0end"
+        assert read_stored(fd, big.data, big.size, None, big.size - 4, 100) == b"\0end"
 
 
 # --- types -------------------------------------------------------------------------------------------------
@@ -293,9 +294,7 @@ def test_sparse(case: str) -> None:
         for offset, length in itertools.product(
             (0, 1, 999, 1001, len(content) - 1, len(content), 1 << 30), (0, 1, 5000)
         ):
-            got = member_reader.read(
-                fd, int(chunk.datas[0]), len(content), extents_of(chunk.sparse[0]), offset, length
-            )
+            got = read_stored(fd, int(chunk.datas[0]), len(content), extents_of(chunk.sparse[0]), offset, length)
             assert got == content[offset : offset + length]
 
 
@@ -322,7 +321,7 @@ def test_sparse_by_gnu_tar(tmp_path: Path, options: list[str]) -> None:
         sizes = chunk.sizes.tolist()
         for row, member_name in enumerate(chunk.names):
             extents = extents_of(chunk.sparse[row])
-            got = member_reader.read(fd, int(chunk.datas[row]), sizes[row], extents, 0, sizes[row])
+            got = read_stored(fd, int(chunk.datas[row]), sizes[row], extents, 0, sizes[row])
             assert got == want.pop(member_name)
     assert not want
     assert not problems
@@ -470,10 +469,10 @@ def test_cut_off() -> None:
         left = len(ODD["cut in content"].tar()) - found[1].data
         data, size = found[1].data, len(ABC)
         for extents in (None, Extents([0], [size], [0])):
-            assert member_reader.read(fd, data, size, extents, 0, left) == ABC[:left]
+            assert read_stored(fd, data, size, extents, 0, left) == ABC[:left]
             # Never fewer bytes than asked for: the kernel would take that for the end of the file.
             with pytest.raises(CorruptShard):
-                member_reader.read(fd, data, size, extents, 0, left + 1)
+                read_stored(fd, data, size, extents, 0, left + 1)
 
 
 def test_truncation_at_every_byte() -> None:
@@ -498,10 +497,10 @@ def test_truncation_at_every_byte() -> None:
 def test_read_ends_with_the_member() -> None:
     with tars.opened(tars.tar(A, B)) as fd:
         data = len(A) + BLOCK
-        assert member_reader.read(fd, data, len(ABC), None, 0, 1 << 40) == ABC
-        assert member_reader.read(fd, data, len(ABC), None, 500, 20) == ABC[500:520]
-        assert member_reader.read(fd, data, len(ABC), None, len(ABC), 10) == b""
-        assert member_reader.read(fd, data, len(ABC), None, len(ABC) + 5, 10) == b""
+        assert read_stored(fd, data, len(ABC), None, 0, 1 << 40) == ABC
+        assert read_stored(fd, data, len(ABC), None, 500, 20) == ABC[500:520]
+        assert read_stored(fd, data, len(ABC), None, len(ABC), 10) == b""
+        assert read_stored(fd, data, len(ABC), None, len(ABC) + 5, 10) == b""
 
 
 def test_read_name() -> None:

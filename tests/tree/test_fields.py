@@ -19,7 +19,6 @@ from tests.thorough import examples
 from tests.tree.test_view_record import Sample, a_view, as_lines, one_shard, settled, write
 from wdsfs.errors import CorruptShard, UsageError, ViewError
 from wdsfs.index.record import STRAY
-from wdsfs.tar import member_reader
 from wdsfs.tar.problems import BROKEN_FIELD
 from wdsfs.tree import content as content_module
 from wdsfs.tree import json_fields
@@ -253,7 +252,7 @@ def test_a_huge_document_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     shard = write(tmp_path / "s.tar", [(b"k", [(b"json", b'"' + b"x" * 5000 + b'"')])])
     with a_view(tmp_path, [shard], Composition(fields=fields_of(["t=json:t"]))) as below:
         content = below.content(0, below.tag(0), 1)
-        monkeypatch.setattr(member_reader, "read", lambda *_: 1 / 0)
+        monkeypatch.setattr(content_module, "read_stored", lambda *_: 1 / 0)
         with pytest.raises(CorruptShard, match="5,002 bytes"):
             content_module.read(content, 0, 1)
 

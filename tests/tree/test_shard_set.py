@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +212,8 @@ def test_what_the_shard_does_not_have_any_more_is_an_error(tmp_path: Path) -> No
             content_module.read(cut, 0, 5000)
         with pytest.raises(CorruptShard):
             content_module.read(cut, 4990, 10)
+        with pytest.raises(CorruptShard, match=f"ends at byte {6 * 512 + 100}, inside a member"):  # at once
+            content_module.read(replace(cut, size=1 << 50), 0, 1 << 50)
         assert next(below.damaged())[0] == str(path)
         path.write_bytes(b"")
         with pytest.raises(StaleShard):  # changed rather than damaged

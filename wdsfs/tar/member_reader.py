@@ -1,4 +1,4 @@
-"""Reads one member whose place is known: its content, name and end, and the gap behind it.
+"""Reads the headers of one member whose place is known: its name and end; and the gap behind it.
 
 Gaps hold global headers and end marks; a commit copies them or leaves them out.
 """
@@ -28,22 +28,6 @@ from wdsfs.tar.headers import (
 )
 from wdsfs.tar.problems import Damage
 from wdsfs.tar.scan import take_member
-from wdsfs.tar.sparse import Extents, read_extents
-
-
-def read(fd: TarBytes, data: int, size: int, extents: Extents | None, offset: int, length: int) -> bytes:
-    """Return bytes `offset` to `offset + length` of a member of `size` bytes whose payload starts at byte `data`.
-
-    Returns less only at the end of the member. Raises CorruptShard if the shard ends before that: a short answer
-    would look like the end of the file, and hide the damage.
-    """
-    length = max(min(length, size - offset), 0)
-    if extents is not None:
-        return read_extents(fd, data, extents, offset, length)
-    content = read_fully(fd, length, data + offset)
-    if len(content) < length:
-        raise CorruptShard(f"the shard ends at byte {data + offset + len(content)}, inside a member")
-    return content
 
 
 class Placed(NamedTuple):

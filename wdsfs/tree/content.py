@@ -1,4 +1,7 @@
-"""The content of members: places of their bytes, one by one or as columns, and reading from these."""
+"""The content of members: places of their bytes, one by one or as columns, and reading from these.
+
+What becomes of a member that reaches past the end of its shard is decided here, in `read_stored`.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ from numpy.typing import NDArray
 from wdsfs.errors import CorruptShard, StaleShard, UnreadableShard
 from wdsfs.index.record import Record
 from wdsfs.storage import source
-from wdsfs.tar import member_reader
-from wdsfs.tar.headers import BLOCK
+from wdsfs.storage.source import TarBytes
+from wdsfs.tar import member_reader, sparse
+from wdsfs.tar.headers import BLOCK, read_fully
 from wdsfs.tar.sparse import Extents
 from wdsfs.tree.open_shards import ShardFile
 from wdsfs.tree.texts import Ints
@@ -91,13 +95,11 @@ def read(content: Content, offset: int, length: int) -> bytes:
     Raises StaleShard when the shard has changed, CorruptShard when it ends too early, UnreadableShard.
     """
     file = content.file
-    if length > READ_MAX:
-        offset, length = _existing(content, offset, length)
     try:
         if content.held is not None:
-            data = _held(content.held, offset, length)
+            data = _read_held(content.held, offset, length)
         else:
-            data = member_reader.read(file.source, content.data, content.size, content.extents, offset, length)
+            data = read_stored(file.source, content.data, content.size, content.extents, offset, length)
     except CorruptShard as error:
         check_unchanged(content)
         raise CorruptShard(f"{os.fsdecode(file.path)}: {error}") from None
@@ -110,16 +112,24 @@ def read(content: Content, offset: int, length: int) -> bytes:
     return data
 
 
-def _existing(content: Content, offset: int, length: int) -> tuple[int, int]:
-    """Return the range of a long read; only the last byte of a member that would reach past the end of its shard.
+def read_stored(tar: TarBytes, data: int, size: int, extents: Extents | None, offset: int, length: int) -> bytes:
+    """Return bytes `offset` to `offset + length` of a member of `size` bytes whose payload starts at byte `data`.
 
-    Reading that byte fails at once, before memory is allocated for the size that a header claims.
+    Returns less only at the end of the member. Raises CorruptShard if the shard ends before that: a short answer
+    would look like the end of the file, and hide the damage. A long read of such bytes is not begun, or memory
+    would be allocated for the size that a header claims.
     """
-    length = min(length, content.size - offset)
-    plain = content.held is None and content.extents is None
-    if plain and content.data + offset + length > source.size_of(content.file.source):
-        return offset + length - 1, 1
-    return offset, length
+    length = max(min(length, size - offset), 0)
+    begin = data + offset
+    if extents is not None:
+        return sparse.read_extents(tar, data, extents, offset, length)
+    end = source.size_of(tar) if length > READ_MAX else begin + length
+    if end >= begin + length:
+        content = read_fully(tar, length, begin)
+        if len(content) == length:
+            return content
+        end = begin + len(content)
+    raise CorruptShard(f"the shard ends at byte {end}, inside a member")
 
 
 def read_cached(content: Content, offset: int, length: int) -> memoryview | None:
@@ -130,7 +140,7 @@ def read_cached(content: Content, offset: int, length: int) -> memoryview | None
     length = min(length, content.size - offset)
     file = content.file
     if content.extents is not None or not 0 < length <= READ_MAX:
-        return None if content.held is None else _held_cached(content, offset, length)
+        return None if content.held is None else _read_held_cached(content, offset, length)
     fd, data, begin = file.source, _scratch[:length], content.data + offset
     if not isinstance(fd, int):
         cached = None if file.remote is None else file.remote.read_cached(length, begin)
@@ -160,13 +170,13 @@ def remote_range(content: Content, offset: int, length: int) -> RemoteRange | No
     return RemoteRange(tar, content.data + offset, content.data + end, sample)
 
 
-def _held(held: Held, offset: int, length: int) -> bytes:
+def _read_held(held: Held, offset: int, length: int) -> bytes:
     if held.data is None:
         held.data = held.load()
     return held.data[offset : offset + length]
 
 
-def _held_cached(content: Content, offset: int, length: int) -> memoryview | None:
+def _read_held_cached(content: Content, offset: int, length: int) -> memoryview | None:
     if content.held is None or content.held.data is None:
         return None
     check_unchanged(content)
