@@ -6,7 +6,6 @@ import errno
 import fcntl
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +25,6 @@ from tests.processes import PATIENCE, Process, wait_until
 from tests.uppers import OPAQUE, WHITEOUT, write_upper
 from tests.writables import shard
 from wdsfs.cli import main
-from wdsfs.names import Reading
 from wdsfs.storage.durable import Disk
 from wdsfs.tar import headers
 from wdsfs.tree.tree import View
@@ -136,32 +134,14 @@ def test_dry_run(program: Program, here: Set) -> None:  # noqa: F811
     assert row["bytes"] == len(here.commit()[0])
 
 
-def test_a_delta_counts_what_it_does_not_show(program: Program, here: Set) -> None:  # noqa: F811
-    command = ("commit", "--overlay", "o", "-o", "d.tar", "--changed-only", SHARDS)
-    said = b"these shards do not show which samples were removed or renamed: 1 removed\n"
-    assert program.run(*command, "--dry-run").stdout.endswith(said)
-    assert program.run(*command).stdout.endswith(said)
-    assert json.loads(program.run(*command, "--json").stdout)["not_told"] == {"removed": 1, "renamed": 0}
-    shutil.rmtree(program.home / "o/upper/s0")
-    here.edit({"s1": {"e": WHITEOUT}})
-    assert program.run(*command).stdout == b"the overlay adds and changes no sample\n" + said
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         ([], b"--output"),
-        (["--in-place", "--changed-only"], b"exclude each other"),
         (["--in-place", "--link"], b"there is no --link"),
         (["--in-place", "--leave-out"], b"there is no --leave-out"),
-        (["--changed-only", "--link", "-o", "%d"], b"--link"),
-        (["--link", "--sort", "-o", "%d"], b"stay as they are"),
-        (["--link", "--maxcount", "3", "-o", "%d"], b"stay as they are"),
         (["--output", "x-%d-%d"], b"like %06d"),
         (["--names", "full", "-o", "%d.tar"], b"made with --layout samples --names ext"),
-        (["--maxcount", "0"], b"maxcount"),
-        (["--maxsize", "0"], b"maxsize"),
-        (["--maxsize", "nan"], b"nan"),
     ],
 )
 def test_options_that_do_not_go_together(
@@ -313,7 +293,6 @@ ALIKE: dict[str, tuple[bytes, bytes, dict[str, Any], tuple[str, ...]]] = {  # tw
     "one is a sample shorter": (numbered(3), numbered(2, 50), {"s0": {"002": WHITEOUT}}, ()),
     "one is that without a sample": (numbered(3), numbered(2), {"s0": {"002": WHITEOUT}}, ()),
     "one has no samples": (numbered(1), tars.tar(), {"s0": {"000": WHITEOUT}}, ()),
-    "one comes out as it was": (numbered(2), numbered(2, 50), {"s1": {"050": {"txt": b"0"}}}, ("--maxcount", "2")),
     "the changed one is as long": (LARGE, numbered(2), {"s0": {"a": {"bin": bytes(200_189) + b"new"}}}, ()),
 }
 
@@ -386,15 +365,13 @@ def test_what_a_commit_left_that_was_killed_at_its_end_goes(program: Program, he
     assert os.listdir(here.place.work) == []
 
 
-@pytest.mark.parametrize("option", ["--group-by-key", "--ignore-zeros"])
 @pytest.mark.parametrize("missing", [0, 1])
 def test_in_place_without_a_shard_that_may_be_missing(
-    option: str,
     missing: int,
     program: Program,  # noqa: F811
 ) -> None:
     """It has no changes, so nothing of it is needed; nor for the name of a further shard."""
-    here = Set(program.home, FIRST, SECOND, reading=Reading(**{option[2:].replace("-", "_"): True}))
+    here = Set(program.home, FIRST, SECOND)
     upper = {"d": {"a": {"txt": b"new"}}} if missing else {"e": {"txt": b"new"}}
     here.edit({f"s{1 - missing}": upper, "more": {"x": {"txt": b"x"}}})
     here.shards[missing].unlink()
@@ -408,7 +385,7 @@ def test_in_place_without_a_shard_that_may_be_missing(
 def test_there_is_nothing_to_abandon(program: Program, here: Set) -> None:  # noqa: F811
     done = program.run("commit", "--abandon", "--overlay", "o", SHARDS, code=7)
     assert b"was stopped half-way, so there is none to abandon" in done.stderr
-    for option in ("--in-place", "--sort", "--link", "--dry-run"):
+    for option in ("--in-place", "--link", "--dry-run"):
         done = program.run("commit", "--abandon", option, "--overlay", "o", SHARDS, code=2)
         assert b"it takes no option that says what to write" in done.stderr
 

@@ -79,7 +79,7 @@ def test_a_commit_says_so(program: Program) -> None:
         done = program.run("commit", "-o", "one/%d.tar", mounted.path)
         assert done.stderr == b""
         (mounted.path / "a/s2/thumb.jpg").write_bytes(b"x")
-        for options in (["-n"], [], ["--maxcount", "3"], ["--json"]):
+        for options in (["-n"], [], ["--json"]):
             place = program.home / f"new{'-'.join(options)}"
             done = program.run("commit", *options, "-o", f"{place}/%d.tar", mounted.path)
             assert done.stderr.decode() == f"wdsfs: note: {place}/0.tar: {note}\n"
@@ -90,11 +90,11 @@ def test_a_commit_says_so(program: Program) -> None:
         assert program.run("commit", "--in-place", mounted.path).stderr == b""
 
 
-def test_a_commit_of_a_view_says_so(program: Program) -> None:
+def test_a_pack_of_a_view_says_so(program: Program) -> None:
     program.write("a.tar", EVEN)
     program.write("b.csv", b"key,mask\ns1,x\n")
     options = ("--associate", "b.csv", "--missing", "empty")
-    done = program.run("commit", *options, "-o", "new/%d.tar", "a.tar")
+    done = program.run("pack", *options, "-o", "new/%d.tar", "a.tar")
     assert f"the sample s1 has the columns cls, mask, txt, the first sample s0 has cls, txt: {REFUSES}" in (
         done.stderr.decode()
     )

@@ -34,9 +34,6 @@ def test_shards_of_a_set_that_begins_empty(program: Program) -> None:  # noqa: F
     assert sorted(os.listdir(program.home / "out")) == ["s-0.idx", "s-0.tar", "s-1.idx", "s-1.tar"]
     found = [tars.by_webdataset((program.home / f"out/s-{number}.tar").read_bytes()) for number in (0, 1)]
     assert found == [[{"__key__": "cats/a", "cls": b"0", "jpg": b"A"}], [{"__key__": "b", "jpg": b"A"}]]
-    # Samples in a row, cut anew.
-    program.run("commit", *OVERLAY, "--maxcount", "5", "-o", "all-%d.tar")
-    assert len(tars.by_webdataset((program.home / "all-0.tar").read_bytes())) == 2
 
 
 def test_a_sample_of_many_images_in_a_set_that_begins_empty(program: Program) -> None:  # noqa: F811

@@ -33,8 +33,8 @@ from wdsfs.errors import CommitError, StaleShard, UsageError
 from wdsfs.index import member_draft
 from wdsfs.packing import diff, reasons
 from wdsfs.packing.file_source import PackOptions
-from wdsfs.packing.overlay_source import NO_SAMPLE, CommitOptions, Planner
-from wdsfs.packing.plan import Remark, continued, namer
+from wdsfs.packing.overlay_source import CommitOptions, Planner
+from wdsfs.packing.plan import continued, namer
 from wdsfs.packing.runner import Runner
 from wdsfs.packing.shard_writer import Files
 from wdsfs.tree.tree import View
@@ -130,12 +130,11 @@ def test_what_lies_behind_the_end_mark_stays_there(tmp_path: Path) -> None:
     assert tar.endswith(tars.END + FIRST)
 
 
-@pytest.mark.parametrize("options", [{}, {"sort": True}, {"maxcount": 1}, {"maxcount": 9}, {"changed_only": True}])
-def test_a_shard_without_its_last_padding(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_a_shard_without_its_last_padding(tmp_path: Path) -> None:
     shard = tars.tar(tars.A, tars.member(b"z.cls", b"1"), tars.member(b"z.txt", b"2"), end=b"")[:-511]
-    contents = Set(tmp_path, shard).edit({"s0": {"z": {"cls": b"new"}, "n": {"txt": b"n"}}}).commit(**options)
+    contents = Set(tmp_path, shard).edit({"s0": {"z": {"cls": b"new"}, "n": {"txt": b"n"}}}).commit()
     assert {key: value for tar in contents for key, value in samples(tar).items()} == {
-        **({} if "changed_only" in options else {"a": {"txt": b"aaa"}}),
+        "a": {"txt": b"aaa"},
         "z": {"cls": b"new", "txt": b"2"},
         "n": {"txt": b"n"},
     }
@@ -154,29 +153,6 @@ def test_links_over_file_systems() -> None:
         with pytest.raises(CommitError, match="leave out --link"):
             Set(Path(home), FIRST).commit(link=True, output=f"{other}/%d.tar")
         assert os.listdir(other) == []
-
-
-def test_sorted(tmp_path: Path) -> None:
-    here = Set(tmp_path, FIRST, SECOND)
-    first, second = here.edit({"s0": {"b": {"txt": b"b"}}}).commit(sort=True)
-    assert keys(first, second) == [["b", "c", "d/a", "d/b"], ["d/f", "e"]]
-    assert tars.by_tarfile(first)[0].name == b"d"
-    assert first.endswith(tars.END)
-    for old, new in ((FIRST, first), (SECOND, second)):
-        assert samples(old).items() <= samples(new).items()
-
-
-@pytest.mark.parametrize(
-    ("shard", "text"),
-    [
-        (tars.tar(tars.member(b"k.jpg"), tars.B, tars.member(b"k.cls")), "occurs twice"),
-        (tars.tar(tars.A, tars.member(b"l.txt", kind=tars.HARD_LINK, link=b"a.txt")), "hard links"),
-        (tars.tar(tars.pax({b"mtime": b"7"}, b"g"), tars.A), "global PAX header"),
-    ],
-)
-def test_what_cannot_be_sorted(shard: bytes, text: str, tmp_path: Path) -> None:
-    with pytest.raises(CommitError, match=text):
-        Set(tmp_path, shard).commit(sort=True)
 
 
 # --- what a reader would not show --------------------------------------------------------------------------
@@ -234,60 +210,14 @@ def test_a_shard_of_more_folders_than_readers_take_is_refused(
     Set(tmp_path / "two", FIRST).edit({"s0": {"d": nested(5, {"txt": b""})}}).plan()
 
 
-# --- split up anew -----------------------------------------------------------------------------------------
-
-
-def test_split_by_count(tmp_path: Path) -> None:
-    here = Set(tmp_path, numbered(5), numbered(5, 5)).edit({"s0": {"002": WHITEOUT, "z": {"txt": b"z"}}})
-    contents = here.commit(maxcount=4)
-    assert keys(*contents) == [["000", "001", "003", "004"], ["z", "005", "006", "007"], ["008", "009"]]
-    assert all(tar.endswith(tars.END) for tar in contents)
-
-
-def test_split_by_size(tmp_path: Path) -> None:
-    """As in ShardWriter: a sample goes into a shard that is not full yet, and headers do not count."""
-    import webdataset
-
-    here = Set(tmp_path, numbered(7, size=600))
-    ours = here.commit(maxsize=1000)
-    with webdataset.ShardWriter(f"{tmp_path}/w-%03d.tar", maxsize=1000, encoder=False, verbose=0) as writer:
-        for sample in tars.by_webdataset(numbered(7, size=600)):
-            writer.write(sample)
-    theirs = [path.read_bytes() for path in sorted(tmp_path.glob("w-*.tar"))]
-    assert keys(*ours) == keys(*theirs) == [["000", "001"], ["002", "003"], ["004", "005"], ["006"]]
-
-
-def test_a_global_header_goes_where_its_members_go(tmp_path: Path) -> None:
-    """None is left at the end of a shard, where Python and webdataset would fail."""
-    first, second = (tars.pax({b"comment": comment}, b"g") for comment in (b"x", b"y"))
-    here = Set(tmp_path, first + numbered(4), second + numbered(4, 4))
-    contents = here.edit({"s0": {"002": WHITEOUT}}).commit(maxcount=3)
-    assert keys(*contents) == [["000", "001", "003"], ["004", "005", "006"], ["007"]]
-    assert [tar.find(first) for tar in contents] == [0, -1, -1]
-    assert [tar.find(second) for tar in contents] == [-1, 0, -1]
-
-
-@pytest.mark.parametrize("options", [{}, {"sort": True}, {"maxcount": 3}, {"in_place": True}])
+@pytest.mark.parametrize("options", [{}, {"in_place": True}])
 def test_a_shard_with_a_global_header_loses_all_samples(options: dict[str, Any], tmp_path: Path) -> None:
     here = Set(tmp_path, tars.pax({b"comment": b"x"}, b"g") + numbered(2))
     contents = here.edit({"s0": {"000": WHITEOUT, "001": WHITEOUT}}).commit(**options)
     assert contents == [tars.END]
 
 
-def test_two_samples_of_one_key_are_not_put_side_by_side(tmp_path: Path) -> None:
-    here = Set(tmp_path, tars.tar(tars.A), tars.tar(tars.A, tars.B))
-    assert keys(*here.commit(maxcount=10)) == [["a"], ["a", "b"]]
-
-
-def test_strays_stay_behind_their_sample(tmp_path: Path) -> None:
-    contents = Set(tmp_path, FIRST).edit({"s0": {"d": {"a": WHITEOUT}}}).commit(maxcount=1)
-    assert [[one.name for one in tars.by_tarfile(tar)] for tar in contents] == [
-        [b"d", b"README", b"d/b.cls", b"d/b.jpg"],
-        [b"c.txt"],
-    ]
-
-
-@pytest.mark.parametrize("options", [{}, {"maxcount": 9}, {"sort": True}, {"in_place": True}])
+@pytest.mark.parametrize("options", [{}, {"in_place": True}])
 @pytest.mark.parametrize("rest", [(tars.A, tars.B), ()], ids=["samples", "no samples"])
 def test_changed_members_in_front_of_the_first_sample(
     rest: tuple[bytes, ...], options: dict[str, Any], tmp_path: Path
@@ -299,27 +229,8 @@ def test_changed_members_in_front_of_the_first_sample(
     assert tar[512:].startswith(b"changed")
 
 
-def test_changed_members_of_no_sample_are_not_among_changed_samples(tmp_path: Path) -> None:
-    here = Set(tmp_path, FIRST, view=View("files")).edit({"s0": {"README": b"changed", "n.txt": b"n"}})
-    assert here.plan(changed_only=True).left_out == [Remark(b"s0/README", NO_SAMPLE)]
-    assert keys(*here.commit(changed_only=True)) == [["n"]]
-
-
-def test_only_what_has_changed(tmp_path: Path) -> None:
-    here = Set(tmp_path, FIRST, SECOND).edit(EDITS).edit({"more": {"x": {"txt": b"x"}}, "s1": {"e": WHITEOUT}})
-    [tar] = here.commit(changed_only=True)
-    assert tars.by_webdataset(tar) == [
-        {"__key__": "d/a", "cls": b"1", "jpg": b"changed", "txt": b"added"},
-        {"__key__": "d/n", "txt": b"new"},
-        {"__key__": "x", "txt": b"x"},
-    ]
-    shutil.rmtree(tmp_path / "out")
-    assert keys(*here.commit(changed_only=True, maxcount=1, sort=True)) == [["d/a"], ["d/n"], ["x"]]
-
-
 def test_nothing_has_changed(tmp_path: Path) -> None:
     here = Set(tmp_path, FIRST)
-    assert here.plan(changed_only=True).steps == []
     assert here.plan(in_place=True).steps == []
     assert here.commit() == [FIRST]
 
@@ -518,11 +429,6 @@ def test_a_shard_that_changes_before_the_planning(tmp_path: Path) -> None:
         tree.lower.distrust()
         with pytest.raises(StaleShard, match="start again"):
             Planner(tree.lower, changes, CommitOptions(output="%d")).make()
-
-
-def test_what_lies_behind_the_end_mark_is_not_split_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert keys(*Set(tmp_path, SECOND + FIRST).commit(maxcount=1)) == [["e"], ["d/f"]]
-    assert "after its end mark" in caplog.text
 
 
 # --- uppers of our own mounts ------------------------------------------------------------------------------

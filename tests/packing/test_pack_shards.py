@@ -16,22 +16,22 @@ from tests.conftest import Program
 from tests.packing.test_view_shards import members
 from tests.processes import PATIENCE, Process, wait_until
 from tests.tree.test_view_record import a_view, member
-from wdsfs.packing.overlay_source import CommitOptions
+from wdsfs.packing.file_source import PackOptions
 from wdsfs.packing.plan import Output
 from wdsfs.packing.shard_writer import ShardWriter
-from wdsfs.packing.view_source import ViewCommit
+from wdsfs.packing.view_source import ViewPack
 from wdsfs.tree.composition import Composition, columns_of
 
 STOPPING = """
 import itertools, signal
 from wdsfs.cli.main import main
-from wdsfs.packing.view_source import ViewCommit
-original, calls = ViewCommit._runner, itertools.count()
+from wdsfs.packing.view_source import ViewPack
+original, calls = ViewPack._runner, itertools.count()
 def runner(self, steps):
     while next(calls) >= 2:
         signal.pause()
     return original(self, steps)
-ViewCommit._runner = runner
+ViewPack._runner = runner
 main(prog_name="wdsfs")
 """
 
@@ -67,8 +67,8 @@ def test_listed_samples_are_copied_byte_by_byte(program: Program) -> None:
     assert b"left out: 18 members in no sample" in done.stdout
     kept = [part for key in ("d/0-1", "d/0-2", "d/1-3", "d/2-3") for part in raw[key]]
     assert (program.home / "good-0.tar").read_bytes() == tars.tar(*kept)
-    # The same by `commit`, shard by shard, and without a list, all.
-    program.run("commit", "--keys", "good.txt", "s{0..2}.tar", "-o", "c-%d.tar")
+    # The same shard by shard, and without a list, all.
+    program.run("pack", "--keep-shards", "--keys", "good.txt", "s{0..2}.tar", "-o", "c-%d.tar")
     assert (program.home / "c-1.tar").read_bytes() == tars.tar(*raw["d/1-3"])
     program.run("pack", "s{0..2}.tar", "-o", "all.tar")
     assert (program.home / "all.tar").read_bytes() == tars.tar(*(part for own in raw.values() for part in own))
@@ -126,7 +126,7 @@ def test_several_shards_are_written_at_a_time(
     monkeypatch.setattr(ShardWriter, "publish", publish_together)
     shards, wanted = [sets.at(tmp_path / f"s{n}.tar") for n in range(3)], Composition(columns=columns_of(columns))
     with a_view(tmp_path, shards, wanted) as below:
-        made = ViewCommit(below, CommitOptions(f"{tmp_path}/n-%d.tar"), jobs=3)
+        made = ViewPack(below, PackOptions(f"{tmp_path}/n-%d.tar", keep_shards=True), jobs=3)
         made.run(write=True)
     assert [len(members(tmp_path / f"n-{n}.tar")) for n in range(3)] == [5 if columns else 10] * 3
     assert [os.path.basename(step.target) for step in made.done] == [b"n-0.tar", b"n-1.tar", b"n-2.tar"]

@@ -1,9 +1,10 @@
-"""`wdsfs commit` with the options of a view: the new shards have what a mount would show."""
+"""`wdsfs pack SHARDS` with the options of a view: the new shards have what a mount would show."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import tarfile
 import tempfile
 from pathlib import Path
@@ -20,11 +21,12 @@ from tests.thorough import examples
 from tests.tree.test_fields import COLUMNS, FIELDS, contents, samples_of
 from tests.tree.test_view_record import Sample, a_view, as_lines, member, write
 from wdsfs.errors import CommitError, UsageError
-from wdsfs.packing.overlay_source import CommitOptions
-from wdsfs.packing.view_source import ViewCommit
+from wdsfs.packing.file_source import PackOptions
+from wdsfs.packing.view_source import ViewPack
 from wdsfs.tree.composition import EMPTY, SKIP, Composition, columns_of, fields_of, refuse_equal_names
 
 OPTIONS = ("--columns", "img=jpg;png", "--field", "caption.txt=json:caption")
+KEEP = (*OPTIONS, "--keep-shards")
 
 
 def members(path: Path) -> list[tuple[str, bytes]]:
@@ -49,13 +51,15 @@ def a_set(home: Path) -> None:
 
 def test_what_a_mount_shows_is_in_the_new_shards(program: Program) -> None:
     a_set(program.home)
-    planned = program.json("commit", *OPTIONS, "-n", "-o", "new/%d.tar", "s{0..2}.tar")
+    planned = program.json("pack", *KEEP, "-n", "-o", "new/%d.tar", "s{0..2}.tar")
     assert not (program.home / "new").exists()
-    done = program.run("commit", *OPTIONS, "-o", "new/%d.tar", "s{0..2}.tar")
+    done = program.run("pack", *KEEP, "-o", "new/%d.tar", "s{0..2}.tar")
     assert b"3 samples" in done.stdout
-    assert b"left out: 3 members of the shards in no sample" in done.stdout
+    assert b"left out: 3 members in no sample" in done.stdout
     assert sorted(path.name for path in (program.home / "new").iterdir()) == ["0.tar", "1.tar"]
-    assert [row["bytes"] for row in planned] == [(program.home / f"new/{n}.tar").stat().st_size for n in range(2)]
+    assert [row["bytes"] for row in planned["shards"]] == [
+        (program.home / f"new/{n}.tar").stat().st_size for n in range(2)
+    ]
     # In the order of the tar.
     assert members(program.home / "new/1.tar") == [
         *(("z/9.img", b"J0"), ("z/9.caption.txt", b"2-0")),
@@ -66,9 +70,9 @@ def test_what_a_mount_shows_is_in_the_new_shards(program: Program) -> None:
     assert re.sub(rb"~\w+", b"", shown) == re.sub(rb"~\w+", b"", made)
 
 
-def test_a_commit_that_is_repeated_keeps_what_is_there(program: Program) -> None:
+def test_a_command_that_is_repeated_keeps_what_is_there(program: Program) -> None:
     a_set(program.home)
-    command = ("commit", *OPTIONS, "-o", "new/%d.tar", "s{0..2}.tar")
+    command = ("pack", *KEEP, "-o", "new/%d.tar", "s{0..2}.tar")
     program.run(*command)
     before = {path.name: (path.stat().st_ino, path.read_bytes()) for path in (program.home / "new").iterdir()}
     (program.home / "new/0.tar").unlink()
@@ -82,7 +86,7 @@ def test_a_commit_that_is_repeated_keeps_what_is_there(program: Program) -> None
 
 def test_samples_are_split_up_anew_and_sorted(program: Program) -> None:
     a_set(program.home)
-    command = ("commit", *OPTIONS, "--sort", "--maxcount", "2", "-o", "new/%d.tar")
+    command = ("pack", *OPTIONS, "--sort", "--maxcount", "2", "-o", "new/%d.tar")
     program.run(*command, "s{0..2}.tar")
     names = [[name for name, _ in members(program.home / f"new/{n}.tar")] for n in range(2)]
     # A sample of the same key as the one before it begins another shard.
@@ -98,7 +102,7 @@ def test_joined_and_labelled_columns_are_packed(program: Program) -> None:
     as_lines(program.home / "l.jsonl", [{"key": "k", "label": 7}])
     options = ("--join", "j.tar", "--associate", "l.jsonl", "--columns", "text=txt")
     more = ("--columns", "depth", "--columns", "label", "--columns", "big")
-    program.run("commit", *options, *more, "-o", "new.tar", "s.tar")
+    program.run("pack", *options, *more, "-o", "new.tar", "s.tar")
     found = dict(members(program.home / "new.tar"))
     assert found == {"k.big": bytes(3 << 20), "k.text": b"text", "k.depth": b"D", "k.label": b"7"}
 
@@ -106,26 +110,26 @@ def test_joined_and_labelled_columns_are_packed(program: Program) -> None:
 def test_what_cannot_be_packed_is_refused_before_anything_is_written(program: Program) -> None:
     broken: list[Sample] = [(b"a", [(b"jpg", b"J"), (b"json", b"{")])]
     write(program.home / "broken.tar", broken)
-    text = program.run("commit", *OPTIONS, "-o", "new/%d.tar", "broken.tar", code=7).stderr.decode()
+    text = program.run("pack", *OPTIONS, "-o", "new/%d.tar", "broken.tar", code=7).stderr.decode()
     assert "a.json: is not JSON" in text
     write(program.home / "case.tar", [(b"a", [(b"jpg", b"J"), (b"PNG", b"P")])])
-    text = program.refused("commit", "--columns", "png=jpg", "--columns", "PNG", "-o", "n.tar", "case.tar", code=7)
+    text = program.refused("pack", "--columns", "png=jpg", "--columns", "PNG", "-o", "n.tar", "case.tar", code=7)
     assert "a.PNG cannot be packed: differs from another file" in text
-    text = program.refused("commit", "--columns", "__key__=jpg", "-o", "n.tar", "case.tar", code=7)
+    text = program.refused("pack", "--columns", "__key__=jpg", "-o", "n.tar", "case.tar", code=7)
     assert "a.__key__ cannot be packed: readers use this name" in text
     write(program.home / "umlaut.tar", [(b"a", [("é".encode(), b"J"), ("É".encode(), b"P")])])
-    text = program.refused("commit", "--columns", "é", "--columns", "É=É", "-o", "n.tar", "umlaut.tar", code=7)
+    text = program.refused("pack", "--columns", "é", "--columns", "É=É", "-o", "n.tar", "umlaut.tar", code=7)
     assert "only in letter case" in text
     write(program.home / "long.tar", [(b"x" * 4000, [(b"jpg", b"J")])])
     columns = ("--columns", f"{'n' * 100}=jpg")
-    text = program.refused("commit", *columns, "-o", "n.tar", "long.tar", code=7)
+    text = program.refused("pack", *columns, "-o", "n.tar", "long.tar", code=7)
     assert "the limit is 4,095" in text
     # Two samples of one key between which another one is left out.
     twice = [member(b"k.jpg", b"1"), member(b"x.txt", b"2"), member(b"k.jpg", b"3")]
     (program.home / "twice.tar").write_bytes(tars.tar(*twice))
-    command = ("commit", "--columns", "img=jpg", "--missing", "skip", "-o", "n.tar", "twice.tar")
+    command = ("pack", "--keep-shards", "--columns", "img=jpg", "--missing", "skip", "-o", "n.tar", "twice.tar")
     assert "the key 'k' occurs twice in a row" in program.refused(*command, code=7)
-    text = program.refused("commit", "--columns", "jpg", "-o", "case.tar", "case.tar", code=7)
+    text = program.refused("pack", "--columns", "jpg", "-o", "case.tar", "case.tar", code=7)
     assert "case.tar is one of the shards" in text
     assert not (program.home / "new").exists()
     assert not (program.home / "n.tar").exists()
@@ -134,36 +138,85 @@ def test_what_cannot_be_packed_is_refused_before_anything_is_written(program: Pr
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("--in-place",), "--in-place: not with the options of a view: the shards stay as they are"),
-        (("--changed-only", "-o", "n.tar"), "--changed-only: not with the options of a view"),
-        (("--link", "-o", "n.tar"), "--link: not with the options of a view"),
-        (("--merge", "-o", "n.tar"), "--merge: not with the options of a view"),
-        (("--overlay", "edits", "-o", "n.tar"), "--overlay: not with the options of a view"),
-        ((), "name the new shards with --output"),
+        (("--sort", "--shuffle", "1"), "--sort sorts the samples of each shard"),
+        (("--keep-shards", "--maxcount", "3"), "--keep-shards makes a new shard of each one"),
+        (("--keep-shards", "--order", "keys"), "--keep-shards makes a new shard of each one"),
+        (("--executor", "mpi"), "--executor: not with SHARDS"),
+        (("--split", "a"), "has no splits"),
+        (("--split", "a", "--split", "b"), "--split a: write NAME=FRACTION"),
     ],
 )
-def test_options_that_are_not_for_views(program: Program, arguments: tuple[str, ...], text: str) -> None:
+def test_options_that_do_not_go_together(program: Program, arguments: tuple[str, ...], text: str) -> None:
     a_set(program.home)
-    program.directory("edits")
-    assert text in program.refused("commit", "--columns", "jpg", *arguments, "s1.tar", code=2)
+    program.write("keys", b"z/9")
+    assert text in program.refused("pack", *arguments, "-o", "n.tar", "s1.tar", code=2)
 
 
 def test_a_mount_is_named_by_its_shards(program: Program) -> None:
     a_set(program.home)
     with program.mounted("s1.tar", *OPTIONS) as mounted:
-        text = program.refused("commit", *OPTIONS, "-o", "n.tar", mounted.path, code=2)
+        text = program.refused("pack", *OPTIONS, "-o", "n.tar", mounted.path, code=2)
         assert "is a mount: name its SHARDS" in text
         text = program.refused("commit", "-o", "n.tar", mounted.path, code=5)
         options = "--columns 'img=jpg;png' --field caption.txt=json:caption"
-        assert f"to write new shards of what it shows: wdsfs commit {options} -o PATTERN SHARDS" in text
+        assert f"to write new shards of what it shows: wdsfs pack {options} -o PATTERN SHARDS" in text
+
+
+def test_parts_of_a_set_and_shards_that_are_missing(program: Program) -> None:
+    a_set(program.home)
+    done = program.json(
+        "pack", *KEEP, "--shard-id", "1", "--num-shards", "2", "-o", "p-%d.tar", "s{0..2}.tar", "--json"
+    )
+    assert [row["samples"] for row in done["shards"]] == [1]
+    assert "1 of 4 shards are missing" in program.refused("pack", *KEEP, "-o", "n-%d.tar", "s{0..3}.tar", code=3)
+    done = program.json("pack", *KEEP, "--allow-missing", "-o", "n-%d.tar", "s{0..3}.tar", "--json")
+    assert [row["samples"] for row in done["shards"]] == [1, 2]
+    assert "shards are missing" in program.refused(
+        "pack", *KEEP, "--strict", "-o", "m-%d.tar", "s{0..3}.tar", code=3
+    )
+
+
+@pytest.mark.parametrize("arguments", [("--in-place",), ("-o", "new/%d.tar", "--maxcount=2")])
+def test_commit_names_the_command_of_a_view(program: Program, arguments: tuple[str, ...]) -> None:
+    """It can be typed as it is, but for the names of the new shards."""
+    a_set(program.home)
+    words = (*OPTIONS, *arguments, "s{0..2}.tar")
+    text = program.refused("commit", *words, code=2)
+    assert "commit: --columns is an option of pack: wdsfs pack " in text
+    command = shlex.split(text.partition("option of pack: wdsfs ")[2].replace("PATTERN", "new/%d.tar"))
+    program.run(*command)
+    found = [len(members(path)) for path in sorted((program.home / "new").iterdir())]
+    assert found == [2, 4]
+
+
+@pytest.mark.parametrize("shards", [("s1.tar",), ("s1.tar", "s2.tar")])
+def test_commit_without_an_overlay_names_pack(program: Program, shards: tuple[str, ...]) -> None:
+    a_set(program.home)
+    text = program.refused(
+        "commit", "--group-by-key", "-o", "n-%d.tar", *shards, code=5 if len(shards) == 1 else 2
+    )
+    assert "commit writes the changes of an overlay: name one MOUNTPOINT, or name --overlay DIR" in text
+    program.run(*shlex.split(text.partition("SHARDS alone type: wdsfs ")[2]))
+    assert len(list(program.home.glob("n-*.tar"))) == len(shards)
+
+
+@pytest.mark.parametrize("option", [("--maxcount", "3"), ("--maxsize", "3"), ("--sort",), ("--keys", "k")])
+def test_commit_of_an_overlay_names_what_pack_does(program: Program, option: tuple[str, ...]) -> None:
+    a_set(program.home)
+    text = program.refused(
+        "commit", "--overlay", program.directory("o"), *option, "-o", "n-%d.tar", "s1.tar", code=2
+    )
+    assert f"commit: {option[0]} is an option of pack: commit without it, then pack the new shards" in text
+    text = program.refused("commit", "--overlay", "o", "--changed-only", "-o", "n-%d.tar", "s1.tar", code=2)
+    assert "commit: --changed-only is no longer an option" in text
 
 
 def test_new_shards_may_be_objects(program: Program, s3: FakeS3) -> None:
     a_set(program.home)
     program.environment.update(s3.environment)
-    command = ("commit", *OPTIONS, "-o", f"s3://{BUCKET}/new/%d.tar", "s{0..2}.tar")
+    command = ("pack", *KEEP, "-o", f"s3://{BUCKET}/new/%d.tar", "s{0..2}.tar", "--json")
     assert program.json(*command)["written"] == 2
-    program.run("commit", *OPTIONS, "-o", "here/%d.tar", "s{0..2}.tar")
+    program.run("pack", *KEEP, "-o", "here/%d.tar", "s{0..2}.tar")
     for number in range(2):
         assert s3.objects[f"new/{number}.tar"] == (program.home / f"here/{number}.tar").read_bytes()
     assert program.json(*command)["written"] == 0
@@ -185,10 +238,10 @@ def test_new_shards_show_what_the_view_shows(
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
         shard = write(home / "s.tar", samples)
-        options = CommitOptions(f"{directory}/new-%d.tar", maxcount=1 if resplit else None)
+        options = PackOptions(f"{directory}/new-%d.tar", **({"maxcount": 1} if resplit else {"keep_shards": True}))
         with a_view(home, [shard], wanted) as below:
             expected = contents(below)
-            made = ViewCommit(below, options)
+            made = ViewPack(below, options)
             if not expected or any(data is None for _, shown in expected for _, data in shown):
                 with pytest.raises(CommitError):
                     made.run(write=True)

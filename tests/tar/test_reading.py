@@ -10,6 +10,7 @@ import random
 import shlex
 import subprocess
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from hypothesis import strategies as st
 from tests import sets, tars
 from tests.conftest import Program
 from tests.interop.test_lint import findings, write
-from tests.packing.overlays import Set
+from tests.packing.overlays import Set, files_of
 from tests.tars import BLOCK, END, member, tar
+from tests.tree.test_view_record import a_view
 from tests.uppers import WHITEOUT
 from wdsfs.cli.mount_helper import translate
 from wdsfs.index.record import Record
@@ -30,10 +32,13 @@ from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import open_index
 from wdsfs.interop.lint import lint
 from wdsfs.names import PLAIN, Reading
+from wdsfs.packing.file_source import PackOptions
+from wdsfs.packing.view_source import ViewPack
 from wdsfs.shards import GONE, Shard
 from wdsfs.spec.expand import expand
 from wdsfs.tar import scan, streams
 from wdsfs.tar.problems import Problem
+from wdsfs.tree.composition import Composition
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.set_options import Selection
 from wdsfs.tree.shard_set import ShardSet
@@ -382,7 +387,7 @@ def test_compressed_joined_tars(program: Program) -> None:
     program.write("two.tar.gz", gzip.compress(joined[: 20 * BLOCK]) + gzip.compress(joined[20 * BLOCK :]))
     for name in ("one", "two"):
         assert program.run("cat", "--ignore-zeros", ".", f"{name}/b/txt", cwd=program.home).stdout == b"b"
-    program.run("commit", "--ignore-zeros", "--overlay", program.directory("o"), "-o", "n-%d.tar", "one.tgz")
+    program.run("pack", "--ignore-zeros", "-o", "n-%d.tar", "one.tgz")
     assert by_webdataset((program.home / "n-0.tar").read_bytes()) == [(b"a", [b"txt"]), (b"b", [b"txt"])]
 
 
@@ -456,214 +461,158 @@ def test_an_export_is_right_for_its_reader(program: Program) -> None:
     assert b"wrong index" not in program.run("check", "--group-by-key", "x.tar", code=1).stdout
 
 
-# --- commits -----------------------------------------------------------------------------------------------
+# --- new shards --------------------------------------------------------------------------------------------
 
 
-def committed(program: Program, *arguments: str, code: int = 0) -> list[bytes]:
-    """The shards that a commit writes with these options."""
-    program.run("commit", *arguments, "-o", "new/n-%03d.tar", code=code)
+def packed(program: Program, *arguments: str) -> list[bytes]:
+    """The shards that `pack` makes with these options, one of each."""
+    program.run("pack", "--keep-shards", *arguments, "-o", "new/n-%03d.tar")
     return [path.read_bytes() for path in sorted((program.home / "new").glob("*.tar"))]
 
 
-def test_a_commit_without_a_change_writes_samples_together(program: Program) -> None:
-    """The documented way to put a shard right: an empty directory for an overlay."""
+def test_pack_writes_samples_together(program: Program) -> None:
+    """The documented way to put a set right."""
     program.write("x.tar", APART)
     program.write("y.tar", tar(member(b"ok.x"), member(b"ok.y")))
-    overlay = str(program.directory("o"))
-    first, second = committed(program, "--group-by-key", "--overlay", overlay, "x.tar", "y.tar")
+    joined = tar(member(b"a.txt", b"1")).ljust(20 * BLOCK, b"\0") + tar(member(b"b.txt", b"2"))
+    program.write("z.tar.gz", gzip.compress(joined))
+    first, second, third = packed(program, *BOTH.arguments, "x.tar", "y.tar", "z.tar.gz")
     assert by_webdataset(first) == TOGETHER
     assert second == tar(member(b"ok.x"), member(b"ok.y"))
-    told = program.json("commit", "-n", "--group-by-key", "--overlay", overlay, "-o", "z-%d.tar", "x.tar", "y.tar")
-    assert [row["action"] for row in told] == ["rewrite", "copy"]
+    assert third == tar(member(b"a.txt", b"1"), member(b"b.txt", b"2"))
     # Nothing but the order of members is another: each is there byte for byte.
     blocks = {name: member(name, content) for name, content in ((b"d/a.jpg", b"Ja"), (b"d/a.cls", b"Ca"))}
     assert first.startswith(blocks[b"d/a.jpg"] + blocks[b"d/a.cls"])
+    kept = APART.replace(member(b"README", b"r"), b"")
     assert sorted(first[at : at + BLOCK] for at in range(0, len(first), BLOCK)) == sorted(
-        APART[at : at + BLOCK] for at in range(0, len(APART), BLOCK)
+        kept[at : at + BLOCK] for at in range(0, len(kept), BLOCK)
     )
-
-
-def test_a_commit_in_place_puts_right_what_it_shows(program: Program) -> None:
-    program.write("x.tar", APART)
-    program.write("y.tar", tar(member(b"a.txt", b"1")).ljust(20 * BLOCK, b"\0") + tar(member(b"b.txt", b"2")))
-    ordinary = program.write("z.tar", tar(member(b"ok.x"), member(b"ok.y")))
-    before = ordinary.stat().st_ino, ordinary.stat().st_ctime_ns
-    with program.mounted(*BOTH.arguments, "--overlay", "o", "x.tar", "y.tar", "z.tar") as mounted:
-        told = program.run("diff", mounted.path).stdout
-        assert told.count(b"note: ") == 2
-        (mounted.path / "x/d/b/txt").write_bytes(b"a caption")
-        (mounted.path / "x/d/a/cls").write_bytes(b"changed")
-        (mounted.path / "x/d/c/jpg").unlink()
-        program.run("commit", "--in-place", mounted.path)
-        assert (mounted.path / "x/d/a/cls").read_bytes() == b"changed"
-        assert program.run("diff", mounted.path).stdout == b""
-        mounted.allow_log("has changed")
-    first, second = ((program.home / name).read_bytes() for name in ("x.tar", "y.tar"))
-    assert by_webdataset(first) == [
-        (b"d/a", [b"jpg", b"cls"]),
-        (b"d/b", [b"jpg", b"cls", b"txt"]),
-        (b"d/c", [b"cls"]),
-    ]
-    assert by_webdataset(second) == [(b"a", [b"txt"]), (b"b", [b"txt"])]
-    assert tars.by_webdataset(first)[0]["cls"] == b"changed"
-    assert by_gnu_tar(program.home / "y.tar") == [b"a.txt", b"b.txt"]
-    assert (ordinary.stat().st_ino, ordinary.stat().st_ctime_ns) == before
-
-
-def test_an_empty_directory_has_the_same_notes_and_conflicts(program: Program) -> None:
-    program.write("x.tar", APART)
-    program.write("y.tar", tar(member(b"a.x"), member(b"b.x"), member(b"a.x")))
-    program.directory("o")
-    told = program.run("diff", "--group-by-key", "--overlay", "o", "x.tar", "y.tar", code=1).stdout.decode()
-    assert "note: x: has samples whose members lie apart" in told
-    assert "conflict: y/a: has an extension twice" in told
-    text = program.run(
-        "commit", "--group-by-key", "--overlay", "o", "-o", "n-%d.tar", "x.tar", "y.tar", code=7
-    ).stderr
-    assert b"conflict: y/a: has an extension twice" in text
-    assert not (program.home / "n-0.tar").exists()
-
-
-def test_in_place_over_an_empty_directory(program: Program) -> None:
-    path = program.write("x.tar", APART)
-    program.run("commit", "--in-place", "--group-by-key", "--overlay", program.directory("o"), "x.tar")
-    assert by_webdataset(path.read_bytes()) == TOGETHER
-    done = program.run("commit", "--in-place", "--group-by-key", "--overlay", "o", "x.tar")
-    assert b"changes no shard" in done.stdout
-
-
-@pytest.mark.parametrize("options", [("--sort",), ("--maxcount", "2"), ("--maxsize", "3")])
-def test_samples_that_lie_apart_are_sorted_and_split_up(program: Program, options: tuple[str, ...]) -> None:
-    program.write(
-        "x.tar", tar(member(b"b.x", b"1"), member(b"a.x", b"2"), member(b"b.y", b"34")) + tar(member(b"a.y"))
-    )
-    found = committed(program, *BOTH.arguments, "--overlay", str(program.directory("o")), *options, "x.tar")
-    assert len(found) == {"--sort": 1, "--maxcount": 1, "--maxsize": 2}[options[0]]
-    samples = [sample for content in found for sample in by_webdataset(content)]
-    wanted = [(b"b", [b"x", b"y"]), (b"a", [b"x", b"y"])]
-    assert samples == (sorted(wanted) if options == ("--sort",) else wanted)
-
-
-def test_an_overlay_remembers_how_its_shards_are_read(program: Program) -> None:
-    program.write("x.tar", APART)
-    with program.mounted("--group-by-key", "--overlay", "o", "x.tar") as mounted:
-        (mounted.path / "x/d/a/txt").write_bytes(b"new")
-        text = program.refused("diff", "--group-by-key", mounted.path, code=2)
-        assert "--group-by-key is for SHARDS" in text
-    assert b"d/a +txt" in program.run("diff", "--overlay", "o", "x.tar").stdout
-    text = program.refused("diff", "--ignore-zeros", "--overlay", "o", "x.tar", code=2)
-    assert "was made with --layout samples --names ext --group-by-key" in text
-    text = program.refused("mount", "-q", "--overlay", "o", "x.tar", program.mountpoint, code=8)
-    assert "was made with --layout samples --names ext --group-by-key" in text
-    assert "with the same options, or commit it first" in text
-    text = program.refused("mount", "-q", *BOTH.arguments, "--overlay", "o", "x.tar", program.mountpoint, code=8)
-    assert "with the same options and without --ignore-zeros, or" in text
-    text = program.refused("mount", "-q", "--merge", "--overlay", "o", "x.tar", program.mountpoint, code=8)
-    assert "with the same options and without --merge, or" in text
-
-
-def test_a_renamed_and_a_removed_sample(program: Program) -> None:
-    program.write("x.tar", APART)
-    with program.mounted("--group-by-key", "--overlay", "o", "x.tar") as mounted:
-        (mounted.path / "x/d/b").rename(mounted.path / "x/d/z")
-        for name in ("jpg", "cls"):
-            (mounted.path / "x/d/c" / name).unlink()
-        (mounted.path / "x/d/c").rmdir()
-        assert b"renamed  x/d/b -> x/d/z" in program.run("diff", mounted.path).stdout
-        found = committed(program, str(mounted.path))
-    assert by_webdataset(found[0]) == [(b"d/a", [b"jpg", b"cls"]), (b"d/z", [b"jpg", b"cls"])]
-
-
-def test_extensions_that_would_meet_are_a_conflict(program: Program) -> None:
-    program.write("x.tar", tar(member(b"a.jpg", b"1"), member(b"b.jpg"), member(b"a.jpg", b"2"), member(b"b.JPG")))
-    with program.mounted("--group-by-key", "--overlay", "o", "x.tar") as mounted:
-        assert sorted(os.listdir(mounted.path / "x/a")) == ["jpg", "jpg~2"]
-        told = program.run("diff", mounted.path, code=1).stdout.decode()
-        assert "conflict: x/a: has an extension twice" in told
-        assert "conflict: x/b: has an extension twice" in told
-        program.run("commit", mounted.path, "-o", "n.tar", code=7)
-        (mounted.path / "x/a/jpg~2").unlink()
-        (mounted.path / "x/b/JPG").rename(mounted.path / "x/b/png")
-        found = committed(program, str(mounted.path))
-    assert by_webdataset(found[0]) == [(b"a", [b"jpg"]), (b"b", [b"jpg", b"png"])]
 
 
 @pytest.mark.parametrize(
-    ("odd", "what"),
-    [
-        (member(b"link", kind=tars.HARD_LINK, link=b"a.x"), "hard links"),
-        (tars.pax({b"mtime": b"9"}, b"g"), "a global PAX header"),
-    ],
+    "odd",
+    [member(b"link", kind=tars.HARD_LINK, link=b"a.x"), tars.pax({b"mtime": b"9"}, b"g")],
+    ids=["a hard link", "a global header"],
 )
-def test_what_cannot_be_moved_is_refused(program: Program, odd: bytes, what: str) -> None:
-    program.write("x.tar", tar(member(b"a.x"), odd, member(b"b.x"), member(b"a.y")))
-    overlay = str(program.directory("o"))
-    text = program.refused("commit", "--group-by-key", "--overlay", overlay, "-o", "n.tar", "x.tar", code=7)
-    assert f"x.tar has {what}: members that lie apart cannot be moved" in text
-    assert committed(program, "--ignore-zeros", "--overlay", overlay, "x.tar")
+def test_pack_moves_members_that_others_depend_on(program: Program, odd: bytes) -> None:
+    program.write("x.tar", tar(odd, member(b"a.x", b"1"), member(b"b.x", b"2"), member(b"a.y", b"3")))
+    (found,) = packed(program, "--group-by-key", "x.tar")
+    assert tars.by_webdataset(found) == [{"__key__": "a", "x": b"1", "y": b"3"}, {"__key__": "b", "x": b"2"}]
+    if odd[156:157] == b"g":
+        with tarfile.open(fileobj=io.BytesIO(found)) as archive:
+            assert {one.mtime for one in archive} == {9}
 
 
-def test_what_cannot_be_written_anew_stays_as_it_is(program: Program) -> None:
-    """A damaged shard is copied, a compressed one is not replaced; both are reported."""
-    damaged = APART[: 12 * BLOCK] + b"?" * BLOCK
-    program.write("x.tar", damaged)
-    overlay = str(program.directory("o"))
-    done = program.run("commit", "--group-by-key", "--overlay", overlay, "-o", "n.tar", "x.tar")
-    assert (program.home / "n.tar").read_bytes() == damaged
-    assert b"is damaged" in done.stderr
-    assert b"it is not rewritten, and other readers still find other samples in it" in done.stderr
-    packed = program.write("y.tar.gz", gzip.compress(APART))
-    before = packed.read_bytes()
-    done = program.run("commit", "--in-place", "--group-by-key", "--overlay", overlay, "y.tar.gz")
-    assert b"is compressed, so it cannot be replaced" in done.stderr
-    assert packed.read_bytes() == before
+def test_pack_refuses_a_damaged_shard(program: Program) -> None:
+    program.write("x.tar", APART[: 12 * BLOCK] + b"?" * BLOCK)
+    done = program.run("pack", "--group-by-key", "-o", "n.tar", "x.tar", code=7)
+    assert b"leave out the shard, the option, or the samples" in done.stderr
+    assert not (program.home / "n.tar").exists()
+
+
+@pytest.mark.parametrize("extension", [b"jpg", b"JPG"])
+def test_pack_refuses_extensions_that_would_meet(program: Program, extension: bytes) -> None:
+    program.write("x.tar", tar(member(b"a.jpg", b"1"), member(b"b.jpg"), member(b"a." + extension, b"2")))
+    text = program.refused("pack", "--group-by-key", "-o", "n.tar", "x.tar", code=7)
+    assert "x.tar: a has an extension twice, in members that lie apart" in text
+    program.write("keys", b"b")
+    assert by_webdataset(packed(program, "--group-by-key", "--keys", "keys", "x.tar")[0]) == [(b"b", [b"jpg"])]
 
 
 def test_a_member_that_is_moved_takes_its_headers_along(program: Program) -> None:
-    """Long names, and a global header between them, which stays where it was."""
+    """Long names, and a global header between them."""
     comment = tars.pax({b"comment": b"x"}, b"g")
     long = b"d/" + b"n" * 150
     apart = tars.pax({b"path": long + b".y"}) + comment + member(b"short", b"Y")
     program.write("x.tar", tar(tars.gnu_long(long + b".x") + member(b"s", b"X"), member(b"b.x", b"B"), apart))
-    found = committed(program, "--group-by-key", "--overlay", str(program.directory("o")), "x.tar")
-    with tarfile.open(fileobj=io.BytesIO(found[0])) as archive:
+    (found,) = packed(program, "--group-by-key", "x.tar")
+    with tarfile.open(fileobj=io.BytesIO(found)) as archive:
         assert [os.fsencode(name) for name in archive.getnames()] == [long + b".x", long + b".y", b"b.x"]
-    assert by_webdataset(found[0]) == [(long, [b"x", b"y"]), (b"b", [b"x"])]
+    assert by_webdataset(found) == [(long, [b"x", b"y"]), (b"b", [b"x"])]
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6))
 def test_random_shards_are_put_right(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
-    """webdataset reads from the new shards what the mount showed, after random changes."""
+    """webdataset reads from the new shards what a mount of the old ones shows."""
     rng = random.Random(seed)
     home = tmp_path_factory.mktemp("random")
-    pairs = [(key, ext) for key in "abcde" for ext in "xyz" if rng.random() < 0.7]
+    pairs = [(key, ext) for key in "abcde" for ext in "xyz" if rng.random() < 0.7] or [("a", "x")]
     rng.shuffle(pairs)
     content = b""
-    for number, (key, ext) in enumerate(pairs):
-        content += member(f"{key}.{ext}".encode(), f"{key}{ext}".encode() * rng.randrange(400))
-        content += rng.choice([b"", b"", bytes(BLOCK * rng.randrange(25)), member(b"stray%d" % number)])
     wanted: dict[str, dict[str, bytes]] = {}
-    edits: dict[Any, Any] = {}
-    here = Set(home, content + END, reading=BOTH)
-    record = record_of(here.shards[0], BOTH)
-    for key, ext in pairs:
-        data = content[content.index(f"{key}.{ext}".encode()) + BLOCK :]
-        wanted.setdefault(key, {})[ext] = data[: record_size(record, key, ext)]
-        what = rng.randrange(6)
-        if what == 0:
-            del wanted[key][ext]
-            edits.setdefault(key, {})[ext] = WHITEOUT
-        elif what == 1:
-            wanted[key][ext] = edits.setdefault(key, {})[ext] = b"changed"
-        elif what == 2:
-            wanted[key]["new"] = edits.setdefault(key, {})["new"] = b"new"
-    options: dict[str, Any] = rng.choice([{}, {"in_place": True}, {"sort": True}, {"maxcount": 2}])
-    out = here.edit({"s0": edits}).commit(**options)
-    found = {sample.pop("__key__"): sample for tar in out for sample in tars.by_webdataset(tar)}
-    assert found == {key: columns for key, columns in wanted.items() if columns}
+    for number, (key, ext) in enumerate(pairs):
+        data = f"{key}{ext}".encode() * rng.randrange(400)
+        wanted.setdefault(key, {})[ext] = data
+        content += member(f"{key}.{ext}".encode(), data)
+        content += rng.choice([b"", b"", bytes(BLOCK * rng.randrange(25)), member(b"stray%d" % number)])
+    (home / "x.tar").write_bytes(content + END)
+    shards = [replace(sets.at(home / "x.tar"), reading=BOTH)]
+    choices: list[dict[str, Any]] = [{"keep_shards": True}, {"sort": True}, {"maxcount": 2}]
+    options = PackOptions(f"{home}/n-%d.tar", **rng.choice(choices))
+    with a_view(home, shards, Composition()) as below:
+        ViewPack(below, options).run(write=True)
+    out = [path.read_bytes() for path in sorted(home.glob("n-*.tar"))]
+    found = {sample.pop("__key__"): sample for one in out for sample in tars.by_webdataset(one)}
+    assert found == wanted
 
 
-def record_size(record: Record, key: str, extension: str) -> int:
-    entry = next(e for e in range(record.entries) if record.entry_path(e) == key.encode())
-    return record.member(record.find_members(entry, extension.encode())[0]).size
+# --- overlays of earlier releases, which took such shards ----------------------------------------------------
+
+
+def an_overlay(home: Path, *, merge: bool = False) -> Set:
+    """A set whose overlay was made with --group-by-key, and has changes."""
+    here = Set(home, APART, reading=BY_KEY, merge=merge)
+    edits = {"d": {"a": {"txt": b"new"}, "b": {"cls": b"changed"}, "c": WHITEOUT}}
+    return here.edit(edits if merge else {"s0": edits})
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_changes_of_such_an_overlay_are_not_committed_but_saved(program: Program, *, merge: bool) -> None:
+    """Nothing that was saved becomes unreadable: diff shows it, a mount serves it, pack saves it."""
+    an_overlay(program.home, merge=merge)
+    assert b"d/a +txt" in program.run("diff", "--overlay", "o", "s0.tar").stdout
+    before = files_of(program.home / "o/upper")
+    for options in (("--in-place",), ("-o", "n-%d.tar"), ("-n", "-o", "n-%d.tar")):
+        text = program.refused("commit", *options, "--overlay", "o", "s0.tar", code=7)
+        assert "because its shards are read with --group-by-key. Save what its mount shows" in text
+    assert files_of(program.home / "o/upper") == before
+    flags = ["--merge"] if merge else []
+    with program.mounted("--group-by-key", *flags, "--overlay", "o", "s0.tar") as mounted:
+        top = mounted.path if merge else mounted.path / "s0"
+        assert (top / "d/a/txt").read_bytes() == b"new"
+        (top / "d/b/more").write_bytes(b"!")
+        text = program.refused("commit", "-o", "n-%d.tar", mounted.path, code=7)
+        command = text.partition("as new shards: ")[2].replace("new/%06d.tar", "saved.tar")
+        program.run(*shlex.split(command.replace("/*", "/s0"))[1:])
+        mounted.allow_log("cannot be committed")
+    assert by_webdataset((program.home / "saved.tar").read_bytes()) == [
+        (b"d/a", [b"cls", b"jpg", b"txt"]),
+        (b"d/b", [b"cls", b"jpg", b"more"]),
+    ]
+
+
+def test_such_an_overlay_is_not_begun(program: Program) -> None:
+    """Before an edit is made, and before anything is indexed; one without changes is refused, too."""
+    program.write("x.tar", APART)
+    for option in ("--group-by-key", "--ignore-zeros"):
+        text = program.refused("mount", option, "--overlay", "o", "x.tar", program.mountpoint, code=8)
+        assert f"shards that are read with {option} cannot be edited" in text
+        assert f"wdsfs pack --keep-shards {option} -o 'new/%06d.tar' SHARDS" in text
+    assert not (program.home / "o").exists()
+    empty = Set(program.home / "empty", APART, reading=BY_KEY)
+    words = ("mount", "--group-by-key", "--overlay", empty.home / "o", empty.shards[0], program.mountpoint)
+    assert "cannot be edited" in program.refused(*words, code=8)
+
+
+def test_an_overlay_remembers_how_its_shards_are_read(program: Program) -> None:
+    an_overlay(program.home)
+    text = program.refused("diff", "--ignore-zeros", "--overlay", "o", "s0.tar", code=2)
+    assert "was made with --layout samples --names ext --group-by-key" in text
+    text = program.refused("mount", "-q", "--overlay", "o", "s0.tar", program.mountpoint, code=8)
+    assert "was made with --layout samples --names ext --group-by-key" in text
+    assert "with the same options, or commit it first" in text
+    text = program.refused("mount", "-q", *BOTH.arguments, "--overlay", "o", "s0.tar", program.mountpoint, code=8)
+    assert "with the same options and without --ignore-zeros, or" in text
+    text = program.refused("mount", "-q", "--merge", "--overlay", "o", "s0.tar", program.mountpoint, code=8)
+    assert "with the same options and without --merge, or" in text

@@ -1,4 +1,4 @@
-"""The command `commit`: packs the changes of an overlay, or what a view shows, into new shards."""
+"""The command `commit`: writes the changes of an overlay into new shards."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import contextlib
 import dataclasses
 import logging
 import os
+import shlex
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from wdsfs.cli import completion, index_commands, options, output
-from wdsfs.cli.output import bytes_bar, note_uneven, say, shards_bar, uneven_text, write_json
+from wdsfs.cli.output import bytes_bar, note_uneven, say, uneven_text, write_json
 from wdsfs.cli.overlay_commands import NamedOverlay, named_overlay
-from wdsfs.cli.process import INTERRUPTED, disk_errors, ended_in_order, when_interrupted
+from wdsfs.cli.process import INTERRUPTED, disk_errors, ended_in_order
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import ExportError, MountError, UsageError, and_others, counted
 
@@ -27,24 +27,7 @@ if TYPE_CHECKING:
     from wdsfs.packing.overlay_source import CommitOptions
     from wdsfs.packing.plan import Plan, Step
     from wdsfs.shards import Shard
-    from wdsfs.tree.composition import Composition
     from wdsfs.tree.set_options import Opening, Tolerance
-
-# Options that are about an overlay, or about shards that stay as they are.
-_NOT_FOR_VIEWS = {
-    "overlay": "shards are taken as they are below an overlay; commit it first, and then the new shards",
-    "layout": "new shards have samples, however a mount shows them",
-    "names": "new shards have samples, however a mount shows them",
-    "merge": "samples stay in their shards; --maxcount and --maxsize divide them differently",
-    "changed_only": "all samples are written",
-    "in_place": "the shards stay as they are; name new ones with --output",
-    "abandon": "there is nothing to end",
-    "link": "all shards are written completely",
-    "leave_out": "it is for files of an overlay",
-    "with_leavings": "it is for files of an overlay",
-    "ignore_times": "it is for files of an overlay",
-    "executor": "a view is written by this process; --shard-id gives each machine a part of the shards",
-}
 
 log = logging.getLogger("wdsfs")
 
@@ -88,21 +71,6 @@ packing_options = options.handing_over(
             shell_complete=completion.paths,
             help="Names of the new shards: 'out/train-%06d.tar' or braces; also 's3://...', gs, az, ais.",
         ),
-        "maxcount": click.option(
-            "--maxcount",
-            type=click.IntRange(1),
-            metavar="N",
-            help="At most N samples in a new shard; all samples are divided among shards again.",
-        ),
-        "maxsize": click.option(
-            "--maxsize",
-            type=options.Bytes(),
-            metavar="BYTES",
-            help="The same for bytes of content, for example 3e9, 500MB or 1GiB.",
-        ),
-        "changed_only": options.flag(
-            "--changed-only", "Only new and changed samples, whole, into shards of their own."
-        ),
         "in_place": options.flag(
             "--in-place", "Replace the shards that change, and empty the overlay, but for what is left out."
         ),
@@ -114,7 +82,6 @@ packing_options = options.handing_over(
         "link": options.flag(
             "--link", "Hard-link shards without changes, not copy them. (That changes their ctime.)"
         ),
-        "sort": options.flag("--sort", "Sort the samples of each shard by key."),
         "leave_out": options.leave_out_option,
         "with_leavings": options.flag(
             "--with-leavings", "Also pack what programs have left behind (`.cls.swp`, `cls~`, `.DS_Store`)."
@@ -132,16 +99,84 @@ packing_options = options.handing_over(
 )
 
 
-@click.command(cls=options.Command)
+# --- what `pack` does ----------------------------------------------------------------------------------------
+
+_WORDS = "wdsfs.cli.commit_command.words"  # in the context: the words of the command line
+# The options that only `pack` has: those that take a value, and flags.
+_OF_VIEWS = ("--columns", "--field", "--join", "--associate", "--keys", "--missing", "--duplicates")
+_DIVIDING, _FLAGS = ("--maxcount", "--maxsize"), ("--ignore-case", "--sort", "--changed-only")
+_NOT_OF_PACK = ("--in-place", "--link", "--abandon", "--ignore-times", "--merge")
+
+
+class _Command(options.Command):
+    """Keeps the words of the command line, for a message that has the command to type instead."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_WORDS] = list(args)
+        return super().parse_args(ctx, args)
+
+
+def _command_of_pack(words: Sequence[str]) -> str:
+    """Return the command that makes new shards of the view that these words of `commit` name."""
+    typed = {word.partition("=")[0] for word in words}
+    keep = [] if typed & {"--maxcount", "--maxsize"} else ["--keep-shards"]
+    named = [] if typed & {"-o", "--output"} else ["-o", "PATTERN"]
+    own = [word for word in words if word not in _NOT_OF_PACK]
+    return shlex.join(["wdsfs", "pack", *keep, *named, *own])
+
+
+def _refuse_option_of_pack(ctx: click.Context, param: click.Parameter, value: object) -> None:
+    """Raise UsageError for an option that only `pack` has, with the way out."""
+    if not value:
+        return
+    words, option = ctx.meta[_WORDS], param.opts[0]
+    typed = {word.partition("=")[0] for word in words}
+    if "--overlay" not in typed and not typed.isdisjoint(_OF_VIEWS):
+        raise UsageError(f"commit: {option} is an option of pack: {_command_of_pack(words)}")
+    if option == "--changed-only":
+        raise UsageError(
+            "commit: --changed-only is no longer an option: commit to new shards, then pack those samples of them "
+            "that `wdsfs diff --json` lists: wdsfs pack --keys LIST -o PATTERN SHARDS"
+        )
+    raise UsageError(
+        f"commit: {option} is an option of pack: commit without it, then pack the new shards: wdsfs pack {option}"
+    )
+
+
+def _options_of_pack(command: options.Decorated) -> options.Decorated:
+    """Add the options that only `pack` has, hidden: they say the way out."""
+    hidden: dict[str, Any] = {"hidden": True, "expose_value": False, "callback": _refuse_option_of_pack}
+    for word in (*_OF_VIEWS, *_DIVIDING):
+        command = click.option(word, multiple=True, **hidden)(command)
+    for word in _FLAGS:
+        command = click.option(word, is_flag=True, **hidden)(command)
+    return command
+
+
+def _refuse_without_overlay(overlay: NamedOverlay) -> None:
+    """Raise UsageError or MountError for SHARDS without an overlay: there are no changes to write."""
+    from wdsfs import mount_registry
+
+    sources = overlay.sources
+    if overlay.overlay is not None or any(os.path.isdir(one) or mount_registry.find(one) for one in sources):
+        return
+    text = "commit writes the changes of an overlay: name one MOUNTPOINT, or name --overlay DIR and the SHARDS"
+    if sources:
+        words = click.get_current_context().meta[_WORDS]
+        text += f" below it; to make new shards of SHARDS alone type: {_command_of_pack(words)}"
+    raise MountError(text) if len(sources) == 1 else UsageError(text)
+
+
+# --- the command ---------------------------------------------------------------------------------------------
+
+
+@click.command(cls=_Command)
 @named_overlay
 @packing_options
-@options.composition_options
+@_options_of_pack
 @options.opening_options_with("Processes that index shards, and shards that are written at a time.", executor=True)
-def commit(overlay: NamedOverlay, packing: Packing, composition: Composition, opening: Opening) -> None:
-    """Pack the changes of a writable mount, or with --overlay DIR those to SHARDS, into new shards.
-
-    With the options of a view (--columns, --field, --join ...) there is no overlay: what a mount of SHARDS with
-    these options shows is written into new shards.
+def commit(overlay: NamedOverlay, packing: Packing, opening: Opening) -> None:
+    """Write the changes of a writable mount, or with --overlay DIR those to SHARDS, into new shards.
 
     The sources stay as they are, unless --in-place is given. A commit that was stopped goes on when it is
     repeated. While a mount is committed, writers get EBUSY and readers go on. After --in-place the mount shows
@@ -154,15 +189,11 @@ def commit(overlay: NamedOverlay, packing: Packing, composition: Composition, op
       wdsfs commit --overlay edits -o 'new/train-%06d.tar' 'train-{000000..000999}.tar'
       wdsfs commit --overlay edits --in-place 'train-{000000..000999}.tar'
       wdsfs commit --overlay edits -o 's3://bucket/new/train-%06d.tar' 'train-{000000..000999}.tar'
-      wdsfs commit --overlay edits --changed-only -o 'delta-%06d.tar' 'train-*.tar'
-      wdsfs commit --columns 'img=jpg;png' --field caption.txt=json:caption -o 'new/%06d.tar' 'train-*.tar'
     """
     since = time.monotonic()
+    _refuse_without_overlay(overlay)
     packing = packing.check(opening.tolerance)
-    if composition.is_plain:
-        code, committed = _commit_overlay(overlay, packing, opening)
-    else:
-        code, committed = 0, _commit_view(overlay, packing, composition, opening)
+    code, committed = _commit_overlay(overlay, packing, opening)
     if committed is not None:
         _show(committed, packing, time.monotonic() - since)
         note_uneven(committed.uneven, opening.quiet)
@@ -175,19 +206,13 @@ def commit(overlay: NamedOverlay, packing: Packing, composition: Composition, op
 class Committed(NamedTuple):
     """A commit that is planned, or done: its plan, the steps that this command did, and a note about the new set.
 
-    `before` is the set before it. `unshown` are numbers of removed and renamed samples that the new shards do not
-    show, `strays` that of members of a view in no sample.
+    `before` is the set before it.
     """
 
     plan: Plan
     done: Sequence[Step]
     uneven: str
-    before: Sequence[Shard] = ()
-    unshown: dict[str, int] | None = None
-    strays: int = 0
-
-
-# --- an overlay ----------------------------------------------------------------------------------------------
+    before: Sequence[Shard]
 
 
 def _commit_overlay(overlay: NamedOverlay, packing: Packing, opening: Opening) -> tuple[int, Committed | None]:
@@ -196,7 +221,7 @@ def _commit_overlay(overlay: NamedOverlay, packing: Packing, opening: Opening) -
     Raises CommitError, ShardErrors.
     """
     chosen = packing.options
-    whole = not (chosen.in_place or chosen.changed_only or packing.abandon)
+    whole = not (chosen.in_place or packing.abandon)
     opened = overlay.opened(opening, freeze=not packing.dry_run, whole=whole)
     committed = None
     with disk_errors(), ended_in_order(), opened as session:
@@ -215,19 +240,16 @@ def _commit_held(session: OverlaySession, overlay: NamedOverlay, packing: Packin
     if session.is_half_done and not chosen.in_place:
         raise overlay.unfinished()
     made = OverlayCommit(session.place, session.tree, chosen, session.mountpoint)
-    plan, unshown = made.plan, None
+    plan = made.plan
     paths = [*(step.target for step in plan.steps), *(shard.path for shard in lower.shards if chosen.in_place)]
     output.refuse_exports(paths, packing.exports)
-    if made.changes is not None and chosen.changed_only:
-        kinds = Counter(sample.kind for sample in made.changes.samples)
-        unshown = {kind: kinds[kind] for kind in ("removed", "renamed")}
     uneven, done = _uneven(made), list[Step]()
     _warn_of_folders(made)
     if not packing.dry_run:
         label = "packing and sending" if plan.sent else "packing"
         with bytes_bar(label, plan.length + plan.sent, opening.quiet) as on_bytes, _interrupts(made):
             done = made.write(opening, on_bytes, packing.space_check, session.show_new)
-    return Committed(plan, done, uneven, lower.shards, unshown)
+    return Committed(plan, done, uneven, lower.shards)
 
 
 def _warn_of_folders(made: OverlayCommit) -> None:
@@ -244,7 +266,7 @@ def _uneven(made: OverlayCommit) -> str:
     """Return a note if Hugging Face's loader would refuse the set after this commit, which changes its start."""
     from wdsfs.packing.plan import member_names
 
-    if made.changes is None or not made.plan.steps or made.options.changed_only:  # no set of its own
+    if made.changes is None or not made.plan.steps:
         return ""
     first = made.plan.steps[0].output
     if made.options.in_place and first.target != made.lower.shards[0].path:
@@ -286,46 +308,12 @@ def _abandon(session: OverlaySession, as_json: bool) -> None:
     _say_further(done)
 
 
-# --- a view --------------------------------------------------------------------------------------------------
-
-
-def _commit_view(overlay: NamedOverlay, packing: Packing, composition: Composition, opening: Opening) -> Committed:
-    """Write what SHARDS show with these options. Raises UsageError, CommitError, ViewError, ShardErrors."""
-    from wdsfs.packing.view_source import ViewCommit
-    from wdsfs.tree.opening import opened
-
-    options.refuse_typed(_NOT_FOR_VIEWS, "the options of a view")
-    _refuse_mount(overlay)
-    label = "planning" if packing.dry_run else "packing"
-    with (
-        ended_in_order(),
-        opened(overlay.sources, overlay.selection, opening, composition, whole=True) as below,
-        shards_bar(label, len(below), opening.quiet) as on_shard,
-        disk_errors(),
-        when_interrupted(output.STOPPED),
-    ):
-        made = ViewCommit(below, packing.options, on_shard, jobs=opening.jobs)
-        made.run(write=not packing.dry_run)
-    uneven = uneven_text(made.plan.steps[0].target, made.first)
-    return Committed(made.plan, made.done, uneven, strays=made.left_out)
-
-
-def _refuse_mount(overlay: NamedOverlay) -> None:
-    """Raise UsageError if there are no shards: a mount was named, or nothing."""
-    from wdsfs import mount_registry
-
-    if not overlay.sources:
-        raise UsageError("name the SHARDS")
-    if len(overlay.sources) == 1 and mount_registry.find(overlay.sources[0]) is not None:
-        raise UsageError(f"{overlay.sources[0]} is a mount: name its SHARDS, with the options of the view")
-
-
 # --- the report ----------------------------------------------------------------------------------------------
 
 
 def _show(committed: Committed, packing: Packing, seconds: float) -> None:
     """Print the shards that are planned, or that were written, and in how many seconds."""
-    plan, unshown = committed.plan, committed.unshown
+    plan = committed.plan
     if packing.as_json:
         _show_json(committed, packing.dry_run, seconds)
         return
@@ -338,14 +326,9 @@ def _show(committed: Committed, packing: Packing, seconds: float) -> None:
             if step.action == "new":
                 say(f"new: {os.fsdecode(step.target)}")
     elif not packing.dry_run:
-        say("the overlay changes no shard" if unshown is None else "the overlay adds and changes no sample")
-    parts = [f"{count:,} {kind}" for kind, count in (unshown or {}).items() if count]
-    if parts:
-        say(f"these shards do not show which samples were removed or renamed: {', '.join(parts)}")
+        say("the overlay changes no shard")
     if packing.options.in_place and not packing.dry_run:
         _say_further(plan.steps)
-    if committed.strays:
-        say(f"left out: {counted(committed.strays, 'member')} of the shards in no sample")
 
 
 def _show_json(committed: Committed, dry_run: bool, seconds: float) -> None:
@@ -359,7 +342,7 @@ def _show_json(committed: Committed, dry_run: bool, seconds: float) -> None:
         "left_out": [remark.as_json() for remark in plan.left_out],
         "seconds": round(seconds, 3),
     }
-    write_json(report if committed.unshown is None else {**report, "not_told": committed.unshown})
+    write_json(report)
 
 
 def _say_further(steps: Sequence[Step]) -> None:

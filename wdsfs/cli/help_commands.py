@@ -48,7 +48,7 @@ TASKS: dict[str, tuple[tuple[str, str], ...]] = {
     "Make shards": (
         ("wdsfs pack FOLDER -o 'set-%06d.tar'", "From files; shuffled, split."),
         ("wdsfs pack --keys LIST SHARDS -o ...", "From chosen samples of shards."),
-        ("wdsfs commit --columns jpg SHARDS -o ...", "From chosen or joined columns."),
+        ("wdsfs pack --columns jpg SHARDS -o ...", "From chosen or joined columns."),
     ),
     "Speed: a slow mount, or slow reads": (
         ("wdsfs status DIR", "See what a mount waits for."),

@@ -270,6 +270,12 @@ _BASE: dict[str, Decorator[Any]] = {
 # Of all commands that take SHARDS.
 set_options = handing_over("selection", _selection, group_in_section(_SET, {**_PART, **_BASE}))
 set_options_without_base = handing_over("selection", _selection, group_in_section(_SET, _PART))
+# Of `pack`, whose --split makes splits, too.
+set_options_without_split = handing_over(
+    "selection",
+    _selection,
+    group_in_section(_SET, {name: option for name, option in {**_PART, **_BASE}.items() if name != "split"}),
+)
 
 # --- passed on to all processes by the environment ---------------------------------------------------------------
 

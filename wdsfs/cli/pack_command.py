@@ -19,16 +19,20 @@ from wdsfs.errors import ExportError, UsageError, counted, several
 if TYPE_CHECKING:
     from wdsfs.packing.file_source import PackOptions
     from wdsfs.packing.plan import Plan, Step
-    from wdsfs.tree.set_options import Opening
+    from wdsfs.tree.composition import Composition
+    from wdsfs.tree.set_options import Opening, Selection
 
 log = logging.getLogger("wdsfs")
 
 
 class Packed(NamedTuple):
-    """The options of `pack`; `options` are those that the plan depends on."""
+    """The options of `pack`; `options` are those that the plan depends on.
+
+    `split` is the split of an Energon dataset that is packed, "" if none is named.
+    """
 
     options: PackOptions
-    keys: str | None
+    split: str
     exports: tuple[str, ...]
     space_check: bool
     dry_run: bool
@@ -36,7 +40,6 @@ class Packed(NamedTuple):
 
 
 def _packed(
-    keys: str | None,
     exports: tuple[str, ...],
     space_check: bool,
     dry_run: bool,
@@ -52,8 +55,10 @@ def _packed(
 
     typed = {name: value for name, value in given.items() if value is not None}
     rules = WalkRules(follow_links, with_leavings)
-    chosen = PackOptions(splits=tuple(parse_splits(splits)), walk=rules, **typed).check()
-    return Packed(chosen, keys, exports, space_check, dry_run, as_json)
+    split = splits[0] if len(splits) == 1 and "=" not in splits[0] else ""
+    made = () if split else tuple(parse_splits(splits))
+    chosen = PackOptions(splits=made, walk=rules, **typed).check()
+    return Packed(chosen, split, exports, space_check, dry_run, as_json)
 
 
 packed_options = options.handing_over(
@@ -69,7 +74,6 @@ packed_options = options.handing_over(
             help="Names of the shards: 'out/set-%06d.tar' or braces, with {split} for --split; also 's3://...', "
             "gs, az, ais.",
         ),
-        "keys": options.keys_option,
         "layout": click.option(
             "--layout",
             type=options.LayoutName(["auto", "files", "samples", "classes"]),
@@ -112,8 +116,10 @@ packed_options = options.handing_over(
             multiple=True,
             metavar="NAME=FRACTION",
             help="Put this fraction of the samples (of each class) into shards with this name for {split}: "
-            "--split train=0.9 --split val=0.1.",
+            "--split train=0.9 --split val=0.1. NAME alone: only this split of an Energon dataset.",
         ),
+        "sort": options.flag("--sort", "Sort the samples of each of SHARDS by key."),
+        "keep_shards": options.flag("--keep-shards", "Make one new shard of each of SHARDS."),
         "maxcount": click.option(
             "--maxcount", type=click.IntRange(1), metavar="N", help="Samples in a shard.  [default: 10000]"
         ),
@@ -142,6 +148,19 @@ packed_options = options.handing_over(
     },
 )
 
+
+# Options that are about SHARDS.
+_NOT_FOR_FILES = {
+    **dict.fromkeys(
+        ("columns", "field", "ignore_case", "missing", "duplicates", "join", "associate", "keys"),
+        "it is for the samples of SHARDS",
+    ),
+    **dict.fromkeys(
+        ("shard_id", "num_shards", "ignore_zeros", "group_by_key", "base", "allow_missing", "strict"),
+        "it is for SHARDS",
+    ),
+    **dict.fromkeys(("sort", "keep_shards"), "it is for SHARDS; files are packed by name"),
+}
 
 # Options that are about files.
 _NOT_FOR_SHARDS = {
@@ -172,15 +191,24 @@ class Made(NamedTuple):
     "sources", metavar="DIRECTORY...|SHARDS...", nargs=-1, required=True, shell_complete=completion.paths
 )
 @packed_options
-@options.opening_options_with("Shards that are written at a time.", executor=True, tolerance=False)
-def pack(sources: tuple[str, ...], packed: Packed, opening: Opening) -> None:
+@options.set_options_without_split
+@options.composition_options
+@options.opening_options_with("Shards that are written at a time.", executor=True)
+def pack(
+    sources: tuple[str, ...],
+    packed: Packed,
+    selection: Selection,
+    composition: Composition,
+    opening: Opening,
+) -> None:
     """Pack the files in each DIRECTORY, or the samples of SHARDS, into new shards.
 
     Keys are paths below DIRECTORY. What cannot be packed is named, and nothing is written, or with --leave-out it
     is left out. A command that was stopped goes on when it is repeated. The same files give the same bytes.
 
-    Samples of SHARDS, with --keys those of a list, are copied as they are. A directory is SHARDS if it has shards,
-    and beside them nothing but files about shards.
+    From SHARDS it makes shards of what a mount with the same options shows (--columns, --field, --join ...).
+    Samples that are only chosen (--keys) are copied as they are. A directory is SHARDS if it has shards, and
+    beside them nothing but files about shards.
 
     \b
     Examples:
@@ -189,13 +217,21 @@ def pack(sources: tuple[str, ...], packed: Packed, opening: Opening) -> None:
       wdsfs pack --split train=0.9 --split val=0.1 images/ -o 'out/{split}-%06d.tar'
       wdsfs pack --layout samples /mnt/train/* -o 's3://bucket/new/train-%06d.tar'
       wdsfs pack --keys good.txt 'train-{000000..000999}.tar' -o 'good-%06d.tar'
+      wdsfs pack --columns 'img=jpg;png' --field caption.txt=json:caption 'train-*.tar' -o 'new/%06d.tar'
+      wdsfs pack --keep-shards --group-by-key 'train-*.tar' -o 'new/%06d.tar'
     """
     from wdsfs.spec.expand import expand
 
     since = time.monotonic()
+    if not composition.is_plain:
+        _refuse_mount(sources)
     with ended_in_order():
-        pack_these = _pack_files if _are_files(sources, packed.options.layout) else _pack_shards
-        made = pack_these(sources, packed, opening)
+        if _are_files(sources, packed.options.layout):
+            made = _pack_files(sources, packed, opening)
+        else:
+            made = _pack_shards(
+                sources, packed, selection._replace(split=packed.split or None), composition, opening
+            )
     _show(made, packed, time.monotonic() - since)
     note_uneven(made.uneven, opening.quiet)
     if packed.exports and not packed.dry_run:
@@ -218,7 +254,9 @@ def _pack_files(directories: Sequence[str], packed: Packed, opening: Opening) ->
     from wdsfs.packing.file_source import make_plan, pack_files
     from wdsfs.packing.plan import Step, member_names
 
-    options.refuse_typed({"keys": "it chooses samples of SHARDS"}, "directories of files")
+    options.refuse_typed(_NOT_FOR_FILES, "directories of files")
+    if packed.split:
+        raise UsageError(f"--split {packed.split}: write NAME=FRACTION, for example train=0.9")
     done = list[Step]()
     with disk_errors():
         plan = make_plan(directories, packed.options)
@@ -242,29 +280,36 @@ def _pack_files(directories: Sequence[str], packed: Packed, opening: Opening) ->
     return Made(plan, done, facts, plan.losses.summary, uneven, [*map(os.fsdecode, plan.samples.classes)])
 
 
-def _pack_shards(sources: Sequence[str], packed: Packed, opening: Opening) -> Made:
-    from wdsfs.packing.overlay_source import CommitOptions
-    from wdsfs.packing.view_source import ViewCommit, parts_of
-    from wdsfs.tree.composition import Composition
+def _pack_shards(
+    sources: Sequence[str], packed: Packed, selection: Selection, composition: Composition, opening: Opening
+) -> Made:
+    from wdsfs.packing.view_source import ViewPack
     from wdsfs.tree.opening import opened
-    from wdsfs.tree.set_options import Selection
 
     options.refuse_typed(_NOT_FOR_SHARDS, "SHARDS")
     _refuse_own_directory(sources, packed)
     output.refuse_exports([name(0) for name in packed.options.names], packed.exports)
+    tolerant = opening.tolerance.allow_missing
     with (
-        opened(sources, Selection(), opening, Composition(keys=packed.keys), whole=True) as below,
+        opened(sources, selection, opening, composition, whole=True) as below,
         shards_bar("planning" if packed.dry_run else "packing", len(below), opening.quiet) as on_shard,
         disk_errors(),
         when_interrupted(output.STOPPED),
     ):
-        typed = packed.options
-        target = CommitOptions(typed.output, typed.maxcount, typed.maxsize)
-        made = ViewCommit(below, target, on_shard, parts_of(below, typed, on_shard), opening.jobs)
+        made = ViewPack(below, packed.options, on_shard, opening.jobs, allow_missing=tolerant)
         made.run(write=not packed.dry_run)
     strays = f"{counted(made.left_out, 'member')} in no sample" if made.left_out else ""
     facts = {**_facts(made.plan, made.splits), "layout": "shards", "left_out_count": made.left_out}
     return Made(made.plan, made.done, facts, strays, uneven_text(made.plan.steps[0].target, made.first))
+
+
+def _refuse_mount(sources: Sequence[str]) -> None:
+    """Raise UsageError for the top of a mount in place of the SHARDS that it shows."""
+    from wdsfs import mount_registry
+
+    mounts = [source for source in sources if mount_registry.find(source) is not None]
+    if mounts:
+        raise UsageError(f"{mounts[0]} is a mount: name its SHARDS, with the options of the view")
 
 
 def _refuse_own_directory(sources: Sequence[str], packed: Packed) -> None:

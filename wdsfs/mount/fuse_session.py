@@ -47,7 +47,8 @@ from wdsfs.mount.mountpoint import FuseOptions, check_mountpoint, parse_options
 from wdsfs.mount.reports import SetState
 from wdsfs.mount_registry import FUSE, Registration, listening, registered, start_ticks
 from wdsfs.overlay.mounted_overlay import MountedOverlay
-from wdsfs.overlay.overlay_directory import is_half_done
+from wdsfs.overlay.overlay_directory import OverlayDirectory, is_half_done
+from wdsfs.overlay.overlay_shards import refuse_reading
 from wdsfs.overlay.upper_files import sync_filesystem
 from wdsfs.shards import Shard, Shards
 from wdsfs.spec import objects
@@ -103,6 +104,8 @@ def run(mount: MountOptions, leave: daemon.Leave, ready: Callable[[], None]) -> 
     access = access_of(files, shared, mount.opening.tolerance.allow_missing)
     if mount.overlay is not None:
         refuse_view(shards, tree)
+        if not OverlayDirectory(mount.overlay).settings.exists():  # before the shards are indexed
+            refuse_reading(mount.selection.reading)
     check_name(shards, view)
     index = open_index(mount.opening.index_dir)
     try:

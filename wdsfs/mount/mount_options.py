@@ -133,7 +133,7 @@ def refuse_view(shards: Sequence[Shard], tree: TreeOptions) -> None:
     if is_view(shards, tree.composition):
         raise UsageError(
             "--overlay takes shards as they are: what a view leaves out or adds could not be committed. Mount "
-            "without --overlay, or without the options of the view; `wdsfs commit` with them writes new shards"
+            "without --overlay, or without the options of the view; `wdsfs pack` with them makes new shards"
         )
     if tree.index_tree:
         raise UsageError(

@@ -127,7 +127,7 @@ def writable(path: str) -> LiveMount:
         text = f"{path}: that mount has no overlay, so nothing in it was changed"
         if mount.registration is not None and mount.registration.composition:
             options = mount.registration.composition
-            text += f"; to write new shards of what it shows: wdsfs commit {options} -o PATTERN SHARDS"
+            text += f"; to write new shards of what it shows: wdsfs pack {options} -o PATTERN SHARDS"
         raise MountError(text)
     return mount
 

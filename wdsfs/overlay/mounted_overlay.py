@@ -22,7 +22,7 @@ from wdsfs.overlay.overlay_directory import (
     unfinished,
     write_settings,
 )
-from wdsfs.overlay.overlay_shards import check_set
+from wdsfs.overlay.overlay_shards import check_set, judge_reading
 from wdsfs.overlay.request_journal import RequestJournal
 from wdsfs.overlay.upper_directory import UpperDirectory
 from wdsfs.overlay.writable_tree import WritableTree
@@ -65,6 +65,7 @@ class MountedOverlay:
                 )
             clean(self.place)
             settings = check_set(self.place, shards, view)
+            judge_reading(self.place, settings)
             UpperDirectory(self.place, owner).close()  # makes missing directories; raises the errors of a worker
             if not self.place.settings.exists():
                 write_settings(self.place, settings)

@@ -21,7 +21,7 @@ from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import MALFORMED, OverlayUnusable, ShardError, several
 from wdsfs.formats import Format, OtherVersion
-from wdsfs.names import PLAIN
+from wdsfs.names import PLAIN, Reading
 from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, ShardSeen, read_settings, unfinished
 from wdsfs.overlay.upper_directory import load_upper
 from wdsfs.overlay.upper_format import DIRECTORY
@@ -81,6 +81,44 @@ def check_view(place: OverlayDirectory, before: OverlaySettings, now: OverlaySet
     raise OverlayUnusable(
         f"the overlay {place.path} was made with {' '.join(before.options)}, and its paths are of that tree; use "
         f"it with the same options{' and without ' + ' '.join(more) if more else ''}, or commit it first"
+    )
+
+
+# --- the way in which the shards are read
+
+
+def judge_reading(place: OverlayDirectory, settings: OverlaySettings) -> None:
+    """Refuse (OverlayUnusable) to edit shards that are read with options: no commit could write the changes.
+
+    Semantics decision: an overlay with changes, which an earlier release made over such shards, is served all the
+    same, with a warning: what a user has saved stays readable, and the mount is the way to save it elsewhere.
+    """
+    if settings.reading.is_plain:
+        return
+    if _has_changes(place):
+        log.warning("%s", uncommitted_text(place, settings))
+    else:
+        refuse_reading(settings.reading)
+
+
+def refuse_reading(reading: Reading) -> None:
+    """Raise OverlayUnusable for a new overlay over shards that are read with options."""
+    if not reading.is_plain:
+        options = " ".join(reading.arguments)
+        raise OverlayUnusable(
+            f"shards that are read with {options} cannot be edited: other tools would not find these samples in "
+            "them. Make new shards first, and mount those with --overlay and a new directory: wdsfs pack "
+            f"--keep-shards {options} -o 'new/%06d.tar' SHARDS"
+        )
+
+
+def uncommitted_text(place: OverlayDirectory, settings: OverlaySettings, mountpoint: str = "MOUNTPOINT") -> str:
+    """Return why changes of shards that are read with options are not committed, and how to save them."""
+    top = mountpoint if settings.merge else f"{mountpoint}/*"
+    return (
+        f"the changes of the overlay {place.path} cannot be committed, because its shards are read with "
+        f"{' '.join(settings.reading.arguments)}. Save what its mount shows, with the changes, as new shards: "
+        f"wdsfs pack --layout {settings.layout} {top} -o 'new/%06d.tar'"
     )
 
 

@@ -65,6 +65,11 @@ class NewSample(NamedTuple):
     key: bytes
     members: tuple[NewMember, ...]
 
+    @property
+    def size(self) -> int:
+        """Return its content in bytes."""
+        return sum(new.size for new in self.members)
+
 
 @dataclass(slots=True)
 class ShardChanges:
@@ -150,10 +155,6 @@ class SampleSummary:
             if changes:
                 self.result.shards[number] = changes
         self._note_added()
-        for number in range(len(self.lower)):
-            if not self.lower.shards[number].reading.is_plain:
-                with contextlib.suppress(ShardError):  # a shard that cannot be read is not rewritten, either
-                    self._note_mended(number, walk.record(number))
         self._note_unextractable()
         self.result.leavings.sort()
         self.result.unpackable.sort()
@@ -341,22 +342,6 @@ class SampleSummary:
                 self.result.conflicts.append(Remark(path, reasons.MEETING))
             last = place, key
 
-    # --- shards that other tools read in another way
-
-    def _note_mended(self, number: int, record: Record) -> None:
-        """Add notes about faults of a shard that a commit repairs, and about those that it cannot repair."""
-        name = self.lower.shards[number].name
-        if record.end_marks:
-            self.result.notes.append(Remark(name, reasons.JOINED))
-        if record.apart:
-            self.result.notes.append(Remark(name, reasons.APART))
-        changes = self.result.shards.get(number, ShardChanges())
-        for entry in record.samples_apart():
-            left = [names.lower_case(extension) for extension in _extensions_left(record, entry, changes)]
-            if len(set(left)) < len(left):
-                path = self.walk.paths.get((number, entry)) or name + b"/" + record.entry_path(entry)
-                self.result.conflicts.append(Remark(path, reasons.DOUBLED))
-
     # --- new samples
 
     def _note_added(self) -> None:
@@ -440,18 +425,6 @@ def _files_at(path: bytes, record: Record) -> Iterator[int]:
         yield from record.find_files(folder, stem, extension)
 
 
-def _extensions_left(record: Record, entry: int, changes: ShardChanges) -> Iterator[bytes]:
-    """Return the extensions that a sample has after these changes."""
-    for member in record.entry_members(entry):
-        new = changes.members.get(member)
-        if new is None:
-            yield record.extension(member)
-        for news in (*(new or ()), *changes.following.get(member, ())):
-            parts = names.split(news.name)
-            if parts is not None:
-                yield parts.extension
-
-
 def _order(home: Home) -> tuple[bool, int, bytes, bytes]:
     return home.shard is None, home.shard or 0, home.top, home.key
 
@@ -499,10 +472,7 @@ def _key_of(name: bytes) -> bytes:
 
 
 def changes_of(place: OverlayDirectory, tree: LowerTree, rules: Rules = Rules()) -> Changes:  # noqa: B008  # immutable
-    """Return the changes of an overlay over this tree; raises what `find` raises.
-
-    It also reports, even if nothing is changed yet, shards that other tools read in another way.
-    """
+    """Return the changes of an overlay over this tree; raises what `find` raises."""
     with opened_upper(place) as directory:
         return find(tree, load_upper(place), lambda node: open_below(directory, node.path()), rules)
 

@@ -31,13 +31,13 @@ from wdsfs.packing.plan import (
     Piece,
     PlainBytes,
     Plan,
-    ShardFill,
     Step,
     Targets,
     Zeros,
     namer,
     refuse_below,
     refuse_output,
+    rolled,
 )
 from wdsfs.packing.runner import Runner
 from wdsfs.packing.shard_writer import Files
@@ -67,7 +67,8 @@ class PackOptions:
     `output` names the new shards: `%06d` or braces for the number, `{split}` for the split. `class_as` is the
     content of the column of the class: NUMBER, NAME, or NONE for no such column. `class_names` is a file of
     classes by number. `shuffle` is a seed, `order` a file of keys. `mtime` (seconds) is the time of all members.
-    `leave_out`: go ahead without files that cannot be packed.
+    `leave_out`: go ahead without files that cannot be packed. Of SHARDS, `keep_shards` makes a new shard of each
+    one, and `sort` puts the samples of each in the order of their keys.
     """
 
     output: str
@@ -82,6 +83,8 @@ class PackOptions:
     maxsize: float = MAXSIZE
     mtime: int | None = None
     leave_out: bool = False
+    sort: bool = False
+    keep_shards: bool = False
     walk: WalkRules = field(default_factory=WalkRules)
 
     def check(self) -> PackOptions:
@@ -92,6 +95,14 @@ class PackOptions:
             raise UsageError(f"--class-column {self.class_column!r} is not an extension: write for example cls")
         if self.shuffle is not None and self.order is not None:
             raise UsageError("--shuffle and --order exclude each other: both say in which order the samples are")
+        is_ordered = self.shuffle is not None or self.order is not None or bool(self.splits)
+        if self.sort and is_ordered:
+            raise UsageError("--sort sorts the samples of each shard: it excludes --shuffle, --order and --split")
+        if self.keep_shards and (is_ordered or (self.maxcount, self.maxsize) != (MAXCOUNT, MAXSIZE)):
+            raise UsageError(
+                "--keep-shards makes a new shard of each one: no --maxcount, --maxsize, --shuffle, --order "
+                "and --split"
+            )
         if bool(self.splits) != (SPLIT_FIELD in self.output):
             raise UsageError(
                 "--split and {split} in --output belong together: --split train=0.9 --split val=0.1 "
@@ -361,25 +372,17 @@ def _distribute(plan: FilePlan, order: Numbers) -> None:
     sizes, lengths = plan.samples.sizes, _lengths(plan)
     for name, title, numbers in zip(options.names, titles, parts, strict=True):
         count = 0
-        for count, (first, stop) in enumerate(_rolled(sizes[numbers].tolist(), options), 1):
-            placed = numbers[first:stop]
+        stop = 0
+        # Only counted: a set may have 100 million samples.
+        sized = zip(itertools.repeat(None), sizes[numbers].tolist(), itertools.repeat(None), strict=False)
+        for count, some in enumerate(rolled(sized, options.maxcount, options.maxsize), 1):
+            placed, stop = numbers[stop : stop + len(some)], stop + len(some)
             length = int(lengths[placed].sum()) + len(headers.END)
             output = Output(name(count - 1), PlannedFiles(plan, placed), None, length)
             plan.steps.append(Step(output, NEW, None, len(placed)))
             plan.splits.append(title)
         if "%" in options.output:
             plan.beyond.append(name(count))
-
-
-def _rolled(sizes: Sequence[int], options: PackOptions) -> Iterator[tuple[int, int]]:
-    """Yield the first sample of each shard and the one after its last."""
-    fill, first = ShardFill(options.maxcount, options.maxsize), 0
-    for number, size in enumerate(sizes):
-        if fill.starts_another(size):
-            yield first, number
-            first = number
-    if sizes:
-        yield first, len(sizes)
 
 
 def _account(plan: FilePlan) -> None:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import CommitError
-from wdsfs.overlay.overlay_directory import OverlayDirectory, unfinished
-from wdsfs.overlay.overlay_shards import Written, add_outputs, distinct_sample
+from wdsfs.overlay.overlay_directory import OverlayDirectory, read_settings, unfinished
+from wdsfs.overlay.overlay_shards import Written, add_outputs, distinct_sample, uncommitted_text
 from wdsfs.packing.diff import Changes, changes_of
 from wdsfs.packing.overlay_source import CommitOptions, Planner
 from wdsfs.packing.plan import Step, canonical, refuse_below
@@ -48,6 +48,7 @@ class OverlayCommit:
         if unfinished(place):
             self.plan = read_plan(place, tree.lower)
         else:
+            _refuse_reading(place, mountpoint)
             self.changes = changes_of(place, tree, options.rules)
             self.plan = Planner(tree.lower, self.changes, options).make()
         refuse_below(self.plan, str(place.path), "the directory of the overlay")
@@ -115,6 +116,17 @@ class OverlayCommit:
         except OSError as error:  # an overlay on a read-only disk can be committed, too
             text = "%s cannot be written (%s): nothing will stop this overlay from being used over the new shards"
             log.warning(text, self.place.outputs, error.strerror)
+
+
+def _refuse_reading(place: OverlayDirectory, mountpoint: str | None) -> None:
+    """Raise CommitError for an overlay over shards that are read with options, as earlier releases took them.
+
+    Semantics decision: the new shards would have to be repaired, so that other readers find the samples that the
+    mount shows. `pack` does that for a whole set, before it is edited.
+    """
+    settings = read_settings(place)
+    if settings is not None and not settings.reading.is_plain:
+        raise CommitError(uncommitted_text(place, settings, mountpoint or "MOUNTPOINT"))
 
 
 class Abandoned(NamedTuple):

@@ -1,17 +1,14 @@
 """An overlay as a source of new shards: plans which are written, and from which pieces.
 
-Rules: an edited sample stays where its first member was, samples stay in their order, new samples follow the last
-one of their shard. Unchanged members are raw ranges. The same input gives the same bytes. A shard that is read
-with options (`names.Reading`) is rewritten, even without other changes, so that other tools find the same
-samples in it.
+Rules: a shard of the set becomes one new shard. An edited sample stays where its first member was, samples stay in
+their order, new samples follow the last one of their shard. Unchanged members are raw ranges. The same input gives
+the same bytes.
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import itertools
-import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,26 +16,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wdsfs.door.urls import BUCKETS, is_remote, is_url, parse
-from wdsfs.errors import CommitError, MissingShard, ShardError, StaleShard, UsageError
+from wdsfs.errors import CommitError, MissingShard, StaleShard, UsageError
 from wdsfs.index.record import STRAY, Record
-from wdsfs.names import raw_key, split
+from wdsfs.names import raw_key
 from wdsfs.packing import plan
-from wdsfs.packing.diff import Changes, NewSample, ShardChanges
+from wdsfs.packing.diff import Changes, ShardChanges
 from wdsfs.packing.shown_samples import Key, ShownSamples
-from wdsfs.packing.source_layout import Cut, SourceLayout, layout, unpacked_size
+from wdsfs.packing.source_layout import SourceLayout, layout, unpacked_size
 from wdsfs.packing.upper_walk import Rules
 from wdsfs.tar import headers
-from wdsfs.tar.problems import HARMLESS
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.shard_set import ShardSet, readable_numbers
-
-# The reason why a changed file is in no shard of a commit with --changed-only.
-NO_SAMPLE = "is in no sample, and --changed-only writes samples"
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +41,8 @@ class CommitOptions:
     """
 
     output: str | None = None
-    maxcount: int | None = None
-    maxsize: float | None = None
-    changed_only: bool = False
     in_place: bool = False
     link: bool = False
-    sort: bool = False
 
     leave_out: bool = False
     with_leavings: bool = False
@@ -67,11 +53,8 @@ class CommitOptions:
         """Return the same. Raises UsageError for options that do not go together, and names no shard can have."""
         output, in_place, link = self.output, self.in_place, self.link
         clashes = [
-            (in_place and self.changed_only, "--in-place and --changed-only exclude each other"),
             (in_place and link, "--in-place leaves shards without changes alone; there is no --link"),
             (in_place and self.leave_out, "--in-place packs all changes, so there is no --leave-out"),
-            (self.changed_only and link, "--changed-only writes no shard without changes to --link"),
-            (link and (self.sort or self.resplits), "--link is for shards that stay as they are"),
             (link and is_url(output or ""), "--link is for files, and --output names objects in a store"),
             (
                 not in_place and output is None,
@@ -88,20 +71,6 @@ class CommitOptions:
     @property
     def rules(self) -> Rules:
         return Rules(self.with_leavings, self.ignore_times)
-
-    @property
-    def resplits(self) -> bool:
-        """True if the samples are distributed to shards of another size."""
-        return not self.in_place and not self.changed_only and (self.maxcount or self.maxsize) is not None
-
-
-class Unit(NamedTuple):
-    """A sample and the strays after it; strays alone have no key, and 0 `samples`."""
-
-    key: bytes
-    samples: int
-    size: int
-    pieces: list[plan.Piece]
 
 
 class _InOrder(NamedTuple):
@@ -131,9 +100,8 @@ class Planner:
         if self.options.in_place:
             self._plan_in_place()
         else:
-            in_a_row = self.options.changed_only or self.options.resplits
             name = plan.namer(self.options.output)
-            for number, step in enumerate(self._in_a_row() if in_a_row else self._shard_by_shard()):
+            for number, step in enumerate(self._shard_by_shard()):
                 step.output.target = name(number)
                 self.plan.steps.append(step)
         self._refuse_clashes()
@@ -159,7 +127,7 @@ class Planner:
             text = "nothing was written, since these files would be lost; this is an error of wdsfs"
             paths = [os.fsdecode(path) for path in sorted(forgotten)]
             raise CommitError(f"{text}, please report it:", *_listing(paths))
-        strays = {new.path for new in self._changed_strays()}
+        strays = set(self._changed_strays())
         for step in self.plan.steps:
             if step.action not in (plan.COPY, plan.LINK):
                 self._compare_with_reader(step, strays)
@@ -206,16 +174,14 @@ class Planner:
             advice = [] if options.in_place or changes.conflicts else ["--leave-out packs all others"]
             raise CommitError("these files cannot be packed:", *_listing(lines), *advice)
         self.plan.left_out = [*changes.leavings, *changes.unpackable]
-        if options.changed_only:
-            self.plan.left_out += self._changed_strays()
 
-    def _changed_strays(self) -> Iterator[plan.Remark]:
-        """Yield changed members of no sample, which have no place among whole samples."""
-        for number, changes in sorted(self.changes.shards.items()):
+    def _changed_strays(self) -> Iterator[bytes]:
+        """Yield the paths of the files that replace members of no sample."""
+        for number, changes in self.changes.shards.items():
             record = self.lower.record(number)
-            for member, news in sorted(changes.members.items()):
+            for member, news in changes.members.items():
                 if record.entry_flags[record.entry_of(member)] & STRAY:
-                    yield from (plan.Remark(new.path, NO_SAMPLE) for new in news)
+                    yield from (new.path for new in news)
 
     def _source(self, number: int) -> Record:
         """Return the record of a shard, and add the shard to the plan."""
@@ -243,30 +209,8 @@ class Planner:
 
     def _shard_by_shard(self) -> Iterator[plan.Step]:
         for number in readable_numbers(self.lower, self.options.allow_missing):
-            as_it_is = number not in self.changes.shards and not self.options.sort and not self._mends(number)
-            yield self._whole(number) if as_it_is else self._rewritten(number)
+            yield self._rewritten(number) if number in self.changes.shards else self._whole(number)
         yield from self._further()
-
-    def _mends(self, number: int) -> bool:
-        """Return True if a shard without changes is rewritten, because other readers find other samples in it."""
-        if self.lower.shards[number].reading.is_plain:
-            return False
-        try:
-            record = indexed(self.lower.record, number)
-        except ShardError:
-            if not self.options.allow_missing:
-                raise
-            return False
-        if not record.is_irregular:
-            return False
-        damage = next((problem for problem in record.problems if problem.kind not in HARMLESS), None)
-        reason = None if damage is None else f"is damaged ({damage.text})"
-        if reason is None and self.options.in_place and self.lower.is_compressed(number):
-            reason = "is compressed, so it cannot be replaced by a plain tar"
-        if reason is not None:
-            text = "%s %s: it is not rewritten, and other readers still find other samples in it"
-            log.warning(text, self.lower.path_text(number), reason)
-        return reason is None
 
     def _whole(self, number: int) -> plan.Step:
         """Return the step that copies or links a shard. Its record is not read: most shards are unchanged."""
@@ -286,126 +230,26 @@ class Planner:
 
     def _rewritten(self, number: int) -> plan.Step:
         record, source = self._layout(number)
-        changes = self.changes.shards.get(number, ShardChanges())
+        changes = self.changes.shards[number]
         samples = record.samples + len(changes.appended) - _removed(record, changes)
-        if source.moves:
-            self._refuse_scattering(number, record, source)
-        if self.options.sort:
-            units = self._sorted(list(self._units(number, record, source, changes)))
-            pieces = source.whole([piece for unit in units for piece in unit.pieces])
-        else:
-            new = (member for sample in changes.appended for member in sample.members)
-            appended = [member._replace(common=source.common) for member in new]
-            pieces = source.pieces(_cuts(source, changes), appended)
+        appended = [new for sample in changes.appended for new in sample.members]
+        pieces = source.pieces(changes.members, changes.following, appended)
         return plan.Step(plan.Output(b"", pieces), plan.REWRITE, number, samples)
-
-    # --- samples in a row
-
-    def _in_a_row(self) -> Iterator[plan.Step]:
-        """Yield shards of the samples of the set, or of those that change, then of new shard directories."""
-        if self.options.changed_only:
-            old = map(self._delta_units, sorted(self.changes.shards))
-        else:
-            old = map(self._units_of, readable_numbers(self.lower, self.options.allow_missing))
-        new = (map(_unit_of, self.changes.further[top]) for top in sorted(self.changes.further))
-        yield from self._rolled(itertools.chain.from_iterable(itertools.chain(old, new)))
-
-    def _units_of(self, number: int) -> Iterator[Unit]:
-        record, source = self._layout(number)
-        if any(problem.kind == "behind end mark" for problem in record.problems):
-            log.warning("%s: the data after its end mark is not in the new shards", self.lower.path_text(number))
-        yield from self._units(number, record, source, self.changes.shards.get(number, ShardChanges()))
 
     def _further(self) -> Iterator[plan.Step]:
         """Yield the samples of new shard directories: at least a shard for each."""
         for top in sorted(self.changes.further):
-            yield from self._rolled(map(_unit_of, self.changes.further[top]))
-
-    def _rolled(self, units: Iterator[Unit]) -> Iterator[plan.Step]:
-        """Yield shards of these units."""
-        fill = plan.ShardFill(self.options.maxcount, self.options.maxsize)
-        placed: list[Unit] = []
-        for unit in units:
-            if unit.samples and fill.starts_another(unit.size, unit.key):
-                step, trailing = self._shard_of(placed)
-                yield step
-                placed = [Unit(b"", 0, 0, trailing)]  # a global header stays in front of its members
-            placed.append(unit)
-        if placed:
-            yield self._shard_of(placed)[0]
-
-    def _shard_of(self, units: list[Unit]) -> tuple[plan.Step, list[plan.Piece]]:
-        """Return a new shard, and the global headers after its last member."""
-        units = self._sorted(units) if self.options.sort else units
-        pieces, trailing = plan.split_trailing([piece for unit in units for piece in unit.pieces])
-        output = plan.Output(b"", plan.joined([*pieces, plan.Zeros(len(headers.END))]))
-        return plan.Step(output, plan.NEW, None, sum(unit.samples for unit in units)), trailing
-
-    def _sorted(self, units: list[Unit]) -> list[Unit]:
-        """Sort the samples by key, bytewise; strays before the first sample stay there."""
-        samples = sorted((unit for unit in units if unit.samples), key=lambda unit: unit.key)
-        for first, second in itertools.pairwise(samples):
-            if first.key == second.key:
-                text = f"the key {os.fsdecode(first.key)!r} occurs twice: sorted, the two samples would be one"
-                raise CommitError(text)
-        return [unit for unit in units if not unit.samples] + samples
-
-    def _units(self, number: int, record: Record, source: SourceLayout, changes: ShardChanges) -> Iterator[Unit]:
-        """Yield the samples of a shard in order, with the changes."""
-        self._refuse_scattering(number, record, source)
-        cuts = _cuts(source, changes)
-        in_sample = (record.array("entry.flags")[source.entries] & STRAY) == 0
-        # A sample begins with its first member. Members that lie apart are among the cuts.
-        firsts = np.unique(source.entries[in_sample], return_index=True)[1]
-        places = np.sort(np.flatnonzero(in_sample)[firsts])
-        borders = [*source.heads[places].tolist(), source.tail]
-        sizes = _sizes_of_units(source, in_sample, places)
-        at = bisect.bisect_left(cuts, borders[0], key=lambda cut: cut.start)
-        yield Unit(b"", 0, 0, list(source.between(0, borders[0], cuts[:at])))
-        for nth, place in enumerate(places.tolist()):
-            start, end = borders[nth], borders[nth + 1]
-            first = at
-            # New members after the last one of a sample are at its end, which may be the start of the next one.
-            while at < len(cuts) and (cuts[at].start < end or cuts[at].end == cuts[at].start == end):
-                at += 1
-            pieces = list(source.between(start, end, cuts[first:at]))
-            key, left, change = _outcome(record, int(source.entries[place]), changes)
-            yield Unit(key, int(left), sizes[nth] + change if left else 0, pieces)
-        yield from map(_unit_of, changes.appended)
-
-    def _refuse_scattering(self, number: int, record: Record, source: SourceLayout) -> None:
-        """Refuse to move members away from others that depend on them. Raises CommitError."""
-        what = "hard links" if record.has_links else "a global PAX header" if source.common else ""
-        if what:
-            cannot = "its samples can neither be sorted nor divided among other shards"
-            if source.moves:
-                cannot = "members that lie apart cannot be moved; use it without --group-by-key"
-            raise CommitError(f"{self.lower.path_text(number)} has {what}: {cannot}")
-
-    def _delta_units(self, number: int) -> Iterator[Unit]:
-        """Yield the changed and new samples of a shard, whole."""
-        changes = self.changes.shards[number]
-        record, source = self._layout(number)
-        if changes.entries:
-            self._refuse_scattering(number, record, source)
-        for entry in sorted(changes.entries, key=lambda entry: source.member(record.entry_member[entry])):
-            pieces: list[plan.Piece] = []
-            for member in record.entry_members(entry):
-                new = changes.members.get(member)
-                pieces += source.pieces_of(member) if new is None else new
-                pieces += changes.following.get(member, ())
-            key, _, change = _outcome(record, entry, changes)
-            size = sum(record.member(member).size for member in record.entry_members(entry))
-            yield Unit(key, 1, size + change, pieces)
-        yield from map(_unit_of, changes.appended)
+            sized = ((sample, sample.size, sample.key) for sample in self.changes.further[top])
+            for placed in plan.rolled(sized, plan.MAXCOUNT, plan.MAXSIZE):
+                pieces = [new for sample in placed for new in sample.members]
+                output = plan.Output(b"", [*pieces, plan.Zeros(len(headers.END))])
+                yield plan.Step(output, plan.NEW, None, len(placed))
 
     # --- in place
 
     def _plan_in_place(self) -> None:
         self._refuse_remote()
-        for number in range(len(self.lower)):
-            if number not in self.changes.shards and not self._mends(number):
-                continue
+        for number in sorted(self.changes.shards):
             self._refuse_compressed_in_place(number, "replaced")
             plan.refuse_foreign_link(self.lower.shards[number].path)
             plan.refuse_shared_content(self.lower.shards[number].path)
@@ -459,48 +303,8 @@ def _listing(lines: Sequence[str]) -> list[str]:
     return [f"  {line}" for line in lines[:10]] + more
 
 
-def _unit_of(sample: NewSample) -> Unit:
-    return Unit(sample.key, 1, sum(new.size for new in sample.members), list(sample.members))
-
-
-def _sizes_of_units(source: SourceLayout, in_sample: NDArray[np.bool_], places: NDArray[np.int64]) -> list[int]:
-    """Return the bytes of content of each unit: of its sample, and of the strays after it."""
-    unit_of = np.searchsorted(places, np.arange(len(source.sizes)), side="right") - 1
-    numbers = np.full(int(source.entries.max(initial=-1)) + 1, -1)
-    numbers[source.entries[places]] = np.arange(len(places))
-    unit_of[in_sample] = numbers[source.entries[in_sample]]
-    totals = np.zeros(len(places) + 1, np.int64)  # the last element: before the first sample
-    np.add.at(totals, unit_of, source.sizes)
-    sizes: list[int] = totals.tolist()
-    return sizes
-
-
 def _removed(record: Record, changes: ShardChanges) -> int:
     """Return the number of samples of a shard that are removed."""
     entries = {record.entry_of(member) for member in changes.members}
     samples = {entry for entry in entries if not record.entry_flags[entry] & STRAY}
     return len(samples - changes.entries)
-
-
-def _cuts(source: SourceLayout, changes: ShardChanges) -> list[Cut]:
-    def with_common(news: dict[int, tuple[plan.NewMember, ...]]) -> dict[int, tuple[plan.NewMember, ...]]:
-        return {m: tuple(new._replace(common=source.common) for new in some) for m, some in news.items()}
-
-    return source.cut(with_common(changes.members), with_common(changes.following))
-
-
-def _outcome(record: Record, entry: int, changes: ShardChanges) -> tuple[bytes, bool, int]:
-    """Return the key of a changed sample, True if any member is left, and the bytes by which it grows."""
-    change, left, key = 0, False, record.entry_path(entry)
-    for member in record.entry_members(entry):
-        new = changes.members.get(member)
-        if new is None:
-            left = True
-        else:
-            change -= record.member(member).size
-        for news in (*(new or ()), *changes.following.get(member, ())):
-            left, change = True, change + news.size
-            parts = split(news.name)
-            if parts is not None and new:
-                key = parts.folder + parts.stem
-    return key, left, change

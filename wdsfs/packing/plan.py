@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ MAXCOUNT, MAXSIZE = 100_000, 3e9  # of a new shard, ShardWriter's defaults: samp
 COPY, LINK, REWRITE, NEW = "copy", "link", "rewrite", "new"
 
 Numbers = NDArray[np.int64]
+Placed = TypeVar("Placed")
 
 
 # --- pieces --------------------------------------------------------------------------------------------------
@@ -130,38 +131,37 @@ def joined(pieces: Iterable[Piece]) -> list[Piece]:
     return result
 
 
-def split_trailing(pieces: Sequence[Piece]) -> tuple[list[Piece], list[Piece]]:
-    """Split the pieces of a shard before its end mark: the pieces, and the global headers after its last member.
+def without_last_globals(pieces: Sequence[Piece]) -> list[Piece]:
+    """Return the pieces of a shard before its end mark, without the global headers after its last member.
 
     Semantics decision: those headers are left out of the shard. They apply to none of its members, and tarfile,
     and so webdataset, raises ReadError if no member follows.
     """
     left = list(pieces)
-    trailing: list[Piece] = []
     while left and (isinstance(left[-1], GlobalHeader) or not left[-1].length):
-        trailing.insert(0, left.pop())
-    return left, [piece for piece in trailing if piece.length]
+        left.pop()
+    return left
 
 
-class ShardFill:
-    """The samples in a new shard, counted. As in ShardWriter, a full shard is noticed before a sample is written.
+def rolled(
+    samples: Iterable[tuple[Placed, int, bytes | None]], maxcount: int, maxsize: float
+) -> Iterator[list[Placed]]:
+    """Yield the samples of each new shard, in order; each comes with its bytes of content, and its key.
 
-    Two adjacent samples of one key would be read as one: the second starts another shard.
+    As in ShardWriter, a full shard is noticed before a sample is written. Two adjacent samples of one key would be
+    read as one: the second starts another shard. None stands for a key that cannot be that of the sample before.
     """
-
-    def __init__(self, maxcount: int | None, maxsize: float | None) -> None:
-        self._maxcount, self._maxsize = maxcount or MAXCOUNT, maxsize or MAXSIZE
-        self._count = self._size = 0
-        self._key: bytes | None = None
-
-    def starts_another(self, size: int, key: bytes | None = None) -> bool:
-        """Count a sample with this many bytes of content; True if it is the first one of another shard."""
-        full = self._count >= self._maxcount or self._size >= self._maxsize
-        starts = self._count > 0 and (full or (key is not None and key == self._key))
-        if starts:
-            self._count = self._size = 0
-        self._count, self._size, self._key = self._count + 1, self._size + size, key
-        return starts
+    placed: list[Placed] = []
+    filled, last = 0, None
+    for sample, size, key in samples:
+        if placed and (len(placed) >= maxcount or filled >= maxsize or (key is not None and key == last)):
+            yield placed
+            placed, filled = [], 0
+        placed.append(sample)
+        filled += size
+        last = key
+    if placed:
+        yield placed
 
 
 # --- outputs -------------------------------------------------------------------------------------------------

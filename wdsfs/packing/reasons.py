@@ -29,14 +29,9 @@ TWICE = "would have the same name in the tar as another file"
 OLD_STEM = "does not start with the name of its directory and a dot: a sample is renamed together with its files"
 MEETING = "would make one sample of two with the same key: rename one of them"
 LINKED = "has hard links in the shard, which cannot be changed"
-DOUBLED = (
-    "has an extension twice, in members that lie apart: side by side readers refuse them; remove or rename one"
-)
 # Left out unless asked for.
 LEAVING = "looks like a leftover of an editor or a desktop; --with-leavings packs it"
 # Notes: nothing is left out.
-JOINED = "is several tars joined: a commit makes them one, which every reader reads to its end"
-APART = "has samples whose members lie apart: a commit puts them side by side, as other readers need them"
 EMPTY_DIRECTORY = "is an empty directory, and a tar of samples has none"
 DANGLING = "hides nothing: there is nothing of this name below"
 TIME_IGNORED = "has another time than in the shard and the same content"

@@ -25,15 +25,15 @@ from wdsfs.tar.compressed import opened_shard
 from wdsfs.tar.problems import HARMLESS
 
 
-class Cut(NamedTuple):
-    """A change of a shard: the bytes `start` to `end` are replaced by new members, or by later ones of the shard.
+class Edit(NamedTuple):
+    """A change of a shard: the bytes `start` to `end` are replaced by new members; none where they are inserted.
 
-    `common` are global PAX headers between the headers of a removed member: the members after it depend on them.
+    `common` are global PAX headers between the headers of a replaced member: the members after it depend on them.
     """
 
     start: int
     end: int
-    new: tuple[plan.Piece, ...] = ()
+    new: tuple[plan.NewMember, ...]
     common: tuple[tuple[int, int], ...] = ()
 
 
@@ -45,9 +45,6 @@ class SourceLayout:
     the content; `members` and `entries` are numbers in the record. `tail` is where the end mark starts, or would
     start. `globals` are the first and last bytes (the latter exclusive) of global PAX headers between members, in
     order, `common` the keywords of all global PAX headers.
-
-    Each cut repairs what other readers do not see (`names.Reading`): `marks` are end marks to leave out (from
-    byte, to byte), `moves` members that lie apart from their sample, each with the member to follow.
     """
 
     number: int
@@ -62,8 +59,6 @@ class SourceLayout:
     tail: int
     globals: list[tuple[int, int]] = field(default_factory=list)
     common: tuple[bytes, ...] = ()
-    marks: list[tuple[int, int]] = field(default_factory=list)
-    moves: list[tuple[int, list[int]]] = field(default_factory=list)
     _place: plan.Numbers | None = None
 
     @property
@@ -88,54 +83,48 @@ class SourceLayout:
 
     def pieces_of(self, member: int) -> Iterator[plan.Piece]:
         """Yield the pieces of an unchanged member, with the padding that the last one of a shard may lack."""
-        return self.between(*self.member(member), ())
+        return self._edited(*self.member(member), ())
 
-    def cut(
+    def pieces(
         self,
-        members: Mapping[int, tuple[plan.NewMember, ...]],
+        replaced: Mapping[int, tuple[plan.NewMember, ...]],
         following: Mapping[int, tuple[plan.NewMember, ...]],
-    ) -> list[Cut]:
-        """Return the cuts that replace some members and add others after some, sorted by their place.
+        appended: Sequence[plan.NewMember],
+    ) -> list[plan.Piece]:
+        """Return the pieces of the shard with some members replaced, and new ones behind some, and at the end.
 
         Raises CorruptShard.
         """
-        cuts = [Cut(*mark) for mark in self.marks]
-        moved = {member for _, some in self.moves for member in some}
-        after: dict[int, list[plan.Piece]] = {
-            anchor: list(new) for anchor, new in following.items() if anchor not in moved
-        }
+        edits = sorted(self._edits(replaced, following), key=lambda edit: (edit.start, edit.end))
+        pieces = [*self._edited(0, self.tail, edits), *map(self._overriding, appended)]
+        return plan.joined([*plan.without_last_globals(pieces), *self._end()])
+
+    def _edits(
+        self,
+        replaced: Mapping[int, tuple[plan.NewMember, ...]],
+        following: Mapping[int, tuple[plan.NewMember, ...]],
+    ) -> Iterator[Edit]:
         with named(self.path), opened_shard(self.path) as (_, tar):
-            for anchor, some in self.moves:
-                pieces = after.setdefault(anchor, [])
-                for member in some:
-                    start, end = self.member(member)
-                    common = tuple(member_reader.global_headers(tar.source, start, end))
-                    pieces += members.get(member, self.between(start, end, [Cut(*part) for part in common]))
-                    pieces += following.get(member, ())
-                    cuts.append(Cut(start, end, (), common))
-            for member, new in members.items():
-                if member not in moved:
-                    start, end = self.member(member)
-                    cuts.append(Cut(start, end, new, tuple(member_reader.global_headers(tar.source, start, end))))
-        cuts += [Cut(self.member(anchor)[1], self.member(anchor)[1], tuple(new)) for anchor, new in after.items()]
-        return sorted(cuts, key=lambda cut: (cut.start, cut.end))
+            for member, new in replaced.items():
+                start, end = self.member(member)
+                common = tuple(member_reader.global_headers(tar.source, start, end))
+                yield Edit(start, end, tuple(map(self._overriding, new)), common)
+        for member, new in following.items():
+            _, end = self.member(member)
+            yield Edit(end, end, tuple(map(self._overriding, new)))
 
-    def pieces(self, cuts: Sequence[Cut], appended: Sequence[plan.NewMember] = ()) -> list[plan.Piece]:
-        """Return the pieces of the whole shard with these cuts, then new members; at least an end mark follows."""
-        return self.whole([*self.between(0, self.tail, cuts), *appended])
+    def _overriding(self, new: plan.NewMember) -> plan.NewMember:
+        """Return a new member that says itself what global PAX headers of the shard say of all members."""
+        return new._replace(common=self.common)
 
-    def whole(self, pieces: Sequence[plan.Piece]) -> list[plan.Piece]:
-        """Return a shard of these pieces, with the end of this one."""
-        return plan.joined([*plan.split_trailing(pieces)[0], *self.end()])
-
-    def between(self, start: int, end: int, cuts: Sequence[Cut]) -> Iterator[plan.Piece]:
-        """Return the pieces of a range before the tail, with the cuts in it."""
-        for cut in cuts:
-            yield from self._run(start, cut.start)
-            for header in cut.common:
+    def _edited(self, start: int, end: int, edits: Sequence[Edit]) -> Iterator[plan.Piece]:
+        """Yield the pieces of a range before the tail, with the edits in it."""
+        for edit in edits:
+            yield from self._run(start, edit.start)
+            for header in edit.common:
                 yield plan.GlobalHeader(self.number, *header)
-            yield from cut.new
-            start = cut.end
+            yield from edit.new
+            start = edit.end
         yield from self._run(start, end)
 
     def _run(self, start: int, end: int) -> Iterator[plan.Piece]:
@@ -147,7 +136,7 @@ class SourceLayout:
         yield plan.CopiedRange(self.number, min(start, self.size), min(end, self.size))
         yield plan.Zeros(max(end - max(self.size, start), 0))
 
-    def end(self) -> Iterator[plan.Piece]:
+    def _end(self) -> Iterator[plan.Piece]:
         """Yield the end mark and all bytes after it, unchanged. Two zero blocks if there is no mark."""
         if self.size - self.tail >= headers.BLOCK:
             yield plan.CopiedRange(self.number, self.tail, self.size)
@@ -217,29 +206,12 @@ def _measure(number: int, path: bytes, record: Record, fd: TarBytes) -> SourceLa
         entries=entries[members],
         tail=tail,
     )
-    result.moves = _moves(record)
     _read_gaps(result, fd)
     return result
 
 
-def _moves(record: Record) -> list[tuple[int, list[int]]]:
-    """Return for each sample with members apart the last one of its first run, and those to follow it."""
-    entries = record.samples_apart()
-    if not entries:
-        return []
-    order = record.members_in_order()
-    rank = np.empty(record.members, np.int64)
-    rank[order] = np.arange(len(order))
-    moves = []
-    for entry in entries:
-        own = record.entry_members(entry)
-        first = int(np.argmax(np.diff(rank[own.start : own.stop]) != 1))
-        moves.append((own[first], list(own[first + 1 :])))
-    return moves
-
-
 def _read_gaps(source: SourceLayout, fd: TarBytes) -> None:
-    """Read the gaps between members: global PAX headers, with their keywords, and end marks."""
+    """Read the gaps between members: global PAX headers, with their keywords, and end marks of joined tars."""
     starts = np.concatenate(([0], source.ends))
     stops = np.concatenate((source.heads, [source.tail]))
     if (starts > stops).any():
@@ -254,8 +226,7 @@ def _read_gaps(source: SourceLayout, fd: TarBytes) -> None:
                     keywords |= words
                 at = end
             if at < stop:  # another tar follows after the end mark
-                source.marks.append((at, member_reader.end_of_zeros(fd, at, stop)))
-                at = source.marks[-1][1]
+                at = member_reader.end_of_zeros(fd, at, stop)
     source.common = tuple(key for key in headers.OVERRIDABLE if key in keywords)
 
 

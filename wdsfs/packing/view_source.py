@@ -18,26 +18,25 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from wdsfs import names
 from wdsfs.errors import CommitError, counted
 from wdsfs.index.record import Record
 from wdsfs.packing import reasons
 from wdsfs.packing.file_samples import NO_CLASS, shuffled, split_of
 from wdsfs.packing.file_source import PackOptions
-from wdsfs.packing.overlay_source import CommitOptions
 from wdsfs.packing.plan import (
     NEW,
     NewMember,
     Output,
     Piece,
     Plan,
-    ShardFill,
     SourceShard,
     Step,
     Targets,
     Zeros,
     joined,
     member_names,
-    namer,
+    rolled,
 )
 from wdsfs.packing.runner import Runner
 from wdsfs.packing.shown_samples import Key, ShownSamples
@@ -79,16 +78,29 @@ class ViewContents:
             yield content_module.read(content, at, CHUNK)
 
 
-FIRST_MEMBERS = 1000  # of the first shard, that a commit reports
+FIRST_MEMBERS = 1000  # of the first shard, that a command reports
 LAYOUTS = 64  # of shards with sparse members that are kept, for samples in another order
+AT_ONCE = 1000  # samples of a shard that are made with one look into its record
 
 Namer = Callable[[int], bytes]  # from a number, from 0 on, to the path of that new shard
-# A set of new shards: its split, names, and samples in order (shard, entry).
-Part = tuple[str, Namer, Iterable[tuple[int, int]]]
 
 
-class _Source(NamedTuple):
-    """A shard of the set; `size` (bytes of the tar) is None if its samples cannot be copied as they are."""
+class NewSet(NamedTuple):
+    """A set of new shards: its split ("" for none), the paths of the shards, and its samples in order.
+
+    The samples are those of shards (by number) with these entries.
+    """
+
+    split: str
+    name: Namer
+    samples: Iterable[tuple[int, Sequence[int]]]
+
+
+class _Shard(NamedTuple):
+    """A shard that samples are taken from; `size` (bytes of the tar) is None if they cannot be copied as they are.
+
+    `record` shows the view, `plain` the shard as it is.
+    """
 
     number: int
     record: Record
@@ -97,41 +109,35 @@ class _Source(NamedTuple):
     size: int | None
 
 
-class ViewCommit:
-    """A commit of what `lower` shows. `options` are those of the output.
+class ViewPack:
+    """New shards of what `lower` shows.
 
-    `parts` are new sets of its samples; without them there is one, in the order of the set. `on_shard` is called
-    after each shard of the set. Shards are written `jobs` at a time, if all samples in them are
-    copied as they are.
+    `on_shard` is called after each shard of the set. New shards are written `jobs` at a time, if all samples in
+    them are copied as they are. With `allow_missing` shards that cannot be read are left out.
     """
 
     def __init__(
         self,
         lower: ShardSet,
-        options: CommitOptions,
+        options: PackOptions,
         on_shard: Callable[[], None] = lambda: None,
-        parts: Sequence[Part] = (),
         jobs: int = 1,
+        *,
+        allow_missing: bool = False,
     ) -> None:
-        self.lower, self.options, self._on_shard, self._parts = lower, options, on_shard, parts
-        self._jobs = jobs
+        self.lower, self.options, self._on_shard, self._jobs = lower, options, on_shard, jobs
+        self._allow_missing = allow_missing
         self._only_chooses = not isinstance(lower, ViewSet) or lower.composition.only_chooses
         self._layout, self._sizes = lru_cache(LAYOUTS)(self._measured), dict[int, int | None]()
-        self.counts_on = "%" in (options.output or "") and bool(parts or options.resplits)
         self.plan = Plan()  # of the shards so far, without their pieces
-        self._splits: list[str] = []
+        self.splits: list[str] = []  # of each shard of the plan, "" for none
         self.done: list[Step] = []  # those of them that were written now
         self.left_out = 0  # members of the set that are in no sample
         # Members at the start of the first shard, as `member_names` has them.
         self.first: list[tuple[bytes, bytes]] = []
 
-    @property
-    def splits(self) -> list[str]:
-        """The split of each shard of the plan, "" for none."""
-        return self._splits or [""] * len(self.plan.steps)
-
-    def run(self, write: bool) -> None:
-        """Write the shards, or only plan them. Shards that a killed commit has finished are kept.
+    def run(self, *, write: bool) -> None:
+        """Write the shards, or only plan them. Shards that a killed command has finished are kept.
 
         Raises CommitError, UsageError, ShardErrors, OSErrors.
         """
@@ -164,7 +170,7 @@ class ViewCommit:
 
     def _refuse_damage(self) -> None:
         """Refuse damaged shards before anything is written. Raises CommitError."""
-        for number in readable_numbers(self.lower, self.options.allow_missing):
+        for number in readable_numbers(self.lower, self._allow_missing):
             if not indexed(self.lower.summary, number).problems:
                 continue
             for problem in indexed(self.lower.record, number).problems:
@@ -175,17 +181,54 @@ class ViewCommit:
     # --- which samples are in which shard
 
     def _steps(self) -> Iterator[Step]:
-        if self._parts:
-            for split, name, places in self._parts:
-                for step in self._rolled(name, (self._sample(*place) for place in places)):
-                    self._splits.append(split)
-                    yield step
-        elif self.options.resplits:
-            yield from self._rolled(namer(self.options.output), self._all_samples())
-        else:
-            name = namer(self.options.output)
-            for nth, (number, samples) in enumerate(self._shards()):
-                yield self._step(name(nth), number, samples)
+        if self.options.keep_shards:
+            yield from self._shard_by_shard(self.options.names[0])
+            return
+        for split, name, samples in self._new_sets():
+            for step in self._rolled(
+                name, itertools.chain.from_iterable(itertools.starmap(self._samples, samples))
+            ):
+                self.splits.append(split)
+                yield step
+
+    def _new_sets(self) -> list[NewSet]:
+        """Return the new sets of shards: one in the order of the set, or those that the options make."""
+        options = self.options
+        if options.shuffle is None and options.order is None and not options.splits:
+            return [NewSet("", options.names[0], self._in_order())]
+        return sets_of(self.lower, options, self._on_shard)
+
+    def _in_order(self) -> Iterator[tuple[int, Sequence[int]]]:
+        """Yield all samples of the set, in its order."""
+        for number in readable_numbers(self.lower, self._allow_missing):
+            entries = self._entries(number)
+            yield from ((number, entries[at : at + AT_ONCE]) for at in range(0, len(entries), AT_ONCE))
+            self._on_shard()
+
+    def _shard_by_shard(self, name: Namer) -> Iterator[Step]:
+        """Yield a new shard for each one. Semantics decision: there is none without samples."""
+        count = 0
+        for number in readable_numbers(self.lower, self._allow_missing):
+            samples = self._samples(number, self._entries(number))
+            for first, second in itertools.pairwise(samples):
+                if first.key == second.key:
+                    text = "occurs twice in a row, and readers would take both for one sample; use --group-by-key"
+                    raise CommitError(f"{self.lower.path_text(number)}: the key {os.fsdecode(first.key)!r} {text}")
+            if samples:
+                self.splits.append("")
+                yield self._step(name(count), number, samples)
+                count += 1
+            self._on_shard()
+        self._refuse_beyond(name, count)
+
+    def _rolled(self, name: Namer, samples: Iterable[_Sample]) -> Iterator[Step]:
+        """Yield shards of these samples, by the limits of the options."""
+        count = 0
+        sized = ((sample, sample.size, sample.key) for sample in samples)
+        for count, placed in enumerate(rolled(sized, self.options.maxcount, self.options.maxsize), 1):
+            yield self._step(name(count - 1), None, placed)
+        if count:
+            self._refuse_beyond(name, count)
 
     def _step(self, target: bytes, number: int | None, samples: Sequence[_Sample]) -> Step:
         """Return a new shard of these samples, compared with what a reader finds in it. Raises CommitError."""
@@ -202,59 +245,61 @@ class ViewCommit:
         shown.compare()
         return step
 
-    def _shards(self) -> Iterator[tuple[int, list[_Sample]]]:
-        """Yield the samples of each shard. Semantics decision: there is no shard without samples."""
-        for number in readable_numbers(self.lower, self.options.allow_missing):
-            samples = list(self._samples(number))
-            for first, second in itertools.pairwise(samples):
-                if first.key == second.key:
-                    text = "occurs twice in a row, and readers would take both for one sample; use --group-by-key"
-                    raise CommitError(f"{self.lower.path_text(number)}: the key {os.fsdecode(first.key)!r} {text}")
-            if samples:
-                yield number, samples
-            self._on_shard()
-
-    def _all_samples(self) -> Iterator[_Sample]:
-        for number in readable_numbers(self.lower, self.options.allow_missing):
-            yield from self._samples(number)
-            self._on_shard()
-
-    def _rolled(self, name: Namer, samples: Iterable[_Sample]) -> Iterator[Step]:
-        """Yield shards of these samples."""
-        fill, nth = ShardFill(self.options.maxcount, self.options.maxsize), 0
-        placed: list[_Sample] = []
-        for sample in samples:
-            if fill.starts_another(sample.size, sample.key):
-                yield self._step(name(nth), None, placed)
-                placed, nth = [], nth + 1
-            placed.append(sample)
-        if placed:
-            yield self._step(name(nth), None, placed)
-            nth += 1
-        self._refuse_beyond(name, nth)
-
     def _refuse_beyond(self, name: Namer, count: int) -> None:
         """Raise CommitError if the next name is taken: a glob over the new set would take that for a part."""
-        if self.counts_on and os.path.lexists(name(count)):
+        if "%" in self.options.output and os.path.lexists(name(count)):
             raise CommitError(
                 f"{os.fsdecode(name(count))} exists, but this set has fewer shards: a glob over the set would "
                 "match the file, too; remove it, or choose another --output"
             )
 
-    def _samples(self, number: int) -> Iterator[_Sample]:
-        """Yield the samples of a shard of the set, in the order of the tar or of their keys."""
-        entries = indexed(samples_of, self.lower, number)
-        record = indexed(self.lower.record, number)
+    # --- samples
+
+    def _entries(self, number: int) -> list[int]:
+        """Return the samples of a shard of the set, in the order of the tar or of their keys."""
+        entries = [int(entry) for entry in indexed(samples_of, self.lower, number)]
         plain = indexed(self.lower.plain.record, number)
         self.left_out += plain.entries - plain.samples
-        order = [int(entry) for entry in entries]
         if self.options.sort:
-            order.sort(key=record.entry_path)
-        for entry in order:
-            yield self._sample(number, entry)
+            entries.sort(key=indexed(self.lower.record, number).entry_path)
+        return entries
 
-    def _measured(self, number: int) -> SourceLayout:
-        return layout(number, self.lower.shards[number].path, indexed(self.lower.plain.record, number))
+    def _samples(self, number: int, entries: Sequence[int]) -> list[_Sample]:
+        """Return these samples of a shard. No other shard is used meanwhile: the record would not stay valid."""
+        shard = self._opened_shard(number)
+        make = self._copied_sample if shard.size is not None else self._new_sample
+        return [make(shard, entry) for entry in entries]
+
+    def _copied_sample(self, shard: _Shard, entry: int) -> _Sample:
+        record = shard.record
+        members = record.entry_members(entry)
+        own = members if record.view is None else [record.address(member)[1] for member in members]
+        if shard.plain.apart:
+            self._refuse_doubled(shard, entry)
+        pieces = itertools.chain.from_iterable(self._copies(shard, member) for member in sorted(own))
+        return _Sample(record.entry_path(entry), joined(pieces), int(record.sizes(members).sum()))
+
+    def _refuse_doubled(self, shard: _Shard, entry: int) -> None:
+        """Raise CommitError for a sample that would be refused by readers with its members side by side."""
+        record = shard.record
+        extensions = [names.lower_case(record.extension(member)) for member in record.entry_members(entry)]
+        if len(set(extensions)) < len(extensions):
+            where = f"{self.lower.path_text(shard.number)}: {os.fsdecode(record.entry_path(entry))}"
+            raise CommitError(
+                f"{where} has an extension twice, in members that lie apart: side by side readers refuse them; "
+                "leave out the sample (--keys), or name the columns (--columns)"
+            )
+
+    def _new_sample(self, shard: _Shard, entry: int) -> _Sample:
+        record = shard.record
+        size = int(record.sizes(record.entry_members(entry)).sum())
+        return _Sample(record.entry_path(entry), list(self._new_members(shard, entry)), size)
+
+    def _opened_shard(self, number: int) -> _Shard:
+        if number not in self._sizes:
+            self._sizes[number] = self._copied_size(number)
+        record, plain = (indexed(lower.record, number) for lower in (self.lower, self.lower.plain))
+        return _Shard(number, record, self.lower.tag(number), plain, self._sizes[number])
 
     def _copied_size(self, number: int) -> int | None:
         """Return the bytes of a shard whose samples are copied as they are; None for another."""
@@ -264,46 +309,33 @@ class ViewCommit:
         # Headers of members that a global one in front of them completes mean something else without it.
         return None if measured.common else measured.size
 
-    def _source(self, number: int) -> _Source:
-        if number not in self._sizes:
-            self._sizes[number] = self._copied_size(number)
-        record, plain = (indexed(lower.record, number) for lower in (self.lower, self.lower.plain))
-        return _Source(number, record, self.lower.tag(number), plain, self._sizes[number])
+    def _measured(self, number: int) -> SourceLayout:
+        return layout(number, self.lower.shards[number].path, indexed(self.lower.plain.record, number))
 
-    def _sample(self, number: int, entry: int) -> _Sample:
-        source = self._source(number)
-        record = source.record
-        members = record.entry_members(entry)
-        size = int(record.sizes(members).sum())
-        if source.size is None:
-            new = self._new_members(record, number, source.tag, entry)
-            return _Sample(record.entry_path(entry), list(new), size)
-        own = members if record.view is None else [record.address(member)[1] for member in members]
-        pieces = itertools.chain.from_iterable(self._copies(source, source.size, member) for member in sorted(own))
-        return _Sample(record.entry_path(entry), joined(pieces), size)
-
-    def _copies(self, source: _Source, size: int, member: int) -> Iterator[Piece]:
+    def _copies(self, shard: _Shard, member: int) -> Iterator[Piece]:
         """Return the pieces of a member. Only where members are sparse does that take a layout of the shard."""
-        if "sparse.member" in source.plain.column:
-            return self._layout(source.number).pieces_of(member)
-        return pieces_of(source.number, source.plain.member(member), size)
+        assert shard.size is not None
+        if "sparse.member" in shard.plain.column:
+            return self._layout(shard.number).pieces_of(member)
+        return pieces_of(shard.number, shard.plain.member(member), shard.size)
 
-    def _new_members(self, record: Record, number: int, tag: int, entry: int) -> Iterator[NewMember]:
+    def _new_members(self, shard: _Shard, entry: int) -> Iterator[NewMember]:
+        record = shard.record
         key, taken = record.entry_path(entry), set[bytes]()
         for member in record.entry_members(entry):
             extension = record.extension(member)
             name = key + b"." + extension
             reason = reasons.obstacle(key, extension, taken)
             if reason is not None:
-                path = self.lower.path_text(number)
+                path = self.lower.path_text(shard.number)
                 raise CommitError(
                     f"{path}: {os.fsdecode(name)} cannot be packed: {reason}; see --columns NAME=..."
                 )
             size, mtime_ns = record.size_and_time(member)
-            yield NewMember(name, b"%d %d %d" % (number, tag, member), size, mtime_ns)
+            yield NewMember(name, b"%d %d %d" % (shard.number, shard.tag, member), size, mtime_ns)
 
 
-class _Samples:
+class _NumberedSamples:
     """The samples of a set, by number, in its order: what the order and the splits of new shards follow from."""
 
     def __init__(self, lower: ShardSet, on_shard: Callable[[], None]) -> None:
@@ -325,21 +357,19 @@ class _Samples:
 
     def listed(self, file: LabelFile) -> NDArray[np.int64]:
         """Return the place of each sample in a list of keys, -1 for none."""
-        parts = [np.zeros(0, np.int64)]
+        places = [np.zeros(0, np.int64)]
         with open_key_list(file, Fingerprint.at(file.path)) as keys:
             for number, some in itertools.groupby(range(len(self)), self.shards.__getitem__):
-                parts.append(keys.find(self._lower.shards[number].name, [*map(self.key, some)])[0])
-        return np.concatenate(parts)
+                places.append(keys.find(self._lower.shards[number].name, [*map(self.key, some)])[0])
+        return np.concatenate(places)
 
 
-def parts_of(lower: ShardSet, options: PackOptions, on_shard: Callable[[], None]) -> list[Part]:
-    """Return the samples of a set in the order, and in the splits, of the options; none for those of the set.
+def sets_of(lower: ShardSet, options: PackOptions, on_shard: Callable[[], None]) -> list[NewSet]:
+    """Return the samples of a set in the order, and in the splits, of the options.
 
     16 bytes a sample are in memory then. Raises CommitError for a sample that `--order` does not list.
     """
-    if options.shuffle is None and options.order is None and not options.splits:
-        return []
-    samples = _Samples(lower, on_shard)
+    samples = _NumberedSamples(lower, on_shard)
     if options.order is None:
         order = shuffled(samples, options.shuffle)
     else:
@@ -352,7 +382,7 @@ def parts_of(lower: ShardSet, options: PackOptions, on_shard: Callable[[], None]
     numbers = split_of(samples, order, options.splits) if options.splits else [order]
     titles = [split.name for split in options.splits] or [""]
     return [
-        (title, name, ((samples.shards[at], samples.entries[at]) for at in some))
+        NewSet(title, name, ((samples.shards[at], [samples.entries[at]]) for at in some))
         for title, name, some in zip(titles, options.names, numbers, strict=True)
     ]
 
