@@ -22,7 +22,7 @@ from tests import sets
 from wdsfs.index.record_builder import restamped
 from wdsfs.names import PLAIN
 from wdsfs.shards import Fingerprint
-from wdsfs.spec import index_file
+from wdsfs.spec import portable_head
 
 if TYPE_CHECKING:
     from bench.network import Network
@@ -125,7 +125,7 @@ def _mounted(home: Path, wdsfs: Wdsfs, *arguments: str) -> Iterator[_Cost]:
 
 def made_there(source: Path, target: Path) -> None:
     """Write the same index with the ETags and times that nginx gives, in the rows and in the records."""
-    file, old = index_file.load(str(source)), source.read_bytes()
+    file, old = portable_head.load(str(source)), source.read_bytes()
     rows, records = [], []
     for number in range(len(file)):
         row = file.row(number)
@@ -140,12 +140,12 @@ def made_there(source: Path, target: Path) -> None:
     write(rows, records, file.record_format, target)
 
 
-def write(rows: Sequence[index_file.Row], records: Sequence[bytes], record_format: int, target: Path) -> None:
+def write(rows: Sequence[portable_head.Row], records: Sequence[bytes], record_format: int, target: Path) -> None:
     """Write an index of these rows, in which the places of the records do not count."""
-    size = len(index_file.head_of(rows, "", record_format, PLAIN, 0))
-    *starts, end = accumulate(map(len, records), initial=size + -size % index_file.ALIGNMENT)
+    size = len(portable_head.head_of(rows, "", record_format, PLAIN, 0))
+    *starts, end = accumulate(map(len, records), initial=size + -size % portable_head.ALIGNMENT)
     placed = [row._replace(offset=start) for row, start in zip(rows, starts, strict=True)]
     with open(target, "wb") as out:
-        out.write(index_file.head_of(placed, "", record_format, PLAIN, end))
+        out.write(portable_head.head_of(placed, "", record_format, PLAIN, end))
         out.seek(starts[0])
         out.writelines(records)

@@ -23,8 +23,8 @@ from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import summary_of
 from wdsfs.names import Reading
-from wdsfs.spec import index_file
-from wdsfs.spec.index_file import Row
+from wdsfs.spec import portable_head
+from wdsfs.spec.portable_head import Row
 
 Answer = TypeVar("Answer")
 SAMPLES = 1_000  # of a shard
@@ -74,33 +74,33 @@ def measure(shards: int, directory: Path, record: bytes) -> Measured:
         [sys.executable, "-m", "bench.scale", "--look", target], stdout=subprocess.PIPE, text=True, check=True
     )
     load, expand, memory = found.stdout.split()
-    table = len(index_file.head_of(rows, "", 1, Reading(), 0))
+    table = len(portable_head.head_of(rows, "", 1, Reading(), 0))
     return Measured(shards, table, float(load), float(expand), int(memory))
 
 
 def _write_head(rows: list[Row], length: int, target: Path) -> None:
     """Header and table as of a whole index; the records are a hole."""
-    size = len(index_file.head_of(rows, "", 1, Reading(), 0))
-    start = size + -size % index_file.ALIGNMENT
+    size = len(portable_head.head_of(rows, "", 1, Reading(), 0))
+    start = size + -size % portable_head.ALIGNMENT
     placed = [row._replace(offset=start + number * length) for number, row in enumerate(rows)]
     end = start + len(rows) * length
     with open(target, "wb") as out:
-        out.write(index_file.head_of(placed, "", 1, Reading(), end))
+        out.write(portable_head.head_of(placed, "", 1, Reading(), end))
         out.truncate(end)
 
 
 def look(target: str) -> None:
     """What a mount does with the table: read and check it, make shards of its rows; prints what that took."""
     from wdsfs import shards
-    from wdsfs.spec import expand
+    from wdsfs.spec import shard_names
 
     before = _resident()
-    file, load = _timed(lambda: index_file.load(target))
+    file, load = _timed(lambda: portable_head.load(target))
     base = "s3://bucket/set"
     # Objects that the index presumes are not asked for; here only names and paths are made.
     paths, first = _timed(lambda: [os.fsencode(path) for path in file.paths(base)])
     kept, second = _timed(
-        lambda: [shards.Shard(path, name) for path, name in zip(paths, expand._names(paths), strict=True)]
+        lambda: [shards.Shard(path, name) for path, name in zip(paths, shard_names.names_of(paths), strict=True)]
     )
     print(load, first + second, _resident() - before)
     assert len(kept) == len(file)
@@ -116,7 +116,7 @@ def model(measured: Measured, record: int, build: float) -> list[tuple[str, str]
     factor = SHARDS / measured.shards
     table, members = measured.table * factor, SAMPLES * len(COLUMNS)
     total = table + SHARDS * record
-    gets = -int(-table // index_file.PIECE)
+    gets = -int(-table // portable_head.PIECE)
     transfer = LATENCY * (1 + gets) + table / RATE
     return [
         ("size of the index", f"{total / 1e9:.1f} GB ({total / SHARDS / members:.1f} bytes a member)"),

@@ -48,7 +48,7 @@ from wdsfs.overlay.overlay_shards import read_outputs
 from wdsfs.packing.plan import CopiedRange, NewMember, Output, Piece, Plan, SourceShard, Step, Zeros
 from wdsfs.packing.replacement import plan_to_json, read_plan
 from wdsfs.shards import Fingerprint
-from wdsfs.spec import braces, index_file
+from wdsfs.spec import braces, portable_head
 from wdsfs.spec.expand import expand
 from wdsfs.tree import content as content_module
 from wdsfs.tree import json_fields, label_files, shown_names
@@ -191,7 +191,7 @@ def portable_index(directory: Path) -> tuple[Sequence[bytes], Read]:
     index.close()
 
     def read(content: bytes) -> None:
-        found = index_file.load(str(_written(directory / "x.wdsidx", content)))
+        found = portable_head.load(str(_written(directory / "x.wdsidx", content)))
         opened = PortableIndex(found, found.rows())
         for number in range(len(found)):
             for record in (opened.in_place(number), opened.read(number)):

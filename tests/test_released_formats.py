@@ -41,7 +41,7 @@ from wdsfs.packing import replacement
 from wdsfs.remote import cached_object
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.shards import Fingerprint
-from wdsfs.spec import index_file
+from wdsfs.spec import portable_head
 
 ROOT = Path(__file__).parent.parent
 SAMPLES = sorted((ROOT / "tests/data").glob("formats-*"))
@@ -49,7 +49,7 @@ PAGE = ROOT / "docs/reference/formats.md"
 FORMATS = [
     record.RECORD,
     index_directory.INDEX,
-    index_file.WDSIDX,
+    portable_head.WDSIDX,
     overlay_directory.OVERLAY,
     overlay_shards.OUTPUTS,
     replacement.JOURNAL,
@@ -110,7 +110,7 @@ def test_the_newest_samples_are_of_these_versions() -> None:
         replacement.JOURNAL: re.search(r'version\\": (\d+),\\n \\"sources', half_done),
         manifest.IMAGE: re.search(rb'"format":(\d+)', image),
         mount_registry.PROTOCOL: re.search(r"(\d+)", str(registration["protocol"])),
-        index_file.WDSIDX: re.search(r"(\d+)", str((newest / "set.wdsidx").read_bytes()[8])),
+        portable_head.WDSIDX: re.search(r"(\d+)", str((newest / "set.wdsidx").read_bytes()[8])),
     }
     for form, match in written.items():
         assert match, form
@@ -213,11 +213,11 @@ def test_an_index_file(samples: Path, shards: Path, program: Program) -> None:
 
 def test_a_newer_index_file_is_refused(samples: Path, shards: Path, program: Program) -> None:
     data = bytearray((samples / "set.wdsidx").read_bytes())
-    data[8:12] = (index_file.WDSIDX.version + 1).to_bytes(4, "little")
+    data[8:12] = (portable_head.WDSIDX.version + 1).to_bytes(4, "little")
     (shards / "set.wdsidx").write_bytes(data)
     text = program.refused("ls", "set.wdsidx", code=2)
     assert "set.wdsidx is an index of version 2, by a newer wdsfs" in text
-    assert index_file.WDSIDX.way_out in text
+    assert portable_head.WDSIDX.way_out in text
 
 
 def test_an_image(samples: Path, shards: Path) -> None:

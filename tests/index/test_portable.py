@@ -35,9 +35,9 @@ from wdsfs.remote import object_cache
 from wdsfs.remote.client import Remote
 from wdsfs.remote.remote_shards import RemoteShards
 from wdsfs.shards import GONE, Fingerprint, Shard
-from wdsfs.spec import index_file
+from wdsfs.spec import portable_head
 from wdsfs.spec.expand import expand
-from wdsfs.spec.index_file import HEADER_SIZE, ROW_SIZE, IndexFile, Row
+from wdsfs.spec.portable_head import HEADER_SIZE, ROW_SIZE, IndexFile, Row
 from wdsfs.storage import source
 from wdsfs.tree.indexing import NotIndexed, indexed
 from wdsfs.tree.shard_set import ShardSet
@@ -476,7 +476,7 @@ def test_a_row_that_disagrees_with_its_record(
     shards = sets.make(tmp_path / "a", 2)
     file = write(tmp_path / "a", shards)
     listing = sets.listing(Record(build_file(shards[0].path)))
-    head = index_file.load(str(file))
+    head = portable_head.load(str(file))
     rows = [head.row(number) for number in range(2)]
     at = NUMBERS.index(field) - 1
     numbers = tuple(value + (number == at) for number, value in enumerate(rows[0].numbers))
@@ -487,7 +487,7 @@ def test_a_row_that_disagrees_with_its_record(
     else:
         rows[0] = rows[0]._replace(numbers=numbers)
     data = file.read_bytes()
-    changed = index_file.head_of(rows, "", RECORD.version, PLAIN, len(data))
+    changed = portable_head.head_of(rows, "", RECORD.version, PLAIN, len(data))
     file.unlink()
     file.write_bytes(changed + data[len(changed) :])
     index = opened(tmp_path / "new", shards)
@@ -623,9 +623,9 @@ def test_of_another_version(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
 @pytest.mark.parametrize("text", ["../x.tar", "a/../../x.tar", "pipe:rm x", "-"])
 def test_a_file_does_not_lead_out_of_its_place(tmp_path: Path, text: str) -> None:
     row = Row(1, 1, 0, 8, 0, text, "", "", (0,) * 9)
-    size = len(index_file.head_of([row], "", RECORD.version, PLAIN, 0)) + 8
+    size = len(portable_head.head_of([row], "", RECORD.version, PLAIN, 0)) + 8
     offset = size - 8 + -size % 8
-    head = index_file.head_of([row._replace(offset=offset)], "", RECORD.version, PLAIN, offset + 8)
+    head = portable_head.head_of([row._replace(offset=offset)], "", RECORD.version, PLAIN, offset + 8)
     file = tmp_path / "x.wdsidx"
     file.write_bytes(head.ljust(offset + 8, b"\0"))
     with pytest.raises(SpecError):
@@ -636,9 +636,9 @@ def listing_remote(file: Path, etags: list[str]) -> Path:
     """An index of shards at a port where nothing listens, with these ETags; there are no records in it."""
     rows = [Row(9, 10**9, 0, 8, 0, f"x-{number}.tar", etag, "", (0,) * 9) for number, etag in enumerate(etags)]
     base = "http://127.0.0.1:9/set/"
-    size = len(index_file.head_of(rows, base, RECORD.version, PLAIN, 0)) + 8
+    size = len(portable_head.head_of(rows, base, RECORD.version, PLAIN, 0)) + 8
     offset = size - 8 + -size % 8
-    head = index_file.head_of(
+    head = portable_head.head_of(
         [row._replace(offset=offset) for row in rows], base, RECORD.version, PLAIN, offset + 8
     )
     file.write_bytes(head.ljust(offset + 8, b"\0"))

@@ -15,7 +15,9 @@ from tests.processes import PATIENCE
 from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import MissingShard, ShardError, SpecError, UsageError
 from wdsfs.spec import objects
-from wdsfs.spec.expand import expand, expand_again, names_a_shard, settled
+from wdsfs.spec.existence import names_a_shard
+from wdsfs.spec.expand import expand, expand_again
+from wdsfs.spec.spec_words import settled
 from wdsfs.tree.label_files import label_file, lasting_label
 
 TAR = b"what is in a tar"

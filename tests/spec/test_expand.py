@@ -19,8 +19,7 @@ from wdsfs import shards
 from wdsfs.errors import MissingShard, NoMatch, SpecError, UnreadableShard
 from wdsfs.names import SHARD_SUFFIXES
 from wdsfs.shards import Shard, Shards
-from wdsfs.spec import braces
-from wdsfs.spec import expand as expand_module
+from wdsfs.spec import braces, existence, shard_names, spec_words
 from wdsfs.spec.expand import Slice, expand, split_path
 
 
@@ -123,8 +122,8 @@ def test_whether_a_directory_holds_files_takes_a_look_at_each_name(
 
     paths = [f"set/{number}.tar" for number in range(300)]
     touch(*paths)
-    monkeypatch.setattr(expand_module, "_shard_names", lambda directory: list(map(Name, paths)))
-    assert not expand_module.holds_files("set")
+    monkeypatch.setattr(existence, "_shard_names", lambda directory: list(map(Name, paths)))
+    assert not existence.holds_files("set")
     assert len(compared) < 3 * len(paths)
 
 
@@ -208,9 +207,9 @@ def test_a_link_keeps_its_own_path(here: Path) -> None:
 
 def test_links_in_a_long_listing_are_followed(here: Path) -> None:
     touch("store")
-    for i in range(expand_module.LISTING_PAYS + 5):
+    for i in range(existence.LISTING_PAYS + 5):
         os.symlink("store", f"{i:03d}.tar")
-    assert len(expand([f"{{000..{expand_module.LISTING_PAYS + 4:03d}}}.tar"])) == expand_module.LISTING_PAYS + 5
+    assert len(expand([f"{{000..{existence.LISTING_PAYS + 4:03d}}}.tar"])) == existence.LISTING_PAYS + 5
 
 
 def test_dots_and_doubled_slashes_are_cleaned(here: Path) -> None:
@@ -231,8 +230,8 @@ def test_two_dots_behind_a_link_name_what_the_kernel_opens(here: Path) -> None:
 def test_the_same_name_here_and_at_the_top_of_the_file_system_are_two_paths(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expand_module, "_mode", lambda word: 0o100644)
-    monkeypatch.setattr(expand_module, "_listed_files", lambda parent, siblings: set(siblings))
+    monkeypatch.setattr(existence, "_mode", lambda word: 0o100644)
+    monkeypatch.setattr(existence, "_listed_files", lambda parent, siblings: set(siblings))
     assert [shard.path for shard in expand(["x.tar", "/x.tar"])] == [bytes(here / "x.tar"), b"/x.tar"]
     assert names_of("x.tar", "/x.tar") == [f"{here.name}--x", "x"]
 
@@ -385,7 +384,7 @@ def test_a_huge_expression_is_refused_before_it_is_expanded(
 
 
 def test_the_limit_holds_for_all_specs_together(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expand_module, "MAX_SHARDS", 100)
+    monkeypatch.setattr(spec_words, "MAX_SHARDS", 100)
     assert "more than 100 shards" in refused(SpecError, "{0..59}", "{60..119}")
 
 
@@ -487,10 +486,10 @@ def test_a_few_shards_of_a_crowded_directory_do_not_wait_for_its_listing(
 
         yield entries()
 
-    touch(*(f"{i}.tar" for i in range(expand_module.LISTING_PAYS)))
+    touch(*(f"{i}.tar" for i in range(existence.LISTING_PAYS)))
     monkeypatch.setattr(os, "scandir", crowded)
-    assert len(expand([f"{{0..{expand_module.LISTING_PAYS - 1}}}.tar"])) == expand_module.LISTING_PAYS
-    assert read == expand_module.LISTING_PAYS * expand_module.LISTING_RATIO
+    assert len(expand([f"{{0..{existence.LISTING_PAYS - 1}}}.tar"])) == existence.LISTING_PAYS
+    assert read == existence.LISTING_PAYS * existence.LISTING_RATIO
 
 
 # -- names -------------------------------------------------------------------------------------------------
@@ -557,7 +556,7 @@ path = st.builds(
 
 @given(st.lists(path, unique=True, min_size=1, max_size=12))
 def test_names_are_distinct_path_components(paths: list[str]) -> None:
-    given_names = expand_module._names([os.fsencode(path) for path in paths])
+    given_names = shard_names.names_of([os.fsencode(path) for path in paths])
     assert len(set(given_names)) == len(paths)
     for name in given_names:
         assert b"/" not in name
@@ -567,9 +566,9 @@ def test_names_are_distinct_path_components(paths: list[str]) -> None:
 
 @given(st.lists(path, unique=True, min_size=1, max_size=12))
 def test_only_clashing_names_are_lengthened(paths: list[str]) -> None:
-    stems = expand_module._stems([os.fsencode(path) for path in paths])
+    stems = shard_names._stems([os.fsencode(path) for path in paths])
     bases = Counter(stem.rpartition(b"/")[2] for stem in stems)
-    for stem, name in zip(stems, expand_module._names([os.fsencode(path) for path in paths]), strict=True):
+    for stem, name in zip(stems, shard_names.names_of([os.fsencode(path) for path in paths]), strict=True):
         base = stem.rpartition(b"/")[2]
         if bases[base] == 1 and len(base) <= 255:
             assert name == base

@@ -21,7 +21,8 @@ from wdsfs.door import urls
 from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import MissingShard, NoMatch, ShardError, SpecError, Unreachable
 from wdsfs.spec import objects
-from wdsfs.spec.expand import expand, names_a_shard
+from wdsfs.spec.existence import names_a_shard
+from wdsfs.spec.expand import expand
 
 
 def tar_of(*names: str) -> bytes:

@@ -23,8 +23,7 @@ from tests.conftest import descriptors
 from tests.spec.test_expand import found, here, names_of, refused, touch  # noqa: F401  # here: a fixture
 from wdsfs.errors import MissingShard, SpecError, UnreadableShard, WdsfsError
 from wdsfs.shards import Shard
-from wdsfs.spec import expand as expand_module
-from wdsfs.spec import located
+from wdsfs.spec import located, spec_words
 from wdsfs.spec.expand import Slice, expand, refuse_left_out, split_path
 from wdsfs.spec.located import Field
 from wdsfs.storage import source
@@ -95,9 +94,9 @@ def test_words_are_those_of_the_webdataset_library(text: str) -> None:
             expected = []
         if not all(expected) or not expected:
             with pytest.raises(SpecError):
-                list(expand_module._words([text]))
+                list(spec_words.expand_words([text]))
         else:
-            assert [word.path for word in expand_module._words([text])] == expected
+            assert [word.path for word in spec_words.expand_words([text])] == expected
 
 
 # -- lists -------------------------------------------------------------------------------------------------
@@ -451,7 +450,7 @@ def test_what_is_wrong_in_yaml_is_told_with_file_and_line(content: str | bytes, 
 
 
 def test_aliases_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expand_module, "MAX_SHARDS", 1000)
+    monkeypatch.setattr(spec_words, "MAX_SHARDS", 1000)
     shards = ", ".join(f"{number}.tar" for number in range(100))
     datasets = "\n".join(["- &d", f"  shards: [{shards}]", *["- *d"] * 100])
     write("x.yaml", f"datasets:\n{datasets}\n")

@@ -30,7 +30,7 @@ from wdsfs.names import SHARD_SUFFIXES_OF_ANY_CASE, shown
 
 if TYPE_CHECKING:
     from wdsfs.shards import Shard
-    from wdsfs.spec.metadataset import Part
+    from wdsfs.spec.energon_metadataset import Part
     from wdsfs.tree.set_options import Opening, Selection, TreeOptions
     from wdsfs.tree.tree import LowerTree, Node
 
@@ -199,14 +199,14 @@ def info(
     Example:
       wdsfs info 'train-{000000..000999}.tar'
     """
-    from wdsfs.spec import metadataset
+    from wdsfs.spec import energon_metadataset
     from wdsfs.tree.composition import Composition
     from wdsfs.tree.opening import opened
     from wdsfs.tree.statistics import gather
 
     with opened(shards, selection, opening, Composition(keys=keys), whole=True) as below:
         report = gather(below)
-    parts = [part for spec in shards for part in metadataset.parts_of(spec, selection.split)]
+    parts = [part for spec in shards for part in energon_metadataset.parts_of(spec, selection.split)]
     if as_json:
         write_json(report | ({"parts": [part.as_json() for part in parts]} if parts else {}))
     else:

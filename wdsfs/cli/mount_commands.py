@@ -188,7 +188,7 @@ def mount(
       wdsfs mount --overlay edits --new /mnt/new
     """
     from wdsfs.mount.start import is_of_image
-    from wdsfs.spec.expand import settled
+    from wdsfs.spec.spec_words import settled
 
     _refuse_own_options(serving.options)
     own = None if shards or serving.new or mountpoint is None else _own_directory(mountpoint)
@@ -271,7 +271,7 @@ def _mountpoint(shards: Sequence[str], mountpoint: str | None, selection: Select
 
 def _are_swapped(shards: Sequence[str], mountpoint: str) -> bool:
     """Return True if a directory without shards stands before the shards."""
-    from wdsfs.spec.expand import names_a_shard
+    from wdsfs.spec.existence import names_a_shard
 
     is_directory = len(shards) == 1 and os.path.isdir(shards[0])
     return is_directory and names_a_shard(mountpoint) and not names_a_shard(shards[0])
@@ -330,7 +330,7 @@ def _refuse_own_options(dash_o: Sequence[str]) -> None:
 
 def _incomplete(given: str | None) -> UsageError:
     """Return the error for `wdsfs mount` with one argument, or with none."""
-    from wdsfs.spec.expand import names_a_shard
+    from wdsfs.spec.existence import names_a_shard
 
     if given is None:
         return UsageError("mount needs SHARDS and a MOUNTPOINT: wdsfs mount SHARDS... MOUNTPOINT")

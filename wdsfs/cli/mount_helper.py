@@ -121,7 +121,7 @@ def translate(argv: Sequence[str]) -> Call:
     for option in passed:
         _refuse_misspelt(option)
     passed += _source_option(spec, passed)
-    from wdsfs.spec.expand import settled  # late: most calls of mount(8) end before
+    from wdsfs.spec.spec_words import settled  # late: most calls of mount(8) end before
 
     through = ["-o", ",".join(passed)] if passed else []
     # A line in fstab has a first field in any case: of a set that begins empty it is "none".

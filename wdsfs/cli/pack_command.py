@@ -242,7 +242,7 @@ def pack(
 
 def _are_files(sources: Sequence[str], layout: str) -> bool:
     """Return True if these are directories of files, False for SHARDS. Raises UsageError for both, SpecError."""
-    from wdsfs.spec.expand import holds_files
+    from wdsfs.spec.existence import holds_files
 
     are_files = {os.path.isdir(source) if layout != "auto" else holds_files(source) for source in sources}
     if len(are_files) > 1:

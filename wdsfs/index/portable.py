@@ -38,8 +38,8 @@ from wdsfs.index import record_check
 from wdsfs.index.record import RECORD, STRAY, Record
 from wdsfs.index.record_builder import restamped
 from wdsfs.shards import Fingerprint, Shard
-from wdsfs.spec import index_file
-from wdsfs.spec.index_file import SUFFIX, IndexFile, Row, Times
+from wdsfs.spec import portable_head
+from wdsfs.spec.portable_head import SUFFIX, IndexFile, Row, Times
 from wdsfs.storage import source
 from wdsfs.storage.source import TarBytes
 from wdsfs.tar import member_reader
@@ -446,7 +446,7 @@ def attached(shards: Sequence[Shard]) -> Portables:
 
 def _add(files: dict[str, PortableIndex], path: str) -> None:
     try:
-        file = index_file.load(path)
+        file = portable_head.load(path)
         if file.path in files:
             return
         RECORD.check(file.record_format)

@@ -22,8 +22,8 @@ from wdsfs.index.record import RECORD, Record
 from wdsfs.index.record_builder import restamped
 from wdsfs.index.store import Index, Summary, summary_of
 from wdsfs.shards import Fingerprint, Shard
-from wdsfs.spec import index_file
-from wdsfs.spec.index_file import ALIGNMENT, SUFFIX, Row
+from wdsfs.spec import portable_head
+from wdsfs.spec.portable_head import ALIGNMENT, SUFFIX, Row
 from wdsfs.storage.durable import Disk, named, new_file
 
 RACY_NS = 2_000_000_000  # age from which a time of whole seconds says that a file is not being written any more
@@ -65,7 +65,7 @@ class PortableWriter:
         self._run: _Run | None = None  # of an older index, which is still to be copied
 
     def _list(self, shards: Sequence[Shard]) -> tuple[list[_Listed], str]:
-        base, paths = index_file.place_of((os.fsdecode(shard.path) for shard in shards), self._target)
+        base, paths = portable_head.place_of((os.fsdecode(shard.path) for shard in shards), self._target)
         listed = []
         for shard, path in zip(shards, paths, strict=True):
             fingerprint, etag, version = _known(shard.path)
@@ -91,7 +91,7 @@ class PortableWriter:
         self._disk.write(fd, self._head(rows, at))
 
     def _head(self, rows: Sequence[Row], size: int) -> bytes:
-        return index_file.head_of(rows, self._base, RECORD.version, self._reading, size)
+        return portable_head.head_of(rows, self._base, RECORD.version, self._reading, size)
 
     def _append(self, fd: int, listed: _Listed, at: int) -> Row:
         """Write one record at the end of the file, which is `at`, or plan that; returns its row."""
@@ -174,7 +174,7 @@ def checked_target(text: str) -> bytes:
     """Return the path, or URL, of a portable index to be written. Raises UsageError, SpecError."""
     if not text.endswith(SUFFIX):
         raise UsageError(f"{text}: the name of an index of shards ends in {SUFFIX}")
-    path = os.fsencode(index_file.where(text))
+    path = os.fsencode(portable_head.where(text))
     if not is_remote(path) and not os.path.isdir(os.path.dirname(path)):
         raise UsageError(f"{text}: there is no directory {os.fsdecode(os.path.dirname(path))}; make it first")
     return path

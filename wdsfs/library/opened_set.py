@@ -14,7 +14,7 @@ from typing import Any, Self, TypeAlias, TypedDict, TypeVar
 
 from wdsfs import host
 from wdsfs.errors import UsageError
-from wdsfs.spec.expand import anchored, anchored_file
+from wdsfs.spec.spec_words import anchored, anchored_file
 from wdsfs.tree.composition import DECODE_OTHERWISE, OF_CLASSES, Composition, composition_of
 from wdsfs.tree.opening import opened
 from wdsfs.tree.set_options import Opening, Progress, Tolerance, selection_of

@@ -26,10 +26,12 @@ from wdsfs.inodes import SHARD_MAX
 from wdsfs.interop import lint
 from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.shards import Shard, Shards
-from wdsfs.spec import growth, index_file, objects, shard_lists
+from wdsfs.spec import growth, objects, portable_head
 from wdsfs.spec.dependencies import Dependencies, noted
-from wdsfs.spec.expand import LIST, expand_again
+from wdsfs.spec.existence import LIST_SUFFIXES
+from wdsfs.spec.expand import expand_again
 from wdsfs.spec.growth import Change
+from wdsfs.spec.spec_words import LIST
 from wdsfs.tree import merged_tree, shard_access
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.numbered_tree import NAME as BY_INDEX
@@ -102,7 +104,7 @@ def _expanded(served: MountedSet) -> list[Shard]:
 def _listed_at(part: str) -> str | None:
     """Return the path of a list that is at a URL; None for anything else."""
     text = part.removeprefix(LIST)
-    is_list = text != part or text.endswith((*shard_lists.SUFFIXES, index_file.SUFFIX))
+    is_list = text != part or text.endswith((*LIST_SUFFIXES, portable_head.SUFFIX))
     return objects.path_of(text) if is_list and objects.is_url(text) and not objects.is_command(text) else None
 
 

@@ -16,7 +16,8 @@ from wdsfs.mount.engines import CannotServe, is_installed, kernel_engine
 from wdsfs.mount.mount_options import AUTO, MountOptions
 from wdsfs.mount_registry import FUSE
 from wdsfs.spec.dependencies import noted
-from wdsfs.spec.expand import IMAGE_SUFFIX, expand
+from wdsfs.spec.existence import IMAGE_SUFFIX
+from wdsfs.spec.expand import expand
 
 if TYPE_CHECKING:
     from wdsfs.shards import Shard

@@ -1,7 +1,7 @@
 """Small JSON, YAML and text files, read so that an error can name the place in the file.
 
 A `Field` is a value and its place: `shards.json: shardlist[3].url`, `split.yaml:7: exclude[0]`.
-`spec/shard_lists.py` interprets the values. Such a file may be hostile: nothing in it is executed, nothing grows
+The module of a format interprets the values. Such a file may be hostile: nothing in it is executed, nothing grows
 when it is read (aliases of YAML are shared, never copied), and any mistake in it is a SpecError.
 """
 
@@ -166,6 +166,11 @@ def lines(path: str) -> Iterator[tuple[int, str]]:
     """Yield the lines of a text file with their numbers, stripped of white space, decoded as paths are."""
     for number, line in enumerate(read(path).removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         yield number, os.fsdecode(line.strip(b" \t\r"))
+
+
+def load(path: str) -> Field:
+    """Read a JSON file, by its suffix, or a YAML file. Raises SpecError, UnreadableShard."""
+    return load_json(path) if path.endswith(".json") else load_yaml(path)
 
 
 def load_json(path: str) -> Field:

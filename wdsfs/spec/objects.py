@@ -1,7 +1,7 @@
 """URLs in specs: expands globs and prefixes of object stores, and checks which objects are there.
 
-The counterpart, for object stores, of the questions that `expand.py` asks of file systems. From here on a URL is a
-path: the shown one, without secrets (`door/shard_door.py`).
+The counterpart, for object stores, of the questions that `existence.py` asks of file systems. From here on a URL
+is a path: the shown one, without secrets (`door/shard_door.py`).
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def _lasting_files(
     if not (join or associate or keys is not None):
         return (), (), None
     # Late: commands that need no view start without NumPy.
-    from wdsfs.spec.expand import settled
+    from wdsfs.spec.spec_words import settled
     from wdsfs.tree.label_files import lasting_label
 
     list_ = None if keys is None else lasting_label(keys)

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from wdsfs.errors import SpecError
-from wdsfs.spec import objects, shard_lists
+from wdsfs.spec import energon_dataset, objects
 from wdsfs.spec.located import Field, load_yaml
-from wdsfs.spec.shard_lists import Word
+from wdsfs.spec.spec_words import Word, path_in
 
 log = logging.getLogger(__name__)
 
@@ -43,24 +43,24 @@ class Part(NamedTuple):
         return {"split": self.of, "dataset": self.path, "part": self.split, "weight": self.weight}
 
 
-def words_of(path: str, split: str | None) -> Iterator[Word]:
-    """Return the shards that a JSON or YAML file names, as `shard_lists.words_of`, or a metadataset.
+def is_metadataset(top: Field) -> bool:
+    """Return True for the content of a metadataset, False for that of any other file that names shards."""
+    return top.file.endswith(SUFFIXES) and top.is_object() and top.get("splits") is not None
+
+
+def read_shards(top: Field, split: str | None) -> Iterator[Word]:
+    """Yield the shards that a metadataset names.
 
     Semantics decision: a shard that several parts name is there once, in its first place, whatever their weights;
     without `--split` those of all splits of the metadataset. Raises SpecError, UnreadableShard.
     """
-    top = _metadataset(path)
-    return shard_lists.words_of(path, split) if top is None else _words(top, split)
-
-
-def _words(top: Field, split: str | None) -> Iterator[Word]:
     seen: set[str] = set()
     parts = dict[tuple[str, str, str | None], str]()
     for path, part, split_file, *_, where in _parts(top, split):
         parts.setdefault((path, part, split_file), where)
     for named, where in parts.items():
         try:
-            words = list(shard_lists.energon(*named))
+            words = list(energon_dataset.read_shards(*named))
         except SpecError as error:
             raise type(error)(f"{where}: {error}") from None
         for word in words:
@@ -71,17 +71,12 @@ def _words(top: Field, split: str | None) -> Iterator[Word]:
 
 
 def parts_of(path: str, split: str | None) -> list[Part]:
-    """Return the datasets of a metadataset, with their weights; none for any other file. Raises as `words_of`."""
-    top = _metadataset(path) if path.endswith(SUFFIXES) and os.path.isfile(path) else None
-    return [] if top is None else list(_parts(top, split))
-
-
-def _metadataset(path: str) -> Field | None:
-    """Read a metadataset; None for any other file."""
-    if not path.endswith(SUFFIXES) or os.path.basename(os.path.dirname(path)) == shard_lists.META:
-        return None
+    """Return the datasets of a metadataset with their weights; none for another file. Raises as `read_shards`."""
+    is_yaml = path.endswith(SUFFIXES) and os.path.isfile(path)
+    if not is_yaml or os.path.basename(os.path.dirname(path)) == energon_dataset.META:
+        return []
     top = load_yaml(path)
-    return top if top.is_object() and top.get("splits") is not None else None
+    return list(_parts(top, split)) if is_metadataset(top) else []
 
 
 def _parts(top: Field, split: str | None) -> Iterator[Part]:
@@ -136,14 +131,14 @@ class _Reader:
             yield from self.node(item, split, way._replace(weights=(*way.weights, *weight)))
 
     def _reference(self, node: Field, split: str, way: _Way) -> Iterator[Part]:
-        path = shard_lists.path_in(node.file, node.need("path"))
+        path = path_in(node.file, node.need("path"))
         if path.endswith(".jsonl"):
             raise node.wrong("a JSONL dataset of Energon has no shards")
         if path.endswith(SUFFIXES) and objects.is_file(path):
             yield from self._nested(path, node, split, way)
             return
         file = node.get("split_config")
-        split_file = None if file is None else os.path.join(path, shard_lists.META, _name_of(file))
+        split_file = None if file is None else os.path.join(path, energon_dataset.META, _name_of(file))
         weight = " x ".join(filter(None, way.weights)) or "1"
         yield Part(path, split, split_file, way.of, weight, node.where)
 
@@ -151,8 +146,8 @@ class _Reader:
         inside = (*way.inside, os.path.realpath(node.file))
         if os.path.realpath(path) in inside or len(inside) > NESTED_MAX:
             raise node.wrong(f"the metadataset {path!r} includes itself, or is nested more than {NESTED_MAX} deep")
-        top = _metadataset(path)
-        if top is None:
+        top = load_yaml(path)
+        if not is_metadataset(top):
             raise node.wrong(f"{path!r} is not a metadataset: it has no 'splits'")
         yield from self.node(top.need("splits").need(split), split, way._replace(inside=inside))
 
@@ -173,5 +168,5 @@ def _name_of(file: Field) -> str:
     """Return the name of a file in the directory of a dataset. Raises SpecError for one that leads elsewhere."""
     name = str(file.text())
     if "/" in name or "\0" in name or not name.endswith((*SUFFIXES, ".json")):
-        raise SpecError(f"{file.where}: {name!r} is not the name of a split file in {shard_lists.META}")
+        raise SpecError(f"{file.where}: {name!r} is not the name of a split file in {energon_dataset.META}")
     return name
