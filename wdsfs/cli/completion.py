@@ -1,8 +1,7 @@
 """Shell completion (TAB) for bash, zsh and fish: commands, options, mount points and paths.
 
-Built on click's completion, whose scripts run the program with the words of the line. Nothing here asks a daemon,
-a mount or the network: mount points are those of the registry and of the kernel's table, and paths are completed
-by the shell itself.
+The scripts are click's: they run the program with the words of the line. Nothing here asks a daemon, a mount or
+the network: mount points are those of the registry and of the kernel's table. The shell itself completes paths.
 """
 
 from __future__ import annotations
@@ -11,84 +10,14 @@ import os
 import re
 
 import click
-from click.shell_completion import (
-    BashComplete,
-    CompletionItem,
-    FishComplete,
-    ShellComplete,
-    ZshComplete,
-    add_completion_class,
-    get_completion_class,
-)
+from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
 
 SHELLS = ("bash", "zsh", "fish")
 
 _PATH, _DIRECTORY = "file", "dir"  # of items: the shell completes what is typed
-_UNSAFE = re.compile(r"([^\w@%+=:,./~-])")
 _NOT_LOCAL = re.compile(r"^[a-z][a-z0-9+.-]*://|^pipe:")
-
-
-@add_completion_class
-class QuotingBash(BashComplete):
-    """Completion for bash, which inserts texts unquoted and takes the `=` of `--layout=files` for a word."""
-
-    name = "bash"
-    # A text may have backslashes and wildcards, which are for the line and not for the script.
-    source_template = BashComplete.source_template.replace("read type", "read -r type").replace(
-        "+=($value)", '+=("$value")'
-    )
-
-    def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the cursor, and the one that it is in."""
-        words, incomplete = super().get_completion_args()
-        if words and words[-1] == "=" and incomplete != "=":
-            return words[:-1], incomplete
-        return (words, "") if incomplete == "=" else (words, incomplete)
-
-    def format_completion(self, item: CompletionItem) -> str:
-        """Return a line for the script.
-
-        The type of the item, and its text, so that it is one word whatever is in it.
-        """
-        text: str = item.value
-        if item.type == "plain":
-            # A tilde stays one; the mount point of a stranger may have any name.
-            text = _UNSAFE.sub(r"\\\1", text)
-        return f"{item.type},{text}"
-
-
-class _WholeWords(ShellComplete):
-    """Completion for shells that replace whole words: the value in `--layout=files` comes with its option."""
-
-    _before = ""
-
-    def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the cursor, and the one that it is in."""
-        words, incomplete = super().get_completion_args()
-        name, equals, _ = incomplete.partition("=")
-        self._before = name + equals if equals and name.startswith("--") else ""
-        return words, incomplete
-
-    def format_completion(self, item: CompletionItem) -> str:
-        """Return the text of an item for the script."""
-        value = self._before + os.path.expanduser(item.value) if item.type == "plain" else item.value
-        return super().format_completion(CompletionItem(value, item.type, item.help))
-
-
-@add_completion_class
-class WholeWordsZsh(_WholeWords, ZshComplete):
-    """Completion for zsh, also from the second call on, when an autoloaded function has become its body."""
-
-    name = "zsh"
-    source_template = ZshComplete.source_template.replace("== loadautofunc", "== (loadautofunc|shfunc)")
-
-
-@add_completion_class
-class WholeWordsFish(_WholeWords, FishComplete):
-    """Completion for fish. Paths and descriptions may have commas."""
-
-    name = "fish"
-    source_template = FishComplete.source_template.replace('string split ","', 'string split --max 1 ","')
+# A text that a shell takes for one word. bash inserts texts as they are, and others may have named a mount point.
+_ONE_WORD = re.compile(r"[\w@%+=:,./-]+")
 
 
 def script(shell: str) -> str:
@@ -97,16 +26,14 @@ def script(shell: str) -> str:
     assert complete is not None
     completer = complete(click.Command("wdsfs"), {}, "wdsfs", "_WDSFS_COMPLETE")
     # Not `completer.source()`: it looks at the bash of this machine, and the script may be for another one.
-    return ShellComplete.source(completer)
+    text = ShellComplete.source(completer)
+    # An autoloaded function of zsh runs as "loadautofunc" once, and then as "shfunc".
+    return text.replace("== loadautofunc", "== (loadautofunc|shfunc)")
 
 
 def paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return files and directories, also after an `@` (`@list.txt`); no URLs, which would take requests."""
-    if _NOT_LOCAL.match(incomplete):
-        return []
-    if incomplete.startswith("@"):
-        return [CompletionItem(f"@{path}") for path in _files(incomplete[1:])]
-    return [CompletionItem(incomplete, type=_PATH)]
+    """Return files and directories; no URLs, which would take requests."""
+    return [] if _NOT_LOCAL.match(incomplete) else [CompletionItem(incomplete, type=_PATH)]
 
 
 def directories(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -116,7 +43,7 @@ def directories(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
 
 def mount_points(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the mounts of this user, dead ones included; directories if none begins like that."""
-    offers = [CompletionItem(text) for path in _mounts() if (text := _as_typed(path, incomplete)) is not None]
+    offers = [CompletionItem(path) for path in _mounts() if path.startswith(incomplete)]
     return offers or directories(ctx, param, incomplete)
 
 
@@ -140,30 +67,4 @@ def _mounts() -> list[str]:
     for mount in mount_table.mounts():
         if mount.fstype == "fuse.wdsfs" and os.geteuid() in (0, mount.user):
             points.add(os.fsdecode(mount.path))
-    return sorted(path for path in points if path.isprintable())
-
-
-def _as_typed(path: str, incomplete: str) -> str | None:
-    """Return a mount point in the form that is typed, which may be relative or begin with a tilde.
-
-    None for others.
-    """
-    if path.startswith(incomplete):
-        return path
-    try:
-        above, begun = os.path.split(incomplete)
-        full = os.path.join(os.path.abspath(os.path.expanduser(above)), begun)
-    except OSError:  # the working directory is gone
-        return None
-    return incomplete + path[len(full) :] if path.startswith(full) else None
-
-
-def _files(begun: str) -> list[str]:
-    above, name = os.path.split(begun)
-    try:
-        with os.scandir(os.path.expanduser(above) or ".") as entries:
-            # By what the listing says of them: no file is asked for.
-            files = [entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return []
-    return sorted(os.path.join(above, file) for file in files if file.startswith(name) and file.isprintable())
+    return sorted(filter(_ONE_WORD.fullmatch, points))

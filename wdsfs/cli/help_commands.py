@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,89 +66,50 @@ TASKS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
 }
 _TASKS_END = """SHARDS: a pattern in quotes ('train-{000..099}.tar'), files, directories, URLs.
-`wdsfs help COMMAND` explains a command, `wdsfs help WORD` finds what is about a
-word, `wdsfs --help` lists all commands."""
+`wdsfs help COMMAND` explains a command, `wdsfs --help` lists all commands."""
 
 
 @click.command("help", cls=Command)
-@click.argument("words", metavar="[COMMAND|TOPIC|WORD...]", nargs=-1, shell_complete=commands)
+@click.argument("words", metavar=f"[COMMAND|{LAYOUTS}]", nargs=-1, shell_complete=commands)
 @click.pass_context
 def help_command(ctx: click.Context, words: tuple[str, ...]) -> None:
-    """Say what to type for a task; explain COMMAND; show the page about TOPIC; find WORDs in all help.
-
-    The topic `layouts` is: which layout for which loader.
+    """Say what to type for a task; explain COMMAND; with `layouts` say which layout is for which loader.
 
     \b
     Examples:
       wdsfs help
       wdsfs help mount
       wdsfs help layouts
-      wdsfs help cache
-      wdsfs help page cache
     """
     above = ctx.find_root()
     group = above.command
     assert isinstance(group, click.Group)
-    explained = group.get_command(above, words[0]) if len(words) == 1 else None
-    if explained is not None:
-        with explained.context_class(explained, parent=above, info_name=explained.name) as context:
-            show_page(explained.get_help(context))
-    elif words == (LAYOUTS,):
+    topic = " ".join(words)
+    if not topic:
+        show_page(_tasks(above) + "\n" + _TASKS_END)
+        return
+    if topic == LAYOUTS:
         _show_markdown(_layouts())
-    elif words:
-        show_page(_help_about(words, group, above))
-    else:
-        show_page(_definitions(TASKS, above) + "\n" + _TASKS_END)
+        return
+    explained = group.get_command(above, topic)
+    if explained is None:
+        names = group.list_commands(above)
+        hint = meant(topic, [*names, LAYOUTS]) or ";"
+        raise UsageError(
+            f"there is no command {topic!r}{hint} commands: {', '.join(names)}; to look for a word: man wdsfs"
+        )
+    with explained.context_class(explained, parent=above, info_name=explained.name) as context:
+        show_page(explained.get_help(context))
 
 
-def _definitions(sections: Mapping[str, Iterable[tuple[str, str]]], ctx: click.Context) -> str:
-    """Return sections of terms with texts, all with one second column."""
+def _tasks(ctx: click.Context) -> str:
+    """Return the tasks with their commands, all with one second column."""
     formatter = ctx.make_formatter()
-    width = min(max(len(term) for rows in sections.values() for term, _ in rows), 40)
-    for title, rows in sections.items():
+    width = max(len(line) for rows in TASKS.values() for line, _ in rows)
+    for title, rows in TASKS.items():
         with formatter.section(title):
-            formatter.write_dl([(f"{term:{width}}", text) for term, text in rows], col_max=width)
+            formatter.write_dl([(f"{line:{width}}", text) for line, text in rows], col_max=width)
     return formatter.getvalue().lstrip("\n")
-
-
-def _help_about(words: Sequence[str], group: click.Group, above: click.Context) -> str:
-    """Return the tasks, commands, options and chapters with all these words. Raises UsageError if none has."""
-    patterns = [re.compile(rf"\b{re.escape(word.removesuffix('s'))}", re.IGNORECASE) for word in words]
-
-    def has_words(*texts: str) -> bool:
-        return all(pattern.search(" ".join(texts)) for pattern in patterns)
-
-    summaries: list[tuple[str, str]] = []
-    users: dict[tuple[str, str], list[str]] = {}  # of an option: the commands that have it
-    for name in group.list_commands(above):
-        command = group.get_command(above, name)
-        assert command is not None
-        with click.Context(command, parent=above, info_name=name) as ctx:
-            for option in command.params:
-                record = option.get_help_record(ctx) if isinstance(option, click.Option) else None
-                if record is not None and has_words(*record):
-                    users.setdefault(record, []).append(name)
-        if has_words(name, command.help or ""):
-            summaries.append((f"wdsfs {name}", command.get_short_help_str(100)))
-    rows = {
-        "Tasks": [row for title, tasks in TASKS.items() for row in tasks if has_words(title, *row)],
-        "Commands": summaries,
-        "Options": [(term, f"{text} ({', '.join(names)})") for (term, text), names in users.items()],
-        "Chapters of `wdsfs help layouts`": [
-            (title, "") for title in re.findall("^##? (.+)$", _layouts(), re.MULTILINE) if has_words(title)
-        ],
-    }
-    if not any(rows.values()):
-        raise _nothing_about(words, group.list_commands(above))
-    return _definitions({title: lines for title, lines in rows.items() if lines}, above)
-
-
-def _nothing_about(words: Sequence[str], names: Sequence[str]) -> UsageError:
-    text = " ".join(words)
-    return UsageError(
-        f"there is no command {text!r}{meant(text, [*names, LAYOUTS])}, and no help has these words; there are: "
-        f"{', '.join(names)}; and the topic {LAYOUTS}"
-    )
 
 
 def _layouts() -> str:

@@ -186,7 +186,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Help": {
         "doctor": "Check if this machine can mount, and say what to type if not.",
-        "help": "Say what to type for a task; explain a command; find words.",
+        "help": "Say what to type for a task; explain a command.",
         "completion": "Print what makes a shell complete commands and paths.",
     },
 }
