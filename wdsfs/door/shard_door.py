@@ -1,4 +1,4 @@
-"""The door to the bytes of shards, by path: look at a shard (fingerprint), open it, read a range of it.
+"""The door to the bytes of shards, by path: look at a shard (fingerprint), open it, read its bytes.
 
 The path of a file is absolute, that of a remote shard is its URL without secrets. An open shard is a descriptor of
 the file, or an `OpenObject`. A file may be changed while it is open, which its fingerprint shows; all bytes of an

@@ -116,7 +116,7 @@ def _check_names(record: Record) -> None:
 
 
 def _text(record: Record, section: str, count: int) -> NDArray[np.uint8]:
-    """Return the text of a list of so many names."""
+    """Return the text of a list of this many names."""
     text = np.asarray(record.column[section])
     _require(text.dtype == np.uint8, section)
     _starts(record, section + ".start", count + 1, len(text))

@@ -1,4 +1,4 @@
-"""What the rest of wdsfs asks of this room: to serve a set or an image, and to find mounts of images.
+"""The calls that the rest of wdsfs makes to this room: serve a set or an image, find mounts of images.
 
 `mount/engines.py` has the interface. What a function needs is loaded when it is called: every mount and every
 `wdsfs status` loads this module.
