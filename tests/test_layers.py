@@ -64,12 +64,13 @@ STORE_MODULES = {
         "demand",
         "etags",
         "hub",
-        "listing_pages",
-        "multipart",
+        "listings",
         "open_objects",
         "store_clients",
-        "stores",
-        "web_fallback",
+        "store_reader",
+        "store_requests",
+        "store_sender",
+        "urllib_client",
     )
 }
 FETCHER = "wdsfs.remote.fetcher"

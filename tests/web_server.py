@@ -147,8 +147,9 @@ class WebServer:
         while self._writers:
             transport = self._writers.pop().transport
             # A client may be gone, or not read what is left. A transport that is closed can not be aborted.
-            if not transport.is_closing() or transport.get_write_buffer_size():
-                transport.abort()
+            with contextlib.suppress(AttributeError):  # of TLS that the client has ended, which has no size
+                if not transport.is_closing() or transport.get_write_buffer_size():
+                    transport.abort()
         for task in self._talks:
             task.cancel()
 

@@ -12,7 +12,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class Apart:
 
     def pages(self, prefix: Url, *, deep: bool) -> Listing:
         """The listing that is made where obstore refuses a name."""
-        return Listing(*self._ask("_list_by_pages", prefix, deep))
+        return Listing(*self._ask("pages", prefix, deep))
 
     def describe(self, url: Url | str) -> dict[str, Any]:
         return dict(self._ask("describe", _url(url)))
@@ -129,11 +129,38 @@ def serve() -> None:
 
 
 async def _serve() -> None:
-    from wdsfs.remote.stores import Stores
+    from wdsfs.remote import listings
+    from wdsfs.remote.store_reader import StoreReader
+    from wdsfs.remote.store_requests import StoreRequests
+    from wdsfs.remote.store_sender import StoreSender
 
-    clock, counters, log = JumpingClock(), Counters(), _Log()
+    log = _Log()
     logging.getLogger().addHandler(log)
-    stores = Stores(Settings([]), counters, clock)
+
+    def new(sections: list[tuple[str, dict[str, str]]]) -> tuple[JumpingClock, Counters, Callable[..., Any]]:
+        """Return a clock, counters, and what calls stores by the names of their functions."""
+        clock, counters = JumpingClock(), Counters()
+        requests = StoreRequests(Settings(sections), counters, clock)
+        reader = StoreReader(requests)
+        sender = StoreSender(requests, reader)
+
+        async def call(name: str, *arguments: Any) -> Any:
+            try:
+                match name:
+                    case "list":
+                        return await reader.list(arguments[0], deep=arguments[1])
+                    case "pages":
+                        return await listings.list_by_pages(requests, arguments[0], deep=arguments[1])
+                    case "get_all":
+                        return b"".join([bytes(piece) async for piece in reader.get_all(*arguments)])
+                    case _:
+                        return await getattr(sender if name == "upload" else reader, name)(*arguments)
+            except WdsfsError as error:
+                return error
+
+        return clock, counters, call
+
+    clock, counters, call = new([])
     answers = sys.stdout.buffer
     while True:
         try:
@@ -143,8 +170,7 @@ async def _serve() -> None:
         answer: Any = None
         match name:
             case "configure":
-                clock, counters = JumpingClock(), Counters()
-                stores = Stores(Settings(arguments[0]), counters, clock)
+                clock, counters, call = new(arguments[0])
             case "later":
                 clock.time += arguments[0]
             case "waits":
@@ -154,9 +180,9 @@ async def _serve() -> None:
             case "counted":
                 answer = counters.report()
             case "together":
-                answer = await asyncio.gather(*(_call(stores, *call) for call in arguments))
+                answer = await asyncio.gather(*(call(*each) for each in arguments))
             case _:
-                answer = await _call(stores, name, *arguments)
+                answer = await call(name, *arguments)
         pickle.dump(answer, answers)
         answers.flush()
 
@@ -168,15 +194,3 @@ class _Log(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.messages.append(record.getMessage())
-
-
-async def _call(stores: Any, name: str, *arguments: Any) -> Any:
-    try:
-        if name == "list":
-            return await stores.list(arguments[0], deep=arguments[1])
-        if name == "get_all":
-            return b"".join([bytes(piece) async for piece in stores.get_all(*arguments)])
-        answer = await getattr(stores, name)(*arguments)
-        return bytes(answer) if isinstance(answer, memoryview) else answer
-    except WdsfsError as error:
-        return error

@@ -75,6 +75,9 @@ class FakeStores:
     def latency(self, url: Url) -> float:
         return 0.0
 
+    def end(self) -> None:
+        pass
+
     async def describe(self, url: Url) -> dict[str, Any]:
         return {"reachable": True}
 

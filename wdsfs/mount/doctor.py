@@ -496,7 +496,7 @@ def diagnose_store(text: str) -> list[MachineFinding]:
 
 
 def _findings_of(url: urls.Url, facts: dict[str, Any]) -> Iterator[MachineFinding]:
-    """Yield the findings about a URL of which `Stores.describe` gives these facts."""
+    """Yield the findings about a URL of which `StoreReader.describe` gives these facts."""
     yield _reached(url, facts)
     if facts["credentials"] is not None:
         yield MachineFinding("credentials", "ok", facts["credentials"])

@@ -6,10 +6,10 @@ and the pins (`known_pins.py`). It uses `client.py`, which reads from the cache 
 `cached_object.py`) and asks the fetcher for the rest.
 `fetcher.py` is the only process that speaks to the network; `launcher.py` starts it, `messages.py` has its
 messages. `open_objects.py` reads, `demand.py` decides which range is fetched when (with `parts.py` and
-`passes.py`), and `stores.py` sends requests to stores: through `store_clients.py`, with the credentials of
-`settings.py` and the environment, by the rules of `retries.py`. `answers.py` reads the answers. `web_fallback.py`
-asks web servers whose answers the library refuses, `etags.py` knows those whose ETags mislead, `listing_pages.py`
-lists buckets with names that the library refuses. `hub.py` knows the Hugging Face hub, `multipart.py` sends large
-objects in parts, `spooled.py` keeps objects that come only once. The rooms above decide what to mount and when to
-read, and `storage` which cached objects are evicted. Start with `client.py`.
+`passes.py`). `store_reader.py` reads objects of stores, `listings.py` lists buckets, `store_sender.py` writes
+objects: all by `store_requests.py`, which repeats requests by the rules of `retries.py`, through the clients of
+`store_clients.py`, with the credentials of `settings.py` and the environment. `answers.py` translates the errors.
+`urllib_client.py` asks where obstore refuses an answer, `etags.py` knows web servers whose ETags mislead. `hub.py`
+knows the Hugging Face hub, `spooled.py` keeps objects that come only once. The rooms above decide what to mount
+and when to read, and `storage` which cached objects are evicted. Start with `client.py`.
 """

@@ -26,7 +26,6 @@ from wdsfs.errors import (
     ShardError,
     Unreachable,
 )
-from wdsfs.remote.parts import SHORT, Take
 from wdsfs.remote.retries import Transient
 
 OBSTORE_ERRORS = (exceptions.BaseError, OSError, ValueError)
@@ -48,7 +47,7 @@ _OF_AUTHORITY = (
     "the certificate of its server is that of an authority (CA:TRUE), which is for signing others; make another "
     "for the server and for certificates=: openssl req -x509 -newkey rsa:2048 -nodes -days 365 -keyout key.pem "
     "-out certificate.pem -subj /CN=HOST -addext subjectAltName=DNS:HOST "
-    "-addext basicConstraints=critical,CA:FALSE"
+    "-addext basicConstraints=critical,CA:FALSE . Or have no certificate of this server checked: --store-option "
 )
 
 _ODD_NAME = (
@@ -61,7 +60,7 @@ _NO_NETWORK = (
 
 THROTTLING = frozenset({429, 503})
 _TRANSIENT = THROTTLING | {408, 425, 500, 502, 504}
-_WRONG_RANGE = ("ParseContentRange", "NoContentRange", "InvalidRange")
+_WRONG_RANGE = ("UnexpectedRange", "ParseContentRange", "NoContentRange", "InvalidRange")
 _WRONG_HEADERS = ("MissingLastModified", "MissingEtag", "InvalidContentLength")
 _LATE = ("timed out", "TimedOut", "deadline has elapsed")  # in place of a refusal
 LONGEST_WAIT = 366 * 86400.0  # seconds, longer than any reader waits
@@ -69,11 +68,10 @@ _WRONG_ANSWERS = 3  # attempts: a balancer may have one bad server among several
 
 
 class OtherAnswer(Transient):
-    """An answer of a kind that obstore refuses, but that may be right: `web_fallback.py` asks again."""
+    """An answer that obstore refuses, but that may be right: of another range, or in chunks, without a length.
 
-
-class OtherServer(OtherAnswer):
-    """A server that obstore refuses because of its certificate, which others, such as curl, accept."""
+    A server that answers so again counts as one that ignores Range: the object is fetched whole.
+    """
 
 
 class ConditionFailed(ObjectChanged):
@@ -82,26 +80,6 @@ class ConditionFailed(ObjectChanged):
 
 class OddName(Exception):
     """A key in a listing that obstore refuses, and with it the listing. It never leaves this room."""
-
-
-class Transfer:
-    """A range on its way: after an answer that was cut, the next request is for the missing rest."""
-
-    def __init__(self, url: Url, pin: Pin, begin: int, end: int, take: Take) -> None:
-        self.url, self.pin = url, pin
-        self.at, self.end = begin, end
-        self.is_short = end - begin <= SHORT
-        self._take = take
-
-    def add(self, piece: Any) -> None:
-        data = memoryview(piece)[: self.end - self.at]
-        self._take(self.at, data)
-        self.at += len(data)
-
-    def check(self) -> None:
-        """Raise Transient if there is more to come."""
-        if self.at < self.end:
-            raise Transient("its server sends less than it says")
 
 
 def failure(error: Exception, url: Url) -> ShardError | Transient | OddName:
@@ -143,11 +121,6 @@ def of_status(status: int, text: str, url: Url) -> ShardError | Transient:
     return Unreachable(f"{url}: its store answers {said}")
 
 
-def wrong_range() -> Transient:
-    """Return the error for an answer with a range that was not requested."""
-    return Transient("its server answers with another range than was asked for", attempts=_WRONG_ANSWERS)
-
-
 def untrusted(url: Url) -> Unreachable:
     """Return the error for a certificate that is not trusted."""
     return Unreachable(
@@ -185,15 +158,12 @@ def no_length(url: Url) -> Unreachable:
 
 def _of_connection(text: str, url: Url) -> ShardError | Transient:
     if any(word in text for word in _WRONG_RANGE):
-        return wrong_range()
-    if "UnexpectedRange" in text:
-        return OtherAnswer(f"{wrong_range()}", attempts=_WRONG_ANSWERS)
+        wrong = "its server answers with another range than was asked for"
+        return OtherAnswer(wrong, attempts=_WRONG_ANSWERS, instead=whole_only(url))
     if "MissingContentLength" in text:
-        return OtherAnswer("its server does not say how large it is", attempts=1)
-    if _AUTHORITY in text and url.scheme in WEB:
-        return OtherServer(_OF_AUTHORITY, attempts=1)
+        return OtherAnswer("its server does not say how large it is", attempts=1, instead=whole_only(url))
     if _AUTHORITY in text:
-        return Unreachable(f"{url}: {_OF_AUTHORITY}")
+        return Unreachable(f"{url}: {_OF_AUTHORITY}{url.store}:allow_invalid_certificates=true")
     lasting = next((reason for word, reason in _LASTING.items() if word in text), None)
     if lasting is not None:
         return Unreachable(f"{url}: {lasting}")

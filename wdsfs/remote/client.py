@@ -91,7 +91,7 @@ class Remote:
         return [messages.outcome_of(outcome) for outcome in self._result(messages.HEAD, list(urls))]
 
     def list(self, prefix: Url, *, deep: bool) -> Listing:
-        """Return the objects below a prefix; see `Stores.list`. Raises ShardError, SpecError."""
+        """Return the objects below a prefix; see `StoreReader.list`. Raises ShardError, SpecError."""
         objects, folders = self._result(messages.LIST, [prefix, deep])
         return Listing([(Url(*url), Pin(*pin)) for url, pin in objects], folders)
 

@@ -27,7 +27,7 @@ from wdsfs.remote.parts import Held, Part, RemoteObject, Span, in_thread, joined
 from wdsfs.remote.retries import Counters
 
 if TYPE_CHECKING:
-    from wdsfs.remote.stores import Stores
+    from wdsfs.remote.store_reader import StoreReader
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ CLAIM_SECONDS, CLAIM_LOOK_SECONDS = 60.0, 0.005  # for what another process fetc
 class Demand:
     """Fetches the bytes that readers need, and those that passes will need, within `memory` bytes."""
 
-    def __init__(self, stores: Stores, memory: int, counters: Counters | None = None) -> None:
+    def __init__(self, stores: StoreReader, memory: int, counters: Counters | None = None) -> None:
         self.memory = memory
         self._counters = counters or Counters()
         self.used_ahead = self.most = 0  # bytes in flight by prefetch, and of `used` at most so far
@@ -78,7 +78,7 @@ class Demand:
     async def read(self, item: RemoteObject, begin: int, end: int, spans: Sequence[Span] = ()) -> list[memoryview]:
         """Return the bytes of a range; `spans` are ranges that the same reader needs, too, or will need next.
 
-        Raises what `Stores.fetch` raises.
+        Raises what `StoreReader.fetch` raises.
         """
         for tried in range(TRIES + 1):
             if tried == TRIES:  # the cache loses its bytes again and again: go on without it

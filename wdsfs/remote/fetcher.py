@@ -20,7 +20,7 @@ import socket
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,8 @@ from wdsfs.remote.retries import Counters
 
 if TYPE_CHECKING:
     from wdsfs.remote.object_cache import ObjectCache
-    from wdsfs.remote.stores import Stores
+    from wdsfs.remote.store_reader import StoreReader
+    from wdsfs.remote.store_sender import StoreSender
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ class Fetcher(OpenObjects):
 
     def __init__(
         self,
-        stores: Stores,
+        stores: StoreReader,
         cache: ObjectCache | None,
         alarm: Alarm,
         memory: int,
@@ -233,8 +234,8 @@ class ClientConnection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, fetcher: Fetcher, user: int) -> None:
-        self._fetcher, self._user = fetcher, user
+    def __init__(self, fetcher: Fetcher, sender: StoreSender | None, user: int) -> None:
+        self._fetcher, self._sender, self._user = fetcher, sender, user
         self._received = bytearray()
         self._objects: dict[int, RemoteObject] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -344,13 +345,15 @@ class ClientConnection(asyncio.Protocol):
     async def _upload(self, frame: Frame) -> None:
         url, file, replaces = frame.value
         pinned = None if replaces is None else Pin(*replaces)
-        await self._made(frame, self._fetcher.stores.upload(Url(*url), file, pinned))
+        assert self._sender is not None
+        await self._answer_with_pin(frame, self._sender.upload(Url(*url), file, pinned))
 
     async def _copy(self, frame: Frame) -> None:
         url, pin, target = frame.value
-        await self._made(frame, self._fetcher.stores.copy(Url(*url), Pin(*pin), Url(*target)))
+        assert self._sender is not None
+        await self._answer_with_pin(frame, self._sender.copy(Url(*url), Pin(*pin), Url(*target)))
 
-    async def _made(self, frame: Frame, work: Coroutine[Any, Any, Pin]) -> None:
+    async def _answer_with_pin(self, frame: Frame, work: Coroutine[Any, Any, Pin]) -> None:
         """Answer with the pin of the object that the work makes."""
         beating = asyncio.create_task(self._beat(frame))
         try:
@@ -393,7 +396,9 @@ def main(descriptor: int) -> None:
     # Here: everything else works, and is tested, without the libraries for stores and cache.
     from wdsfs.remote.object_cache import ObjectCache
     from wdsfs.remote.settings import Settings
-    from wdsfs.remote.stores import Stores
+    from wdsfs.remote.store_reader import StoreReader
+    from wdsfs.remote.store_requests import StoreRequests
+    from wdsfs.remote.store_sender import StoreSender
 
     counters = Counters()
     cache = None
@@ -405,8 +410,9 @@ def main(descriptor: int) -> None:
 
     async def serve_stores() -> None:
         settings = Settings([(prefix, options) for prefix, options in configuration.settings])
-        stores = Stores(settings, counters, cache=cache)
-        await serve(configuration, stores, cache, counters, stores.end)
+        requests = StoreRequests(settings, counters)
+        reader = StoreReader(requests, cache)
+        await serve(configuration, reader, cache, counters, StoreSender(requests, reader))
 
     asyncio.run(serve_stores())
 
@@ -434,25 +440,26 @@ def start(descriptor: int) -> Configuration | None:
 
 async def serve(
     configuration: Configuration,
-    stores: Stores,
+    reader: StoreReader,
     cache: ObjectCache | None,
     counters: Counters | None = None,
-    end: Callable[[], Awaitable[None]] | None = None,
+    sender: StoreSender | None = None,
 ) -> None:
-    """Serve; end the process when no other process is left that could send requests, after calling `end`."""
+    """Serve; end the process when no other process is left that could send requests."""
     replies = None if configuration.device is None else KernelReplies(configuration.device)
-    fetcher = Fetcher(stores, cache, Alarm(configuration.alarm), configuration.memory, replies, counters)
+    fetcher = Fetcher(reader, cache, Alarm(configuration.alarm), configuration.memory, replies, counters)
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(configuration.life, ended.set)
     listener = socket.socket(fileno=configuration.listener)
     await loop.create_unix_server(
-        lambda: ClientConnection(fetcher, configuration.user), sock=listener, backlog=WAITING
+        lambda: ClientConnection(fetcher, sender, configuration.user), sock=listener, backlog=WAITING
     )
     if replies is not None and configuration.has_predecessor:
         replies.resend()  # those for the first fetcher wait in its connections
     await ended.wait()
-    if end is not None:
-        await end()
+    reader.end()
+    if sender is not None:
+        await sender.end()
     logging.shutdown()
     os._exit(0)  # nobody waits for what is under way
 

@@ -60,7 +60,7 @@ class Hub:
         return tree.pins[url.key]
 
     async def list(self, prefix: Url, options: dict[str, str], *, deep: bool) -> Listing:
-        """Return the files whose key starts with that of `prefix`: see `Stores.list`.
+        """Return the files whose key starts with that of `prefix`: see `StoreReader.list`.
 
         Raises ShardError, Transient.
         """

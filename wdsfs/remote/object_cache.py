@@ -171,15 +171,6 @@ class ObjectCache:
         if self.pin_of(shown) is not None:
             self._note(shown, [time.time()])
 
-    def upload_to(self, shown: str) -> str | None:
-        """Return the last upload in parts to a URL that has not ended, by the store's id; None without one."""
-        note = self._note_of(f"upload to {shown}")
-        return str(note[0]) if note and note[0] else None
-
-    def keep_upload(self, shown: str, upload: str | None) -> None:
-        """Note that an upload in parts has begun, or has ended (None). Raises OSError."""
-        self._note(f"upload to {shown}", [upload])
-
     def _note_of(self, shown: str) -> list[Any] | None:
         """Return the note about a URL: its time (seconds since the epoch), and the pin if there was an object."""
         try:

@@ -27,7 +27,7 @@ from wdsfs.remote.retries import Counters
 if TYPE_CHECKING:
     from wdsfs.remote.cached_object import CachedObject
     from wdsfs.remote.object_cache import ObjectCache
-    from wdsfs.remote.stores import Stores
+    from wdsfs.remote.store_reader import StoreReader
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,12 @@ class OpenObjects:
     """Objects by URL and pin, each open as long as it has a user."""
 
     def __init__(
-        self, stores: Stores, cache: ObjectCache | None, alarm: Alarm, memory: int, counters: Counters | None
+        self,
+        stores: StoreReader,
+        cache: ObjectCache | None,
+        alarm: Alarm,
+        memory: int,
+        counters: Counters | None,
     ) -> None:
         self._counters = counters or Counters()
         self.stores, self.demand = stores, Demand(stores, memory, self._counters)

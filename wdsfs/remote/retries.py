@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
+from wdsfs.errors import ShardError
 from wdsfs.remote.settings import TOTAL_TIME
 
 
@@ -65,6 +66,7 @@ class Transient(Exception):
         attempts: int | None = None,
         refused: bool = False,
         silent: bool = False,
+        instead: ShardError | None = None,
     ) -> None:
         super().__init__(reason)
         self.throttled = throttled  # the store wants fewer requests
@@ -72,6 +74,7 @@ class Transient(Exception):
         self.attempts = attempts  # more attempts of this kind make no sense
         self.refused = refused  # nobody listens there, or there is no such host: this was known at once
         self.silent = silent  # there was no answer, so another attempt may take as long
+        self.instead = instead  # the error for the caller when all attempts have failed so; None: Unreachable
 
 
 class Clock:

@@ -66,6 +66,7 @@ OPTIONS = {
     "password": Option(WEB, "secret"),
     "part_size": Option(_S3 | {"az"}, "number"),  # bytes of the parts of an upload, and the most that goes in one
     "certificates": Option(SCHEMES, "file"),  # of PEM, besides those that the system trusts
+    "allow_invalid_certificates": Option(SCHEMES, "switch"),  # their server is whoever answers
     "requests": Option(SCHEMES, "number"),  # at once, at most
     "timeout": Option(SCHEMES, "number"),  # seconds without a byte
     "total_time": Option(SCHEMES, "number"),  # seconds, over all attempts

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 import obstore
@@ -26,9 +26,9 @@ from wdsfs.extras import install_command
 from wdsfs.remote.settings import pace
 
 Options = dict[str, str]
-Method = Literal["GET", "POST", "PUT", "DELETE"]
 
 _CONNECT = "5s"
+_RETRYING = timedelta(minutes=3)  # within which a failed part of an upload is sent again
 _WHOLE = "7days"  # a request may take as long as bytes keep coming
 # Characters that HTTPStore puts into a URL unchanged; with others in the path the store is made for that one URL.
 _PLAIN_PATH = re.compile(r"[\w/.~ +-]*", re.ASCII)
@@ -68,8 +68,8 @@ def place(url: Url) -> tuple[str, str]:
     return f"{url.store}/{url.path}" + (f"?{url.query}" if url.query else ""), ""
 
 
-def make(url: Url, options: Options) -> ObjectStore:
-    """Return a client for the place of a URL."""
+def make(url: Url, options: Options, retries: int = 0) -> ObjectStore:
+    """Return a client for the place of a URL; it sends a request that fails up to `retries` times more."""
     entered = access(url, options)
     if url.scheme not in BUCKETS:
         return web_store(place(url)[0], options, entered.headers)
@@ -79,49 +79,35 @@ def make(url: Url, options: Options) -> ObjectStore:
         bucket,
         config={name: value for name, value in {**entered.config, **_conditional_copy(url)}.items() if value},
         client_options={**_client_options(options, entered.headers), "allow_http": True},
-        retry_config={"max_retries": 0},
+        retry_config={"max_retries": retries, "retry_timeout": _RETRYING},
         **({"credential_provider": entered.provider} if entered.provider else {}),
     )
     return store
 
 
-def signed(url: Url, options: Options, method: Method, query: str, lasts: timedelta) -> tuple[str, dict[str, str]]:
-    """Return the address of an object in S3, AIStore or Azure with a query and its signature, and headers.
+def signed(url: Url, options: Options, query: str, lasts: timedelta) -> tuple[str, dict[str, str]]:
+    """Return the address of an object in S3 or AIStore with a query and its signature for GET, and headers.
 
     Raises Unreachable; errors of obstore.
     """
     entered = access(url, options)
-    if url.scheme == "az":
-        sas = entered.config.get("sas_key") or os.environ.get("AZURE_STORAGE_SAS_TOKEN", "").removeprefix("?")
-        if not sas or "token" in entered.config or "account_key" in entered.config:
-            if quote(url.key) != url.key:  # obstore (0.12) signs the quoted name, which Azure does not
-                raise Unreachable(
-                    f"{url}: so large an object with this name needs a SAS token (sas_token); with an account key "
-                    "take letters, digits and - _ . / only"
-                )
-            return f"{obstore.sign(_signing(url, options), method, url.key, lasts)}&{query}", {}
-        account = entered.config["account_name"]
-        endpoint = entered.config["endpoint"] or f"https://{account}.blob.core.windows.net"
-        return f"{endpoint.rstrip('/')}/{_in_bucket(url)}?{sas}&{query}", {}
     if "skip_signature" in entered.config:
-        if not entered.config["endpoint"]:
-            raise Unreachable(f"{url}: so large an object needs credentials, or an endpoint")
-        return f"{entered.config['endpoint'].rstrip('/')}/{_in_bucket(url)}?{query}", entered.headers
-    place = obstore.sign(_signing(url, options), method, url.key, lasts).partition("?")[0]
+        endpoint = entered.config["endpoint"]
+        if not endpoint:
+            raise Unreachable(f"{url}: a name in it that is no path needs credentials, or an endpoint")
+        bucket = quote(f"{url.store.partition('://')[2]}/{url.key}")
+        return f"{endpoint.rstrip('/')}/{bucket}?{query}", entered.headers
+    place = obstore.sign(_signing_store(url, options), "GET", url.key, lasts).partition("?")[0]
     # obstore signs a query only if it belongs to the endpoint, and appends a slash to that. Stores ignore
     # parameters that begin with x-.
     there = {**options, "endpoint": f"{place}?{query}&x-wdsfs=", "virtual_hosted": "true"}
-    return obstore.sign(_signing(url, there), method, "", lasts), {}
+    return obstore.sign(_signing_store(url, there), "GET", "", lasts), {}
 
 
-def _signing(url: Url, options: Options) -> S3Store | AzureStore:
+def _signing_store(url: Url, options: Options) -> S3Store:
     client = make(url, options)
-    assert isinstance(client, S3Store | AzureStore)
+    assert isinstance(client, S3Store)
     return client
-
-
-def _in_bucket(url: Url) -> str:
-    return quote(f"{url.store.partition('://')[2]}/{url.key}")
 
 
 def _conditional_copy(url: Url) -> dict[str, str]:
@@ -146,6 +132,8 @@ def _client_options(options: Options, headers: dict[str, str]) -> dict[str, Any]
     }
     if headers:
         client_options["default_headers"] = headers
+    if _yes(options, "allow_invalid_certificates"):
+        client_options["allow_invalid_certificates"] = True
     if "certificates" in options:
         client_options["root_certificate"] = Path(options["certificates"]).read_bytes()
     return client_options
