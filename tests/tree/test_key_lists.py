@@ -304,22 +304,8 @@ def test_what_is_listed_and_not_there_is_said(program: Program) -> None:
     assert "write it into a file" in program.refused("mount", "--keys", "-", "s0.tar", program.mountpoint, code=2)
 
 
-def test_a_mount_says_later_what_is_listed_and_not_there(program: Program) -> None:
+def test_a_mount_is_refused_if_nothing_that_is_listed_is_there(program: Program) -> None:
     a_set(program.home)
-    program.write("k.txt", text("a", "gone", "s2/a"))
-    remark = "of its 3 keys 2 are not in the set: 'gone', 's2/a'"
-    with program.mounted("--keys", "k.txt", "s{0..2}.tar") as mounted:
-        mounted.allow_log("are not in the set")
-        wait_until(lambda: remark in mounted.status()["set"]["keys"], "all shards are compared")
-        assert mounted.status()["indexed"] == 3
-        assert (
-            f"keys      --keys {program.home}/k.txt: {remark}"
-            in program.run("status", mounted.path).stdout.decode()
-        )
-    with program.mounted("--lazy", "--index-dir", "other", "--keys", "k.txt", "s{0..2}.tar") as mounted:
-        mounted.allow_log("with --lazy", "not in the set")
-        wait_until(lambda: "is not compared with the set" in mounted.status()["set"]["keys"], "it is said")
-        assert mounted.status()["indexed"] == 0
     program.write("none.txt", b"gone\n")
     refused = program.refused("mount", "--keys", "none.txt", "s{0..2}.tar", program.mountpoint, code=3)
     assert "of its 1 key none is that of a sample of the set" in refused
@@ -365,32 +351,6 @@ def test_a_list_from_a_stream_leaves_nothing_behind(program: Program) -> None:
         process.terminate()
         assert process.wait(PATIENCE) == 128 + signal.SIGTERM
     assert [*place.iterdir()] == []
-
-
-@pytest.mark.parametrize("layout", [(), ("--merge",), ("--layout", "classes")], ids=repr)
-def test_status_says_what_the_present_list_lacks(program: Program, layout: tuple[str, ...]) -> None:
-    a_set(program.home)
-    file = program.write("k.txt", text("a", "gone"))
-
-    def keys() -> str:
-        return str(mounted.status()["set"]["keys"])
-
-    with program.mounted("--keys", "k.txt", *layout, "s{0..2}.tar") as mounted:
-        mounted.allow_log("not in the set", "have changed", "lists no key", "the file is gone", "nothing is shown")
-        wait_until(lambda: "of its 2 keys 1 is not in the set: 'gone'" in keys(), "the first list")
-        file.write_bytes(text("s0/e", "none", "nothing"))
-        wait_until(lambda: "of its 3 keys 2 are not in the set: 'none', 'nothing'" in keys(), "the second list")
-        file.write_bytes(text("y"))
-        wait_until(lambda: not keys(), "a list of which all is there")
-        assert mounted.status()["damaged"] == []
-        file.write_bytes(b"")
-        wait_until(lambda: keys() == f"{file}: lists no key", "an empty list")
-        empty = [{"shard": str(file), "problem": "lists no key"}]
-        wait_until(lambda: mounted.status()["damaged"] == empty, "the list is at fault, not the shards")
-        assert mounted.status()["damaged_count"] == 1
-        file.unlink()
-        wait_until(lambda: keys() == f"{file}: the file is gone", "a list that is gone")
-        wait_until(lambda: [row["shard"] for row in mounted.status()["damaged"]] == [str(file)], "the list alone")
 
 
 def test_a_list_changes_under_a_mount(program: Program) -> None:

@@ -232,8 +232,6 @@ def _rows(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
     if "set" in report:
         is_fixed = report["overlay"] or "--shard-id" in report["selection"]
         rows += [("set", "fixed")] if is_fixed else _set(report["set"], in_full)
-    if report.get("set", {}).get("keys"):
-        rows.append(("keys", report["set"]["keys"]))
     if report.get("unfinished_commit"):
         rows.append(_HALF_DONE)
     if in_full and report.get("pid"):

@@ -40,14 +40,13 @@ from wdsfs.tree.numbered_tree import NAME as BY_INDEX
 
 log = logging.getLogger(__name__)
 
-FAILED = "the process that compares the list of keys with the set has failed: use `wdsfs check --keys`"
 # After a hint: several shards that come together make one change, and a change costs every worker its caches.
 PAUSE_SECONDS = 0.05
 # Rest between two looks, as a multiple of the duration of the last one: after a look that has found a change, and
 # after one that has not. Other files than shards may come and go all the time.
 REST_SHARE, REST_SHARE_FOR_NOTHING = 2, 9
 WAIT_MIN = 0.5  # seconds between looks at a file that is being written
-AGAIN_SECONDS = 5.0  # the pause before a look, or a comparison, is repeated because its process failed
+AGAIN_SECONDS = 5.0  # the pause before a look is repeated because its process failed
 LATE_SECONDS = 1.0  # how often to see if workers of an earlier list have ended their work
 
 
@@ -87,7 +86,6 @@ class Growth:
         self._directory, self._directories = directory, list(directories)
         self._follow = served.mount.serving.follow
         self._hints = None if self._follow is None else Hints()
-        self._changes = None if served.composition.keys is None else Hints()
         self._looking = trio.Lock()
         self._earlier = Earlier({})
         self._wait: float | None = None  # until a file that is being written may be complete (s)
@@ -99,10 +97,9 @@ class Growth:
 
         None without inotify.
         """
-        on_names, on_change = (
-            (lambda: None) if hints is None else hints.give for hints in (self._hints, self._changes)
-        )
-        return follower(self.served, self._directories if self._hints else (), on_names, on_change)
+        if self._hints is None:
+            return follower(self.served)
+        return follower(self.served, self._directories, self._hints.give)
 
     def attach(self, supervisor: Supervisor) -> None:
         """Use this supervisor to show changes."""
@@ -150,25 +147,9 @@ class Growth:
             self._write(change, left_out)
             return self._report(served, change, left_out, answer["error"])
 
-    async def compare(self) -> None:
-        """Make the rest of the view; note the keys of a list that no sample has.
-
-        With a list this is done again after each change of the shards or the list.
-        """
-        before = ""
-        while True:
-            began = time.monotonic()
-            answer = await in_child(self.served.derive, self.supervisor.device)
-            took, remark = time.monotonic() - began, answer.get("remark", FAILED)
-            if remark and remark != before:
-                log.warning("%s", remark)
-            before = remark
-            self.state.write({**self.state.read(), "keys": remark})
-            if self._changes is None:
-                return
-            await self._changes.wait(None if answer else AGAIN_SECONDS)
-            await trio.sleep(PAUSE_SECONDS + REST_SHARE * took)
-            self._changes.take()
+    async def derive_rest(self) -> None:
+        """Make the part of the view that was left when the mount began."""
+        await in_child(self.served.derive, self.supervisor.device)
 
     # --- showing
 

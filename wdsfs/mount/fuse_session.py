@@ -460,6 +460,6 @@ class RunningMount:
             log.info("mounted %s at %s", counted(len(self.growth.served.shards), "shard"), self.mount.mountpoint)
             listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(listener))]
             async with trio.open_nursery() as nursery:
-                if not self.is_derived or self.growth.served.composition.keys is not None:
-                    nursery.start_soon(self.growth.compare)
+                if not self.is_derived:
+                    nursery.start_soon(self.growth.derive_rest)
                 await trio.serve_listeners(self.clients.answer, listeners)

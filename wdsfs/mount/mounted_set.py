@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from wdsfs.errors import ShardError, WdsfsError
+from wdsfs.errors import ShardError
 from wdsfs.index.store import Index
 from wdsfs.mount.mount_options import MountOptions
 from wdsfs.overlay.mounted_overlay import MountedOverlay
@@ -23,14 +23,12 @@ from wdsfs.tree.composition import Composition
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.numbered_tree import make_numbered
-from wdsfs.tree.opening import keys_missing
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import LowerTree, MountedTree
-from wdsfs.tree.view_set import open_set
+from wdsfs.tree.view_set import ViewSet, open_set
 from wdsfs.tree.view_sources import Companions
 
-NOT_COMPARED = "--keys: with --lazy the list is not compared with the set; `wdsfs check --keys` does that"
 IDLE = 19  # added to the niceness of a process that readers do not wait for
 
 
@@ -84,17 +82,15 @@ class MountedSet:
         return _prepared(make_numbered(self._opened(), self.mount.view))
 
     def derive(self) -> dict[str, Any]:
-        """Make the whole view, in a process of low priority; return a remark about keys of no sample."""
-        if self.mount.puts_off:
-            return {"remark": NOT_COMPARED}
+        """Make the whole view, in a process of low priority."""
         os.nice(IDLE)
         below = self._opened()
         try:
-            return {"remark": keys_missing(below) or ""}
-        except WdsfsError as error:
-            return {"remark": str(error)}
+            if isinstance(below, ViewSet):
+                below.make()
         finally:
             below.close()
+        return {"done": True}
 
     def _opened(self) -> ShardSet:
         index = self.index.reopen()

@@ -41,7 +41,7 @@ class SetState:
 
     def write(self, state: dict[str, Any]) -> None:
         """Replace the state. Shards that are left out are cut to the room that there is."""
-        state = {**state, **{name: state[name][:ERROR_MAX] for name in ("error", "keys")}}
+        state = {**state, "error": state["error"][:ERROR_MAX]}
         left_out = state["left_out"][:LEFT_OUT_MAX]
         while True:
             text = json.dumps({**state, "left_out": left_out}).encode()
@@ -64,7 +64,7 @@ class SetState:
 def _state(follow: float | None, error: str = "") -> dict[str, Any]:
     nothing: list[dict[str, str]] = []
     counts = dict.fromkeys(("added", "removed", "left_out_count"), 0)
-    return {"follow": follow, "looked": None, "left_out": nothing, **counts, "error": error, "keys": ""}
+    return {"follow": follow, "looked": None, "left_out": nothing, **counts, "error": error}
 
 
 # Of a store, while its fetcher has nothing to report: names as in the report.

@@ -172,17 +172,8 @@ def _places(path: bytes) -> list[bytes]:
     return [path, os.path.realpath(path)] if os.path.islink(path) else [path]
 
 
-def follow(
-    watch: Watch,
-    device: int,
-    life: int,
-    tags: Generations,
-    epochs: bool,
-    on_change: Callable[[], None] = lambda: None,
-) -> None:
+def follow(watch: Watch, device: int, life: int, tags: Generations, epochs: bool) -> None:
     """Invalidate what the kernel, and all processes of the mount, have cached whenever a shard changes.
-
-    Then `on_change` is called.
 
     Returns when `life`, the reading end of a pipe, has no writer any more: all processes that serve the mount have
     ended, as they do at the unmount. (The device would say so, too, but each request wakes every process that
@@ -201,7 +192,6 @@ def follow(
             except OSError as error:
                 if error.errno != errno.ENOENT:  # the kernel does not know that name
                     log.debug("the kernel's cache was not invalidated after a change: %s", error)
-        on_change()
         time.sleep(NOTE_SECONDS)
 
 
@@ -222,11 +212,10 @@ def follower(
     served: MountedSet,
     directories: Sequence[str] = (),
     on_names: Callable[[], None] = lambda: None,
-    on_change: Callable[[], None] = lambda: None,
 ) -> Callable[[Supervisor], None] | None:
     """Return the function that follows changes of the shards, for a process of its own; None without inotify.
 
-    It calls `on_names` when a name has come or gone in one of `directories`, and `on_change` after a change.
+    It calls `on_names` when a name has come or gone in one of `directories`.
     """
     try:
         remote = any(is_remote(path) for path in served.files)
@@ -237,6 +226,4 @@ def follower(
             "a change of a shard is noticed a second late, because inotify is unavailable: %s", error.strerror
         )
         return None
-    return lambda supervisor: follow(
-        seen, supervisor.device, supervisor.life, served.tags, supervisor.epochs, on_change
-    )
+    return lambda supervisor: follow(seen, supervisor.device, supervisor.life, served.tags, supervisor.epochs)
