@@ -130,7 +130,7 @@ def write_overlays(home: Path, directory: Path) -> None:
     run(home, "mount", "-q", "--overlay", "edits", "pets-{0..1}.tar", "mnt")
     try:
         subprocess.run(["bash", "-ec", EDITS], cwd=home / "mnt", check=True)
-        registration = mount_registry.find(str(home / "mnt"))
+        registration = mount_registry.find_registration(str(home / "mnt"))
         assert registration is not None
         (directory / "control.json").write_text(encoded([*conversation(registration)], home))
     finally:

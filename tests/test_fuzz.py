@@ -242,9 +242,9 @@ def image_manifest(directory: Path) -> tuple[Sequence[bytes], Read]:
     right = Manifest(devices, "samples", "short", False, False, "", "now", of_set).encoded()
 
     def read(content: bytes) -> None:
-        footer = manifest._FOOTER.pack(len(content), zlib.crc32(content), manifest._MAGIC)
+        footer = manifest._FOOTER.pack(len(content), zlib.crc32(content), manifest._FOOTER_MAGIC)
         path = str(_written(directory / "x.erofs", content + footer))
-        manifest.read(path).paths(path)
+        manifest.read_manifest(path).paths(path)
 
     return [right[: -manifest._FOOTER.size]], read
 

@@ -222,7 +222,7 @@ def test_a_newer_index_file_is_refused(samples: Path, shards: Path, program: Pro
 
 def test_an_image(samples: Path, shards: Path) -> None:
     shutil.copy(samples / "set.erofs", shards)
-    about = manifest.read(os.fsencode(shards / "set.erofs"))
+    about = manifest.read_manifest(os.fsencode(shards / "set.erofs"))
     assert about.paths(os.fsencode(shards / "set.erofs")) == [str(shards / name) for name in SHARDS]
 
 
@@ -239,7 +239,7 @@ def test_a_newer_image_is_refused(samples: Path, shards: Path, monkeypatch: pyte
     shutil.copy(samples / "set.erofs", shards)
     monkeypatch.setattr(manifest, "IMAGE", manifest.IMAGE._replace(reads=(1, 2)))
     with pytest.raises(Exception, match=r"set.erofs is an image of version 3, by a newer wdsfs") as raised:
-        manifest.read(os.fsencode(shards / "set.erofs"))
+        manifest.read_manifest(os.fsencode(shards / "set.erofs"))
     assert manifest.IMAGE.way_out in str(raised.value)
 
 
@@ -564,7 +564,7 @@ def by_kernel(program: Program, before: dict[str, str], *words: str | Path) -> m
     """Have the release before mount by the kernel; its guard."""
     program.run("mount", "-q", "--engine", "kernel", *words, program.mountpoint, env=before)
     with _runtime_of(program):
-        guard = mount_registry.find(str(program.mountpoint))
+        guard = mount_registry.find_registration(str(program.mountpoint))
     assert guard is not None
     return guard
 

@@ -32,7 +32,7 @@ _M_ARENA_MAX, _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -8, -3, -1  # of malloc.h
 _PR_SET_PDEATHSIG = 1  # of prctl.h
 _ALGEBRA_THREADS = "OPENBLAS_NUM_THREADS"
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
-_changed: set[str] = set()  # variables of the environment that were set here
+_variables_set_here: set[str] = set()  # variables of the environment that were set here
 
 
 class MachineFinding(NamedTuple):
@@ -77,10 +77,10 @@ def refuse_algebra_threads() -> None:
     """
     if _ALGEBRA_THREADS not in os.environ:
         os.environ[_ALGEBRA_THREADS] = "1"
-        _changed.add(_ALGEBRA_THREADS)
+        _variables_set_here.add(_ALGEBRA_THREADS)
 
 
-def map_large_blocks(size: int = LARGE_BLOCK, free: int = 2 * LARGE_BLOCK, is_shared: bool = False) -> None:
+def map_large_blocks(size: int = LARGE_BLOCK, free: int = 2 * LARGE_BLOCK, *, is_shared: bool = False) -> None:
     """Have the C library map each block of `size` bytes or more, in this process and those that it forks.
 
     Without this, one such block that is freed makes it keep the next ones in the heap, up to 32 MiB: the 2 MiB
@@ -108,7 +108,7 @@ def end_with_parent() -> None:
 
 def environment() -> dict[str, str]:
     """Return the environment that this program was given, for those of the user's that it starts."""
-    return {name: value for name, value in os.environ.items() if name not in _changed}
+    return {name: value for name, value in os.environ.items() if name not in _variables_set_here}
 
 
 def state_dir() -> Path:
@@ -144,7 +144,7 @@ def _local_place() -> Path:
     return Path(f"/var/tmp/wdsfs-{os.geteuid()}")
 
 
-def runtime_dir(create: bool = True) -> Path:
+def runtime_dir(*, create: bool = True) -> Path:
     """Return the directory of control sockets and process ids; `create` makes it with mode 0700.
 
     For root always /run/wdsfs, so that `status` in a login session finds mounts made at boot. For others the
@@ -156,7 +156,7 @@ def runtime_dir(create: bool = True) -> Path:
     """
     for parent in _runtime_parents():
         try:
-            return private_directory(parent / "wdsfs", MountError, create)
+            return private_directory(parent / "wdsfs", MountError, create=create)
         except MountError:
             continue  # no space, read-only ...: /tmp decides
     places = [Path(f"/tmp/wdsfs-{os.geteuid()}"), state_dir() / f"run-{os.uname().nodename}"]
@@ -165,13 +165,13 @@ def runtime_dir(create: bool = True) -> Path:
     problems: list[str] = []
     for place in places:
         try:
-            return _below_own(place, create)
+            return _below_own(place, create=create)
         except MountError as error:
             problems.append(str(error))
     raise MountError(f"{'; '.join(problems)}; or set XDG_RUNTIME_DIR to a directory of your own")
 
 
-def _below_own(path: Path, create: bool) -> Path:
+def _below_own(path: Path, *, create: bool) -> Path:
     """Return a directory as `private_directory` does, although its parent may be missing. Raises MountError."""
     above = next(parent for parent in path.parents if parent.exists())
     if not create and above != path.parent and os.access(above, os.W_OK | os.X_OK):
@@ -181,7 +181,7 @@ def _below_own(path: Path, create: bool) -> Path:
             trust.directory(path.parent, create=create)
     except OSError as error:
         raise MountError(f"cannot use the directory {path}: {error.strerror}") from None
-    return private_directory(path, MountError, create)
+    return private_directory(path, MountError, create=create)
 
 
 def _runtime_parents() -> Iterator[Path]:
@@ -260,7 +260,7 @@ def beside_index(directory: Path) -> Path:
     return own
 
 
-def private_directory(path: Path, error: type[WdsfsError], create: bool = True) -> Path:
+def private_directory(path: Path, error: type[WdsfsError], *, create: bool = True) -> Path:
     """Create a directory that only this user can use, or check an existing one; without `create` only check.
 
     In /tmp anyone can make a directory or a link of a known name first, and would then own the files in it. So

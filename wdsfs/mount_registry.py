@@ -137,21 +137,21 @@ def registration_of(mountpoint: str, kind: type[Registered]) -> Registered | Non
 
     None if there is none.
     """
-    return _read(file_of(mountpoint, ".json"), kind)
+    return _read_registration(file_of(mountpoint, ".json"), kind)
 
 
-def find(mountpoint: str) -> Registration | None:
+def find_registration(mountpoint: str) -> Registration | None:
     """Return the registration of the mount at this path."""
     return registration_of(canonical(mountpoint), Registration)
 
 
 def registrations(kind: type[Registered]) -> list[Registered]:
     """Return all processes of this user's mounts that have not ended in good order, alive or not."""
-    candidates = (_read(file, kind) for file in sorted(host.runtime_dir().glob("*.json")))
+    candidates = (_read_registration(file, kind) for file in sorted(host.runtime_dir().glob("*.json")))
     return [registration for registration in candidates if registration is not None]
 
 
-def _read(file: Path, kind: type[Registered]) -> Registered | None:
+def _read_registration(file: Path, kind: type[Registered]) -> Registered | None:
     try:
         return kind.parse(json.loads(file.read_text()))
     except (OSError, *MALFORMED):  # just gone, or written by another version
@@ -186,7 +186,7 @@ def forget(registration: Registration) -> None:
     """Remove what makes a process known, unless a later one at the same place has taken it over."""
 
     def is_own(file: Path) -> bool:
-        current = _read(file, Registration)
+        current = _read_registration(file, Registration)
         return current is not None and (current.pid, current.started) == (registration.pid, registration.started)
 
     place = canonical(registration.mountpoint)

@@ -184,7 +184,7 @@ def test_meanwhile_a_commit_is_under_way(a_set: Program, monkeypatch: pytest.Mon
         said = a_set.refused("restore", mounted.path, "s0/a", code=7)
         assert "was stopped half-way: some of its changes are in the shards already" in said
         (a_set.home / "o/work/commit.json").unlink()
-        registration = mount_registry.find(str(mounted.path))
+        registration = mount_registry.find_registration(str(mounted.path))
         assert registration is not None
         with mount_registry.Talk(registration) as commit:
             assert "shards" in commit.ask({"do": "freeze"}, PATIENCE)

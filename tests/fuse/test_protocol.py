@@ -130,8 +130,8 @@ def test_any_attributes(timeout: int, attributes_timeout: int, attributes: Attri
 
 
 def test_short_answers() -> None:
-    assert protocol.opened() == bytes(16)
-    assert protocol.opened(caches=True) == bytes(8) + bytes([2 | 8]) + bytes(
+    assert protocol.opendir_reply() == bytes(16)
+    assert protocol.opendir_reply(caches=True) == bytes(8) + bytes([2 | 8]) + bytes(
         7
     )  # FOPEN_KEEP_CACHE, FOPEN_CACHE_DIR
     assert protocol.xattr_size(258) == bytes.fromhex("02010000 00000000")
@@ -241,25 +241,25 @@ def test_an_old_kernel_says_less() -> None:
 def test_flags_above_32_bits() -> None:
     kernel = protocol.kernel_of(hello(flags=1 << 39 | EXT | 1))
     assert kernel.flags == 1 << 39 | 1 << 30 | 1
-    answer = wire.INIT_OUT.whole(protocol.start(kernel, 1 << 39 | protocol.INIT_EXT, 64))
+    answer = wire.INIT_OUT.whole(protocol.init_reply(kernel, 1 << 39 | protocol.INIT_EXT, 64))
     assert (answer.flags, answer.flags2) == (EXT, 1 << 7)
 
 
 def test_the_answer_to_the_kernel() -> None:
-    answer = wire.INIT_OUT.whole(protocol.start(Kernel(45, 0b1111 | EXT, 131072), 0b11010, 64))
+    answer = wire.INIT_OUT.whole(protocol.init_reply(Kernel(45, 0b1111 | EXT, 131072), 0b11010, 64))
     assert (answer.major, answer.minor, answer.max_readahead) == (7, protocol.MINOR, 131072)
     assert (answer.flags, answer.flags2) == (0b1010, 0), "no more than wanted, no more than there is"
     assert (answer.max_background, answer.congestion_threshold) == (64, 48)
     assert (answer.max_write, answer.time_gran, answer.max_pages) == (4096, 1, 256)
     assert set(answer[10:11] + answer[12:]) == {0}
-    assert wire.INIT_OUT.whole(protocol.start(Kernel(31, 0, 0), 0, 12, 1 << 20)).minor == 31
+    assert wire.INIT_OUT.whole(protocol.init_reply(Kernel(31, 0, 0), 0, 12, 1 << 20)).minor == 31
 
 
 @given(st.integers(31, 100), NUMBER, NUMBER, st.integers(1, 65535), SMALL)
 def test_any_answer_to_the_kernel(minor: int, flags: int, wanted: int, background: int, readahead: int) -> None:
     kernel = protocol.kernel_of(hello(minor=minor, flags=flags, max_readahead=readahead))
     assert kernel == (minor, flags if flags & EXT else flags & 0xFFFFFFFF, readahead)
-    answer = wire.INIT_OUT.whole(protocol.start(kernel, wanted, background))
+    answer = wire.INIT_OUT.whole(protocol.init_reply(kernel, wanted, background))
     assert answer.flags | answer.flags2 << 32 == kernel.flags & wanted
     assert answer.minor <= minor
     assert 0 < answer.max_background == background

@@ -27,7 +27,7 @@ from tests.processes import PATIENCE, Process, wait_until
 from tests.thorough import THOROUGH
 from tests.web_server import Fault, WebServer
 from wdsfs.errors import MountError, StaleShard
-from wdsfs.fuse.lister import PROCESSES, Lister, Sample
+from wdsfs.fuse.lister import PROCESSES, Lister, SampleDirectory
 from wdsfs.fuse.page_cache import PageCache
 from wdsfs.fuse.pass_notes import PassNotes
 from wdsfs.fuse.supervisor import PUSHER_FAILURES
@@ -348,7 +348,7 @@ def test_samples_at_random_are_not_listed(program: Program) -> None:
 
 
 @contextlib.contextmanager
-def lister_of(mounted: Mounted, device: int) -> Iterator[tuple[Lister, list[Sample]]]:
+def lister_of(mounted: Mounted, device: int) -> Iterator[tuple[Lister, list[SampleDirectory]]]:
     """A lister of a mount of `s.tar`, and its samples."""
     index, shards = open_index(mounted.program.home / "index"), [sets.at(mounted.program.home / "s.tar")]
     index.refresh(shards)
@@ -361,7 +361,7 @@ def lister_of(mounted: Mounted, device: int) -> Iterator[tuple[Lister, list[Samp
     tree.close(clean=True)
 
 
-def listed(lister: Lister, samples: list[Sample]) -> list[list[Sample]]:
+def listed(lister: Lister, samples: list[SampleDirectory]) -> list[list[SampleDirectory]]:
     """Have samples listed; returns those that were, by turns, in order."""
     turns = []
     assert lister.begin(samples)
@@ -390,7 +390,7 @@ def test_samples_of_two_passes_are_listed_apart(program: Program) -> None:
     program.write("s.tar", shard())
     with program.mounted("s.tar") as mounted:
         with lister_of(mounted, os.stat(mounted.path).st_dev) as (lister, samples):
-            other = [Sample(sample.inode + (1 << 32), sample.path) for sample in samples[:3]]
+            other = [SampleDirectory(sample.inode + (1 << 32), sample.path) for sample in samples[:3]]
             turns = listed(lister, [*samples[:3], *other, *samples[100:103]])
         assert turns == sorted([samples[:3], other, samples[100:103]])
 

@@ -92,7 +92,7 @@ def test_directories_follow_the_xdg_variables(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_is_set_for_numpy_is_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "OPENBLAS_NUM_THREADS"
-    monkeypatch.setattr(host, "_changed", set())
+    monkeypatch.setattr(host, "_variables_set_here", set())
     monkeypatch.setenv(name, "7")
     host.refuse_algebra_threads()
     assert host.environment()[name] == os.environ[name] == "7"
@@ -191,7 +191,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Stands in for private_directory: what it was asked for."""
     asked: list[Path] = []
 
-    def private_directory(path: Path, error: type[Exception], create: bool = True) -> Path:
+    def private_directory(path: Path, error: type[Exception], *, create: bool = True) -> Path:
         asked.append(path)
         return path
 

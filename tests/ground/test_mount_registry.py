@@ -87,8 +87,8 @@ def test_a_daemon_is_known_while_it_is_registered(runtime: Path) -> None:
     one = a_registration()
     with registered(one):
         assert registrations(Registration) == [one]
-        assert mount_registry.find("/mnt/a") == mount_registry.find("/mnt/./a/") == one
-        assert mount_registry.find("/mnt/b") is None
+        assert mount_registry.find_registration("/mnt/a") == mount_registry.find_registration("/mnt/./a/") == one
+        assert mount_registry.find_registration("/mnt/b") is None
     assert registrations(Registration) == []
     assert list(runtime.iterdir()) == []
 
@@ -100,10 +100,10 @@ def test_the_end_of_a_mount_does_not_touch_its_successor(runtime: Path) -> None:
         with mount_registry.listening("/mnt/a"), registered(old):
             successor.enter_context(mount_registry.listening("/mnt/a"))
             successor.enter_context(registered(new))
-        assert mount_registry.find("/mnt/a") == new
+        assert mount_registry.find_registration("/mnt/a") == new
         assert mount_registry.file_of("/mnt/a", ".sock").exists()
         mount_registry.forget(old)
-        assert mount_registry.find("/mnt/a") == new
+        assert mount_registry.find_registration("/mnt/a") == new
     assert list(runtime.iterdir()) == []
 
 
@@ -114,7 +114,7 @@ def test_a_successor_that_comes_while_a_mount_is_forgotten(
     """Between the look at the registration, its removal, and the second look."""
     old, *later = (replace(a_registration(), started=float(number)) for number in range(successors + 1))
     mount_registry.register(old)
-    read = mount_registry._read
+    read = mount_registry._read_registration
 
     def read_slowly(file: Path, kind: type[Registration]) -> Registration | None:
         found = read(file, kind)
@@ -123,9 +123,9 @@ def test_a_successor_that_comes_while_a_mount_is_forgotten(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(mount_registry, "_read", read_slowly)
+        patch.setattr(mount_registry, "_read_registration", read_slowly)
         mount_registry.forget(old)
-    found = mount_registry.find("/mnt/a")
+    found = mount_registry.find_registration("/mnt/a")
     assert found is not None
     assert found.started == successors
     assert len(list(runtime.iterdir())) == 1

@@ -218,7 +218,7 @@ def test_auto_takes_fuse_after_the_kernel_has_refused(program: Program, monkeypa
     taken: list[str] = []
     shard = program.write("s0.tar", sets.content(0))
     monkeypatch.setattr(erofs_mount, "_mount", refuse)
-    monkeypatch.setattr(fuse_session, "start", by_fuse)
+    monkeypatch.setattr(fuse_session, "mount_by_fuse", by_fuse)
     monkeypatch.setenv("XDG_STATE_HOME", str(program.home / "state"))
     said = told(program.home, "mount", "--engine", "auto", shard, program.mountpoint, code=0)
     assert said.splitlines()[-1] == "wdsfs: engine: FUSE, because the kernel has not mounted it"

@@ -224,7 +224,7 @@ def test_an_unmount_names_what_keeps_the_shards(program: Program) -> None:
         subprocess.run(["mount", "--bind", program.mountpoint, other], check=True)
         try:
             with pytest.raises(MountError, match=f"{guard.pid} still guards the shards.*grep -l .*set.erofs"):
-                mount_search.named(str(program.mountpoint)).end(wait_seconds=0)
+                mount_search.require_mount(str(program.mountpoint)).end(wait_seconds=0)
             assert (other / "s" / "b" / "x").read_bytes() == b"b"
             write(shard)
             assert mount_table.mounted_at(other) is None

@@ -94,7 +94,7 @@ def image_of(home: Path, tree: LowerTree, since: tuple[int, int] = OLD, owner: O
     target = home / "set.erofs"
     options = ImageOptions(owner, os.fsencode(home), since, tree.merged, "")
     make_image(tree, os.fsencode(target), options)
-    found = manifest.read(os.fsencode(target))
+    found = manifest.read_manifest(os.fsencode(target))
     return ErofsImage(target, [home / one.path for one in found.devices], since >= NEW)
 
 
@@ -402,7 +402,7 @@ def test_another_program_extracts_the_same(
     link = tars.tar(member(b"d/l", kind=tars.SYMLINK, link=b"../a"))
     with a_tree(tmp_path, [*odd, plain_tar(2, 40), link], view, merge) as tree:
         image_of(tmp_path, tree, since)
-        devices = [f"--device={tmp_path / one.path}" for one in manifest.read(os.fsencode(image)).devices]
+        devices = [f"--device={tmp_path / one.path}" for one in manifest.read_manifest(os.fsencode(image)).devices]
         command: list[str | Path] = [fsck, f"--extract={copy}", "--no-preserve", *devices, image]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         if "blksize 512 isn't supported" in done.stderr:
@@ -429,7 +429,7 @@ def test_the_kernel_shows_the_same(by_loops: bool, tmp_path: Path) -> None:
     with a_tree(tmp_path, shards, View("files")) as tree:
         image_of(tmp_path, tree, OLD, Owner())
         image = str(tmp_path / "set.erofs")
-        devices = open_devices(manifest.read(image), os.fsencode(tmp_path), False)
+        devices = open_devices(manifest.read_manifest(image), os.fsencode(tmp_path), False)
         mount = erofs_mount.mount_by_loops if by_loops else erofs_mount.mount_image
         try:
             mount(image, str(mountpoint), [one.fd for one in devices], 0)

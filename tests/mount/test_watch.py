@@ -45,7 +45,7 @@ class Heard:
         self.mark.write_bytes(b"")
         self.life, self.alive = os.pipe()
         self.shards = [*shards, sets.at(self.mark)]
-        self.watch = Watch(self.shards, look)
+        self.watch = Watch(self.shards, look=look)
 
     def close(self) -> None:
         self.watch._notify.close()
@@ -310,7 +310,7 @@ def test_changes_without_events_are_noticed_by_polling(
     tmp_path: Path, listen: Listen, monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Path], None]
 ) -> None:
     """One tree over all shards lets the kernel keep names for an hour, so nothing may be missed there."""
-    monkeypatch.setattr(shard_watch, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(shard_watch, "SCAN_SECONDS", 0.01)
     for directory in ("real", "elsewhere", "link"):
         (tmp_path / directory).mkdir()
     (tmp_path / "real" / "a.tar").write_bytes(b"old")
@@ -335,7 +335,7 @@ def test_a_busy_directory_does_not_keep_from_looking(
     tmp_path: Path, listen: Listen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody writes a log next to the shards, all the time."""
-    monkeypatch.setattr(shard_watch, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(shard_watch, "SCAN_SECONDS", 0.1)
     for directory in ("real", "elsewhere"):
         (tmp_path / directory).mkdir()
         (tmp_path / directory / "a.tar").write_bytes(b"old")

@@ -791,7 +791,9 @@ def test_an_unmount_says_that_it_waits_for_a_disk(
     ):
         small.tool("fsfreeze", "-f", disk)
         try:
-            ending = threading.Thread(target=mount_search.named(str(mounted.path)).end, args=(False, 5.0))
+            ending = threading.Thread(
+                target=mount_search.require_mount(str(mounted.path)).end, kwargs={"wait_seconds": 5.0}
+            )
             ending.start()
             wait_until(lambda: "waiting for process" in caplog.text, "a word about it")
             wait_until(lambda: clock.now > 50 or not ending.is_alive(), "its patience to be over")
@@ -816,7 +818,7 @@ def test_an_unmount_of_a_daemon_that_stays(small: Program, monkeypatch: pytest.M
         monkeypatch.setattr(live_fuse, "waits_for_disk", lambda pid: False)  # its worker does, for a moment
         try:
             with pytest.raises(MountError, match=f"process {mounted.pid} is still there, 8 s after the unmount"):
-                mount_search.named(str(mounted.path)).end(False, 7.0)
+                mount_search.require_mount(str(mounted.path)).end(wait_seconds=7.0)
         finally:
             os.kill(mounted.pid, signal.SIGCONT)
         mounted.check_exit()

@@ -394,7 +394,7 @@ def test_the_unmount_of_a_killed_daemon_waits_for_its_workers(
             kill(pid, signal.SIGSTOP)
         with monkeypatch.context() as patch:
             patch.setattr(time, "sleep", sleep)
-            mount_search.named(str(mounted.path)).end()
+            mount_search.require_mount(str(mounted.path)).end()
             assert waits
         with held(OverlayDirectory(program.home / "o")):
             pass

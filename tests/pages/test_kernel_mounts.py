@@ -131,7 +131,7 @@ def test_copies_with_other_times(mounts: Program) -> None:
 def test_an_image_of_another_version(mounts: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts.run("image", "-q", "set", "-o", "set/set.erofs")
     image = mounts.home / "set/set.erofs"
-    own = manifest.read(str(image))
+    own = manifest.read_manifest(str(image))
     blocks = image.read_bytes().removesuffix(own.encoded())
     monkeypatch.setattr(manifest, "IMAGE", manifest.IMAGE._replace(reads=(2,)))
     image.write_bytes(blocks + own.encoded())

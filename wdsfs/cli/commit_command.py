@@ -158,7 +158,9 @@ def _refuse_without_overlay(overlay: NamedOverlay) -> None:
     from wdsfs import mount_registry
 
     sources = overlay.sources
-    if overlay.overlay is not None or any(os.path.isdir(one) or mount_registry.find(one) for one in sources):
+    if overlay.overlay is not None or any(
+        os.path.isdir(one) or mount_registry.find_registration(one) for one in sources
+    ):
         return
     text = "commit writes the changes of an overlay: name one MOUNTPOINT, or name --overlay DIR and the SHARDS"
     if sources:

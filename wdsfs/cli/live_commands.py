@@ -77,7 +77,7 @@ def umount(mountpoints: tuple[str, ...], everything: bool, lazy: bool) -> None:
     code = 0
     for mountpoint in mountpoints:
         try:
-            mount_search.named(mountpoint).end(lazy)
+            mount_search.require_mount(mountpoint).end(lazy=lazy)
         except MountError as error:  # the others are ended all the same
             log.error("%s", error)
             code = error.exit_code
@@ -103,7 +103,7 @@ def refresh(mountpoint: str, as_json: bool) -> None:
     """
     from wdsfs.mount import mount_search
 
-    answer = mount_search.named(mountpoint).refresh()
+    answer = mount_search.require_mount(mountpoint).refresh()
     if as_json:
         write_json(answer)
         return
@@ -197,7 +197,7 @@ def status(mountpoint: str | None, as_json: bool) -> None:
     from wdsfs.mount import mount_search
 
     # Of one that is named nothing is asked of the others, which may take their time to answer.
-    mounts = mount_search.live_mounts() if mountpoint is None else [mount_search.named(mountpoint)]
+    mounts = mount_search.live_mounts() if mountpoint is None else [mount_search.require_mount(mountpoint)]
     reports = [mount.report() for mount in mounts]
     if as_json:
         write_json(reports)
@@ -205,7 +205,7 @@ def status(mountpoint: str | None, as_json: bool) -> None:
         say("no wdsfs mounts")
     for report in [] if as_json else reports:
         full = {**_DEFAULTS, **report} if report["state"] == RUNNING else report
-        print_block(_head(full), _rows(full, mountpoint is not None))
+        print_block(_head(full), _status_rows(full, mountpoint is not None))
     if any(report["state"] == UNSUPERVISED for report in reports):
         say("without its supervisor a mount ends with its workers: unmount and mount it soon", err=True)
     if any(report["state"] == DEAD for report in reports):
@@ -221,7 +221,7 @@ def _head(report: dict[str, Any]) -> str:
     return f"{report['mountpoint']}: {', '.join(words)}"
 
 
-def _rows(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
+def _status_rows(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
     """Return the lines about a mount: of all that its process, or its image, has reported."""
     rows = [("image", report["image"])] if "image" in report else [("shards", _shards(report, in_full))]
     if report.get("layout"):
@@ -238,7 +238,9 @@ def _rows(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
         rows += [("process", str(report["pid"])), ("log", report["log"] or "the terminal")]
     rows += _content(report, in_full)
     if "requests" in report:
-        rows += (_load_in_full(report) if in_full else _load(report)) + _offline(report) + _wrong(report, in_full)
+        rows += (
+            (_load_in_full(report) if in_full else _load_row(report)) + _offline(report) + _wrong(report, in_full)
+        )
     if report.get("replaced"):
         text = several(report["replaced"], SPECS_MAX)
         again = f"wdsfs umount {shlex.quote(report['mountpoint'])}, and mount it again"
@@ -287,9 +289,9 @@ def _shards(report: dict[str, Any], in_full: bool) -> str:
     return f"{text} (in {report['directory']})" if relative and report.get("directory") else text
 
 
-def _load(report: dict[str, Any]) -> list[tuple[str, str]]:
+def _load_row(report: dict[str, Any]) -> list[tuple[str, str]]:
     requests = counted(sum(report["requests"].values()), "request")
-    return [("load", f"{bytes_text(report['memory_bytes'])} of memory, {requests}, {_read(report)}")]
+    return [("load", f"{bytes_text(report['memory_bytes'])} of memory, {requests}, {_bytes_read_text(report)}")]
 
 
 def _load_in_full(report: dict[str, Any]) -> list[tuple[str, str]]:
@@ -300,7 +302,7 @@ def _load_in_full(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("workers", f"{max(len(report['processes']) - 1, 0)}, {report['restarts']} replaced"),
         ("open", f"{counted(report['open_files'], 'shard')}, counted in each worker"),
         ("requests", ", ".join(f"{count:,} {name}" for name, count in requests) or "none"),
-        ("bytes", _read(report)),
+        ("bytes", _bytes_read_text(report)),
         ("failures", counted(report["failures"], "request")),
         *_remote(report),
     ]
@@ -345,7 +347,7 @@ def _when(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def _read(report: dict[str, Any]) -> str:
+def _bytes_read_text(report: dict[str, Any]) -> str:
     text, pushed = f"{bytes_text(report['bytes_read'])} read", report.get("pushed")
     if pushed is None:
         return text

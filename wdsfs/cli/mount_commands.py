@@ -221,13 +221,13 @@ def _start(chosen: MountOptions, *, makes_directory: bool) -> int:
 
     Raises WdsfsError.
     """
-    from wdsfs.mount.start import start
+    from wdsfs.mount.start import start_mount
 
     place, code = chosen.mountpoint, 1
     if makes_directory:
         chosen = replace(chosen, removes_mountpoint=_make_mountpoint(place))
     try:
-        code = start(chosen)
+        code = start_mount(chosen)
     finally:
         if code and chosen.removes_mountpoint:
             with contextlib.suppress(OSError):  # the daemon has removed it

@@ -55,13 +55,13 @@ class NamedOverlay(NamedTuple):
         from wdsfs.mount.overlay_session import held_session, mounted_session
 
         if self.overlay is not None:
-            return held_session(self.overlay, self._below(), opening, whole)
+            return held_session(self.overlay, self._below(), opening, whole=whole)
         if len(self.sources) != 1:
             raise UsageError("name one MOUNTPOINT, or --overlay DIR and the SHARDS below it")
         if self.selection.arguments:
             raise UsageError(f"{self.selection.arguments[0]} is for SHARDS; a mount knows which it shows")
-        mount = mount_search.writable(self.sources[0])
-        return mounted_session(mount, with_index_of(mount, opening), freeze, whole)
+        mount = mount_search.require_writable(self.sources[0])
+        return mounted_session(mount, with_index_of(mount, opening), freeze=freeze, whole=whole)
 
     def _below(self) -> NamedSet:
         from wdsfs.mount.overlay_session import NamedSet
@@ -222,8 +222,8 @@ def restore(
     if everything and given:
         raise UsageError("--all takes no PATH")
     with _restorable(mountpoint, str(overlay), opening, bool(everything or given)) as session:
-        paths = [b""] if everything else [mount_search.below_top(path, mountpoint) for path in given]
-        undone = session.restore(paths, dry_run)
+        paths = [b""] if everything else [mount_search.path_below_top(path, mountpoint) for path in given]
+        undone = session.restore(paths, dry_run=dry_run)
     _show_undone(undone, dry_run, as_json)
 
 
@@ -238,7 +238,7 @@ def _restorable(
     from wdsfs.mount.overlay_session import mounted_session, remembered_session
 
     # `writable` says so where it is no mount.
-    mount = None if mountpoint is None else mount_search.writable(mountpoint)
+    mount = None if mountpoint is None else mount_search.require_writable(mountpoint)
     if not has_paths:
         raise UsageError("name the PATHs to restore, or --all")
     if mount is None:
@@ -252,7 +252,7 @@ def _apart(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
 
     if not arguments:
         raise UsageError("name PATHs in a mount, its MOUNTPOINT and PATHs below it, or --overlay DIR and PATHs")
-    above = mount_search.above(arguments[0])
+    above = mount_search.find_above(arguments[0])
     return (arguments[0], arguments[1:]) if above is None else (above, arguments)
 
 

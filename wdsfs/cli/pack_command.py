@@ -307,7 +307,7 @@ def _refuse_mount(sources: Sequence[str]) -> None:
     """Raise UsageError for the top of a mount in place of the SHARDS that it shows."""
     from wdsfs import mount_registry
 
-    mounts = [source for source in sources if mount_registry.find(source) is not None]
+    mounts = [source for source in sources if mount_registry.find_registration(source) is not None]
     if mounts:
         raise UsageError(f"{mounts[0]} is a mount: name its SHARDS, with the options of the view")
 

@@ -92,7 +92,7 @@ def view(
     from wdsfs.pages.site import Site
     from wdsfs.pages.subject import open_mount, open_shards
 
-    mount = mount_search.viewed(sources)
+    mount = mount_search.find_viewed(sources)
     if mount is None:
         opened = open_shards(sources, selection, composition, opening)
     elif selection.arguments or not composition.is_plain:

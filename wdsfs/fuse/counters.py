@@ -30,7 +30,9 @@ KINDS = (
 )
 
 # Words of a slot after the counters of the kinds: totals, then the state of the worker.
-_BYTES_READ, _FAILED, _DONE, _SINCE, _REQUEST, _WAITING, _FILES, _PID, _RETIRED = range(len(KINDS), len(KINDS) + 9)
+_BYTES_READ, _FAILED, _DONE, _SINCE, _REQUEST, _WAITING, _OPEN_FILES, _PID, _RETIRED = range(
+    len(KINDS), len(KINDS) + 9
+)
 _WORDS = _RETIRED + 1
 
 # Words of the supervisor: its pid, that of the process that follows changes, and the number of replaced workers.
@@ -110,7 +112,7 @@ class Board:
     @property
     def open_files(self) -> int:
         """The number of open shards, counted in each worker."""
-        return self._total(_FILES)
+        return self._total(_OPEN_FILES)
 
     @property
     def restarts(self) -> int:
@@ -237,7 +239,7 @@ class Slot:
 
     def files(self, count: int) -> None:
         """Note the number of shards that the worker has open."""
-        self._words[_FILES] = count
+        self._words[_OPEN_FILES] = count
 
     def wait(self, waiting: bool) -> None:
         """Note that the worker waits for a disk or indexes a shard, or that it does so no longer."""
@@ -271,5 +273,5 @@ class Slot:
 
     def reset(self) -> None:
         """Clear the state of a worker that is gone; its totals stay."""
-        for word in (_SINCE, _WAITING, _FILES, _PID, _RETIRED):
+        for word in (_SINCE, _WAITING, _OPEN_FILES, _PID, _RETIRED):
             self._words[word] = 0

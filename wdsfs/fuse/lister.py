@@ -37,7 +37,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | FLAG
 _MESSAGE_MAX = 1 << 16  # bytes; a path has some 4,096 at most
 
 
-class Sample(NamedTuple):
+class SampleDirectory(NamedTuple):
     """The directory of a sample: its inode number, and its path below the top of the mount."""
 
     inode: int
@@ -54,8 +54,8 @@ class Lister:
         self, tree: LowerTree, passes: PassNotes, mountpoint: str, device: int, release: Callable[[], None]
     ) -> None:
         self.tree, self.passes = tree, passes
-        self._due: deque[Sample] = deque()
-        self._at_work: dict[int, tuple[socket.socket, list[Sample]]] = {}
+        self._due: deque[SampleDirectory] = deque()
+        self._at_work: dict[int, tuple[socket.socket, list[SampleDirectory]]] = {}
         self._idle: list[socket.socket] = []
         for _ in range(PROCESSES):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -89,7 +89,7 @@ class Lister:
         """The descriptors at which answers are awaited."""
         return self._at_work
 
-    def samples(self, inodes: range) -> list[Sample]:
+    def samples(self, inodes: range) -> list[SampleDirectory]:
         """Return the directories of the samples among these inodes of one shard.
 
         Raises NotIndexed, ShardErrors.
@@ -106,10 +106,10 @@ class Lister:
                 run = self.tree.run(parent, inode & POSITION, inodes.stop - inode)
                 names, first = [name, *(run.names if run else ())], inode
                 folder = folders[parent]
-            samples.append(Sample(inode, folder + names[inode - first]))
+            samples.append(SampleDirectory(inode, folder + names[inode - first]))
         return samples
 
-    def begin(self, samples: Iterable[Sample]) -> bool:
+    def begin(self, samples: Iterable[SampleDirectory]) -> bool:
         """Have samples listed; returns False if too many are waiting already."""
         if len(self._due) > DUE_MAX:
             return False
@@ -117,7 +117,7 @@ class Lister:
         self._give()
         return True
 
-    def answer(self, descriptor: int) -> list[Sample]:
+    def answer(self, descriptor: int) -> list[SampleDirectory]:
         """Return what the process at a descriptor of `busy` has listed, and give it more to do."""
         connection, samples = self._at_work.pop(descriptor)
         try:
@@ -139,9 +139,9 @@ class Lister:
                 connection.send(b"\0".join([b"%d" % turn[0].inode, *(sample.path for sample in turn)]))
             self._at_work[connection.fileno()] = connection, turn
 
-    def _turn(self) -> list[Sample]:
+    def _turn(self) -> list[SampleDirectory]:
         """Return the next samples of one pass that its client does not reach before they are listed."""
-        turn = list[Sample]()
+        turn = list[SampleDirectory]()
         while self._due and len(turn) < TURN:
             step = self._due[0].inode - turn[-1].inode if turn else 1
             if not 0 < step < 1 << REGION_BITS:  # it is of another pass, or another shard

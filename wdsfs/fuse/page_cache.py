@@ -34,7 +34,7 @@ _GONE = (errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED)  # the file system wa
 class Ended(Exception):
     """The mount is gone; with `unable` the kernel does not know the message."""
 
-    def __init__(self, unable: bool = False) -> None:
+    def __init__(self, *, unable: bool = False) -> None:
         super().__init__()
         self.unable = unable
 

@@ -22,9 +22,9 @@ REGION_BITS = 12
 # A region is 4,096 neighbours of a shard. For each: the last inode number, the reads in a row, how many of these
 # there must be before the pusher is called, and who has read. Regions share places: then a pass is noticed later.
 _PLACES = 4093  # a prime, so that shards that are read at the same time have places of their own
-_LAST, _ROW, _DUE, _CLIENT, _WORDS = range(5)
+_LAST_INODE, _ROW, _DUE, _CLIENT, _WORDS = range(5)
 # Words after the regions: the patience with new passes, then the counters of what was pushed.
-_PATIENCE, _FILES, _BYTES, _PASSED_FILES, _PASSED_BYTES, _LISTED, _PUSHER, _OFF = range(8)
+_PATIENCE, _PUSHED_FILES, _PUSHED_BYTES, _PASSED_FILES, _PASSED_BYTES, _LISTED, _PUSHER, _OFF = range(8)
 
 CALL = struct.Struct("<QQ")  # the inode number that was read, and how far it is from the one before
 
@@ -87,7 +87,7 @@ class PassNotes:
 
     def last(self, inode: int) -> int:
         """Return the inode number that was noted last in the region of this one; 0 if it is not known."""
-        return self._noted(inode, _LAST)
+        return self._noted(inode, _LAST_INODE)
 
     def client(self, inode: int) -> int:
         """Return the thread that was noted last in the region of this inode number; 0 if it is not known."""
@@ -114,8 +114,8 @@ class PassNotes:
 
     def stored(self, files: int, size: int) -> None:
         """Count files that were pushed, and their bytes."""
-        self._state[_FILES] += files
-        self._state[_BYTES] += size
+        self._state[_PUSHED_FILES] += files
+        self._state[_PUSHED_BYTES] += size
 
     def passed(self, files: int, size: int) -> None:
         """Count pushed files that a reader has gone past, and their bytes."""
@@ -131,7 +131,7 @@ class PassNotes:
     @property
     def pushed(self) -> Pushed:
         """The counts so far."""
-        return Pushed(*self._state[_FILES : _LISTED + 1])
+        return Pushed(*self._state[_PUSHED_FILES : _LISTED + 1])
 
     @property
     def pusher(self) -> int:

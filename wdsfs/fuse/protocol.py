@@ -33,7 +33,7 @@ ASYNC_READ, EXPORT_SUPPORT, BIG_WRITES = 1 << 0, 1 << 4, 1 << 5
 DO_READDIRPLUS, PARALLEL_DIROPS, MAX_PAGES = 1 << 13, 1 << 18, 1 << 22
 CACHE_SYMLINKS, EXPLICIT_INVAL_DATA, HANDLE_KILLPRIV_V2, INIT_EXT = 1 << 23, 1 << 25, 1 << 28, 1 << 30
 
-_HEADER = struct.Struct("<4xIQQIII4x")  # length, opcode, unique, node, uid, gid, pid, length of extensions
+_REPLY_HEADER = struct.Struct("<4xIQQIII4x")  # length, opcode, unique, node, uid, gid, pid, length of extensions
 _ANSWER = struct.Struct("<IiQ")
 _INIT_IN = struct.Struct("<IIII")
 _INIT_OUT = struct.Struct("<IIIIHHIIHHI28x")
@@ -58,7 +58,7 @@ _ENTRY_NOTE = struct.Struct("<QII")
 _INODE_NOTE = struct.Struct("<Qqq")
 _STORE_NOTE = struct.Struct("<IiQQQI4x")  # the head of an answer, inode, offset, size
 
-HEADER_SIZE = _HEADER.size
+HEADER_SIZE = _REPLY_HEADER.size
 MAJOR, MINOR, MINOR_MIN, MINOR_RESEND = 7, 38, 31, 40
 PAGE = 4096
 LINE_MIN = _DIRENT_PLUS.size + 8  # bytes of the shortest line of a listing
@@ -89,7 +89,7 @@ class Request:
     pid: int
 
     def __init__(self, message: memoryview) -> None:
-        self.opcode, self.unique, self.node, self.uid, self.gid, self.pid = _HEADER.unpack_from(message)
+        self.opcode, self.unique, self.node, self.uid, self.gid, self.pid = _REPLY_HEADER.unpack_from(message)
         self.body = message[HEADER_SIZE:]
 
     @property
@@ -258,8 +258,8 @@ def attributes(timeout: int, of: Attributes) -> bytes:
     return _ATTRIBUTES_OUT.pack(timeout, 0, 0, *of)
 
 
-def opened(caches: bool = False) -> bytes:
-    """Reply to OPENDIR: opened; `caches` is True if the kernel may cache the listing, and keep what it has."""
+def opendir_reply(*, caches: bool = False) -> bytes:
+    """Return the reply to OPENDIR; `caches`: the kernel may cache the listing, and keep the one it has."""
     return _OPEN_OUT.pack(0, _KEEP_CACHE | _CACHE_DIR if caches else 0, 0)
 
 
@@ -288,7 +288,13 @@ def line(name: bytes, cursor: int, inode: int, mode: int) -> bytes:
 
 
 def line_plus(
-    name: bytes, cursor: int, timeout: int, attributes_timeout: int, attributes: Attributes, is_lookup: bool = True
+    name: bytes,
+    cursor: int,
+    timeout: int,
+    attributes_timeout: int,
+    attributes: Attributes,
+    *,
+    is_lookup: bool = True,
 ) -> bytes:
     """Return a line of the reply to READDIRPLUS; timeouts in seconds. With `is_lookup` it counts as a lookup."""
     inode, length = attributes[0], len(name)
@@ -388,7 +394,7 @@ def kernel_of(body: memoryview) -> Kernel:
     return Kernel(minor, flags, readahead)
 
 
-def start(kernel: Kernel, flags: int, background: int, max_write: int = PAGE) -> bytes:
+def init_reply(kernel: Kernel, flags: int, background: int, max_write: int = PAGE) -> bytes:
     """Reply to INIT: the flags that the kernel knows, readahead requests at a time, the largest WRITE (bytes)."""
     flags = flags & kernel.flags
     return _INIT_OUT.pack(

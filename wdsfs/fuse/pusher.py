@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from wdsfs.errors import StaleShard, WdsfsError
-from wdsfs.fuse.lister import Lister, Sample
+from wdsfs.fuse.lister import Lister, SampleDirectory
 from wdsfs.fuse.page_cache import Ended, Members, PageCache, Stored
 from wdsfs.fuse.pass_notes import PATIENCE_MAX, REACH_MAX, REGION_BITS, PassNotes
 from wdsfs.inodes import MEMBER, SAMPLE, index_of, kind_of, pack, position, unpack
@@ -193,7 +193,7 @@ class Pusher:
             with self._forgiving(samples[0].inode):
                 self._store_listed(samples)
 
-    def _store_listed(self, samples: Sequence[Sample]) -> None:
+    def _store_listed(self, samples: Sequence[SampleDirectory]) -> None:
         tag, number, _ = unpack(samples[0].inode)
         record, base = self.tree.lower.record(number, tag), pack(tag, number, position(MEMBER, 0))
         ranges = [record.entry_members(index_of(sample.inode)) for sample in samples]

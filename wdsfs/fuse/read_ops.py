@@ -287,7 +287,7 @@ class Operations(ABC, Generic[TreeKind]):
 
     def opendir(self, request: Request) -> Reply:
         """Let the kernel cache listings; of a merged tree those of samples only: other directories change."""
-        return protocol.opened(kind_of(request.node) == SAMPLE) if self.tree.merged else errno.ENOSYS
+        return protocol.opendir_reply(caches=kind_of(request.node) == SAMPLE) if self.tree.merged else errno.ENOSYS
 
     def _run(self, inode: int, after: int, room: int) -> bytes | None:
         """Return all lines after a cursor that fit into `room` bytes; None if they have to be made one by one."""

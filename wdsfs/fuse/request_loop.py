@@ -37,7 +37,7 @@ def _nothing() -> None:
     """Do nothing: for a worker that has no work after a reply."""
 
 
-def serve(
+def answer_requests(
     device: int,
     handler: Handler,
     stop: Callable[[], object],

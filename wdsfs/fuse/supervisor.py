@@ -44,7 +44,7 @@ from wdsfs.fuse.pass_notes import PassNotes
 from wdsfs.fuse.protocol import Request
 from wdsfs.fuse.pusher import Pusher
 from wdsfs.fuse.read_ops import BACKGROUND, BACKGROUND_REMOTE, Operations
-from wdsfs.fuse.request_loop import serve
+from wdsfs.fuse.request_loop import answer_requests
 from wdsfs.tree.tree import LowerTree, MountedTree
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 WORKERS_MAX = 16  # including those that wait for disks
 HANG_SECONDS = 60.0  # after which a worker at one request, without waiting for a disk, is replaced
-LOOK_SECONDS = 1.0  # interval of the watchdog
+WATCHDOG_SECONDS = 1.0  # interval of the watchdog
 LATE_MAX = 8  # retired workers that may finish their long work, also when another change comes meanwhile
 RETIRE_SECONDS = 1.0  # how long a worker that does not wait for a disk may take to end its last request
 HELPER_SECONDS = 10.0  # how long the end of the mount waits for the follower, and for the pusher
@@ -127,7 +127,7 @@ class Supervisor:
             raise MountError(f"{error}") from None
         hands_over = self.fetcher is not None and kernel.resends
         background = BACKGROUND_REMOTE if hands_over else BACKGROUND
-        answer = protocol.start(kernel, self.operations.flags, background, self.operations.write_max)
+        answer = protocol.init_reply(kernel, self.operations.flags, background, self.operations.write_max)
         os.write(self.device, protocol.header(request.unique, len(answer)) + answer)
         self.resends = self._notify(protocol.resend())
         self.epochs = self._notify(protocol.forget_all())
@@ -155,7 +155,7 @@ class Supervisor:
                 nursery.start_soon(self._hear_calls)
                 nursery.start_soon(self._keep_pusher)
                 while not (self._ended and not self.workers):
-                    with trio.move_on_after(LOOK_SECONDS):  # no signal comes if there was never a worker
+                    with trio.move_on_after(WATCHDOG_SECONDS):  # no signal comes if there was never a worker
                         await deaths.__anext__()
                     await self._replace(self._reap())
             nursery.cancel_scope.cancel()
@@ -188,7 +188,7 @@ class Supervisor:
             self._notify(protocol.resend())
         self.operations.refuse(self.board.slot(0))
         with contextlib.suppress(OSError):
-            serve(self.device, self.operations.answer, stop=stop, wait=0.01)
+            answer_requests(self.device, self.operations.answer, stop=stop, wait=0.01)
 
     def _reap_helpers(self) -> None:
         if self._follower and os.waitpid(self._follower, os.WNOHANG)[0]:
@@ -281,7 +281,7 @@ class Supervisor:
             if pid:
                 os.kill(pid, signal.SIGKILL)
 
-    def _fork(self, extra: bool = False) -> None:
+    def _fork(self, *, extra: bool = False) -> None:
         slot = next(number for number in range(SLOTS) if number not in {w.slot for w in self.workers.values()})
         started, device = time.monotonic_ns(), None
         try:
@@ -399,7 +399,7 @@ class Supervisor:
     async def _watch(self) -> None:
         """Watch the workers, and replace those that hang."""
         while True:
-            await trio.sleep(LOOK_SECONDS)
+            await trio.sleep(WATCHDOG_SECONDS)
             self._keep_fetcher()
             self._top_up()
             for worker in self.workers.values():
@@ -498,7 +498,9 @@ class Supervisor:
         until = self._quarantine_until
         if time.monotonic() < until:
             self.operations.refuse(self.board.slot(slot))
-            over = serve(self.device, self.operations.answer, stop=lambda: time.monotonic() > until, wait=0.1)
+            over = answer_requests(
+                self.device, self.operations.answer, stop=lambda: time.monotonic() > until, wait=0.1
+            )
             return _AGAIN if over else 0
         tree, clean = self.make_tree(), False
         try:
@@ -508,7 +510,7 @@ class Supervisor:
             if self.resends:
                 self.operations.fetcher = self.fetcher
             tree.lower.on_files, retired = own.files, own.retirement
-            is_surplus = serve(
+            is_surplus = answer_requests(
                 *(self.device, self.operations.answer),
                 stop=(lambda: retired[0] or not self.board.waiting) if extra else lambda: retired[0],
                 after_reply=self.operations.after_reply,

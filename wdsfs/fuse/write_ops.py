@@ -202,7 +202,7 @@ class WritableOperations(Operations[WritableTree]):
     # --- names
 
     def opendir(self, request: Request) -> Reply:
-        return protocol.opened()
+        return protocol.opendir_reply()
 
     def _owner_of_new(self, request: Request) -> tuple[int, int] | None:
         return (request.uid, request.gid) if self._may_chown else None

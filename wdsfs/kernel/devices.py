@@ -194,11 +194,13 @@ class _Watched:
         else:
             before, self.before = self.before, now
             self.was_written |= (before.st_size, before.st_mtime_ns) != (now.st_size, now.st_mtime_ns)
-            self.was_written |= before.st_ctime_ns != now.st_ctime_ns and _attributes(before) == _attributes(now)
+            self.was_written |= before.st_ctime_ns != now.st_ctime_ns and _mode_and_owner(
+                before
+            ) == _mode_and_owner(now)
         return self.was_written
 
 
-def _attributes(status: os.stat_result) -> tuple[int, int, int, int]:
+def _mode_and_owner(status: os.stat_result) -> tuple[int, int, int, int]:
     return status.st_mode, status.st_uid, status.st_gid, status.st_nlink
 
 
@@ -273,7 +275,7 @@ class HeldShards:
 
     def watch_mount(self, mountpoint: str) -> None:
         """Notice the end of the mount of these shards, which is at this path now."""
-        self.mounted = erofs_mount.at(mountpoint)
+        self.mounted = erofs_mount.filesystem_at(mountpoint)
         try:
             self.ending = mount_table.end_of_use(mountpoint)
             if self.mounted is None or os.stat(mountpoint).st_dev != self.mounted.device:

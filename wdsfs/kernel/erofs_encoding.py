@@ -119,7 +119,7 @@ class Outside(NamedTuple):
     @staticmethod
     def directories(holders: Sequence[int], nids: Sequence[int], names: Sequence[bytes]) -> Outside:
         """Return the names of directories in others."""
-        kinds = np.full(len(names), erofs_header.DIRECTORY, np.int64)
+        kinds = np.full(len(names), erofs_header.DIRECTORY_ENTRY, np.int64)
         return Outside(np.array(holders, np.int64), np.array(nids, np.int64), kinds, Texts.of(names))
 
 
@@ -407,7 +407,7 @@ def sorted_names(table: Table) -> Names:
     return Names(
         holder[order],
         np.concatenate([table.child, objects, table.parent])[order],
-        np.concatenate([table.kind, np.full(2 * count, erofs_header.DIRECTORY, np.int64)])[order],
+        np.concatenate([table.kind, np.full(2 * count, erofs_header.DIRECTORY_ENTRY, np.int64)])[order],
         text.take(order),
     )
 

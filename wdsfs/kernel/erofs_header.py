@@ -21,7 +21,7 @@ BLOCK, SLOT = 512, 32
 SLOTS_PER_BLOCK = BLOCK // SLOT
 SUPER_OFFSET, SUPER_SIZE, DEVICE_SIZE = 1024, 128, 128
 TABLE_OFFSET = SUPER_OFFSET + SUPER_SIZE  # of the device table
-MAGIC = 0xE0F5E1E2
+SUPER_MAGIC = 0xE0F5E1E2
 VOLUME = b"wdsfs"
 OLDEST_KERNEL = (5, 16)  # the first that mounts an image over several devices
 OWN_TIMES_KERNEL = (6, 15)  # the first whose compact inodes have times of their own
@@ -34,7 +34,7 @@ CHUNK_BITS_MAX = 31
 LAYOUT = 5
 COMPACT_SIZE, EXTENDED_SIZE, CHUNK_SIZE, DIRENT_SIZE = 32, 64, 8, 12
 PLAIN, INLINE, CHUNKS = 0, 2, 4  # where the content of an inode is
-REGULAR, DIRECTORY, SYMLINK = 1, 2, 7  # types of directory entries
+FILE_ENTRY, DIRECTORY_ENTRY, SYMLINK_ENTRY = 1, 2, 7  # types of directory entries
 
 _CHUNKED_FILE, _DEVICE_TABLE = 4, 8  # features that a kernel has to know
 WITH_INDEXES = 0x20  # in the format of chunks: a chunk has the number of its device
@@ -52,7 +52,7 @@ def super_block(
     """
     seconds, nanoseconds = divmod(epoch_ns, 10**9)
     return _SUPER.pack(
-        *(MAGIC, 0, 0, 9, 0, root, inodes, seconds, nanoseconds, blocks, metadata, 0, identity, VOLUME),
+        *(SUPER_MAGIC, 0, 0, 9, 0, root, inodes, seconds, nanoseconds, blocks, metadata, 0, identity, VOLUME),
         *(_CHUNKED_FILE | _DEVICE_TABLE, 0, devices, TABLE_OFFSET // DEVICE_SIZE, 0, 0, 0, 0),
     )
 
@@ -62,7 +62,7 @@ def identity(super_block: bytes) -> bytes | None:
     if len(super_block) < _SUPER.size:
         return None
     magic, *_, uuid, volume = _SUPER.unpack_from(super_block)[:14]
-    return uuid if magic == MAGIC and volume.rstrip(b"\0") == VOLUME else None
+    return uuid if magic == SUPER_MAGIC and volume.rstrip(b"\0") == VOLUME else None
 
 
 def metadata_block(devices: int) -> int:

@@ -134,13 +134,13 @@ class FileSystem(NamedTuple):
     source: bytes
 
 
-def at(mountpoint: str) -> FileSystem | None:
+def filesystem_at(mountpoint: str) -> FileSystem | None:
     """Return the file system that is mounted at this path."""
     mount = mount_table.mounted_at(mountpoint)
-    return None if mount is None else _of(mount)
+    return None if mount is None else _filesystem_of(mount)
 
 
-def _of(mount: MountPoint) -> FileSystem:
+def _filesystem_of(mount: MountPoint) -> FileSystem:
     return FileSystem(mount.device, mount.fstype, mount.source)
 
 
@@ -164,7 +164,7 @@ def _detach_here(filesystem: FileSystem, mounts: list[MountPoint]) -> None:
     newest = {mount.path: mount for mount in mounts}
     for mount in reversed(mounts):
         # Else another mount lies above it, and would be ended.
-        if _of(mount) == filesystem and newest[mount.path] is mount:
+        if _filesystem_of(mount) == filesystem and newest[mount.path] is mount:
             with contextlib.suppress(OSError):  # it has just ended, or lies below another mount
                 mount_table.detach(os.fsdecode(mount.path))
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0  # how often shards without a lease are looked at, and a mount that is detached but in use
+CHECK_SECONDS = 1.0  # how often shards without a lease are looked at, and a mount that is detached but in use
 SPARE_SECONDS = 5.0  # before the kernel would break a lease by force; of a short time a quarter
 USUAL_SECONDS = 45.0  # that the kernel has a writer wait
 BREAK_TIME = Path("/proc/sys/fs/lease-break-time")
@@ -257,10 +257,10 @@ class Guard:
         if self._held.ending is not None:
             poller.register(self._held.ending, select.POLLIN)
         has_to_look = self._held.is_watching or not self._is_mounted()
-        poller.poll(LOOK_SECONDS * 1000 if has_to_look else None)
+        poller.poll(CHECK_SECONDS * 1000 if has_to_look else None)
 
     def _is_mounted(self) -> bool:
-        return self._held.mounted is not None and erofs_mount.at(self.mountpoint) == self._held.mounted
+        return self._held.mounted is not None and erofs_mount.filesystem_at(self.mountpoint) == self._held.mounted
 
     def _end(self) -> None:
         """End the mount after a signal, but let nobody write into shards of which files are still open."""

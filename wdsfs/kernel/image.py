@@ -39,7 +39,7 @@ from wdsfs.tree.tree import AT_PARENT, LowerTree, Node
 OnShard = Callable[[], None]
 
 _RESERVED = erofs_header.BLOCK // erofs_header.EXTENDED_SIZE  # inodes in a block of those that are written later
-_STEP = erofs_header.EXTENDED_SIZE // erofs_header.SLOT  # between the numbers of these
+_RESERVED_STEP = erofs_header.EXTENDED_SIZE // erofs_header.SLOT  # between the numbers of these
 _NAMES = 1 << 16  # of directories that are laid out together, unless one has more
 TOP = b""  # the path of the top, among those of directories with names of several shards
 
@@ -93,7 +93,7 @@ def write_image(tree: LowerTree, fd: int, options: ImageOptions, on_shard: OnSha
     table = erofs_header.device_table([(os.path.basename(source.path)[:63], source.size) for source in sources])
     shown = _set(tree.lower, options)
     times = Times(_common_time(tree), options.since)
-    image = ImageFile(fd, len(sources), times, options.owner, options.private)
+    image = ImageFile(fd, len(sources), times, options.owner, private=options.private)
     root = put_tree(tree, image, ContentPlaces(devices, missing), on_shard)
     _refuse_changed(sources)
     if _set(tree.lower, options) != shown:
@@ -212,7 +212,7 @@ class ImageFile:
     Only its owner can enter the top of a `private` image, which is the first inode that is reserved.
     """
 
-    def __init__(self, fd: int, devices: int, times: Times, owner: Owner, private: bool = False) -> None:
+    def __init__(self, fd: int, devices: int, times: Times, owner: Owner, *, private: bool = False) -> None:
         self._fd, self._times, self._owner, self._private = fd, times, owner, private
         self.metadata = erofs_header.metadata_block(devices)
         self.blocks = self.metadata + 1  # an empty block: no inode has the number 0
@@ -223,7 +223,7 @@ class ImageFile:
         """Return the number of an inode that is written later."""
         if not self._reserved:
             first = (self.blocks - self.metadata) * erofs_header.SLOTS_PER_BLOCK
-            self._reserved = [first + _STEP * nth for nth in reversed(range(_RESERVED))]
+            self._reserved = [first + _RESERVED_STEP * nth for nth in reversed(range(_RESERVED))]
             self._grow(1)
         return self._reserved.pop()
 
@@ -248,7 +248,7 @@ class ImageFile:
             table.mode = np.where(nids == erofs_header.SLOTS_PER_BLOCK, table.mode & ~0o077, table.mode)
         inodes, listings = lay_out_directories(table, nids, self.blocks, self._owner[:2])
         # Inodes that were reserved one after the other lie side by side.
-        ends = np.append(np.flatnonzero(np.diff(nids) != _STEP) + 1, len(nids))
+        ends = np.append(np.flatnonzero(np.diff(nids) != _RESERVED_STEP) + 1, len(nids))
         first = 0
         for end in ends.tolist():
             place = self.metadata * erofs_header.BLOCK + int(nids[first]) * erofs_header.SLOT
@@ -404,7 +404,7 @@ class _Shards:
                 directories.describe(nid, shown.folders[folder], parent)
                 new.append(folder)
         below = np.array([folder for folder in new if folder], np.int64)
-        kinds = np.full(len(below), erofs_header.DIRECTORY, np.int64)
+        kinds = np.full(len(below), erofs_header.DIRECTORY_ENTRY, np.int64)
         return outside, Outside(
             outside[shown.folder_holder[below]], outside[below], kinds, shown.names.take(below - 1)
         )

@@ -93,7 +93,7 @@ def unguarded(mountpoint: str) -> Unguarded | None:
     return Unguarded(os.fsdecode(image), known)
 
 
-def serve(
+def mount_and_guard(
     mount: ImageMount,
     attributes: int,
     check: Check,
@@ -123,8 +123,8 @@ def serve(
 
 
 def _begin(mount: ImageMount, attributes: int, check: Check, guard: Guard, held: HeldShards) -> None:
-    """Mount the image that `guard` holds, or adopt the mount that is there. Raises as `serve`."""
-    about = manifest.read(mount.image)
+    """Mount the image that `guard` holds, or adopt the mount that is there. Raises as `mount_and_guard`."""
+    about = manifest.read_manifest(mount.image)
     if host.kernel_version() < host.kernel_version(about.since):
         log.warning(
             "%s: was made for Linux %s; with this older kernel its files have the time 1970-01-01. Make the image "
@@ -175,7 +175,7 @@ def end_if_wrong(mountpoint: str) -> None:
     if current is not None and current.shows(current.image, place):
         base = os.path.dirname(current.image) if current.known is None else current.known.base
         trusting = current.known is not None and current.known.trusting
-        _end_if_written(place, current, manifest.read(current.image), base, trusting)
+        _end_if_written(place, current, manifest.read_manifest(current.image), base, trusting)
 
 
 def _end_if_written(mountpoint: str, current: Unguarded, about: Manifest, base: str, trusting: bool) -> None:
@@ -189,7 +189,7 @@ def _end_if_written(mountpoint: str, current: Unguarded, about: Manifest, base: 
         path = device.shard(base)
         if path not in replaced and devices.was_written(path, device, trusting):
             changed.append(path)
-    shown = erofs_mount.at(mountpoint)
+    shown = erofs_mount.filesystem_at(mountpoint)
     if changed and shown is not None:
         erofs_mount.detach_everywhere(shown)
         log.error(

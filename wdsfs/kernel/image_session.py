@@ -14,7 +14,7 @@ from wdsfs import mount_registry, mount_table
 from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import ImageError, MountError, StaleShard, UsageError
 from wdsfs.kernel import engine_checks, erofs_header, manifest
-from wdsfs.kernel.image_mount import ImageMount, end_if_wrong, mount_of_set, serve, unguarded
+from wdsfs.kernel.image_mount import ImageMount, end_if_wrong, mount_and_guard, mount_of_set, unguarded
 from wdsfs.kernel.set_image import ServedSet
 from wdsfs.mount import daemon
 from wdsfs.mount.daemon import open_log
@@ -122,7 +122,7 @@ def run(mount: ImageMount, foreground: bool) -> int:
 
     Raises UsageError.
     """
-    attributes, nonempty = _attributes(mount.options)
+    attributes, nonempty = _mount_attributes(mount.options)
     mount.mountpoint = mount_registry.canonical(mount.mountpoint)
 
     def check(needed: Sequence[bytes]) -> None:
@@ -130,10 +130,10 @@ def run(mount: ImageMount, foreground: bool) -> int:
 
     if foreground:
         ready = lambda: daemon.notify_systemd("READY=1")  # noqa: E731
-        return daemon.guarded(lambda: serve(mount, attributes, check, None, lambda _: None, ready))
+        return daemon.guarded(lambda: mount_and_guard(mount, attributes, check, None, lambda _: None, ready))
     return daemon.fork(
         mount.mountpoint,
-        lambda leave, ready: serve(mount, attributes, check, open_log(mount.mountpoint), leave, ready),
+        lambda leave, ready: mount_and_guard(mount, attributes, check, open_log(mount.mountpoint), leave, ready),
     )
 
 
@@ -144,7 +144,7 @@ def _prepare(
 
     Raises what `mount_of_set` raises.
     """
-    parsed = parse_options(options, False)
+    parsed = parse_options(options)
     place, private = mount_registry.canonical(mountpoint), "allow_other" not in parsed.fuse
     return mount_of_set(served, specs, place, options, trusting, parsed.owner, private)
 
@@ -156,12 +156,12 @@ def check_place(mountpoint: str, options: Sequence[str]) -> None:
     """
     place = mount_registry.canonical(mountpoint)
     if unguarded(place) is None:
-        check_mountpoint(place, parse_options(options, False).nonempty, [])
+        check_mountpoint(place, parse_options(options).nonempty, [])
 
 
-def _attributes(options: Sequence[str]) -> tuple[int, bool]:
+def _mount_attributes(options: Sequence[str]) -> tuple[int, bool]:
     """Return the attributes of a mount, and if the mount point may have entries. Raises UsageError."""
-    parsed = parse_options(options, False)
+    parsed = parse_options(options)
     attributes = mount_table.NO_SUID | mount_table.NO_DEVICES | mount_table.READ_ONLY
     for option in sorted(parsed.fuse):
         attributes = (attributes | _ADDED.get(option, 0)) & ~_TAKEN_AWAY.get(option, 0)
@@ -200,4 +200,4 @@ def write_image(
         opening.progress.shards("writing", len(below)) as on_shard,
     ):
         built = make_image(make_tree(below, view), target, about, on_shard)
-    return built, [device.shard(os.fsdecode(top)) for device in manifest.read(target).devices]
+    return built, [device.shard(os.fsdecode(top)) for device in manifest.read_manifest(target).devices]

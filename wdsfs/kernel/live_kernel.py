@@ -128,7 +128,7 @@ class KernelMount(LiveMount):
         if self.overlay is not None:
             report["notices"].append(str(self._of_earlier_release()))
         try:
-            about = manifest.read(self._source)
+            about = manifest.read_manifest(self._source)
         except MountError as error:  # replaced by another file since, or removed
             return {**report, "shards": 0, "layout": "", "notices": [*report["notices"], str(error)]}
         return {**report, **self._report_of_guard(report["notices"]), **self._report_of_image(about)}

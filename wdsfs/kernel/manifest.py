@@ -23,7 +23,7 @@ from wdsfs.tree.set_options import Owner
 
 IMAGE = Format("an image", (3,), "make it again with `wdsfs image`, or use the wdsfs that wrote it")
 _FOOTER = struct.Struct("<QI4x8s")
-_MAGIC = b"wdsfs-i\n"
+_FOOTER_MAGIC = b"wdsfs-i\n"
 _SIZE_MAX = 1 << 28  # bytes of JSON; a million shards take a hundred megabytes
 # Why an image of an earlier release is refused whose devices are copies of shards in the cache.
 _OF_COPIES = (
@@ -106,10 +106,10 @@ class Manifest(NamedTuple):
         shown = {**self.set._asdict(), "labels": [label._asdict() for label in self.set.labels]}
         fields = {"format": IMAGE.version, **self._asdict(), "devices": devices, "set": shown}
         text = json.dumps(fields, separators=(",", ":")).encode()
-        return text + _FOOTER.pack(len(text), zlib.crc32(text), _MAGIC)
+        return text + _FOOTER.pack(len(text), zlib.crc32(text), _FOOTER_MAGIC)
 
 
-def read(path: str | bytes) -> Manifest:
+def read_manifest(path: str | bytes) -> Manifest:
     """Return the manifest of an image. Raises MountError if it has none, or one that cannot be used."""
     name = os.fsdecode(path)
     try:
@@ -119,7 +119,7 @@ def read(path: str | bytes) -> Manifest:
             footer = file.read()
             size, checksum, magic = _FOOTER.unpack(footer) if len(footer) == _FOOTER.size else (0, 0, b"")
             text = b""
-            if magic == _MAGIC and size <= min(end - _FOOTER.size, _SIZE_MAX):
+            if magic == _FOOTER_MAGIC and size <= min(end - _FOOTER.size, _SIZE_MAX):
                 file.seek(end - _FOOTER.size - size)
                 text = file.read(size)
     except OSError as error:

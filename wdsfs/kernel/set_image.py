@@ -129,7 +129,7 @@ def key_of(tree: LowerTree, options: ImageOptions) -> str:
     sources = () if lower.plain is lower else lower.sources
     read = [(shard.path, below.fingerprint(at)) for below in sources for at, shard in enumerate(below.shards)]
     is_damaged = next(lower.known_damage(), None) is not None
-    return _key(states, (view.layout, view.names, view.partial), options, read, is_damaged)
+    return _key(states, (view.layout, view.names, view.partial), options, read, is_damaged=is_damaged)
 
 
 def _key(
@@ -137,6 +137,7 @@ def _key(
     view: View,
     options: ImageOptions,
     read: Sequence[tuple[bytes, Fingerprint]] = (),
+    *,
     is_damaged: bool = False,
 ) -> str:
     # The version, for what is shown of the same shards may be other names in a later one.

@@ -97,7 +97,7 @@ class ContentPlaces:
         pieces = _pieces(content)
         if pieces is None:
             try:
-                return _read(content, 0)
+                return _read_content(content, 0)
             except CorruptShard:
                 if content.held is None or self._missing is None:
                     raise
@@ -129,7 +129,7 @@ class ContentPlaces:
         there = -(-ends // BLOCK) <= device.size // BLOCK
         stored = b""
         if not there.all() and int(ends[-1]) <= device.size:  # the last block of the shard is not whole
-            stored, there[-1] = _read(content, int(nth[-1]) * chunk), True
+            stored, there[-1] = _read_content(content, int(nth[-1]) * chunk), True
         if self._missing is None and not there.all():
             raise ImageError(f"{os.fsdecode(content.file.path)}: ends before its last member does")
         devices[nth] = np.where(there, device.number, self._missing or 0)
@@ -176,7 +176,7 @@ def _pieces(content: Content) -> Pieces | None:
     return Pieces(start, size, place)
 
 
-def _read(content: Content, start: int) -> bytes:
+def _read_content(content: Content, start: int) -> bytes:
     """Return the bytes of a file from `start` on.
 
     Raises ImageError if they are too many, else as `content.read`.
@@ -264,10 +264,10 @@ class ShardTables:
         # Names: in which directory, of which thing, which type.
         self._holder = np.concatenate([shown.folder_holder[1:], shown.sample_holder, shown.name_holder])
         self._thing = np.concatenate([np.arange(1, directories), shown.name_file + directories])
-        self._kind = np.full(len(self._thing), erofs_header.DIRECTORY, np.int64)
-        self._kind[directories - 1 :] = erofs_header.REGULAR
+        self._kind = np.full(len(self._thing), erofs_header.DIRECTORY_ENTRY, np.int64)
+        self._kind[directories - 1 :] = erofs_header.FILE_ENTRY
         if shown.targets:
-            self._kind[directories - 1 :][np.isin(shown.name_file, [*shown.targets])] = erofs_header.SYMLINK
+            self._kind[directories - 1 :][np.isin(shown.name_file, [*shown.targets])] = erofs_header.SYMLINK_ENTRY
 
     def __iter__(self) -> Iterator[Table]:
         """Yield the tables, one after the other. Raises what `ShardFiles.places` raises."""

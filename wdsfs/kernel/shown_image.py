@@ -65,7 +65,7 @@ def shown_at(mountpoint: str) -> ShownImage | None:
     image = None if mount is None else image_of(mount)
     if mount is None or image is None:
         return None
-    about, identity, guard = manifest.read(image), identity_of(image), guard_of(mountpoint)
+    about, identity, guard = manifest.read_manifest(image), identity_of(image), guard_of(mountpoint)
     is_shown = is_mounted_at(identity, mountpoint)
     if is_shown is None:
         is_shown = guard is None or guard.identity == identity
@@ -109,7 +109,7 @@ class ShownAccess(Access):
                 f"{os.fsdecode(path)}: was removed since it was mounted; to show what is there now: "
                 f"{how_to_renew(self._mountpoint)}"
             ) from None
-        if not self._is_shown(path) or not self._is_shown(path + b"-wal", True):
+        if not self._is_shown(path) or not self._is_shown(path + b"-wal", unless_known=True):
             change = "replaced" if path in self._files else "created"
             raise RefusedShard(
                 f"{os.fsdecode(path)}: was {change} since the set was mounted; to show what is there now: "
@@ -121,7 +121,7 @@ class ShownAccess(Access):
         """Return the paths of files that were replaced or removed since the set was mounted."""
         return (os.fsdecode(path) for path in self._files if not self._is_shown(path))
 
-    def _is_shown(self, path: bytes, unless_known: bool = False) -> bool:
+    def _is_shown(self, path: bytes, *, unless_known: bool = False) -> bool:
         if path not in self._files:
             return unless_known
         device, inode = self._files[path]

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 LEFT, READY, GONE = b"-", b"+", b"."  # from the daemon to the process that waits for it
 Leave = Callable[[Path | None], None]
-LOOK_SECONDS = 0.2  # how often that process looks whether the daemon is still there
+ALIVE_SECONDS = 0.2  # how often that process looks whether the daemon is still there
 # Variables that name files and directories, each with what separates several of them. Processes of a mount read
 # them later: those of stores, for example, are read by libraries in the fetcher, which may be started again.
 PATH_VARIABLES = {
@@ -125,7 +125,7 @@ def _wait_for(pid: int, receiver: int, log_file: Path) -> int:
     while READY not in heard:
         try:
             # Not by the end of the pipe: the daemon's workers have it, too, and may outlive it.
-            if select.select([receiver], [], [], LOOK_SECONDS)[0]:
+            if select.select([receiver], [], [], ALIVE_SECONDS)[0]:
                 word = os.read(receiver, 16)
                 heard += word or GONE  # killed, and no other process has the pipe
             elif os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):

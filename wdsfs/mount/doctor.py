@@ -409,7 +409,7 @@ def check_mountpoint(path: str) -> MachineFinding:
 
 def _check_mounted(name: str, place: str) -> MachineFinding:
     """Return a mount of wdsfs that is there, and serves: the kernel has just been answered."""
-    mount = mount_search.find(place)
+    mount = mount_search.find_mount(place)
     if mount is None or mount.registration is None:
         return MachineFinding(
             name, "ok", "wdsfs is mounted here, by another user, in another session or by mount(8), and answers"

@@ -123,7 +123,7 @@ class Growth:
             share = REST_SHARE if report["added"] or report["removed"] else REST_SHARE_FOR_NOTHING
             rested = now + share * (now - began)
 
-    async def look(self, at_once: bool = False) -> dict[str, Any]:
+    async def look(self, *, at_once: bool = False) -> dict[str, Any]:
         """Look, and show the change; returns the answer to `{"do": "refresh"}` (`mount_registry.py`).
 
         `at_once`: a user has asked, so unreadable shards are tried again.
@@ -246,7 +246,7 @@ class Growth:
                 "looked": time.time(),
                 "added": state["added"] + len(change.new) + len(change.back),
                 "removed": state["removed"] + len(change.gone),
-                "left_out": _rows(left_out),
+                "left_out": _left_out_rows(left_out),
                 "left_out_count": len(left_out),
                 "error": self._failure,
             }
@@ -260,7 +260,7 @@ class Growth:
         return {
             "added": [_named(shards[number]) for number in added],
             "removed": [_named(before.shards[number]) for number in change.gone],
-            "left_out": _rows(left_out),
+            "left_out": _left_out_rows(left_out),
             "shards": sum(shard.gone is None for shard in shards),
             "kept": "" if error else self._failure,
             "error": error,
@@ -271,5 +271,5 @@ def _named(shard: Shard) -> dict[str, str]:
     return {"name": os.fsdecode(shard.name), "shard": os.fsdecode(shard.path)}
 
 
-def _rows(left_out: Sequence[LeftOut]) -> list[dict[str, str]]:
+def _left_out_rows(left_out: Sequence[LeftOut]) -> list[dict[str, str]]:
     return [{"shard": candidate.path, "why": candidate.why} for candidate in left_out]

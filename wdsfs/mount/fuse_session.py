@@ -74,7 +74,7 @@ SYNC_PAUSE_SECONDS = 1.0  # before that is tried again
 # --- running -----------------------------------------------------------------------------------------------
 
 
-def start(mount: MountOptions) -> int:
+def mount_by_fuse(mount: MountOptions) -> int:
     """Mount, in the foreground or in a daemon.
 
     Returns an exit code when the tree is usable, in the foreground when the mount has ended.
@@ -92,7 +92,7 @@ def run(mount: MountOptions, leave: daemon.Leave, ready: Callable[[], None]) -> 
     """
     serving, tree, view = mount.serving, mount.tree, mount.view
     host.map_large_blocks()
-    parsed = parse_options(mount.dash_o, mount.overlay is not None)
+    parsed = parse_options(mount.dash_o, writable=mount.overlay is not None)
     with noted() as used:
         shards = Shards(_shards(mount))
         directories = [] if serving.follow is None else used.absolute()

@@ -200,14 +200,14 @@ class FuseMount(live_mount.LiveMount):
 
     # --- ending
 
-    def end(self, lazy: bool = False, wait_seconds: float = live_mount.END_SECONDS) -> None:
+    def end(self, *, lazy: bool = False, wait_seconds: float = live_mount.END_SECONDS) -> None:
         """End the mount; its requests first, if its daemon is gone and nobody answers them."""
         daemon = self.registration
         if daemon is not None and daemon.alive:
             _continue(daemon)
         elif daemon is not None and self._state_without_answer(daemon) == SILENT:
             self._abort()
-        super().end(lazy, wait_seconds)
+        super().end(lazy=lazy, wait_seconds=wait_seconds)
 
     def _abort(self) -> None:
         """Fail all requests: the unmount would wait for who waits for them. Raises MountError."""
@@ -246,7 +246,7 @@ class FuseMount(live_mount.LiveMount):
 
     def _wait_for_overlay(self, registration: Registration, seconds: float) -> None:
         """Wait for workers that have outlived a killed daemon: the next mount can have the overlay then."""
-        if self.overlay is None or mount_registry.find(self.mountpoint) != registration:
+        if self.overlay is None or mount_registry.find_registration(self.mountpoint) != registration:
             return  # one that ends in good order waits for its workers, and is not registered any more
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

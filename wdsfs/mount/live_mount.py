@@ -132,7 +132,7 @@ class LiveMount(ABC):
         """Return the set that is shown now. Raises MountError, OverlayBusy, OSErrors."""
 
     @contextmanager
-    def opened(self, shown: ShownSet, opening: Opening, on_demand: bool = False) -> Iterator[ShardSet]:
+    def opened(self, shown: ShownSet, opening: Opening, *, on_demand: bool = False) -> Iterator[ShardSet]:
         """Open the set that the mount shows, without refusing damage: the mount has judged it. Raises WdsfsError.
 
         `on_demand` is that of `opened_set`.
@@ -174,7 +174,7 @@ class LiveMount(ABC):
         Raises MountError.
         """
 
-    def end(self, lazy: bool = False, wait_seconds: float = END_SECONDS) -> None:
+    def end(self, *, lazy: bool = False, wait_seconds: float = END_SECONDS) -> None:
         """End the mount, dead or alive; returns when its process is gone, unless `lazy`. Raises MountError."""
         mounted = mount_table.mounted_at(self.mountpoint)
         if mounted is not None:  # else another process has ended it; leftovers are cleared below

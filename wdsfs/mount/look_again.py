@@ -250,7 +250,7 @@ class _Look:
         )
         return next(((f"--strict: {finding.line(path)}", None) for finding in findings), None)
 
-    def _leave(self, shard: Shard, why: str, wait: float | None = None, keep: bool = False) -> None:
+    def _leave(self, shard: Shard, why: str, wait: float | None = None, *, keep: bool = False) -> None:
         seen = None
         with contextlib.suppress(ShardError):
             seen = tuple(DOOR.look(shard.path)) if keep else None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from wdsfs.mount_table import MountPoint
 
 
-def find(path: str) -> LiveMount | None:
+def find_mount(path: str) -> LiveMount | None:
     """Return the mount of wdsfs at this path, alive or dead; None if there is none.
 
     Raises MountError, NotInstalled.
@@ -72,30 +72,30 @@ def ending_order() -> list[LiveMount]:
     return sorted(started, key=lambda mount: started[mount], reverse=True)
 
 
-def named(path: str, otherwise: str = "see: wdsfs status") -> LiveMount:
+def require_mount(path: str, otherwise: str = "see: wdsfs status") -> LiveMount:
     """Return the mount of wdsfs at this path. Raises MountError, which says what is there, for any other path.
 
     `otherwise` is the advice where nothing is mounted.
     """
-    mount = find(path)
+    mount = find_mount(path)
     if mount is not None:
         return mount
-    mountpoint, around = canonical(path), above(path)
-    if around is not None:
-        raise MountError(f"{mountpoint}: lies in a mount; name its MOUNTPOINT: {shlex.quote(around)}")
+    mountpoint, top = canonical(path), find_above(path)
+    if top is not None:
+        raise MountError(f"{mountpoint}: lies in a mount; name its MOUNTPOINT: {shlex.quote(top)}")
     mounted = mount_table.mounted_at(mountpoint)
     if mounted is not None:
         raise MountError(f"{mountpoint}: that is a mount of type {mounted.fstype}, not one of wdsfs")
     raise MountError(f"{mountpoint}: no mount of wdsfs is there; {otherwise}")
 
 
-def viewed(sources: Sequence[str]) -> LiveMount | None:
+def find_viewed(sources: Sequence[str]) -> LiveMount | None:
     """Return the mount that is named; None for SHARDS. Raises MountError for a path in a mount."""
     if len(sources) != 1 or not os.path.isdir(sources[0]):
         return None
-    mount = find(sources[0])
-    if mount is None and above(sources[0]) is not None:
-        return named(sources[0])  # which says so
+    mount = find_mount(sources[0])
+    if mount is None and find_above(sources[0]) is not None:
+        return require_mount(sources[0])  # which says so
     if mount is None and _is_empty(sources[0]):
         raise UsageError(f"{sources[0]}: is an empty directory, and nothing is mounted there")
     return mount
@@ -108,21 +108,21 @@ def _is_empty(directory: str) -> bool:
         return False
 
 
-def around(path: str) -> LiveMount | None:
+def find_around(path: str) -> LiveMount | None:
     """Return the mount of wdsfs that a path lies in, its top among them; None if it lies in none."""
     mounted = mount_table.mount_of(path)
     return None if mounted is None else _mount_of(mounted)
 
 
-def above(path: str) -> str | None:
+def find_above(path: str) -> str | None:
     """Return the mount point of the mount of wdsfs that a path lies in, below its top; None if it lies in none."""
-    mount = around(path)
+    mount = find_around(path)
     return None if mount is None or mount.mountpoint == canonical(path) else mount.mountpoint
 
 
-def writable(path: str) -> LiveMount:
+def require_writable(path: str) -> LiveMount:
     """Return the mount with an overlay at this path. Raises MountError."""
-    mount = named(path, "for changes that are not mounted name --overlay DIR")
+    mount = require_mount(path, "for changes that are not mounted name --overlay DIR")
     if mount.overlay is None:
         text = f"{path}: that mount has no overlay, so nothing in it was changed"
         if mount.registration is not None and mount.registration.composition:
@@ -132,7 +132,7 @@ def writable(path: str) -> LiveMount:
     return mount
 
 
-def below_top(path: str, mountpoint: str | None) -> bytes:
+def path_below_top(path: str, mountpoint: str | None) -> bytes:
     """Return a path below the top of the tree, without a leading slash. Raises UsageError for a path outside.
 
     Semantics decision: a relative PATH is one from the working directory, if that leads into the mount; else it is

@@ -43,7 +43,7 @@ class FuseOptions:
     nonempty: bool = False
 
 
-def parse_options(options: Sequence[str], writable: bool = False) -> FuseOptions:
+def parse_options(options: Sequence[str], *, writable: bool = False) -> FuseOptions:
     """Parse `-o` options. Raises UsageError for an unknown one."""
     parsed = FuseOptions()
     uid, gid, umask = parsed.owner.uid, parsed.owner.gid, 0
@@ -54,7 +54,7 @@ def parse_options(options: Sequence[str], writable: bool = False) -> FuseOptions
         if name == "rw":
             continue
         if name in ("uid", "gid", "umask") and equals:
-            number = _number(option, value, *((8, 0o777) if name == "umask" else (10, ID_MAX)))
+            number = _parse_number(option, value, *((8, 0o777) if name == "umask" else (10, ID_MAX)))
             uid, gid, umask = (
                 number if name == "uid" else uid,
                 number if name == "gid" else gid,
@@ -99,7 +99,7 @@ def split_options(options: Sequence[str]) -> list[str]:
     return [option for option in (*single, current) if option]
 
 
-def _number(option: str, value: str, base: int, largest: int) -> int:
+def _parse_number(option: str, value: str, base: int, largest: int) -> int:
     try:
         number = int(value, base)
     except ValueError:
@@ -126,12 +126,12 @@ def check_mountpoint(mountpoint: str, nonempty: bool, busy: Sequence[bytes]) -> 
 
     `busy` are paths that the daemon itself needs: over one of them it would wait for itself forever.
     """
-    problem = obstacle(mountpoint, nonempty, busy)
+    problem = obstacle(mountpoint, busy, nonempty=nonempty)
     if problem is not None:
         raise MountError(f"{mountpoint}: {problem.text}" + (f"; {problem.remedy}" if problem.remedy else ""))
 
 
-def obstacle(mountpoint: str, nonempty: bool = False, busy: Sequence[bytes] = ()) -> Obstacle | None:
+def obstacle(mountpoint: str, busy: Sequence[bytes] = (), *, nonempty: bool = False) -> Obstacle | None:
     """Return what prevents a mount here; None if nothing does. Raises MountError without a runtime directory."""
     quoted = shlex.quote(mountpoint)
     try:
@@ -148,7 +148,7 @@ def obstacle(mountpoint: str, nonempty: bool = False, busy: Sequence[bytes] = ()
     if not stat.S_ISDIR(status.st_mode):
         return Obstacle("is not a directory")
     mounted = mount_table.mounted_at(mountpoint)
-    registration = None if mounted is None else mount_registry.find(mountpoint)
+    registration = None if mounted is None else mount_registry.find_registration(mountpoint)
     is_ours = mounted is not None and (mounted.fstype == "fuse.wdsfs" or is_kernel_mount(mounted))
     if is_ours or registration is not None:
         who = "" if registration is None else f" (process {registration.pid})"
@@ -156,7 +156,7 @@ def obstacle(mountpoint: str, nonempty: bool = False, busy: Sequence[bytes] = ()
         return Obstacle(f"wdsfs is mounted there already{who}", remedy, mounted=True)
     top = os.fsencode(mountpoint)
     below = top.rstrip(b"/") + b"/"
-    for path, place in _places(busy):
+    for path, place in _places_on_the_way(busy):
         if place.startswith(below) or place == top:
             return Obstacle(f"the mount would hide {os.fsdecode(path)}, which it needs itself")
     if mountpoint == "/":
@@ -166,7 +166,7 @@ def obstacle(mountpoint: str, nonempty: bool = False, busy: Sequence[bytes] = ()
     return None
 
 
-def _places(paths: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+def _places_on_the_way(paths: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
     """Yield each path with every directory and link on the way to it, those of a directory of many only once."""
     parents: dict[bytes, bytes] = {}
     for path in paths:

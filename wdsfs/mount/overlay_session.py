@@ -99,7 +99,7 @@ class OverlaySession:
 
     # --- undoing
 
-    def restore(self, paths: Sequence[bytes], dry_run: bool = False) -> list[RestoredChange]:
+    def restore(self, paths: Sequence[bytes], *, dry_run: bool = False) -> list[RestoredChange]:
         """Undo what was changed at these paths (below the top; empty for all) and below them; returns the changes.
 
         Raises NoSuchEntry for a path that is not there, or in what was changed as a whole, CommitError after a
@@ -139,7 +139,7 @@ class OverlaySession:
 
 @contextlib.contextmanager
 def mounted_session(
-    mount: LiveMount, opening: Opening, freeze: bool = False, whole: bool = False
+    mount: LiveMount, opening: Opening, *, freeze: bool = False, whole: bool = False
 ) -> Iterator[OverlaySession]:
     """Open the overlay of a mount; with `freeze` all writes to the mount are refused meanwhile.
 
@@ -151,13 +151,13 @@ def mounted_session(
         lower = mount.lower() if frozen is None else frozen.lower
         place, options = OverlayDirectory(Path(str(mount.overlay))), mount.options
         # Files that the mount refuses to show must not be copied into shards or written, either.
-        below = _tree_below(place, lower.shards, options.view(), opening, whole, lower.access)
+        below = _tree_below(place, lower.shards, options.view(), opening, lower.access, whole=whole)
         yield OverlaySession(place, stack.enter_context(below), mount, frozen)
 
 
 @contextlib.contextmanager
 def held_session(
-    directory: str, below: NamedSet, opening: Opening, whole: bool = False
+    directory: str, below: NamedSet, opening: Opening, *, whole: bool = False
 ) -> Iterator[OverlaySession]:
     """Hold the overlay in a directory, and open the set below it, shown as it was when the overlay was made.
 
@@ -171,7 +171,7 @@ def held_session(
         refuse_left_out(shards, "the overlay is of whole shards")
         if not unfinished(place):
             clean(place)
-        with _tree_below(place, shards, below.tree.view(), opening, whole) as tree:
+        with _tree_below(place, shards, below.tree.view(), opening, whole=whole) as tree:
             yield OverlaySession(place, tree)
 
 
@@ -214,8 +214,9 @@ def _tree_below(
     shards: Sequence[Shard],
     view: View,
     opening: Opening,
-    whole: bool = False,
     access: Access | None = None,
+    *,
+    whole: bool = False,
 ) -> Iterator[LowerTree]:
     """Open the tree below an overlay. Unreadable shards stay in it, so their changes are no new samples."""
     if view.merged and opening.tolerance.allow_missing:

@@ -29,7 +29,7 @@ ERROR_MAX = 2000  # characters
 LEFT_OUT_MAX = 100  # shards that are named; the others are counted
 READS_MAX = 1000  # of a text that is being written
 _ROOM = 16 << 10  # a report has room for 64 KiB in all
-_HEAD = struct.Struct("<II")  # bytes, CRC-32
+_STATE_HEAD = struct.Struct("<II")  # bytes, CRC-32
 
 
 class SetState:
@@ -45,16 +45,16 @@ class SetState:
         left_out = state["left_out"][:LEFT_OUT_MAX]
         while True:
             text = json.dumps({**state, "left_out": left_out}).encode()
-            if len(text) + _HEAD.size <= _ROOM or not left_out:
+            if len(text) + _STATE_HEAD.size <= _ROOM or not left_out:
                 break
             left_out = left_out[: len(left_out) // 2]
-        self._memory[: _HEAD.size + len(text)] = _HEAD.pack(len(text), zlib.crc32(text)) + text
+        self._memory[: _STATE_HEAD.size + len(text)] = _STATE_HEAD.pack(len(text), zlib.crc32(text)) + text
 
     def read(self) -> dict[str, Any]:
         """Return the state as of now."""
         for _ in range(READS_MAX):
-            length, crc = _HEAD.unpack_from(self._memory)
-            text = bytes(self._memory[_HEAD.size : _HEAD.size + length])
+            length, crc = _STATE_HEAD.unpack_from(self._memory)
+            text = bytes(self._memory[_STATE_HEAD.size : _STATE_HEAD.size + length])
             if zlib.crc32(text) == crc:  # else it is being written just now
                 state: dict[str, Any] = json.loads(text)
                 return state

@@ -38,7 +38,7 @@ NOTE_SECONDS = 0.02  # between two notifications: a shard that is being written 
 # How often stores are asked for changes of remote shards, and the shortest pause between two rounds. `Watch` needs
 # some seconds more to notice a change, and the documentation promises a minute.
 ASK_SECONDS, ASK_PAUSE_SECONDS = 50.0, 5.0
-LOOK_SECONDS, LOOK_SECONDS_EACH = 2.0, 0.002  # how often shards are looked at, and what each adds to that
+SCAN_SECONDS, SCAN_SECONDS_EACH = 2.0, 0.002  # how often shards are looked at, and what each adds to that
 
 _CONTENT = flags.MODIFY | flags.ATTRIB | flags.CLOSE_WRITE
 _NAME = flags.CREATE | flags.DELETE | flags.MOVED_FROM | flags.MOVED_TO
@@ -55,10 +55,11 @@ class Watch:
     def __init__(
         self,
         shards: Sequence[Shard],
-        look: bool = False,
         companions: Sequence[bytes] = (),
         directories: Sequence[str] = (),
         on_names: Callable[[], None] = lambda: None,
+        *,
+        look: bool = False,
     ) -> None:
         self.shards, self.on_names = shards, on_names
         self._notify = INotify()
@@ -78,7 +79,7 @@ class Watch:
         except BaseException:
             self._notify.close()
             raise
-        self._pause = LOOK_SECONDS + LOOK_SECONDS_EACH * len(shards) if look else None
+        self._pause = SCAN_SECONDS + SCAN_SECONDS_EACH * len(shards) if look else None
         self._next = time.monotonic() + (self._pause or 0)  # when they are looked at again
         self._companions = companions
         files = (*(shard.path for shard in shards if shard.gone is None), *companions)
@@ -87,7 +88,7 @@ class Watch:
 
     def _add(self, file: bytes, numbers: set[int]) -> None:
         """Watch this file; its changes count as changes of the shards with these numbers."""
-        for path in () if is_remote(file) else _places(file):
+        for path in () if is_remote(file) else _paths_to_watch(file):
             directory, name = os.path.split(path)
             if directory not in self._watches:
                 self._watches[directory] = self._notify.add_watch(directory, _CONTENT | _NAME)
@@ -137,7 +138,7 @@ class Watch:
             self.on_names()
         return changed
 
-    def _fingerprints(self, first: bool = False) -> tuple[list[Fingerprint | None], list[Fingerprint]]:
+    def _fingerprints(self, *, first: bool = False) -> tuple[list[Fingerprint | None], list[Fingerprint]]:
         """Return the fingerprints of the shards, and of the files that they are shown with.
 
         None for a shard that is as the list that names it says: at first that is presumed.
@@ -168,7 +169,7 @@ def _fingerprint(path: bytes) -> Fingerprint:
         return GONE
 
 
-def _places(path: bytes) -> list[bytes]:
+def _paths_to_watch(path: bytes) -> list[bytes]:
     return [path, os.path.realpath(path)] if os.path.islink(path) else [path]
 
 
@@ -220,7 +221,7 @@ def follower(
     try:
         remote = any(is_remote(path) for path in served.files)
         look = served.mount.merge or remote
-        seen = Watch(served.shards, look, served.companions.files, directories, on_names)
+        seen = Watch(served.shards, served.companions.files, directories, on_names, look=look)
     except OSError as error:
         log.warning(
             "a change of a shard is noticed a second late, because inotify is unavailable: %s", error.strerror

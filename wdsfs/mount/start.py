@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("wdsfs")
 
 
-def start(mount: MountOptions) -> int:
+def start_mount(mount: MountOptions) -> int:
     """Mount; returns an exit code when the tree is usable, in the foreground when the mount has ended.
 
     Raises WdsfsError.
@@ -38,7 +38,7 @@ def start(mount: MountOptions) -> int:
             return code
     from wdsfs.mount import fuse_session  # late: this import is slow, and a mount by the kernel does not need it
 
-    return fuse_session.start(mount)
+    return fuse_session.mount_by_fuse(mount)
 
 
 def is_guarded(specs: Sequence[str], mountpoint: str) -> bool:

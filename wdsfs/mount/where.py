@@ -31,7 +31,7 @@ from wdsfs.tree.open_shards import is_compressed
 from wdsfs.tree.set_options import Opening
 from wdsfs.tree.tree import XATTR, LowerTree
 
-FILE, LINK, SAMPLE, DIRECTORY = "file", "link", "sample", "directory"
+OF_FILE, OF_LINK, OF_SAMPLE, OF_DIRECTORY = "file", "link", "sample", "directory"
 UPPER, LOWER = "upper", "lower"
 _COPIED = {ORIGIN, MERGED}  # attributes of a file of the upper that was one of a shard
 
@@ -40,10 +40,11 @@ _COPIED = {ORIGIN, MERGED}  # attributes of a file of the upper that was one of 
 class Origin:
     """The origin of a path. Attributes that are unknown or do not apply are None.
 
-    `kind` is FILE, LINK, SAMPLE (the directory of one) or DIRECTORY. `shard` is the path of a tar or its URL; of a
-    file that is no member of a shard, that of a label file. `member` and `key` are as in the tar. `offset` is the
-    byte in the tar at which the content starts, in the unpacked one if it is compressed. `layer` is UPPER for what
-    is in an overlay, LOWER for what shows through, None without an overlay. `upper` is the path there.
+    `kind` is OF_FILE, OF_LINK, OF_SAMPLE (the directory of one) or OF_DIRECTORY. `shard` is the path of a tar or
+    its URL; of a file that is no member of a shard, that of a label file. `member` and `key` are as in the tar.
+    `offset` is the byte in the tar at which the content starts, in the unpacked one if it is compressed. `layer`
+    is UPPER for what is in an overlay, LOWER for what shows through, None without an overlay. `upper` is the path
+    there.
     """
 
     path: str
@@ -80,8 +81,8 @@ class _Place(NamedTuple):
     @property
     def kind(self) -> str:
         if stat.S_ISLNK(self.about.st_mode):
-            return LINK
-        return DIRECTORY if stat.S_ISDIR(self.about.st_mode) else FILE
+            return OF_LINK
+        return OF_DIRECTORY if stat.S_ISDIR(self.about.st_mode) else OF_FILE
 
 
 def origins(paths: Sequence[str]) -> list[Origin | NoOrigin]:
@@ -116,7 +117,7 @@ def _placed(number: int, path: str) -> tuple[LiveMount, _Place]:
     real = os.path.join(os.path.realpath(parent), base)  # a link itself, not what it leads to
     about = os.lstat(real)
     directory = os.path.dirname(real) if stat.S_ISLNK(about.st_mode) else real
-    mount = mount_search.around(directory)
+    mount = mount_search.find_around(directory)
     if mount is None:
         raise NoSuchEntry(f"{path}: is in no mount of wdsfs; see: wdsfs status{_image_of_others(directory)}")
     below = os.path.relpath(real, mount.mountpoint).split("/")
@@ -166,26 +167,26 @@ def _origin(mount: LiveMount, tree: Callable[[], LowerTree], place: _Place) -> O
         )
     if not mount.has_attributes:
         known = _attributes_in(tree(), os.fsencode(below))
-    elif upper is None or kind == DIRECTORY:
-        known = _attributes(place.path)
-        if not known and kind == FILE:
+    elif upper is None or kind == OF_DIRECTORY:
+        known = _shown_attributes(place.path)
+        if not known and kind == OF_FILE:
             raise NoSuchEntry(f"{place.path}: is in no shard; an overlay has it")
     else:
         known = _attributes_of_copy(tree, place.path, below)
-    has_bytes = kind == FILE and upper is None
+    has_bytes = kind == OF_FILE and upper is None
     offset, shard = known.get("offset"), known.get("shard")
     return Origin(
         place.path,
         mount.mountpoint,
         mount.engine,
-        SAMPLE if kind == DIRECTORY and "key" in known else kind,
+        OF_SAMPLE if kind == OF_DIRECTORY and "key" in known else kind,
         shard=shard,
         url=shard if shard is not None and is_remote(os.fsencode(shard)) else None,
         compressed=None if shard is None else is_compressed(os.fsencode(shard)),
         key=known.get("key"),
-        member=known.get("member") if upper is None or kind == DIRECTORY else None,
+        member=known.get("member") if upper is None or kind == OF_DIRECTORY else None,
         offset=int(offset) if offset is not None and has_bytes else None,
-        size=place.about.st_size if kind == FILE else None,
+        size=place.about.st_size if kind == OF_FILE else None,
         layer=None if mount.overlay is None or below == "." else LOWER if upper is None else UPPER,
         upper=upper,
     )
@@ -206,8 +207,8 @@ def _shows_lower(tree: Callable[[], LowerTree], place: _Place, upper: str, below
     if any(_is_opaque(top + path) for path in accumulate(below.split("/"), os.path.join)):
         return False
     attributes = os.listxattr(upper, follow_symlinks=False)
-    if place.kind == DIRECTORY:
-        return bool(_attributes(place.path))
+    if place.kind == OF_DIRECTORY:
+        return bool(_shown_attributes(place.path))
     if _COPIED.isdisjoint(attributes):
         return False
     try:
@@ -231,7 +232,7 @@ def _is_opaque(path: str) -> bool:
     return False
 
 
-def _attributes(path: str) -> dict[str, str]:
+def _shown_attributes(path: str) -> dict[str, str]:
     """Return the attributes that a mount gives for a path. Raises OSError."""
     prefix = os.fsdecode(XATTR)
     listed = [name for name in os.listxattr(path, follow_symlinks=False) if name.startswith(prefix)]
@@ -245,7 +246,7 @@ def _attributes_of_copy(tree: Callable[[], LowerTree], path: str, below: str) ->
     try:
         return _attributes_in(tree(), os.fsencode(below))
     except ShardError:
-        return _attributes(os.path.dirname(path))
+        return _shown_attributes(os.path.dirname(path))
 
 
 def _attributes_in(tree: LowerTree, path: bytes) -> dict[str, str]:
