@@ -175,7 +175,7 @@ def key_column(file: LabelFile, columns: Sequence[str], others: Sequence[str] = 
         if name in columns:
             return name
     what = " or ".join(map(repr, file.key_names))
-    text = f"has no column {what} that says which sample a row is for; it has {name_columns(columns)}"
+    text = f"has no column {what} that says which sample a row is for; it has {columns_text(columns)}"
     other = (
         f"; name another one as in {file.text}:COLUMN" if file.is_list and columns and file.kind != SQLITE else ""
     )
@@ -240,7 +240,7 @@ def shorten(value: object) -> str:
     return reprlib.repr(value)
 
 
-def name_columns(columns: Iterable[str]) -> str:
+def columns_text(columns: Iterable[str]) -> str:
     """Return names of columns for a message, the first ones of many."""
     first = list(itertools.islice(columns, NAMED + 1))
     return (", ".join(map(shorten, first[:NAMED])) or "none") + (", ..." if len(first) > NAMED else "")

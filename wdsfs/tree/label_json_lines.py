@@ -11,8 +11,8 @@ from wdsfs.tree.label_files import (
     LabelFile,
     OpenFile,
     Row,
+    columns_text,
     label_error,
-    name_columns,
     open_text,
     shorten,
     value_of,
@@ -44,7 +44,7 @@ def _row_of(file: LabelFile, line: int, row: dict[str, Any]) -> Row:
     name = next((name for name in file.key_names if name in row), None)
     if name is None:
         what = " or ".join(map(repr, file.key_names))
-        raise label_error(file, line, f"has no field {what}; it has {name_columns(row)}")
+        raise label_error(file, line, f"has no field {what}; it has {columns_text(row)}")
     key = value_of(file, line, name, row[name])
     if key is None or isinstance(row[name], dict | list | bool):
         raise label_error(file, line, f"the field {name!r} is not a key: {shorten(row[name])}")

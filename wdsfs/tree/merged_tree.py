@@ -51,7 +51,7 @@ PLACES_MAX = 1000  # directories whose path is cached
 TABLES = tuple(b"m%d" % domain for domain in (BY_EXTENSION, BY_NAME, FILES))  # their kinds in the index
 _TAG_SHIFT, _TAG_MAX = 53, (1 << 9) - 1  # bit 62 is that of the cursors of an overlay
 _SUFFIX_MAX = 100  # bytes of the name of a shard at the end of a name
-_HAS_PLACE = re.compile(rb"%[0-9a-f]{8}\Z")
+_ENDS_WITH_PLACE = re.compile(rb"%[0-9a-f]{8}\Z")
 
 
 class MergedPlace(NamedTuple):
@@ -81,7 +81,7 @@ class MergedTree(ShardTree):
     def __init__(self, lower: ShardSet, view: View) -> None:
         super().__init__(lower, view)
         self.lost: list[int] = []  # shards that cannot be read: their names are missing
-        self._suffixes = {_suffix(lower.shards[number].name): number for number in lower.numbers}
+        self._suffixes = {shard_suffix(lower.shards[number].name): number for number in lower.numbers}
         self._generation, self._tag = -1, 0
         self._key, self._table, self._snapshot = b"", PathTable.parse(memoryview(PathTable.build(0, []))), -1
         self._last_look, self._heard = 0.0, 0
@@ -190,14 +190,14 @@ class MergedTree(ShardTree):
         if kind_of(where) == MEMBER and not self.files_layout and table.first(place.key) != number:
             return None
         key = key_below(shown, place.key)
-        if table.first(key) == number:
-            if kind_of(where) == SAMPLE and record.entry_flags[index_of(where)] & TWIN:
-                return None
-            if self._with_suffix(shown) is None and not table.has_folder(key):
-                return shown
-        return _suffixed(shown, _suffix(self.lower.shards[number].name), where, self._is_taken(place.key))
+        is_first = table.first(key) == number
+        if is_first and kind_of(where) == SAMPLE and record.entry_flags[index_of(where)] & TWIN:
+            return None
+        if is_first and not table.has_folder(key) and self._split_suffix(shown) is None:
+            return shown
+        return merged_name(shown, shard_suffix(self.lower.shards[number].name), where, self._is_folder(place.key))
 
-    def _with_suffix(self, name: bytes) -> tuple[int, bytes] | None:
+    def _split_suffix(self, name: bytes) -> tuple[int, bytes] | None:
         """Return the number of the shard that a name ends with, and the name without it; else None.
 
         Semantics decision: a plain name that ends like this gets the name of its own shard, too. So each name with
@@ -207,7 +207,7 @@ class MergedTree(ShardTree):
         number = self._suffixes.get(tilde + end) if stem else None
         return None if number is None else (number, stem)
 
-    def _is_taken(self, directory: int) -> Callable[[bytes], bool]:
+    def _is_folder(self, directory: int) -> Callable[[bytes], bool]:
         """Return a function that returns True for the name of a folder in this directory."""
         table = self.table
         return lambda name: table.has_folder(key_below(name, directory))
@@ -218,18 +218,18 @@ class MergedTree(ShardTree):
         folder = self._first_folder(below)
         if folder is not None:
             return folder
-        number, stem = self._with_suffix(name) or (self.table.first(below.key), name)
+        number, stem = self._split_suffix(name) or (self.table.first(below.key), name)
         record = None if number is None else self._record_or_none(number)
         holder = None if record is None else self._folder_at(record, place.path)
         if number is None or record is None or holder is None:
             return None
-        for where in self._candidates(record, holder, stem):
+        for where in self._positions_named(record, holder, stem):
             if self.name_of(place, number, record, where) == name:
                 return MergedChild(number, where)
         return None
 
-    def _candidates(self, record: Record, folder: int, stem: bytes) -> Iterator[int]:
-        """Yield the positions in a folder of a shard that may have this name, with or without a suffix."""
+    def _positions_named(self, record: Record, folder: int, stem: bytes) -> Iterator[int]:
+        """Yield the positions in a folder of a shard whose merged name may be this one, without its suffix."""
         where = self.names.find(record, position(FOLDER, folder), stem)
         if where is not None:
             yield where
@@ -237,7 +237,7 @@ class MergedTree(ShardTree):
             twin = record.twin_sample(index_of(where))
             if twin is not None:
                 yield position(SAMPLE, twin)
-        if _HAS_PLACE.search(stem):
+        if _ENDS_WITH_PLACE.search(stem):
             where = int(stem[-8:], 16)
             count = {SAMPLE: record.entries, MEMBER: record.members}.get(kind_of(where), 0)
             if index_of(where) < count and self.names.holder(record, where) == position(FOLDER, folder):
@@ -429,25 +429,25 @@ class MergedTree(ShardTree):
 
     def _with_suffixes(self, number: int, named: NameColumns, folders: Keys) -> NameColumns:
         """Return the columns of a shard with the names that have a suffix in the merged tree."""
-        table, suffix = self.table, _suffix(self.lower.shards[number].name)
+        table, suffix = self.table, shard_suffix(self.lower.shards[number].name)
         rows, holder = named.rows_in_folders()
         texts, directories = named.names.take(rows).to_list(), folders[holder]
         keys = keys_below(texts, directories)
-        plain = table.are_first(keys, number) & (table.count_folders(keys) == 0)
-        plain &= np.fromiter((self._with_suffix(text) is None for text in texts), bool, len(texts))
-        changed = np.flatnonzero(~plain)
-        chosen, directories = [texts[row] for row in changed.tolist()], directories[changed]
-        names_ = [text + suffix for text in chosen]
-        odd = table.count_folders(keys_below(names_, directories)) > 0
-        odd |= np.fromiter((len(name) > NAME_MAX for name in names_), bool, len(names_))
-        odd |= np.fromiter((_HAS_PLACE.search(text) is not None for text in chosen), bool, len(chosen))
-        for at in np.flatnonzero(odd).tolist():
-            where = named.position_of(int(rows[changed[at]]))
-            names_[at] = _suffixed(chosen[at], suffix, where, self._is_taken(int(directories[at])))
-        return named._replace(names=named.names.replaced(rows[changed], Texts.of(names_)))
+        keeps = table.are_first(keys, number) & (table.count_folders(keys) == 0)
+        keeps &= np.fromiter((self._split_suffix(text) is None for text in texts), bool, len(texts))
+        changed = np.flatnonzero(~keeps)
+        rows, directories = rows[changed], directories[changed]
+        # Most of these are free with their suffix; for the others the rule is asked one by one.
+        merged = [texts[row] + suffix for row in changed.tolist()]
+        taken = (table.count_folders(keys_below(merged, directories)) > 0).tolist()
+        for at, row in enumerate(changed.tolist()):
+            if taken[at] or needs_place(texts[row], suffix):
+                where, is_folder = named.position_of(int(rows[at])), self._is_folder(int(directories[at]))
+                merged[at] = merged_name(texts[row], suffix, where, is_folder)
+        return named._replace(names=named.names.replaced(rows, Texts.of(merged)))
 
 
-def _suffix(shard: bytes) -> bytes:
+def shard_suffix(shard: bytes) -> bytes:
     """Return the suffix for names of this shard that an earlier shard has, too; each shard of a set has another.
 
     Semantics decision: a tilde in the name of a shard is written as `%7E` there, and a percent sign as `%25`.
@@ -455,21 +455,27 @@ def _suffix(shard: bytes) -> bytes:
     return b"~" + names.shorten(shard.replace(b"%", b"%25").replace(b"~", b"%7E"), _SUFFIX_MAX)
 
 
-def _suffixed(name: bytes, suffix: bytes, where: int, is_taken: Callable[[bytes], bool]) -> bytes:
-    """Return a name with a suffix.
+def merged_name(name: bytes, suffix: bytes, where: int, is_folder: Callable[[bytes], bool]) -> bytes:
+    """Return the name of a sample or file whose own name is not free: with the suffix of its shard.
+
+    `where` is its position in the record; `is_folder` returns True for the name of a folder in the same directory.
 
     Semantics decision: where the result would be longer than a file system allows, or is the name of a folder, the
     name is cut if need be, and the position in the record follows it (`%` and 8 hexadecimal digits). A name that
     looks so already gets it, too.
     """
-    stem = name
-    if len(stem + suffix) <= NAME_MAX and not _HAS_PLACE.search(stem) and not is_taken(stem + suffix):
-        return stem + suffix
+    if not needs_place(name, suffix) and not is_folder(name + suffix):
+        return name + suffix
+    place = b"%%%08x" % where
     while True:
-        place = b"%%%08x" % where
-        stem = names.shorten(stem, NAME_MAX - len(place + suffix)) + place
-        if not is_taken(stem + suffix):
-            return stem + suffix
+        name = names.shorten(name, NAME_MAX - len(place + suffix)) + place
+        if not is_folder(name + suffix):
+            return name + suffix
+
+
+def needs_place(name: bytes, suffix: bytes) -> bool:
+    """Return True if a name with this suffix would be too long, or looks as if it ended with a position."""
+    return len(name) + len(suffix) > NAME_MAX or _ENDS_WITH_PLACE.search(name) is not None
 
 
 def _names_up(record: Record, folder: int, shown: ShownNames) -> Iterator[bytes]:
