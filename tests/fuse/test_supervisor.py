@@ -793,10 +793,10 @@ def test_what_a_worker_died_of_is_known_behind_its_death() -> None:
 
 
 def test_a_changed_shard_gets_another_tag_whatever_its_fingerprint() -> None:
-    tags = Generations(2)
+    tags = Generations.at_mount(2)
     first = tags.of(0, Fingerprint(1, 2, 3))
     assert (
-        tags.of(0, Fingerprint(1, 2, 3)) == first == Generations(1).of(0, Fingerprint(1, 2, 3))
+        tags.of(0, Fingerprint(1, 2, 3)) == first == Generations.at_mount(1).of(0, Fingerprint(1, 2, 3))
     )  # after a remount, too
     seen = [first]
     for number in range(1000):

@@ -79,7 +79,7 @@ class Followed:
         below.release()
         index.suspend()
         access = access_of([one.path for one in shards], shared)
-        tags = Generations(len(shards), followed=True)
+        tags = Generations.at_mount(len(shards), followed=True)
         self.served = MountedSet(self.options, Shards(shards), wanted, companions, access, index, 16, tags, None)
         self.earlier = Earlier({})
 

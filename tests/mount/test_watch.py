@@ -371,7 +371,7 @@ class Follower:
     """`follow` in a thread; when the block is left nobody serves the file system any more."""
 
     def __init__(self, heard: Heard, ours: socket.socket, kernels: socket.socket, epochs: bool) -> None:
-        self.tags = Generations(len(heard.shards))
+        self.tags = Generations.at_mount(len(heard.shards))
         self.heard, self.kernels = heard, kernels
         arguments = (heard.watch, ours.fileno(), heard.life, self.tags, epochs)
         self.thread = threading.Thread(target=shard_watch.follow, args=arguments, daemon=True)

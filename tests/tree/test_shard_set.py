@@ -121,7 +121,7 @@ def test_members_are_read_as_they_are(below: ShardSet, shards: list[Shard]) -> N
     for number, shard in enumerate(shards):
         assert read_all(below, number) == right(shard)
         assert below.summary(number) == sets.right_summary(shard)
-        assert below.tag(number) == Generations(1).of(0, Fingerprint.at(shard.path))
+        assert below.tag(number) == Generations.at_mount(1).of(0, Fingerprint.at(shard.path))
 
 
 def test_any_part_of_a_member_can_be_read(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_a_changed_shard_is_indexed_again_or_an_error(
 
 
 def test_processes_of_a_mount_agree_on_the_tags(tmp_path: Path, shards: list[Shard]) -> None:
-    tags = Generations(len(shards))
+    tags = Generations.at_mount(len(shards))
     with a_lower(tmp_path, shards) as below:
         ours, theirs = (ShardSet(shards, below.index, tags=tags) for _ in range(2))
         before = ours.fingerprint(0)

@@ -122,7 +122,7 @@ def run(mount: MountOptions, leave: daemon.Leave, ready: Callable[[], None]) -> 
         if mount.overlay is not None:
             owner = parsed.owner.uid, parsed.owner.gid
             overlay = MountedOverlay(mount.overlay, shards, view, owner, parsed.owner.umask)
-        tags = Generations(len(shards), followed=serving.follow is not None)
+        tags = Generations.at_mount(len(shards), followed=serving.follow is not None)
         served = MountedSet(mount, shards, composition, companions, access, index, descriptors, tags, overlay)
         growth = Growth(served, _working_directory(), directories, SetState(serving.follow))
 
@@ -242,7 +242,7 @@ def _serve(
             supervisor = Supervisor(operations, board, served.tree, workers, mount.serving.spin / 1e6, follow)
             if any(map(is_remote, served.files)):
                 supervisor.fetcher = DOOR.remote.attach(supervisor.device, log_file)
-                served.tags.count_too(supervisor.fetcher.alarm_words)
+                served.tags.fetched = supervisor.fetcher.alarm_words
             supervisor.answer_init()
             if mount.merge and follow is not None and supervisor.epochs:
                 # Names of the top are the names of samples there: not to be asked for again every second.

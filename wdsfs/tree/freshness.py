@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import mmap
 import time
-from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
 
 from wdsfs.errors import MissingShard, RefusedShard, ShardError
 from wdsfs.inodes import TAG_MAX
@@ -23,78 +23,96 @@ log = logging.getLogger(__name__)
 FRESH_SECONDS = 1.0  # how long the result of a check of a shard's path is valid
 
 
+Words = memoryview[int]  # of 64 bits each
+_NO_FETCHER: Words = memoryview(bytes(8)).cast("Q")
+
+
+@dataclass(slots=True)
 class Generations:
     """The generation of each shard of a set under this mount, which its inode numbers carry.
 
     It goes up by one with each change that a process notices, so an inode number of the old content never stands
-    for the new content. It starts from the fingerprint, so that numbers are the same after a
-    remount. A shard's word is the sum of its last fingerprint (upper half) and the generation; two processes
-    that notice the same change write the same word.
+    for the new content. It starts from the fingerprint, so that numbers are the same after a remount.
+
+    The words are in memory that the processes of the mount share. That of a shard is the sum of its last
+    fingerprint (upper half) and the generation; two processes that notice the same change write the same word.
+    There are two counters of alarms, of workers and of the process that follows changes, because no process may
+    undo the increment of another; `fetched` is a third one, of remote shards that the fetcher found changed.
 
     `edition` counts how often shards have come or gone since the mount, and `changed_ns` is when they did last (ns
     since the epoch, 0 for never). In a set that is `followed`, a shard that is missing is about to be taken out.
     """
 
-    def __init__(self, shards: int, followed: bool = False) -> None:
-        self.followed, self.edition, self.changed_ns = followed, 0, 0
-        self._out: dict[int, int] = {}
-        self._words = memoryview(mmap.mmap(-1, 8 * (shards + 2))).cast("Q")
-        self._shards = self._from_fingerprint = shards
-        self._fetcher = memoryview(bytearray(8)).cast("Q")  # a counter of changes that the fetcher has met
+    words: Words
+    alarm_words: Words
+    first_new: int  # shards from this number on have come since the mount; their generations start from 0
+    followed: bool = False
+    edition: int = 0
+    changed_ns: int = 0
+    last_tags: Mapping[int, int] = field(default_factory=dict)  # of shards that are not in the set any more
+    fetched: Words = _NO_FETCHER
+
+    @classmethod
+    def at_mount(cls, shards: int, *, followed: bool = False) -> Generations:
+        """Return the generations of the shards of a new mount."""
+        return cls(_share_words(shards), _share_words(2), shards, followed)
 
     @property
     def alarms(self) -> int:
         """A counter of changed shards that any process of the mount has met or has been notified of."""
-        return self._words[self._shards] + self._words[self._shards + 1] + self._fetcher[0]
+        return self.alarm_words[0] + self.alarm_words[1] + self.fetched[0]
 
-    def count_too(self, counter: memoryview[int]) -> None:
-        """Count the changes of remote shards, too, that the fetcher counts in this shared memory."""
-        self._fetcher = counter
-
-    def alarm(self, notified: bool = False) -> None:
+    def alarm(self, *, notified: bool = False) -> None:
         """Note that a worker has met a changed shard, or, with `notified`, that inotify has reported one."""
-        # Two words: a worker must not undo the increment of the process that follows changes.
-        self._words[self._shards + notified] += 1
+        self.alarm_words[notified] += 1
 
     def extended(self, shards: int) -> Generations:
-        """Return the generations of this set with further shards at its end."""
-        longer = Generations(shards)
-        longer._words[: self._shards] = self._words[: self._shards]
-        longer._fetcher = self._fetcher
+        """Return the generations of this set with further shards at its end, as after a new mount."""
+        longer = Generations.at_mount(shards)
+        longer.words[: len(self.words)] = self.words
+        longer.fetched = self.fetched
         return longer
 
     def grown(self, shards: int, out: Iterable[int], now_ns: int) -> Generations:
         """Return the generations after shards have come or gone; those with the numbers `out` have gone.
 
-        Tags of new shards start from 0, and those `out` keep the last one. So the sum over the set does not
-        change, and a listing can continue.
+        Shards that are gone keep their last tag. So the sum over the set does not change, and a listing can
+        continue.
         """
-        longer = self.extended(shards)
-        longer.followed, longer.edition, longer.changed_ns = self.followed, self.edition + 1, now_ns
-        longer._from_fingerprint = self._from_fingerprint
-        longer._out = {number: self._out.get(number, self._words[number] & TAG_MAX) for number in out}
-        return longer
+        last = {number: self.last_tags.get(number, self.words[number] & TAG_MAX) for number in out}
+        return replace(
+            self.extended(shards),
+            first_new=self.first_new,
+            followed=self.followed,
+            edition=self.edition + 1,
+            changed_ns=now_ns,
+            last_tags=last,
+        )
 
     @property
-    def sum_out(self) -> int:
+    def sum_of_last_tags(self) -> int:
         """The sum of the last tags of shards that are not in the set any more."""
-        return sum(self._out.values())
+        return sum(self.last_tags.values())
 
     def of(self, number: int, fingerprint: Fingerprint) -> int:
         """Return the tag of a shard that has this fingerprint now."""
-        sum_ = fingerprint.sum
-        word = self._words[number]
+        sum_, word = fingerprint.sum, self.words[number]  # read once: another process may write it
         seen, generation = word >> 32, word & 0xFFFFFFFF
         if seen != sum_:
-            first = sum_ >> 1 & TAG_MAX if number < self._from_fingerprint else 0
+            first = sum_ >> 1 & TAG_MAX if number < self.first_new else 0
             generation = generation + 1 & 0xFFFFFFFF if seen else first
-            self._words[number] = sum_ << 32 | generation
+            self.words[number] = sum_ << 32 | generation
         return generation & TAG_MAX
 
     def renew(self, number: int) -> None:
         """Increment the generation: the shard has other content under the same fingerprint."""
-        word = self._words[number]
-        self._words[number] = word & ~0xFFFFFFFF | word + 1 & 0xFFFFFFFF
+        word = self.words[number]
+        self.words[number] = word & ~0xFFFFFFFF | word + 1 & 0xFFFFFFFF
+
+
+def _share_words(count: int) -> Words:
+    """Return words that are 0, in memory that forks share."""
+    return memoryview(mmap.mmap(-1, 8 * max(count, 1))).cast("Q")[:count]
 
 
 @dataclass(slots=True)
@@ -187,7 +205,7 @@ class Freshness:
         """
         states = [state for number, state in self.states.items() if number not in self._out]
         missing = 0 if self.tags.followed else sum(state.fingerprint == GONE for state in states)
-        return 2 * (sum(state.tag for state in states) + self.tags.sum_out) + missing
+        return 2 * (sum(state.tag for state in states) + self.tags.sum_of_last_tags) + missing
 
     def reconsider(self, number: int) -> None:
         """Give a shard a new tag: it has other content under the fingerprint that it had."""

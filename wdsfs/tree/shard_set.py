@@ -63,7 +63,7 @@ class ShardSet:
         self.label_files: Sequence[bytes] = ()  # the paths of other files that decide what is shown
         self._keys: Sequence[bytes] = shards.keys  # under which the index has their records
         self.generation = 0  # counts changes of the set under the mount
-        self._tags = Generations(len(shards)) if tags is None else tags
+        self._tags = Generations.at_mount(len(shards)) if tags is None else tags
         # Numbers whose shard is not in the set any more. Open files of such a shard work while the tar exists.
         self.out = shards.out
         self._freshness = Freshness(self._tags, self._stat, self._changed, self.out)
