@@ -16,9 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsfs.cli import options
+from wdsfs.cli.command_help import Command
+from wdsfs.cli.opening_options import (
+    cache_size_option,
+    executor_option,
+    index_dir_option,
+    remote_options,
+    trust_option,
+    workers_of,
+)
+from wdsfs.cli.option_kinds import jobs_option, json_option, shards_argument
 from wdsfs.cli.output import OUTPUT, bytes_bar, print_table, say, table_of, write_json
 from wdsfs.cli.process import when_interrupted
+from wdsfs.cli.view_options import set_options
 from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import CacheFull, IndexUnusable, ShardError, UsageError, bytes_text, counted, several
@@ -39,7 +49,7 @@ _GROUP_OF = {"table": "remote", "data": "remote", "erofs": "images", "labels": "
 log = logging.getLogger("wdsfs")
 
 
-@click.command(cls=options.Command)
+@click.command(cls=Command)
 @click.argument("urls", metavar="[URL...]", nargs=-1)
 @click.option("-l", "--long", "each", is_flag=True, help="A line for each object, not for each directory.")
 @click.option(
@@ -55,11 +65,9 @@ log = logging.getLogger("wdsfs")
     help="Remove everything, or the shards that the URLs select. What mounts have open stays.",
 )
 @click.option("--verify", is_flag=True, help="Read all cached bytes of remote shards; drop damaged ones.")
-@options.index_dir_option(
-    "The cache is beside this index.  [env WDSFS_INDEX_DIR; WDSFS_CACHE_DIR names another place]"
-)
-@options.json_option
-@options.trust_option
+@index_dir_option("The cache is beside this index.  [env WDSFS_INDEX_DIR; WDSFS_CACHE_DIR names another place]")
+@json_option
+@trust_option
 def cache(
     urls: tuple[str, ...],
     each: bool,
@@ -223,19 +231,19 @@ def _when(seconds: float) -> str:
 # --- fetching ----------------------------------------------------------------------------------------------
 
 
-@click.command(cls=options.Command)
-@options.shards_argument
-@options.set_options
+@click.command(cls=Command)
+@shards_argument
+@set_options
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar, no hints.")
-@options.jobs_option(f"Shards fetched at a time.  [default: {JOBS}]")
-@options.executor_option
-@options.index_dir_option(
+@jobs_option(f"Shards fetched at a time.  [default: {JOBS}]")
+@executor_option
+@index_dir_option(
     "The index beside which the cache is.  [env WDSFS_INDEX_DIR; WDSFS_CACHE_DIR names another place]"
 )
-@options.json_option
-@options.remote_options
-@options.cache_size_option
-@options.trust_option
+@json_option
+@remote_options
+@cache_size_option
+@trust_option
 def fetch(
     shards: tuple[str, ...],
     selection: Selection,
@@ -263,7 +271,7 @@ def fetch(
     local = len(every) - len(remote_shards)
     if local and not quiet:
         log.info("%s on this machine, so there is nothing to fetch", counted(local, "shard"))
-    workers = options.workers_of(executor, jobs)
+    workers = workers_of(executor, jobs)
     total = sum(DOOR.remote.pin_of(shard.path).size for shard in remote_shards)
     with when_interrupted("; what has come is kept"), bytes_bar("fetching", total, quiet) as advance:
         outcome = fetch_shards(remote_shards, jobs or JOBS, workers, advance)

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wdsfs.cli import completion, index_commands, options, output
+from wdsfs.cli import completion, index_commands, output
+from wdsfs.cli.command_help import Command, Decorated
+from wdsfs.cli.opening_options import opening_options_with
+from wdsfs.cli.option_kinds import (
+    dry_run_option,
+    flag,
+    gather_options,
+    json_option,
+    leave_out_option,
+    space_check_option,
+)
 from wdsfs.cli.output import bytes_bar, note_uneven, say, uneven_text, write_json
 from wdsfs.cli.overlay_commands import NamedOverlay, named_overlay
 from wdsfs.cli.process import INTERRUPTED, disk_errors, ended_in_order
@@ -60,7 +70,7 @@ def _packing(
     return Packing(CommitOptions(**given), abandon, exports, space_check, dry_run, as_json)
 
 
-packing_options = options.handing_over(
+packing_options = gather_options(
     "packing",
     _packing,
     {
@@ -71,30 +81,28 @@ packing_options = options.handing_over(
             shell_complete=completion.paths,
             help="Names of the new shards: 'out/train-%06d.tar' or braces; also 's3://...', gs, az, ais.",
         ),
-        "in_place": options.flag(
+        "in_place": flag(
             "--in-place", "Replace the shards that change, and empty the overlay, but for what is left out."
         ),
-        "abandon": options.flag(
+        "abandon": flag(
             "--abandon",
             "End a commit in place that was stopped half-way: shards that it has replaced stay replaced, other "
             "changes stay in the overlay.",
         ),
-        "link": options.flag(
-            "--link", "Hard-link shards without changes, not copy them. (That changes their ctime.)"
-        ),
-        "leave_out": options.leave_out_option,
-        "with_leavings": options.flag(
+        "link": flag("--link", "Hard-link shards without changes, not copy them. (That changes their ctime.)"),
+        "leave_out": leave_out_option,
+        "with_leavings": flag(
             "--with-leavings", "Also pack what programs have left behind (`.cls.swp`, `cls~`, `.DS_Store`)."
         ),
-        "ignore_times": options.flag(
+        "ignore_times": flag(
             "--ignore-times", "Files of which only the time has changed stay as they are in the shards."
         ),
         "exports": index_commands.export_option,
-        "space_check": options.space_check_option(
+        "space_check": space_check_option(
             "Go ahead in place where the file system seems too full: it may have reflinks or compression."
         ),
-        "dry_run": options.dry_run_option,
-        "as_json": options.json_option,
+        "dry_run": dry_run_option,
+        "as_json": json_option,
     },
 )
 
@@ -108,7 +116,7 @@ _DIVIDING, _FLAGS = ("--maxcount", "--maxsize"), ("--ignore-case", "--sort", "--
 _NOT_OF_PACK = ("--in-place", "--link", "--abandon", "--ignore-times", "--merge")
 
 
-class _Command(options.Command):
+class _Command(Command):
     """Keeps the words of the command line, for a message that has the command to type instead."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -143,7 +151,7 @@ def _refuse_option_of_pack(ctx: click.Context, param: click.Parameter, value: ob
     )
 
 
-def _options_of_pack(command: options.Decorated) -> options.Decorated:
+def _options_of_pack(command: Decorated) -> Decorated:
     """Add the options that only `pack` has, hidden: they say the way out."""
     hidden: dict[str, Any] = {"hidden": True, "expose_value": False, "callback": _refuse_option_of_pack}
     for word in (*_OF_VIEWS, *_DIVIDING):
@@ -176,7 +184,7 @@ def _refuse_without_overlay(overlay: NamedOverlay) -> None:
 @named_overlay
 @packing_options
 @_options_of_pack
-@options.opening_options_with("Processes that index shards, and shards that are written at a time.", executor=True)
+@opening_options_with("Processes that index shards, and shards that are written at a time.", executor=True)
 def commit(overlay: NamedOverlay, packing: Packing, opening: Opening) -> None:
     """Write the changes of a writable mount, or with --overlay DIR those to SHARDS, into new shards.
 

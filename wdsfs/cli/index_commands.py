@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from wdsfs.cli import completion, options
+from wdsfs.cli import completion
+from wdsfs.cli.command_help import Command, Decorator
+from wdsfs.cli.opening_options import opening_options_with
+from wdsfs.cli.option_kinds import Directory, flag, json_option, retired, shards_argument
 from wdsfs.cli.output import contents_text, say, shards_bar, write_json
 from wdsfs.cli.process import ended_in_order, when_interrupted
+from wdsfs.cli.view_options import keys_option, set_options
 from wdsfs.errors import ExportError, UsageError, bytes_text, counted, several
 
 if TYPE_CHECKING:
@@ -28,10 +32,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("wdsfs")
 
 
-@click.command(cls=options.Command)
+@click.command(cls=Command)
 @click.argument("shards", nargs=-1, shell_complete=completion.paths)
-@options.set_options
-@options.opening_options_with(executor=True, tolerance=False)
+@set_options
+@opening_options_with(executor=True, tolerance=False)
 @click.option(
     "-o",
     "--output",
@@ -45,9 +49,9 @@ log = logging.getLogger("wdsfs")
     shell_complete=completion.paths,
     help="Renew FILE.wdsidx: its shards as they are now, and SHARDS at the end.",
 )
-@options.flag("--allow-missing", "Leave shards out of FILE.wdsidx that are missing or cannot be read.")
-@options.flag("--prune", "Also drop what is kept of shards that are gone.")
-@options.json_option
+@flag("--allow-missing", "Leave shards out of FILE.wdsidx that are missing or cannot be read.")
+@flag("--prune", "Also drop what is kept of shards that are gone.")
+@json_option
 def index(
     shards: tuple[str, ...],
     selection: Selection,
@@ -131,7 +135,7 @@ class Format(click.Choice[str]):
 
 
 # Of the commands that write shards.
-export_option: options.Decorator[Any] = click.option(
+export_option: Decorator[Any] = click.option(
     "--export",
     "exports",
     type=Format(),
@@ -177,22 +181,22 @@ def after_commit(shards: Sequence[Shard], in_place: bool, opening: Opening) -> b
     return bool(report.failures)
 
 
-@click.command(cls=options.Command)
+@click.command(cls=Command)
 @click.option("--format", "kinds", type=Format(), multiple=True, hidden=True)
-@options.shards_argument
-@options.set_options
+@shards_argument
+@set_options
 @click.option(
     "-o",
     "--output",
     metavar="DIR",
-    type=options.Directory(),
+    type=Directory(),
     required=True,
     help="Where it goes.",
 )
-@options.retired("--md5", "`widsindex create` writes the index with the MD5 of each shard")
-@options.keys_option
-@options.json_option
-@options.opening_options_with("Processes that read shards.", executor=True)
+@retired("--md5", "`widsindex create` writes the index with the MD5 of each shard")
+@keys_option
+@json_option
+@opening_options_with("Processes that read shards.", executor=True)
 def export(
     kinds: tuple[str, ...],
     shards: tuple[str, ...],

@@ -13,8 +13,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wdsfs.cli import options
+from wdsfs.cli.command_help import Command
 from wdsfs.cli.completion import paths
+from wdsfs.cli.opening_options import (
+    compressed_options,
+    executor_opening_options,
+    executor_option,
+    jobs_of,
+    opening_options,
+    remote_options,
+    trust_option,
+    workers_of,
+)
+from wdsfs.cli.option_kinds import flag, gather_options, jobs_option, json_option, shards_argument
 from wdsfs.cli.output import (
     contents_text,
     flush,
@@ -25,6 +36,7 @@ from wdsfs.cli.output import (
     write_bytes,
     write_json,
 )
+from wdsfs.cli.view_options import keys_option, numbered_tree_options, set_options, tree_options
 from wdsfs.errors import UsageError, WdsfsError, bytes_text, counted
 from wdsfs.names import SHARD_SUFFIXES_OF_ANY_CASE, shown
 
@@ -57,24 +69,24 @@ class Listing(NamedTuple):
         return text + (b"/" if is_directory(node) else b"") + end
 
 
-listing_options = options.handing_over(
+listing_options = gather_options(
     "listing",
     Listing,
     {
-        "long": options.flag("-l", "--long", "Also type, size and time."),
-        "recursive": options.flag("-R", "--recursive", "Everything below, as paths."),
-        "null": options.flag("-0", "--null", "End each name with a NUL byte."),
-        "as_json": options.json_option,
+        "long": flag("-l", "--long", "Also type, size and time."),
+        "recursive": flag("-R", "--recursive", "Everything below, as paths."),
+        "null": flag("-0", "--null", "End each name with a NUL byte."),
+        "as_json": json_option,
     },
 )
 
 
-@click.command(cls=options.Command)
+@click.command(cls=Command)
 @click.argument("arguments", metavar="SHARDS... [PATH]", nargs=-1, required=True, shell_complete=paths)
-@options.set_options
-@options.numbered_tree_options
+@set_options
+@numbered_tree_options
 @listing_options
-@options.opening_options
+@opening_options
 def ls(
     arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, listing: Listing, opening: Opening
 ) -> None:
@@ -142,11 +154,11 @@ def _long_line(node: Node) -> bytes:
     return f"{stat.filemode(node.mode)} {node.size:>12} {when}".encode()
 
 
-@click.command(cls=options.Command)
+@click.command(cls=Command)
 @click.argument("arguments", metavar="SHARDS... PATH", nargs=-1, required=True, shell_complete=paths)
-@options.set_options
-@options.tree_options
-@options.opening_options
+@set_options
+@tree_options
+@opening_options
 def cat(arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, opening: Opening) -> None:
     """Write a file of the tree to standard output without mounting it.
 
@@ -180,12 +192,12 @@ def cat(arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, ope
 # --- info ---------------------------------------------------------------------------------------------------
 
 
-@click.command(cls=options.Command)
-@options.shards_argument
-@options.set_options
-@options.json_option
-@options.executor_opening_options
-@options.keys_option
+@click.command(cls=Command)
+@shards_argument
+@set_options
+@json_option
+@executor_opening_options
+@keys_option
 def info(
     shards: tuple[str, ...],
     selection: Selection,
@@ -246,17 +258,17 @@ def _show_counts(report: dict[str, Any]) -> None:
 # --- check --------------------------------------------------------------------------------------------------
 
 
-@click.command(cls=options.Command)
-@options.shards_argument
-@options.set_options
-@options.jobs_option("Processes that read shards.  [default: one per core]")
-@options.executor_option
-@options.flag("--notes", "Also what is harmless: directories, __meta__ members.")
-@options.keys_option
-@options.compressed_options
-@options.remote_options
-@options.trust_option
-@options.json_option
+@click.command(cls=Command)
+@shards_argument
+@set_options
+@jobs_option("Processes that read shards.  [default: one per core]")
+@executor_option
+@flag("--notes", "Also what is harmless: directories, __meta__ members.")
+@keys_option
+@compressed_options
+@remote_options
+@trust_option
+@json_option
 def check(
     shards: tuple[str, ...],
     selection: Selection,
@@ -285,9 +297,7 @@ def check(
     judge = Judge()
     counts: Counter[str] = Counter()
     expanded = expand(shards, *selection)
-    for path, finding in judge.findings(
-        expanded, selection.reading, options.jobs_of(jobs), options.workers_of(executor, jobs)
-    ):
+    for path, finding in judge.findings(expanded, selection.reading, jobs_of(jobs), workers_of(executor, jobs)):
         counts["note" if finding.is_note else UNREADABLE if finding.kind == UNREADABLE else "finding"] += 1
         if finding.is_note and not notes:
             continue

@@ -17,8 +17,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from wdsfs.cli import completion, options
+from wdsfs.cli import completion
+from wdsfs.cli.command_help import SERVING, Command, in_section
+from wdsfs.cli.opening_options import opening_options
+from wdsfs.cli.option_kinds import (
+    AtLeastOne,
+    Directory,
+    flag,
+    gather_options,
+    json_option,
+    retired,
+    shards_argument,
+)
 from wdsfs.cli.output import say, write_json
+from wdsfs.cli.view_options import numbered_tree_options, set_options, set_options_without_base, tree_options
 from wdsfs.errors import MountError, UsageError, bytes_text, counted
 from wdsfs.mount.mount_options import AUTO, ENGINES, OFF, MountOptions, Serving
 from wdsfs.mount_registry import FUSE
@@ -33,7 +45,7 @@ log = logging.getLogger("wdsfs")
 FOLLOW, FOLLOW_SECONDS = "--follow", 60.0
 
 
-class MountCommand(options.Command):
+class MountCommand(Command):
     """`--follow` without a value does not take the next argument for one, as an option with a value does."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -42,24 +54,24 @@ class MountCommand(options.Command):
         return super().parse_args(ctx, given + args[end:])
 
 
-_serving = functools.partial(options.in_section, options.SERVING)
-serving_options = options.handing_over(
+_serving = functools.partial(in_section, SERVING)
+serving_options = gather_options(
     "serving",
     Serving,
     {
         "overlay": click.option(
             "--overlay",
-            type=options.Directory(),
+            type=Directory(),
             metavar="DIR",
             help="Make the tree writable; all changes go to DIR. See also `wdsfs diff` and `wdsfs commit`.",
         ),
-        "new": options.flag(
+        "new": flag(
             "--new", "Begin an empty set, with --overlay and without SHARDS; `wdsfs commit` makes its shards."
         ),
-        "lazy": options.flag("--lazy", "Mount at once; index each shard when it is first used."),
+        "lazy": flag("--lazy", "Mount at once; index each shard when it is first used."),
         "follow": click.option(
             FOLLOW,
-            type=options.AtLeastOne(),
+            type=AtLeastOne(),
             metavar="[=SECONDS]",
             help="Show new shards, and hide those that are gone: at once after local changes, else every "
             f"SECONDS ({FOLLOW_SECONDS:g} if not given). See also `wdsfs refresh`.",
@@ -75,16 +87,14 @@ serving_options = options.handing_over(
             )
         ),
         "trust_shards": _serving(
-            options.flag(
+            flag(
                 "--trust-shards",
                 "By the kernel: accept shards whose times differ from those in the image, such as copies, and "
                 "shards on network file systems.",
             )
         ),
-        "foreground": options.flag("-f", "--foreground", "Stay in the foreground and log to the terminal."),
-        "read_only": options.flag(
-            "-r", "--read-only", "Show an overlay without allowing changes; the same as -o ro."
-        ),
+        "foreground": flag("-f", "--foreground", "Stay in the foreground and log to the terminal."),
+        "read_only": flag("-r", "--read-only", "Show an overlay without allowing changes; the same as -o ro."),
         "options": click.option(
             "-o",
             "options",
@@ -154,11 +164,11 @@ _FOR_IMAGES = frozenset(
 
 @click.command(cls=MountCommand)
 @click.argument("shards", metavar="SHARDS...", nargs=-1, shell_complete=completion.paths)
-@options.set_options
+@set_options
 @click.argument("mountpoint", metavar="MOUNTPOINT", required=False, shell_complete=completion.directories)
-@options.numbered_tree_options
+@numbered_tree_options
 @serving_options
-@options.opening_options
+@opening_options
 def mount(
     shards: tuple[str, ...],
     selection: Selection,
@@ -354,13 +364,13 @@ class Making(NamedTuple):
     umask: str
 
 
-_making_options = options.handing_over(
+_making_options = gather_options(
     "making",
     Making,
     {
         "base": click.option(
             "--base",
-            type=options.Directory(),
+            type=Directory(),
             metavar="DIR",
             help="Paths of shards below DIR are kept relative to it.  [default: the directory of FILE]",
         ),
@@ -377,9 +387,9 @@ _making_options = options.handing_over(
 )
 
 
-@click.command(cls=options.Command)
-@options.shards_argument
-@options.set_options_without_base
+@click.command(cls=Command)
+@shards_argument
+@set_options_without_base
 @click.option(
     "-o",
     "--output",
@@ -388,12 +398,12 @@ _making_options = options.handing_over(
     shell_complete=completion.paths,
     help="The image, such as set.erofs.",
 )
-@options.tree_options
-@options.retired("--index-tree", "an image has no links by number; mount by FUSE: wdsfs mount --index-tree")
-@options.retired("--linux", "every image is for Linux 5.16 and later; leave it out", metavar="VERSION")
+@tree_options
+@retired("--index-tree", "an image has no links by number; mount by FUSE: wdsfs mount --index-tree")
+@retired("--linux", "every image is for Linux 5.16 and later; leave it out", metavar="VERSION")
 @_making_options
-@options.json_option
-@options.opening_options
+@json_option
+@opening_options
 def image(
     shards: tuple[str, ...],
     selection: Selection,

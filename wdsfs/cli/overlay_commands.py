@@ -18,9 +18,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 from click.core import ParameterSource
 
-from wdsfs.cli import completion, options
+from wdsfs.cli import completion
+from wdsfs.cli.command_help import Command
+from wdsfs.cli.opening_options import index_options, set_for_all
+from wdsfs.cli.option_kinds import flag, gather_options, json_option
 from wdsfs.cli.output import say, write_json
 from wdsfs.cli.process import disk_errors
+from wdsfs.cli.view_options import set_options, view_options
 from wdsfs.errors import CommitError, UsageError, counted
 
 if TYPE_CHECKING:
@@ -81,16 +85,16 @@ class NamedOverlay(NamedTuple):
         )
 
 
-named_overlay = options.handing_over(
+named_overlay = gather_options(
     "overlay",
     NamedOverlay,
     {
         "sources": click.argument(
             "sources", metavar="[MOUNTPOINT|SHARDS...]", nargs=-1, shell_complete=completion.mount_points_or_paths
         ),
-        "selection": options.set_options,
+        "selection": set_options,
         "overlay": overlay_option,
-        "tree": options.view_options,
+        "tree": view_options,
     },
 )
 
@@ -99,17 +103,17 @@ def with_index_of(mount: LiveMount, opening: Opening) -> Opening:
     """Return the index of a mount, for this command and its processes, unless the user has named another."""
     if opening.index_dir is not None or not mount.index:
         return opening
-    options.set_for_all("WDSFS_INDEX_DIR", mount.index)
+    set_for_all("WDSFS_INDEX_DIR", mount.index)
     return opening._replace(index_dir=Path(mount.index))
 
 
 # --- diff --------------------------------------------------------------------------------------------------
 
 
-@click.command(cls=options.Command)
+@click.command(cls=Command)
 @named_overlay
-@options.json_option
-@options.index_options
+@json_option
+@index_options
 def diff(overlay: NamedOverlay, as_json: bool, opening: Opening) -> None:
     """Show the changes in a writable mount, or with --overlay DIR in SHARDS, sample by sample.
 
@@ -178,7 +182,7 @@ def _sample_line(sample: ChangedSample) -> str:
 # --- restore -----------------------------------------------------------------------------------------------
 
 
-@click.command(cls=options.Command)
+@click.command(cls=Command)
 @click.argument(
     "arguments", metavar="[MOUNTPOINT] [PATH]...", nargs=-1, shell_complete=completion.mount_points_or_paths
 )
@@ -188,10 +192,10 @@ def _sample_line(sample: ChangedSample) -> str:
     type=click.Path(exists=True, file_okay=False),
     help="The directory with the changes, if it is not mounted.",
 )
-@options.flag("-a", "--all", "everything", "Undo every change.")
-@options.flag("-n", "--dry-run", "Only show what would be undone.")
-@options.json_option
-@options.index_options
+@flag("-a", "--all", "everything", "Undo every change.")
+@flag("-n", "--dry-run", "Only show what would be undone.")
+@json_option
+@index_options
 def restore(
     arguments: tuple[str, ...],
     overlay: str | None,

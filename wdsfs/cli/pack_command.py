@@ -11,9 +11,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wdsfs.cli import completion, index_commands, options, output
+from wdsfs.cli import completion, index_commands, output
+from wdsfs.cli.command_help import Command
+from wdsfs.cli.opening_options import opening_options_with
+from wdsfs.cli.option_kinds import (
+    Bytes,
+    LayoutName,
+    dry_run_option,
+    flag,
+    gather_options,
+    json_option,
+    leave_out_option,
+    refuse_typed,
+    space_check_option,
+)
 from wdsfs.cli.output import bytes_bar, note_uneven, say, shards_bar, uneven_text, write_json
 from wdsfs.cli.process import disk_errors, ended_in_order, when_interrupted
+from wdsfs.cli.view_options import composition_options, list_file, set_options_without_split
 from wdsfs.errors import ExportError, UsageError, counted, several
 
 if TYPE_CHECKING:
@@ -61,7 +75,7 @@ def _packed(
     return Packed(chosen, split, exports, space_check, dry_run, as_json)
 
 
-packed_options = options.handing_over(
+packed_options = gather_options(
     "packed",
     _packed,
     {
@@ -76,7 +90,7 @@ packed_options = options.handing_over(
         ),
         "layout": click.option(
             "--layout",
-            type=options.LayoutName(["auto", "files", "samples", "classes"]),
+            type=LayoutName(["auto", "files", "samples", "classes"]),
             default="auto",
             show_default=True,
             help="files: key.ext; samples: a directory for each sample; classes: one for each class "
@@ -106,7 +120,7 @@ packed_options = options.handing_over(
         "order": click.option(
             "--order",
             metavar="FILE[:COLUMN]",
-            callback=options.list_file,
+            callback=list_file,
             shell_complete=completion.paths,
             help="The samples in the order of the keys in FILE: a list as --keys takes it.",
         ),
@@ -118,14 +132,14 @@ packed_options = options.handing_over(
             help="Put this fraction of the samples (of each class) into shards with this name for {split}: "
             "--split train=0.9 --split val=0.1. NAME alone: only this split of an Energon dataset.",
         ),
-        "sort": options.flag("--sort", "Sort the samples of each of SHARDS by key."),
-        "keep_shards": options.flag("--keep-shards", "Make one new shard of each of SHARDS."),
+        "sort": flag("--sort", "Sort the samples of each of SHARDS by key."),
+        "keep_shards": flag("--keep-shards", "Make one new shard of each of SHARDS."),
         "maxcount": click.option(
             "--maxcount", type=click.IntRange(1), metavar="N", help="Samples in a shard.  [default: 10000]"
         ),
         "maxsize": click.option(
             "--maxsize",
-            type=options.Bytes(),
+            type=Bytes(),
             metavar="BYTES",
             help="Bytes of content in a shard, after which the next one begins: 500MB, 1GiB.  [default: 3e9]",
         ),
@@ -136,15 +150,15 @@ packed_options = options.handing_over(
             help="Give all members this time, so that copies of a tree give the same bytes.  [default: that of "
             "each file]",
         ),
-        "follow_links": options.flag("--follow-links", "Pack what symbolic links lead to, wherever it is."),
-        "leave_out": options.leave_out_option,
-        "with_leavings": options.flag(
+        "follow_links": flag("--follow-links", "Pack what symbolic links lead to, wherever it is."),
+        "leave_out": leave_out_option,
+        "with_leavings": flag(
             "--with-leavings", "Also pack what programs have left behind (`1.cls~`, `Thumbs.db`)."
         ),
         "exports": index_commands.export_option,
-        "space_check": options.space_check_option("Go ahead where the file system seems too full."),
-        "dry_run": options.dry_run_option,
-        "as_json": options.json_option,
+        "space_check": space_check_option("Go ahead where the file system seems too full."),
+        "dry_run": dry_run_option,
+        "as_json": json_option,
     },
 )
 
@@ -186,14 +200,14 @@ class Made(NamedTuple):
     classes: Sequence[str] = ()
 
 
-@click.command(cls=options.Command)
+@click.command(cls=Command)
 @click.argument(
     "sources", metavar="DIRECTORY...|SHARDS...", nargs=-1, required=True, shell_complete=completion.paths
 )
 @packed_options
-@options.set_options_without_split
-@options.composition_options
-@options.opening_options_with("Shards that are written at a time.", executor=True)
+@set_options_without_split
+@composition_options
+@opening_options_with("Shards that are written at a time.", executor=True)
 def pack(
     sources: tuple[str, ...],
     packed: Packed,
@@ -254,7 +268,7 @@ def _pack_files(directories: Sequence[str], packed: Packed, opening: Opening) ->
     from wdsfs.packing.file_source import make_plan, pack_files
     from wdsfs.packing.plan import Step, member_names
 
-    options.refuse_typed(_NOT_FOR_FILES, "directories of files")
+    refuse_typed(_NOT_FOR_FILES, "directories of files")
     if packed.split:
         raise UsageError(f"--split {packed.split}: write NAME=FRACTION, for example train=0.9")
     done = list[Step]()
@@ -286,7 +300,7 @@ def _pack_shards(
     from wdsfs.packing.view_source import ViewPack
     from wdsfs.tree.opening import opened
 
-    options.refuse_typed(_NOT_FOR_SHARDS, "SHARDS")
+    refuse_typed(_NOT_FOR_SHARDS, "SHARDS")
     _refuse_own_directory(sources, packed)
     output.refuse_exports([name(0) for name in packed.options.names], packed.exports)
     tolerant = opening.tolerance.allow_missing

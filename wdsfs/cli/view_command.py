@@ -13,9 +13,12 @@ import click
 
 from wdsfs import wings
 from wdsfs.cli import completion
-from wdsfs.cli.options import Command, composition_options, handing_over, opening_options, set_options
+from wdsfs.cli.command_help import Command
+from wdsfs.cli.opening_options import opening_options
+from wdsfs.cli.option_kinds import gather_options
 from wdsfs.cli.output import say
 from wdsfs.cli.process import ended_in_order
+from wdsfs.cli.view_options import composition_options, set_options
 from wdsfs.errors import UsageError, several
 
 if TYPE_CHECKING:
@@ -34,7 +37,7 @@ class Showing(NamedTuple):
     browser: bool
 
 
-showing_options = handing_over(
+showing_options = gather_options(
     "showing",
     Showing,
     {

@@ -1,6 +1,7 @@
 """The options of a view (`--columns`, `--field`, `--join` ...) as plain values, checked; and as text again.
 
-Light to import. How they are typed is `cli/options.py`; nothing here reads a shard. `view_record.py` makes a view.
+Light to import. How they are typed is `cli/view_options.py`; nothing here reads a shard. `view_record.py` makes a
+view.
 """
 
 from __future__ import annotations

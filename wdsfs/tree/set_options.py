@@ -1,6 +1,6 @@
 """The options of a set as plain values, checked: which shards, how they are opened and shown, who owns the files.
 
-Light to import. How they are typed is `cli/options.py`; nothing here reads a shard. What a view shows is
+Light to import. How they are typed is `cli/view_options.py`; nothing here reads a shard. What a view shows is
 `composition.py`.
 """
 

@@ -1,0 +1,288 @@
+"""Options of all commands that open a set: the index, processes, tolerated damage, caches and stores."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wdsfs.cli import completion
+from wdsfs.cli.command_help import SET, SHARED, Decorator, group_in_section, in_section
+from wdsfs.cli.option_kinds import Directory, all_of, flag, gather_options, jobs_option
+from wdsfs.errors import parse_size
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from wdsfs.executors import Workers
+    from wdsfs.tree.set_options import Opening, Tolerance
+
+# --- passed on to all processes by the environment ---------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def set_for_all(name: str, value: str | None) -> None:
+    """Set a variable for this command and all processes that it starts; None leaves it unchanged."""
+    if value is not None:
+        click.get_current_context().with_resource(_environment(name, value))
+
+
+def _exported(flag: str, variable: str, text_of: Callable[[Any], str], **details: Any) -> Decorator[Any]:
+    """Return an option that is passed on by a variable of the environment, so that no command gets it.
+
+    `text_of` makes the value of the variable, and raises UsageError for a wrong one.
+    """
+
+    def callback(_: click.Context, __: click.Parameter, value: Any) -> None:
+        if value not in (None, False, ()):
+            set_for_all(variable, text_of(value))
+
+    details = {"envvar": variable, **details}
+    option = click.option(flag, variable.lower(), expose_value=False, callback=callback, **details)
+    return in_section(SHARED, option)
+
+
+def _size_text(value: str) -> str:
+    return str(parse_size(value))
+
+
+def _trust_text(value: str) -> str:
+    from wdsfs.trust import trusted
+
+    with _environment("WDSFS_TRUST", value):
+        trusted()  # so that an unknown name is an error now
+    return value
+
+
+class StoreOption(click.ParamType[str]):
+    """The type of --store-option. The environment variable has several of them, as words of a shell."""
+
+    name = "text"
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        """Return the words of the variable. Raises UsageError."""
+        from wdsfs.door.shard_door import DOOR
+
+        return DOOR.remote.store_arguments()
+
+
+def _store_options_text(values: tuple[str, ...]) -> str:
+    from wdsfs.door.shard_door import DOOR
+
+    return DOOR.remote.text_of_store_arguments(values)  # so that a wrong one is an error now
+
+
+def _always(_: bool) -> str:
+    from wdsfs.spec.objects import ALWAYS
+
+    return ALWAYS
+
+
+trust_option = _exported(
+    "--trust",
+    "WDSFS_TRUST",
+    _trust_text,
+    metavar="WHO,...",
+    help="Also use directories (index, cache, overlay) and changed shards of these users and @groups; "
+    "`everyone` ends all such checks.  [default: only yours and root's; env WDSFS_TRUST]",
+)
+cache_size_option = _exported(
+    "--cache-size",
+    "WDSFS_CACHE_SIZE",
+    _size_text,
+    metavar="SIZE",
+    help="Limit of the cache of remote and unpacked shards, images and label tables, such as 800M or 2T.  "
+    "[default: half of what is free on its disk; env WDSFS_CACHE_SIZE]",
+)
+_unpack_option = _exported(
+    "--unpack",
+    "WDSFS_UNPACK",
+    str,
+    type=click.Choice(["auto", "always", "never"]),
+    help="Compressed shards: unpack them into the cache (always), never, or if there is room (auto).  "
+    "[default: auto; env WDSFS_UNPACK]",
+)
+_unpack_memory_option = _exported(
+    "--unpack-memory",
+    "WDSFS_UNPACK_MEMORY",
+    _size_text,
+    metavar="SIZE",
+    help="Limit of memory for unpacking a shard, in each process that does; 2G for `zstd --long=31`.  "
+    "[default: 256M; env WDSFS_UNPACK_MEMORY]",
+)
+store_option = _exported(
+    "--store-option",
+    "WDSFS_STORE_OPTIONS",
+    _store_options_text,
+    type=StoreOption(),
+    metavar="[URL:]NAME=VALUE",
+    multiple=True,
+    help="How to reach a store, such as endpoint=http://minio:9000 or s3://bucket:anonymous=true; "
+    "repeatable.  [env WDSFS_STORE_OPTIONS]",
+)
+_fetch_memory_option = _exported(
+    "--fetch-memory",
+    "WDSFS_FETCH_MEMORY",
+    _size_text,
+    metavar="SIZE",
+    help="Limit of memory for bytes that are fetched and not in the cache yet, such as 1G.  [default: 256M; "
+    "env WDSFS_FETCH_MEMORY]",
+)
+_allow_pipe_option = _exported(
+    "--allow-pipe",
+    "WDSFS_ALLOW_PIPE",
+    _always,
+    is_flag=True,
+    help="Also run the commands (pipe:COMMAND) that lists and other files name, not only those of the "
+    "command line.  [env WDSFS_ALLOW_PIPE]",
+)
+index_file_option = _exported(
+    "--index-file",
+    "WDSFS_INDEX_FILE",
+    "\n".join,
+    envvar=None,  # click would take a name with a blank for two; the variable is read where the index is
+    metavar="FILE|URL",
+    multiple=True,
+    shell_complete=completion.paths,
+    help="Also look for the index of a shard in this file (.wdsidx); repeatable.  [default: any beside the "
+    "shards; env WDSFS_INDEX_FILE]",
+)
+
+
+def index_dir_option(text: str) -> Decorator[Any]:
+    """Return the option for the directory of the index of a command that opens none; `text` is its help."""
+    return _exported("--index-dir", "WDSFS_INDEX_DIR", str, type=Directory(), help=text)
+
+
+compressed_options = all_of(_unpack_option, _unpack_memory_option, cache_size_option)
+remote_options = all_of(store_option, _fetch_memory_option, _allow_pipe_option)
+
+# --- how a set is opened -----------------------------------------------------------------------------------
+
+
+def _opening(
+    index_dir: str | None,
+    jobs: int | None,
+    quiet: bool,
+    executor: str | None = None,
+    allow_missing: bool | None = None,
+    strict: bool = False,
+) -> Opening:
+    from wdsfs.cli.output import bars
+    from wdsfs.tree.set_options import Opening
+
+    tolerance = _tolerance(allow_missing, strict)
+    return Opening(path_of(index_dir), jobs_of(jobs), quiet, tolerance, workers_of(executor, jobs), bars(quiet))
+
+
+def _tolerance(allow_missing: bool | None, strict: bool) -> Tolerance:
+    from wdsfs.tree.set_options import Tolerance
+
+    if allow_missing is None:
+        return Tolerance(is_option=False)
+    if not strict:
+        return Tolerance(allow_missing)
+    from wdsfs.interop.lint import findings_of_set
+
+    return Tolerance(allow_missing, findings_of_set).check()
+
+
+def path_of(text: str | None) -> Path | None:
+    """Return the path that was typed; None if there was none."""
+    from pathlib import Path
+
+    return Path(text) if text else None
+
+
+def jobs_of(jobs: int | None) -> int:
+    """Return the number of processes that was typed, or the default."""
+    from wdsfs.host import default_jobs
+
+    return jobs or default_jobs()
+
+
+def workers_of(executor: str | None, jobs: int | None) -> Workers | None:
+    """Return the workers that `--executor` names, closed with the command; None if it was not given.
+
+    `jobs` are the units in flight at most. Raises UsageError.
+    """
+    if not executor:
+        return None
+    from wdsfs.executors import Workers
+
+    workers = Workers(executor, jobs)
+    click.get_current_context().call_on_close(workers.close)
+    return workers
+
+
+executor_option: Decorator[Any] = click.option(
+    "--executor",
+    metavar="NAME",
+    envvar="WDSFS_EXECUTOR",
+    help="Work on a cluster: dask:ADDRESS, ray[:ADDRESS], mpi, slurm:jobs=N,..., or MODULE:CALLABLE, which "
+    "returns a concurrent.futures.Executor; --jobs is then the number of units in flight.  "
+    "[default: processes of this machine; env WDSFS_EXECUTOR]",
+)
+# The damage of a set that a command tolerates.
+_TOLERANCE: dict[str, Decorator[Any]] = {
+    "allow_missing": flag(
+        "--allow-missing",
+        "Leave out shards that are missing or cannot be read: the set is smaller.",
+    ),
+    "strict": flag(
+        "--strict",
+        "Refuse a set with a damaged or unreadable shard, a split sample or a missing column; list these.",
+    ),
+}
+
+
+def _index_dir(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    set_for_all("WDSFS_INDEX_DIR", value)  # the cache is beside it
+    return value
+
+
+def opening_options_with(
+    jobs: str = "Processes that index shards.", executor: bool = False, tolerance: bool = True
+) -> Decorator[Any]:
+    """Return the options of a command that opens a set; `jobs` is the help of `--jobs`.
+
+    `executor`: with `--executor`; `tolerance`: with `--allow-missing` and `--strict`.
+    """
+    group: dict[str, Decorator[Any]] = {
+        **(group_in_section(SET, _TOLERANCE) if tolerance else {}),
+        **({"executor": executor_option} if executor else {}),
+        "quiet": flag("-q", "--quiet", "No progress bar, no hints."),
+        "jobs": jobs_option(f"{jobs}  [default: one per core]"),
+        "index_dir": in_section(
+            SHARED,
+            click.option(
+                "--index-dir",
+                type=Directory(),
+                envvar="WDSFS_INDEX_DIR",
+                callback=_index_dir,
+                help="Where the index is.  [default: wdsfs in the user's cache directory; env WDSFS_INDEX_DIR]",
+            ),
+        ),
+    }
+    opening = gather_options("opening", _opening, group)
+    return all_of(opening, trust_option, compressed_options, remote_options, index_file_option)
+
+
+opening_options = opening_options_with()
+executor_opening_options = opening_options_with(executor=True)
+index_options = opening_options_with(tolerance=False)

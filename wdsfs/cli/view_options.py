@@ -1,0 +1,247 @@
+"""Options that say which shards a set has, and how they are shown: as trees, as columns."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wdsfs.cli import completion
+from wdsfs.cli.command_help import SET, SHOWN, Decorator, group_in_section, in_section
+from wdsfs.cli.option_kinds import LayoutName, all_of, flag, gather_options, retired
+from wdsfs.cli.process import ended_in_order
+from wdsfs.errors import UsageError
+
+if TYPE_CHECKING:
+    from wdsfs.tree.composition import Composition
+    from wdsfs.tree.set_options import Selection, TreeOptions
+
+# --- which shards, and how they are read -------------------------------------------------------------------
+
+
+def _selection(**typed: Any) -> Selection:
+    from wdsfs.tree.set_options import selection_of
+
+    return selection_of(**typed)
+
+
+# Which part of a set is wanted, and how its shards are read.
+_PART: dict[str, Decorator[Any]] = {
+    "split": click.option(
+        "--split",
+        metavar="NAME",
+        help="Only this split (train, val ...) of a prepared Energon dataset, a directory with .nv-meta.",
+    ),
+    "shard_id": click.option(
+        "--shard-id",
+        type=click.IntRange(0),
+        metavar="N",
+        help="Only part N of M, from 0 on: shards N, N+M, N+2M ... of the set, one part for each rank.",
+    ),
+    "num_shards": click.option(
+        "--num-shards", type=click.IntRange(1), metavar="M", help="The number of parts for --shard-id."
+    ),
+    "ignore_zeros": flag(
+        "--ignore-zeros", "Read on after the end mark of a tar, for shards that are several tars joined by cat."
+    ),
+    "group_by_key": flag(
+        "--group-by-key", "Take all members of a key in a shard for one sample, also where they lie apart."
+    ),
+}
+_BASE: dict[str, Decorator[Any]] = {
+    "base": click.option(
+        "--base",
+        metavar="DIR|URL",
+        shell_complete=completion.directories,
+        help="Where the shards of a portable index (.wdsidx) or an image are.  [default: beside it]",
+    ),
+}
+
+# Of all commands that take SHARDS.
+set_options = gather_options("selection", _selection, group_in_section(SET, {**_PART, **_BASE}))
+set_options_without_base = gather_options("selection", _selection, group_in_section(SET, _PART))
+# Of `pack`, whose --split makes splits, too.
+set_options_without_split = gather_options(
+    "selection",
+    _selection,
+    group_in_section(SET, {name: option for name, option in {**_PART, **_BASE}.items() if name != "split"}),
+)
+
+# --- how a set is shown ---------------------------------------------------------------------------------------
+
+
+def _composition(layout: str = "samples", **typed: Any) -> Composition:
+    from wdsfs.tree.composition import OF_CLASSES, composition_of
+
+    return composition_of(layout, **{**dict.fromkeys(OF_CLASSES), **typed})
+
+
+def _plain_tree(**typed: Any) -> TreeOptions:
+    from wdsfs.tree.set_options import TreeOptions
+
+    return TreeOptions(**typed)
+
+
+def _tree(layout: str, names: str, merge: bool, index_tree: bool = False, **composed: Any) -> TreeOptions:
+    from wdsfs.tree.composition import composition_of
+    from wdsfs.tree.set_options import TreeOptions
+
+    return TreeOptions(layout, names, merge, index_tree, composition_of(layout, **composed))
+
+
+_LAYOUTS = {
+    "samples": "samples: a directory for each sample",
+    "files": "files: the members as `tar x` writes them",
+    "classes": "classes: a directory for each class",
+}
+
+
+def _view_group(*layouts: str) -> dict[str, Decorator[Any]]:
+    return {
+        "layout": click.option(
+            "--layout",
+            type=LayoutName(layouts),
+            default="samples",
+            show_default=True,
+            help="; ".join(_LAYOUTS[layout] for layout in layouts) + ".",
+        ),
+        "names": click.option(
+            "--names",
+            type=click.Choice(["ext", "full"]),
+            default="ext",
+            show_default=True,
+            help="Name the files of a sample `left.jpg` (ext) or `image194.left.jpg` (full).",
+        ),
+        "merge": flag("--merge", "One tree over all shards. A second file of the same name is NAME~SHARD."),
+    }
+
+
+_POLICY = click.Choice(["error", "skip", "empty"])
+
+
+def list_file(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Return the file of a list of keys; what can be read only once is copied into one for this command."""
+    if value is None or (value not in ("", "-") and (not os.path.exists(value) or os.path.isfile(value))):
+        return value
+    from wdsfs.tree.label_files import refuse_empty
+    from wdsfs.tree.label_text import copy_list
+
+    option = param.opts[-1]
+    refuse_empty(value, option)
+    if os.path.isdir(value):
+        raise UsageError(f"{option} {value}: is a directory")
+    if ctx.info_name in ("mount", "image"):
+        raise UsageError(f"{option} {value}: a mount reads the list again when it changes: write it into a file")
+    import tempfile
+
+    ctx.with_resource(ended_in_order())
+    directory = tempfile.TemporaryDirectory(prefix="wdsfs-keys-")
+    try:
+        copy = copy_list(value, option, directory.name)
+    except BaseException as error:  # an interrupt, too: click closes no context whose options are being read
+        directory.cleanup()
+        if isinstance(error, OSError):
+            raise UsageError(f"{option} {value}: {error.strerror}") from None
+        raise
+    ctx.with_resource(directory)
+    return copy
+
+
+keys_option: Decorator[Any] = click.option(
+    "--keys",
+    metavar="FILE[:COLUMN]",
+    callback=list_file,
+    shell_complete=completion.paths,
+    help="Only the samples that FILE lists: KEY or SHARD/KEY in each line, or in a COLUMN of .csv, .tsv, .jsonl, "
+    ".parquet or .sqlite:TABLE; `-`: the standard input.",
+)
+
+_COMPOSITION: dict[str, Decorator[Any]] = {
+    "keys": keys_option,
+    "class_from": click.option(
+        "--class-from",
+        metavar="EXT[:FIELD]",
+        help="The class for --layout classes: a column, or a field of a JSON column.  [default: cls]",
+    ),
+    "class_names": click.option(
+        "--class-names",
+        type=click.Path(dir_okay=False),
+        metavar="FILE",
+        help="Names of the classes: one a line for 0, 1, 2 ..., or a JSON list or object.",
+    ),
+    "class_digits": click.option(
+        "--class-digits",
+        type=click.IntRange(0, 18),
+        metavar="N",
+        help="Show classes that are numbers with N digits, so that they sort as numbers; 0: as they are "
+        "written.  [default: as many as the longest has]",
+    ),
+    "columns": click.option(
+        "--columns",
+        multiple=True,
+        metavar="[NAME=]EXT;EXT...",
+        help="Show only this column; repeatable. Of alternatives (jpg;png) a sample shows the first in the tar; "
+        "with a NAME, the first as typed.",
+    ),
+    "field": click.option(
+        "--field",
+        multiple=True,
+        metavar="NAME=EXT:FIELD",
+        help="Show a field of a JSON column as a file: caption.txt=json:caption; FIELD may be a.b[0]; repeatable.",
+    ),
+    "ignore_case": flag("--ignore-case", "Match --columns in any letter case."),
+    "missing": click.option(
+        "--missing",
+        type=_POLICY,
+        default="error",
+        show_default=True,
+        help="If a sample lacks a column, key or class: refuse the set (error), leave the sample out (skip), or "
+        "show an empty file.",
+    ),
+    "duplicates": click.option(
+        "--duplicates",
+        type=_POLICY,
+        default="error",
+        show_default=True,
+        help="If a key or column is there twice: refuse the set (error), leave the sample out (skip), or show it "
+        "without the columns (empty).",
+    ),
+    "join": click.option(
+        "--join",
+        multiple=True,
+        metavar="SHARDS",
+        shell_complete=completion.paths,
+        help="Add the columns of samples with the same key in these shards; repeatable.",
+    ),
+    "associate": click.option(
+        "--associate",
+        multiple=True,
+        metavar="FILE",
+        shell_complete=completion.paths,
+        help="Add columns (labels, captions) from FILE (.sqlite[:TABLE], .csv, .tsv, .jsonl) by key; they "
+        "replace those of the shards; repeatable.",
+    ),
+}
+
+_INDEX_TREE = flag(
+    "--index-tree", "Also show by-index/000/000/000123: a link to each sample by its number in the set, from 0."
+)
+
+
+view_options = gather_options("tree", _plain_tree, group_in_section(SHOWN, _view_group("samples", "files")))
+
+_DECODE = retired("--decode-members", "decode compressed members in the loader, or with zcat FILE")
+
+# Of a command that shows no tree, and so has no layout.
+_FOR_COLUMNS = {name: option for name, option in _COMPOSITION.items() if not name.startswith("class_")}
+composition_options = all_of(
+    gather_options("composition", _composition, group_in_section(SHOWN, _FOR_COLUMNS)), _DECODE
+)
+
+_TREE = group_in_section(SHOWN, {**_view_group("samples", "files", "classes"), **_COMPOSITION})
+
+tree_options = all_of(gather_options("tree", _tree, _TREE), _DECODE)
+numbered_tree_options = all_of(
+    gather_options("tree", _tree, {**_TREE, "index_tree": in_section(SHOWN, _INDEX_TREE)}), _DECODE
+)
