@@ -13,6 +13,7 @@ import mmap
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from wdsfs.errors import MissingShard, RefusedShard, ShardError
 from wdsfs.inodes import TAG_MAX
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 FRESH_SECONDS = 1.0  # how long the result of a check of a shard's path is valid
 
 
-Words = memoryview[int]  # of 64 bits each
+Words: TypeAlias = "memoryview[int]"  # of 64 bits each
 _NO_FETCHER: Words = memoryview(bytes(8)).cast("Q")
 
 
