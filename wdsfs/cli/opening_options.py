@@ -76,9 +76,10 @@ class StoreOption(click.ParamType[str]):
 
     def split_envvar_value(self, rv: str) -> list[str]:
         """Return the words of the variable. Raises UsageError."""
+        from wdsfs import wings
         from wdsfs.door.shard_door import DOOR
 
-        return DOOR.remote.store_arguments()
+        return DOOR.remote.store_arguments() if wings.is_installed("remote") else []
 
 
 def _store_options_text(values: tuple[str, ...]) -> str:

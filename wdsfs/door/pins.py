@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from datetime import UTC, datetime
-from email.utils import format_datetime
 from typing import NamedTuple
 
 from wdsfs.door.urls import Url
@@ -54,6 +53,8 @@ class Pin(NamedTuple):
         """The header, if there is one, that makes a store refuse a request if the object has been replaced."""
         if _PRINTABLE.fullmatch(self.strong_etag):
             return {"If-Match": self.strong_etag}
+        from email.utils import format_datetime  # late: it takes a tenth of the start of a small command
+
         when = datetime.fromtimestamp(self.mtime_ns // 10**9, UTC)
         return {"If-Unmodified-Since": format_datetime(when, usegmt=True)} if self.mtime_ns else {}
 

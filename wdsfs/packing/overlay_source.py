@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import BUCKETS, is_remote, is_url, parse
 from wdsfs.errors import CommitError, MissingShard, StaleShard, UsageError
 from wdsfs.index.record import STRAY, Record
@@ -292,8 +293,6 @@ class Planner:
 def _exists(target: bytes) -> bool:
     if not is_remote(target):
         return os.path.lexists(target)
-    from wdsfs.door.shard_door import DOOR
-
     return bool(DOOR.remote.existing([target]))
 
 

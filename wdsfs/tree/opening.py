@@ -346,6 +346,8 @@ def fetch_shards(
 
     `advance` gets the bytes that come. Raises WdsfsError.
     """
+    if not shards:
+        return FetchResult(0, 0, 0, {})
     if workers is None:
         return DOOR.remote.fetch_all([shard.path for shard in shards], jobs, advance)
     failed: dict[bytes, errors.ShardError] = {}
