@@ -201,7 +201,7 @@ def portable_index(directory: Path) -> tuple[Sequence[bytes], Read]:
     return [(directory / "set.wdsidx").read_bytes()], read
 
 
-@target(examples=200)
+@target(examples=100)
 def record(directory: Path) -> tuple[Sequence[bytes], Read]:
     """Records whose checksums are right: whoever writes a portable index can make them so."""
 
