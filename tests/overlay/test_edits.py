@@ -720,7 +720,27 @@ def check_written(
         shown = {
             tops[path.partition(b"/")[0]] + b"/" + path.partition(b"/")[2]: data for path, data in shown.items()
         }
+    elif world.view is not FILES:
+        shards = {os.fsencode(path.stem): members for path, members in zip(outputs, expected, strict=True)}
+        after.paths = beside_folders(after.paths, shards)
     assert shown == after.paths
+
+
+def beside_folders(paths: dict[bytes, bytes], shards: dict[bytes, dict[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Paths of a merged tree of these shards: `key~shard` for a sample whose path is a folder of another shard."""
+    homes: dict[bytes, bytes] = {}
+    folders: dict[bytes, set[bytes]] = {}
+    for name, members in shards.items():
+        for key in (matched[1] for member in members if (matched := SAMPLE.fullmatch(member))):
+            homes[key] = name
+            folders.setdefault(name, set()).update(key[: at.start()] for at in re.finditer(rb"/", key))
+    everywhere = set().union(*folders.values())
+    found = {}
+    for path, data in paths.items():
+        key, _, file = path.rpartition(b"/")
+        renamed = key in everywhere and key not in folders[homes[key]]
+        found[(key + b"~" + homes[key] if renamed else key) + b"/" + file] = data
+    return found
 
 
 def check_order(contents: list[bytes], before: Before, after: Model) -> None:
