@@ -345,8 +345,11 @@ def _limit(count: int) -> int:
 
 
 def files_for_shards(limit: int) -> int:
-    """Return how many of a process's open files its shards may take: half; the rest is for the program."""
-    return max(limit // 2, 1)
+    """Return how many of a process's open files its shards may take.
+
+    A mount needs some 25 by itself, and up to a quarter of the limit for an overlay.
+    """
+    return max((limit - 32) // 2, 1)
 
 
 # -- processors and the kernel ------------------------------------------------------------------------------

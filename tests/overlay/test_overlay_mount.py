@@ -920,3 +920,21 @@ def test_directories_with_changes_show_the_shard_that_was_replaced(program: Prog
 
         wait_until(lambda: shown() == {"a": ["cls", "json", "txt"], "b": ["txt"]}, "the new shard")
         assert (mounted.path / "s0/d/a/cls").read_bytes() == b"7"
+
+
+def test_many_directories_and_shards_with_few_open_files(program: Program) -> None:
+    """Under `ulimit -n 64`; the limits of shards and of the upper leave enough for each other."""
+    for number in range(60):
+        program.write(f"s{number:02}.tar", shard([("a.txt", b"%d" % number)]))
+
+    def limit() -> None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+
+    with program.mounted("--overlay", "o", "s{00..59}.tar", preexec_fn=limit) as mounted:
+        for _ in range(2):
+            for number in range(60):
+                assert (mounted.path / f"s{number:02}" / "a" / "txt").read_bytes() == b"%d" % number
+                (mounted.path / "s00" / f"n{number}" / "x").mkdir(parents=True, exist_ok=True)
+                (mounted.path / "s00" / f"n{number}" / "x" / "txt").write_bytes(b"%d" % number)

@@ -19,6 +19,7 @@ import stat
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
+from wdsfs import host
 from wdsfs.inodes import ROOT
 from wdsfs.overlay.upper_format import (
     DIRECTORY,
@@ -31,8 +32,8 @@ from wdsfs.overlay.upper_format import (
 
 NOREPLACE, EXCHANGE, WITH_WHITEOUT = 1, 2, 4  # flags of renameat2(2)
 FILE_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # of open(2), for files of the upper
-DESCRIPTORS = 128  # open directories, and as many open files
-_LEAST = 16  # descriptors that always stay open: a call needs a few at a time
+DESCRIPTORS = 128  # open directories, and as many open files; at most an eighth of what the process may have
+_LEAST = 8  # descriptors that always stay open: a call needs a few at a time
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _renameat2 = getattr(_libc, "renameat2", None)  # not every libc has it
@@ -132,7 +133,7 @@ class UpperFiles:
     def __init__(self, calls: SystemCalls, most: int = DESCRIPTORS) -> None:
         self.calls = calls
         self.as_root = os.geteuid() == 0
-        self._most = max(most, _LEAST)
+        self._most = max(min(most, host.file_limit() // 8), _LEAST)
         self._directories: OrderedDict[UpperNode, int] = OrderedDict()
         self._files: OrderedDict[tuple[UpperNode, bool], int] = OrderedDict()  # True: to be written
         self._pinned: dict[UpperNode, int] = {}
