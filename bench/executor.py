@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.report import Case
 from bench.systems import Broken, Wdsfs, run
-from wdsfs.executors import Workers
+from wdsfs.cluster_workers import Workers
 from wdsfs.index.far_side import Batch, Outcome
 from wdsfs.index.spread import Job, spread
 

@@ -1,4 +1,4 @@
-"""Executors: the engine of `--executor` (Dask, Ray, MPI, Slurm, a callable), and threads that nobody waits for.
+"""Executors: opens the engine that `--executor` names (Dask, Ray, MPI, Slurm, a callable).
 
 ::
 
@@ -8,7 +8,8 @@
     slurm:jobs=N,...     N jobs of Slurm, through dask-jobqueue, with its options (cores=4,memory=16GB,queue=cpu)
     MODULE:CALLABLE      any other: what CALLABLE returns, such as loky:get_reusable_executor
 
-An engine is imported when it is first needed, and none is a dependency of wdsfs.
+An engine is imported when it is first needed, and none is a dependency of wdsfs. `cluster_workers.py` hands work
+to it. This module is a wing (`wings.py`).
 """
 
 from __future__ import annotations
@@ -20,17 +21,13 @@ import os
 import re
 import socket
 import sys
-import threading
 from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
-from queue import SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from concurrent.futures import BrokenExecutor, Executor, Future
+from typing import Any
 
-from wdsfs import __version__
+from wdsfs.cluster_workers import Engine
 from wdsfs.errors import ExecutorUnusable, UsageError
 from wdsfs.extras import install_command
-
-Result = TypeVar("Result")
 
 CONNECT_SECONDS = 10
 SPELLINGS = "dask:ADDRESS, ray[:ADDRESS], mpi, slurm:jobs=N[,NAME=VALUE...] or MODULE:CALLABLE"
@@ -38,22 +35,6 @@ SPELLINGS = "dask:ADDRESS, ray[:ADDRESS], mpi, slurm:jobs=N[,NAME=VALUE...] or M
 _CALLABLE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _ADDRESS = re.compile(r"(\w+://)?\S+:\d+|inproc://\S+")
 _MPI = "start it by: mpiexec -n 3 python -m mpi4py.futures -m wdsfs COMMAND --executor mpi ..."
-
-
-class Engine(NamedTuple):
-    """An engine that is open.
-
-    `width` returns how many units it can work at together at this moment, 0 if that is not known. `lost` are the
-    exceptions by which it reports that the worker of a unit has died; it has tried again by itself before, if
-    `retries`. One that can be made again after it has broken is `renewable`.
-    """
-
-    executor: Executor
-    width: Callable[[], int] = lambda: 0
-    lost: tuple[type[Exception], ...] = ()
-    retries: bool = False
-    renewable: bool = False
-    close: Callable[[], None] = lambda: None
 
 
 def opener(text: str) -> Callable[[], Engine]:
@@ -236,125 +217,3 @@ def _returned_by(text: str) -> Any:
         return value()
     except Exception as error:
         raise UsageError(f"--executor {text}: cannot be called: {type(error).__name__}: {error}") from error
-
-
-UNITS, AHEAD = 64, 4  # units in flight: at least UNITS, and AHEAD for each unit that can be worked at
-LOST: tuple[type[Exception], ...] = (BrokenExecutor, CancelledError)
-PATIENCE_SECONDS = 5.0  # without a worker until that is said
-
-# Asked in terms of Python alone, so that a worker without wdsfs can answer.
-_VERSION = "__import__('importlib').import_module('wdsfs').__version__"
-
-log = logging.getLogger(__name__)
-
-
-class Workers:
-    """The workers that `name` stands for (the words above). Used by one thread.
-
-    `most` is how many units are in flight at most; None: as many as keep the workers busy. Raises UsageError for a
-    name that means nothing. To be closed.
-    """
-
-    def __init__(self, name: str, most: int | None = None) -> None:
-        self.name, self.most = name, most
-        self._open = opener(name)
-        self._engine: Engine | None = None
-
-    @classmethod
-    def of(cls, executor: Executor, most: int | None = None) -> Workers:
-        """Return the workers of an executor that is open, and is not closed here."""
-        workers = cls("ray", most)  # whose opener is not used
-        workers.name, workers._engine = type(executor).__name__, Engine(executor)
-        return workers
-
-    @property
-    def engine(self) -> Engine:
-        """The engine, open. Raises UsageError, ExecutorUnusable."""
-        if self._engine is None:
-            self._engine = self._open()
-            self._refuse_another_version()
-        return self._engine
-
-    def in_flight(self) -> int:
-        """Return how many units may be in flight now."""
-        return self.most or max(UNITS, AHEAD * self.engine.width())
-
-    def submit(self, function: Callable[..., Any], argument: object) -> Future[Any]:
-        """Hand over work. Raises ExecutorUnusable; RuntimeError if the executor has broken or was shut down."""
-        try:
-            future = self.engine.executor.submit(function, argument)
-        except RuntimeError:  # of which BrokenExecutor is one
-            raise
-        except Exception as error:
-            raise self._unusable(f"it refuses work ({type(error).__name__}: {error})") from error
-        if not hasattr(future, "add_done_callback"):
-            raise self._unusable(f"submit returns a {type(future).__name__}, not a concurrent.futures.Future")
-        return future
-
-    def renew(self) -> None:
-        """Make an engine that has broken again. Raises ExecutorUnusable."""
-        if not self.engine.renewable:
-            raise ExecutorUnusable(f"--executor {self.name}: has failed; finished work is kept")
-        self.close()
-
-    def close(self) -> None:
-        """Close the engine, after an error, too. Can be repeated."""
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.close()
-
-    def _refuse_another_version(self) -> None:
-        """Raise ExecutorUnusable if the first worker has no wdsfs, or another one. Each batch is checked, too."""
-        assert self._engine is not None
-        try:
-            future = self.submit(eval, _VERSION)
-            with contextlib.suppress(TimeoutError):
-                version: Any = future.result(PATIENCE_SECONDS)
-            if not future.done():
-                log.info("waiting for the first worker of %s", self.name)
-            version = future.result()
-        except ExecutorUnusable:
-            raise
-        except (ImportError, AttributeError) as error:
-            raise self._unusable(f"a worker has no wdsfs ({error}): install wdsfs {__version__} there") from None
-        except LOST + self._engine.lost as error:
-            raise self._unusable(f"its first worker has died ({type(error).__name__})") from None
-        except Exception as error:
-            raise self._unusable(f"a worker cannot work ({type(error).__name__}: {error})") from error
-        if version != __version__:
-            raise self._unusable(f"a worker has wdsfs {version}: install {__version__} there, too")
-
-    def _unusable(self, text: str) -> ExecutorUnusable:
-        return ExecutorUnusable(f"--executor {self.name}: {text}")
-
-
-class DaemonThreads(Executor):
-    """Threads that nobody waits for after an interrupt: a store may be silent for a minute."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        for _ in range(count):
-            threading.Thread(target=self._run, name="pool", daemon=True).start()
-
-    def submit(self, function: Callable[..., Result], /, *arguments: Any, **options: Any) -> Future[Result]:
-        future: Future[Result] = Future()
-
-        def work() -> None:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(function(*arguments, **options))
-                except BaseException as error:
-                    future.set_exception(error)
-
-        self._work.put(work)
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the threads, each after its present work."""
-        for _ in range(self._count):
-            self._work.put(None)
-
-    def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()

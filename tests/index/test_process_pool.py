@@ -17,8 +17,8 @@ import pytest
 from tests import sets, work
 from tests.conftest import descendants, descriptors, new_processes
 from tests.processes import wait_until
+from wdsfs.cluster_workers import Workers
 from wdsfs.errors import CorruptShard, MissingShard, ShardError, UnreadableShard
-from wdsfs.executors import Workers
 from wdsfs.index import process_pool, spread
 from wdsfs.index.far_side import Batch
 from wdsfs.shards import Shard

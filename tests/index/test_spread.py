@@ -14,6 +14,7 @@ import pytest
 
 from tests import sets, work
 from wdsfs import errors, executors
+from wdsfs.cluster_workers import Engine, Workers
 from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import parse
 from wdsfs.errors import (
@@ -26,7 +27,7 @@ from wdsfs.errors import (
     UsageError,
     WdsfsError,
 )
-from wdsfs.executors import Engine, Workers, opener
+from wdsfs.executors import opener
 from wdsfs.index import far_side, process_pool, record_builder, spread
 from wdsfs.index.far_side import Batch
 from wdsfs.index.record import Record
@@ -329,7 +330,7 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     batch.version = "0.0.1"
     with pytest.raises(ExecutorUnusable, match=r"has wdsfs .*, and this command 0\.0\.1"):
         far_side.run(batch)
-    monkeypatch.setattr("wdsfs.executors.__version__", "0.0.1")
+    monkeypatch.setattr("wdsfs.cluster_workers.__version__", "0.0.1")
     workers = Workers("tests.work:threads")
     with pytest.raises(ExecutorUnusable, match=r"tests.work:threads: a worker has wdsfs .*: install 0\.0\.1"):
         _ = workers.engine

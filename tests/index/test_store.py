@@ -34,8 +34,8 @@ from tests.conftest import descendants, descriptors, new_processes
 from tests.processes import PATIENCE, wait_until
 from tests.thorough import THOROUGH
 from wdsfs import host, mount_table
+from wdsfs.cluster_workers import Workers
 from wdsfs.errors import IndexUnusable, MissingShard, ShardError, UnreadableShard
-from wdsfs.executors import Workers
 from wdsfs.index import process_pool, record, record_builder, record_of_file, store
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file

@@ -18,8 +18,8 @@ import pytest
 from tests import sets
 from tests.conftest import Program
 from tests.processes import wait_until
+from wdsfs.cluster_workers import Workers
 from wdsfs.errors import CommitError, ShardError, StaleShard
-from wdsfs.executors import Workers
 from wdsfs.index.far_side import SeenShard
 from wdsfs.packing import cluster_units
 from wdsfs.packing.cluster_units import ClusterRun, OutputUnit, remove_attempts

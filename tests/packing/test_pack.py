@@ -33,8 +33,8 @@ from tests.processes import Process, wait_until
 from tests.thorough import examples
 from tests.tree.test_shard_tree import a_tree, check_consistency
 from wdsfs import names
+from wdsfs.cluster_workers import Workers
 from wdsfs.errors import CommitError, UsageError, ViewError
-from wdsfs.executors import Workers
 from wdsfs.packing import reasons
 from wdsfs.packing.file_samples import parse_splits
 from wdsfs.packing.file_source import FilePlan, PackOptions, make_plan, pack_files

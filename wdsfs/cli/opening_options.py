@@ -17,7 +17,7 @@ from wdsfs.errors import parse_size
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from wdsfs.executors import Workers
+    from wdsfs.cluster_workers import Workers
     from wdsfs.tree.set_options import Opening, Tolerance
 
 # --- passed on to all processes by the environment ---------------------------------------------------------------
@@ -224,7 +224,7 @@ def workers_of(executor: str | None, jobs: int | None) -> Workers | None:
     """
     if not executor:
         return None
-    from wdsfs.executors import Workers
+    from wdsfs.cluster_workers import Workers
 
     workers = Workers(executor, jobs)
     click.get_current_context().call_on_close(workers.close)

@@ -29,10 +29,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from wdsfs import host
+from wdsfs.cluster_workers import Workers
+from wdsfs.daemon_threads import DaemonThreads
 from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_output, is_remote
 from wdsfs.errors import ShardError, StaleMount, UnreadableShard
-from wdsfs.executors import DaemonThreads, Workers
 from wdsfs.index.far_side import SeenShard, on_shard
 from wdsfs.index.spread import InFlight, Job, spread
 from wdsfs.shards import Fingerprint, Shard, wait_for_tick

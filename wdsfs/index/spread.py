@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from wdsfs.cluster_workers import LOST, Workers
 from wdsfs.errors import ExecutorUnusable, ShardError, UnreadableShard, WdsfsError
-from wdsfs.executors import LOST, Workers
 from wdsfs.index.far_side import Batch, Outcome, options, run
 
 What = TypeVar("What")

@@ -27,10 +27,10 @@ from typing import Any, NamedTuple
 
 import lmdb
 
+from wdsfs.cluster_workers import Workers
 from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import IndexUnusable, MissingShard, NotATar, ShardError, UnreadableShard
-from wdsfs.executors import Workers
 from wdsfs.index import index_directory, lmdb_check, process_pool
 from wdsfs.index.index_directory import IndexDirectory
 from wdsfs.index.portable import Portables, path_of

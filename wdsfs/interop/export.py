@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from wdsfs.cluster_workers import Workers
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import ExportError, ShardError
-from wdsfs.executors import Workers
 from wdsfs.index import process_pool
 from wdsfs.index.record import Record
 from wdsfs.interop import dali, energon

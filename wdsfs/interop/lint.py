@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs import names
+from wdsfs.cluster_workers import Workers
 from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import ShardError, StaleShard, UnreadableShard, counted, several
-from wdsfs.executors import Workers
 from wdsfs.index import process_pool, record_of_file
 from wdsfs.index.record import KINDS, STRAY, Record
 from wdsfs.interop import dali, energon

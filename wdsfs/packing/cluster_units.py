@@ -18,10 +18,10 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from wdsfs.cluster_workers import Workers
 from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import CommitError, ShardError, StaleShard
-from wdsfs.executors import Workers
 from wdsfs.index.far_side import SeenShard, agree, here
 from wdsfs.index.process_pool import seen_here
 from wdsfs.index.spread import Job, spread

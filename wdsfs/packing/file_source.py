@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wdsfs.cluster_workers import Workers
 from wdsfs.errors import CommitError, UsageError, counted
-from wdsfs.executors import Workers
 from wdsfs.names import bytes_of, lower_case
 from wdsfs.packing import file_samples, reasons
 from wdsfs.packing.file_table import LeftOut, WalkRules, walk

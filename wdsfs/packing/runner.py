@@ -16,10 +16,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import cached_property
 from typing import TypeVar
 
+from wdsfs.cluster_workers import Workers
 from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import CommitError, ShardError, StaleShard, bytes_text, several
-from wdsfs.executors import Workers
 from wdsfs.index import process_pool
 from wdsfs.index.record import Record
 from wdsfs.packing.cluster_units import ClusterRun, remove_attempts

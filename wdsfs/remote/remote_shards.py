@@ -289,7 +289,7 @@ class RemoteShards:
     def fetch_all(self, paths: Sequence[bytes], jobs: int, advance: Callable[[int], None]) -> FetchResult:
         from concurrent.futures import as_completed
 
-        from wdsfs.executors import DaemonThreads
+        from wdsfs.daemon_threads import DaemonThreads
 
         there: dict[bytes, int] = {}  # bytes that were in the cache at the start
         here: dict[bytes, int] = {}  # bytes that are in the cache

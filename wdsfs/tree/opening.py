@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from wdsfs import errors
+from wdsfs.cluster_workers import Workers
 from wdsfs.door.remote_side import FetchResult
 from wdsfs.door.shard_door import DOOR
-from wdsfs.executors import Workers
 from wdsfs.index import process_pool
 from wdsfs.index.portable import attached
 from wdsfs.index.portable_writer import checked_target, write_index

@@ -17,8 +17,8 @@ from wdsfs.names import PLAIN, Reading
 from wdsfs.tree.composition import Composition
 
 if TYPE_CHECKING:
+    from wdsfs.cluster_workers import Workers
     from wdsfs.errors import ShardError
-    from wdsfs.executors import Workers
     from wdsfs.spec.expand import Slice
     from wdsfs.tree.shard_set import ShardSet
     from wdsfs.tree.tree import View
