@@ -30,7 +30,7 @@ from wdsfs.errors import MountError, StaleShard
 from wdsfs.fuse.lister import PROCESSES, Lister, SampleDirectory
 from wdsfs.fuse.page_cache import PageCache
 from wdsfs.fuse.pass_notes import PassNotes
-from wdsfs.fuse.supervisor import PUSHER_FAILURES
+from wdsfs.fuse.pusher_process import FAILURES_MAX
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
 from wdsfs.mount.live_mount import detach
@@ -565,7 +565,7 @@ pusher.Pusher.go_on = wrong
 """
 
 
-@pytest.mark.parametrize("times", [1, PUSHER_FAILURES])
+@pytest.mark.parametrize("times", [1, FAILURES_MAX])
 def test_a_pusher_that_fails(patched: Patched, times: int) -> None:
     """It is replaced; if it fails again and again, readers go on without it."""
     patched.patch = DEFECTS.format(times=times, home=patched.home)
@@ -579,7 +579,7 @@ def test_a_pusher_that_fails(patched: Patched, times: int) -> None:
         mounted.allow_log("a defect")
         with passes(paths_of(mounted), look):
             wait_until((patched.home / f"failure-{times - 1}").exists, "the last failure")
-            if times < PUSHER_FAILURES:
+            if times < FAILURES_MAX:
                 wait_until(lambda: mounted.status()["pushed"]["files"], "files that are pushed")
             else:
                 mounted.wait_for_log("any more")

@@ -18,7 +18,7 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -26,14 +26,17 @@ import trio
 from tests.conftest import Mounted, Program, descriptors, drop_pages
 from tests.processes import PATIENCE, wait_until
 from wdsfs import mount_registry
+from wdsfs.fuse import child_process
 from wdsfs.fuse import counters as boards
-from wdsfs.fuse import supervisor
+from wdsfs.fuse.child_process import HelperProcess, in_child
 from wdsfs.fuse.counters import DEADLY, Board
 from wdsfs.fuse.pass_notes import PassNotes
-from wdsfs.fuse.supervisor import LATE_MAX, PUSHER_FAILURES, Supervisor, _Worker, in_child
+from wdsfs.fuse.pusher_process import FAILURES_MAX, PushedMount, PusherProcess, push_ahead
+from wdsfs.fuse.supervisor import LATE_MAX, Duty, Supervisor, Worker
 from wdsfs.inodes import TAG_MAX
 from wdsfs.shards import Fingerprint
 from wdsfs.tree.freshness import Generations
+from wdsfs.tree.tree import LowerTree
 
 FILES = 200
 SIZE = 3000
@@ -540,7 +543,7 @@ from pathlib import Path
 from wdsfs.fuse import supervisor as engine
 from wdsfs.tree.shard_tree import ShardTree
 from wdsfs.fuse import counters
-engine.LOOK_SECONDS = 0.1
+engine.WATCHDOG_SECONDS = 0.1
 content_before, busy, hung = ShardTree.content, counters.Slot.busy_seconds.fget, Path("hung").absolute()
 def content(self, inode):
     if inode & 0x3FFFFFFF == 7 and not hung.exists():
@@ -564,7 +567,7 @@ def test_a_mount_whose_workers_cannot_be_forked_fails(patched: Patched, shard: P
 import errno, os, sys
 fork = os.fork
 def fork_unless_supervisor():
-    if sys._getframe(1).f_code.co_name == "_start_child":
+    if sys._getframe(1).f_code.co_name == "start_child":
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     return fork()
 os.fork = fork_unless_supervisor
@@ -809,10 +812,10 @@ def test_a_changed_shard_gets_another_tag_whatever_its_fingerprint() -> None:
     assert tags.of(1, Fingerprint(1, 2, 3)) == first
 
 
-def supervisor_of(*workers: _Worker) -> Supervisor:
+def supervisor_of(*workers: Worker) -> Supervisor:
     """A supervisor of these workers, which are none of its children."""
     own = Supervisor.__new__(Supervisor)
-    own.board, own._dismissed, own._follower, own._pusher = Board(), set(), 0, 0
+    own.board, own._follower, own._pusher = Board(), HelperProcess("the follower"), None
     own.workers = {worker.pid: worker for worker in workers}
     return own
 
@@ -821,7 +824,8 @@ def test_workers_that_wait_for_disks_end_their_request_when_the_set_is_another()
     """What they are at may be long, and would begin anew. But not more and more of them."""
     count = LATE_MAX + 3
     pids = [_sleeping_process() for _ in range(count)]
-    own = supervisor_of(*(_Worker(pid, slot, None, 0) for slot, pid in enumerate(pids)))
+    workers = [Worker(pid, slot, None, 0) for slot, pid in enumerate(pids)]
+    own = supervisor_of(*workers)
     for slot in range(count - 1):  # the last one is idle
         own.board.slot(slot).begin(boards.KINDS.index("read"), 1)
         own.board.slot(slot).wait(True)
@@ -834,7 +838,8 @@ def test_workers_that_wait_for_disks_end_their_request_when_the_set_is_another()
 
     try:
         trio.run(exchange)
-        assert own._dismissed == set(pids[LATE_MAX:])
+        assert [worker.duty for worker in workers[:LATE_MAX]] == [Duty.RETIRED] * LATE_MAX
+        assert {worker.duty for worker in workers[LATE_MAX:]} == {Duty.DISMISSED}
         assert all(own.board.slot(slot).retirement[0] for slot in range(LATE_MAX))
     finally:
         for pid in pids:
@@ -861,8 +866,8 @@ async def _reap_workers(own: Supervisor) -> None:
 
 def test_a_killed_worker_that_cannot_end_does_not_hold_up_another_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """It sleeps uninterruptibly, as on a hard NFS mount whose server is gone."""
-    own, killed = supervisor_of(_Worker(1, 0, None, 0)), list[int]()
-    monkeypatch.setattr(own, "_kill", killed.append)
+    own, killed = supervisor_of(Worker(1, 0, None, 0)), list[int]()
+    monkeypatch.setattr("wdsfs.fuse.supervisor.kill", killed.append)
     monkeypatch.setattr("wdsfs.fuse.supervisor.RETIRE_SECONDS", 0.01)
 
     async def exchange() -> bool:
@@ -910,7 +915,7 @@ def test_a_child_whose_answer_comes_too_late_leaves_no_zombie() -> None:
     async def ask() -> None:
         with trio.move_on_after(0):
             await in_child(lambda: {"never": os.read(receiver, 1)}, None)
-        pids.extend(supervisor._killed)
+        pids.extend(child_process._killed)
         wait_until(lambda: os.waitid(os.P_PID, pids[0], os.WEXITED | os.WNOWAIT), "the end of the child")
         assert await in_child(lambda: {"done": True}, None) == {"done": True}
 
@@ -922,24 +927,21 @@ def test_a_child_whose_answer_comes_too_late_leaves_no_zombie() -> None:
 
 
 def test_a_pusher_that_cannot_be_forked_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = supervisor_of()
-    own.board.passes = PassNotes()
+    pusher = PusherProcess(PassNotes())
     monkeypatch.setattr(os, "fork", refuse(errno.EAGAIN))
-    for _ in range(2 * PUSHER_FAILURES):
-        own._fork_pusher(own.board.passes)
-    assert not own.board.passes.off
+    for _ in range(2 * FAILURES_MAX):
+        pusher.fork(lambda: 0)
+        assert pusher.reap() is None
+    assert not pusher.passes.off
 
 
 def test_a_pusher_whose_listers_cannot_be_forked_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own, (receiver, own._living) = supervisor_of(), os.pipe()
-    os.close(receiver)
-    own.device, own.place = -1, ("/mnt", 1)
-    own.make_tree = lambda: types.SimpleNamespace(files_layout=False)
-    monkeypatch.setattr(own, "_own_device", lambda: -2)
-    monkeypatch.setattr("wdsfs.fuse.supervisor.Lister", lambda *_, **__: refuse(errno.EAGAIN)())
-    assert own._push(PassNotes()) == 0
+    mount, tree = PushedMount(-1, ("/mnt", 1), -1, lambda _: None), types.SimpleNamespace(files_layout=False)
+    monkeypatch.setattr("wdsfs.fuse.pusher_process._own_device", lambda shared: -2)
+    monkeypatch.setattr("wdsfs.fuse.pusher_process.Lister", lambda *_, **__: refuse(errno.EAGAIN)())
+    assert push_ahead(mount, cast(LowerTree, tree), PassNotes()) == 0
     assert os.strerror(errno.EAGAIN) in caplog.text
 
 
@@ -947,7 +949,7 @@ def test_a_worker_that_cannot_be_forked_leaves_no_descriptor(monkeypatch: pytest
     """On a kernel where each worker has a descriptor of its own."""
     own, before = supervisor_of(), descriptors()
     own.resends, own.device = False, -1
-    monkeypatch.setattr("wdsfs.fuse.supervisor._clone", lambda device: os.open(os.devnull, os.O_RDONLY))
+    monkeypatch.setattr("wdsfs.fuse.fuse_device.clone_device", lambda device: os.open(os.devnull, os.O_RDONLY))
     monkeypatch.setattr(os, "fork", refuse(errno.EAGAIN))
     own._fork()
     assert (own.workers, descriptors() - before) == ({}, set())

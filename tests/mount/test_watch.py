@@ -504,7 +504,7 @@ def test_stores_are_asked_once_in_less_than_a_minute_however_long_they_take(
 def test_a_late_worker_of_a_new_list_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another change is shown while the kernel's caches are invalidated for the one before."""
     growth, scope, late = Growth.__new__(Growth), trio.CancelScope(), list[bool]()
-    nothing: Any = SimpleNamespace(workers={}, shards=[])
+    nothing: Any = SimpleNamespace(serves_earlier_set=False, shards=[])
     growth.supervisor, growth.served, growth._is_late = nothing, nothing, True
     monkeypatch.setattr(followed_set, "LATE_SECONDS", 0)
 

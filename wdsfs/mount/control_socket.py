@@ -17,8 +17,9 @@ from typing import Any
 import trio
 
 from wdsfs import __version__
+from wdsfs.fuse.child_process import in_child
 from wdsfs.fuse.protocol import notes_of
-from wdsfs.fuse.supervisor import Supervisor, in_child
+from wdsfs.fuse.supervisor import Supervisor
 from wdsfs.fuse.write_ops import RESTORE
 from wdsfs.mount import reports
 from wdsfs.mount.followed_set import Growth

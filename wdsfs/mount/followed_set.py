@@ -28,7 +28,8 @@ import trio
 
 from wdsfs.errors import counted, several
 from wdsfs.fuse import protocol
-from wdsfs.fuse.supervisor import Supervisor, in_child
+from wdsfs.fuse.child_process import in_child
+from wdsfs.fuse.supervisor import Supervisor
 from wdsfs.inodes import ROOT
 from wdsfs.mount.look_again import Earlier, LeftOut, change_of, look_again
 from wdsfs.mount.mounted_set import MountedSet
@@ -176,7 +177,7 @@ class Growth:
         """
         while True:
             await trio.sleep(LATE_SECONDS)
-            if self._is_late and not any(worker.retired for worker in self.supervisor.workers.values()):
+            if self._is_late and not self.supervisor.serves_earlier_set:
                 self._is_late = False
                 if not await self._invalidate([shard.name for shard in self.served.shards]):
                     self._is_late = True  # not `|=`, which would forget what `_show` has set meanwhile

@@ -27,10 +27,11 @@ from wdsfs import host, mount_table
 from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import MountError, NotATar, ShardError, UnreadableShard, counted
+from wdsfs.fuse.child_process import Child, in_child
 from wdsfs.fuse.counters import Board
 from wdsfs.fuse.pass_notes import PassNotes
 from wdsfs.fuse.read_ops import TIMEOUT_SECONDS, ReadOperations
-from wdsfs.fuse.supervisor import Child, Supervisor, in_child
+from wdsfs.fuse.supervisor import Supervisor
 from wdsfs.fuse.write_ops import WritableOperations
 from wdsfs.index.portable import attached
 from wdsfs.index.record_of_file import settles_in
