@@ -23,7 +23,7 @@ longer = st.one_of(parts, st.sampled_from([b"d/" * 255, b"d/" * 256, b"x" * 4090
         (b"d/a", b".jpg", None),
         (b"d/a", b"", None),
         (b"./a", b"jpg", None),
-        (b"a", b"__Key__", reasons.RESERVED),
+        (b"a", b"__Key__", reasons.RESERVED_COLUMN),
         (b"d/.a", b"jpg", reasons.HIDDEN),
         (b"d/", b"jpg", reasons.HIDDEN),
         (b"__m__/a", b"jpg", reasons.META),

@@ -109,10 +109,10 @@ packing_options = gather_options(
 
 # --- what `pack` does ----------------------------------------------------------------------------------------
 
-_WORDS = "wdsfs.cli.commit_command.words"  # in the context: the words of the command line
+_TYPED_WORDS = "wdsfs.cli.commit_command.words"  # in the context: the words of the command line
 # The options that only `pack` has: those that take a value, and flags.
 _OF_VIEWS = ("--columns", "--field", "--join", "--associate", "--keys", "--missing", "--duplicates")
-_DIVIDING, _FLAGS = ("--maxcount", "--maxsize"), ("--ignore-case", "--sort", "--changed-only")
+_DIVIDING, _FLAGS_OF_PACK = ("--maxcount", "--maxsize"), ("--ignore-case", "--sort", "--changed-only")
 _NOT_OF_PACK = ("--in-place", "--link", "--abandon", "--ignore-times", "--merge")
 
 
@@ -120,7 +120,7 @@ class _Command(Command):
     """Keeps the words of the command line, for a message that has the command to type instead."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[_WORDS] = list(args)
+        ctx.meta[_TYPED_WORDS] = list(args)
         return super().parse_args(ctx, args)
 
 
@@ -137,7 +137,7 @@ def _refuse_option_of_pack(ctx: click.Context, param: click.Parameter, value: ob
     """Raise UsageError for an option that only `pack` has, with the way out."""
     if not value:
         return
-    words, option = ctx.meta[_WORDS], param.opts[0]
+    words, option = ctx.meta[_TYPED_WORDS], param.opts[0]
     typed = {word.partition("=")[0] for word in words}
     if "--overlay" not in typed and not typed.isdisjoint(_OF_VIEWS):
         raise UsageError(f"commit: {option} is an option of pack: {_command_of_pack(words)}")
@@ -156,7 +156,7 @@ def _options_of_pack(command: Decorated) -> Decorated:
     hidden: dict[str, Any] = {"hidden": True, "expose_value": False, "callback": _refuse_option_of_pack}
     for word in (*_OF_VIEWS, *_DIVIDING):
         command = click.option(word, multiple=True, **hidden)(command)
-    for word in _FLAGS:
+    for word in _FLAGS_OF_PACK:
         command = click.option(word, is_flag=True, **hidden)(command)
     return command
 
@@ -172,7 +172,7 @@ def _refuse_without_overlay(overlay: NamedOverlay) -> None:
         return
     text = "commit writes the changes of an overlay: name one MOUNTPOINT, or name --overlay DIR and the SHARDS"
     if sources:
-        words = click.get_current_context().meta[_WORDS]
+        words = click.get_current_context().meta[_TYPED_WORDS]
         text += f" below it; to make new shards of SHARDS alone type: {_command_of_pack(words)}"
     raise MountError(text) if len(sources) == 1 else UsageError(text)
 
@@ -205,7 +205,7 @@ def commit(overlay: NamedOverlay, packing: Packing, opening: Opening) -> None:
     packing = packing.check(opening.tolerance)
     code, committed = _commit_overlay(overlay, packing, opening)
     if committed is not None:
-        _show(committed, packing, time.monotonic() - since)
+        _report_commit(committed, packing, time.monotonic() - since)
         note_uneven(committed.uneven, opening.quiet)
         if not packing.dry_run and _export(committed.plan, committed.before, packing, opening):
             code = code or ExportError.exit_code
@@ -232,7 +232,7 @@ def _commit_overlay(overlay: NamedOverlay, packing: Packing, opening: Opening) -
     """
     chosen = packing.options
     whole = not (chosen.in_place or packing.abandon)
-    opened = overlay.opened(opening, freeze=not packing.dry_run, whole=whole)
+    opened = overlay.open_session(opening, freeze=not packing.dry_run, whole=whole)
     committed = None
     with disk_errors(), ended_in_order(), opened as session:
         if packing.abandon:
@@ -258,7 +258,7 @@ def _commit_held(session: OverlaySession, overlay: NamedOverlay, packing: Packin
     if not packing.dry_run:
         label = "packing and sending" if plan.sent else "packing"
         with bytes_bar(label, plan.length + plan.sent, opening.quiet) as on_bytes, _interrupts(made):
-            done = made.write(opening, on_bytes, packing.space_check, session.show_new)
+            done = made.write(opening, on_bytes, session.show_new, space_check=packing.space_check)
     return Committed(plan, done, uneven, lower.shards)
 
 
@@ -321,11 +321,11 @@ def _abandon(session: OverlaySession, as_json: bool) -> None:
 # --- the report ----------------------------------------------------------------------------------------------
 
 
-def _show(committed: Committed, packing: Packing, seconds: float) -> None:
+def _report_commit(committed: Committed, packing: Packing, seconds: float) -> None:
     """Print the shards that are planned, or that were written, and in how many seconds."""
     plan = committed.plan
     if packing.as_json:
-        _show_json(committed, packing.dry_run, seconds)
+        _report_as_json(committed, packing.dry_run, seconds)
         return
     if packing.dry_run:
         output.print_steps(plan.steps)
@@ -341,7 +341,7 @@ def _show(committed: Committed, packing: Packing, seconds: float) -> None:
         _say_further(plan.steps)
 
 
-def _show_json(committed: Committed, dry_run: bool, seconds: float) -> None:
+def _report_as_json(committed: Committed, dry_run: bool, seconds: float) -> None:
     plan, shards = committed.plan, [step.as_json() for step in committed.plan.steps]
     if dry_run:
         write_json(shards)

@@ -51,8 +51,8 @@ class NamedOverlay(NamedTuple):
     overlay: str | None
     tree: TreeOptions
 
-    def opened(
-        self, opening: Opening, freeze: bool = False, whole: bool = False
+    def open_session(
+        self, opening: Opening, *, freeze: bool = False, whole: bool = False
     ) -> AbstractContextManager[OverlaySession]:
         """Open the overlay; `whole` says that all shards of the set are needed. Raises UsageError, MountError."""
         from wdsfs.mount import mount_search
@@ -130,7 +130,7 @@ def diff(overlay: NamedOverlay, as_json: bool, opening: Opening) -> None:
     """
     from wdsfs.packing.diff import changes_of
 
-    with disk_errors(), overlay.opened(opening) as session:
+    with disk_errors(), overlay.open_session(opening) as session:
         if session.is_half_done:
             raise overlay.unfinished()
         changes = changes_of(session.place, session.tree)

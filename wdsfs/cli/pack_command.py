@@ -53,7 +53,7 @@ class Packed(NamedTuple):
     as_json: bool
 
 
-def _packed(
+def _pack_options(
     exports: tuple[str, ...],
     space_check: bool,
     dry_run: bool,
@@ -77,7 +77,7 @@ def _packed(
 
 packed_options = gather_options(
     "packed",
-    _packed,
+    _pack_options,
     {
         "output": click.option(
             "-o",
@@ -246,7 +246,7 @@ def pack(
             made = _pack_shards(
                 sources, packed, selection._replace(split=packed.split or None), composition, opening
             )
-    _show(made, packed, time.monotonic() - since)
+    _report_pack(made, packed, time.monotonic() - since)
     note_uneven(made.uneven, opening.quiet)
     if packed.exports and not packed.dry_run:
         shards = expand([step.target for step in made.plan.steps])
@@ -286,7 +286,7 @@ def _pack_files(directories: Sequence[str], packed: Packed, opening: Opening) ->
             disk_errors(),
             when_interrupted(output.STOPPED),
         ):
-            done = pack_files(plan, opening.jobs, on_bytes, packed.space_check, opening.workers)
+            done = pack_files(plan, opening.jobs, on_bytes, opening.workers, space_check=packed.space_check)
     first = plan.steps[0].output
     facts = {**_facts(plan, plan.splits), "layout": plan.layout.name}
     facts["left_out_count"] = plan.losses.unpackable_count + plan.losses.leavings_count
@@ -333,7 +333,7 @@ def _refuse_own_directory(sources: Sequence[str], packed: Packed) -> None:
             raise UsageError(f"--output: the new shards would be in {os.fsdecode(place)}, which is packed")
 
 
-def _show(made: Made, packed: Packed, seconds: float) -> None:
+def _report_pack(made: Made, packed: Packed, seconds: float) -> None:
     """Print the shards that are planned, or that were written, and in how many seconds."""
     if packed.as_json:
         report = made.facts

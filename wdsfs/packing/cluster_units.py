@@ -130,7 +130,7 @@ class ClusterRun:
         source = self._sources[number]
         seen = seen_here(source.path)
         if seen.fingerprint != source.fingerprint:
-            raise _changed(source.path)
+            raise changed_since_planned(source.path)
         return seen
 
     def _hold(self, target: bytes) -> None:
@@ -166,7 +166,7 @@ class ClusterRun:
                 for number in output.sources if self._sources else ():
                     source = self._sources[number]
                     if not is_remote(source.path) and DOOR.look(source.path) != source.fingerprint:
-                        raise _changed(source.path)
+                        raise changed_since_planned(source.path)
                 before(os.fstat(fd))
                 if replaces is None and os.path.lexists(output.target):
                     raise CommitError(f"{os.fsdecode(output.target)} exists already")
@@ -208,7 +208,8 @@ def remove_attempts(targets: Iterable[bytes]) -> None:
                     os.unlink(os.path.join(directory, name))
 
 
-def _changed(path: bytes) -> StaleShard:
+def changed_since_planned(path: bytes) -> StaleShard:
+    """Return the error for a source that is another file than when the shards were planned."""
     return StaleShard(f"{os.fsdecode(path)} has changed since the commit was planned; start again")
 
 

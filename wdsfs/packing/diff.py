@@ -1,7 +1,7 @@
 """The changes of an overlay, sample by sample, for `wdsfs diff` and for a commit.
 
-`find` walks the upper beside the tree of the lower (`upper_walk.py`), matches renamed samples with their former
-ones, and names the files that no tar of samples can hold, or that readers would mix up. It writes nothing.
+`find_changes` walks the upper beside the tree of the lower (`upper_walk.py`), matches renamed samples with their
+former ones, and names the files that no tar of samples can hold, or that readers would mix up. It writes nothing.
 
 New members of an existing sample follow its last member. New samples in the directory of a shard follow its last
 sample. All others go into further shards. docs/reference/overlay.md has the same rules for users.
@@ -472,12 +472,12 @@ def _key_of(name: bytes) -> bytes:
 
 
 def changes_of(place: OverlayDirectory, tree: LowerTree, rules: Rules = Rules()) -> Changes:  # noqa: B008  # immutable
-    """Return the changes of an overlay over this tree; raises what `find` raises."""
+    """Return the changes of an overlay over this tree; raises what `find_changes` raises."""
     with opened_upper(place) as directory:
-        return find(tree, load_upper(place), lambda node: open_below(directory, node.path()), rules)
+        return find_changes(tree, load_upper(place), lambda node: open_below(directory, node.path()), rules)
 
 
-def find(
+def find_changes(
     tree: LowerTree,
     upper: UpperNode,
     open_file: Callable[[UpperNode], int],
@@ -487,10 +487,10 @@ def find(
 
     Raises ShardErrors for shards that are needed and cannot be read, OSErrors of the upper.
     """
-    return indexed(_find, tree, upper, open_file, rules)
+    return indexed(_collect, tree, upper, open_file, rules)
 
 
-def _find(tree: LowerTree, upper: UpperNode, open_file: Callable[[UpperNode], int], rules: Rules) -> Changes:
+def _collect(tree: LowerTree, upper: UpperNode, open_file: Callable[[UpperNode], int], rules: Rules) -> Changes:
     walk = Walk(tree, open_file, rules)
     tree.prepare()
     walk.directory(upper, Spot(b"", ROOT))

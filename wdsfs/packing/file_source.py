@@ -53,11 +53,11 @@ ALONE_FILES, ALONE_BYTES = 4_000, 64 << 20
 # also of a set of small files.
 MAXCOUNT = 10_000
 
-NUMBER, NAME, NONE = "number", "name", "none"
+AS_NUMBER, AS_NAME, AS_NONE = "number", "name", "none"
 SPLIT_FIELD = "{split}"
 CLASSES_NAME = b"classes"
 
-NAMED_MAX = 10  # files left out that an error names
+LISTED_FILES_MAX = 10  # files left out that an error names
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +65,15 @@ class PackOptions:
     """Options of the command line.
 
     `output` names the new shards: `%06d` or braces for the number, `{split}` for the split. `class_as` is the
-    content of the column of the class: NUMBER, NAME, or NONE for no such column. `class_names` is a file of
-    classes by number. `shuffle` is a seed, `order` a file of keys. `mtime` (seconds) is the time of all members.
-    `leave_out`: go ahead without files that cannot be packed. Of SHARDS, `keep_shards` makes a new shard of each
-    one, and `sort` puts the samples of each in the order of their keys.
+    content of the column of the class: AS_NUMBER, AS_NAME, or AS_NONE for no such column. `class_names` is a file
+    of classes by number. `shuffle` is a seed, `order` a file of keys. `mtime` (seconds) is the time of all
+    members. `leave_out`: go ahead without files that cannot be packed. Of SHARDS, `keep_shards` makes a new shard
+    of each one, and `sort` puts the samples of each in the order of their keys.
     """
 
     output: str
     layout: str = file_samples.AUTO
-    class_as: str = NUMBER
+    class_as: str = AS_NUMBER
     class_column: str = "cls"
     class_names: str | None = None
     shuffle: str | None = None
@@ -108,7 +108,7 @@ class PackOptions:
                 "--split and {split} in --output belong together: --split train=0.9 --split val=0.1 "
                 "-o 'out/{split}-%06d.tar'"
             )
-        if self.class_as == NONE and self.class_names is not None:
+        if self.class_as == AS_NONE and self.class_names is not None:
             raise UsageError("--class-names is for the column of the classes, which --class-as none leaves out")
         for pattern in self._patterns:
             refuse_output(pattern)
@@ -260,8 +260,9 @@ def pack_files(
     plan: FilePlan,
     jobs: int = 1,
     on_bytes: Callable[[int], None] = lambda _: None,
-    space_check: bool = True,
     workers: Workers | None = None,
+    *,
+    space_check: bool = True,
 ) -> list[Step]:
     """Write the shards of a plan that are not there yet, and return them. Raises as `Runner.write`."""
     small = plan.length < ALONE_BYTES and len(plan.samples.rows) < ALONE_FILES
@@ -288,7 +289,7 @@ def make_plan(directories: Sequence[str], options: PackOptions) -> FilePlan:
     if not len(table):
         _refuse_losses(left_out, options)
     layout = file_samples.layout_of(table, options.layout)
-    column = None if options.class_as == NONE else lower_case(os.fsencode(options.class_column))
+    column = None if options.class_as == AS_NONE else lower_case(os.fsencode(options.class_column))
     samples = file_samples.group(table, layout, left_out, column)
     order = file_samples.order_of(samples, options.shuffle, options.order, left_out)
     _refuse_losses(left_out, options)
@@ -313,7 +314,7 @@ def _refuse_losses(left_out: LeftOut, options: PackOptions) -> None:
 
 
 def _listing(left_out: LeftOut) -> list[str]:
-    lines = [f"  {os.fsdecode(remark.path)}: {remark.reason}" for remark in left_out.unpackable[:NAMED_MAX]]
+    lines = [f"  {os.fsdecode(remark.path)}: {remark.reason}" for remark in left_out.unpackable[:LISTED_FILES_MAX]]
     more = left_out.unpackable_count - len(lines)
     return lines + ([f"  ... and {more} more"] if more else [])
 
@@ -327,9 +328,9 @@ def _labels(samples: file_samples.Samples, options: PackOptions) -> list[bytes]:
         if options.class_names is not None:
             raise UsageError(f"--class-names is for --layout classes, and these are {samples.layout.text}")
         return []
-    if options.class_as == NONE:
+    if options.class_as == AS_NONE:
         return []
-    if options.class_as == NAME and options.class_names is None:
+    if options.class_as == AS_NAME and options.class_names is None:
         return samples.classes
     numbers = {name: b"%d" % number for number, name in enumerate(samples.classes)}
     if options.class_names is not None:
@@ -338,12 +339,12 @@ def _labels(samples: file_samples.Samples, options: PackOptions) -> list[bytes]:
     unknown = [name for name in samples.classes if name not in numbers]
     if unknown:
         raise CommitError(f"--class-names {options.class_names} has no class {os.fsdecode(unknown[0])!r}")
-    return samples.classes if options.class_as == NAME else [numbers[name] for name in samples.classes]
+    return samples.classes if options.class_as == AS_NAME else [numbers[name] for name in samples.classes]
 
 
 def _classes_file(plan: FilePlan) -> Step | None:
     options = plan.options
-    if not plan.labels or options.class_as != NUMBER or options.class_names is not None:
+    if not plan.labels or options.class_as != AS_NUMBER or options.class_names is not None:
         return None
     texts = [name.decode("utf-8", "surrogateescape") for name in plan.samples.classes]
     # A list of lines is what most tools take; it cannot have all names.

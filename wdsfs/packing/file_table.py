@@ -33,7 +33,7 @@ _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 HIDDEN_DIRECTORY = "is a hidden directory"
 LINKED = f"{reasons.SYMBOLIC}: --follow-links packs what it leads to"
 DANGLING = "is a symbolic link to nothing"
-UNREADABLE = "cannot be read by this user"
+UNREADABLE_FILE = "cannot be read by this user"
 LOOP = "is a symbolic link to a directory above it"
 
 
@@ -141,7 +141,7 @@ class _Walk:
                     self.left_out.leave(self._absolute(path) + b"/" + name, reasons.LEAVING)
                 elif regular:
                     if self.checks_access and not self._may_read(mode, fd, name):
-                        self.left_out.refuse(self._absolute(path) + b"/" + name, UNREADABLE)
+                        self.left_out.refuse(self._absolute(path) + b"/" + name, UNREADABLE_FILE)
                     else:
                         files.append((name, about.st_size, about.st_mtime_ns))
                 elif stat.S_ISDIR(mode) and not name.startswith(b"."):

@@ -64,8 +64,9 @@ class OverlayCommit:
         self,
         opening: Opening,
         on_bytes: Callable[[int], None] = lambda _: None,
-        space_check: bool = True,
         show: Callable[[Sequence[bytes], Sequence[bytes]], None] = lambda _new, _replaced: None,
+        *,
+        space_check: bool = True,
     ) -> list[Step]:
         """Write the shards of the plan; return the steps that were done now.
 
@@ -94,7 +95,7 @@ class OverlayCommit:
             replacement.begin()
         return replacement.finish()
 
-    def _note_outputs(self, done: bool) -> None:
+    def _note_outputs(self, *, done: bool) -> None:
         """Note which shards have the changes of the overlay, so that the overlay is not used over them."""
         changes, pattern = self.changes, self.options.output
         assert changes is not None

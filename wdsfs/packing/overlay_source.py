@@ -202,7 +202,7 @@ class Planner:
         places = Counter(plan.canonical(shard.path) for shard in self.lower.shards)
         targets = plan.Targets(() if self.options.in_place else places, "choose another --output, or --in-place")
         for target in (plan.canonical(step.target) for step in self.plan.steps):
-            targets.add(target, self.options.in_place and (target in places or os.path.lexists(target)))
+            targets.add(target, is_tar=self.options.in_place and (target in places or os.path.lexists(target)))
             if places[target] > 1:
                 raise CommitError(f"{os.fsdecode(target)} is several shards of the set")
 

@@ -335,9 +335,9 @@ def namer(pattern: str | None) -> Callable[[int], bytes]:
     if braces.are_in(pattern):
         if "%" in pattern:
             raise UsageError(f"--output {pattern}: write the numbers like %06d or in braces, not both")
-        return _listed(pattern, list(braces.expand(pattern)))
+        return _named_one_by_one(pattern, list(braces.expand(pattern)))
     if "%" not in pattern:
-        return _listed(pattern, [pattern])
+        return _named_one_by_one(pattern, [pattern])
     if len(_NUMBER.findall(pattern)) != 1 or "%" in _NUMBER.sub("", pattern):
         raise UsageError(f"--output {pattern}: a number is written like %06d, and once")
     return lambda number: _absolute(pattern % number)
@@ -361,7 +361,7 @@ def refuse_compressed_name(target: bytes) -> None:
         raise UsageError(f"--output: {os.fsdecode(target)}: {text}; name them .tar and compress them afterwards")
 
 
-def _listed(pattern: str, names: list[str]) -> Callable[[int], bytes]:
+def _named_one_by_one(pattern: str, names: list[str]) -> Callable[[int], bytes]:
     def name(number: int) -> bytes:
         if number >= len(names):
             many = "1 shard" if len(names) == 1 else f"{len(names)} shards"
@@ -414,7 +414,7 @@ class Targets:
         self._sources, self._targets = set(map(canonical, sources)), set[bytes]()
         self._way_out = way_out
 
-    def add(self, target: bytes, is_tar: bool = False) -> None:
+    def add(self, target: bytes, *, is_tar: bool = False) -> None:
         """Note a name. `is_tar`: readers already read its file as a tar. Raises CommitError, UsageError."""
         place = canonical(target)
         if place in self._targets:

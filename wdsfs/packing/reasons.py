@@ -19,7 +19,9 @@ DOTTED_KEY = "the name of the sample has a dot: readers would end the key there"
 ODD_FOLDER = "the name of its folder would be read as another one"
 OTHER_STEM = "does not start with the name of its sample and a dot"
 ONLY_CASE = "differs from another file of its sample only in letter case: readers take the two for one"
-RESERVED = "readers use this name for themselves: the webdataset library stops at such a column; rename the file"
+RESERVED_COLUMN = (
+    "readers use this name for themselves: the webdataset library stops at such a column; rename the file"
+)
 TOO_LONG = "its path is too long for readers, which would leave it out"
 OF_MOUNT = "a mount uses this name for itself: rename the file"
 SYMBOLIC = "is a symbolic link"
@@ -53,7 +55,7 @@ def misread(key: bytes, extension: bytes) -> str | None:
     Semantics decision: what a mount shows can be packed. So an extension may be empty, or begin with a dot.
     """
     if names.lower_case(extension) in names.RESERVED:
-        return RESERVED
+        return RESERVED_COLUMN
     name = key + b"." + extension
     shown = names.raw_key(name)
     if shown is None:

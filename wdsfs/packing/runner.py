@@ -19,10 +19,10 @@ from typing import TypeVar
 from wdsfs.cluster_workers import Workers
 from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
-from wdsfs.errors import CommitError, ShardError, StaleShard, bytes_text, several
+from wdsfs.errors import CommitError, ShardError, bytes_text, several
 from wdsfs.index import process_pool
 from wdsfs.index.record import Record
-from wdsfs.packing.cluster_units import ClusterRun, remove_attempts
+from wdsfs.packing.cluster_units import ClusterRun, changed_since_planned, remove_attempts
 from wdsfs.packing.plan import COPY, LINK, Output, Plan, SourceShard, Step
 from wdsfs.packing.shard_writer import Contents, ObjectOutputs, ShardWriter
 from wdsfs.packing.source_layout import layout
@@ -31,9 +31,9 @@ from wdsfs.storage.durable import Disk, make_directories, remove_leftover, tempo
 from wdsfs.tree.indexing import NotIndexed
 from wdsfs.tree.shard_set import ShardSet
 
-AHEAD = 2  # shards per thread that are prepared before a thread is free
+PREPARED_AHEAD = 2  # shards per thread that are prepared before a thread is free
 
-Result = TypeVar("Result")
+Outcome = TypeVar("Outcome")
 Unit = tuple[Mapping[int, SourceShard], Contents, Output]  # a shard, as a process gets it
 
 
@@ -199,12 +199,12 @@ class Runner:
         if step.action != COPY or source is None or not is_remote(source.path):
             return False
         if DOOR.look(source.path) != source.fingerprint:
-            raise _changed_since(source.path)
+            raise changed_since_planned(source.path)
         return self.objects.copied(step.output, source.path)
 
     def _link(self, source: SourceShard, target: bytes) -> None:
         if Fingerprint.at(source.path) != source.fingerprint:
-            raise _changed_since(source.path)
+            raise changed_since_planned(source.path)
         try:
             self.disk.link(os.path.realpath(source.path), target)
         except OSError as error:
@@ -225,8 +225,7 @@ class Runner:
         try:
             return number, path, self.lower.record(number)
         except NotIndexed:
-            text = f"{os.fsdecode(path)} has changed since the commit was planned; start again"
-            raise StaleShard(text) from None
+            raise changed_since_planned(path) from None
 
     # --- several at a time
 
@@ -243,7 +242,7 @@ class Runner:
                 for step in steps:
                     self.prepare(step)
                     running.add(threads.submit(self._settled, step, work))
-                    if len(running) >= AHEAD * self.jobs:
+                    if len(running) >= PREPARED_AHEAD * self.jobs:
                         running = _some_done(running)
                 while running:
                     running = _some_done(running)
@@ -271,8 +270,8 @@ class Runner:
             raise
 
     def _in_processes(
-        self, function: Callable[[Unit], Result], steps: Sequence[Step]
-    ) -> Generator[tuple[Step, Result], None, None]:
+        self, function: Callable[[Unit], Outcome], steps: Sequence[Step]
+    ) -> Generator[tuple[Step, Outcome], None, None]:
         """Yield each step with the result of the function. Raises what that raises, and ShardErrors."""
         results = process_pool.units(
             function,
@@ -306,10 +305,6 @@ def _some_done(running: set[Future[None]]) -> set[Future[None]]:
     for future in done:
         future.result()
     return running
-
-
-def _changed_since(path: bytes) -> CommitError:
-    return CommitError(f"{os.fsdecode(path)} has changed since the commit was planned; start again")
 
 
 def refuse_without_space(steps: Sequence[Step], jobs: int) -> None:

@@ -217,7 +217,7 @@ class ShardWriter:
                 raise CommitError(f"{os.fsdecode(output.target)} exists already")
         self.disk.sync_directory(os.path.dirname(output.target))
 
-    def fill(self, fd: int, output: Output, sync: bool = False) -> None:
+    def fill(self, fd: int, output: Output, *, sync: bool = False) -> None:
         """Write a shard into an empty file, `sync` it, and verify it. Raises as `publish`."""
         written = self._write(fd, output)
         if sync:

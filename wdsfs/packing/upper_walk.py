@@ -205,7 +205,7 @@ def _folder_of(record: Record, components: Sequence[bytes]) -> int | None:
     return folder
 
 
-CHUNK = 1 << 20  # bytes that are compared at a time
+COMPARED_BYTES = 1 << 20  # bytes that are compared at a time
 
 
 class UpperFile(NamedTuple):
@@ -492,10 +492,13 @@ class Walk:
 
         def of_shard(offset: int) -> bytes:
             with named(self.lower.shards[number].path):
-                return content_module.read(content, offset, CHUNK)
+                return content_module.read(content, offset, COMPARED_BYTES)
 
         with self._opened(file.node) as fd:
-            return all(os.pread(fd, CHUNK, offset) == of_shard(offset) for offset in range(0, file.size, CHUNK))
+            return all(
+                os.pread(fd, COMPARED_BYTES, offset) == of_shard(offset)
+                for offset in range(0, file.size, COMPARED_BYTES)
+            )
 
     @contextlib.contextmanager
     def _opened(self, node: UpperNode) -> Iterator[int]:

@@ -80,7 +80,7 @@ class ViewContents:
 
 FIRST_MEMBERS = 1000  # of the first shard, that a command reports
 LAYOUTS = 64  # of shards with sparse members that are kept, for samples in another order
-AT_ONCE = 1000  # samples of a shard that are made with one look into its record
+SAMPLES_AT_ONCE = 1000  # samples of a shard that are made with one look into its record
 
 Namer = Callable[[int], bytes]  # from a number, from 0 on, to the path of that new shard
 
@@ -202,7 +202,9 @@ class ViewPack:
         """Yield all samples of the set, in its order."""
         for number in readable_numbers(self.lower, self._allow_missing):
             entries = self._entries(number)
-            yield from ((number, entries[at : at + AT_ONCE]) for at in range(0, len(entries), AT_ONCE))
+            yield from (
+                (number, entries[at : at + SAMPLES_AT_ONCE]) for at in range(0, len(entries), SAMPLES_AT_ONCE)
+            )
             self._on_shard()
 
     def _shard_by_shard(self, name: Namer) -> Iterator[Step]:
