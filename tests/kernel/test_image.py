@@ -47,12 +47,12 @@ from wdsfs.kernel.erofs_encoding import Table, places
 from wdsfs.kernel.image import ImageFile, make_image
 from wdsfs.kernel.manifest import ImageOptions
 from wdsfs.spec.expand import expand
+from wdsfs.tree.companions import Companions
 from wdsfs.tree.composition import Composition, columns_of, fields_of
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.set_options import Owner
 from wdsfs.tree.tree import LowerTree, Node, View
 from wdsfs.tree.view_set import ViewSet, open_set
-from wdsfs.tree.view_sources import Companions
 
 OLD, NEW = (5, 16), (6, 15)  # kernels: the first that is supported, and the first with times in compact inodes
 OWNER = Owner(1, 70_000, 0o007)

@@ -28,6 +28,7 @@ from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import expand
 from wdsfs.spec.growth import Change
 from wdsfs.tree import content, shard_access
+from wdsfs.tree.companions import Companions
 from wdsfs.tree.composition import Composition, columns_of
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.indexing import indexed
@@ -35,7 +36,6 @@ from wdsfs.tree.set_options import Opening, Tolerance, TreeOptions
 from wdsfs.tree.shard_access import access_of
 from wdsfs.tree.tree import LowerTree, View
 from wdsfs.tree.view_set import ViewSet, open_set
-from wdsfs.tree.view_sources import Companions
 
 LONG_AGO = 1_000_000_000.0
 

@@ -37,6 +37,7 @@ from wdsfs.storage import source
 from wdsfs.tree import content as content_module
 from wdsfs.tree import label_files, label_json_lines, view_set
 from wdsfs.tree.class_names import numbers_of, read_class_names
+from wdsfs.tree.companions import Companions
 from wdsfs.tree.composition import (
     EMPTY,
     ERROR,
@@ -56,7 +57,6 @@ from wdsfs.tree.set_options import TreeOptions
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import View
 from wdsfs.tree.view_set import ViewSet, is_view, open_set
-from wdsfs.tree.view_sources import Companions
 
 Sample = tuple[bytes, list[tuple[bytes, bytes]]]  # key, and (extension, content) in the order of the tar
 
@@ -78,12 +78,12 @@ def a_view(
 ) -> Iterator[ShardSet]:
     """The lower of a view, derived unless it is to be lazy. Raises ViewError when it is refused."""
     index = open_index(directory / "index")
-    view_sources = Companions(wanted)
+    companions = Companions(wanted)
     if indexed:
         index.refresh(
-            [one for one, _ in index.stale([*shards, *(s for joined in view_sources.joined for s in joined)])]
+            [one for one, _ in index.stale([*shards, *(s for joined in companions.joined for s in joined)])]
         )
-    below = open_set(shards, index, wanted, view_sources)
+    below = open_set(shards, index, wanted, companions)
     try:
         if indexed and isinstance(below, ViewSet):
             refused = below.make()

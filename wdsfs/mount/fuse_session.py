@@ -55,6 +55,7 @@ from wdsfs.shards import Shard, Shards
 from wdsfs.spec import objects
 from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import expand, expand_again
+from wdsfs.tree.companions import Companions
 from wdsfs.tree.composition import Composition
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.numbered_tree import check_name
@@ -62,7 +63,6 @@ from wdsfs.tree.opening import judge, make_view, refresh_index
 from wdsfs.tree.shard_access import access_of, refuse_foreign_lists
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.view_set import ViewSet, open_set
-from wdsfs.tree.view_sources import Companions
 
 log = logging.getLogger(__name__)
 

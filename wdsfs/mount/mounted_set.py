@@ -19,6 +19,7 @@ from wdsfs.overlay.mounted_overlay import MountedOverlay
 from wdsfs.shards import Shards
 from wdsfs.spec.growth import Change, changed
 from wdsfs.spec.shard_names import extended
+from wdsfs.tree.companions import Companions
 from wdsfs.tree.composition import Composition
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.indexing import indexed
@@ -27,7 +28,6 @@ from wdsfs.tree.shard_access import Access
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import LowerTree, MountedTree
 from wdsfs.tree.view_set import ViewSet, open_set
-from wdsfs.tree.view_sources import Companions
 
 IDLE = 19  # added to the niceness of a process that readers do not wait for
 

@@ -39,7 +39,7 @@ from wdsfs.tree.content import Content
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.numbered_tree import samples_of
 from wdsfs.tree.tree import AT_PARENT, LowerTree, Node, folder_path
-from wdsfs.tree.view_sources import OWN
+from wdsfs.tree.view_content import OWN
 
 ORDERS_MAX = 8  # shards whose order of samples is kept
 FILES_MAX = 1000  # files of one sample that a page lists

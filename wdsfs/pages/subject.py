@@ -18,6 +18,7 @@ from wdsfs.index.portable import attached
 from wdsfs.mount.live_mount import LiveMount
 from wdsfs.pages.snapshots import Snapshots
 from wdsfs.tree import view_set
+from wdsfs.tree.companions import Companions
 from wdsfs.tree.composition import Composition
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.merged_tree import make_tree
@@ -25,7 +26,6 @@ from wdsfs.tree.opening import make_view, opened
 from wdsfs.tree.set_options import Opening, Selection, TreeOptions
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import LowerTree
-from wdsfs.tree.view_sources import Companions
 
 # Seconds between two renewals, and how many times as long as the last one: with many shards it takes its time.
 RENEWAL_SECONDS, REST_SHARE = 1.0, 10

@@ -19,9 +19,10 @@ from wdsfs.shards import Fingerprint, Shard
 from wdsfs.tar.problems import Problem
 from wdsfs.tree import json_fields
 from wdsfs.tree.composition import ERROR, SKIP, Composition
+from wdsfs.tree.joined_set import JoinedSet
 from wdsfs.tree.key_lists import KeyList
 from wdsfs.tree.label_table import OpenLabels
-from wdsfs.tree.view_sources import FIELD, SHARD, VALUES, JoinedSet
+from wdsfs.tree.view_content import FIELD, SHARD, VALUES
 
 SHIFT = 40  # bits of the number in an address while a record is made; a stored one has as few as possible
 COLUMNS_NAMED = 20  # columns that a message names

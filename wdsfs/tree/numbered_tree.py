@@ -58,7 +58,7 @@ from wdsfs.tree.tree import (
     folder_path,
     resolve,
 )
-from wdsfs.tree.view_sources import OWN
+from wdsfs.tree.view_content import OWN
 
 NAME = b"by-index"
 LOOK_SECONDS = 5.0  # how often all shards are checked without an alarm

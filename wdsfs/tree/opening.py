@@ -29,6 +29,7 @@ from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import expand
 from wdsfs.tar import streams
 from wdsfs.tar.problems import BROKEN_FIELD, Problem, problems_text
+from wdsfs.tree.companions import Companions
 from wdsfs.tree.composition import Composition
 from wdsfs.tree.indexing import ATTEMPTS_MAX, indexed
 from wdsfs.tree.set_options import Opening, Selection, Tolerance
@@ -36,7 +37,6 @@ from wdsfs.tree.shard_access import Access, access_of, refuse_foreign_lists
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import AT_PARENT, Entry, LowerTree, Node
 from wdsfs.tree.view_set import ViewSet, open_set
-from wdsfs.tree.view_sources import Companions
 
 log = logging.getLogger("wdsfs")
 

@@ -30,13 +30,14 @@ from wdsfs.tar.headers import BLOCK
 from wdsfs.tree import content as content_module
 from wdsfs.tree.content import READ_MAX, SAMPLE_MAX, Content
 from wdsfs.tree.indexing import indexed
+from wdsfs.tree.joined_set import KEYS
 from wdsfs.tree.numbered_tree import samples_of
 from wdsfs.tree.open_shards import RENEW_SECONDS
 from wdsfs.tree.path_table import KeyTable
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.shown_names import ShownNames
 from wdsfs.tree.tree import View
-from wdsfs.tree.view_sources import KEYS, OWN, SHARD
+from wdsfs.tree.view_content import OWN, SHARD
 
 # Gaps up to this size (bytes) between columns of a sample are read with them; larger in a store, where each
 # request costs more.

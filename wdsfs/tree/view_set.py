@@ -1,8 +1,8 @@
 """A view as a set of shards: a `ShardSet` that makes, stores and renews the records of the view.
 
 This module decides under which key and fingerprint a record of a view is stored and when it is made, and checks
-that nothing has changed meanwhile. The sources of a record, and the content of its members, are in
-`view_sources.py`.
+that nothing has changed meanwhile. What a record is made of is in `joined_set.py` and `companions.py`, the content
+of its members in `view_content.py`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ from wdsfs.index.store import COMMIT_BYTES, COMMIT_SECONDS, Index
 from wdsfs.shards import Fingerprint, Shard, Shards, wait_for_tick
 from wdsfs.tar.problems import BROKEN_FIELD, Problem
 from wdsfs.tree.class_names import read_class_names
+from wdsfs.tree.companions import Companions, CompanionWatch
 from wdsfs.tree.composition import Composition, Field
 from wdsfs.tree.content import Content, ContentColumns
 from wdsfs.tree.draft import Ingredients
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.indexing import NotIndexed
+from wdsfs.tree.joined_set import JoinedSet, KeysMissing
 from wdsfs.tree.key_lists import KeyList, open_key_list
 from wdsfs.tree.label_files import LabelFile
 from wdsfs.tree.label_table import open_labels
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.view_content import ViewContent
 from wdsfs.tree.view_record import LISTED, compose, digits_needed, refusal, refuse
-from wdsfs.tree.view_sources import Companions, CompanionWatch, DerivedContent, JoinedSet, KeysMissing
 
 log = logging.getLogger(__name__)
 
@@ -97,9 +99,7 @@ class ViewSet(ShardSet):
             source.slowly = lambda: self.slowly()
         self._watch = CompanionWatch(companions, self.access, self._tags, lambda: self.slowly())
         self._joined = [JoinedSet(shards, lower, self._watch.number) for lower in joined]
-        self._content = DerivedContent(
-            self._sources, companions.labels, self._watch, self.access, self._reconsider
-        )
+        self._content = ViewContent(self._sources, companions.labels, self._watch, self.access, self._reconsider)
         self._companions = companions
         self._companions_digest = companions.digest
         self.label_files = companions.others
@@ -397,7 +397,7 @@ class ViewSet(ShardSet):
         return self._content.columns(self.record(number), number)
 
     def release(self) -> None:
-        self._content.release()
+        self._content.close()
         for source in self._sources:
             source.release()
         super().release()
