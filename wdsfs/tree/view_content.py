@@ -140,7 +140,7 @@ class _ShardPlaces(_Places):
         source, base = self.plain, number
         made_of: tuple[int, ...] = record.fingerprint
         if record.view is not None:
-            about = _place_of(record, place)
+            about = record.view["places"][place]
             made_of = tuple(about["fingerprint"])
             if place != OWN:
                 source, base = self._by_path[bytes_of(about["path"])]
@@ -292,6 +292,8 @@ class ViewContent:
             return self._shards.content_at(record, number, OWN, member)
         place, row = record.address(member)
         kind = self._kinds[record.view["places"][place]["kind"]]
+        if kind is self._shards:  # most are, and this saves a tuple and a call for each read
+            return self._shards.content_at(record, number, place, row)
         return kind.content(Wanted(record, number, tag, member, place, row))
 
     def columns(self, record: Record, number: int) -> ContentColumns:
