@@ -64,6 +64,7 @@ STORE_MODULES = {
         "demand",
         "etags",
         "hub",
+        "kernel_reads",
         "listings",
         "open_objects",
         "store_clients",

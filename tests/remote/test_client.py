@@ -28,8 +28,10 @@ from wdsfs.door.urls import Url
 from wdsfs.errors import DeniedObject, MissingObject, ObjectChanged, Unreachable
 from wdsfs.remote import client, launcher, messages
 from wdsfs.remote.client import FetcherConnection, Remote
-from wdsfs.remote.fetcher import DEATHS_MAX, Fetcher
+from wdsfs.remote.kernel_reads import DEATHS_MAX, KernelReads
 from wdsfs.remote.launcher import Alarm
+from wdsfs.remote.messages import HandOver
+from wdsfs.remote.open_objects import OpenObjects
 from wdsfs.remote.parts import Threads
 
 IS_RESENT = 1 << 63
@@ -322,6 +324,11 @@ def test_a_request_that_was_handed_out_again_is_answered_once_under_its_new_numb
     tar.close()
 
 
+def opened_by(store: Any, cache: Any, alarm: Alarm, replies: Any) -> tuple[OpenObjects, KernelReads]:
+    opened = OpenObjects(store, cache, alarm, 1 << 26, None)
+    return opened, KernelReads(opened, replies, alarm)
+
+
 class Replies:
     def __init__(self) -> None:
         self.found: list[tuple[int, int, bytes]] = []
@@ -339,12 +346,12 @@ def test_what_arrives_at_once_is_done_in_order() -> None:
     async def main() -> None:
         store, replies, cache = MemoryStore(gated=True), Replies(), FakeCache()
         where, pin = store.put(content(100_000))
-        fetcher = Fetcher(store, cache, Alarm(), 1 << 26, replies)  # type: ignore[arg-type]
-        item = fetcher.open(where, pin, main)
-        fetcher.hand_over(2, item, 0, 10, [])
+        opened, fetcher = opened_by(store, cache, Alarm(), replies)
+        item = opened.open(where, pin, main)
+        fetcher.hand_over(item, HandOver(2, 0, 0, 10, [], 0))
         fetcher.interrupt(2)
-        fetcher.hand_over(4, item, 8192, 8200, [])
-        fetcher.close(item, main)
+        fetcher.hand_over(item, HandOver(4, 0, 8192, 8200, [], 0))
+        opened.close(item, main)
         assert replies.found == [(2, errno.EINTR, b"")]
         await settled()
         assert store.requests == [(8192, 12288)]
@@ -362,15 +369,15 @@ def test_a_request_that_is_handed_out_again_asks_the_store_once() -> None:
     async def main() -> None:
         store, replies = MemoryStore(gated=True), Replies()
         where, pin = store.put(content(100_000))
-        fetcher = Fetcher(store, None, Alarm(), 1 << 26, replies)  # type: ignore[arg-type]
-        item = fetcher.open(where, pin, main)
-        fetcher.hand_over(2, item, 0, 10, [])
+        opened, fetcher = opened_by(store, None, Alarm(), replies)
+        item = opened.open(where, pin, main)
+        fetcher.hand_over(item, HandOver(2, 0, 0, 10, [], 0))
         await settled()
-        fetcher.hand_over(2 | IS_RESENT, item, 0, 10, [])
+        fetcher.hand_over(item, HandOver(2 | IS_RESENT, 0, 0, 10, [], 0))
         await settled()
         store.let()
         await until(lambda: replies.found)
-        await until(lambda: not fetcher.stats()["handed_over"])
+        await until(lambda: not fetcher.count)
         assert replies.found == [(2 | IS_RESENT, 0, content(100_000)[:10])]
         assert (store.requests, store.cancelled) == ([(0, 4096)], [])
 
@@ -393,12 +400,13 @@ def test_a_request_of_which_each_fetcher_dies_ends_in_an_error(caplog: pytest.Lo
         """The requests, and the sudden end of their fetcher, perhaps after it has answered."""
         store = MemoryStore(gated=True)
         where, pin = store.put(content(100_000))
-        fetcher = Fetcher(store, None, alarm, 1 << 26, Replies())  # type: ignore[arg-type]
-        item = fetcher.open(where, pin, main)
+        opened, fetcher = opened_by(store, None, alarm, Replies())
+        item = opened.open(where, pin, main)
         before = len(found)
         for unique in asked:
-            fetcher.hand_over(unique, item, 0, 10, [])
-            fetcher.hand_over(unique | IS_RESENT, item, 0, 10, [])  # after the death of a worker: does not count
+            fetcher.hand_over(item, HandOver(unique, 0, 0, 10, [], 0))
+            again = unique | IS_RESENT  # after the death of a worker: does not count
+            fetcher.hand_over(item, HandOver(again, 0, 0, 10, [], 0))
         await settled()
         if answered:
             store.let()
@@ -423,8 +431,8 @@ def test_a_cache_is_closed_when_nothing_writes_to_it_any_more() -> None:
     async def main() -> None:
         store, cache = MemoryStore(), FakeCache()
         where, pin = store.put(content(1 << 20))
-        fetcher = Fetcher(store, cache, Alarm(), 1 << 26)  # type: ignore[arg-type]
-        item = fetcher.open(where, pin, main)
+        opened, _ = opened_by(store, cache, Alarm(), None)
+        item = opened.open(where, pin, main)
         cached = item.cached
         assert isinstance(cached, MemoryCache)
         writing, go, plain = threading.Event(), threading.Event(), cached.put
@@ -437,10 +445,10 @@ def test_a_cache_is_closed_when_nothing_writes_to_it_any_more() -> None:
             return plain(offset, data)
 
         cached.put = slow_put
-        fetcher.will_need(item, 0, 1 << 20, False)
+        opened.will_need(item, 0, 1 << 20, False)
         try:
             await until(writing.is_set)
-            fetcher.close(item, main)
+            opened.close(item, main)
             await settled()
             assert not cached.closed
         finally:

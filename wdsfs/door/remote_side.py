@@ -249,7 +249,7 @@ class RemoteSide(Protocol):
         """Return the objects in the cache. Raises UsageError, IndexUnusable."""
 
     def state(self) -> dict[str, Any]:
-        """Return the statistics of the fetcher (`Fetcher.stats`), its pid, and how full the cache is.
+        """Return the statistics of the fetcher (`OpenObjects.stats`), its pid, and how full the cache is.
 
         Facts that are not available at the moment are left out.
         """

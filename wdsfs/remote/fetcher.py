@@ -10,30 +10,26 @@ answered.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
-import itertools
 import logging
 import os
 import signal
 import socket
-import struct
 import threading
-from collections import OrderedDict
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wdsfs import host, waits
+from wdsfs import host
 from wdsfs.door.pins import Pin
 from wdsfs.door.urls import Url
 from wdsfs.errors import WdsfsError
 from wdsfs.log_lines import TerminalFormatter
 from wdsfs.remote import messages
+from wdsfs.remote.kernel_reads import KernelReads, KernelReplies
 from wdsfs.remote.launcher import WAITING, Alarm, Configuration, configuration_in, hold, peer_user
 from wdsfs.remote.messages import Frame
 from wdsfs.remote.open_objects import BEAT, OpenObjects
-from wdsfs.remote.parts import RemoteObject, Span
+from wdsfs.remote.parts import RemoteObject
 from wdsfs.remote.retries import Counters
 
 if TYPE_CHECKING:
@@ -43,190 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-INTERRUPTED_MAX = 1024  # requests remembered that were interrupted before they were handed over
-LOOKED_AT_MAX = 64  # clients that wait, at a time
-DEATHS_MAX = 5  # of fetchers during attempts at the same request
 HEAP_KEPT = 32 << 20  # bytes: the size from which on memory gets a mapping, and free bytes at the end of the heap
-_DEATHS = 1 << 8  # more than are ever counted
-_HEADER = struct.Struct("<IiQ")  # struct fuse_out_header: length, error, unique
-_RESEND = 7  # FUSE_NOTIFY_RESEND
-_IS_RESENT = 1 << 63  # FUSE_UNIQUE_RESEND
-# The client was interrupted or the request was handed out again and answered; the file system was unmounted.
-_NOBODY_WAITS = (errno.ENOENT, errno.ENODEV)
-
-
-class KernelReplies:
-    """Answers requests of the kernel by their numbers."""
-
-    def __init__(self, device: int) -> None:
-        self._device = device
-
-    def data(self, unique: int, pieces: Sequence[memoryview]) -> None:
-        self._write([_HEADER.pack(_HEADER.size + sum(map(len, pieces)), 0, unique), *pieces])
-
-    def error(self, unique: int, number: int) -> None:
-        self._write([_HEADER.pack(_HEADER.size, -number, unique)])
-
-    def resend(self) -> None:
-        """Make the kernel send again the requests that a dead fetcher has not answered."""
-        with contextlib.suppress(OSError):  # before Linux 6.9 nothing is handed over
-            os.write(self._device, _HEADER.pack(_HEADER.size, _RESEND, 0))
-
-    def _write(self, reply: Sequence[bytes | memoryview]) -> None:
-        try:
-            os.writev(self._device, reply)
-        except OSError as error:
-            if error.errno not in _NOBODY_WAITS:
-                log.error("a reply was refused: %s", error.strerror)
-
-
-def _first_unique(unique: int) -> int:
-    """Return the number under which the kernel sent a request for the first time."""
-    return unique & ~_IS_RESENT
-
-
-class FatalRequests:
-    """Notes, in memory that outlives a fetcher, of the requests during which fetchers have died.
-
-    So no request can kill one fetcher after the other. The memory holds the number of the present fetcher, then
-    slots of two words: the number of a request that is under way; which fetcher began it, and how many had died
-    before. If two requests share a slot, the count begins again.
-    """
-
-    def __init__(self, words: memoryview[int]) -> None:
-        words[0] += 1
-        self._fetcher, self._slots = words[0], words[1:]
-
-    def begin(self, request: int) -> int:
-        """Note that a request is under way; return during how many attempts at it a fetcher has died."""
-        at, deaths = self._place(request), 0
-        if self._slots[at] == request:
-            fetcher, deaths = divmod(self._slots[at + 1], _DEATHS)
-            deaths += fetcher != self._fetcher
-        self._slots[at], self._slots[at + 1] = request, self._fetcher * _DEATHS + deaths
-        return deaths
-
-    def end(self, request: int) -> None:
-        """Note that a request was answered."""
-        at = self._place(request)
-        if self._slots[at] == request:
-            self._slots[at] = 0
-
-    def _place(self, request: int) -> int:
-        return request // 2 % (len(self._slots) // 2) * 2  # the kernel numbers by twos
-
-
-class Fetcher(OpenObjects):
-    """Open objects, and the requests of the kernel that are answered from them; `replies` go to the kernel."""
-
-    def __init__(
-        self,
-        stores: StoreReader,
-        cache: ObjectCache | None,
-        alarm: Alarm,
-        memory: int,
-        replies: KernelReplies | None = None,
-        counters: Counters | None = None,
-    ) -> None:
-        super().__init__(stores, cache, alarm, memory, counters)
-        self._replies = replies
-        self._fatal = FatalRequests(alarm.left)
-        # By first number: the last number, the work, the thread that waits for it.
-        self._handed: dict[int, tuple[int, asyncio.Task[None], int]] = {}
-        self._looked_at: set[int] = set()  # the requests of the last look at clients
-        self._look: asyncio.TimerHandle | None = None  # the next look; None while nothing is handed over
-        self._interrupted: OrderedDict[int, None] = OrderedDict()
-
-    def stats(self) -> dict[str, Any]:
-        """Return its state as JSON."""
-        return {**super().stats(), "handed_over": len(self._handed)}
-
-    def hand_over(
-        self, unique: int, item: RemoteObject, begin: int, end: int, spans: Sequence[Span], client: int = 0
-    ) -> None:
-        """Answer a READ of the kernel, for this thread."""
-        first = _first_unique(unique)
-        before = self._handed.get(first)
-        # Sent again: the kernel has forgotten the old number, even if a request with it arrives later, from a
-        # worker that had received it before.
-        if before is not None and before[0] != unique == first:
-            return
-        self._begin(first, unique, item, begin, end, spans, client)
-        if before is not None:
-            # Only after the new work uses the parts of the old one: parts without a user are dropped.
-            asyncio.get_running_loop().call_soon(before[1].cancel)
-
-    def _begin(
-        self, first: int, unique: int, item: RemoteObject, begin: int, end: int, spans: Sequence[Span], client: int
-    ) -> None:
-        if self._interrupted.pop(first, 0) is None:
-            self._reply_error(unique, errno.EINTR)
-            return
-        if self._fatal.begin(first) > DEATHS_MAX:
-            self._fatal.end(first)
-            log.error("%s", _fatal_text(item, begin, end))
-            self._reply_error(unique, errno.EIO)
-            return
-        task = asyncio.create_task(self._answer(unique, item, begin, end, spans))
-        self._handed[first] = unique, task, client
-        self._look_later()
-        self.open(item.url, item.pin, task)
-        task.add_done_callback(lambda done: self._end(first, item, done))
-
-    def _end(self, first: int, item: RemoteObject, task: asyncio.Task[None]) -> None:
-        if first in self._handed and self._handed[first][1] is task:
-            del self._handed[first]
-            self._fatal.end(first)
-        self.close(item, task)
-
-    def interrupt(self, unique: int) -> None:
-        """Note that the client of a request no longer waits for its answer."""
-        first = _first_unique(unique)
-        handed = self._handed.get(first)
-        if handed is not None:
-            handed[1].cancel()
-            self._reply_error(handed[0], errno.EINTR)  # not by the task, which may not have begun
-            return
-        # Another worker is about to hand the request over, or it is answered.
-        self._interrupted[first] = None
-        if len(self._interrupted) > INTERRUPTED_MAX:
-            self._interrupted.popitem(last=False)
-
-    def _look_later(self) -> None:
-        if self._look is None and self._handed:
-            self._look = asyncio.get_running_loop().call_later(waits.LOOK_SECONDS, self._look_at_clients)
-
-    def _look_at_clients(self) -> None:
-        """Release clients that are being killed and have waited since the last look.
-
-        Their INTERRUPT may not arrive, because all workers wait themselves.
-        """
-        oldest = list(itertools.islice(self._handed, LOOKED_AT_MAX))
-        for first in oldest:
-            if first in self._looked_at and waits.is_ending(self._handed[first][2]):
-                self.interrupt(first)
-        self._looked_at, self._look = set(oldest), None
-        self._look_later()
-
-    async def _answer(self, unique: int, item: RemoteObject, begin: int, end: int, spans: Sequence[Span]) -> None:
-        try:
-            pieces = await self.read(item, begin, end, spans)
-        except Exception as error:
-            self._reply_error(unique, self.errno_of(error))
-        else:
-            if self._replies is not None:
-                self._replies.data(unique, pieces)
-
-    def _reply_error(self, unique: int, number: int) -> None:
-        if self._replies is not None:
-            self._replies.error(unique, number)
-
-
-def _fatal_text(item: RemoteObject, begin: int, end: int) -> str:
-    return (
-        f"{item.url.shown}: bytes {begin:,} to {end:,} are not read: the process that fetches has died "
-        f"{DEATHS_MAX + 1} times at it"
-    )
 
 
 class ClientConnection(asyncio.Protocol):
@@ -234,8 +47,8 @@ class ClientConnection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, fetcher: Fetcher, sender: StoreSender | None, user: int) -> None:
-        self._fetcher, self._sender, self._user = fetcher, sender, user
+    def __init__(self, opened: OpenObjects, kernel: KernelReads, sender: StoreSender | None, user: int) -> None:
+        self._opened, self._kernel, self._sender, self._user = opened, kernel, sender, user
         self._received = bytearray()
         self._objects: dict[int, RemoteObject] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -245,7 +58,7 @@ class ClientConnection(asyncio.Protocol):
         self.transport = transport
         user = peer_user(transport.get_extra_info("socket"))
         if user != self._user:
-            self._fetcher.say(f"user {user} has connected to the fetcher, and is not served")
+            self._opened.say(f"user {user} has connected to the fetcher, and is not served")
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -264,30 +77,30 @@ class ClientConnection(asyncio.Protocol):
             if not task.cancelling():  # it may be about to abort an upload
                 task.cancel()
         for item in self._objects.values():
-            self._fetcher.close(item, self)
+            self._opened.close(item, self)
         self._objects.clear()
 
     def _take(self, frame: Frame) -> None:
-        fetcher = self._fetcher
+        opened = self._opened
         match frame.kind:
             case messages.HAND_OVER:
                 request = messages.hand_over_of(frame.body)
-                fetcher.hand_over(request.unique, self._objects[request.object], *request[2:])
+                self._kernel.hand_over(self._objects[request.object], request)
             case messages.INTERRUPT:
-                fetcher.interrupt(frame.value)
+                self._kernel.interrupt(frame.value)
             case messages.NOTE:
                 noted = messages.read_of(frame.body)
-                fetcher.note(self._objects[noted.object], noted.begin, noted.end, noted.extra)
+                opened.note(self._objects[noted.object], noted.begin, noted.end, noted.extra)
             case messages.WILL_NEED:
                 needed = messages.read_of(frame.body)
-                fetcher.will_need(self._objects[needed.object], needed.begin, needed.end, bool(needed.extra))
+                opened.will_need(self._objects[needed.object], needed.begin, needed.end, bool(needed.extra))
             case messages.OPEN:
                 number, url, pin, following = frame.value
-                item = self._objects[number] = fetcher.open(Url(*url), Pin(*pin), self)
+                item = self._objects[number] = opened.open(Url(*url), Pin(*pin), self)
                 if following is not None:
                     item.following = Url(*following[0]), Pin(*following[1])
             case messages.CLOSE:
-                fetcher.close(self._objects.pop(frame.value), self)
+                opened.close(self._objects.pop(frame.value), self)
             case messages.READ:
                 read = messages.read_of(frame.body)
                 item = self._objects[read.object]
@@ -313,8 +126,8 @@ class ClientConnection(asyncio.Protocol):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if item is not None:
-            self._fetcher.open(item.url, item.pin, task)
-            task.add_done_callback(lambda done: self._fetcher.close(item, done))
+            self._opened.open(item.url, item.pin, task)
+            task.add_done_callback(lambda done: self._opened.close(item, done))
 
     async def _answered(self, frame: Frame, work: Coroutine[Any, Any, None]) -> None:
         """Do the work; an error is its answer."""
@@ -328,7 +141,7 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write(messages.text(messages.FAILURE, frame.number, messages.failure(error)))
 
     async def _read(self, number: int, request: messages.Read, item: RemoteObject) -> None:
-        pieces = await self._fetcher.read(item, request.begin, request.end)
+        pieces = await self._opened.read(item, request.begin, request.end)
         if request.extra and item.is_stored(request.begin, request.end):
             self.transport.write(messages.frame(messages.CACHED, number))
             return
@@ -339,7 +152,7 @@ class ClientConnection(asyncio.Protocol):
         def progress(size: int) -> None:
             self.transport.write(messages.text(messages.PROGRESS, frame.number, size))
 
-        await self._fetcher.fetch(item, progress)
+        await self._opened.fetch(item, progress)
         self.transport.write(messages.text(messages.RESULT, frame.number, item.pin.size))
 
     async def _upload(self, frame: Frame) -> None:
@@ -369,7 +182,7 @@ class ClientConnection(asyncio.Protocol):
             await asyncio.sleep(BEAT)
 
     async def _tell(self, frame: Frame) -> None:
-        value, stores = frame.value, self._fetcher.stores
+        value, stores = frame.value, self._opened.stores
         result: Any
         match frame.kind:
             case messages.HEAD:
@@ -382,7 +195,7 @@ class ClientConnection(asyncio.Protocol):
             case messages.DESCRIBE:
                 result = await stores.describe(Url(*value))
             case messages.STATS:
-                result = self._fetcher.stats()
+                result = {**self._opened.stats(), "handed_over": self._kernel.count}
             case _:
                 raise ValueError(f"there is no request {frame.kind}")
         self.transport.write(messages.text(messages.RESULT, frame.number, result))
@@ -447,12 +260,14 @@ async def serve(
 ) -> None:
     """Serve; end the process when no other process is left that could send requests."""
     replies = None if configuration.device is None else KernelReplies(configuration.device)
-    fetcher = Fetcher(reader, cache, Alarm(configuration.alarm), configuration.memory, replies, counters)
+    alarm = Alarm(configuration.alarm)
+    opened = OpenObjects(reader, cache, alarm, configuration.memory, counters)
+    kernel = KernelReads(opened, replies, alarm)
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(configuration.life, ended.set)
     listener = socket.socket(fileno=configuration.listener)
     await loop.create_unix_server(
-        lambda: ClientConnection(fetcher, sender, configuration.user), sock=listener, backlog=WAITING
+        lambda: ClientConnection(opened, kernel, sender, configuration.user), sock=listener, backlog=WAITING
     )
     if replies is not None and configuration.has_predecessor:
         replies.resend()  # those for the first fetcher wait in its connections
