@@ -78,7 +78,7 @@ FETCHER = "wdsfs.remote.fetcher"
 
 # The modules that may import a wing, after they have called `wings.load`. A wing without a row has no such limit
 # yet. What the rooms below a wing need of it comes from `wings.load` alone.
-REACHED_BY: dict[str, set[str]] = {"remote": set()}
+REACHED_BY: dict[str, set[str]] = {"remote": set(), "interop": {"wdsfs.cli.interop_commands"}}
 
 # Beside the ground lie `python -m wdsfs`, which belongs to the commands, and the public names.
 STARTS = {"__main__": "cli", "__init__": "library"}

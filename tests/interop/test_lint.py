@@ -19,7 +19,9 @@ from tests import tars
 from tests.tars import BLOCK, END, member, tar
 from wdsfs.errors import MissingShard, UnreadableShard
 from wdsfs.interop import lint as lint_module
-from wdsfs.interop.lint import Judge, Lint, LintFinding, lint
+from wdsfs.interop.findings import EXAMPLES, KEPT, Lint, LintFinding
+from wdsfs.interop.judge import Judge
+from wdsfs.interop.lint import lint
 from wdsfs.names import shown
 from wdsfs.tar import scan
 
@@ -256,11 +258,11 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
 
 
 def test_only_so_many_findings_of_a_kind_are_told_one_by_one(tmp_path: Path) -> None:
-    names = [b"stray%d" % number for number in range(lint_module.EXAMPLES + 7)] + [b"a.x", b"a.x"]
+    names = [b"stray%d" % number for number in range(EXAMPLES + 7)] + [b"a.x", b"a.x"]
     found = lint(write(tmp_path, tar(*map(member, names))))
-    assert found.counts == {"not in a sample": lint_module.EXAMPLES + 7, "duplicate extension": 1}
+    assert found.counts == {"not in a sample": EXAMPLES + 7, "duplicate extension": 1}
     told = list(Judge().add("s", found))
-    assert len(told) == lint_module.EXAMPLES + 2
+    assert len(told) == EXAMPLES + 2
     assert told[-1] == LintFinding("not in a sample", -1, "", "and 7 more of this kind")
 
 
@@ -272,13 +274,13 @@ def test_only_so_many_samples_without_an_extension_are_told_one_by_one(tmp_path:
         names.append(b"%d.x%d" % (number, number))
     judge = Judge()
     found = lint(write(tmp_path, tar(*map(member, names))))
-    assert sum(map(len, found.examples.values())) <= lint_module.KEPT
+    assert sum(map(len, found.examples.values())) <= KEPT
     assert list(judge.add("s", found)) == []
     told = [one for _, one in judge.missing()]
-    assert len(told) == lint_module.EXAMPLES + 1
+    assert len(told) == EXAMPLES + 1
     assert all(one.text == "has no cls" for one in told[:-1])
     assert told[-1].offset == -1
-    assert f"and {1000 - lint_module.EXAMPLES} more samples" in told[-1].text
+    assert f"and {1000 - EXAMPLES} more samples" in told[-1].text
 
 
 def test_only_so_many_sets_of_extensions_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,23 +393,23 @@ def test_a_column_that_comes_later(tmp_path: Path) -> None:
 
 
 def test_late_columns_are_bounded(tmp_path: Path) -> None:
-    many = [member(b"b.x%d" % number) for number in range(lint_module.EXAMPLES + 7)]
+    many = [member(b"b.x%d" % number) for number in range(EXAMPLES + 7)]
     judge, _ = judged(tmp_path, tar(*samples_of(0, b"jpg")), tar(*many))
     told = [one.text for _, one in judge.late()]
-    assert len(told) == lint_module.EXAMPLES + 1
+    assert len(told) == EXAMPLES + 1
     assert told[-1] == "and 7 more columns"
     judge, _ = judged(tmp_path, tar(*samples_of(0, b"jpg")), tar(member(b"b.jpg"), *many))
     assert all(one.is_note for _, one in judge.late())
 
 
-@pytest.mark.parametrize("count", [1, 3, lint_module.EXAMPLES + 7])
+@pytest.mark.parametrize("count", [1, 3, EXAMPLES + 7])
 def test_members_without_bytes_in_a_column_with_content(tmp_path: Path, count: int) -> None:
     whole = tar(*samples_of(0, b"jpg", b"cls", b"en.txt", count=150))
     empty = [samples_of(1000, column, content=b"", count=count) for column in (b"jpg", b"en.txt", b"nothing")]
     judge, _ = judged(tmp_path, whole, tar(*itertools.chain(*empty)))
     told = [(path, one.kind, one.offset, one.member) for path, one in judge.empty()]
     assert told[0] == ("s1", "empty member", 0, "1000.jpg")
-    assert len(told) == min(count, lint_module.EXAMPLES + 1)
+    assert len(told) == min(count, EXAMPLES + 1)
 
 
 def test_messages_about_columns_are_short(tmp_path: Path) -> None:

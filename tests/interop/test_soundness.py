@@ -17,7 +17,7 @@ from wdsfs.errors import UsageError
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.interop import lint
-from wdsfs.interop.lint import findings_of_set
+from wdsfs.interop.findings import EXAMPLES
 from wdsfs.tree.set_options import Tolerance
 
 CUT = tars.ODD["cut in content"].tar()
@@ -386,7 +386,7 @@ def test_strict_refuses_a_shard_that_cannot_be_read_and_lets_a_sound_set_pass(ha
     assert half.run("ls", "--strict", "a.tar").stdout == b"a/\n"
     assert "contradict" in half.refused("ls", "--strict", "--allow-missing", "a.tar", code=2)
     with pytest.raises(UsageError):
-        Tolerance(allow_missing=True, strict=findings_of_set).check()
+        Tolerance(allow_missing=True, strict=True).check()
 
 
 @pytest.mark.parametrize("name", list(tars.ODD))
@@ -406,4 +406,4 @@ def test_a_record_of_many_samples(tmp_path: Path) -> None:
     record, found = Record(build_file(shards[0].path)), lint.lint(shards[0].path)
     known = lint.lint_record(record)
     assert known.patterns == found.patterns == {frozenset((b"txt", b"cls")): 300}
-    assert [len(one) for one in known.examples.values()] == [lint.EXAMPLES]
+    assert [len(one) for one in known.examples.values()] == [EXAMPLES]

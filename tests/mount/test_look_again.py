@@ -18,7 +18,6 @@ from wdsfs.index import record_of_file, store
 from wdsfs.index.portable_writer import checked_target, write_index
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
-from wdsfs.interop.lint import findings_of_set
 from wdsfs.mount import fuse_session, look_again
 from wdsfs.mount.look_again import Earlier, LeftOut, change_of
 from wdsfs.mount.mount_options import MountOptions, Serving
@@ -389,7 +388,7 @@ def test_a_path_that_is_no_file_does_not_hide_other_shards(shards: Path, tmp_pat
 
 
 def test_a_damaged_shard_is_left_out_with_strict(shards: Path, tmp_path: Path) -> None:
-    followed = Followed(tmp_path, [str(shards)], tolerance=Tolerance(strict=findings_of_set))
+    followed = Followed(tmp_path, [str(shards)], tolerance=Tolerance(strict=True))
     (shards / "t.tar").write_bytes(sets.content(7)[:1536])
     os.utime(shards / "t.tar", (LONG_AGO, LONG_AGO))
     answer = followed.look()

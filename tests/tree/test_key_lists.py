@@ -311,14 +311,12 @@ def test_a_mount_is_refused_if_nothing_that_is_listed_is_there(program: Program)
     assert "of its 1 key none is that of a sample of the set" in refused
 
 
-@pytest.mark.parametrize(
-    "command", ["mount", "view", "image", "ls", "cat", "info", "check", "pack", "commit", "export"]
-)
+@pytest.mark.parametrize("command", ["mount", "view", "image", "ls", "cat", "info", "check", "pack", "export"])
 def test_an_option_without_a_file_is_refused(program: Program, command: str) -> None:
     """A variable of a shell that is not set: the whole set would be shown."""
     a_set(program.home)
     last = {"mount": [program.mountpoint], "cat": ["s0/a/txt"], "export": ["-o", "x"]}.get(command, [])
-    last = ["-o", "out.tar"] if command in ("image", "pack", "commit") else last
+    last = ["-o", "out.tar"] if command in ("image", "pack") else last
     assert "--keys '': name the file" in program.refused(command, "--keys", "", "s0.tar", *last, code=2)
     if command == "pack":
         assert "--order '': name the file" in program.refused(command, "--order", "", "s0.tar", *last, code=2)

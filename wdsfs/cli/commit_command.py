@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wdsfs.cli import completion, index_commands, output
+from wdsfs.cli import completion, interop_commands, output
 from wdsfs.cli.command_help import Command, Decorated
 from wdsfs.cli.opening_options import opening_options_with
 from wdsfs.cli.option_kinds import (
@@ -25,7 +25,7 @@ from wdsfs.cli.option_kinds import (
     leave_out_option,
     space_check_option,
 )
-from wdsfs.cli.output import bytes_bar, note_uneven, say, uneven_text, write_json
+from wdsfs.cli.output import bytes_bar, note_uneven, say, write_json
 from wdsfs.cli.overlay_commands import NamedOverlay, named_overlay
 from wdsfs.cli.process import INTERRUPTED, disk_errors, ended_in_order
 from wdsfs.door.urls import is_remote
@@ -97,7 +97,7 @@ packing_options = gather_options(
         "ignore_times": flag(
             "--ignore-times", "Files of which only the time has changed stay as they are in the shards."
         ),
-        "exports": index_commands.export_option,
+        "exports": interop_commands.export_option,
         "space_check": space_check_option(
             "Go ahead in place where the file system seems too full: it may have reflinks or compression."
         ),
@@ -281,7 +281,7 @@ def _uneven(made: OverlayCommit) -> str:
     first = made.plan.steps[0].output
     if made.options.in_place and first.target != made.lower.shards[0].path:
         return ""
-    return uneven_text(first.target, member_names(first, made.lower))
+    return interop_commands.uneven_text(first.target, member_names(first, made.lower))
 
 
 @contextlib.contextmanager
@@ -372,10 +372,10 @@ def _export(plan: Plan, before: Sequence[Shard], packing: Packing, opening: Open
 
     targets, in_place = [step.target for step in plan.steps], packing.options.in_place
     if in_place:
-        index_commands.warn_of_older([path for path in targets if not is_remote(path)], packing.exports)
+        interop_commands.warn_of_older([path for path in targets if not is_remote(path)], packing.exports)
     if not packing.exports or not (targets or in_place):
         return False
     # Also when nothing was written now: the commit that this one finishes may have been stopped before its export.
     new = [step.target for step in plan.steps if step.action == "new"]
     shards = extended(before, new) if in_place else expand(targets)
-    return index_commands.after_commit(shards, in_place, opening._replace(tolerance=Tolerance()))
+    return interop_commands.after_commit(shards, in_place, opening._replace(tolerance=Tolerance()))

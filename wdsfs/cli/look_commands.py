@@ -1,4 +1,4 @@
-"""The commands `ls`, `cat`, `info` and `check`, which look at shards without a mount."""
+"""The commands `ls`, `cat` and `info`, which look at shards without a mount."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import logging
 import os
 import stat
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -16,16 +15,10 @@ import click
 from wdsfs.cli.command_help import Command
 from wdsfs.cli.completion import paths
 from wdsfs.cli.opening_options import (
-    compressed_options,
     executor_opening_options,
-    executor_option,
-    jobs_of,
     opening_options,
-    remote_options,
-    trust_option,
-    workers_of,
 )
-from wdsfs.cli.option_kinds import flag, gather_options, jobs_option, json_option, shards_argument
+from wdsfs.cli.option_kinds import flag, gather_options, json_option, shards_argument
 from wdsfs.cli.output import (
     contents_text,
     flush,
@@ -41,7 +34,6 @@ from wdsfs.errors import UsageError, WdsfsError, bytes_text, counted
 from wdsfs.names import SHARD_SUFFIXES_OF_ANY_CASE, shown
 
 if TYPE_CHECKING:
-    from wdsfs.shards import Shard
     from wdsfs.spec.energon_metadataset import Part
     from wdsfs.tree.set_options import Opening, Selection, TreeOptions
     from wdsfs.tree.tree import LowerTree, Node
@@ -253,89 +245,3 @@ def _show_counts(report: dict[str, Any]) -> None:
     print_table(table)
     if report["more_extensions"]:
         say(f"and {counted(report['more_extensions'], 'more extension')}")
-
-
-# --- check --------------------------------------------------------------------------------------------------
-
-
-@click.command(cls=Command)
-@shards_argument
-@set_options
-@jobs_option("Processes that read shards.  [default: one per core]")
-@executor_option
-@flag("--notes", "Also what is harmless: directories, __meta__ members.")
-@keys_option
-@compressed_options
-@remote_options
-@trust_option
-@json_option
-def check(
-    shards: tuple[str, ...],
-    selection: Selection,
-    jobs: int | None,
-    executor: str | None,
-    notes: bool,
-    keys: str | None,
-    as_json: bool,
-) -> None:
-    """Look for what readers of the format trip over: one line per finding.
-
-    Damaged and truncated shards, shards without samples, samples that are split or whose members are not side by
-    side, extensions that occur twice, members in no sample, names whose dots cut keys, names that are not UTF-8,
-    samples without an extension that the others have, columns that only later shards have, members of 0 bytes in
-    a column with content, keys in several shards, numbers of samples that differ from those in a list of shards,
-    indexes of DALI and Energon that do not fit the shard beside them; with --keys also keys of no sample. Exit
-    code 0: nothing found; 1: findings; 3: a shard could not be read.
-
-    \b
-    Example:
-      wdsfs check 'train-{000000..000999}.tar'
-    """
-    from wdsfs.interop.lint import UNREADABLE, Judge, LintFinding
-    from wdsfs.spec.expand import expand
-
-    judge = Judge()
-    counts: Counter[str] = Counter()
-    expanded = expand(shards, *selection)
-    for path, finding in judge.findings(expanded, selection.reading, jobs_of(jobs), workers_of(executor, jobs)):
-        counts["note" if finding.is_note else UNREADABLE if finding.kind == UNREADABLE else "finding"] += 1
-        if finding.is_note and not notes:
-            continue
-        if as_json:
-            write_json({"shard": path, **finding._asdict()})
-        else:
-            say(finding.line(path))
-    missing = None if keys is None else _keys_missing(expanded, keys)
-    if missing is not None:
-        counts["finding"] += 1
-        if as_json:
-            write_json({"shard": keys, **LintFinding("missing key", -1, "", missing)._asdict()})
-        else:
-            say(f"[missing key] {missing}")
-    hint = " (--notes shows them)" if counts["note"] and not notes else ""
-    findings = counted(counts["finding"] + counts[UNREADABLE], "finding")
-    contents = contents_text(len(expanded), judge.samples, judge.members)
-    say(f"{contents}: {findings}, {counted(counts['note'], 'note')}{hint}", *_remarks(expanded), err=True)
-    sys.exit(3 if counts[UNREADABLE] else 1 if counts["finding"] else 0)
-
-
-def _keys_missing(shards: Sequence[Shard], keys: str) -> str | None:
-    """Return a remark if keys of this list are those of no sample. Raises ViewError."""
-    from wdsfs.tree.composition import Composition
-    from wdsfs.tree.opening import keys_missing, opened_set
-    from wdsfs.tree.set_options import Opening
-
-    with opened_set(shards, Opening(quiet=True), Composition(keys=keys), on_demand=True) as below:
-        return keys_missing(below)
-
-
-def _remarks(shards: Sequence[Shard]) -> Iterator[str]:
-    """Yield notes: of samples that are counted and a mount leaves out; of what is not looked for."""
-    from wdsfs.door.urls import is_remote
-
-    excluded = sum(len(shard.without) for shard in shards)
-    if excluded:
-        yield f"counted here, too: {counted(excluded, 'sample')} excluded by a split file"
-    remote = sum(is_remote(shard.path) for shard in shards)
-    if remote:
-        yield f"not looked for: indexes of other tools beside {counted(remote, 'remote shard')}"

@@ -194,8 +194,8 @@ GROUPS: dict[str, dict[str, str]] = {
 # The modules of several commands; any other command NAME is in the module NAME_command.
 MODULES = {
     **dict.fromkeys(("mount", "image"), "mount_commands"),
-    **dict.fromkeys(("index", "export"), "index_commands"),
-    **dict.fromkeys(("info", "ls", "cat", "check"), "look_commands"),
+    **dict.fromkeys(("check", "export"), "interop_commands"),
+    **dict.fromkeys(("info", "ls", "cat"), "look_commands"),
     **dict.fromkeys(("diff", "restore"), "overlay_commands"),
     **dict.fromkeys(("status", "where", "refresh", "umount"), "live_commands"),
     **dict.fromkeys(("doctor", "help", "completion"), "help_commands"),

@@ -196,11 +196,7 @@ def _tolerance(allow_missing: bool | None, strict: bool) -> Tolerance:
 
     if allow_missing is None:
         return Tolerance(is_option=False)
-    if not strict:
-        return Tolerance(allow_missing)
-    from wdsfs.interop.lint import findings_of_set
-
-    return Tolerance(allow_missing, findings_of_set).check()
+    return Tolerance(allow_missing, strict).check()
 
 
 def path_of(text: str | None) -> Path | None:

@@ -149,17 +149,6 @@ def contents_text(shards: int, samples: int, members: int) -> str:
     return ", ".join((counted(shards, "shard"), counted(samples, "sample"), counted(members, "member")))
 
 
-def uneven_text(path: bytes, members: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return a note if Hugging Face's loader would refuse a set that begins with this new shard, else "".
-
-    `members` are key and extension of its members, in order.
-    """
-    from wdsfs.interop.lint import first_samples, uneven
-
-    finding = uneven(first_samples(members))
-    return "" if finding is None else f"note: {os.fsdecode(path)}: the sample {finding.member} {finding.text}"
-
-
 def note_uneven(text: str, quiet: bool) -> None:
     """Say what `uneven_text` has found."""
     if text and not quiet:

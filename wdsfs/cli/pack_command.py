@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wdsfs.cli import completion, index_commands, output
+from wdsfs.cli import completion, interop_commands, output
 from wdsfs.cli.command_help import Command
 from wdsfs.cli.opening_options import opening_options_with
 from wdsfs.cli.option_kinds import (
@@ -25,7 +25,7 @@ from wdsfs.cli.option_kinds import (
     refuse_typed,
     space_check_option,
 )
-from wdsfs.cli.output import bytes_bar, note_uneven, say, shards_bar, uneven_text, write_json
+from wdsfs.cli.output import bytes_bar, note_uneven, say, shards_bar, write_json
 from wdsfs.cli.process import disk_errors, ended_in_order, when_interrupted
 from wdsfs.cli.view_options import composition_options, list_file, set_options_without_split
 from wdsfs.errors import ExportError, UsageError, counted, several
@@ -155,7 +155,7 @@ packed_options = gather_options(
         "with_leavings": flag(
             "--with-leavings", "Also pack what programs have left behind (`1.cls~`, `Thumbs.db`)."
         ),
-        "exports": index_commands.export_option,
+        "exports": interop_commands.export_option,
         "space_check": space_check_option("Go ahead where the file system seems too full."),
         "dry_run": dry_run_option,
         "as_json": json_option,
@@ -250,7 +250,7 @@ def pack(
     note_uneven(made.uneven, opening.quiet)
     if packed.exports and not packed.dry_run:
         shards = expand([step.target for step in made.plan.steps])
-        if index_commands.after_commit(shards, False, opening):
+        if interop_commands.after_commit(shards, False, opening):
             sys.exit(ExportError.exit_code)
 
 
@@ -290,7 +290,7 @@ def _pack_files(directories: Sequence[str], packed: Packed, opening: Opening) ->
     first = plan.steps[0].output
     facts = {**_facts(plan, plan.splits), "layout": plan.layout.name}
     facts["left_out_count"] = plan.losses.unpackable_count + plan.losses.leavings_count
-    uneven = uneven_text(first.target, member_names(first))
+    uneven = interop_commands.uneven_text(first.target, member_names(first))
     return Made(plan, done, facts, plan.losses.summary, uneven, [*map(os.fsdecode, plan.samples.classes)])
 
 
@@ -314,7 +314,9 @@ def _pack_shards(
         made.run(write=not packed.dry_run)
     strays = f"{counted(made.left_out, 'member')} in no sample" if made.left_out else ""
     facts = {**_facts(made.plan, made.splits), "layout": "shards", "left_out_count": made.left_out}
-    return Made(made.plan, made.done, facts, strays, uneven_text(made.plan.steps[0].target, made.first))
+    return Made(
+        made.plan, made.done, facts, strays, interop_commands.uneven_text(made.plan.steps[0].target, made.first)
+    )
 
 
 def _refuse_mount(sources: Sequence[str]) -> None:

@@ -190,10 +190,7 @@ def _selection_of(options: dict[str, Any]) -> Any:
 
 
 def _opening_of(options: dict[str, Any], report: Report | None) -> Opening:
-    from wdsfs.interop.lint import findings_of_set
-
-    strict = findings_of_set if options.get("strict") else None
-    tolerance = Tolerance(bool(options.get("allow_missing")), strict).check()
+    tolerance = Tolerance(bool(options.get("allow_missing")), bool(options.get("strict"))).check()
     place, jobs = options.get("index_dir"), options.get("jobs")
     if jobs is not None and jobs < 1:
         raise UsageError(f"jobs={jobs}: at least one process is needed")

@@ -180,7 +180,7 @@ def _make_ready(mount: MountOptions, below: ShardSet, companions: Companions) ->
         unreadable: dict[bytes, ShardError] = {}
         if not mount.puts_off:
             # Else a record that has to be fetched or copied is, when its shard is first used.
-            whole = merge or strict is not None or mount.overlay is not None
+            whole = merge or strict or mount.overlay is not None
             ready = whole or isinstance(below, ViewSet)
             unreadable = refresh_index(index, [*below.shards, *companions.shards], opening, ready).unreadable
             some = not (whole or tree.index_tree)

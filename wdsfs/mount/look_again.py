@@ -23,7 +23,6 @@ from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import BEING_WRITTEN, rest_of, settles_in
 from wdsfs.index.store import Index
 from wdsfs.inodes import SHARD_MAX
-from wdsfs.interop import lint
 from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.shards import Shard, Shards
 from wdsfs.spec import growth, objects, portable_head
@@ -38,6 +37,7 @@ from wdsfs.tree.numbered_tree import NAME as BY_INDEX
 from wdsfs.tree.numbered_tree import make_numbered
 from wdsfs.tree.shard_access import GuardedAccess
 from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.soundness import rules
 from wdsfs.tree.view_set import open_set
 
 log = logging.getLogger(__name__)
@@ -245,10 +245,8 @@ class _Look:
         if wait is not None:
             return BEING_WRITTEN, wait
         path = os.fsdecode(shard.path)
-        findings = (
-            lint.Judge().add(path, lint.lint_record(record)) if self.served.mount.opening.tolerance.strict else ()
-        )
-        return next(((f"--strict: {finding.line(path)}", None) for finding in findings), None)
+        findings = rules().findings_of_record(path, record) if self.served.mount.opening.tolerance.strict else ()
+        return next(((f"--strict: {finding}", None) for finding in findings), None)
 
     def _leave(self, shard: Shard, why: str, wait: float | None = None, *, keep: bool = False) -> None:
         seen = None

@@ -89,7 +89,7 @@ class MountOptions:
     @property
     def puts_off(self) -> bool:
         """True if shards are indexed when they are first used, and nothing here needs all of them."""
-        whole = self.merge or self.tree.index_tree or self.opening.tolerance.strict is not None
+        whole = self.merge or self.tree.index_tree or self.opening.tolerance.strict
         return self.serving.lazy and not whole
 
     @property

@@ -35,6 +35,7 @@ from wdsfs.tree.indexing import ATTEMPTS_MAX, indexed
 from wdsfs.tree.set_options import Opening, Selection, Tolerance
 from wdsfs.tree.shard_access import Access, access_of, refuse_foreign_lists
 from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.soundness import rules
 from wdsfs.tree.tree import AT_PARENT, Entry, LowerTree, Node
 from wdsfs.tree.view_set import ViewSet, open_set
 
@@ -165,7 +166,7 @@ def make_view(below: ShardSet, opening: Opening, some: bool = False) -> dict[byt
     if below.rest_waits:
         return below.unmade
     missing = keys_missing(below)
-    if missing is not None and opening.tolerance.strict is None:  # which lists it
+    if missing is not None and not opening.tolerance.strict:  # which lists it
         log.warning("%s", missing)
     for field in [] if opening.quiet else below.missing_fields(FIRST_SHARDS):
         text = "--field %s: no sample of the first shards has this field, so there are no such files"
@@ -189,7 +190,7 @@ def judge(
     """
     texts = [*dict.fromkeys(map(str, unreadable.values()))]  # each once: a joined shard can have two names
     if tolerance.strict:
-        _refuse_all([*map(str, unreadable.values()), *tolerance.strict(below, unreadable)])
+        _refuse_all([*map(str, unreadable.values()), *rules().findings_of_set(below, unreadable)])
     if not tolerance.allow_missing:
         advice = "; --allow-missing goes on without" if tolerance.is_option else ""
         # Treated as missing shards: the download has failed, and later attempts would fail, too.

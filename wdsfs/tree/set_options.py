@@ -6,11 +6,12 @@ Light to import. How they are typed is `cli/view_options.py`; nothing here reads
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from wdsfs import wings
 from wdsfs.errors import UsageError
 from wdsfs.host import default_jobs
 from wdsfs.names import PLAIN, Reading
@@ -18,9 +19,7 @@ from wdsfs.tree.composition import Composition
 
 if TYPE_CHECKING:
     from wdsfs.cluster_workers import Workers
-    from wdsfs.errors import ShardError
     from wdsfs.spec.expand import Slice
-    from wdsfs.tree.shard_set import ShardSet
     from wdsfs.tree.tree import View
 
 
@@ -33,25 +32,24 @@ class Owner(NamedTuple):
 
 
 # Returns all that is wrong in a set, but for the shards that cannot be read.
-Findings = Callable[["ShardSet", "Mapping[bytes, ShardError]"], Iterable[str]]
-
-
 class Tolerance(NamedTuple):
     """The damage that is tolerated.
 
-    Unreadable shards may be missing (`--allow-missing`), or no problem at all is allowed (`--strict`, with the
-    function that finds problems). `is_option` is False for commands that have neither option: those that show a
-    mount, or show or undo its changes, use the set of the mount.
+    Unreadable shards may be missing (`--allow-missing`), or no problem at all is allowed (`--strict`). `is_option`
+    is False for commands that have neither option: those that show a mount, or show or undo its changes, use the
+    set of the mount.
     """
 
     allow_missing: bool = False
-    strict: Findings | None = None
+    strict: bool = False
     is_option: bool = True
 
     def check(self) -> Tolerance:
-        """Raise UsageError where both are set."""
+        """Raise UsageError where both are set, NotInstalled if nothing can judge."""
         if self.allow_missing and self.strict:
             raise UsageError("--allow-missing and --strict contradict each other")
+        if self.strict:
+            wings.load("interop")
         return self
 
 

@@ -1,27 +1,32 @@
-"""The commands `index` and `export`, and `--export` of the commands that write shards: indexes as files.
-
-`index/store.py` and `interop/export.py` make them.
-"""
+"""The commands `check` and `export`, and all else that commands ask of the wing `interop`."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from wdsfs.cli import completion
+from wdsfs import wings
 from wdsfs.cli.command_help import Command, Decorator
-from wdsfs.cli.opening_options import opening_options_with
-from wdsfs.cli.option_kinds import Directory, flag, json_option, retired, shards_argument
+from wdsfs.cli.opening_options import (
+    compressed_options,
+    executor_option,
+    jobs_of,
+    opening_options_with,
+    remote_options,
+    trust_option,
+    workers_of,
+)
+from wdsfs.cli.option_kinds import Directory, flag, jobs_option, json_option, retired, shards_argument
 from wdsfs.cli.output import contents_text, say, shards_bar, write_json
-from wdsfs.cli.process import ended_in_order, when_interrupted
+from wdsfs.cli.process import ended_in_order
 from wdsfs.cli.view_options import keys_option, set_options
-from wdsfs.errors import ExportError, UsageError, bytes_text, counted, several
+from wdsfs.errors import ExportError, UsageError, counted, several
 
 if TYPE_CHECKING:
     from wdsfs.interop.export import Report
@@ -31,85 +36,105 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("wdsfs")
 
+# --- check --------------------------------------------------------------------------------------------------
+
 
 @click.command(cls=Command)
-@click.argument("shards", nargs=-1, shell_complete=completion.paths)
+@shards_argument
 @set_options
-@opening_options_with(executor=True, tolerance=False)
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE|URL",
-    shell_complete=completion.paths,
-    help="Also write all of it to FILE.wdsidx, for other machines and places.",
-)
-@click.option(
-    "--update",
-    metavar="FILE|URL",
-    shell_complete=completion.paths,
-    help="Renew FILE.wdsidx: its shards as they are now, and SHARDS at the end.",
-)
-@flag("--allow-missing", "Leave shards out of FILE.wdsidx that are missing or cannot be read.")
-@flag("--prune", "Also drop what is kept of shards that are gone.")
+@jobs_option("Processes that read shards.  [default: one per core]")
+@executor_option
+@flag("--notes", "Also what is harmless: directories, __meta__ members.")
+@keys_option
+@compressed_options
+@remote_options
+@trust_option
 @json_option
-def index(
+def check(
     shards: tuple[str, ...],
     selection: Selection,
-    opening: Opening,
-    output: str | None,
-    update: str | None,
-    allow_missing: bool,
-    prune: bool,
+    jobs: int | None,
+    executor: str | None,
+    notes: bool,
+    keys: str | None,
     as_json: bool,
 ) -> None:
-    """Build or refresh the index of SHARDS without mounting. Only what has changed is read.
+    """Look for what readers of the format trip over: one line per finding.
+
+    Damaged and truncated shards, shards without samples, samples that are split or whose members are not side by
+    side, extensions that occur twice, members in no sample, names whose dots cut keys, names that are not UTF-8,
+    samples without an extension that the others have, columns that only later shards have, members of 0 bytes in
+    a column with content, keys in several shards, numbers of samples that differ from those in a list of shards,
+    indexes of DALI and Energon that do not fit the shard beside them; with --keys also keys of no sample. Exit
+    code 0: nothing found; 1: findings; 3: a shard could not be read.
 
     \b
-    Examples:
-      wdsfs index --jobs 8 'train-{000000..000999}.tar'
-      wdsfs index -o set.wdsidx 'train-{000000..000999}.tar'
-      wdsfs index --update set.wdsidx 'train-{001000..001999}.tar'
+    Example:
+      wdsfs check 'train-{000000..000999}.tar'
     """
-    from wdsfs.tree.opening import index_set
-
-    since = time.monotonic()
-    if output is not None and update is not None:
-        raise UsageError("-o and --update: one writes an index, the other renews it; leave one out")
-    expanded = _shards(shards, update, selection._replace(allow_missing=allow_missing))
-    text = "; no index was written, what was indexed is kept" if update or output else "; what was indexed is kept"
-    with when_interrupted(text):
-        counts = index_set(expanded, opening, update or output, allow_missing, prune)
-    report = {**counts, "seconds": round(time.monotonic() - since, 3)}
-    if as_json:
-        write_json(report)
-    else:
-        say(*_report_lines(report))
-    if report["unreadable"] and not allow_missing:
-        sys.exit(3)
-
-
-def _shards(specs: Sequence[str], update: str | None, selection: Selection) -> list[Shard]:
-    """Return the named shards; with `update`, the shards of that portable index come first."""
+    wings.load("interop")
+    from wdsfs.interop.findings import UNREADABLE, LintFinding
+    from wdsfs.interop.judge import Judge
     from wdsfs.spec.expand import expand
 
-    if update is None:
-        return expand(specs, *selection)
-    if selection.slice is not None:
-        raise UsageError("--shard-id: an index is renewed as a whole; leave it out with --update")
-    listed = expand([update], *selection)
-    known = {shard.path for shard in listed}
-    further = expand(specs, *selection._replace(base=None)) if specs else []
-    return listed + [shard for shard in further if shard.path not in known]
+    judge = Judge()
+    counts: Counter[str] = Counter()
+    expanded = expand(shards, *selection)
+    for path, finding in judge.findings(expanded, selection.reading, jobs_of(jobs), workers_of(executor, jobs)):
+        counts["note" if finding.is_note else UNREADABLE if finding.kind == UNREADABLE else "finding"] += 1
+        if finding.is_note and not notes:
+            continue
+        if as_json:
+            write_json({"shard": path, **finding._asdict()})
+        else:
+            say(finding.line(path))
+    missing = None if keys is None else _keys_missing(expanded, keys)
+    if missing is not None:
+        counts["finding"] += 1
+        if as_json:
+            write_json({"shard": keys, **LintFinding("missing key", -1, "", missing)._asdict()})
+        else:
+            say(f"[missing key] {missing}")
+    hint = " (--notes shows them)" if counts["note"] and not notes else ""
+    findings = counted(counts["finding"] + counts[UNREADABLE], "finding")
+    contents = contents_text(len(expanded), judge.samples, judge.members)
+    say(f"{contents}: {findings}, {counted(counts['note'], 'note')}{hint}", *_remarks(expanded), err=True)
+    sys.exit(3 if counts[UNREADABLE] else 1 if counts["finding"] else 0)
 
 
-def _report_lines(report: Mapping[str, Any]) -> tuple[str, str]:
-    written = "written" in report
-    where = f"{bytes_text(report['bytes'])} in {report['written']}" if written else f"kept in {report['index']}"
-    return (
-        f"{contents_text(report['shards'], report['samples'], report['members'])}; "
-        f"{report['rebuilt']} indexed in {report['seconds']} s",
-        where,
-    )
+def _keys_missing(shards: Sequence[Shard], keys: str) -> str | None:
+    """Return a remark if keys of this list are those of no sample. Raises ViewError."""
+    from wdsfs.tree.composition import Composition
+    from wdsfs.tree.opening import keys_missing, opened_set
+    from wdsfs.tree.set_options import Opening
+
+    with opened_set(shards, Opening(quiet=True), Composition(keys=keys), on_demand=True) as below:
+        return keys_missing(below)
+
+
+def _remarks(shards: Sequence[Shard]) -> Iterator[str]:
+    """Yield notes: of samples that are counted and a mount leaves out; of what is not looked for."""
+    from wdsfs.door.urls import is_remote
+
+    excluded = sum(len(shard.without) for shard in shards)
+    if excluded:
+        yield f"counted here, too: {counted(excluded, 'sample')} excluded by a split file"
+    remote = sum(is_remote(shard.path) for shard in shards)
+    if remote:
+        yield f"not looked for: indexes of other tools beside {counted(remote, 'remote shard')}"
+
+
+def uneven_text(path: bytes, members: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return a note if Hugging Face's loader would refuse a set that begins with this new shard, else "".
+
+    `members` are key and extension of its members, in order.
+    """
+    if not wings.is_installed("interop"):
+        return ""
+    from wdsfs.interop.judge import first_samples, uneven
+
+    finding = uneven(first_samples(members))
+    return "" if finding is None else f"note: {os.fsdecode(path)}: the sample {finding.member} {finding.text}"
 
 
 # --- export, --export ----------------------------------------------------------------------------------------
@@ -131,6 +156,7 @@ class Format(click.Choice[str]):
         if value in self.WRITTEN_BY:
             word = param.opts[0] if param is not None else ""
             raise UsageError(f"{word} {value}: no longer written; type: {self.WRITTEN_BY[value]}")
+        wings.load("interop")  # before the shards are written
         return super().convert(value, param, ctx)
 
 
@@ -146,6 +172,7 @@ export_option: Decorator[Any] = click.option(
 
 def write_indexes(below: ShardSet, directory: bytes | None, opening: Opening) -> Report:
     """Write an index for DALI of each shard, with a bar; log warnings and failures. Raises ExportError."""
+    wings.load("interop")
     from wdsfs.interop import export
 
     with ended_in_order(), shards_bar("exporting", len(below), opening.quiet) as on_shard:
@@ -159,6 +186,8 @@ def write_indexes(below: ShardSet, directory: bytes | None, opening: Opening) ->
 
 def warn_of_older(shards: Sequence[bytes], exports: Sequence[str]) -> None:
     """Warn of indexes beside replaced shards that still describe the old ones."""
+    if not wings.is_installed("interop"):
+        return
     from wdsfs.interop.export import left_behind
 
     older = left_behind(shards, renewed=bool(exports))
