@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from wdsfs import mount_table
 from wdsfs.errors import UsageError
+from wdsfs.shared_settings import setting
 
 EVERYONE = "everyone"
 LINKS_MAX = 40  # what the kernel follows on the way to a file
@@ -61,7 +62,7 @@ class Trust(NamedTuple):
 
 def trusted() -> Trust:
     """Return whom this process trusts. Raises UsageError for an unknown name in `WDSFS_TRUST`."""
-    return _trusted(os.geteuid(), os.environ.get("WDSFS_TRUST", ""))
+    return _trusted(os.geteuid(), setting("TRUST"))
 
 
 @functools.lru_cache(8)

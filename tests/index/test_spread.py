@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests import sets, work
-from wdsfs import errors, executors
+from wdsfs import errors, executors, shared_settings
 from wdsfs.cluster_workers import Engine, Workers
 from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import parse
@@ -33,6 +33,7 @@ from wdsfs.index.far_side import Batch
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.shards import Fingerprint, Shard
+from wdsfs.shared_settings import setting
 
 
 class Lost(Exception):
@@ -290,6 +291,7 @@ def test_a_record_of_a_worker_is_that_of_this_machine(tmp_path: Path) -> None:
 
 
 def test_options_travel_and_hold_for_one_command_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_settings, "_chosen", {})
     monkeypatch.setenv("WDSFS_STORE_OPTIONS", "region=here")
     monkeypatch.setattr(far_side, "_OWN_PLACES", {"CACHE_DIR"})
     monkeypatch.setenv("WDSFS_CACHE_DIR", "/own")
@@ -303,15 +305,15 @@ def test_options_travel_and_hold_for_one_command_at_a_time(monkeypatch: pytest.M
             entered.set()
 
     with options.held(first), options.held(first):
-        assert os.environ["WDSFS_STORE_OPTIONS"] == "region=one"
-        assert os.environ["WDSFS_CACHE_DIR"] == "/own"
+        assert setting("STORE_OPTIONS") == "region=one"
+        assert setting("CACHE_DIR") == "/own"
         thread = threading.Thread(target=other)
         thread.start()
-        assert os.environ["WDSFS_STORE_OPTIONS"] == "region=one"
+        assert setting("STORE_OPTIONS") == "region=one"
         assert not entered.is_set()
     thread.join()
     assert entered.is_set()
-    assert "WDSFS_STORE_OPTIONS" not in os.environ
+    assert setting("STORE_OPTIONS") == ""
 
 
 def test_a_url_with_a_secret_travels_and_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

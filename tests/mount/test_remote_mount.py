@@ -22,7 +22,9 @@ from tests.conftest import Mounted, Program, fails
 from tests.processes import PATIENCE, Process, wait_until
 from tests.servers import certificate_of
 from tests.web_server import Fault, WebServer
+from wdsfs import shared_settings
 from wdsfs.mount import daemon
+from wdsfs.shared_settings import setting
 
 SAMPLES, SIZE = 30, 100_000
 SAMPLE = SIZE + 512 + 1024  # bytes of a sample with its second column, rounded up
@@ -79,17 +81,18 @@ def test_paths_in_the_environment_are_those_of_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in daemon.PATH_VARIABLES:
+    monkeypatch.setattr(shared_settings, "_chosen", {})
+    for name in (*daemon.PATH_VARIABLES, "WDSFS_CACHE_DIR"):
         monkeypatch.setenv(name, "a/../b")
     monkeypatch.setenv("HF_HOME", "~/hf")
     monkeypatch.setenv("SSL_CERT_DIR", "certs:/etc/certs")
     monkeypatch.setenv("WDSFS_INDEX_FILE", "a:b.wdsidx\nhttps://h/b.wdsidx")
     monkeypatch.setenv("TMPDIR", "")
     daemon._make_paths_absolute()
-    assert os.environ["AWS_CONFIG_FILE"] == os.environ["WDSFS_CACHE_DIR"] == f"{tmp_path}/b"
+    assert os.environ["AWS_CONFIG_FILE"] == setting("CACHE_DIR") == f"{tmp_path}/b"
     assert os.environ["HF_HOME"] == "~/hf"
     assert os.environ["SSL_CERT_DIR"] == f"{tmp_path}/certs:/etc/certs"
-    assert os.environ["WDSFS_INDEX_FILE"] == f"{tmp_path}/a:b.wdsidx\nhttps://h/b.wdsidx"
+    assert setting("INDEX_FILE") == f"{tmp_path}/a:b.wdsidx\nhttps://h/b.wdsidx"
     assert os.environ["TMPDIR"] == ""
 
 

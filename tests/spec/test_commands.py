@@ -196,7 +196,7 @@ def test_braces_and_variables_make_no_command(
     here: Path, spec: str, is_list: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WDS_PIPE", "pipe:touch run")
-    monkeypatch.setenv(objects.ALLOW_PIPE, objects.ALWAYS)
+    monkeypatch.setenv("WDSFS_ALLOW_PIPE", objects.ALWAYS)
     with pytest.raises(SpecError, match="write pipe: itself at the beginning"):
         expand([written(here, "list", spec) if is_list else spec])
     assert not (here / "run").exists()
@@ -216,7 +216,7 @@ def test_braces_and_variables_in_yaml_make_no_command(
     here: Path, fields: dict[str, object], is_run: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIPE", "pipe:cat x.tar")
-    monkeypatch.setenv(objects.ALLOW_PIPE, objects.ALWAYS)
+    monkeypatch.setenv("WDSFS_ALLOW_PIPE", objects.ALWAYS)
     (here / "x.yaml").write_text(json.dumps(fields))
     if is_run:
         [shard] = expand(["x.yaml"])
@@ -229,7 +229,7 @@ def test_braces_and_variables_in_yaml_make_no_command(
 @pytest.mark.parametrize("spec", ["pipe:cat x.tar", "x.tar::pipe:cat x.tar"])
 def test_no_command_is_run_where_none_is_allowed(here: Path, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by `mount.wdsfs`, whose words may come from a line in fstab."""
-    monkeypatch.setenv(objects.ALLOW_PIPE, objects.NEVER)
+    monkeypatch.setenv("WDSFS_ALLOW_PIPE", objects.NEVER)
     with pytest.raises(SpecError, match="allow-pipe"):
         expand([spec])
     with pytest.raises(SpecError, match="allow-pipe"):

@@ -22,6 +22,7 @@ from wdsfs.cli.output import on_terminal, say, show_page, write_json, write_page
 from wdsfs.errors import UsageError
 from wdsfs.host import MachineFinding
 from wdsfs.names import meant
+from wdsfs.shared_settings import setting
 
 LAYOUTS = "layouts"  # a topic: its page is for users who have the program and no checkout
 
@@ -188,8 +189,7 @@ def doctor(place: str | None, is_report: bool, as_json: bool) -> None:
             raise UsageError("--report is about the whole machine: name nothing else")
         _show_report(report(), as_json)
     elif place is not None and is_url(place):
-        given = os.environ.get("WDSFS_STORE_OPTIONS", "")
-        set_for_all("WDSFS_STORE_OPTIONS", f"total_time={STORE_SECONDS} {given}")
+        set_for_all("STORE_OPTIONS", f"total_time={STORE_SECONDS} {setting('STORE_OPTIONS')}")
         _show(diagnose_store(place), as_json, code=3)
     else:
         _show(diagnose_engines(place), as_json, code=5)

@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from wdsfs.cli import main
 
     if "--allow-pipe" not in call.arguments:
-        os.environ[objects.ALLOW_PIPE] = objects.NEVER
+        os.environ[f"WDSFS_{objects.ALLOW_PIPE}"] = objects.NEVER
     try:
         main.main(call.arguments, prog_name="wdsfs")
     except SystemExit as end:  # the way click ends

@@ -1,14 +1,16 @@
-"""Options of all commands that open a set: the index, processes, tolerated damage, caches and stores."""
+"""Options of all commands that open a set: the index, processes, tolerated damage, caches and stores.
+
+Those of caches and stores are settings of all processes of a command (`shared_settings`).
+"""
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from wdsfs import shared_settings
 from wdsfs.cli import completion
 from wdsfs.cli.command_help import SET, SHARED, Decorator, group_in_section, in_section
 from wdsfs.cli.option_kinds import Directory, all_of, flag, gather_options, jobs_option
@@ -20,40 +22,27 @@ if TYPE_CHECKING:
     from wdsfs.cluster_workers import Workers
     from wdsfs.tree.set_options import Opening, Tolerance
 
-# --- passed on to all processes by the environment ---------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+# --- settings of all processes ---
 
 
 def set_for_all(name: str, value: str | None) -> None:
-    """Set a variable for this command and all processes that it starts; None leaves it unchanged."""
+    """Give a setting a value for this command and all processes that it starts; None leaves it unchanged."""
     if value is not None:
-        click.get_current_context().with_resource(_environment(name, value))
+        click.get_current_context().with_resource(shared_settings.chosen(name, value))
 
 
-def _exported(flag: str, variable: str, text_of: Callable[[Any], str], **details: Any) -> Decorator[Any]:
-    """Return an option that is passed on by a variable of the environment, so that no command gets it.
+def _shared(flag: str, name: str, text_of: Callable[[Any], str], **details: Any) -> Decorator[Any]:
+    """Return an option that is a setting of all processes, so that no command gets it.
 
-    `text_of` makes the value of the variable, and raises UsageError for a wrong one.
+    `text_of` makes the value of the setting, and raises UsageError for a wrong one.
     """
 
     def callback(_: click.Context, __: click.Parameter, value: Any) -> None:
         if value not in (None, False, ()):
-            set_for_all(variable, text_of(value))
+            set_for_all(name, text_of(value))
 
-    details = {"envvar": variable, **details}
-    option = click.option(flag, variable.lower(), expose_value=False, callback=callback, **details)
+    details = {"envvar": f"WDSFS_{name}", **details}
+    option = click.option(flag, f"wdsfs_{name.lower()}", expose_value=False, callback=callback, **details)
     return in_section(SHARED, option)
 
 
@@ -64,7 +53,7 @@ def _size_text(value: str) -> str:
 def _trust_text(value: str) -> str:
     from wdsfs.trust import trusted
 
-    with _environment("WDSFS_TRUST", value):
+    with shared_settings.chosen("TRUST", value):
         trusted()  # so that an unknown name is an error now
     return value
 
@@ -94,41 +83,41 @@ def _always(_: bool) -> str:
     return ALWAYS
 
 
-trust_option = _exported(
+trust_option = _shared(
     "--trust",
-    "WDSFS_TRUST",
+    "TRUST",
     _trust_text,
     metavar="WHO,...",
     help="Also use directories (index, cache, overlay) and changed shards of these users and @groups; "
     "`everyone` ends all such checks.  [default: only yours and root's; env WDSFS_TRUST]",
 )
-cache_size_option = _exported(
+cache_size_option = _shared(
     "--cache-size",
-    "WDSFS_CACHE_SIZE",
+    "CACHE_SIZE",
     _size_text,
     metavar="SIZE",
     help="Limit of the cache of remote and unpacked shards, images and label tables, such as 800M or 2T.  "
     "[default: half of what is free on its disk; env WDSFS_CACHE_SIZE]",
 )
-_unpack_option = _exported(
+_unpack_option = _shared(
     "--unpack",
-    "WDSFS_UNPACK",
+    "UNPACK",
     str,
     type=click.Choice(["auto", "always", "never"]),
     help="Compressed shards: unpack them into the cache (always), never, or if there is room (auto).  "
     "[default: auto; env WDSFS_UNPACK]",
 )
-_unpack_memory_option = _exported(
+_unpack_memory_option = _shared(
     "--unpack-memory",
-    "WDSFS_UNPACK_MEMORY",
+    "UNPACK_MEMORY",
     _size_text,
     metavar="SIZE",
     help="Limit of memory for unpacking a shard, in each process that does; 2G for `zstd --long=31`.  "
     "[default: 256M; env WDSFS_UNPACK_MEMORY]",
 )
-store_option = _exported(
+store_option = _shared(
     "--store-option",
-    "WDSFS_STORE_OPTIONS",
+    "STORE_OPTIONS",
     _store_options_text,
     type=StoreOption(),
     metavar="[URL:]NAME=VALUE",
@@ -136,25 +125,25 @@ store_option = _exported(
     help="How to reach a store, such as endpoint=http://minio:9000 or s3://bucket:anonymous=true; "
     "repeatable.  [env WDSFS_STORE_OPTIONS]",
 )
-_fetch_memory_option = _exported(
+_fetch_memory_option = _shared(
     "--fetch-memory",
-    "WDSFS_FETCH_MEMORY",
+    "FETCH_MEMORY",
     _size_text,
     metavar="SIZE",
     help="Limit of memory for bytes that are fetched and not in the cache yet, such as 1G.  [default: 256M; "
     "env WDSFS_FETCH_MEMORY]",
 )
-_allow_pipe_option = _exported(
+_allow_pipe_option = _shared(
     "--allow-pipe",
-    "WDSFS_ALLOW_PIPE",
+    "ALLOW_PIPE",
     _always,
     is_flag=True,
     help="Also run the commands (pipe:COMMAND) that lists and other files name, not only those of the "
     "command line.  [env WDSFS_ALLOW_PIPE]",
 )
-index_file_option = _exported(
+index_file_option = _shared(
     "--index-file",
-    "WDSFS_INDEX_FILE",
+    "INDEX_FILE",
     "\n".join,
     envvar=None,  # click would take a name with a blank for two; the variable is read where the index is
     metavar="FILE|URL",
@@ -167,7 +156,7 @@ index_file_option = _exported(
 
 def index_dir_option(text: str) -> Decorator[Any]:
     """Return the option for the directory of the index of a command that opens none; `text` is its help."""
-    return _exported("--index-dir", "WDSFS_INDEX_DIR", str, type=Directory(), help=text)
+    return _shared("--index-dir", "INDEX_DIR", str, type=Directory(), help=text)
 
 
 compressed_options = all_of(_unpack_option, _unpack_memory_option, cache_size_option)
@@ -249,7 +238,7 @@ _TOLERANCE: dict[str, Decorator[Any]] = {
 
 
 def _index_dir(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    set_for_all("WDSFS_INDEX_DIR", value)  # the cache is beside it
+    set_for_all("INDEX_DIR", value)  # the cache is beside it
     return value
 
 

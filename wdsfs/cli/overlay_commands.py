@@ -103,7 +103,7 @@ def with_index_of(mount: LiveMount, opening: Opening) -> Opening:
     """Return the index of a mount, for this command and its processes, unless the user has named another."""
     if opening.index_dir is not None or not mount.index:
         return opening
-    set_for_all("WDSFS_INDEX_DIR", mount.index)
+    set_for_all("INDEX_DIR", mount.index)
     return opening._replace(index_dir=Path(mount.index))
 
 

@@ -20,17 +20,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wdsfs import __version__
+from wdsfs import __version__, shared_settings
 from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import Url, is_remote
 from wdsfs.errors import ExecutorUnusable, MissingShard, StaleMount, UnreadableShard, WdsfsError
 from wdsfs.shards import Fingerprint
+from wdsfs.shared_settings import setting
 
-# Options that all processes of a command share by the environment. No secret is among them: `--store-option` takes
+# Options that all processes of a command share. No secret is among them: `--store-option` takes
 # none, and configuration files and credentials are read where the work is done.
 _OPTIONS = ("STORE_OPTIONS", "ALLOW_PIPE", "TRUST", "CACHE_SIZE", "FETCH_MEMORY", "UNPACK", "UNPACK_MEMORY")
 _PLACES = ("INDEX_DIR", "CACHE_DIR")  # a worker that has its own keeps it
-_OWN_PLACES = frozenset(name for name in _PLACES if f"WDSFS_{name}" in os.environ)
+_OWN_PLACES = frozenset(filter(setting, _PLACES))
 
 
 class Batch:
@@ -72,8 +73,8 @@ class SeenShard(NamedTuple):
 
 
 def options() -> dict[str, str | None]:
-    """Return the options of this command that its workers need: variables, None for one that is not set."""
-    return {name: os.environ.get(f"WDSFS_{name}") for name in (*_OPTIONS, *_PLACES)}
+    """Return the settings of this command that its workers need, None for one that is not set."""
+    return {name: setting(name) or None for name in (*_OPTIONS, *_PLACES)}
 
 
 def run(batch: Batch) -> list[Outcome]:
@@ -182,14 +183,10 @@ class _Options:
     def _apply(self, environment: Mapping[str, str | None]) -> None:
         changed = False
         for name, value in environment.items():
-            variable = f"WDSFS_{name}"
-            if os.environ.get(variable) == value or name in _OWN_PLACES or (value is None and name in _PLACES):
+            if setting(name) == (value or "") or name in _OWN_PLACES or (value is None and name in _PLACES):
                 continue
             changed = True
-            if value is None:
-                del os.environ[variable]
-            else:
-                os.environ[variable] = value
+            shared_settings.choose(name, value or "")
         self._now = environment
         if changed:
             DOOR.close()  # its fetcher has the earlier options

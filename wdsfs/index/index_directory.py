@@ -27,6 +27,7 @@ from wdsfs import host, trust
 from wdsfs.errors import IndexUnusable
 from wdsfs.formats import Format
 from wdsfs.index import lmdb_check
+from wdsfs.shared_settings import setting
 
 INDEX = Format("an index directory", (2,))
 _FORMAT = b"%d" % INDEX.version
@@ -367,7 +368,7 @@ def open_directory(directory: Path | None = None) -> IndexDirectory:
     If anything is wrong with it, the notices say what was done. Raises IndexUnusable only if even a temporary
     one cannot be made. What this process has open already is shared, as LMDB wants it.
     """
-    chosen = directory or (Path(os.environ["WDSFS_INDEX_DIR"]) if os.environ.get("WDSFS_INDEX_DIR") else None)
+    chosen = directory or (Path(setting("INDEX_DIR")) if setting("INDEX_DIR") else None)
     home = Path(os.path.abspath(chosen or host.cache_dir()))
     notices: list[str] = []
     local = host.index_place(home, notices)

@@ -38,6 +38,7 @@ from wdsfs.index import record_check
 from wdsfs.index.record import RECORD, STRAY, Record
 from wdsfs.index.record_builder import restamped
 from wdsfs.shards import Fingerprint, Shard
+from wdsfs.shared_settings import setting
 from wdsfs.spec import portable_head
 from wdsfs.spec.portable_head import SUFFIX, IndexFile, Row, Times
 from wdsfs.storage import source
@@ -55,7 +56,6 @@ COMPARED = 16  # headers of a moved shard that are compared before its record is
 BESIDE_MAX = 16  # directories of a set in which an index is looked for
 LISTED_MAX = 200_000  # names of a directory among which it is looked for
 NAMED_MAX = 3  # shards that a remark names
-FILES = "WDSFS_INDEX_FILE"  # environment: further indexes, one a line
 
 _TIME_UNITS = (1, 100, 1_000, 1_000_000)  # ns: the clocks of file systems and of copying tools
 _SECOND = 1_000_000_000  # ns
@@ -436,7 +436,7 @@ def attached(shards: Sequence[Shard]) -> Portables:
     files: dict[str, PortableIndex] = {}
     for path in dict.fromkeys(shard.index_file for shard in shards if shard.index_file):
         _add(files, path)
-    for path in filter(None, os.environ.get(FILES, "").split("\n")):
+    for path in filter(None, setting("INDEX_FILE").split("\n")):
         _add(files, path)
     for path in _beside(shards):
         with contextlib.suppress(MissingShard):  # removed within this moment

@@ -28,7 +28,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from wdsfs import host
+from wdsfs import host, shared_settings
 from wdsfs.cluster_workers import Workers
 from wdsfs.daemon_threads import DaemonThreads
 from wdsfs.door.shard_door import DOOR
@@ -298,6 +298,7 @@ class _Processes:
                 [sys.executable, "-I", "-S", "-c", _START],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                env={**os.environ, **shared_settings.variables()},
                 process_group=0,  # an interrupt is handled by the parent, which ends the others
             )
             self._all.append(process)

@@ -32,6 +32,7 @@ from wdsfs.errors import MountError, StaleShard, several
 from wdsfs.kernel import erofs_mount
 from wdsfs.kernel.devices import HeldShards, check_image, superblocks
 from wdsfs.kernel.manifest import identity_of
+from wdsfs.shared_settings import setting
 
 if TYPE_CHECKING:
     from wdsfs.mount_table import MountPoint
@@ -208,7 +209,7 @@ class Guard:
             signal.signal(number, handler)
 
     def _registration(self) -> Guarded:
-        held, about, index = self._held, self._held.about, os.environ.get("WDSFS_INDEX_DIR")
+        held, about, index = self._held, self._held.about, setting("INDEX_DIR")
         return Guarded(
             engine=mount_registry.KERNEL,
             pid=os.getpid(),
@@ -222,7 +223,7 @@ class Guard:
             merge=about.merge,
             index_tree=about.index_tree,
             composition=about.composition,
-            index=None if index is None else os.path.abspath(index),
+            index=os.path.abspath(index) if index else None,
             image=os.fsdecode(held.image.path),
             paths=[os.fsdecode(device.path) for device in held.devices],
             inodes=[os.fstat(device.fd).st_ino for device in held.devices],

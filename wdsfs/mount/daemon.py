@@ -16,11 +16,12 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from wdsfs import host, trust
+from wdsfs import host, shared_settings, trust
 from wdsfs.door.urls import is_url
 from wdsfs.errors import WdsfsError
 from wdsfs.log_lines import TerminalFormatter
 from wdsfs.mount_registry import file_of
+from wdsfs.shared_settings import setting
 
 log = logging.getLogger(__name__)
 
@@ -30,15 +31,15 @@ ALIVE_SECONDS = 0.2  # how often that process looks whether the daemon is still 
 # Variables that name files and directories, each with what separates several of them. Processes of a mount read
 # them later: those of stores, for example, are read by libraries in the fetcher, which may be started again.
 PATH_VARIABLES = {
-    **dict.fromkeys(("WDSFS_INDEX_DIR", "WDSFS_CACHE_DIR", "HOME", "TMPDIR", "SSL_CERT_FILE"), ""),
+    **dict.fromkeys(("HOME", "TMPDIR", "SSL_CERT_FILE"), ""),
     **dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE"), ""),
     **dict.fromkeys(("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"), ""),
     **dict.fromkeys(("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT"), ""),
     **dict.fromkeys(("GOOGLE_SERVICE_ACCOUNT_PATH", "AZURE_FEDERATED_TOKEN_FILE"), ""),
     **dict.fromkeys(("HF_HOME", "HF_TOKEN_PATH"), ""),
     "SSL_CERT_DIR": os.pathsep,
-    "WDSFS_INDEX_FILE": "\n",
 }
+PATH_SETTINGS = {"INDEX_DIR": "", "CACHE_DIR": "", "INDEX_FILE": "\n"}
 LOG_BYTES = 4 << 20  # a mount that finds a longer log starts a new one and keeps the old
 
 
@@ -165,12 +166,19 @@ def _leave_terminal(log_file: Path | None, sender: int) -> None:
 
 
 def _make_paths_absolute() -> None:
-    """Make the paths in the environment mean the same in another directory, for this process and its children."""
+    """Make paths of variables and settings mean the same in another directory, for all processes of the mount."""
     for name, separator in PATH_VARIABLES.items():
         value = os.environ.get(name)
         if value:
-            paths = value.split(separator) if separator else [value]
-            os.environ[name] = separator.join(map(_anchored, paths))
+            os.environ[name] = _anchored_paths(value, separator)
+    for name, separator in PATH_SETTINGS.items():
+        value = setting(name)
+        if value:
+            shared_settings.choose(name, _anchored_paths(value, separator))
+
+
+def _anchored_paths(text: str, separator: str) -> str:
+    return separator.join(map(_anchored, text.split(separator))) if separator else _anchored(text)
 
 
 def _anchored(path: str) -> str:

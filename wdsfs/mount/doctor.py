@@ -30,6 +30,7 @@ from wdsfs.host import MachineFinding
 from wdsfs.mount import mount_search, mountpoint
 from wdsfs.mount.engines import KERNEL_ENGINE, is_installed, kernel_engine
 from wdsfs.mount_registry import SILENT, canonical
+from wdsfs.shared_settings import setting
 
 ALLOW_OTHER = "allow_other"  # the name of a check
 CAP_SYS_ADMIN = 21
@@ -50,7 +51,7 @@ def diagnose(place: str | None = None, index_dir: str | None = None) -> list[Mac
         check_kernel(),
         check_allow_other(),
         check_open_files(),
-        check_index_directory(Path(index_dir or os.environ.get("WDSFS_INDEX_DIR") or host.cache_dir())),
+        check_index_directory(Path(index_dir or setting("INDEX_DIR") or host.cache_dir())),
         check_runtime_directory(),
         check_log_directory(host.state_dir()),
     ]

@@ -21,7 +21,7 @@ import threading
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from wdsfs import host
+from wdsfs import host, shared_settings
 
 MEMORY = 256 << 20  # bytes, for requests in flight and for bytes that are in no cache
 WAITING = 4096  # connections that may wait for a fetcher
@@ -193,7 +193,7 @@ class Launcher:
         actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in self._inherited]  # which makes it inheritable
         command = [sys.executable, "-P", "-c", _START, str(self._file), *sys.path]
         # In a process group of its own, so that an interrupt from the keyboard does not end it before its clients.
-        environment = host.environment()  # in which it runs the commands of `pipe:`
+        environment = host.environment() | shared_settings.variables()  # in which it runs the commands of `pipe:`
         return os.posix_spawn(sys.executable, command, environment, file_actions=actions, setpgroup=0)
 
     def close(self) -> None:

@@ -35,6 +35,7 @@ from wdsfs.remote.client import Remote, RemoteTar
 from wdsfs.remote.known_pins import KnownPins
 from wdsfs.remote.launcher import MEMORY
 from wdsfs.remote.object_cache import ObjectCache
+from wdsfs.shared_settings import setting
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class RemoteShards:
 
     def _connect(self, device: int | None, log_file: Path | None) -> Remote:
         sections = settings.load(settings.arguments_of_environment()).sections
-        memory = parse_size(os.environ.get("WDSFS_FETCH_MEMORY", str(MEMORY)))
+        memory = parse_size(setting("FETCH_MEMORY") or str(MEMORY))
         cache = self._cache()
         return Remote(sections, (cache.directory, cache.limit), cache, memory=memory, device=device, log=log_file)
 

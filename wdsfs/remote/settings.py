@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 from wdsfs import host, trust
 from wdsfs.door.urls import BUCKETS, SCHEMES, WEB, Url
 from wdsfs.errors import UsageError
+from wdsfs.shared_settings import setting
 
 _S3 = frozenset({"s3", "ais"})
 
@@ -131,7 +132,7 @@ def parse_arguments(arguments: Iterable[str]) -> list[tuple[str, dict[str, str]]
 def arguments_of_environment() -> list[str]:
     """Return the arguments in WDSFS_STORE_OPTIONS. Raises UsageError."""
     try:
-        return shlex.split(os.environ.get("WDSFS_STORE_OPTIONS", ""))
+        return shlex.split(setting("STORE_OPTIONS"))
     except ValueError as error:
         raise UsageError(f"WDSFS_STORE_OPTIONS: {error}") from None
 

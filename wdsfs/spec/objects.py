@@ -21,6 +21,7 @@ from wdsfs.door.pins import Listing, Pin
 from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import WEB, Url, is_remote
 from wdsfs.errors import MissingObject, NoMatch, ShardError, SpecError, Unreachable
+from wdsfs.shared_settings import setting
 
 # From this many shards below one prefix on, listing it beats one HEAD per shard: a LIST brings 1,000 names.
 LISTING_PAYS = 64
@@ -42,7 +43,7 @@ is_url = urls.is_url
 _COMMAND = "{!r}: a command is run for SHARDS of the command line only, unless --allow-pipe is given"
 _NO_COMMAND = "{!r}: pipe:COMMAND is run for a line in fstab only with the option allow-pipe"
 _HIDDEN_COMMAND = "{!r}: braces and variables make no command: write pipe: itself at the beginning of the word"
-ALLOW_PIPE, ALWAYS, NEVER = "WDSFS_ALLOW_PIPE", "1", "0"  # else: where the command line names a command
+ALLOW_PIPE, ALWAYS, NEVER = "ALLOW_PIPE", "1", "0"  # a setting; else: where the command line names a command
 _OF_THIS_MACHINE = (
     "{!r}: a list at a URL may not name files or commands of this machine: copy the list here if you trust it"
 )
@@ -56,7 +57,7 @@ def refuse_command(text: str, file: str = "") -> None:
     if is_command(text) or text == urls.STDIN:
         if is_url(file):
             raise SpecError(_OF_THIS_MACHINE.format(without_secrets(text)))
-        if os.environ.get(ALLOW_PIPE) != ALWAYS:
+        if setting(ALLOW_PIPE) != ALWAYS:
             raise SpecError(_COMMAND.format(without_secrets(text)))
 
 
@@ -93,7 +94,7 @@ def _parse(text: str) -> Url:
     """Return the URL that was typed. Raises SpecError."""
     if not is_command(text):
         return urls.parse(text)
-    if os.environ.get(ALLOW_PIPE) == NEVER:
+    if setting(ALLOW_PIPE) == NEVER:
         raise SpecError(_NO_COMMAND.format(without_secrets(text)))
     command = text.removeprefix(urls.PIPE)
     if not command.strip():

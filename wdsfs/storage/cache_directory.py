@@ -33,6 +33,7 @@ from typing import NamedTuple
 from wdsfs import host, trust
 from wdsfs.errors import IndexUnusable
 from wdsfs.shards import Fingerprint
+from wdsfs.shared_settings import setting
 
 DATA, TABLE, NOTE, PART, NEW = "data", "table", "note", "part", "new"
 NOTE_SECONDS = 30 * 86400.0
@@ -63,9 +64,9 @@ def key_of(path: bytes, fingerprint: Fingerprint) -> str:
 def place() -> Path:
     """Return the directory of the cache: beside the index, or the one that `WDSFS_CACHE_DIR` names.
 
-    By the environment, because all processes of a mount or a command have to agree. Raises IndexUnusable.
+    By settings, because all processes of a mount or a command have to agree. Raises IndexUnusable.
     """
-    given, index = os.environ.get("WDSFS_CACHE_DIR"), os.environ.get("WDSFS_INDEX_DIR")
+    given, index = setting("CACHE_DIR"), setting("INDEX_DIR")
     directory = Path(os.path.abspath(given)) if given else _beside(os.path.abspath(index or host.cache_dir()))
     try:
         trust.directory(directory, tighten=not given)

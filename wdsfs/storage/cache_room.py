@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 import xxhash
 
 from wdsfs.errors import parse_size
+from wdsfs.shared_settings import setting
 from wdsfs.storage.cache_directory import CacheDirectory, CacheEntry, flocked
 
 NEEDED = -math.inf  # for files that cannot be read without the cache: others are evicted even in use
@@ -60,7 +61,7 @@ def victims(entries: Sequence[CacheEntry], over: int, short: int, age: float, no
 
 def chosen_limit() -> int | None:
     """Return the limit of `WDSFS_CACHE_SIZE` in bytes, if there is one. Raises UsageError."""
-    size = os.environ.get("WDSFS_CACHE_SIZE")
+    size = setting("CACHE_SIZE")
     return parse_size(size) if size else None
 
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from wdsfs.door.shard_door import DOOR, OpenShard, fingerprint_of
 from wdsfs.errors import IndexUnusable, StaleShard, UnreadableShard, UsageError, counted
 from wdsfs.shards import Fingerprint, wait_for_tick
+from wdsfs.shared_settings import setting
 from wdsfs.storage import file_cache, seekable, source
 from wdsfs.storage.cache_directory import key_of
 from wdsfs.storage.durable import named
@@ -52,7 +53,7 @@ class Opened(NamedTuple):
 
 def policy() -> str:
     """Return the value of `WDSFS_UNPACK`. Raises UsageError."""
-    value = os.environ.get("WDSFS_UNPACK") or AUTO
+    value = setting("UNPACK") or AUTO
     if value not in POLICIES:
         raise UsageError(f"WDSFS_UNPACK={value}: take one of {', '.join(POLICIES)}")
     return value

@@ -24,6 +24,7 @@ from typing import Protocol
 from wdsfs.errors import counted, parse_size
 from wdsfs.extras import zstd
 from wdsfs.names import SHARD_SUFFIXES
+from wdsfs.shared_settings import setting
 from wdsfs.storage import source
 from wdsfs.storage.source import TarBytes
 from wdsfs.tar.headers import BLOCK, is_header
@@ -117,7 +118,7 @@ class TooLarge(Exception):
 
 def memory_limit() -> int:
     """Return the most memory in bytes that a stream may ask for. Raises UsageError."""
-    size = os.environ.get("WDSFS_UNPACK_MEMORY")
+    size = setting("UNPACK_MEMORY")
     return parse_size(size) if size else MEMORY
 
 
