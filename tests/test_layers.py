@@ -201,6 +201,17 @@ def test_every_room_has_a_row_and_every_row_a_room() -> None:
     assert set(ROOMS) - rooms == set(), "in the table, but not there"
 
 
+def test_every_room_names_its_modules() -> None:
+    """In the docstring of its `__init__`, by their files: who looks for something reads these first."""
+    unnamed = []
+    for module in MODULES:
+        if module.count(".") == 2:
+            text = ast.get_docstring(ast.parse(FILES[module.rpartition(".")[0]].read_text())) or ""
+            file = FILES[module].name
+            unnamed += [] if re.search(rf"(?<![\w]){re.escape(file)}", text) else [module]
+    expect_none(unnamed)
+
+
 def test_rooms_have_no_rooms_inside() -> None:
     """The table has no place for them."""
     assert [module for module in MODULES if module.count(".") > 2] == []

@@ -7,7 +7,7 @@ files and records open, `shard_access.py` opens files on behalf of other users, 
 
 The trees (interface: `tree.py`) decide which names and inodes exist: `shard_tree.py`, `merged_tree.py` (with the
 tables of `path_table.py`) and `numbered_tree.py`. The names in a shard are those of `shown_names.py`; `texts.py`
-has them in columns. `statistics.py` counts.
+has them in columns. `statistics.py` counts. `soundness.py` asks for the findings that `--strict` refuses.
 
 A view is a set of shards with records of its own (`view_set.py`), so trees and listings serve it as they serve
 shards; `composition.py` has its options. `view_record.py` makes such a record in steps over a `draft.py`, with
