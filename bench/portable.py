@@ -125,7 +125,7 @@ def _mounted(home: Path, wdsfs: Wdsfs, *arguments: str) -> Iterator[_Cost]:
 
 def made_there(source: Path, target: Path) -> None:
     """Write the same index with the ETags and times that nginx gives, in the rows and in the records."""
-    file, old = portable_head.load(str(source)), source.read_bytes()
+    file, old = portable_head.load_index(str(source)), source.read_bytes()
     rows, records = [], []
     for number in range(len(file)):
         row = file.row(number)

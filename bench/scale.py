@@ -95,7 +95,7 @@ def look(target: str) -> None:
     from wdsfs.spec import shard_names
 
     before = _resident()
-    file, load = _timed(lambda: portable_head.load(target))
+    file, load = _timed(lambda: portable_head.load_index(target))
     base = "s3://bucket/set"
     # Objects that the index presumes are not asked for; here only names and paths are made.
     paths, first = _timed(lambda: [os.fsencode(path) for path in file.paths(base)])
@@ -116,7 +116,7 @@ def model(measured: Measured, record: int, build: float) -> list[tuple[str, str]
     factor = SHARDS / measured.shards
     table, members = measured.table * factor, SAMPLES * len(COLUMNS)
     total = table + SHARDS * record
-    gets = -int(-table // portable_head.PIECE)
+    gets = -int(-table // portable_head.READ_BYTES)
     transfer = LATENCY * (1 + gets) + table / RATE
     return [
         ("size of the index", f"{total / 1e9:.1f} GB ({total / SHARDS / members:.1f} bytes a member)"),

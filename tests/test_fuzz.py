@@ -191,7 +191,7 @@ def portable_index(directory: Path) -> tuple[Sequence[bytes], Read]:
     index.close()
 
     def read(content: bytes) -> None:
-        found = portable_head.load(str(_written(directory / "x.wdsidx", content)))
+        found = portable_head.load_index(str(_written(directory / "x.wdsidx", content)))
         opened = PortableIndex(found, found.rows())
         for number in range(len(found)):
             for record in (opened.in_place(number), opened.read(number)):

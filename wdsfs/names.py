@@ -254,7 +254,7 @@ def lower_case(extension: bytes) -> bytes:
     return extension.decode("utf-8", "surrogateescape").lower().encode("utf-8", "surrogateescape")
 
 
-def is_leaving(name: bytes, directory: bool = False) -> bool:
+def is_leaving(name: bytes, *, directory: bool = False) -> bool:
     """Return True if the name is that of a file (or directory) that programs leave lying around.
 
     No part of a sample.

@@ -106,7 +106,7 @@ def _private_group(user: int) -> set[int]:
 # --- directories -------------------------------------------------------------------------------------------
 
 
-def directory(path: str | os.PathLike[str], create: bool = False, tighten: bool = False) -> None:
+def directory(path: str | os.PathLike[str], *, create: bool = False, tighten: bool = False) -> None:
     """Check that only trusted users can write to a directory, replace it, or replace a directory on the way to it.
 
     `create` makes missing directories, with the mode 0700 whatever the umask. `tighten` is for a directory that

@@ -476,7 +476,7 @@ def test_a_row_that_disagrees_with_its_record(
     shards = sets.make(tmp_path / "a", 2)
     file = write(tmp_path / "a", shards)
     listing = sets.listing(Record(build_file(shards[0].path)))
-    head = portable_head.load(str(file))
+    head = portable_head.load_index(str(file))
     rows = [head.row(number) for number in range(2)]
     at = NUMBERS.index(field) - 1
     numbers = tuple(value + (number == at) for number, value in enumerate(rows[0].numbers))

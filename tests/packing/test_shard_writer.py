@@ -24,7 +24,7 @@ from wdsfs.packing.source_layout import SourceLayout
 from wdsfs.storage import durable
 from wdsfs.storage.durable import Disk, temporary_of
 from wdsfs.tar import headers, scan
-from wdsfs.tar.compressed import opened_shard
+from wdsfs.tar.compressed import open_shard_and_tar
 from wdsfs.tar.problems import HARMLESS
 
 SAMPLES = tars.tar(
@@ -81,14 +81,14 @@ class Bench:
 
 
 class OpenedShards:
-    """`opened_shard`, which counts the shards that are open `now`, and how many were at the `most`."""
+    """`open_shard_and_tar`, which counts the shards that are open `now`, and how many were at the `most`."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
 
     @contextlib.contextmanager
     def __call__(self, path: bytes) -> Iterator[Any]:
-        with opened_shard(path) as opened:
+        with open_shard_and_tar(path) as opened:
             self.now += 1
             self.most = max(self.most, self.now)
             yield opened
@@ -322,7 +322,7 @@ def test_where_the_kernel_does_not_copy(
 
 def test_few_sources_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_writer, "OPEN_SOURCES", 6)
-    monkeypatch.setattr(shard_writer, "opened_shard", counted := OpenedShards())
+    monkeypatch.setattr(shard_writer, "open_shard_and_tar", counted := OpenedShards())
     sources, places, parts = {}, {}, [tars.member(b"%d.txt" % number, b"x" * number) for number in range(5)]
     for number, part in enumerate(parts):
         path = os.fsencode(tmp_path / f"s{number}.tar")

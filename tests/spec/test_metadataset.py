@@ -12,7 +12,7 @@ from tests.conftest import Program
 from tests.spec.test_shard_lists import error_of, listed, write
 from tests.tree.test_view_record import write as write_shard
 from wdsfs.spec import energon_metadataset
-from wdsfs.spec.energon_metadataset import Part, parts_of
+from wdsfs.spec.energon_metadataset import DatasetPart, parts_of
 
 SPLITS = {"train": ["0.tar", "1.tar"], "val": ["2.tar"], "test": []}
 HEAD = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
@@ -167,4 +167,4 @@ def test_info_shows_the_weights(program: Program) -> None:
     ]
     assert b"3 repetitions" in program.run("info", "--split", "val", path).stdout
     assert program.run("ls", "--split", "test", path).stdout == b"2/\n"
-    assert isinstance(parts_of(path, "test")[0], Part)
+    assert isinstance(parts_of(path, "test")[0], DatasetPart)

@@ -126,7 +126,7 @@ def kinds_in(cache: file_cache.FileCache) -> list[str]:
 def opened(path: Path) -> Iterator[compressed.Opened]:
     fd = os.open(path, os.O_RDONLY)
     try:
-        with compressed.opened(fd, os.fsencode(path)) as found:
+        with compressed.open_tar(fd, os.fsencode(path)) as found:
             yield found
     finally:
         os.close(fd)
@@ -922,5 +922,5 @@ def test_no_copy_is_made_of_what_was_replaced_within_the_tick(
         file.write_bytes(gzip.compress(tars.tar(tars.member(b"a.txt", os.fsencode(file.name)))))
     monkeypatch.setattr(compressed, "fingerprint_of", lambda _: Fingerprint(1, 2, 3))
     monkeypatch.setattr(compressed, "wait_for_tick", lambda _: bool(new.replace(old)))
-    with pytest.raises(StaleShard, match=r"a\.tar\.gz"), compressed.opened_shard(os.fsencode(old)):
+    with pytest.raises(StaleShard, match=r"a\.tar\.gz"), compressed.open_shard_and_tar(os.fsencode(old)):
         pass

@@ -34,7 +34,7 @@ from wdsfs.errors import UsageError, WdsfsError, bytes_text, counted
 from wdsfs.names import SHARD_SUFFIXES_OF_ANY_CASE, shown
 
 if TYPE_CHECKING:
-    from wdsfs.spec.energon_metadataset import Part
+    from wdsfs.spec.energon_metadataset import DatasetPart
     from wdsfs.tree.set_options import Opening, Selection, TreeOptions
     from wdsfs.tree.tree import LowerTree, Node
 
@@ -218,7 +218,7 @@ def info(
         _show_parts(parts)
 
 
-def _show_parts(parts: Sequence[Part]) -> None:
+def _show_parts(parts: Sequence[DatasetPart]) -> None:
     """Print the datasets of a metadataset, with their weights."""
     if parts:
         table = table_of("split", "dataset", "part", "weight")

@@ -446,7 +446,7 @@ def attached(shards: Sequence[Shard]) -> Portables:
 
 def _add(files: dict[str, PortableIndex], path: str) -> None:
     try:
-        file = portable_head.load(path)
+        file = portable_head.load_index(path)
         if file.path in files:
             return
         RECORD.check(file.record_format)

@@ -100,7 +100,7 @@ def _build_when_quiet(path: bytes, reading: Reading, open_file: Callable[[bytes]
         fd, before = _opened_after_tick(path, open_file)
         assert isinstance(fd, int)
         try:
-            with contextlib.suppress(StaleShard), compressed.opened(fd, path) as (tar, problem, kind):
+            with contextlib.suppress(StaleShard), compressed.open_tar(fd, path) as (tar, problem, kind):
                 data = record_builder.build(tar, before, problem, reading, kind)
                 if Fingerprint.of(os.fstat(fd)) == before:
                     return data
@@ -131,7 +131,7 @@ def _build_remote(path: bytes, reading: Reading, open_file: Callable[[bytes], Op
         shard = open_file(path)
         try:
             begin(shard)
-            with compressed.opened(shard, path) as (tar, problem, kind):
+            with compressed.open_tar(shard, path) as (tar, problem, kind):
                 scanned = reader_of(shard, tar, together)
                 problem = _failure(shard) or problem
                 seen = fingerprint_of(shard)

@@ -163,7 +163,7 @@ def dali_misfit(fd: int, index: BinaryIO, reading: Reading = PLAIN) -> str | Non
                 extension = numbers.setdefault(split.extension, len(numbers)) if split is not None else -1
                 there.add(data, size, extension)
     try:
-        rows, ends = _rows(index, numbers)
+        rows, ends = _parse_rows(index, numbers)
     except ValueError as error:
         return str(error)
     offsets = np.asarray(there.offsets)
@@ -182,7 +182,7 @@ def dali_misfit(fd: int, index: BinaryIO, reading: Reading = PLAIN) -> str | Non
     return f"it lacks {missing} of {expected} members" if missing else None
 
 
-def _rows(lines: Iterator[bytes], numbers: dict[bytes, int]) -> tuple[DaliRows, array[int]]:
+def _parse_rows(lines: Iterator[bytes], numbers: dict[bytes, int]) -> tuple[DaliRows, array[int]]:
     """Return the rows of an index, and for each line the number of rows up to its end. Raises ValueError."""
     version, *count = next(lines, b"").split()[:2] or (b"",)
     if version not in (b"v1.1", b"v1.2") or not count or not count[0].isdigit():

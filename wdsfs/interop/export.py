@@ -25,7 +25,7 @@ from wdsfs.storage.durable import Disk, make_directories, new_file
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.shard_set import ShardSet
 
-AHEAD = 8  # shards per process whose results are in memory, to be written in the order of the set
+AHEAD_PER_JOB = 8  # shards per process whose results are in memory, to be written in the order of the set
 
 # The indexes that describe a shard, or all shards of a directory, and the command that writes each of them again.
 RENEWED_BY = {
@@ -148,7 +148,7 @@ def _indexes(
     def unit_of(shard: Shard) -> _Unit | ExportError:
         return _unit_of(lower, numbers[shard.path])
 
-    step = workers.in_flight() if workers is not None else 1 if jobs == 1 else jobs * AHEAD
+    step = workers.in_flight() if workers is not None else 1 if jobs == 1 else jobs * AHEAD_PER_JOB
     for begin in range(0, len(shards), step):
         some = shards[begin : begin + step]
         answers = dict(process_pool.each(_index_of, some, jobs, workers, unit_of))
@@ -189,7 +189,7 @@ def _index_of(unit: _Unit | ExportError) -> bytes | ExportError:
 # --- indexes that lie beside shards --------------------------------------------------------------------------
 
 
-def left_behind(shards: Iterable[bytes], renewed: bool = False) -> dict[bytes, str]:
+def left_behind(shards: Iterable[bytes], *, renewed: bool = False) -> dict[bytes, str]:
     """Return the indexes that still describe these shards as they were before they were replaced.
 
     Each has the command that writes it again. Those for DALI are not among them if they were `renewed`.

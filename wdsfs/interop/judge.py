@@ -185,7 +185,9 @@ class Judge:
 
 def _late_text(extension: bytes, samples: int, kind: str) -> str:
     fills = ", and fills the columns that these samples lack with None" if kind == LATE else ""
-    have = f"the column {_listed([extension])} is in {counted(samples, 'sample')} of the set, first in this one"
+    have = (
+        f"the column {_columns_text([extension])} is in {counted(samples, 'sample')} of the set, first in this one"
+    )
     return f"{have}; none of the first {FIRST_SAMPLES} samples has it: Hugging Face datasets drops it{fills}"
 
 
@@ -200,7 +202,7 @@ def _absent_text(absent: Iterable[bytes], there: Iterable[bytes]) -> str:
     return "has no " + several(parts, COLUMNS_NAMED)
 
 
-def _listed(extensions: Iterable[bytes]) -> str:
+def _columns_text(extensions: Iterable[bytes]) -> str:
     """Return columns for a message, the first of many, each cut."""
     return several([names.readable(extension[:80]) for extension in sorted(extensions)], COLUMNS_NAMED)
 
@@ -213,7 +215,7 @@ def uneven(first: Sequence[FirstSample]) -> LintFinding | None:
     """
     for sample in first[1:FIRST_SAMPLES]:
         if sample.extensions != first[0].extensions:
-            here, there = (_listed(own.extensions) for own in (sample, first[0]))
+            here, there = (_columns_text(own.extensions) for own in (sample, first[0]))
             text = (
                 f"has the columns {here}, the first sample {first[0].key} has {there}: "
                 f"Hugging Face datasets refuses a set whose first {FIRST_SAMPLES} samples differ in their columns"

@@ -51,7 +51,7 @@ def lint(path: bytes, reading: Reading = PLAIN, together: int = 1) -> Lint:
             raise UnreadableShard(f"{os.fsdecode(path)}: is not a regular file")
         record_of_file.begin(shard)
         reader = _ShardLinter(findings, reading)
-        with compressed.opened(shard, path) as (tar, problem, kind):
+        with compressed.open_tar(shard, path) as (tar, problem, kind):
             if kind is not None and path.endswith(b".tar"):
                 text = f"is called .tar, but {kind}-compressed: webdataset reads it; DALI, Energon and wids do not"
                 findings.add("compressed", -1, "", text)
@@ -99,7 +99,7 @@ def _joined_text(marks: int) -> str:
     return f"another tar follows the end-of-archive mark{more}; readers stop here without --ignore-zeros"
 
 
-def _split_sample_text(first: int, gathered: bool = False) -> str:
+def _split_sample_text(first: int, *, gathered: bool = False) -> str:
     text = f"the sample has members at offset {first} already: they are not side by side"
     return text if gathered else f"{text}; --group-by-key shows them together"
 

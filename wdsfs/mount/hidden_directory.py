@@ -48,8 +48,8 @@ _COUNT_ROOM = 64  # bytes for the last line of `problems.txt`
 
 # Texts that are kept: how many at a time, and how long each may be (bytes). What is not used takes no memory.
 SNAPSHOTS, _ROOM = 256, 64 << 10
-_LAST, _HEAD = struct.Struct("<Q"), struct.Struct("<QIIq")  # number, bytes, CRC-32, ns since the epoch
-TEXT_MAX = _ROOM - _HEAD.size
+_LAST, _SNAPSHOT_HEAD = struct.Struct("<Q"), struct.Struct("<QIIq")  # number, bytes, CRC-32, ns since the epoch
+TEXT_MAX = _ROOM - _SNAPSHOT_HEAD.size
 
 
 class Text(NamedTuple):
@@ -78,18 +78,18 @@ class TextRing:
         with self._locked():
             number = self._last() + 1
             now = time.time_ns()
-            head = _HEAD.pack(number, len(text), zlib.crc32(text), now)
-            os.pwrite(self._file, head + text, _place_of(number))
+            head = _SNAPSHOT_HEAD.pack(number, len(text), zlib.crc32(text), now)
+            os.pwrite(self._file, head + text, _snapshot_offset(number))
             os.pwrite(self._file, _LAST.pack(number), 0)
         return number
 
     def get(self, number: int) -> Text | None:
         """Return the text of this number; None if it has been evicted, or never existed."""
-        slot = os.pread(self._file, _HEAD.size + TEXT_MAX, _place_of(number))
-        if len(slot) < _HEAD.size:
+        slot = os.pread(self._file, _SNAPSHOT_HEAD.size + TEXT_MAX, _snapshot_offset(number))
+        if len(slot) < _SNAPSHOT_HEAD.size:
             return None
-        stored, length, crc, taken_ns = _HEAD.unpack_from(slot)
-        text = slot[_HEAD.size : _HEAD.size + length]
+        stored, length, crc, taken_ns = _SNAPSHOT_HEAD.unpack_from(slot)
+        text = slot[_SNAPSHOT_HEAD.size : _SNAPSHOT_HEAD.size + length]
         # Read without the lock: what is being replaced meanwhile has another number, or another sum.
         return Text(text, taken_ns) if number and (stored, crc) == (number, zlib.crc32(text)) else None
 
@@ -106,7 +106,7 @@ class TextRing:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
 
 
-def _place_of(number: int) -> int:
+def _snapshot_offset(number: int) -> int:
     return mmap.PAGESIZE + number % SNAPSHOTS * _ROOM
 
 

@@ -105,7 +105,7 @@ def _listed_at(part: str) -> str | None:
     """Return the path of a list that is at a URL; None for anything else."""
     text = part.removeprefix(LIST)
     is_list = text != part or text.endswith((*LIST_SUFFIXES, portable_head.SUFFIX))
-    return objects.path_of(text) if is_list and objects.is_url(text) and not objects.is_command(text) else None
+    return objects.path_of_url(text) if is_list and objects.is_url(text) and not objects.is_command(text) else None
 
 
 def _refuse_foreign_lists(served: MountedSet, used: Dependencies) -> None:

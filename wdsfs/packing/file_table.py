@@ -137,7 +137,7 @@ class _Walk:
                     continue
                 mode = about.st_mode
                 regular = mode & _KIND == regular_kind
-                if not leavings and is_leaving(name, not regular and stat.S_ISDIR(mode)):
+                if not leavings and is_leaving(name, directory=not regular and stat.S_ISDIR(mode)):
                     self.left_out.leave(self._absolute(path) + b"/" + name, reasons.LEAVING)
                 elif regular:
                     if self.checks_access and not self._may_read(mode, fd, name):

@@ -35,7 +35,7 @@ from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import CHUNK, COPY_MAX, Disk, named, new_file
 from wdsfs.storage.source import TarBytes, pread
 from wdsfs.tar import columns, headers, scan
-from wdsfs.tar.compressed import opened_shard
+from wdsfs.tar.compressed import open_shard_and_tar
 from wdsfs.tar.problems import HARMLESS, Problems
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ class ShardWriter:
     def _source(self, number: int) -> Iterator[TarBytes]:
         """Open a source shard; check before and after the copying that it has not changed."""
         path, fingerprint, _ = self.sources[number]
-        with opened_shard(path) as (shard, tar):
+        with open_shard_and_tar(path) as (shard, tar):
             check_unchanged(shard, path, fingerprint)
             yield tar.source
             check_unchanged(shard, path, fingerprint)

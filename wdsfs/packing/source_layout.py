@@ -21,7 +21,7 @@ from wdsfs.shards import Fingerprint
 from wdsfs.storage.durable import named
 from wdsfs.storage.source import TarBytes, size_of
 from wdsfs.tar import headers, member_reader
-from wdsfs.tar.compressed import opened_shard
+from wdsfs.tar.compressed import open_shard_and_tar
 from wdsfs.tar.problems import HARMLESS
 
 
@@ -104,7 +104,7 @@ class SourceLayout:
         replaced: Mapping[int, tuple[plan.NewMember, ...]],
         following: Mapping[int, tuple[plan.NewMember, ...]],
     ) -> Iterator[Edit]:
-        with named(self.path), opened_shard(self.path) as (_, tar):
+        with named(self.path), open_shard_and_tar(self.path) as (_, tar):
             for member, new in replaced.items():
                 start, end = self.member(member)
                 common = tuple(member_reader.global_headers(tar.source, start, end))
@@ -158,7 +158,7 @@ def layout(number: int, path: bytes, record: Record) -> SourceLayout:
     if damage:
         text = f"{os.fsdecode(path)} is damaged ({damage[0].text}): it can be copied whole, but not changed"
         raise CommitError(text)
-    with named(path), opened_shard(path) as (shard, tar):
+    with named(path), open_shard_and_tar(path) as (shard, tar):
         check_unchanged(shard, path, record.fingerprint)
         result = _measure(number, path, record, tar.source)
         check_unchanged(shard, path, record.fingerprint)
@@ -170,7 +170,7 @@ def unpacked_size(path: bytes) -> int | None:
 
     Raises CommitError for a damaged one, ShardErrors.
     """
-    with named(path), opened_shard(path) as (shard, tar):
+    with named(path), open_shard_and_tar(path) as (shard, tar):
         if tar.source is shard:
             return None
         if tar.problem is not None and tar.problem.kind not in HARMLESS:

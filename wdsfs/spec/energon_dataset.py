@@ -16,7 +16,7 @@ from wdsfs import trust
 from wdsfs.door import urls
 from wdsfs.errors import DeniedObject, SpecError, Unreachable, and_others
 from wdsfs.spec import objects
-from wdsfs.spec.located import Field, load
+from wdsfs.spec.located import Field, load_file
 from wdsfs.spec.spec_words import Word, expand_field, listed_path
 
 log = logging.getLogger(__name__)
@@ -50,9 +50,9 @@ def read_shards(dataset: str, split: str | None, split_file: str | None = None) 
     info = _first(dataset, INFO)
     if info is None:
         raise SpecError(f"{os.path.join(dataset, META)!r} has no {INFO[0]}: `energon prepare` writes it")
-    shards = dict(load(info).need("shard_counts").named())
+    shards = dict(load_file(info).need("shard_counts").named())
     split_file = split_file or _first(dataset, _SPLIT)
-    splits = None if split_file is None else load(split_file)
+    splits = None if split_file is None else load_file(split_file)
     if splits is not None:
         splits.allow(("split_parts", "exclude"))
     if split is None:

@@ -24,7 +24,7 @@ NESTED_MAX = 20  # metadatasets in each other
 _WEIGHTS = {"datasets": "weight", "blend": "weight", "blend_epochized": "repetitions"}
 
 
-class Part(NamedTuple):
+class DatasetPart(NamedTuple):
     """A prepared dataset in a metadataset: its directory, split, and split file if it is not the usual one.
 
     `weight` is its weight in the split `of` of the metadataset, as written: `2`, or `2 repetitions`; in a nested
@@ -48,7 +48,7 @@ def is_metadataset(top: Field) -> bool:
     return top.file.endswith(SUFFIXES) and top.is_object() and top.get("splits") is not None
 
 
-def read_shards(top: Field, split: str | None) -> Iterator[Word]:
+def read_part_shards(top: Field, split: str | None) -> Iterator[Word]:
     """Yield the shards that a metadataset names.
 
     Semantics decision: a shard that several parts name is there once, in its first place, whatever their weights;
@@ -70,8 +70,8 @@ def read_shards(top: Field, split: str | None) -> Iterator[Word]:
                 yield word
 
 
-def parts_of(path: str, split: str | None) -> list[Part]:
-    """Return the datasets of a metadataset with their weights; none for another file. Raises as `read_shards`."""
+def parts_of(path: str, split: str | None) -> list[DatasetPart]:
+    """Return the datasets of a metadataset with their weights; none for another file. Raises SpecError."""
     is_yaml = path.endswith(SUFFIXES) and os.path.isfile(path)
     if not is_yaml or os.path.basename(os.path.dirname(path)) == energon_dataset.META:
         return []
@@ -79,7 +79,7 @@ def parts_of(path: str, split: str | None) -> list[Part]:
     return list(_parts(top, split)) if is_metadataset(top) else []
 
 
-def _parts(top: Field, split: str | None) -> Iterator[Part]:
+def _parts(top: Field, split: str | None) -> Iterator[DatasetPart]:
     reader = _Reader()
     for name, part in top.need("splits").named():
         if split in (None, name):
@@ -105,7 +105,7 @@ class _Reader:
     def __init__(self) -> None:
         self.count = 0
 
-    def node(self, node: Field, split: str, way: _Way) -> Iterator[Part]:
+    def node(self, node: Field, split: str, way: _Way) -> Iterator[DatasetPart]:
         """Yield the parts of a split, a blend, a join or a reference."""
         self.count += 1
         if self.count > PARTS_MAX:
@@ -130,7 +130,7 @@ class _Reader:
             weight = (_weight(item, _WEIGHTS[kinds[0]]),) if kinds[0] in _WEIGHTS else ()
             yield from self.node(item, split, way._replace(weights=(*way.weights, *weight)))
 
-    def _reference(self, node: Field, split: str, way: _Way) -> Iterator[Part]:
+    def _reference(self, node: Field, split: str, way: _Way) -> Iterator[DatasetPart]:
         path = path_in(node.file, node.need("path"))
         if path.endswith(".jsonl"):
             raise node.wrong("a JSONL dataset of Energon has no shards")
@@ -140,9 +140,9 @@ class _Reader:
         file = node.get("split_config")
         split_file = None if file is None else os.path.join(path, energon_dataset.META, _name_of(file))
         weight = " x ".join(filter(None, way.weights)) or "1"
-        yield Part(path, split, split_file, way.of, weight, node.where)
+        yield DatasetPart(path, split, split_file, way.of, weight, node.where)
 
-    def _nested(self, path: str, node: Field, split: str, way: _Way) -> Iterator[Part]:
+    def _nested(self, path: str, node: Field, split: str, way: _Way) -> Iterator[DatasetPart]:
         inside = (*way.inside, os.path.realpath(node.file))
         if os.path.realpath(path) in inside or len(inside) > NESTED_MAX:
             raise node.wrong(f"the metadataset {path!r} includes itself, or is nested more than {NESTED_MAX} deep")

@@ -27,7 +27,7 @@ from wdsfs.spec import (
     webdataset_yaml,
     wids_index,
 )
-from wdsfs.spec.located import load
+from wdsfs.spec.located import load_file
 from wdsfs.spec.objects import ABOUT_SHARDS, SHARD_SUFFIXES
 from wdsfs.spec.spec_words import (
     MAX_SHARDS,
@@ -128,7 +128,7 @@ def _shard_words(
             if split is not None:
                 raise energon_dataset.without_splits(word.path, split)
             yield from _words_of_index(word.path, base)
-            modes.update(dict.fromkeys(portable_head.load(word.path).presumed(base), stat.S_IFREG))
+            modes.update(dict.fromkeys(portable_head.load_index(word.path).presumed(base), stat.S_IFREG))
             continue
         elif mode is not None and stat.S_ISREG(mode) and word.path.endswith(LIST_SUFFIXES):
             yield from _words_of_file(word.path, split)
@@ -185,9 +185,9 @@ def _words_of_file(path: str, split: str | None) -> Iterator[Word]:
     dataset, above = os.path.split(directory)
     if above == energon_dataset.META:
         return energon_dataset.read_shards(dataset, split, None if name in energon_dataset.INFO else path)
-    top = load(path)
+    top = load_file(path)
     if energon_metadataset.is_metadataset(top):
-        return energon_metadataset.read_shards(top, split)
+        return energon_metadataset.read_part_shards(top, split)
     if split is not None:
         raise energon_dataset.without_splits(path, split)
     energon_dataset.refuse_misplaced(top)
@@ -210,7 +210,7 @@ def _words_of_index(path: str, base: str | None) -> list[Word]:
     Raises SpecError, ShardError.
     """
     dependencies.note_file(path)
-    file = portable_head.load(path)
+    file = portable_head.load_index(path)
     return [Word(shard, file.path, index_file=file.path) for shard in file.paths(base)]
 
 

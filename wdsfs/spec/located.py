@@ -20,7 +20,7 @@ from wdsfs.errors import SpecError, UnreadableShard
 from wdsfs.spec import dependencies, objects
 from wdsfs.storage import source
 
-_PIECE = 1 << 20  # bytes
+_READ_BYTES = 1 << 20  # bytes
 MAX_BYTES = 256 << 20  # of a JSON or text file: some 1.5 million shards; a larger one was not meant
 MAX_YAML_BYTES = 32 << 20  # 100,000 scalars take 0.2 s, and much more memory than in the file
 MAX_DEPTH = 32  # of YAML; the deepest that means something is 5
@@ -140,10 +140,10 @@ class Field(NamedTuple):
         return self.value
 
 
-def read(path: str, limit: int = MAX_BYTES) -> bytes:
+def read_list_file(path: str, limit: int = MAX_BYTES) -> bytes:
     """Return the bytes of a file, `-` for standard input. Raises SpecError, ShardError for I/O errors."""
     dependencies.note_file(path)
-    data = objects.read(path, limit + 1) if objects.is_url(path) else _read_local(path, limit)
+    data = objects.read_object(path, limit + 1) if objects.is_url(path) else _read_local(path, limit)
     if len(data) > limit:
         raise SpecError(f"{path!r} has more than {limit >> 20} MiB, the limit for a list of shards")
     if data.startswith(_UTF_16) and b"\0" in data[:16]:
@@ -155,7 +155,7 @@ def _read_local(path: str, limit: int) -> bytes:
     try:
         with source.open_stream(0 if path == urls.STDIN else path) as file:
             # Not all at once: that would allocate memory for `limit` bytes.
-            return b"".join(itertools.islice(iter(lambda: file.read(_PIECE), b""), limit // _PIECE + 1))
+            return b"".join(itertools.islice(iter(lambda: file.read(_READ_BYTES), b""), limit // _READ_BYTES + 1))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise SpecError(f"{path!r} cannot be read: {error.strerror}") from None
     except OSError as error:
@@ -164,11 +164,11 @@ def _read_local(path: str, limit: int) -> bytes:
 
 def lines(path: str) -> Iterator[tuple[int, str]]:
     """Yield the lines of a text file with their numbers, stripped of white space, decoded as paths are."""
-    for number, line in enumerate(read(path).removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+    for number, line in enumerate(read_list_file(path).removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         yield number, os.fsdecode(line.strip(b" \t\r"))
 
 
-def load(path: str) -> Field:
+def load_file(path: str) -> Field:
     """Read a JSON file, by its suffix, or a YAML file. Raises SpecError, UnreadableShard."""
     return load_json(path) if path.endswith(".json") else load_yaml(path)
 
@@ -186,7 +186,7 @@ def load_yaml(path: str) -> Field:
 def _read_file(path: str, limit: int) -> bytes:
     if os.path.exists(path) and not os.path.isfile(path):
         raise SpecError(f"{path!r} is not a regular file")  # reading a pipe would block
-    return read(path, limit)
+    return read_list_file(path, limit)
 
 
 def _is_null(value: str) -> bool:

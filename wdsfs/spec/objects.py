@@ -109,7 +109,7 @@ def standard_input() -> str:
     return os.fsdecode(DOOR.remote.standard_input())
 
 
-def read(path: str, limit: int) -> bytes:
+def read_object(path: str, limit: int) -> bytes:
     """Return the first `limit` bytes of an object. Raises ShardError."""
     with contextlib.closing(DOOR.remote.open(os.fsencode(path))) as reader:
         return reader.pread(limit, 0)
@@ -170,7 +170,7 @@ def _matches(pattern: Url) -> list[tuple[Url, Pin]]:
         if folder == "**" or len(directories) > DIRECTORIES_MAX:
             return _all_matches(pattern)
         if _GLOB.search(folder):
-            listed = [(path, _listed(pattern._replace(key=path)).folders) for path in directories]
+            listed = [(path, _list_prefix(pattern._replace(key=path)).folders) for path in directories]
             directories = [key for path, keys in listed for key in keys if _fits([key[len(path) : -1]], [folder])]
         else:
             directories = [f"{path}{folder}/" for path in directories]
@@ -179,7 +179,7 @@ def _matches(pattern: Url) -> list[tuple[Url, Pin]]:
     return [
         (url, pin)
         for path in directories
-        for url, pin in _listed(pattern._replace(key=path)).objects
+        for url, pin in _list_prefix(pattern._replace(key=path)).objects
         if _fits([url.key[len(path) :]], [last])
     ]
 
@@ -189,7 +189,7 @@ def _all_matches(pattern: Url) -> list[tuple[Url, Pin]]:
     special = _GLOB.search(pattern.key)
     assert special is not None
     patterns = pattern.key.split("/")
-    objects = _listed(pattern._replace(key=pattern.key[: special.start()]), deep=True).objects
+    objects = _list_prefix(pattern._replace(key=pattern.key[: special.start()]), deep=True).objects
     return [(url, pin) for url, pin in objects if _fits(url.key.split("/"), patterns)]
 
 
@@ -199,7 +199,9 @@ def contents(prefix: str) -> dict[str, int | None]:
     Raises SpecError, ShardError.
     """
     url = DOOR.remote.url_of(os.fsencode(prefix))
-    objects = [(shard, pin) for shard, pin in _listed(url).objects if _is_shard_name(shard.key[len(url.key) :])]
+    objects = [
+        (shard, pin) for shard, pin in _list_prefix(url).objects if _is_shard_name(shard.key[len(url.key) :])
+    ]
     shards = sorted(_pinned_paths(objects), key=os.fsencode)
     if not shards:
         raise NoMatch(f"{prefix!r} holds no shard, such as x.tar or x.tar.gz")
@@ -210,7 +212,7 @@ def _is_shard_name(name: str) -> bool:
     return name.endswith(SHARD_SUFFIXES) and "/" not in name and not name.startswith(".")
 
 
-def path_of(text: str) -> str:
+def path_of_url(text: str) -> str:
     """Return the path of the shard at a URL. Raises SpecError."""
     return _path_of(_parse(text))
 
@@ -240,7 +242,7 @@ def _path_of(url: Url) -> str:
     return os.fsdecode(DOOR.remote.path_of(url))
 
 
-def _listed(prefix: Url, *, deep: bool = False) -> Listing:
+def _list_prefix(prefix: Url, *, deep: bool = False) -> Listing:
     """Return the objects and folders whose key starts with that of `prefix`. Raises ShardError."""
     try:
         listing = DOOR.remote.listed(prefix, deep=deep)
@@ -383,7 +385,7 @@ def _listed_among(parent: str, paths: Sequence[str]) -> set[str] | None:
         return None
     try:
         known = set(paths)
-        return set(_pinned_paths(listed for listed in _listed(url).objects if listed[0].shown in known))
+        return set(_pinned_paths(listed for listed in _list_prefix(url).objects if listed[0].shown in known))
     except ShardError:  # a store may forbid listing, but not reading: each object is asked for
         return None
 

@@ -35,14 +35,16 @@ ALIGNMENT = 8  # bytes; of each record
 
 # Magic, version, format of the records, flags, number of shards, bytes of the base, bytes of the table and the
 # texts, bytes of the file, CRC-32 of table and texts; zeros; and at the end of the header its own CRC-32.
-_HEADER = struct.Struct("<8sIIIIIQQI")
+_FILE_HEADER = struct.Struct("<8sIIIIIQQI")
 HEADER_SIZE = 64
 _TIMES = struct.Struct("<Qq")
 _NUMBERS = struct.Struct("<IIIIIIQII")
 _ROW = struct.Struct("<QqQQIHHI" + _NUMBERS.format[1:])
 ROW_SIZE = _ROW.size
 _FLAGS = ("ignore_zeros", "group_by_key")  # the bits of the flags, lowest first
-PIECE = 4 << 20  # bytes of the file that are asked for at a time: the first has the table of some 30,000 shards
+READ_BYTES = (
+    4 << 20
+)  # bytes of the file that are asked for at a time: the first has the table of some 30,000 shards
 _COUNT_MAX, _BYTES_MAX = 1 << 31, 1 << 60  # of what a shard may have: more does not fit into answers to the kernel
 _TEXT_MAX = 1 << 16  # bytes of a path or of a base
 _TABLE_MAX = 256 << 20  # bytes of table and texts: those of a million shards
@@ -148,7 +150,7 @@ class IndexFile:
         """
         if given is not None:
             if objects.is_url(given):
-                return objects.path_of(given.rstrip("/") + "/")
+                return objects.path_of_url(given.rstrip("/") + "/")
             return os.path.join(os.path.abspath(given), "")
         directory = self.path[: self.path.rfind("/") + 1]
         return self._joined(directory, self._base)
@@ -196,7 +198,7 @@ class IndexFile:
             return directory + text  # as nearly all are: below the directory, no URL, no command
         objects.refuse_command(text, self.path)
         if objects.is_url(text):
-            return objects.path_of(text)
+            return objects.path_of_url(text)
         text = text.removeprefix(urls.HERE)
         if ".." in text.split("/"):
             raise _damaged(self.path, f"{text!r} leads out of the directory of the shards")
@@ -226,7 +228,7 @@ def _parse_header(path: str, header: bytes, size: int) -> _Head:
     """Return the header of a file of this size. Raises SpecError."""
     if len(header) < HEADER_SIZE or header[:8] != MAGIC:
         raise _damaged(path, "it does not begin with the header of an index")
-    _, version, record_format, flags, count, base, table, whole, crc = _HEADER.unpack_from(header)
+    _, version, record_format, flags, count, base, table, whole, crc = _FILE_HEADER.unpack_from(header)
     try:
         WDSIDX.check(version)
     except OtherVersion as error:
@@ -249,7 +251,7 @@ def _damaged(path: str, why: str) -> SpecError:
 # --- reading one -------------------------------------------------------------------------------------------
 
 
-def load(path: str) -> IndexFile:
+def load_index(path: str) -> IndexFile:
     """Read header and table of the index at a path or URL, once as long as it does not change.
 
     Raises SpecError, MissingShard, UnreadableShard.
@@ -260,16 +262,16 @@ def load(path: str) -> IndexFile:
 
 def where(text: str) -> str:
     """Return the path of the index that was typed: absolute, or a URL without secrets. Raises SpecError."""
-    return objects.path_of(text) if objects.is_url(text) else os.path.abspath(text)
+    return objects.path_of_url(text) if objects.is_url(text) else os.path.abspath(text)
 
 
 @functools.lru_cache(maxsize=8)
 def _load(path: str, _: Fingerprint) -> IndexFile:
-    first, now = _read(path, 0, PIECE)
+    first, now = _read_range(path, 0, READ_BYTES)
     head = _parse_header(path, first, now.size)
     pieces, end = [first], HEADER_SIZE + head.table_size
-    for begin in range(len(first), end, PIECE):
-        data, again = _read(path, begin, min(begin + PIECE, end))
+    for begin in range(len(first), end, READ_BYTES):
+        data, again = _read_range(path, begin, min(begin + READ_BYTES, end))
         if again != now:
             raise UnreadableShard(f"{path}: is being replaced; repeat the command")
         pieces.append(data)
@@ -277,7 +279,7 @@ def _load(path: str, _: Fingerprint) -> IndexFile:
     return IndexFile(path, now, data[:HEADER_SIZE], data[HEADER_SIZE:end])
 
 
-def _read(path: str, begin: int, end: int) -> tuple[bytes, Fingerprint]:
+def _read_range(path: str, begin: int, end: int) -> tuple[bytes, Fingerprint]:
     """Read a range of the file, and its fingerprint. Raises SpecError, UnreadableShard.
 
     Opens the file for each range: consecutive reads of an open remote file look like a pass over it, and much more
@@ -303,7 +305,7 @@ def head_of(rows: Sequence[Row], base: str, record_format: int, reading: Reading
     table = b"".join([*packed, *texts])
     flags = sum(on << bit for bit, on in enumerate(reading))
     counts = (len(rows), len(texts[0]), len(table), size, zlib.crc32(table))
-    header = _HEADER.pack(MAGIC, WDSIDX.version, record_format, flags, *counts).ljust(HEADER_SIZE - 4, b"\0")
+    header = _FILE_HEADER.pack(MAGIC, WDSIDX.version, record_format, flags, *counts).ljust(HEADER_SIZE - 4, b"\0")
     return header + zlib.crc32(header).to_bytes(4, "little") + table
 
 

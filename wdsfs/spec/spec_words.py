@@ -145,7 +145,7 @@ class Expansion:
                 f"{objects.without_secrets(name)!r}: a list cannot come from a command: use COMMAND | wdsfs ... @-"
             )
         if objects.is_url(path):
-            path = objects.path_of(path)
+            path = objects.path_of_url(path)
         if not self.read:
             yield Word(path)
             return
@@ -381,7 +381,7 @@ def listed_path(base: str, text: str, place: Field) -> str:
     path = text if text.startswith("/") or urls.is_url(text) else base + text
     try:
         objects.refuse_local(path, place.file)
-        return objects.path_of(path) if urls.is_url(path) else path
+        return objects.path_of_url(path) if urls.is_url(path) else path
     except SpecError as error:
         raise place.wrong(str(error)) from None
 

@@ -35,7 +35,7 @@ from wdsfs.tar.sparse import Segments
 class Batch:
     """Headers and places of members, collected for one chunk; `columns.decode` makes columns of them."""
 
-    def __init__(self, ignore_zeros: bool = False) -> None:
+    def __init__(self, *, ignore_zeros: bool = False) -> None:
         self.ignore_zeros = ignore_zeros
         self.marks: list[int] = []  # end marks that were passed
         self.headers: list[bytes] = []

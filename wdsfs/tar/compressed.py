@@ -74,7 +74,7 @@ def kind_at(path: bytes) -> str | None:
 
 
 @contextlib.contextmanager
-def opened(shard: OpenShard, path: bytes) -> Iterator[Opened]:
+def open_tar(shard: OpenShard, path: bytes) -> Iterator[Opened]:
     """Open the bytes of the tar in an open shard. Raises what `unpacked` raises."""
     kind = kind_of(shard)
     if kind is None:
@@ -96,12 +96,12 @@ def unpacked(kind: str, shard: OpenShard, path: bytes, how: str | None = None) -
     name = os.fsdecode(path)
     try:
         before = _key_of(shard, path)
-        content = _open(_CompressedShard(kind, shard, source.size_of(shard), before, path), how or policy())
+        content = _open_as(_CompressedShard(kind, shard, source.size_of(shard), before, path), how or policy())
         after = _key_of(shard, path)
     except (_Refused, streams.TooLarge, IndexUnusable, UsageError) as error:
         raise UnreadableShard(f"{name} is {kind}-compressed: {error}") from None
     except OSError as error:
-        raise UnreadableShard(f"{name} cannot be unpacked: {error.strerror}{_place_of(error)}") from None
+        raise UnreadableShard(f"{name} cannot be unpacked: {error.strerror}{_where(error)}") from None
     if before != after:
         source.close(content.source)
         raise StaleShard(f"{name} has changed while it was unpacked")
@@ -112,7 +112,7 @@ def _key_of(shard: OpenShard, path: bytes) -> str:
     return key_of(path, fingerprint_of(shard))
 
 
-def _place_of(error: OSError) -> str:
+def _where(error: OSError) -> str:
     return f" ({os.fsdecode(error.filename)}); WDSFS_CACHE_DIR names another place" if error.filename else ""
 
 
@@ -159,7 +159,7 @@ class _CompressedShard(NamedTuple):
         return self.shard if isinstance(self.shard, int) else self.shard.whole()
 
 
-def _open(shard: _CompressedShard, how: str) -> Opened:
+def _open_as(shard: _CompressedShard, how: str) -> Opened:
     cache = file_cache.cache()
     kinds = {AUTO: (*COPIES, INDEX), ALWAYS: COPIES, NEVER: (INDEX,)}[how]
     cached = cache.find(shard.key, kinds)
@@ -260,11 +260,11 @@ def _problem(kind: str, cached: CachedFile) -> Problem | None:
 
 
 @contextlib.contextmanager
-def opened_shard(path: bytes) -> Iterator[tuple[OpenShard, Opened]]:
+def open_shard_and_tar(path: bytes) -> Iterator[tuple[OpenShard, Opened]]:
     """Open the shard at `path`, and the bytes of the tar in it. Raises ShardErrors, OSErrors that name it."""
     shard = DOOR.open_shard(path)
     try:
-        with opened(shard, path) as content:
+        with open_tar(shard, path) as content:
             yield shard, content
     finally:
         with named(path):

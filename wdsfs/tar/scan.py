@@ -279,7 +279,7 @@ def scan(
     common: dict[bytes, bytes] = {}  # records of global PAX headers, for all members after them
     position, more, left = start, True, limit
     while more:
-        batch = Batch(marks is not None)
+        batch = Batch(ignore_zeros=marks is not None)
         damage = None
         try:
             position, more = walk(window, position, BATCH if left is None else min(BATCH, left), batch, common)

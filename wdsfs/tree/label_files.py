@@ -104,7 +104,7 @@ def label_file(text: str, option: str = LABELS) -> LabelFile:
     else:
         path, table, column = _divided(text, is_list)
     shown = objects.without_secrets(text) if objects.is_url(text) else text
-    path = objects.path_of(path) if objects.is_url(path) else os.path.abspath(path)
+    path = objects.path_of_url(path) if objects.is_url(path) else os.path.abspath(path)
     kind = _kind_of(path, is_list) or (TEXT if is_list else None)
     if kind is None:
         known = " ".join(KIND_OF_SUFFIX)
