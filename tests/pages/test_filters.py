@@ -19,7 +19,7 @@ from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.names import PLAIN
 from wdsfs.pages import filters
-from wdsfs.pages.filters import Filter, Masks, Pace, Result, Search, draws
+from wdsfs.pages.filters import Filter, Masks, Pace, Search, SearchResult, draws
 from wdsfs.pages.site import Site
 from wdsfs.pages.snapshots import MemberSource, Snapshot, Snapshots
 from wdsfs.pages.subject import Subject
@@ -142,7 +142,7 @@ def test_next_and_previous_stop_at_what_they_look_for() -> None:
 
         def turn(at: int, *, back: bool) -> tuple[list[int], int]:
             pace = Pace()
-            result: Result = Search(Masks(), Filter(has=b"a"), now, pace).next(at, back=back)
+            result: SearchResult = Search(Masks(), Filter(has=b"a"), now, pace).next(at, back=back)
             return [sample.number for sample in result.samples], pace.steps
 
         assert turn(0, back=False) == ([10], 0)

@@ -112,7 +112,7 @@ def ends() -> Iterator[tuple[socket.socket, Any, Any]]:
         yield client, client.getsockname(), listening.getsockname()
 
 
-@pytest.mark.parametrize("way", [server.user_of, server._diagnosed, server._listed])
+@pytest.mark.parametrize("way", [server.user_of, server._diagnosed, server._user_in_tables])
 def test_the_user_of_a_connection(ends: tuple[socket.socket, Any, Any], way: Callable[..., int | None]) -> None:
     client, here, there = ends
     assert way(here, there) == os.getuid()
@@ -125,7 +125,7 @@ def test_a_client_that_speaks_ipv6_is_found_in_the_table() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket(socket.AF_INET6) as client:
         client.connect(("::ffff:127.0.0.1", listening.getsockname()[1]))
         here = ("127.0.0.1", client.getsockname()[1])
-        assert server._listed(here, listening.getsockname()) == os.getuid()
+        assert server._user_in_tables(here, listening.getsockname()) == os.getuid()
 
 
 def test_without_a_word_of_the_kernel_the_table_decides(

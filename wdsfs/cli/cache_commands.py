@@ -200,7 +200,7 @@ def _verify(objects: CachedObjects, prefixes: Sequence[str], as_json: bool) -> N
 def _show(report: dict[str, Any], shards: Sequence[CachedEntry], each: bool) -> None:
     if shards:
         table = table_of("remote shards", *([] if each else ["shards"]), "complete", "bytes", "of", "last used")
-        for row in _rows(shards, each):
+        for row in _shard_rows(shards, each):
             table.add_row(*row)
         print_table(table)
     contents = {words: report[name] for name, words in _GROUPS.items() if report[name]["files"]}
@@ -212,7 +212,7 @@ def _show(report: dict[str, Any], shards: Sequence[CachedEntry], each: bool) -> 
     say(f"in all: {bytes_text(size)} in {report['directory']} (limit: {limit}{sharing})")
 
 
-def _rows(shards: Iterable[CachedEntry], each: bool) -> Iterator[list[str]]:
+def _shard_rows(shards: Iterable[CachedEntry], each: bool) -> Iterator[list[str]]:
     """Yield the rows of the table: one for each object, or for each directory."""
     groups: dict[str, list[CachedEntry]] = {}
     for shard in sorted(shards):

@@ -17,8 +17,6 @@ from wdsfs.cli.option_kinds import Directory, all_of, flag, gather_options, jobs
 from wdsfs.errors import parse_size
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from wdsfs.cluster_workers import Workers
     from wdsfs.tree.set_options import Opening, Tolerance
 
@@ -171,13 +169,16 @@ def _opening(
     quiet: bool,
     executor: str | None = None,
     allow_missing: bool | None = None,
+    *,
     strict: bool = False,
 ) -> Opening:
+    from pathlib import Path
+
     from wdsfs.cli.output import bars
     from wdsfs.tree.set_options import Opening
 
-    tolerance = _tolerance(allow_missing, strict)
-    return Opening(path_of(index_dir), jobs_of(jobs), quiet, tolerance, workers_of(executor, jobs), bars(quiet))
+    directory, tolerance = Path(index_dir) if index_dir else None, _tolerance(allow_missing, strict)
+    return Opening(directory, jobs_of(jobs), quiet, tolerance, workers_of(executor, jobs), bars(quiet))
 
 
 def _tolerance(allow_missing: bool | None, strict: bool) -> Tolerance:
@@ -186,13 +187,6 @@ def _tolerance(allow_missing: bool | None, strict: bool) -> Tolerance:
     if allow_missing is None:
         return Tolerance(is_option=False)
     return Tolerance(allow_missing, strict).check()
-
-
-def path_of(text: str | None) -> Path | None:
-    """Return the path that was typed; None if there was none."""
-    from pathlib import Path
-
-    return Path(text) if text else None
 
 
 def jobs_of(jobs: int | None) -> int:
@@ -243,7 +237,7 @@ def _index_dir(_: click.Context, __: click.Parameter, value: str | None) -> str 
 
 
 def opening_options_with(
-    jobs: str = "Processes that index shards.", executor: bool = False, tolerance: bool = True
+    jobs: str = "Processes that index shards.", *, executor: bool = False, tolerance: bool = True
 ) -> Decorator[Any]:
     """Return the options of a command that opens a set; `jobs` is the help of `--jobs`.
 

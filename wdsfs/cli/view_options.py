@@ -83,7 +83,7 @@ def _plain_tree(**typed: Any) -> TreeOptions:
     return TreeOptions(**typed)
 
 
-def _tree(layout: str, names: str, merge: bool, index_tree: bool = False, **composed: Any) -> TreeOptions:
+def _tree(layout: str, names: str, merge: bool, *, index_tree: bool = False, **composed: Any) -> TreeOptions:
     from wdsfs.tree.composition import composition_of
     from wdsfs.tree.set_options import TreeOptions
 

@@ -26,7 +26,7 @@ LAYOUTS, NAMES = ("samples", "files", "classes"), ("ext", "full")
 LINKS_MAX = 40  # symbolic links on the way to a file, as in the kernel
 
 P = ParamSpec("P")
-Answer = TypeVar("Answer")
+Answered = TypeVar("Answered")
 
 
 class FilesOptions(SetOptions, total=False):
@@ -163,7 +163,7 @@ class Tree(OfSet):
 
     # --- questions to the tree, which is for one thread at a time
 
-    def _ask(self, question: Callable[P, Answer], *args: P.args, **kwargs: P.kwargs) -> Answer:
+    def _ask(self, question: Callable[P, Answered], *args: P.args, **kwargs: P.kwargs) -> Answered:
         with self._set.lock:
             self._tree.lower.tidy()
             return indexed(question, *args, **kwargs)

@@ -18,7 +18,7 @@ from PIL import Image
 
 from wdsfs.errors import counted
 from wdsfs.pages.decode_media import picture_of, stretched
-from wdsfs.pages.preview import Detail, Picture, Preview, decoded, error_text, readable, text_preview
+from wdsfs.pages.preview import Detail, Picture, Preview, decoded, error_text, text_preview, without_controls
 from wdsfs.pages.wire import Member
 
 PARSED_MAX = 4 << 20  # bytes of JSON; of more only the beginning is shown, as text
@@ -39,7 +39,7 @@ _EDGE_MIN = 8  # pixels: a smaller array is hardly a picture
 _HEADER_MAX = 10_000  # characters
 
 
-def _read(file: BinaryIO, length: int) -> bytes:
+def _read_exactly(file: BinaryIO, length: int) -> bytes:
     """Return `length` bytes, fewer only at the end."""
     target = io.BytesIO()
     while length and (part := file.read(min(length, 1 << 20))):
@@ -108,8 +108,8 @@ def _beginning_of_json(values: list[Any], most: int, indent: int | None = None) 
             parts.append(part)
             length += len(part)
             if length > most:
-                return readable("".join(parts)[:most]), True
-    return readable("".join(parts)), False
+                return without_controls("".join(parts)[:most]), True
+    return without_controls("".join(parts)), False
 
 
 # --- tables
@@ -118,9 +118,9 @@ def _beginning_of_json(values: list[Any], most: int, indent: int | None = None) 
 def decode_csv(member: Member, detail: Detail) -> Preview:
     """Return a csv or tsv file whose first row has the names."""
     is_counted = member.least_size <= detail.read // COUNTED
-    data = _read(member.file, member.size if is_counted else FIRST_BYTES)
+    data = _read_exactly(member.file, member.size if is_counted else FIRST_BYTES)
     text, note = decoded(data, is_counted or len(data) == member.least_size)
-    rows = _rows(text, "\t" if member.extension == "tsv" else _delimiter(text))
+    rows = _csv_rows(text, "\t" if member.extension == "tsv" else _delimiter(text))
     header = next(rows, [])
     shown = list(itertools.islice(rows, detail.rows))
     total = None
@@ -129,7 +129,7 @@ def decode_csv(member: Member, detail: Detail) -> Preview:
             total = len(shown) + sum(1 for _ in rows)
         except csv.Error:
             total = None
-    names = [readable(name)[:CELL_MAX] for name in header[:COLUMNS_MAX]]
+    names = [without_controls(name)[:CELL_MAX] for name in header[:COLUMNS_MAX]]
     columns = tuple((name, _type_of([row[at] for row in shown if at < len(row)])) for at, name in enumerate(names))
     cells = tuple(tuple(_cell(cell) for cell in row[:COLUMNS_MAX]) for row in shown)
     return _table(columns, cells, total, len(header), note)
@@ -141,7 +141,7 @@ def _delimiter(text: str) -> str:
     return max(",;\t", key=line.count)
 
 
-def _rows(text: str, delimiter: str) -> Iterator[list[str]]:
+def _csv_rows(text: str, delimiter: str) -> Iterator[list[str]]:
     csv.field_size_limit(FIRST_BYTES)
     lines = (line.replace("\x00", "\u2400") for line in io.StringIO(text, newline=""))
     return (row for row in csv.reader(lines, delimiter=delimiter) if row)
@@ -161,7 +161,7 @@ def _type_of(cells: list[str]) -> str:
 
 
 def _cell(value: Any) -> str:
-    text = readable(value if isinstance(value, str) else str(value))
+    text = without_controls(value if isinstance(value, str) else str(value))
     return text if len(text) <= CELL_MAX else text[:CELL_MAX] + "…"
 
 
@@ -199,7 +199,7 @@ def decode_arrays(member: Member, detail: Detail) -> Preview:
         entries = archive.infolist()
         edge = detail.edge if len(entries) == 1 else min(detail.edge, EDGE_OF_MANY)
         for entry in entries[:ARRAYS_MAX]:
-            name = readable(entry.filename.removesuffix(".npy"))[:200]
+            name = without_controls(entry.filename.removesuffix(".npy"))[:200]
             array = _array_in(archive, entry, detail._replace(edge=edge), left)
             left -= min(left, entry.file_size)
             rows.append((name, array.summary, array.problem or array.text[:CELL]))
@@ -231,7 +231,7 @@ def _array(file: Any, detail: Detail, most: int) -> Preview:
     if not dtype.itemsize or not count:
         return Preview("array", f"{summary}, no values")
     allowed = min(count, most // dtype.itemsize)
-    data = _read(file, allowed * dtype.itemsize)
+    data = _read_exactly(file, allowed * dtype.itemsize)
     there = len(data) // dtype.itemsize
     values = np.frombuffer(data, dtype, there)
     problem, pictures = "", tuple[Picture, ...]()
@@ -259,7 +259,7 @@ def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def _name_of(dtype: np.dtype[Any]) -> str:
-    return readable(str(dtype.descr) if dtype.names else str(dtype))[:500]
+    return without_controls(str(dtype.descr) if dtype.names else str(dtype))[:500]
 
 
 def _range(values: np.ndarray) -> str:
@@ -280,7 +280,7 @@ def _first(values: np.ndarray, detail: Detail) -> str:
     some = values[:SHOWN]
     if some.dtype.kind in "SUV" and some.dtype.itemsize > 1000:
         return ""
-    return readable(np.array2string(some, threshold=SHOWN, max_line_width=100))[: detail.characters]
+    return without_controls(np.array2string(some, threshold=SHOWN, max_line_width=100))[: detail.characters]
 
 
 def _image(values: np.ndarray, detail: Detail) -> Image.Image | None:

@@ -10,7 +10,7 @@ from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 from tinytag import TinyTag, TinyTagException
 
 from wdsfs.errors import counted
-from wdsfs.pages.preview import PLAYERS, UNPLAYED, Detail, Picture, Preview, TooMuch, error_text, readable
+from wdsfs.pages.preview import PLAYERS, UNPLAYED, Detail, Picture, Preview, TooMuch, error_text, without_controls
 from wdsfs.pages.wire import Member
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM")
@@ -128,7 +128,7 @@ def decode_audio(member: Member, detail: Detail) -> Preview:
         facts.append(counted(tag.channels, "channel"))
     if tag.bitdepth:
         facts.append(counted(tag.bitdepth, "bit"))
-    facts += [repr(readable(str(value))[:200]) for value in (tag.title, tag.artist) if value]
+    facts += [repr(without_controls(str(value))[:200]) for value in (tag.title, tag.artist) if value]
     problem = "" if member.extension in PLAYERS else UNPLAYED
     return Preview("audio", ", ".join(facts), problem=problem)
 

@@ -25,7 +25,7 @@ from wdsfs.errors import UsageError, counted
 from wdsfs.extras import zstd
 from wdsfs.pages import decode_data, decode_media, sandbox, wire
 from wdsfs.pages.preview import (
-    HEAD,
+    KIND_BYTES,
     Content,
     Detail,
     Preview,
@@ -34,7 +34,7 @@ from wdsfs.pages.preview import (
     error_text,
     hex_preview,
     plain_preview,
-    readable,
+    without_controls,
 )
 from wdsfs.pages.wire import Member, MemberFile
 
@@ -134,7 +134,7 @@ def decode(decoder: str, name: str, member: Member, detail: Detail) -> Preview:
 def _decode_packed(name: str, member: Member, detail: Detail) -> Preview:
     """Return the preview of the content of a compressed member, unpacked up to a limit."""
     data, is_whole = unpacked(member, detail.read // 2)
-    content = content_of(name.rpartition(".")[0], data[:HEAD])
+    content = content_of(name.rpartition(".")[0], data[:KIND_BYTES])
     note = f"unpacked from {member.extension}"
     if not is_whole:
         note = f"only its first {len(data) >> 20} MiB were unpacked"
@@ -174,13 +174,13 @@ def _reader(member: Member) -> Any:
 
 def _decode_pickle(member: Member, detail: Detail) -> Preview:
     """Return a pickle, or the names in a PyTorch archive: as bytes, never loaded."""
-    head = member.file.read(HEAD)
+    head = member.file.read(KIND_BYTES)
     preview = hex_preview(head, member.size, PICKLE_NOTE)
     if not head.startswith(b"PK\x03\x04"):
         return preview
     with zipfile.ZipFile(member.file) as archive:
         entries = archive.infolist()
-    rows = [(readable(entry.filename)[:200], f"{entry.file_size:,}") for entry in entries[: detail.rows]]
+    rows = [(without_controls(entry.filename)[:200], f"{entry.file_size:,}") for entry in entries[: detail.rows]]
     summary = f"a zip archive of {counted(len(entries), 'file')}, {preview.summary}"
     return preview._replace(summary=summary, rows=(("name", "bytes"), *rows))
 

@@ -22,7 +22,7 @@ from wdsfs.pages.preview import PLAYERS, Source
 
 # For contents of shards, in case a browser shows one as a page: an origin of its own, and no scripts.
 MEMBER_POLICY = "sandbox; default-src 'none'"
-CHUNK = 256 << 10  # bytes of a download that are read at a time; a slow reader makes the server keep a few
+SENT_BYTES = 256 << 10  # bytes of a download that are read at a time; a slow reader makes the server keep a few
 
 log = logging.getLogger("wdsfs")
 
@@ -45,7 +45,7 @@ class Downloads:
         """Return the bytes of a file, to be saved or for a player, but never as something that a page runs."""
         media_type = "application/octet-stream"
         try:
-            path = path_of(request)
+            path = requested_path(request)
             if as_media:
                 media_type = _media_type(path)
             # The server would leave out the body of an answer to HEAD, but only after it has been read.
@@ -103,7 +103,7 @@ def _begin(header: str, has_body: bool, source: Source) -> _Begun:
 
 def _part(source: Source, begin: int, end: int) -> bytes:
     """Return the next bytes of a file, none at its end. Raises ShardErrors, and OSErrors if it ends too early."""
-    data = source.read(begin, min(CHUNK, end - begin)) if begin < end else b""
+    data = source.read(begin, min(SENT_BYTES, end - begin)) if begin < end else b""
     if begin < end and not data:
         raise OSError(errno.EIO, "the file has become shorter")
     return data
@@ -131,7 +131,7 @@ def suffix(name: bytes) -> str:
     return os.fsdecode(name).rpartition(".")[2].lower()
 
 
-def path_of(request: Request) -> bytes:
+def requested_path(request: Request) -> bytes:
     """Return the path after the first part of an address, in bytes."""
     raw: bytes = request.scope["raw_path"]
     return inside(unquote_to_bytes(raw.split(b"/", 2)[2]))

@@ -84,7 +84,7 @@ class Filter:
 
     def needs(self, columns: Iterable[bytes]) -> bool:
         """Return True if only samples with one of these columns pass."""
-        return not (_listed(self.has) | {self.column}).isdisjoint(columns)
+        return not (_names_in(self.has) | {self.column}).isdisjoint(columns)
 
     def __bool__(self) -> bool:
         return self != Filter()
@@ -102,9 +102,9 @@ class Filter:
             passed &= _keys_with(record, self.q)
         if self.class_:
             passed &= _entries_below(record, self.class_)
-        for name in _listed(self.has) | {self.column} - {b""}:
+        for name in _names_in(self.has) | {self.column} - {b""}:
             passed &= _with_column(record, name)
-        for name in _listed(self.lacks):
+        for name in _names_in(self.lacks):
             passed &= ~_with_column(record, name)
         return passed
 
@@ -123,7 +123,7 @@ class Filter:
         return _same(_text_of(value), self.value)
 
 
-def _listed(names: bytes) -> set[bytes]:
+def _names_in(names: bytes) -> set[bytes]:
     """Return the columns in a text with commas between them."""
     return {name.strip() for name in names.split(b",")} - {b""}
 
@@ -216,7 +216,7 @@ def _with_column(record: Record, name: bytes) -> NDArray[np.bool_]:
     return passed
 
 
-class Result(NamedTuple):
+class SearchResult(NamedTuple):
     """The samples of a search so far. `after`: the place to continue at, None at the end.
 
     `progress` is the part of the set that is done, `unread` how many files could not be read for their values.
@@ -391,7 +391,7 @@ class Search:
             # A search for a value goes on in a newer snapshot.
         return samples
 
-    def find(self, at: int | None, count: int) -> Result:
+    def find(self, at: int | None, count: int) -> SearchResult:
         """Return up to `count` samples from the one numbered `at` on, in the order of the set.
 
         Without `at`, those whose key is exactly `filter.q` come first, and not once more in their places.
@@ -400,7 +400,7 @@ class Search:
         samples = self.collect(self.forwards(at or 0), count, begun)
         return self._result(samples, (self.after or 0) / max(self._now.total, 1))
 
-    def next(self, at: int, *, back: bool) -> Result:
+    def next(self, at: int, *, back: bool) -> SearchResult:
         """Return the first sample from that number on that passes, or with `back` the last one up to it."""
         total = max(self._now.total, 1)
         numbers = self.passing(self.backwards(at) if back else self.forwards(at), 1)
@@ -408,13 +408,13 @@ class Search:
         done = self.after or 0
         return self._result(samples, (total - done if back else done) / total)
 
-    def draw(self, seed: int, at: int, count: int) -> Result:
+    def draw(self, seed: int, at: int, count: int) -> SearchResult:
         """Return up to `count` samples in the random order of the seed, from the place `at` in that on."""
         samples = self.collect(self.drawn(seed, at), count)
         return self._result(samples, (self.after or 0) / draws_of(self._now.total))
 
-    def _result(self, samples: list[Sample], progress: float) -> Result:
-        return Result(samples, self.after, 1.0 if self.after is None else progress, self.unread)
+    def _result(self, samples: list[Sample], progress: float) -> SearchResult:
+        return SearchResult(samples, self.after, 1.0 if self.after is None else progress, self.unread)
 
     def key_lines(self, at: int) -> bytes:
         """Return lines SHARD/KEY for `--keys` of samples that pass, from number `at` on; `after` goes on.
@@ -445,7 +445,7 @@ class UnknownColumns(NamedTuple):
 
 def unknown_columns(filter_: Filter, now: Snapshot, pace: Pace) -> UnknownColumns | None:
     """Return the columns of a filter that no sample has; None if there are none, or it takes too long."""
-    missing = _listed(filter_.has) | _listed(filter_.lacks) | {filter_.column} - {b""}
+    missing = _names_in(filter_.has) | _names_in(filter_.lacks) | {filter_.column} - {b""}
     known: set[bytes] = set()
     for shard in now.readable:
         if pace.is_over or missing <= known:

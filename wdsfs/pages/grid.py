@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 
 from wdsfs.errors import NoSuchEntry, UsageError, several
 from wdsfs.pages.downloads import suffix, text_of
-from wdsfs.pages.filters import Filter, Masks, Pace, Result, Search, unknown_columns
+from wdsfs.pages.filters import Filter, Masks, Pace, Search, SearchResult, unknown_columns
 from wdsfs.pages.preview import PLAYERS, TEXTS, content_of
 from wdsfs.pages.snapshots import Sample, Snapshot
 
@@ -44,7 +44,7 @@ def query_of(request: Request) -> dict[str, str]:
     return dict(reversed(pairs))
 
 
-class Piece(NamedTuple):
+class PagePart(NamedTuple):
     """The part of a page of the grid that an answer makes.
 
     It begins at `at`, given in the field `name`; the page begins at `start`, and has `have` samples so far, after
@@ -59,7 +59,7 @@ class Piece(NamedTuple):
     turn: int
 
     @classmethod
-    def of(cls, query: Mapping[str, str], name: str) -> Piece:
+    def of(cls, query: Mapping[str, str], name: str) -> PagePart:
         """Return the piece that an address names. Raises UsageError."""
         at, have, unread, turn = (_number(query, field) for field in (name, "have", "unread", "turn"))
         return cls(name, at, _number(query, "start", at), min(have, PAGE - 1), unread, turn)
@@ -69,7 +69,7 @@ class Piece(NamedTuple):
         """The number of samples that the page has room for."""
         return PAGE - self.have
 
-    def further(self, more: str, result: Result) -> str | None:
+    def further(self, more: str, result: SearchResult) -> str | None:
         """Return the address of the next piece, which begins with `more`; None if the page is full, or slow."""
         have = self.have + len(result.samples)
         if have >= PAGE or self.turn >= TURNS_MAX:
@@ -91,7 +91,7 @@ class Grid:
     def all(self, now: Snapshot, request: Request) -> Response:
         """Show samples in the order of the set, those that pass the filter."""
         query = query_of(request)
-        filter_, piece = Filter.of(query), Piece.of(query, "at")
+        filter_, piece = Filter.of(query), PagePart.of(query, "at")
         notes, result = self._objection(filter_, now, piece)
         at = piece.at if "at" in query else None
         result = result or self._search(filter_, now, request).find(at, piece.room)
@@ -103,7 +103,7 @@ class Grid:
     def random(self, now: Snapshot, request: Request) -> Response:
         """Return a random sample of those that pass the filter; the same for the same seed."""
         query = query_of(request)
-        filter_, piece = Filter.of(query), Piece.of(query, "after")
+        filter_, piece = Filter.of(query), PagePart.of(query, "after")
         seed = _number(query, "seed") % SEED_MAX
         notes, result = self._objection(filter_, now, piece)
         result = result or self._search(filter_, now, request).draw(seed, piece.at, piece.room)
@@ -113,9 +113,9 @@ class Grid:
     def _search(self, filter_: Filter, now: Snapshot, request: Request) -> Search:
         return Search(self._masks, filter_, now, Pace(request.state.gone.is_set))
 
-    def _objection(self, filter_: Filter, now: Snapshot, piece: Piece) -> tuple[list[str], Result | None]:
+    def _objection(self, filter_: Filter, now: Snapshot, piece: PagePart) -> tuple[list[str], SearchResult | None]:
         """Return faults of a filter, in sentences, and the empty result where no search is needed."""
-        nothing = Result([], None, 1.0, 0)
+        nothing = SearchResult([], None, 1.0, 0)
         if filter_.value and not filter_.column:
             return ["To search for a value, type the name of its column, too."], nothing
         unknown = unknown_columns(filter_, now, Pace()) if not piece.turn else None
@@ -126,7 +126,13 @@ class Grid:
         return [note], nothing if filter_.needs(unknown.missing) else None
 
     def _grid(
-        self, filter_: Filter, now: Snapshot, result: Result, piece: Piece, notes: list[str], **values: Any
+        self,
+        filter_: Filter,
+        now: Snapshot,
+        result: SearchResult,
+        piece: PagePart,
+        notes: list[str],
+        **values: Any,
     ) -> Response:
         shards, seed = [shard.name for shard in now.shards], values["seed"]
         fields = {} if seed is None else {"seed": seed}

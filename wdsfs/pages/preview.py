@@ -13,7 +13,7 @@ from wdsfs.errors import counted
 # Kinds of a preview, by which a page chooses its layout; all fields of a preview are shown in any case.
 Kind = Literal["image", "audio", "video", "text", "json", "array", "table", "document", "hex"]
 
-HEAD = 4096  # first bytes of a member by which its kind is known
+KIND_BYTES = 4096  # first bytes of a member by which its kind is known
 HEX_BYTES = 512  # of a member that a hex dump shows
 LABEL_CHARACTERS = 200  # of what counts as a label
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # the marks at the beginning of such a text
@@ -198,7 +198,7 @@ def _by_signature(head: bytes) -> str | None:
 # --- texts, labels and hex
 
 
-def readable(text: str) -> str:
+def without_controls(text: str) -> str:
     """Return text in which every control character is visible, and line ends are newlines."""
     return text.replace("\r\n", "\n").translate(_CONTROLS)
 
@@ -207,7 +207,7 @@ def error_text(error: Exception) -> str:
     """Return the text of a decoder's exception, for the middle of a sentence."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    text = readable(" ".join(str(error).split())[:200]).rstrip(".")
+    text = without_controls(" ".join(str(error).split())[:200]).rstrip(".")
     return text or f"it is cut off or damaged ({type(error).__name__})"
 
 
@@ -251,7 +251,7 @@ def text_preview(data: bytes, size: int, detail: Detail, extension: str = "") ->
     summary = "the beginning" if is_cut else f"{counted(len(text), 'character')} in {counted(lines, 'line')}"
     if extension in ACTIVE:
         summary += "; shown as text: nothing in it is run or loaded"
-    return Preview("text", summary, text=readable(text[: detail.characters]), is_cut=is_cut, problem=note)
+    return Preview("text", summary, text=without_controls(text[: detail.characters]), is_cut=is_cut, problem=note)
 
 
 def _label_preview(data: bytes, size: int, detail: Detail) -> Preview:

@@ -24,7 +24,7 @@ from wdsfs.errors import WdsfsError
 from wdsfs.pages import wire
 from wdsfs.pages.preview import (
     CARD,
-    HEAD,
+    KIND_BYTES,
     PLAYERS,
     WHOLE,
     Content,
@@ -42,7 +42,7 @@ WORKERS = 2  # processes that decode
 CACHE_BYTES = 32 << 20  # of previews in memory
 STARTING = 120.0  # seconds that a worker may take to load its libraries, on a busy machine
 REQUESTS_MAX = 20_000  # ranges that a worker may request to decode one member
-_HEAD = 256 << 10  # first bytes that a worker gets at once; most members are smaller
+_FIRST_BYTES = 256 << 10  # first bytes that a worker gets at once; most members are smaller
 
 _START = "import sys; sys.path[:] = sys.argv[1:]; from wdsfs.pages.decoder import main; main()"
 _PACKAGE = str(Path(__file__).parents[2])
@@ -206,7 +206,7 @@ class Pool:
                 self._end(worker)
                 worker = None
             if worker is None:
-                worker = self._started()
+                worker = self._start()
             try:
                 return worker.decode(work)
             finally:
@@ -221,7 +221,7 @@ class Pool:
         """The process numbers of the workers that there are now."""
         return [worker.pid for worker in list(self._workers)]
 
-    def _started(self) -> _Worker:
+    def _start(self) -> _Worker:
         """Start a worker. Raises NoDecoder."""
         if self._is_closed:
             raise NoDecoder("no more previews are made")
@@ -267,7 +267,7 @@ class Previewer:
         key = None if source.key is None else (source.key, name, source.size, detail)
         preview = self._cache.get(key)
         if preview is None:
-            preview = self._made(name, source, detail)
+            preview = self._make(name, source, detail)
             self._cache.put(key, preview)
         return preview
 
@@ -276,16 +276,16 @@ class Previewer:
         pictures = self.preview(name, source, CARD._replace(edge=side)).pictures
         return pictures[0] if pictures else None
 
-    def _made(self, name: str, source: Source, detail: Detail) -> Preview:
-        head = _read(source, b"", HEAD)
+    def _make(self, name: str, source: Source, detail: Detail) -> Preview:
+        head = _read_beginning(source, b"", KIND_BYTES)
         content = content_of(name, head)
         if content.decoder in ("text", "label"):
-            head = _read(source, head, bytes_needed(detail))
+            head = _read_beginning(source, head, bytes_needed(detail))
         preview = plain_preview(content, head, source.size, detail)
-        return preview or self._decoded(name, source, content, head, detail)
+        return preview or self._decode(name, source, content, head, detail)
 
-    def _decoded(self, name: str, source: Source, content: Content, head: bytes, detail: Detail) -> Preview:
-        head = _read(source, head, _HEAD)
+    def _decode(self, name: str, source: Source, content: Content, head: bytes, detail: Detail) -> Preview:
+        head = _read_beginning(source, head, _FIRST_BYTES)
         is_known = content_of(name, b"").extension == content.extension
         name = name if is_known else content.extension
         try:
@@ -303,7 +303,7 @@ class Previewer:
         self._pool.close()
 
 
-def _read(source: Source, head: bytes, length: int) -> bytes:
+def _read_beginning(source: Source, head: bytes, length: int) -> bytes:
     """Return the first bytes of a file, of which `head` are known."""
     length = min(length, source.size)
     return head + source.read(len(head), length - len(head)) if length > len(head) else head

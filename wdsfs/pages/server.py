@@ -74,7 +74,7 @@ QUIET_SECONDS = 20.0  # that a connection may take for its next request
 
 _SOCK_DIAG, _BY_FAMILY, _REQUEST = 4, 20, 1  # linux/netlink.h, linux/sock_diag.h
 _ESTABLISHED = 1
-_HEAD = struct.Struct("=IHHII")  # length, type, flags, sequence, port
+_NETLINK_HEAD = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 # Family, protocol, extensions, states; ports and addresses of the socket and of its peer; interface, no cookie.
 _QUESTION = struct.Struct("=BBBxI2s2s4s12x4s12xIQ")
 _ANSWER = struct.Struct("=BBxx48x12xI")  # family, state, user
@@ -172,7 +172,7 @@ def user_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
     """Return the user of the client's socket; None if it is not open, half closed, or the kernel does not say."""
     try:
         user = _diagnosed(client, server)
-        return _listed(client, server) if user is None else user
+        return _user_in_tables(client, server) if user is None else user
     except OSError:
         return None
 
@@ -192,7 +192,7 @@ def _diagnosed(client: tuple[str, int], server: tuple[str, int]) -> int | None:
         0,
         0xFFFFFFFFFFFFFFFF,
     )
-    head = _HEAD.pack(_HEAD.size + len(question), _BY_FAMILY, _REQUEST, 0, 0)
+    head = _NETLINK_HEAD.pack(_NETLINK_HEAD.size + len(question), _BY_FAMILY, _REQUEST, 0, 0)
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as kernel:
             kernel.settimeout(_SECONDS)
@@ -200,13 +200,13 @@ def _diagnosed(client: tuple[str, int], server: tuple[str, int]) -> int | None:
             answer = kernel.recv(8192)
     except OSError:
         return None
-    if _HEAD.unpack_from(answer)[1] != _BY_FAMILY:  # an error
+    if _NETLINK_HEAD.unpack_from(answer)[1] != _BY_FAMILY:  # an error
         return None
-    _, state, user = _ANSWER.unpack_from(answer, _HEAD.size)
+    _, state, user = _ANSWER.unpack_from(answer, _NETLINK_HEAD.size)
     return int(user) if state == _ESTABLISHED else None
 
 
-def _listed(client: tuple[str, int], server: tuple[str, int]) -> int | None:
+def _user_in_tables(client: tuple[str, int], server: tuple[str, int]) -> int | None:
     """Return the user in the kernel's tables of sockets, which take longer to read. Raises OSError."""
     for table, mapped in _TABLES.items():
         row = [mapped + _hexadecimal(client), mapped + _hexadecimal(server), f"{_ESTABLISHED:02X}"]

@@ -29,13 +29,13 @@ from starlette.staticfiles import StaticFiles
 from wdsfs import names as naming
 from wdsfs.errors import NoSuchEntry, NotADirectory, StaleShard, UsageError, WdsfsError, bytes_text, counted
 from wdsfs.index.record import Record
-from wdsfs.pages.downloads import MEMBER_POLICY, Download, Downloads, path_of, saved_as, suffix, text_of
+from wdsfs.pages.downloads import MEMBER_POLICY, Download, Downloads, requested_path, saved_as, suffix, text_of
 from wdsfs.pages.filters import Filter, Masks, Pace, Search
 from wdsfs.pages.grid import Grid, query_of
 from wdsfs.pages.plots import Plot, plots_of
-from wdsfs.pages.preview import PLAYERS, Picture, Source, content_of, decoded, readable
+from wdsfs.pages.preview import PLAYERS, Picture, Source, content_of, decoded, without_controls
 from wdsfs.pages.previewer import Previewer
-from wdsfs.pages.snapshots import File, Origin, Snapshot
+from wdsfs.pages.snapshots import File, FileOrigin, Snapshot
 from wdsfs.pages.subject import Subject
 from wdsfs.tree.statistics import Distribution
 
@@ -52,7 +52,7 @@ BYTES = ("/preview/", "/thumb/", "/snippet/")  # which read one file, and may wa
 
 _HERE = Path(__file__).parent
 
-Answer = Callable[[Snapshot, Request], Response]
+PageMaker = Callable[[Snapshot, Request], Response]
 Value = TypeVar("Value")
 
 
@@ -90,7 +90,7 @@ class Site:
         self._previewer.close()
 
     def _routes(self) -> list[Route | Mount]:
-        quick: dict[str, Answer] = {
+        quick: dict[str, PageMaker] = {
             "/": self._grid.all,
             "/random": self._grid.random,
             "/go": self._grid.go,
@@ -99,7 +99,7 @@ class Site:
             "/sample/{path:path}": self.sample,
             "/problems": self.problems,
         }
-        slow: dict[str, Answer] = {
+        slow: dict[str, PageMaker] = {
             "/preview/{path:path}": self.preview,
             "/thumb/{path:path}": self.thumbnail,
             "/snippet/{path:path}": self.snippet,
@@ -114,7 +114,7 @@ class Site:
             Mount("/static", StaticFiles(directory=_HERE / "static")),
         ]
 
-    def _answering(self, answer: Answer, limiter: anyio.CapacityLimiter) -> Any:
+    def _answering(self, answer: PageMaker, limiter: anyio.CapacityLimiter) -> Any:
         async def endpoint(request: Request) -> Response:
             work = functools.partial(self._answered, answer, request)
             reads = request.url.path in SEARCHES and request.query_params.get("column")
@@ -161,7 +161,7 @@ class Site:
         limiter = self._slow if filter_.column else self._quick
         return await anyio.to_thread.run_sync(self._snapshots.answer, question, limiter=limiter)
 
-    def _answered(self, answer: Answer, request: Request) -> Response:
+    def _answered(self, answer: PageMaker, request: Request) -> Response:
         """Return the answer of one snapshot of the set, or the page of an error."""
         renewal = self._subject.renewal
         if not request.url.path.startswith(BYTES) and renewal is not None:
@@ -195,7 +195,7 @@ class Site:
 
     def sample(self, now: Snapshot, request: Request) -> Response:
         """Return all columns of a sample."""
-        path, filter_ = path_of(request), Filter.of(query_of(request))
+        path, filter_ = requested_path(request), Filter.of(query_of(request))
         files = sorted(_files(now, path), key=lambda file: _rank(file.name))
         if not files:
             raise NoSuchEntry(f"{text_of(path)}: there is no such sample")
@@ -228,7 +228,7 @@ class Site:
 
     def preview(self, now: Snapshot, request: Request) -> Response:
         """Return the preview of one file, for the page of its sample."""
-        path = path_of(request)
+        path = requested_path(request)
         source, name = now.source(path), path.rpartition(b"/")[2]
         preview = self._previewer.preview(os.fsdecode(name), source)
         lines = preview.text.split("\n", LINES)
@@ -249,7 +249,7 @@ class Site:
 
     def thumbnail(self, now: Snapshot, request: Request) -> Response:
         """Return a small picture of a file, drawn again."""
-        path = path_of(request)
+        path = requested_path(request)
         name = os.fsdecode(path.rpartition(b"/")[2])
         picture = self._previewer.thumbnail(name, now.source(path), SIDE)
         if picture is None:
@@ -260,13 +260,13 @@ class Site:
 
     def snippet(self, now: Snapshot, request: Request) -> Response:
         """Return the beginning of a text, for the grid; nothing for a file that is not text."""
-        path = path_of(request)
+        path = requested_path(request)
         source = now.source(path)
         data = source.read(0, min(source.size, SNIPPET))
         if content_of(os.fsdecode(path.rpartition(b"/")[2]), data).decoder == "hex":
             return PlainTextResponse("")
         text, _ = decoded(data, len(data) == source.size)
-        lines = (" ".join(line.split()) for line in readable(text).split("\n"))
+        lines = (" ".join(line.split()) for line in without_controls(text).split("\n"))
         text = "\n".join(line for line in lines if line) + ("…" if source.size > SNIPPET else "")
         return PlainTextResponse(text.encode("utf-8", "backslashreplace"))
 
@@ -304,7 +304,7 @@ def _files(now: Snapshot, path: bytes) -> list[File]:
         raise NoSuchEntry(f"{text_of(path)}: is a file, not a sample") from None
 
 
-def _extracting_command(now: Snapshot, path: bytes, origin: Origin) -> str:
+def _extracting_command(now: Snapshot, path: bytes, origin: FileOrigin) -> str:
     """Return the command that extracts a file as the page shows it; empty if there is none."""
     if origin.offset is None:
         return ""

@@ -74,7 +74,7 @@ class File(NamedTuple):
     size: int
 
 
-class Origin(NamedTuple):
+class FileOrigin(NamedTuple):
     """The origin of a file; `offset` is None for one that is no member of a shard."""
 
     shard: bytes
@@ -124,7 +124,7 @@ class Snapshots:
     `in_classes`: the directories of samples are in those of their classes.
     """
 
-    def __init__(self, tree: LowerTree, in_classes: bool = False) -> None:
+    def __init__(self, tree: LowerTree, *, in_classes: bool = False) -> None:
         self.in_classes = in_classes
         self.lock = threading.RLock()
         self._shown = _Shown(tree, 0)
@@ -415,19 +415,19 @@ class Snapshot:
             raise NoSuchEntry("only files can be read here")
         return self._tree.content(node.inode)
 
-    def origin(self, path: bytes) -> Origin:
+    def origin(self, path: bytes) -> FileOrigin:
         """Return the origin of a file. Reads its header, without the lock. Raises EntryError, ShardErrors."""
         content, member = self._member(path)
         try:
             if member is None:
-                return Origin(content.file.path, path.rpartition(b"/")[2], b"", None)
+                return FileOrigin(content.file.path, path.rpartition(b"/")[2], b"", None)
             raw = content_module.read_name(content, member.head)
         finally:
             with self.snapshots.lock:
                 content.file.let_go()
         split = naming.split(raw)
         key = b"" if split is None else raw[: len(raw) - len(split.extension) - 1]
-        return Origin(content.file.path, raw, key, member.data)
+        return FileOrigin(content.file.path, raw, key, member.data)
 
     @_locked
     def _member(self, path: bytes) -> tuple[Content, Member | None]:

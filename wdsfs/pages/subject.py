@@ -116,7 +116,7 @@ class Renewal:
         """Open the set of a mount, which was judged before, so all that can be read is shown."""
         self = cls(mount)
         with mount.opened(self._shown, opening) as shards:
-            self.snapshots = Snapshots(_samples_of(shards, self._names), self._in_classes)
+            self.snapshots = Snapshots(_samples_of(shards, self._names), in_classes=self._in_classes)
             yield self
 
     @property

@@ -17,7 +17,7 @@ from wdsfs.pages.preview import Kind, Picture, Preview, TooMuch
 JSON_MAX = 16 << 20  # bytes of a frame's JSON
 BYTES_MAX = 32 << 20  # and of what follows it
 BUFFER = 256 << 10  # bytes of a member that a worker requests at a time, at least
-_HEAD = struct.Struct("<II")
+_LENGTHS = struct.Struct("<II")
 
 
 class Broken(Exception):
@@ -27,7 +27,7 @@ class Broken(Exception):
 def send(connection: socket.socket, message: dict[str, Any], data: bytes | bytearray = b"") -> None:
     """Send a frame. Raises OSError."""
     text = json.dumps(message).encode()
-    connection.sendall(_HEAD.pack(len(text), len(data)) + text)
+    connection.sendall(_LENGTHS.pack(len(text), len(data)) + text)
     if data:
         connection.sendall(data)
 
@@ -35,7 +35,7 @@ def send(connection: socket.socket, message: dict[str, Any], data: bytes | bytea
 def receive(connection: socket.socket) -> tuple[dict[str, Any], bytes]:
     """Receive a frame. Raises Broken, and TimeoutError where the socket has a timeout."""
     try:
-        text_length, data_length = _HEAD.unpack(_exactly(connection, _HEAD.size))
+        text_length, data_length = _LENGTHS.unpack(_exactly(connection, _LENGTHS.size))
         if text_length > JSON_MAX or data_length > BYTES_MAX:
             raise Broken("a frame is too large")
         message = json.loads(_exactly(connection, text_length))
