@@ -144,6 +144,8 @@ def diff(overlay: NamedOverlay, as_json: bool, opening: Opening) -> None:
 
 def show_changes(changes: Changes) -> None:
     """Write the changes of an overlay, a line for each sample, then remarks."""
+    from wdsfs.packing import reasons
+
     for sample in [*changes.samples, *changes.others]:
         say(_sample_line(sample))
     remarks = {
@@ -152,9 +154,12 @@ def show_changes(changes: Changes) -> None:
         "left behind": changes.leavings,
         "note": changes.notes,
     }
+    said = set[str]()
     for word, some in remarks.items():
         for remark in some:
-            say(f"{word}: {os.fsdecode(remark.path)}: {remark.reason}")
+            reason = reasons.FOLDER_TOO if remark.reason == reasons.FOLDER in said else remark.reason
+            say(f"{word}: {os.fsdecode(remark.path)}: {reason}")
+            said.add(remark.reason)
 
 
 def counts_line(changes: Changes) -> str:

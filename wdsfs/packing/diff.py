@@ -120,6 +120,53 @@ class Changes:
         return {name: [row.as_json() for row in getattr(self, name)] for name in lists}
 
 
+@dataclass(slots=True, eq=False)
+class _OldSample:
+    """A sample of a shard, or a member of no sample, that changes. Members are numbers in the shard's record.
+
+    `gone` are removed ones, `replaced` those with the content of a file, `timed` those of the latter of which only
+    the time differs. `added` are new files by extension, `key` is the key as the tar has it. `heir` is the new
+    sample that it has become by a rename.
+    """
+
+    number: int
+    entry: int
+    members: range
+    gone: set[int] = field(default_factory=set)
+    replaced: dict[int, UpperFile] = field(default_factory=dict)
+    timed: frozenset[int] = frozenset()
+    added: dict[bytes, UpperFile] = field(default_factory=dict)
+    key: bytes = b""
+    heir: _FreshSample | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.gone or self.replaced or self.added)
+
+    @property
+    def is_removed(self) -> bool:
+        """True if nothing of it is left."""
+        return not self.added and len(self.gone) == len(self.members)
+
+
+@dataclass(slots=True, eq=False)
+class _FreshSample:
+    """A new sample: its place, and its files by extension. `was` is what it was before a rename."""
+
+    home: Home
+    files: dict[bytes, UpperFile]
+    was: _OldSample | None = None
+
+    @property
+    def stays(self) -> bool:
+        """True if it was renamed within its shard, so that it keeps its place there."""
+        return self.was is not None and self.was.number == self.home.shard
+
+    @property
+    def members(self) -> tuple[NewMember, ...]:
+        """Return its members in the order of webdataset's writer: sorted by extension."""
+        return _members(self.home.key, self.files)
+
+
 class SampleSummary:
     """The changes of shards and samples, made from the result of a walk."""
 
@@ -128,30 +175,22 @@ class SampleSummary:
         self.result = Changes(
             unpackable=walk.unpackable, conflicts=walk.conflicts, notes=walk.notes, leavings=walk.leavings
         )
-        self.added: dict[tuple[int, int], dict[bytes, UpperFile]] = {}  # by shard and entry
-        self.new: dict[Home, dict[bytes, UpperFile]] = {}
-        for home, files in walk.fresh.items():
-            if home.shard is not None and home.entry >= 0:
-                self.added[home.shard, home.entry] = files
-            else:
-                self.new[home] = files
-        self.keys = {(h.shard, h.entry): h.key for h in walk.fresh if h.shard is not None and h.entry >= 0}
-        self.renamed: dict[tuple[int, int], Home] = {}
-        self.moved: dict[int, list[NewMember]] = {}  # by shard: members that keep their places under other names
-        self.were: dict[Home, tuple[int, int]] = {}  # the same the other way round
+        self.old: dict[tuple[int, int], _OldSample] = {}  # by shard and entry
+        self.fresh: list[_FreshSample] = []  # in the order of their places
 
     def changes(self) -> Changes:
         """Turn the result of the walk into changes; called once."""
-        walk = self.walk
-        for number, members in walk.gone.items():
-            members.difference_update(walk.files.get(number, ()), walk.covering.get(number, ()))
+        self._gather()
         self._refuse_half_linked()
         self._find_renamed()
         self._drop_twins()
-        numbers = {*walk.gone, *walk.files, *(number for number, _ in self.added)}
-        numbers |= {home.shard for home in self.new if home.shard is not None}
-        for number in sorted(numbers):
-            changes = self._shard(number)
+        of_shards: dict[int, list[_OldSample]] = {}
+        for (number, _), sample in self.old.items():
+            of_shards.setdefault(number, []).append(sample)
+        for number in sorted(
+            {*of_shards, *(fresh.home.shard for fresh in self.fresh if fresh.home.shard is not None)}
+        ):
+            changes = self._shard(number, of_shards.get(number, []))
             if changes:
                 self.result.shards[number] = changes
         self._note_added()
@@ -162,20 +201,56 @@ class SampleSummary:
         self.result.notes.sort()
         return self.result
 
+    def _gather(self) -> None:
+        """Make an object of each sample that the walk has found to change, or to be new."""
+        walk = self.walk
+        for number, members in walk.gone.items():
+            members.difference_update(walk.files.get(number, ()), walk.covering.get(number, ()))
+            record = walk.record(number)
+            for member in members:
+                self._old_sample(number, record, record.entry_of(member)).gone.add(member)
+        for number, files in walk.files.items():
+            record, timed = walk.record(number), walk.times.get(number, set())
+            for member, file in files.items():
+                sample = self._old_sample(number, record, record.entry_of(member))
+                sample.replaced[member] = file
+                if member in timed:
+                    sample.timed |= {member}
+        for home in sorted(walk.fresh, key=_order):
+            if home.shard is not None and home.entry >= 0:
+                sample = self._old_sample(home.shard, walk.record(home.shard), home.entry)
+                sample.added, sample.key = walk.fresh[home], home.key
+            else:
+                self.fresh.append(_FreshSample(home, walk.fresh[home]))
+
+    def _old_sample(self, number: int, record: Record, entry: int) -> _OldSample:
+        sample = self.old.get((number, entry))
+        if sample is None:
+            sample = self.old[number, entry] = _OldSample(number, entry, record.entry_members(entry))
+        return sample
+
+    def _extensions(self, sample: _OldSample) -> list[tuple[int, bytes]]:
+        """Return the members of a sample, with their extensions, as its shard has them."""
+        record = self.walk.record(sample.number)
+        return [(member, record.extension(member)) for member in sample.members]
+
+    def _shown_path(self, sample: _OldSample) -> bytes:
+        return self.walk.paths.get((sample.number, sample.entry), b"")
+
     # --- renamed samples
 
     def _find_renamed(self) -> None:
         """Match new samples with former ones: by the origin of the directory, or else by those of all files."""
-        for home in sorted(self.new, key=_order):
-            was = self._origin(home)
-            if was is not None and was not in self.renamed and self._is_removed(*was):
-                self.renamed[was], self.were[home] = home, was
+        for fresh in self.fresh:
+            was = self.old.get(self._origin(fresh) or (-1, -1))
+            if was is not None and was.heir is None and was.is_removed:
+                was.heir, fresh.was = fresh, was
 
-    def _origin(self, home: Home) -> tuple[int, int] | None:
-        own = self.walk.origins.get(home)
+    def _origin(self, fresh: _FreshSample) -> tuple[int, int] | None:
+        own = self.walk.origins.get(fresh.home)
         if own is not None and kind_of(own.inode) == SAMPLE:
             return self._entry_of(own)
-        origins = [file.node.origin for file in self.new[home].values()]
+        origins = [file.node.origin for file in fresh.files.values()]
         entries = {
             None if origin is None or kind_of(origin.inode) != MEMBER else self._entry_of(origin)
             for origin in origins
@@ -202,11 +277,6 @@ class SampleSummary:
             for member in files.keys() & self.walk.covering.get(number, set()):
                 self.result.conflicts.append(Remark(files[member].path, reasons.LINKED))
 
-    def _is_removed(self, number: int, entry: int) -> bool:
-        gone = self.walk.gone.get(number, set())
-        members = self.walk.record(number).entry_members(entry)
-        return (number, entry) not in self.added and all(member in gone for member in members)
-
     # --- extensions that readers take for one
 
     def _drop_twins(self) -> None:
@@ -214,23 +284,15 @@ class SampleSummary:
 
         Files of the lower stay as they are, also under another key.
         """
-        for place, files in list(self.added.items()):
-            gone = self.walk.gone.get(place[0], set())
-            there = [extension for member, extension in self._extensions(*place) if member not in gone]
+        for sample in [sample for sample in self.old.values() if sample.added]:
+            there = [extension for member, extension in self._extensions(sample) if member not in sample.gone]
             # It was shown as `jpg~2` beside a directory `jpg`, which is removed now: the plain name is free.
-            twice = [extension for extension in there if extension in files]
-            self.result.conflicts += (Remark(files[extension].path, reasons.TWICE) for extension in twice)
-            self._drop_twins_of(files, there)
-            if not files:
-                del self.added[place]
-        for home, files in self.new.items():
-            was = self.were.get(home)
-            before = [] if was is None else [extension for _, extension in self._extensions(*was)]
-            self._drop_twins_of(files, [extension for extension in before if extension in files])
-
-    def _extensions(self, number: int, entry: int) -> list[tuple[int, bytes]]:
-        record = self.walk.record(number)
-        return [(member, record.extension(member)) for member in record.entry_members(entry)]
+            twice = [extension for extension in there if extension in sample.added]
+            self.result.conflicts += (Remark(sample.added[extension].path, reasons.TWICE) for extension in twice)
+            self._drop_twins_of(sample.added, there)
+        for fresh in self.fresh:
+            before = [] if fresh.was is None else [extension for _, extension in self._extensions(fresh.was)]
+            self._drop_twins_of(fresh.files, [extension for extension in before if extension in fresh.files])
 
     def _drop_twins_of(self, files: dict[bytes, UpperFile], there: list[bytes]) -> None:
         first = {names.lower_case(extension): extension for extension in there}
@@ -240,92 +302,82 @@ class SampleSummary:
 
     # --- one shard
 
-    def _shard(self, number: int) -> ShardChanges:
-        record, walk = self.walk.record(number), self.walk
+    def _shard(self, number: int, samples: list[_OldSample]) -> ShardChanges:
+        """Return the changes of a shard, of these samples and of new ones."""
+        record = self.walk.record(number)
         changes = ShardChanges(fingerprint=record.fingerprint)
-        gone, files = walk.gone.get(number, set()), walk.files.get(number, {})
-        touched = {record.entry_of(member) for member in (*gone, *files)}
-        touched |= {entry for shard, entry in self.added if shard == number}
-        for entry in sorted(touched, key=lambda entry: record.member(record.entry_member[entry]).head):
-            self._entry(number, record, entry, changes)
-        for home in sorted((home for home in self.new if home.shard == number), key=_order):
-            if not self._stays(home):
-                changes.appended.append(NewSample(home.key, self._members(home.key, self.new[home])))
+        for sample in sorted(samples, key=lambda sample: record.member(record.entry_member[sample.entry]).head):
+            if sample:
+                self._add_changed(record, sample, changes)
+        for fresh in self.fresh:
+            if fresh.home.shard == number and not fresh.stays:
+                changes.appended.append(NewSample(fresh.home.key, fresh.members))
         self._refuse_meetings(number, record, changes)
         return changes
 
-    def _stays(self, home: Home) -> bool:
-        """Return True if a new sample is a renamed one of the same shard."""
-        return home in self.were and self.were[home][0] == home.shard
-
-    def _entry(self, number: int, record: Record, entry: int, changes: ShardChanges) -> None:
-        walk = self.walk
-        members = record.entry_members(entry)
-        gone = [member for member in members if member in walk.gone.get(number, ())]
-        files = {member: walk.files.get(number, {}).get(member) for member in members}
-        replaced = {member: file for member, file in files.items() if file is not None}
-        path = walk.paths.get((number, entry), b"")
-        for member in gone:
+    def _add_changed(self, record: Record, sample: _OldSample, changes: ShardChanges) -> None:
+        """Add a sample, or a member of none, to the changes of its shard, and to what `diff` shows."""
+        path = self._shown_path(sample)
+        for member in sample.gone:
             changes.members[member] = ()
             if record.has_links and record.link_count(member) > 1:
                 self.result.conflicts.append(Remark(path, reasons.LINKED))
-        for member, file in replaced.items():
-            changes.members[member] = (file.new(walk.lower.member_name(number, member)),)
-        added = self.added.get((number, entry), {})
-        times = walk.times.get(number, set())
-        if record.entry_flags[entry] & STRAY:
-            kind = REMOVED if not replaced else TIME if times.issuperset(replaced) else CHANGED
+        for member, file in sample.replaced.items():
+            changes.members[member] = (file.new(self.lower.member_name(sample.number, member)),)
+        if record.entry_flags[sample.entry] & STRAY:
+            kind = (
+                REMOVED if not sample.replaced else TIME if sample.timed.issuperset(sample.replaced) else CHANGED
+            )
             self.result.others.append(ChangedSample(kind, path))
-            return
-        home = self.renamed.get((number, entry))
-        if home is not None:
-            self._rename(number, record, entry, home, changes)
-            return
-        if added:
-            changes.following[members[-1]] = self._members(self.keys[number, entry], added)
-        stays = len(gone) < len(members) or bool(added)
-        if stays:
-            changes.entries.add(entry)
-        changed = tuple(record.extension(member) for member in replaced if member not in times)
-        timed = tuple(record.extension(member) for member in replaced if member in times)
-        removed = tuple(map(record.extension, gone))
-        kind = REMOVED if not stays else CHANGED if added or changed or removed else TIME
-        self.result.samples.append(ChangedSample(kind, path, tuple(sorted(added)), changed, removed, times=timed))
+        elif sample.heir is not None:
+            self.result.samples.append(self._renamed(sample, sample.heir))
+            if sample.heir.stays:
+                self._keep_place(sample, sample.heir, changes)
+        else:
+            if sample.added:
+                changes.following[sample.members[-1]] = _members(sample.key, sample.added)
+            if not sample.is_removed:
+                changes.entries.add(sample.entry)
+            self.result.samples.append(self._changed(record, sample))
 
-    def _rename(self, number: int, record: Record, entry: int, home: Home, changes: ShardChanges) -> None:
-        """Record a rename: the sample keeps its place and its order, unless it is moved to another shard."""
-        files = dict(self.new[home])
-        before = self._extensions(number, entry)
-        added = sorted(files.keys() - {extension for _, extension in before})
+    def _changed(self, record: Record, sample: _OldSample) -> ChangedSample:
+        """Return a sample that keeps its name, or is removed, as `diff` shows it."""
+        contents = sample.replaced.keys() - sample.timed
+        changed = tuple(record.extension(member) for member in sample.members if member in contents)
+        timed = tuple(record.extension(member) for member in sample.members if member in sample.timed)
+        removed = tuple(record.extension(member) for member in sample.members if member in sample.gone)
+        kind = REMOVED if sample.is_removed else CHANGED if sample.added or changed or removed else TIME
+        added = tuple(sorted(sample.added))
+        return ChangedSample(kind, self._shown_path(sample), added, changed, removed, times=timed)
+
+    def _renamed(self, sample: _OldSample, heir: _FreshSample) -> ChangedSample:
+        """Return a renamed sample as `diff` shows it."""
+        before, files = self._extensions(sample), heir.files
+        added = tuple(sorted(files.keys() - {extension for _, extension in before}))
         removed, changed, times = [], [], []
         for member, extension in before:
             if extension not in files:
                 removed.append(extension)
-            elif not self.walk.has_content(number, member, files[extension]):
+            elif not self.walk.has_content(sample.number, member, files[extension]):
                 changed.append(extension)
-            elif not self.walk.has_time(number, member, files[extension]):
+            elif not self.walk.has_time(sample.number, member, files[extension]):
                 times.append(extension)
-        was, path = self.walk.paths[number, entry], self._path(home)
-        sample = ChangedSample(RENAMED, path, tuple(added), tuple(changed), tuple(removed), was, tuple(times))
-        self.result.samples.append(sample)
-        if home.shard != number:
-            return
-        changes.entries.add(entry)
+        was, path = self._shown_path(sample), self._path(heir)
+        return ChangedSample(RENAMED, path, added, tuple(changed), tuple(removed), was, tuple(times))
+
+    def _keep_place(self, sample: _OldSample, heir: _FreshSample, changes: ShardChanges) -> None:
+        """Let a renamed sample keep its place in its shard, and its members their order."""
+        changes.entries.add(sample.entry)
+        key, left, before = heir.home.key, dict(heir.files), self._extensions(sample)
         for member, extension in before:
-            if extension in files:
-                new = files.pop(extension).new(home.key + b"." + extension)
-                changes.members[member] = (new,)
-                self.moved.setdefault(number, []).append(new)
-        if files:
-            changes.following[before[-1][0]] = self._members(home.key, files)
+            if extension in left:
+                changes.members[member] = (left.pop(extension).new(key + b"." + extension),)
+        if left:
+            changes.following[before[-1][0]] = _members(key, left)
 
-    def _members(self, key: bytes, files: dict[bytes, UpperFile]) -> tuple[NewMember, ...]:
-        """Return members in the order of webdataset's writer: sorted by extension."""
-        return tuple(files[extension].new(key + b"." + extension) for extension in sorted(files))
-
-    def _path(self, home: Home) -> bytes:
+    def _path(self, fresh: _FreshSample) -> bytes:
         """Return the shown path of a new sample."""
-        file = min(self.new[home].values(), key=lambda file: file.path)
+        file = min(fresh.files.values(), key=lambda file: file.path)
         if not self.walk.tree.files_layout:
             return file.path.rpartition(b"/")[0]
         folder, base = names.split_folder(file.path)
@@ -345,26 +397,25 @@ class SampleSummary:
     # --- new samples
 
     def _note_added(self) -> None:
-        renamed = set(self.renamed.values())
-        for home in sorted(self.new, key=_order):
-            if home.shard is None:
-                sample = NewSample(home.key, self._members(home.key, self.new[home]))
-                self.result.further.setdefault(home.top, []).append(sample)
-            if home not in renamed:
-                self.result.samples.append(ChangedSample(ADDED, self._path(home), tuple(sorted(self.new[home]))))
-                if self._is_folder(home):
-                    self.result.notes.append(Remark(self._path(home), reasons.FOLDER))
+        for fresh in self.fresh:
+            if fresh.home.shard is None:
+                sample = NewSample(fresh.home.key, fresh.members)
+                self.result.further.setdefault(fresh.home.top, []).append(sample)
+            if fresh.was is None:
+                self.result.samples.append(ChangedSample(ADDED, self._path(fresh), tuple(sorted(fresh.files))))
+                if self._is_folder(fresh):
+                    self.result.notes.append(Remark(self._path(fresh), reasons.FOLDER))
 
-    def _is_folder(self, home: Home) -> bool:
+    def _is_folder(self, fresh: _FreshSample) -> bool:
         """Return True if a new sample looks like a copied folder of images, with columns that no sample has."""
-        own = self.new[home].keys()
+        own = fresh.files.keys()
         suffixes = Counter(extension.rpartition(b".")[2].lower() for extension in own if b"." in extension)
         if all(suffixes[suffix] < FOLDER_FILES for suffix in names.MEDIA & suffixes.keys()):
             return False
         known = set[bytes]()
         if self.walk.lower.shards:  # a set can begin without any
             with contextlib.suppress(ShardError):
-                record = self.walk.record(home.shard or 0)
+                record = self.walk.record(fresh.home.shard or 0)
                 known.update(record.extension_name.of(range(len(record.extension_name))))
         return 2 * len(known & own) < len(own)
 
@@ -374,10 +425,17 @@ class SampleSummary:
         """Add notes of new names that tar cannot extract. Readers of samples accept them."""
         for number, changes in self.result.shards.items():
             samples = (sample.members for sample in changes.appended)
-            new = [*self.moved.get(number, ()), *chain.from_iterable((*changes.following.values(), *samples))]
+            moved = (changes.members.get(member, ()) for member in self._moved_members(number))
+            new = [*chain.from_iterable((*moved, *changes.following.values(), *samples))]
             self._note_unextractable_of(new, self.walk.record(number), changes)
         for further in self.result.further.values():
             self._note_unextractable_of([member for sample in further for member in sample.members], None, None)
+
+    def _moved_members(self, number: int) -> Iterator[int]:
+        """Yield the members of a shard that keep their places under other names."""
+        for fresh in self.fresh:
+            if fresh.was is not None and fresh.stays and fresh.home.shard == number:
+                yield from fresh.was.members
 
     def _note_unextractable_of(
         self, new: list[NewMember], record: Record | None, changes: ShardChanges | None
@@ -393,6 +451,11 @@ class SampleSummary:
                 self.result.notes.append(Remark(member.path, f"{reasons.UNEXTRACTABLE}: {why}"))
             elif meets:
                 self.result.notes.append(Remark(member.path, reasons.FILE_AND_FOLDER))
+
+
+def _members(key: bytes, files: dict[bytes, UpperFile]) -> tuple[NewMember, ...]:
+    """Return files as members of a sample, sorted by extension."""
+    return tuple(files[extension].new(key + b"." + extension) for extension in sorted(files))
 
 
 def _folders(name: bytes) -> Iterator[bytes]:

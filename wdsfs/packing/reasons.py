@@ -45,6 +45,7 @@ FOLDER = (
     "is one sample with all its files as columns, since each directory is a sample: if each file is a sample, "
     "give it a directory of its own (1/jpg instead of 1.jpg), or pack the folder: wdsfs pack --layout classes"
 )
+FOLDER_TOO = "is one sample with all its files as columns, too"
 SAME = "has the content of the shard; a tar of samples has no place for another mode, owner or attribute"
 ESCAPED = "reads like the escape of another name; a mount of the new shards shows it as"
 
