@@ -222,57 +222,88 @@ def _serve(
 ) -> None:
     """Mount the set, fork the workers, and serve until the mount ends."""
     served = growth.served
-    mount, overlay, board = served.mount, served.overlay, Board(objects.stores_of(served.files))
+    mount, board = served.mount, Board(objects.stores_of(served.files))
+    # Not with an overlay: what is copied up must not get the content of the shard.
+    if served.overlay is None and mount.serving.push != OFF:
+        board.passes = PassNotes()
+    daemon = _registration(served, log_file)
+    operations = _operations(parsed, growth, board, daemon)
+    with contextlib.ExitStack() as end:
+        signals = end.enter_context(KeptSignals())
+        place = end.enter_context(_mounted(mount, parsed))
+        if served.overlay is not None:
+            end.callback(served.overlay.finish)
+        follow = growth.follower()
+        workers = 1 if operations.alone else mount.workers
+        supervisor = Supervisor(operations, board, served.tree, workers, mount.serving.spin / 1e6, follow)
+        end.callback(supervisor.stop)  # workers must not outlive their supervisor here
+        _begin(supervisor, served, log_file)
+        # Forked before the daemon leaves its process group: an automount (autofs) holds up all other processes on
+        # the way to the mount point until the mount is announced.
+        look = Child(lambda: {"mode": os.stat(mount.mountpoint).st_mode}, supervisor.device)
+        leave()
+        growth.attach(supervisor)
+        running = RunningMount(daemon, growth, supervisor, signals, ready, is_derived, look)
+        try:
+            trio.run(running.run)
+        except BaseException:
+            # The directory must not look empty: a copy job would delete its mirror. A mount that was not announced
+            # is not copied yet.
+            place.stays = running.usable
+            raise
+        if running.failure is not None:
+            raise running.failure
+
+
+def _operations(
+    parsed: FuseOptions, growth: Growth, board: Board, daemon: Registration
+) -> ReadOperations | WritableOperations:
+    """Return what answers the requests of the kernel."""
+    overlay = growth.served.overlay
     operations = (
         ReadOperations(parsed.owner, board)
         if overlay is None
         else WritableOperations(parsed.owner, board, lambda: overlay.frozen, overlay.note, overlay.token)
     )
-    # Not with an overlay: what is copied up must not get the content of the shard.
-    if overlay is None and mount.serving.push != OFF:
-        board.passes = PassNotes()
-    daemon = _registration(served, log_file)
     hidden = HiddenDirectory(daemon, board, TextRing(), growth.state, lambda: is_half_done(daemon.overlay))
     operations.hidden = HiddenDirectoryOperations(parsed.owner, board, hidden)
-    with KeptSignals() as signals:
-        _mount(mount, parsed)
-        running, clean, supervisor = None, False, None
-        try:
-            follow = growth.follower()
-            workers = 1 if operations.alone else mount.workers
-            supervisor = Supervisor(operations, board, served.tree, workers, mount.serving.spin / 1e6, follow)
-            if any(map(is_remote, served.files)):
-                supervisor.fetcher = DOOR.remote.attach(supervisor.device, log_file)
-                served.tags.fetched = supervisor.fetcher.alarm_words
-            supervisor.answer_init()
-            if mount.merge and follow is not None and supervisor.epochs:
-                # Names of the top are the names of samples there: not to be asked for again every second.
-                operations.change_seconds = TIMEOUT_SECONDS
-            mounted = mount_table.mounted_at(mount.mountpoint)
-            if mounted is not None:
-                supervisor.place = mount.mountpoint, mounted.device
-                _set_readahead(mounted.device, mount)
-            # Forked before the daemon leaves its process group: an automount (autofs) holds up all other processes
-            # on the way to the mount point until the mount is announced.
-            look = Child(lambda: {"mode": os.stat(mount.mountpoint).st_mode}, supervisor.device)
-            leave()
-            growth.attach(supervisor)
-            running = RunningMount(daemon, growth, supervisor, signals, ready, is_derived, look)
-            trio.run(running.run)
-            clean = True
-            if running.failure is not None:
-                raise running.failure
-        finally:
-            if supervisor is not None:
-                supervisor.stop()  # workers must not outlive their supervisor here
-            if overlay is not None:
-                overlay.finish()
-            # After a failure the directory must not look empty: a copy job would delete its mirror. A mount
-            # that was not announced is not copied yet.
-            pyfuse3.close(unmount=clean or running is None or not running.usable)
-            if mount.removes_mountpoint:
-                with contextlib.suppress(OSError):  # the mount is still there, or somebody has put something there
-                    os.rmdir(mount.mountpoint)
+    return operations
+
+
+def _begin(supervisor: Supervisor, served: MountedSet, log_file: Path | None) -> None:
+    """Answer INIT and set up what workers inherit; start the fetcher of a set that has remote shards."""
+    mount = served.mount
+    if any(map(is_remote, served.files)):
+        supervisor.fetcher = DOOR.remote.attach(supervisor.device, log_file)
+        served.tags.fetched = supervisor.fetcher.alarm_words
+    supervisor.answer_init()
+    if mount.merge and supervisor.follow is not None and supervisor.epochs:
+        # Names of the top are the names of samples there: not to be asked for again every second.
+        supervisor.operations.change_seconds = TIMEOUT_SECONDS
+    mounted = mount_table.mounted_at(mount.mountpoint)
+    if mounted is not None:
+        supervisor.place = mount.mountpoint, mounted.device
+        _set_readahead(mounted.device, mount)
+
+
+class _MountPlace:
+    """The mount point of a mount in progress; with `stays` the mount is left there, dead, when it ends."""
+
+    stays = False
+
+
+@contextlib.contextmanager
+def _mounted(mount: MountOptions, parsed: FuseOptions) -> Iterator[_MountPlace]:
+    """Mount by libfuse for the block, and unmount at its end. Raises MountError."""
+    _mount(mount, parsed)
+    place = _MountPlace()
+    try:
+        yield place
+    finally:
+        pyfuse3.close(unmount=not place.stays)
+        if mount.removes_mountpoint:
+            with contextlib.suppress(OSError):  # the mount is still there, or somebody has put something there
+                os.rmdir(mount.mountpoint)
 
 
 def _mount(mount: MountOptions, parsed: FuseOptions) -> None:
