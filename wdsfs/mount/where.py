@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from wdsfs import mount_table, names
 from wdsfs.door.urls import is_remote
@@ -159,43 +159,87 @@ def _answer(mount: LiveMount, tree: Callable[[], LowerTree], place: _Place) -> O
 
 def _origin(mount: LiveMount, tree: Callable[[], LowerTree], place: _Place) -> Origin:
     """Look a path up. Raises EntryErrors, ShardErrors, OSError."""
-    below, kind = os.path.relpath(place.path, mount.mountpoint), place.kind
-    upper = None if mount.overlay is None or below == "." else _upper_of(mount.overlay, below)
-    if upper is not None and not _shows_lower(tree, place, upper, below):
-        raise NoSuchEntry(
-            f"{place.path}: was made in the overlay, at {upper}; `wdsfs commit` writes it into a shard"
-        )
-    if not mount.has_attributes:
-        known = _attributes_in(tree(), os.fsencode(below))
-    elif upper is None or kind == OF_DIRECTORY:
-        known = _shown_attributes(place.path)
-        if not known and kind == OF_FILE:
-            raise NoSuchEntry(f"{place.path}: is in no shard; an overlay has it")
-    else:
-        known = _attributes_of_copy(tree, place.path, below)
-    has_bytes = kind == OF_FILE and upper is None
+    entry = _entry_at(mount, tree, place)
+    known = entry.attributes()
     offset, shard = known.get("offset"), known.get("shard")
     return Origin(
         place.path,
         mount.mountpoint,
         mount.engine,
-        OF_SAMPLE if kind == OF_DIRECTORY and "key" in known else kind,
+        OF_SAMPLE if place.kind == OF_DIRECTORY and "key" in known else place.kind,
         shard=shard,
         url=shard if shard is not None and is_remote(os.fsencode(shard)) else None,
         compressed=None if shard is None else is_compressed(os.fsencode(shard)),
         key=known.get("key"),
-        member=known.get("member") if upper is None or kind == OF_DIRECTORY else None,
-        offset=int(offset) if offset is not None and has_bytes else None,
-        size=place.about.st_size if kind == OF_FILE else None,
-        layer=None if mount.overlay is None or below == "." else LOWER if upper is None else UPPER,
-        upper=upper,
+        member=known.get("member") if entry.is_in_tar else None,
+        offset=int(offset) if offset is not None and entry.is_in_tar and place.kind == OF_FILE else None,
+        size=place.about.st_size if place.kind == OF_FILE else None,
+        layer=entry.layer,
+        upper=entry.upper,
     )
 
 
-def _upper_of(overlay: str, below: str) -> str | None:
-    """Return the path in the upper of an overlay, if there is an entry."""
-    path = os.path.join(OverlayDirectory(Path(overlay)).upper, below)
-    return path if os.path.lexists(path) else None
+def _entry_at(mount: LiveMount, tree: Callable[[], LowerTree], place: _Place) -> _Entry:
+    below = os.path.relpath(place.path, mount.mountpoint)
+    if mount.overlay is None or below == ".":
+        return _Entry(mount, tree, place, below)
+    upper = os.path.join(OverlayDirectory(Path(mount.overlay)).upper, below)
+    if os.path.lexists(upper):
+        return _ChangedEntry(mount, tree, place, below, upper)
+    return _UnchangedEntry(mount, tree, place, below)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A path below the top of a mount without an overlay; `below` is the path from the top on."""
+
+    mount: LiveMount
+    tree: Callable[[], LowerTree]
+    place: _Place
+    below: str
+    upper: str | None = None  # the path in the upper of the overlay that has changed it
+    layer: ClassVar[str | None] = None
+
+    @property
+    def is_in_tar(self) -> bool:
+        """True if member and content are as in the tar."""
+        return True
+
+    def attributes(self) -> dict[str, str]:
+        """Return what the mount says of the path, or the tree that it shows. Raises EntryErrors, ShardErrors."""
+        if not self.mount.has_attributes:
+            return _attributes_in(self.tree(), os.fsencode(self.below))
+        known = _shown_attributes(self.place.path)
+        if not known and self.place.kind == OF_FILE:
+            raise NoSuchEntry(f"{self.place.path}: is in no shard; an overlay has it")
+        return known
+
+
+class _UnchangedEntry(_Entry):
+    """A path that shows through an overlay."""
+
+    layer = LOWER
+
+
+class _ChangedEntry(_Entry):
+    """A path that an overlay has, at `upper`: a changed directory, or the copy of a file."""
+
+    layer = UPPER
+
+    @property
+    def is_in_tar(self) -> bool:
+        return self.place.kind == OF_DIRECTORY
+
+    def attributes(self) -> dict[str, str]:
+        assert self.upper is not None
+        if not _shows_lower(self.tree, self.place, self.upper, self.below):
+            raise NoSuchEntry(
+                f"{self.place.path}: was made in the overlay, at {self.upper}; "
+                "`wdsfs commit` writes it into a shard"
+            )
+        if self.place.kind == OF_DIRECTORY or not self.mount.has_attributes:
+            return super().attributes()
+        return _attributes_of_copy(self.tree, self.place.path, self.below)
 
 
 def _shows_lower(tree: Callable[[], LowerTree], place: _Place, upper: str, below: str) -> bool:
