@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -239,6 +240,45 @@ class ShardFiles:
         return self._places.of(self._content_of(int(self._shown.members[file]))) if target is None else target
 
 
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The things that are shown of a shard, and their names, in columns.
+
+    A *thing* is a directory (folders, then samples) or a file, numbered in this order; an *object* is a thing that
+    lies in a table, numbered in the order of the shard, so that what belongs together lies together.
+    """
+
+    directories: int  # how many there are: the first things
+    # Of each directory: the inode number of one that lies outside of the tables, else -1.
+    outside: Ints
+    first_holder: Ints  # of each file: the directory that has its first name
+    thing_of: Ints  # of each object
+    object_of: Ints  # of each thing; -1 for a directory outside
+    # Of each name: the directory that it is in, the thing that it names, and its type as EROFS counts them.
+    holder: Ints
+    named: Ints
+    kind: Ints
+
+    @staticmethod
+    def of(shown: ShownColumns, outside: Ints) -> _Layout:
+        """Return the columns for what is shown; `outside` has the inode numbers of folders, -1 for those
+        inside.""" directories = len(shown.folders) + len(shown.samples) outside = np.concatenate([outside,
+        np.full(len(shown.samples), -1)]) first_holder = np.empty(len(shown.members), np.int64)
+        first_holder[shown.name_file[::-1]] = shown.name_holder[::-1] inside = np.flatnonzero(outside < 0) things =
+        np.concatenate([inside, np.arange(len(shown.members)) + directories]) thing_of =
+        things[np.argsort(np.concatenate([inside, first_holder]), kind="stable")] object_of = np.full(directories +
+        len(shown.members), -1, np.int64) object_of[thing_of] = np.arange(len(things)) named =
+        np.concatenate([np.arange(1, directories), shown.name_file + directories]) kind = np.full(len(named),
+        erofs_header.DIRECTORY_ENTRY, np.int64) kind[directories - 1 :] = erofs_header.FILE_ENTRY if shown.targets:
+            kind[directories - 1 :][np.isin(shown.name_file, [*shown.targets])] = erofs_header.SYMLINK_ENTRY
+        holder = np.concatenate([shown.folder_holder[1:], shown.sample_holder, shown.name_holder])
+        return _Layout(directories, outside, first_holder, thing_of, object_of, holder, named, kind)
+
+    def names(self, *, outside: bool) -> Ints:
+        """Return the names of objects in directories of the tables, or in those outside."""
+        return np.flatnonzero(((self.outside[self.holder] >= 0) == outside) & (self.object_of[self.named] >= 0))
+
+
 class ShardTables:
     """Tables of what is shown of a shard, with the modes of directories and files.
 
@@ -250,54 +290,39 @@ class ShardTables:
         self, shown: ShownColumns, files: ShardFiles, modes: tuple[int, int], parent: int, outside: Ints
     ) -> None:
         self._shown, self._files, self._modes, self._parent = shown, files, modes, parent
-        directories = self._directories = len(shown.folders) + len(shown.samples)
-        self._outside = np.concatenate([outside, np.full(len(shown.samples), -1)])
-        # Directories and files in the order of the shard: what belongs together lies together.
-        self._first_holder = np.empty(len(shown.members), np.int64)
-        self._first_holder[shown.name_file[::-1]] = shown.name_holder[::-1]
-        inside = np.flatnonzero(self._outside < 0)
-        things = np.concatenate([inside, np.arange(len(shown.members)) + directories])
-        order = np.argsort(np.concatenate([inside, self._first_holder]), kind="stable")
-        self._things = things[order]  # of each object: the directory, or the file with a number after theirs
-        self._object = np.full(directories + len(shown.members), -1, np.int64)
-        self._object[self._things] = np.arange(len(things))
-        # Names: in which directory, of which thing, which type.
-        self._holder = np.concatenate([shown.folder_holder[1:], shown.sample_holder, shown.name_holder])
-        self._thing = np.concatenate([np.arange(1, directories), shown.name_file + directories])
-        self._kind = np.full(len(self._thing), erofs_header.DIRECTORY_ENTRY, np.int64)
-        self._kind[directories - 1 :] = erofs_header.FILE_ENTRY
-        if shown.targets:
-            self._kind[directories - 1 :][np.isin(shown.name_file, [*shown.targets])] = erofs_header.SYMLINK_ENTRY
+        self._layout = _Layout.of(shown, outside)
 
     def __iter__(self) -> Iterator[Table]:
         """Yield the tables, one after the other. Raises what `ShardFiles.places` raises."""
-        names = np.flatnonzero((self._outside[self._holder] < 0) & (self._object[self._thing] >= 0))
-        bounds = self._bounds()
+        layout, bounds = self._layout, self._bounds()
+        names = layout.names(outside=False)
         # A name in a directory of a table is in that table.
-        table_of = np.searchsorted(bounds, self._object[self._holder[names]], "right") - 1
+        table_of = np.searchsorted(bounds, layout.object_of[layout.holder[names]], "right") - 1
         for number, (begin, end) in enumerate(pairwise(bounds)):
             yield self._table(begin, end, names[table_of == number])
 
     def names_outside(self, nids: Ints) -> Outside:
         """Return the names in directories outside; `nids` are the inode numbers of all objects, table by table."""
-        rows = np.flatnonzero((self._outside[self._holder] >= 0) & (self._object[self._thing] >= 0))
+        layout = self._layout
+        rows = layout.names(outside=True)
         return Outside(
-            self._outside[self._holder[rows]],
-            nids[self._object[self._thing[rows]]],
-            self._kind[rows],
+            layout.outside[layout.holder[rows]],
+            nids[layout.object_of[layout.named[rows]]],
+            layout.kind[rows],
             self._shown.names.take(rows),
         )
 
     def _bounds(self) -> list[int]:
         """Return the objects at which tables begin, and how many there are."""
-        count, is_file = len(self._things), self._things >= self._directories
+        layout = self._layout
+        count, is_file = len(layout.thing_of), layout.thing_of >= layout.directories
         if fits_one_table(self._files):
             return [0, count]
-        files = self._things[is_file] - self._directories
+        files = layout.thing_of[is_file] - layout.directories
         sizes = np.zeros(count, np.int64)
         sizes[is_file] = self._files.stored_sizes[files]
         begins = ~is_file  # what a table can begin with
-        begins[is_file] = self._outside[self._first_holder[files]] >= 0
+        begins[is_file] = layout.outside[layout.first_holder[files]] >= 0
         possible, before = np.append(np.flatnonzero(begins), count), np.append(0, np.cumsum(sizes))
         bounds = [0]
         while bounds[-1] < count:
@@ -306,19 +331,20 @@ class ShardTables:
         return bounds
 
     def _table(self, begin: int, end: int, names: Ints) -> Table:
-        shown, things = self._shown, self._things[begin:end]
-        is_file = things >= self._directories
-        files, directories = things[is_file] - self._directories, things[~is_file]
+        shown, layout = self._shown, self._layout
+        things = layout.thing_of[begin:end]
+        is_file = things >= layout.directories
+        files, directories = things[is_file] - layout.directories, things[~is_file]
         folders = len(shown.folders)
 
         def column(of_folders: list[int], of_samples: Ints | int, of_files: Ints | int) -> Ints:
-            values, all_of = np.empty(end - begin, np.int64), np.empty(self._directories, np.int64)
+            values, all_of = np.empty(end - begin, np.int64), np.empty(layout.directories, np.int64)
             all_of[:folders], all_of[folders:] = of_folders, of_samples
             values[~is_file], values[is_file] = all_of[directories], of_files
             return values
 
         holder = np.concatenate([shown.folder_holder, shown.sample_holder])[directories]
-        above = np.where(holder < 0, self._parent, self._outside[holder])
+        above = np.where(holder < 0, self._parent, layout.outside[holder])
         directory_mode, file_mode = self._modes
         modes: Ints | int = file_mode
         if shown.targets:
@@ -333,10 +359,10 @@ class ShardTables:
             ),
             device=column([0] * folders, 0, device),
             block=column([0] * folders, 0, block),
-            parent=np.where(above >= 0, placed(above), self._object[holder] - begin),
-            holder=self._object[self._holder[names]] - begin,
-            child=self._object[self._thing[names]] - begin,
-            kind=self._kind[names],
+            parent=np.where(above >= 0, placed(above), layout.object_of[holder] - begin),
+            holder=layout.object_of[layout.holder[names]] - begin,
+            child=layout.object_of[layout.named[names]] - begin,
+            kind=layout.kind[names],
             names=shown.names.take(names),
             chunks=chunks,
             stored=stored,
