@@ -261,15 +261,20 @@ class _Layout:
 
     @staticmethod
     def of(shown: ShownColumns, outside: Ints) -> _Layout:
-        """Return the columns for what is shown; `outside` has the inode numbers of folders, -1 for those
-        inside.""" directories = len(shown.folders) + len(shown.samples) outside = np.concatenate([outside,
-        np.full(len(shown.samples), -1)]) first_holder = np.empty(len(shown.members), np.int64)
-        first_holder[shown.name_file[::-1]] = shown.name_holder[::-1] inside = np.flatnonzero(outside < 0) things =
-        np.concatenate([inside, np.arange(len(shown.members)) + directories]) thing_of =
-        things[np.argsort(np.concatenate([inside, first_holder]), kind="stable")] object_of = np.full(directories +
-        len(shown.members), -1, np.int64) object_of[thing_of] = np.arange(len(things)) named =
-        np.concatenate([np.arange(1, directories), shown.name_file + directories]) kind = np.full(len(named),
-        erofs_header.DIRECTORY_ENTRY, np.int64) kind[directories - 1 :] = erofs_header.FILE_ENTRY if shown.targets:
+        """Return the columns; `outside` has the inode numbers of folders that lie outside, -1 for the others."""
+        directories = len(shown.folders) + len(shown.samples)
+        outside = np.concatenate([outside, np.full(len(shown.samples), -1)])
+        first_holder = np.empty(len(shown.members), np.int64)
+        first_holder[shown.name_file[::-1]] = shown.name_holder[::-1]
+        inside = np.flatnonzero(outside < 0)
+        things = np.concatenate([inside, np.arange(len(shown.members)) + directories])
+        thing_of = things[np.argsort(np.concatenate([inside, first_holder]), kind="stable")]
+        object_of = np.full(directories + len(shown.members), -1, np.int64)
+        object_of[thing_of] = np.arange(len(things))
+        named = np.concatenate([np.arange(1, directories), shown.name_file + directories])
+        kind = np.full(len(named), erofs_header.DIRECTORY_ENTRY, np.int64)
+        kind[directories - 1 :] = erofs_header.FILE_ENTRY
+        if shown.targets:
             kind[directories - 1 :][np.isin(shown.name_file, [*shown.targets])] = erofs_header.SYMLINK_ENTRY
         holder = np.concatenate([shown.folder_holder[1:], shown.sample_holder, shown.name_holder])
         return _Layout(directories, outside, first_holder, thing_of, object_of, holder, named, kind)
