@@ -23,6 +23,7 @@ PAGES = [
     "kubernetes/*.yaml",
     "slurm/*.sh",
     "bench/*.md",
+    "bench/results/*.md",
     "bench/*.svg",
 ]
 SHIM = "https://unpkg.com/iframe-worker/shim"  # of the generator; a site that is read offline has its own

@@ -5,8 +5,9 @@ python -m bench --tiny                                       everything with lit
 python -m bench --only first-read --systems wdsfs,squashfuse_ll
 python -m bench --only memory,mount-time --large
 python -m bench --only kernel                                what the kernel serves, against FUSE and the disk
-python -m bench --only in-order --load-minutes 10            passes in order, local and remote
-python -m bench --from bench/results/2026-01-31.json --publish
+python -m bench --only in-order                              passes in order, local and remote
+python -m bench --base ../before/.venv/bin/wdsfs             against another build of wdsfs, in turn
+python -m bench --from bench/results/2026-01-31.json
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 from rich.console import Console
 
@@ -34,8 +34,6 @@ from bench.workloads import GROUPS, WORKLOADS
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
-DOCUMENT = ROOT / "bench" / "RESULTS.md"
-NOT_BY_DEFAULT = {"wdsfs-nospin"}
 ROOM = 7 << 30  # bytes on the disk; some 5 GB are used by default
 
 
@@ -43,7 +41,7 @@ def main() -> int:
     arguments = _arguments()
     console = Console(stderr=True, highlight=False, markup=False)
     out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    results = report.Results(arguments.group)
+    results = report.Results()
     if arguments.saved:
         for file in arguments.saved:
             results.take(json.loads(file.read_text()))
@@ -56,9 +54,6 @@ def main() -> int:
         console.print(f"saved: {file.relative_to(ROOT)}")
     elif arguments.out and complete:
         arguments.out.write_text(json.dumps(results.to_json(), indent=1) + "\n")
-    if arguments.publish and complete:
-        report.publish(results, DOCUMENT)
-        console.print(f"published: {DOCUMENT.relative_to(ROOT)}")
     if not complete:
         return 130
     return 1 if any(system.startswith(("wdsfs", "all")) for _, system, _ in results.failures) else 0
@@ -72,20 +67,19 @@ def _measure(arguments: argparse.Namespace, results: report.Results, console: Co
         console.print(f"{time.monotonic() - since:6.1f} s  {text}", soft_wrap=True)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        signal.signal(number, signal.default_int_handler)
     place = _place(arguments)
     complete = False
     try:
         systems.clear(place)
         chosen = _systems(arguments, results, say)
         results.about = machine.describe(chosen, place)
-        for name in ("sizes", "repetitions"):
-            results.about[name] = dataclasses.asdict(arguments.sizes) if name == "sizes" else arguments.repetitions
+        results.about |= {"sizes": dataclasses.asdict(arguments.sizes), "repetitions": arguments.repetitions}
         if warning := machine.busy():
             results.note(warning)
         sets = data.Sets(place, arguments.sizes, say)
-        bench = Bench(sets, chosen, results, arguments.repetitions, arguments.limit, say, arguments.load_minutes)
-        _run(arguments, bench, since + arguments.minutes * 60)
+        bench = Bench(sets, chosen, results, arguments.repetitions, arguments.limit, say)
+        _run(arguments, bench)
         _listen(bench)
         results.about["minutes"] = round((time.monotonic() - since) / 60, 1)
         complete = True
@@ -101,15 +95,12 @@ def _measure(arguments: argparse.Namespace, results: report.Results, console: Co
     return complete
 
 
-def _run(arguments: argparse.Namespace, bench: Bench, end: float) -> None:
+def _run(arguments: argparse.Namespace, bench: Bench) -> None:
     done = set()
     for name, (title, function) in WORKLOADS.items():
         if (arguments.only and name not in arguments.only) or function in done:
             continue
         done.add(function)
-        if time.monotonic() > end:
-            bench.results.note(f"{title}: left out, the time was over")
-            continue
         bench.begin(title)
         bench.say(title)
         try:
@@ -121,7 +112,7 @@ def _run(arguments: argparse.Namespace, bench: Bench, end: float) -> None:
 
 
 def _listen(bench: Bench) -> None:
-    """Report what the logs of wdsfs complain about; survival kills workers, and says so there."""
+    """Report the complaints in the logs of wdsfs."""
     for system in bench.systems.values():
         if isinstance(system, systems.Wdsfs):
             for log in sorted(bench.sets.home.glob(f"*/{system.name}/log")):
@@ -129,10 +120,6 @@ def _listen(bench: Bench) -> None:
                 odd = [line for line in lines if systems.is_complaint(line)]
                 for line in sorted(set(odd))[:10]:
                     bench.results.note(f"log of {system.name}, {odd.count(line)} x: {line}")
-
-
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _place(arguments: argparse.Namespace) -> Path:
@@ -160,8 +147,8 @@ def _remove_leftovers() -> None:
 def _systems(
     arguments: argparse.Namespace, results: report.Results, say: systems.Say
 ) -> dict[str, systems.System]:
-    every = systems.systems(say, arguments.mount_options)
-    names = arguments.systems or [name for name in every if name not in NOT_BY_DEFAULT]
+    every = systems.systems(say, arguments.mount_options, arguments.base)
+    names = [*(arguments.systems or every), "wdsfs-base"]
     chosen = {}
     for name, system in every.items():
         if name in names:
@@ -183,15 +170,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", type=_names(known), metavar="WORKLOAD,...", help=", ".join(known))
     parser.add_argument("--systems", type=_names(every), metavar="NAME,...", help=", ".join(every))
     parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of each measurement (3)")
-    parser.add_argument("--minutes", type=float, default=20, metavar="N", help="begin nothing after these (20)")
     parser.add_argument("--limit", type=float, default=120, metavar="SECONDS", help="for a single step (120)")
-    parser.add_argument(
-        "--load-minutes", type=float, metavar="N", help="of mixed load on remote shards (1); figures are of 10"
-    )
     parser.add_argument("--mount-options", default="", metavar="TEXT", help="for wdsfs, as in '--workers 4'")
+    parser.add_argument("--base", default="", metavar="PROGRAM", help="`wdsfs` of another build, to compare with")
     parser.add_argument("--data", type=Path, metavar="DIRECTORY", help="keep the data here, and use it again")
     parser.add_argument("--out", type=Path, metavar="FILE", help="save the JSON of a partial run here")
-    parser.add_argument("--publish", action="store_true", help="put tables and plots into bench/RESULTS.md")
     parser.add_argument(
         "--from", dest="saved", type=Path, nargs="+", metavar="FILE", help="show saved runs as one"
     )
@@ -202,15 +185,10 @@ def _arguments() -> argparse.Namespace:
         option = "--" + field.name.replace("_", "-")
         sizes.add_argument(option, dest=field.name, type=int, metavar="N", help=f"({field.default})")
     arguments = parser.parse_args()
-    if arguments.publish and not arguments.saved and (arguments.only or arguments.systems or arguments.tiny):
-        parser.error("a partial run is not published; join it with others: --from FILE ... --publish")
-    arguments.group = arguments.only[0] if arguments.only and len(arguments.only) == 1 else ""
-    base = data.TINY if arguments.tiny else data.KERNEL if arguments.group == "kernel" else data.Sizes()
+    base = data.TINY if arguments.tiny else data.Sizes()
     _spell_out(arguments)
     given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(base)}
     changes = {name: value for name, value in given.items() if value is not None}
-    if arguments.load_minutes is None:
-        arguments.load_minutes = 0.1 if arguments.tiny else 1
     if arguments.large:
         changes["memory_samples"] = data.LARGE_MEMORY_SAMPLES
     arguments.sizes = dataclasses.replace(base, **changes)

@@ -36,15 +36,12 @@ class Sizes:
     large_mib: int = 256
     images: int = 800
     pairs: int = 10_000
+    photos: int = 2000
     remote_members: int = 1215
-    order_mb: int = 480  # of one shard; six more have a twelfth each
     index_members: int = 360_000
     mount_shards: int = 1000
     memory_samples: int = 200_000
-    merged_names: int = 100_000
     create_files: int = 5000
-    pack_files: int = 100_000
-    cluster_shards: int = 60
     rewrite_files: int = 1000
     stream_mb: int = 500
     commit_mib: int = 1024
@@ -57,32 +54,18 @@ TINY = Sizes(
     large_mib=16,
     images=64,
     pairs=200,
+    photos=100,
     remote_members=120,
-    order_mb=24,
     index_members=48_000,
     mount_shards=20,
     memory_samples=40_000,
-    merged_names=1000,
     create_files=200,
-    pack_files=2000,
-    cluster_shards=4,
     rewrite_files=60,
     stream_mb=10,
     commit_mib=32,
 )
-# Of `--only kernel`, which is for a glance at many systems: what the figures need is large, all else is small.
-KERNEL = Sizes(
-    tree_files=6000,
-    medium_mib=96,
-    large_mib=48,
-    index_members=96_000,
-    create_files=1000,
-    rewrite_files=300,
-    stream_mb=50,
-)
 LARGE_MEMORY_SAMPLES = 10_000_000
 MEMORY_SHARD = 10_000  # samples in a shard of the set that memory is measured on
-MERGED_SHARDS = (10, 100, 1000, 10_000)  # with equal keys, for as many names in all
 
 
 class Member(NamedTuple):
@@ -282,17 +265,23 @@ def _pairs(data: Set, sizes: Sizes) -> None:
         data.shards.append(tar.shard)
 
 
-def _members(shards: int, size: int, count: Callable[[Sizes], int]) -> Callable[[Set, Sizes], None]:
-    def write(data: Set, sizes: Sizes) -> None:
-        """Shards of members of one size, as they are in stores."""
-        random = np.random.default_rng(12)
-        for number in range(shards):
-            with _Tar(data.directory / f"{data.name}-{number:06d}.tar") as tar:
-                for member in range(count(sizes)):
-                    tar.add(f"{member:06d}.bin", random.bytes(size))
-            data.shards.append(tar.shard)
+def _photos(data: Set, sizes: Sizes) -> None:
+    """Samples of a photograph's size, a caption and a label."""
+    random = np.random.default_rng(7)
+    with _Tar(data.directory / "photos-000000.tar") as tar:
+        for sample in range(sizes.photos):
+            for extension, size in (("jpg", 76_000), ("json", 400), ("cls", 3)):
+                tar.add(f"{sample:06d}.{extension}", random.bytes(size))
+    data.shards.append(tar.shard)
 
-    return write
+
+def _remote(data: Set, sizes: Sizes) -> None:
+    """A shard of members of 100 kB, as they are in stores."""
+    random = np.random.default_rng(12)
+    with _Tar(data.directory / "remote-000000.tar") as tar:
+        for member in range(sizes.remote_members):
+            tar.add(f"{member:06d}.bin", random.bytes(100_000))
+    data.shards.append(tar.shard)
 
 
 def _commit(data: Set, sizes: Sizes) -> None:
@@ -350,22 +339,6 @@ def _links(data: Set, stem: str, shards: int, samples: int) -> None:
     data.name_bytes = shards * samples * 9
 
 
-def _shards(data: Set, sizes: Sizes) -> None:
-    _links(data, "shard", sizes.mount_shards, 100)
-
-
-def _few(data: Set, sizes: Sizes) -> None:
-    _links(data, "few", 1, MEMORY_SHARD)
-
-
-def _many(data: Set, sizes: Sizes) -> None:
-    _links(data, "many", max(2, sizes.memory_samples // MEMORY_SHARD), MEMORY_SHARD)
-
-
-def _merged(shards: int) -> Callable[[Set, Sizes], None]:
-    return lambda data, sizes: _links(data, "merged", shards, sizes.merged_names // shards)
-
-
 WRITERS: dict[str, Callable[[Set, Sizes], None]] = {
     "small": _small,
     "tree": _tree,
@@ -373,18 +346,15 @@ WRITERS: dict[str, Callable[[Set, Sizes], None]] = {
     "large": _large,
     "images": _images,
     "pairs": _pairs,
-    "remote": _members(1, 100_000, lambda sizes: sizes.remote_members),
-    "order-one": _members(1, 200_000, lambda sizes: sizes.order_mb * 5),
-    "order-six": _members(6, 200_000, lambda sizes: sizes.order_mb * 5 // 12),
-    "tiles": _members(1, 20_000, lambda sizes: sizes.order_mb * 5),
+    "photos": _photos,
+    "remote": _remote,
     "commit": _commit,
     "headers3k": _headers(3000),
     "headers100k": _headers(100_000),
     "single": _single,
-    "shards": _shards,
-    "few": _few,
-    "many": _many,
-    **{f"merged-{shards}": _merged(shards) for shards in MERGED_SHARDS},
+    "shards": lambda data, sizes: _links(data, "shard", sizes.mount_shards, 100),
+    "few": lambda data, _: _links(data, "few", 1, MEMORY_SHARD),
+    "many": lambda data, sizes: _links(data, "many", max(2, sizes.memory_samples // MEMORY_SHARD), MEMORY_SHARD),
 }
 
 

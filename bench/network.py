@@ -37,13 +37,9 @@ http {{
   client_body_temp_path {home}/body; proxy_temp_path {home}/proxy; fastcgi_temp_path {home}/fastcgi;
   uwsgi_temp_path {home}/uwsgi; scgi_temp_path {home}/scgi;
   sendfile on; keepalive_requests 1000000;
-  server {{ listen 127.0.0.1:{port}{secure}; location / {{ root {root}; autoindex on; }} }}
+  server {{ listen 127.0.0.1:{port}; location / {{ root {root}; autoindex on; }} }}
 }}
 """
-_CERTIFICATE = (
-    "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=127.0.0.1 "
-    "-addext subjectAltName=IP:127.0.0.1 -addext basicConstraints=critical,CA:FALSE"
-)
 
 
 class Network(NamedTuple):
@@ -57,11 +53,6 @@ class Network(NamedTuple):
         """The URL of a shard."""
         return f"{self.url}/{path.relative_to(self.root)}"
 
-    @property
-    def certificate(self) -> Path:
-        """Its own, signed by itself, with TLS."""
-        return self.log.parent / "certificate.pem"
-
     def traffic(self) -> tuple[int, int]:
         """Requests that it has answered, and bytes."""
         sizes = [int(line) for line in self.log.read_text().split()]
@@ -69,8 +60,8 @@ class Network(NamedTuple):
 
 
 @contextlib.contextmanager
-def network(root: Path, home: Path, slow: bool = True, secure: bool = False) -> Iterator[Network]:
-    """Serve the files below `root`: behind a slow network, or by TLS. Raises Broken without nginx."""
+def network(root: Path, home: Path) -> Iterator[Network]:
+    """Serve the files below `root` behind a slow network. Raises Broken without nginx."""
     nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if nginx is None:
         raise Broken("nginx is not installed")
@@ -80,16 +71,12 @@ def network(root: Path, home: Path, slow: bool = True, secure: bool = False) -> 
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     user = "user root;" if os.geteuid() == 0 else ""
-    tls = ""
-    if secure:
-        run("openssl", *_CERTIFICATE.split(), "-keyout", home / "key.pem", "-out", home / "certificate.pem")
-        tls = f" ssl; ssl_certificate {home}/certificate.pem; ssl_certificate_key {home}/key.pem"
-    (home / "conf").write_text(user + _NGINX.format(home=home, port=port, root=root, secure=tls))
+    (home / "conf").write_text(user + _NGINX.format(home=home, port=port, root=root))
     with subprocess.Popen([nginx, "-p", home, "-c", home / "conf"], stderr=subprocess.DEVNULL) as server:
         try:
             _wait(lambda: _listens(port))
-            with slow_proxy.running("127.0.0.1", port) if slow else contextlib.nullcontext(port) as reached:
-                yield Network(f"http{'s' * secure}://127.0.0.1:{reached}", root, home / "access")
+            with slow_proxy.running("127.0.0.1", port) as reached:
+                yield Network(f"http://127.0.0.1:{reached}", root, home / "access")
         finally:
             server.terminate()
 
@@ -216,19 +203,6 @@ def _serve_reading() -> None:
 # --- wdsfs -----------------------------------------------------------------------------------------------------
 
 
-_INDEX = """
-import sys, time
-from pathlib import Path
-from wdsfs.index.store import open_index
-from wdsfs.spec.expand import expand
-import wdsfs.index.record_of_file
-index, shards = open_index(Path(sys.argv[1])), expand(sys.argv[2:])
-since = time.monotonic()
-index.refresh(shards)
-print(time.monotonic() - since)
-"""
-
-
 class Remote:
     """wdsfs over shards of the server, with an index and a cache of its own below `home`."""
 
@@ -238,8 +212,6 @@ class Remote:
         self.mountpoint = home / "mnt"
         self.env = without_proxies() | {"XDG_RUNTIME_DIR": str(home), "XDG_STATE_HOME": str(home)}
         self._places: list[str | Path] = ["--index-dir", home / "index"]
-        if server.url.startswith("https:"):
-            self._places += ["--store-option", f"certificates={server.certificate}"]
 
     def index(self) -> float:
         """Index the shards into an empty index, through an empty cache that no mount has; the seconds of the
@@ -248,11 +220,6 @@ class Remote:
             since = time.monotonic()
             run(*self._wdsfs.command("index", "-q", *self._places, *self.urls), env=env)
             return time.monotonic() - since
-
-    def index_alone(self) -> float:
-        """The same in a process that has been started, has its fetcher and knows which objects there are."""
-        with self._empty() as env:
-            return float(run(sys.executable, "-c", _INDEX, self.home / "index", *self.urls, env=env))
 
     @contextlib.contextmanager
     def _empty(self) -> Iterator[dict[str, str]]:

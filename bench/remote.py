@@ -1,12 +1,12 @@
-"""Shards behind a slow network: wdsfs, obstore alone, rclone, ratarmount, webdataset's `pipe:curl`.
+"""Shards behind a slow network: wdsfs, rclone, ratarmount, webdataset's `pipe:curl`.
 
 Each measurement has an empty cache, unless it says otherwise; the index is made before with a cache of its own.
-What several programs do at once (a training loop, mixed load) is in `remote_loads.py`, obstore alone in
-`remote_bound.py`.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import random
 import sys
 import time
@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import remote_bound
 from bench.data import Set
 from bench.network import (
     Mount,
@@ -64,7 +63,6 @@ def remote(bench: Bench) -> None:
         for turn in range(bench.repetitions):
             passes: tuple[tuple[str, Callable[[int], None]], ...] = (
                 ("wdsfs", lambda turn: _wdsfs(bench, shard, one, server, turn)),
-                ("obstore alone", lambda _: remote_bound.bound(bench, one, server)),
                 ("rclone", lambda turn: _rclone(bench, one, several, server, home, turn)),
                 ("ratarmount", lambda turn: _ratarmount(bench, one, server, home, turn)),
                 ("webdataset pipe:curl", lambda _: _pipe(bench, one, server)),
@@ -113,7 +111,6 @@ def _fetched(server: Network, pieces: Sequence[Piece], threads: int = 1) -> tupl
 
 def _wdsfs(bench: Bench, shards: Remote, data: Set, server: Network, turn: int) -> None:
     bench.add("index, the whole command", "s", "wdsfs", shards.index())
-    bench.add("index alone", "s", "wdsfs", shards.index_alone())
     [shard] = data.shards
     pieces = [
         Piece(f"{shards.mountpoint}/{shard.stem}/{member.name}", 0, member.size, member.crc)
@@ -195,3 +192,39 @@ def by_webdataset(urls: Sequence[str]) -> float:
     """Return the seconds in which the webdataset library reads shards in order, each by a process of curl."""
     commands = [f"pipe:curl -s {url}" for url in urls]
     return float(run(sys.executable, "-c", _STREAM, *commands, env=without_proxies()))
+
+
+def remote_training(bench: Bench) -> None:
+    """Eight shards of samples of three files: a training loop."""
+    data, home = bench.sets.get("commit"), bench.sets.home / "network"
+    with network(bench.sets.home, home) as server:
+        shards = Remote(Wdsfs(bench.say), server, home, data.paths)
+        shards.index()
+        _training(bench, shards, data)
+
+
+def _training(bench: Bench, shards: Remote, data: Set) -> None:
+    """The first epoch of a PyTorch DataLoader with 4 workers, shards in random order: files of a mount with an
+    empty cache, and the webdataset library's own streaming."""
+    for module in ("torch", "webdataset"):
+        if importlib.util.find_spec(module) is None:
+            bench.results.absent("training loop over remote shards", f"no Python module {module}")
+            return
+    urls = [f"pipe:curl -s {url}" for url in shards.urls]
+    for turn in range(bench.repetitions):
+        with bench.attempt_at("wdsfs"), shards.mount("--layout", "files"):
+            bench.say(f"training loop: wdsfs, turn {turn + 1}")
+            _epoch(bench, "wdsfs", data, turn, "files", [str(shards.mountpoint)])
+        with bench.attempt_at("webdataset pipe:curl"):
+            bench.say(f"training loop: webdataset pipe:curl, turn {turn + 1}")
+            _epoch(bench, "webdataset pipe:curl", data, turn, "webdataset", urls)
+
+
+def _epoch(bench: Bench, name: str, data: Set, turn: int, kind: str, places: list[str]) -> None:
+    here = without_proxies() | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    command = [sys.executable, "-m", "bench.remote_epoch", kind, str(turn), *places]
+    report = json.loads(run(*command, limit=bench.limit, env=here))
+    members = [member for _, member in data.members()]
+    if report["sum"] != sum(member.crc for member in members):
+        raise Broken("the loader has seen other bytes than were written")
+    bench.add("training loop, first epoch", "MB/s", name, sum(m.size for m in members) / report["seconds"] / 1e6)

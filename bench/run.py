@@ -23,8 +23,6 @@ from bench.systems import (
 SETTLE_SECONDS = 0.1  # from the first answer until all processes of a mount have started
 RESIDENT_MOST = 0.02  # of what should have left the page cache
 
-Values = list[tuple[str, str, float]]  # case, unit, what was measured
-
 
 class Bench:
     """A run: what takes part, how often, and where the results go."""
@@ -37,11 +35,9 @@ class Bench:
         repetitions: int,
         limit: float,
         say: Callable[[str], None],
-        load_minutes: float,
     ) -> None:
         self.sets, self.systems, self.results = sets, systems, results
         self.repetitions, self.limit, self.say = repetitions, limit, say
-        self.load_minutes = load_minutes
         self._out: set[str] = set()
 
     def begin(self, workload: str) -> None:
@@ -55,7 +51,7 @@ class Bench:
         wanted = list(among)
         able = []
         for system in self.systems.values():
-            if (wanted and system.name not in wanted) or system.name in self._out:
+            if (wanted and system.name.removesuffix("-base") not in wanted) or system.name in self._out:
                 continue
             if not (system.writes if writing else system.can(data, layout)):
                 continue
@@ -124,10 +120,6 @@ class Bench:
 
     def add(self, case: str, unit: str, system: str, value: float) -> None:
         self.results.add(Case(self.workload, case, unit), system, value)
-
-    def add_all(self, system: str, values: Values) -> None:
-        for case, unit, value in values:
-            self.add(case, unit, system, value)
 
 
 @contextlib.contextmanager

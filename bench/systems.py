@@ -38,7 +38,6 @@ class Broken(Exception):
 
 _processes: list[subprocess.Popen[bytes]] = []
 _mountpoints: list[Path] = []
-_loops: list[str] = []
 
 
 def program(name: str) -> str | None:
@@ -141,14 +140,10 @@ def unmount(path: Path) -> None:
 
 
 def clear(top: Path) -> None:
-    """Unmount and detach whatever is left below a directory by a run that was killed."""
+    """Unmount what a killed run has left below a directory."""
     for path in reversed(_mounts()):
         if path.startswith(f"{top}/"):
             unmount(Path(path))
-    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
-        with contextlib.suppress(OSError):
-            if os.fsdecode(backing.read_bytes()).startswith(f"{top}/"):
-                _detach(f"/dev/{backing.parent.parent.name}")
 
 
 def sweep() -> None:
@@ -159,20 +154,6 @@ def sweep() -> None:
     for process in list(_processes):
         with contextlib.suppress(Exception):
             _end(process)
-    for loop in list(_loops):
-        _detach(loop)
-
-
-def _attach(path: Path) -> str:
-    loop = run("losetup", "-f", "--show", "-r", path).strip()
-    _loops.append(loop)
-    return loop
-
-
-def _detach(loop: str) -> None:
-    subprocess.run(["losetup", "-d", loop], capture_output=True, check=False)
-    if loop in _loops:
-        _loops.remove(loop)
 
 
 @dataclass(frozen=True)
@@ -355,14 +336,6 @@ class Wdsfs(System):
         with self._daemon(data, command, self.environment(data)) as pid:
             yield View(self.mountpoint(data), layout, stem, pid)
 
-    def following(self, data: Set) -> contextlib.AbstractContextManager[View]:
-        """A mount that shows new shards."""
-        return self._mount(data, "files", "--follow")
-
-    def merged(self, data: Set) -> contextlib.AbstractContextManager[View]:
-        """One tree over all shards; its directories are samples."""
-        return self._mount(data, "samples", "--merge")
-
     def commit(self, data: Set, overlay: Path, output: Path, limit: float) -> None:
         """Pack the changes of an overlay into new shards."""
         options = [*self._options(data, "files"), "--overlay", overlay, "-o", output]
@@ -458,39 +431,6 @@ class FuseOverlayfs(System):
             command = [program("fuse-overlayfs") or "", "-f", "-o", places, str(self.mountpoint(data))]
             with self._daemon(data, command) as pid:
                 yield View(self.mountpoint(data), "files", lower.top, pid)
-
-
-class KernelOverlayfs(System):
-    """The kernel's overlayfs over the extracted files: how quick it is above files that it can copy up at once."""
-
-    name = "overlayfs"
-    title = "overlayfs over the extracted files (in the kernel, as root)"
-    writes = True
-
-    def __init__(self, say: Say, extracted: Extracted) -> None:
-        super().__init__(say)
-        self.extracted = extracted
-
-    def absent(self) -> str:
-        return _why_not_in_the_kernel("overlay")
-
-    def can(self, data: Set, layout: str = "files") -> bool:
-        return False  # the extracted files themselves are read elsewhere
-
-    def make(self, data: Set, home: Path) -> None:
-        self.extracted.prepare(data)
-
-    @contextlib.contextmanager
-    def writable(self, data: Set, overlay: Path) -> Iterator[View]:
-        upper, work = overlay / "upper", overlay / "work"
-        for directory in (upper, work, self.mountpoint(data)):
-            directory.mkdir(exist_ok=True)
-        places = f"lowerdir={self.extracted.home(data) / 'files'},upperdir={upper},workdir={work}"
-        with contextlib.ExitStack() as stack:
-            _mountpoints.append(self.mountpoint(data))
-            run("mount", "-t", "overlay", "-o", places, "overlay", self.mountpoint(data))
-            stack.callback(unmount, self.mountpoint(data))
-            yield View(self.mountpoint(data), "files", stem)
 
 
 class Extracted(System):
@@ -608,39 +548,6 @@ class Squashfuse(System):
             yield View(self.mountpoint(data), layout, stem, pid)
 
 
-class Squashfs(System):
-    """The image without compression, mounted by the kernel."""
-
-    name = "squashfs"
-    title = "SquashFS, no compression (in the kernel, as root)"
-
-    def __init__(self, say: Say, image: Squashfuse) -> None:
-        super().__init__(say)
-        self.image = image
-
-    def absent(self) -> str:
-        missing = "" if program("mksquashfs") else "no program mksquashfs"
-        return _why_not_in_the_kernel("squashfs") or missing
-
-    def make(self, data: Set, home: Path) -> None:
-        self.image.prepare(data)
-
-    def behind(self, data: Set) -> list[Path]:
-        return self.image.behind(data)
-
-    @contextlib.contextmanager
-    def mounted(self, data: Set, layout: str = "files") -> Iterator[View]:
-        mountpoint = self.mountpoint(data)
-        mountpoint.mkdir(exist_ok=True)
-        with contextlib.ExitStack() as stack:
-            loop = _attach(self.image.behind(data)[0])
-            stack.callback(_detach, loop)
-            _mountpoints.append(mountpoint)
-            run("mount", "-t", "squashfs", "-o", "ro", loop, mountpoint)
-            stack.callback(unmount, mountpoint)
-            yield View(mountpoint, layout, stem)
-
-
 class Energon(System):
     name = "energon"
     title = "energon mount"
@@ -675,7 +582,7 @@ class Energon(System):
 
 
 class Erofs(System):
-    """The kernel's own EROFS, with an index of the tar's headers and the tar itself for a device."""
+    """The kernel's own EROFS: an index of the tar's headers, and the tar, both given to the kernel as files."""
 
     name = "erofs"
     title = "EROFS over the tars (in the kernel, as root)"
@@ -686,6 +593,8 @@ class Erofs(System):
         make = program("mkfs.erofs")
         if not make:
             return "no program mkfs.erofs"
+        if host.kernel_version() < FILES_SINCE:
+            return "this kernel takes loop devices only"
         said = subprocess.run([make, "--help"], capture_output=True, check=False)
         return "" if b"--tar" in said.stdout + said.stderr else "mkfs.erofs is too old to index a tar (before 1.7)"
 
@@ -702,51 +611,11 @@ class Erofs(System):
 
     @contextlib.contextmanager
     def mounted(self, data: Set, layout: str = "files") -> Iterator[View]:
-        home = self.home(data)
         with contextlib.ExitStack() as stack:
             for shard in data.shards:
                 mountpoint = self.mountpoint(data) / shard.stem
                 mountpoint.mkdir(parents=True, exist_ok=True)
-                image, tar = _attach(home / f"{shard.stem}.erofs"), _attach(shard.path)
-                stack.callback(_detach, image)
-                stack.callback(_detach, tar)
-                _mountpoints.append(mountpoint)
-                run("mount", "-t", "erofs", "-o", f"ro,device={tar}", image, mountpoint)
-                stack.callback(unmount, mountpoint)
-            yield View(self.mountpoint(data), layout, stem)
-
-
-class ErofsFiles(System):
-    """The same images, with image and tar given to the kernel as files: without loop devices in between."""
-
-    name = "erofs-files"
-    title = "EROFS over the tars, no loop devices (in the kernel, as root)"
-
-    def __init__(self, say: Say, erofs: Erofs) -> None:
-        super().__init__(say)
-        self.erofs = erofs
-
-    def absent(self) -> str:
-        if why := self.erofs.absent():
-            return why
-        return "" if host.kernel_version() >= FILES_SINCE else "this kernel takes loop devices only"
-
-    def version(self) -> str:
-        return self.erofs.version()
-
-    def make(self, data: Set, home: Path) -> None:
-        self.erofs.prepare(data)
-
-    def behind(self, data: Set) -> list[Path]:
-        return self.erofs.behind(data)
-
-    @contextlib.contextmanager
-    def mounted(self, data: Set, layout: str = "files") -> Iterator[View]:
-        with contextlib.ExitStack() as stack:
-            for shard in data.shards:
-                mountpoint = self.mountpoint(data) / shard.stem
-                mountpoint.mkdir(parents=True, exist_ok=True)
-                image = self.erofs.home(data) / f"{shard.stem}.erofs"
+                image = self.home(data) / f"{shard.stem}.erofs"
                 files = [(b"source", bytes(image)), (b"device", bytes(shard.path))]
                 _mountpoints.append(mountpoint)
                 mount_table.mount(b"erofs", files, [b"ro"], str(mountpoint), mount_table.READ_ONLY)
@@ -754,26 +623,21 @@ class ErofsFiles(System):
             yield View(self.mountpoint(data), layout, stem)
 
 
-def systems(say: Say, mount_options: str) -> dict[str, System]:
-    """Everything that can be compared, by name; wdsfs first."""
+def systems(say: Say, mount_options: str, base: str = "") -> dict[str, System]:
+    """Everything that can be compared, by name; wdsfs first. `base` is the program of another build of wdsfs."""
     extracted = Extracted(say)
-    squashed = Squashfuse(say, extracted, compressed=False)
-    erofs = Erofs(say)
     own = shlex.split(mount_options)
     wdsfs = Wdsfs(say, options=own)
     every: list[System] = [
         wdsfs,
-        Wdsfs(say, "wdsfs-nospin", [*own, "--spin", "0"]),
+        *([Wdsfs(say, "wdsfs-base", own, base)] if base else []),
         WdsfsImage(say),
         Squashfuse(say, extracted, compressed=True),
-        squashed,
-        Squashfs(say, squashed),
+        Squashfuse(say, extracted, compressed=False),
         Ratarmount(say),
         Energon(say),
-        erofs,
-        ErofsFiles(say, erofs),
+        Erofs(say),
         FuseOverlayfs(say, wdsfs),
-        KernelOverlayfs(say, extracted),
         extracted,
     ]
     return {system.name: system for system in every}

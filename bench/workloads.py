@@ -14,7 +14,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -25,15 +24,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bench import cache, clients
-from bench.clients import ClientsFailed, File, Job, Measured, Outcome, Spot
-from bench.data import BLOCK, LARGE_MEMORY_SAMPLES, MERGED_SHARDS, Member, Set, Shard
-from bench.executor import executor
-from bench.packing import pack
-from bench.passes import passes
-from bench.portable import portable
-from bench.remote import remote
-from bench.remote_loads import remote_loads
-from bench.remote_order import https, remote_order
+from bench.clients import ClientsFailed, File, Job, Measured
+from bench.data import BLOCK, LARGE_MEMORY_SAMPLES, Member, Set, Shard
+from bench.remote import remote, remote_training
 from bench.report import Case
 from bench.run import Bench, empty
 from bench.samples import library
@@ -45,15 +38,11 @@ from bench.systems import (
     Wdsfs,
     WdsfsImage,
     anonymous_bytes,
-    descendants,
     processor_seconds,
     run,
 )
 
 MICRO = 1e6
-KILLS, KILL_SECONDS, KILL_CLIENTS = 100, 20.0, 4
-LOOKUPS = 10_000  # names of a merged tree
-GROWTH_REST_SECONDS, GROWTH_LOOK_SECONDS = 2.0, 0.002  # after the first look of a mount; between two tries
 
 
 def _plural(count: int) -> str:
@@ -118,8 +107,6 @@ def _check_found(out: Path, view: View, data: Set) -> None:
 
 # --- small files ---------------------------------------------------------------------------------------------
 
-ENERGON = {"1 client, sequential", "4 clients, shuffled"}  # it takes seconds to start: not every variant
-
 
 def first_read(bench: Bench) -> None:
     """Open, read and close small files after their directories were listed; then the same again."""
@@ -128,8 +115,6 @@ def first_read(bench: Bench) -> None:
         for order in ("sequential", "shuffled"):
             variant = f"{_plural(count)}, {order}"
             for turn, system in bench.turns(bench.taking(data)):
-                if system.name == "energon" and variant not in ENERGON:
-                    continue
                 with bench.attempt(system), bench.mounted(system, data) as view:
                     with bench.clients([clients.ListDirectories(view.directories(data), data.count)]) as lister:
                         lister.go()
@@ -163,34 +148,10 @@ def cold_paths(bench: Bench) -> None:
     for count, order in ((1, "sequential"), (1, "shuffled"), (4, "shuffled")):
         variant = f"{_plural(count)}, {order}"
         for turn, system in bench.turns(bench.taking(data)):
-            if system.name == "energon" and variant not in ENERGON:
-                continue
             with bench.attempt(system), bench.mounted(system, data) as view:
                 files = _ordered(view, data, order, turn)
                 with bench.clients(*([clients.ReadFiles(part)] for part in clients.shares(files, count))) as all_:
                     bench.add(variant, "us/file", system.name, all_.go().seconds / len(files) * MICRO)
-
-
-def samples(bench: Bench) -> None:
-    """Whole samples in the samples layout, against the same files in the files layout; nothing listed before."""
-    data = bench.sets.get("small")
-    able = bench.taking(data, "samples")
-    layouts = {
-        "files layout, known paths": "files",
-        "known paths": "samples",
-        "each sample listed first": "samples",
-    }
-    for _ in range(bench.repetitions):
-        for case, layout in layouts.items():
-            for _, system in bench.turns(able, 1):
-                with bench.attempt(system), bench.mounted(system, data, layout) as view:
-                    files = view.files(data)
-                    job: Job = clients.ReadFiles(files)
-                    if "listed" in case:
-                        directories = dict.fromkeys(file.path.rpartition("/")[0] for file in files)
-                        job = clients.ReadDirectories(list(directories), files)
-                    with bench.clients([job]) as readers:
-                        bench.add(case, "us/file", system.name, readers.go().seconds / len(files) * MICRO)
 
 
 # --- large files and whole sets ------------------------------------------------------------------------------
@@ -224,35 +185,6 @@ def _megabytes(measured: Measured) -> float:
     return measured.bytes / measured.seconds / 1e6
 
 
-def random_reads(bench: Bench) -> None:
-    """4 KiB at random places of large files that are open, shards in the page cache."""
-    data = bench.sets.get("large")
-    for count in (1, 4):
-        for turn, system in bench.turns(bench.taking(data)):
-            with bench.attempt(system), bench.mounted(system, data) as view:
-                paths = [file.path for file in view.files(data)]
-                parts = clients.shares(_spots(data, 2000, turn), count)
-                with bench.clients(*([clients.RandomReads(paths, part)] for part in parts)) as readers:
-                    each = readers.go().seconds / 2000 * MICRO
-                    bench.add(_plural(count), "us/read", system.name, each)
-
-
-def _spots(data: Set, count: int, seed: int) -> list[Spot]:
-    """Places in the files of a set, none of them twice."""
-    chosen = random.Random(seed)
-    every = [
-        (number, offset * clients.RandomReads.SIZE)
-        for number, (_, member) in enumerate(data.members())
-        for offset in range(member.size // clients.RandomReads.SIZE)
-    ]
-    members = data.members()
-    spots = []
-    for number, offset in chosen.sample(every, count):
-        shard, member = members[number]
-        spots.append(Spot(number, offset, str(shard.path), member.offset + offset))
-    return spots
-
-
 def whole_set(bench: Bench) -> None:
     """Every file of a set in the order of the tars, from cold disk, against `cat` of the tars."""
     data = bench.sets.get("medium")
@@ -270,6 +202,29 @@ def whole_set(bench: Bench) -> None:
                 # The bytes of the tars, so that the ratio to `cat` is that of the times.
                 rate = size / _cold_stream(bench, system, data).seconds / 1e6
                 bench.add("files of 100 kB, cold disk", "MB/s", system.name, rate)
+
+
+PASSES = {
+    "in order": 'find "$1" -type f | sort | xargs cat >/dev/null',
+    "cp -r": 'd=$(mktemp -d -p /dev/shm) && cp -r "$1" "$d"; status=$?; rm -r "$d"; exit $status',
+    "tar cf": 'tar cf - -C "$1" . | cat >/dev/null',
+    "grep -r": 'grep -rc nothing-like-this "$1" >/dev/null; [ $? -le 1 ]',
+}
+
+
+def passes(bench: Bench) -> None:
+    """Programs that go through all samples of photographs in order, each on a fresh mount."""
+    data = bench.sets.get("photos")
+    able = bench.taking(data, "samples", [name for name in bench.systems if name != "energon"])
+    for case, command in PASSES.items():
+        for _, system in bench.turns(able):
+            with bench.attempt(system), bench.mounted(system, data, "samples") as view:
+                before, since = processor_seconds(view.pids), time.perf_counter()
+                run("sh", "-c", command, "sh", view.root, limit=bench.limit)
+                bench.add(case, "ms", system.name, (time.perf_counter() - since) * 1000)
+                if view.pid:
+                    spent = processor_seconds(view.pids) - before
+                    bench.add(f"{case}, processor time", "ms", system.name, spent * 1000)
 
 
 # --- indexing, mounting, memory ------------------------------------------------------------------------------
@@ -338,16 +293,18 @@ def _indexers(bench: Bench) -> dict[str, Indexer]:
     if "wdsfs" in bench.systems:
         found["wdsfs"] = lambda bench, data: _wdsfs_index(bench, data, 1)
         found["wdsfs, 2 processes"] = lambda bench, data: _wdsfs_index(bench, data, 2)
+    if "wdsfs-base" in bench.systems:
+        found["wdsfs-base"] = lambda bench, data: _wdsfs_index(bench, data, 1, "wdsfs-base")
     found["tar tf"] = _tar_list
     if "ratarmount" in bench.systems:
         found["ratarmount"] = _ratarmount_index
     return found
 
 
-def _wdsfs_index(bench: Bench, data: Set, jobs: int) -> float:
+def _wdsfs_index(bench: Bench, data: Set, jobs: int, name: str = "wdsfs") -> float:
     directory = _scratch(data)
     shutil.rmtree(directory, ignore_errors=True)
-    system = bench.systems["wdsfs"]
+    system = bench.systems[name]
     assert isinstance(system, Wdsfs)
     command = system.command("index", "-q", "--json", "-j", str(jobs), "--index-dir", directory, data.directory)
     since = time.perf_counter()
@@ -407,29 +364,6 @@ def mount_time(bench: Bench) -> None:
                 bench.add(case, "s", system.name, seconds)
 
 
-def growth(bench: Bench) -> None:
-    """From the rename of a new shard into a followed directory, of many shards, until its name is found."""
-    data = bench.sets.get("shards")
-    for repetition, system in bench.turns(bench.taking(data, among=["wdsfs"])):
-        assert isinstance(system, Wdsfs)
-        new = data.directory / f"new-{repetition}.tar"
-        with bench.attempt(system), system.following(data) as view:
-            with bench.clients([clients.StatRoot(str(view.root))]) as first:
-                first.go()
-            time.sleep(GROWTH_REST_SECONDS)
-            shutil.copy(data.directory / data.shards[0].path.name, new.with_suffix(".tmp"))
-            since = time.monotonic()
-            try:
-                new.with_suffix(".tmp").rename(new)
-                while not (view.root / new.stem).exists():
-                    if time.monotonic() - since > bench.limit:
-                        raise Broken("a new shard is not seen")
-                    time.sleep(GROWTH_LOOK_SECONDS)
-                bench.add(f"seen among {len(data.shards):,} shards", "s", system.name, time.monotonic() - since)
-            finally:
-                new.unlink(missing_ok=True)
-
-
 def memory(bench: Bench) -> None:
     """Anonymous memory of all processes of a mount after a walk, of a small and of a large set."""
     few = bench.sets.get("few")
@@ -442,41 +376,6 @@ def memory(bench: Bench) -> None:
             with bench.attempt(system), bench.mounted(system, data) as view:
                 _find(bench, view, data)
                 bench.add(case, "MiB", system.name, anonymous_bytes(view.pids) / (1 << 20))
-
-
-def merged(bench: Bench) -> None:
-    """One tree over shards with equal keys: a listing, and on a fresh mount names that were never listed."""
-    for shards in MERGED_SHARDS:
-        if bench.sets.sizes.merged_names < shards:
-            continue
-        data = bench.sets.get(f"merged-{shards}")
-        for repetition, system in bench.turns(bench.taking(data, among=["wdsfs"])):
-            assert isinstance(system, Wdsfs)
-            case = f"{shards:,} shards"
-            with bench.attempt(system), _merged(bench, system, data) as view:
-                lister = clients.ListTop(str(view.root))
-                with bench.clients([lister]) as listing:
-                    bench.add(
-                        f"listing, {case}", "us/name", system.name, listing.go().seconds / data.count * MICRO
-                    )
-                names = os.listdir(view.root)
-                if len(set(names)) != data.count:
-                    raise Broken(f"{len(set(names))} names are listed of {data.count}")
-                bench.add(f"memory, {case}", "MiB", system.name, anonymous_bytes(view.pids) / (1 << 20))
-            chosen = random.Random(repetition).sample(names, min(LOOKUPS, len(names)))
-            with bench.attempt(system), _merged(bench, system, data) as view:
-                job = clients.StatFiles([File(f"{view.root}/{name}", 0, 0) for name in chosen])
-                with bench.clients([job]) as looking:
-                    each = looking.go().seconds / len(chosen) * MICRO
-                bench.add(f"lookup at random, {case}", "us/name", system.name, each)
-
-
-@contextlib.contextmanager
-def _merged(bench: Bench, system: Wdsfs, data: Set) -> Iterator[View]:
-    with system.merged(data) as view:
-        with bench.clients([clients.StatRoot(str(view.root))]) as first:
-            first.go()
-        yield view
 
 
 # --- writing -------------------------------------------------------------------------------------------------
@@ -663,114 +562,32 @@ def _epochs(bench: Bench, name: str, data: Set, kind: str, places: list[str]) ->
     return int(report["total"])
 
 
-# --- survival ------------------------------------------------------------------------------------------------
-
-
-def survival(bench: Bench) -> None:
-    """SIGKILL of random workers while four clients read and verify."""
-    data = bench.sets.get("small")
-    for system in bench.taking(data, among=["wdsfs"]):
-        with bench.attempt(system), bench.mounted(system, data) as view:
-            files, directories = view.files(data), {}
-            for shard in data.shards:
-                directories[f"{view.root}{view.top(shard)}"] = len(shard.members)
-            jobs: list[list[Job]] = [
-                [clients.Torment(files, directories, KILL_SECONDS, seed)] for seed in range(KILL_CLIENTS)
-            ]
-            with bench.clients(*jobs) as readers, _killing(view) as killed:
-                measured = readers.go(tolerant=True)
-            outcomes = measured.outcomes
-            _survived(bench, system, outcomes, len(killed))
-
-
-@contextlib.contextmanager
-def _killing(view: View) -> Iterator[list[int]]:
-    """Kill workers at even intervals, from a process of its own so that waiting for clients goes on."""
-    killed: list[int] = []
-    read, write = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            os.close(read)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            assert view.pid is not None
-            for _ in range(KILLS):
-                time.sleep(KILL_SECONDS / (KILLS + 1))
-                workers = descendants(view.pid)[1:]
-                if workers:
-                    victim = random.choice(workers)
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(victim, signal.SIGKILL)
-                        os.write(write, b"k")
-        finally:
-            os._exit(0)
-    os.close(write)
-    try:
-        yield killed
-        while data := os.read(read, 1 << 10):
-            killed += data
-    finally:
-        os.close(read)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
-def _survived(bench: Bench, system: System, outcomes: Sequence[Outcome], kills: int) -> None:
-    errors = [error for outcome in outcomes for error in outcome.errors]
-    values: list[tuple[str, str, float]] = [
-        ("workers killed", "", kills),
-        ("files read and verified", "", sum(outcome.count for outcome in outcomes)),
-        ("errors", "", len(errors)),
-        ("wrong contents", "", sum(outcome.wrong for outcome in outcomes)),
-        ("longest wait", "s", max(outcome.facts["longest"] for outcome in outcomes)),
-    ]
-    for case, unit, value in values:
-        bench.add(case, unit, system.name, float(value))
-    for error in sorted(set(errors))[:5]:
-        bench.results.note(f"survival: {errors.count(error)} x {error}")
-
-
 WORKLOADS: dict[str, tuple[str, Callable[[Bench], None]]] = {
     "walk": ("walk", walk),
     "stat": ("stat", walk),
     "first-read": ("first read", first_read),
     "second-read": ("second read", first_read),
     "cold-paths": ("paths never listed", cold_paths),
-    "samples": ("whole samples", samples),
     "stream": ("large files", stream),
-    "random": ("random 4 KiB", random_reads),
     "order": ("whole set in order", whole_set),
     "passes": ("passes in order", passes),
     "index": ("indexing", index),
     "image": ("image", images),
     "mount-time": ("mount time", mount_time),
-    "growth": ("a new shard", growth),
     "memory": ("memory", memory),
-    "merged": ("one tree over all shards", merged),
     "write": ("writing", write),
     "commit": ("commit", commit),
-    "pack": ("packing a tree", pack),
     "loader": ("training loader", loader),
     "library": ("samples from Python", library),
-    "survival": ("survival", survival),
     "remote": ("remote shards", remote),
-    "remote-loads": ("remote shards", remote_loads),
-    "remote-order": ("remote shards in order, no limit but latency", remote_order),
-    "https": ("http and https, no latency", https),
-    "portable": ("portable index", portable),
-    "executor": ("clusters", executor),
+    "remote-training": ("remote shards", remote_training),
 }
 
 # Workloads that are asked for together: their names, and which systems take part unless others are named.
 GROUPS: dict[str, tuple[list[str], list[str]]] = {
     "kernel": (
-        ["walk", "first-read", "stream", "random", "order", "image", "mount-time", "write", "loader"],
-        ["wdsfs", "wdsfs-image", "erofs-files", "overlayfs", "extracted"],
+        ["walk", "first-read", "stream", "order", "image", "mount-time", "loader"],
+        ["wdsfs", "wdsfs-image", "erofs", "extracted"],
     ),
-    "in-order": (
-        ["order", "passes", "pack", "remote", "remote-loads", "remote-order", "https", "portable"],
-        ["wdsfs", "extracted"],
-    ),
+    "in-order": (["order", "passes", "remote", "remote-training"], ["wdsfs", "extracted"]),
 }
