@@ -37,7 +37,7 @@ dali: setup  ## the tests with NVIDIA DALI, which no other task runs; another gi
 	.ci/setup dali
 	WDSFS_REQUIRE_TOOLS=1 $(BIN)/pytest -m dali
 
-bench:  ## wdsfs against its peers, twenty minutes; BENCH='--tiny' and the like are its options
+bench:  ## wdsfs against its peers, half an hour; BENCH='--tiny' and the like are its options
 	.ci/setup bench
 	build/bench-venv/bin/python -m bench $(BENCH)
 
