@@ -186,7 +186,7 @@ def test_what_comes_next_is_read_ahead_for_those_who_take_all_of_it(
     assert bool(asked) == ahead
     assert len(asked) == len(set(asked))
     if ahead:
-        assert 1000 * stride - open_shards.NEAR < max(asked) < 1000 * stride + 2 * open_shards.AHEAD
+        assert 1000 * stride - open_shards.NEAR < max(asked) < 1000 * stride + 2 * open_shards.READ_AHEAD
 
 
 def test_a_file_system_without_that_knowledge(tmp_path: Path) -> None:

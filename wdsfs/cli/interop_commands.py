@@ -105,10 +105,10 @@ def check(
 def _keys_missing(shards: Sequence[Shard], keys: str) -> str | None:
     """Return a remark if keys of this list are those of no sample. Raises ViewError."""
     from wdsfs.tree.composition import Composition
-    from wdsfs.tree.opening import keys_missing, opened_set
+    from wdsfs.tree.opening import keys_missing, open_known_set
     from wdsfs.tree.set_options import Opening
 
-    with opened_set(shards, Opening(quiet=True), Composition(keys=keys), on_demand=True) as below:
+    with open_known_set(shards, Opening(quiet=True), Composition(keys=keys), on_demand=True) as below:
         return keys_missing(below)
 
 
@@ -202,10 +202,10 @@ def after_commit(shards: Sequence[Shard], in_place: bool, opening: Opening) -> b
     They go into the directory above all shards, or with `in_place` beside each. Returns True if one could not be
     written.
     """
-    from wdsfs.tree.opening import opened_set
+    from wdsfs.tree.opening import open_known_set
 
     directory = None if in_place else os.path.commonpath([os.path.dirname(shard.path) for shard in shards])
-    with opened_set(shards, opening) as below:
+    with open_known_set(shards, opening) as below:
         report = write_indexes(below, directory, opening)
     return bool(report.failures)
 
@@ -246,10 +246,10 @@ def export(
     """
     from wdsfs.spec.expand import refuse_left_out
     from wdsfs.tree.composition import Composition
-    from wdsfs.tree.opening import opened
+    from wdsfs.tree.opening import open_typed_set
 
     composition = None if keys is None else Composition(keys=keys)
-    with opened(shards, selection, opening, composition, whole=True) as below:
+    with open_typed_set(shards, selection, opening, composition, whole=True) as below:
         refuse_left_out(below.shards, "an index is of whole shards")
         report = write_indexes(below, os.fsencode(output), opening)
     if as_json:

@@ -94,17 +94,17 @@ def ls(
     """
     from wdsfs.spec.expand import split_path
     from wdsfs.tree.numbered_tree import check_name, make_numbered
-    from wdsfs.tree.opening import opened, walk
+    from wdsfs.tree.opening import open_typed_set, walk_tree
 
     shards, path = split_path(arguments)
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
     failures: list[WdsfsError] = []
     view = tree.view(opening.tolerance.allow_missing)
-    with opened(shards, selection, opening, tree.composition, view.merged) as below:
+    with open_typed_set(shards, selection, opening, tree.composition, view.merged) as below:
         check_name(below.shards, view)
         shown_tree = make_numbered(below, view)
         start, node = _start(shown_tree, path)
-        entries = walk(shown_tree, node, b"", listing.recursive, failures)
+        entries = walk_tree(shown_tree, node, b"", listing.recursive, failures)
         for name, child in entries if is_directory(node) else [(start, node)]:
             write_bytes(listing.line(name, child, on_terminal))
     if failures:
@@ -115,11 +115,11 @@ def ls(
 def _start(tree: LowerTree, path: str | None) -> tuple[bytes, Node]:
     """Return where the listing starts, as a name and a node. Raises EntryError, MissingShard, ShardErrors."""
     from wdsfs.errors import EntryError, MissingShard
-    from wdsfs.tree.opening import resolved
+    from wdsfs.tree.opening import resolve_path
 
     start = os.fsencode(path or "").strip(b"/")
     try:
-        return start, resolved(tree, start)
+        return start, resolve_path(tree, start)
     except EntryError as error:
         if path is None or not os.fsencode(path).endswith(SHARD_SUFFIXES_OF_ANY_CASE):
             raise
@@ -162,15 +162,15 @@ def cat(arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, ope
     from wdsfs.tree import content as content_module
     from wdsfs.tree.indexing import indexed
     from wdsfs.tree.merged_tree import make_tree
-    from wdsfs.tree.opening import opened, resolved
+    from wdsfs.tree.opening import open_typed_set, resolve_path
 
     *shards, path = arguments
     if not shards:
         raise UsageError("cat needs SHARDS and the PATH of a file")
     view = tree.view(opening.tolerance.allow_missing)
-    with opened(shards, selection, opening, tree.composition, view.merged) as below:
+    with open_typed_set(shards, selection, opening, tree.composition, view.merged) as below:
         shown_tree = make_tree(below, view)
-        node = resolved(shown_tree, os.fsencode(path).strip(b"/"))
+        node = resolve_path(shown_tree, os.fsencode(path).strip(b"/"))
         if is_directory(node):
             raise IsADirectory(f"{path} is a directory; see: wdsfs ls")
         if stat.S_ISLNK(node.mode):
@@ -205,10 +205,10 @@ def info(
     """
     from wdsfs.spec import energon_metadataset
     from wdsfs.tree.composition import Composition
-    from wdsfs.tree.opening import opened
+    from wdsfs.tree.opening import open_typed_set
     from wdsfs.tree.statistics import gather
 
-    with opened(shards, selection, opening, Composition(keys=keys), whole=True) as below:
+    with open_typed_set(shards, selection, opening, Composition(keys=keys), whole=True) as below:
         report = gather(below)
     parts = [part for spec in shards for part in energon_metadataset.parts_of(spec, selection.split)]
     if as_json:

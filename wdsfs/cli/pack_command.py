@@ -298,14 +298,14 @@ def _pack_shards(
     sources: Sequence[str], packed: Packed, selection: Selection, composition: Composition, opening: Opening
 ) -> Made:
     from wdsfs.packing.view_source import ViewPack
-    from wdsfs.tree.opening import opened
+    from wdsfs.tree.opening import open_typed_set
 
     refuse_typed(_NOT_FOR_SHARDS, "SHARDS")
     _refuse_own_directory(sources, packed)
     output.refuse_exports([name(0) for name in packed.options.names], packed.exports)
     tolerant = opening.tolerance.allow_missing
     with (
-        opened(sources, selection, opening, composition, whole=True) as below,
+        open_typed_set(sources, selection, opening, composition, whole=True) as below,
         shards_bar("planning" if packed.dry_run else "packing", len(below), opening.quiet) as on_shard,
         disk_errors(),
         when_interrupted(output.STOPPED),

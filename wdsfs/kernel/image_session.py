@@ -183,11 +183,11 @@ def write_image(
     """Write the image of the set that these words name; return what it has, and the paths of its shards.
 
     Paths below `base` (its own directory) are relative to that in the image. Raises UsageError, ImageError, and
-    what `opened` raises.
+    what `open_typed_set` raises.
     """
     from wdsfs.kernel.image import make_image  # late: a mount of an image needs none of these
     from wdsfs.tree.merged_tree import make_tree
-    from wdsfs.tree.opening import opened
+    from wdsfs.tree.opening import open_typed_set
 
     target, view = os.path.abspath(os.fsencode(output)), tree.view(opening.tolerance.allow_missing)
     top = os.path.dirname(target) if base is None else os.path.abspath(os.fsencode(base))
@@ -196,7 +196,7 @@ def write_image(
         directory=os.getcwdb() if tree.composition.names_files else None,
     )
     with (
-        opened(specs, selection, opening, tree.composition, whole=True) as below,
+        open_typed_set(specs, selection, opening, tree.composition, whole=True) as below,
         opening.progress.shards("writing", len(below)) as on_shard,
     ):
         built = make_image(make_tree(below, view), target, about, on_shard)

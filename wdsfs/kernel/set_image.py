@@ -83,11 +83,11 @@ def _made(served: ServedSet, options: ImageOptions) -> CachedFile:
     """Make the image of a set, unless it is there. Raises what `find_or_make` raises."""
     from wdsfs.kernel.image import write_image
     from wdsfs.tree.merged_tree import make_tree
-    from wdsfs.tree.opening import opened_set
+    from wdsfs.tree.opening import open_known_set
 
     view, progress = served.tree.view(served.partial), served.opening.progress
     composition = served.tree.composition
-    with opened_set(served.shards, served.opening, composition, whole=True, shared=True) as lower:
+    with open_known_set(served.shards, served.opening, composition, whole=True, shared=True) as lower:
         tree = make_tree(lower, view)
         key = key_of(tree, options)
 

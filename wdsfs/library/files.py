@@ -17,7 +17,7 @@ from wdsfs.names import text_of
 from wdsfs.tree import content as content_module
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.numbered_tree import check_name, make_numbered
-from wdsfs.tree.opening import resolved
+from wdsfs.tree.opening import resolve_path
 from wdsfs.tree.set_options import TreeOptions
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import AT_PARENT, Entry, LowerTree, Node, View
@@ -219,7 +219,7 @@ class Tree(OfSet):
             path = os.fsencode("/".join(parts))
         except UnicodeEncodeError:
             raise NoSuchEntry(f"no {'/'.join(parts)!a} in the tree: it is not valid UTF-8") from None
-        return self._ask(resolved, self._tree, path)
+        return self._ask(resolve_path, self._tree, path)
 
     def _mode(self, path: str) -> int:
         try:

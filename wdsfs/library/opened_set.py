@@ -16,7 +16,7 @@ from wdsfs import host
 from wdsfs.errors import UsageError
 from wdsfs.spec.spec_words import anchored, anchored_file
 from wdsfs.tree.composition import DECODE_OTHERWISE, OF_CLASSES, Composition, composition_of
-from wdsfs.tree.opening import opened
+from wdsfs.tree.opening import open_typed_set
 from wdsfs.tree.set_options import Opening, Progress, Tolerance, selection_of
 from wdsfs.tree.shard_set import ShardSet
 
@@ -97,7 +97,7 @@ class OpenedSet:
             if not isinstance(self.options[name], str | os.PathLike):
                 raise UsageError(f"{name}={self.options[name]!r:.40}: give the path of {_PATHS[name]}")
         selection, opening = _selection_of(self.options), _opening_of(self.options, progress)
-        set_ = opened(self.shards, selection, opening, self._composition(), whole)
+        set_ = open_typed_set(self.shards, selection, opening, self._composition(), whole)
         self.lower: ShardSet = self._stack.enter_context(set_)
 
     def _composition(self) -> Composition:

@@ -135,9 +135,9 @@ class LiveMount(ABC):
     def opened(self, shown: ShownSet, opening: Opening, *, on_demand: bool = False) -> Iterator[ShardSet]:
         """Open the set that the mount shows, without refusing damage: the mount has judged it. Raises WdsfsError.
 
-        `on_demand` is that of `opened_set`.
+        `on_demand` is that of `open_known_set`.
         """
-        from wdsfs.tree.opening import opened_set  # late: it loads NumPy
+        from wdsfs.tree.opening import open_known_set  # late: it loads NumPy
         from wdsfs.tree.view_set import is_view
 
         composition = self.options.composition
@@ -148,7 +148,7 @@ class LiveMount(ABC):
             # Relative paths of joined shards and label files are of the directory of the mount's command.
             with in_directory(self.directory) if composition.names_files else nullcontext():
                 view = composition if is_view(shown.shards, composition) else None
-                opened = opened_set(shown.shards, opening, view, access=shown.access, on_demand=on_demand)
+                opened = open_known_set(shown.shards, opening, view, access=shown.access, on_demand=on_demand)
                 below = stack.enter_context(opened)
             yield below
 

@@ -33,7 +33,7 @@ from wdsfs.shards import Shard
 from wdsfs.spec.expand import expand, refuse_left_out
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.merged_tree import make_tree
-from wdsfs.tree.opening import opened_set
+from wdsfs.tree.opening import open_known_set
 from wdsfs.tree.set_options import Opening, Selection, TreeOptions
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.tree import LowerTree, View
@@ -226,5 +226,5 @@ def _tree_below(
         )
     check_set(place, shards, view)
     whole = (whole or view.merged) and not opening.tolerance.allow_missing
-    with opened_set(shards, opening, whole=whole, access=access) as below:
+    with open_known_set(shards, opening, whole=whole, access=access) as below:
         yield make_tree(below, view)

@@ -22,7 +22,7 @@ from wdsfs.tree.companions import Companions
 from wdsfs.tree.composition import Composition
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.merged_tree import make_tree
-from wdsfs.tree.opening import make_view, opened
+from wdsfs.tree.opening import make_view, open_typed_set
 from wdsfs.tree.set_options import Opening, Selection, TreeOptions
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import LowerTree
@@ -55,12 +55,12 @@ class Subject(NamedTuple):
 def open_shards(
     specs: Sequence[str], selection: Selection, composition: Composition, opening: Opening
 ) -> Iterator[Subject]:
-    """Open the set that these words name. Raises what `tree.opening.opened` raises."""
+    """Open the set that these words name. Raises what `tree.opening.open_typed_set` raises."""
     place = None
     if composition.is_plain:  # else no overlay can be made
         command = ["wdsfs", "mount", "--overlay", "DIR", *selection.arguments, *specs, "MOUNTPOINT"]
         place = Place("MOUNTPOINT", shlex.join(command))
-    with opened(specs, selection, opening, composition) as shards:
+    with open_typed_set(specs, selection, opening, composition) as shards:
         yield Subject(Snapshots(_samples_of(shards)), place=place)
 
 

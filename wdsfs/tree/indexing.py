@@ -25,7 +25,7 @@ ATTEMPTS_MAX = 10  # how often a shard that changes all the time is indexed for 
 
 
 P = ParamSpec("P")
-Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 
 
 class Indexable(Protocol):
@@ -75,7 +75,7 @@ class Attempts:
         shards.try_index(number)
 
 
-def indexed(question: Callable[P, Answer], *args: P.args, **kwargs: P.kwargs) -> Answer:
+def indexed(question: Callable[P, Reply], *args: P.args, **kwargs: P.kwargs) -> Reply:
     """Return the answer to a question; shards that are not indexed are indexed for it.
 
     If a shard cannot be indexed, each use raises its error then, and the question decides what that means. Raises

@@ -31,7 +31,7 @@ from wdsfs.tree.label_files import KEY_MAX, NO_KEY, TOO_LONG, LabelFile, OpenFil
 
 KIND = "keys"  # of tables in the cache
 NAMED, SHOWN = 3, 200  # keys of no sample that a message names, bytes of each
-_HEAD = struct.Struct("<QQ")  # where the rows begin, how many there are
+_LIST_HEAD = struct.Struct("<QQ")  # where the rows begin, how many there are
 _LENGTH = struct.Struct("<I")  # in front of each key
 _PADS = [bytes(size) for size in range(8)]
 _UNIT = 8  # bytes: keys begin at multiples, so that the place of one, in units, and its sum are 64 bits
@@ -55,7 +55,7 @@ class KeyList:
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
-        start, self.lines = _HEAD.unpack_from(data)
+        start, self.lines = _LIST_HEAD.unpack_from(data)
         self._rows: Rows = np.frombuffer(data, np.uint64, self.lines, start)
 
     def _key(self, row: int) -> bytes:
@@ -117,11 +117,11 @@ def open_key_list(
 
 def _fill(file: LabelFile, open_file: OpenFile, table: NewFile) -> tuple[str, int]:
     """Read a list into a new table; returns the kind and the size (bytes) of that."""
-    table.write(bytes(_HEAD.size))
-    end = _HEAD.size
+    table.write(bytes(_LIST_HEAD.size))
+    end = _LIST_HEAD.size
     with tempfile.TemporaryFile(dir=os.path.dirname(table.path)) as unsorted:  # memory does not grow with the list
         for keys, numbers in label_rows.read_keys(file, open_file):
-            text, rows = _packed(file, keys, numbers, end)
+            text, rows = _pack_keys(file, keys, numbers, end)
             table.write(text)
             unsorted.write(rows)
             end += len(text)
@@ -131,13 +131,13 @@ def _fill(file: LabelFile, open_file: OpenFile, table: NewFile) -> tuple[str, in
         unsorted.seek(0)
         while rows := unsorted.read(_CHUNK):
             table.write(rows)
-    os.pwrite(table.fd, _HEAD.pack(end, lines), 0)
+    os.pwrite(table.fd, _LIST_HEAD.pack(end, lines), 0)
     data = mmap.mmap(table.fd, 0)
     _sort(file, np.frombuffer(data, np.uint64, lines, end), KeyList(data)._key)
     return KIND, end + lines * _UNIT
 
 
-def _packed(file: LabelFile, keys: Sequence[bytes], lines: Sequence[int], end: int) -> tuple[bytes, bytes]:
+def _pack_keys(file: LabelFile, keys: Sequence[bytes], lines: Sequence[int], end: int) -> tuple[bytes, bytes]:
     """Return what a table has of these keys: their text, which begins at `end`, and their rows."""
     for key, line in zip(keys, lines, strict=True) if max(map(len, keys), default=0) > KEY_MAX else ():
         if len(key) > KEY_MAX:

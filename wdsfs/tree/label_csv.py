@@ -23,7 +23,7 @@ from wdsfs.tree.label_files import (
 )
 
 
-def read_rows(file: LabelFile, open_file: OpenFile) -> Iterator[Row]:
+def read_csv(file: LabelFile, open_file: OpenFile) -> Iterator[Row]:
     """Yield the rows of a file of CSV or TSV. Raises ViewError, ShardErrors, OSErrors."""
     delimiter = "\t" if file.kind == TSV else ","
     before = csv.field_size_limit(LINE_MAX)

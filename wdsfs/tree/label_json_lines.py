@@ -19,7 +19,7 @@ from wdsfs.tree.label_files import (
 )
 
 
-def read_rows(file: LabelFile, open_file: OpenFile) -> Iterator[Row]:
+def read_json_lines(file: LabelFile, open_file: OpenFile) -> Iterator[Row]:
     """Yield the rows of a file of JSON lines. Raises ViewError, ShardErrors, OSErrors."""
     with open_text(file, open_file) as stream:
         for line, text in enumerate(iter(lambda: stream.readline(LINE_MAX + 1), b""), 1):

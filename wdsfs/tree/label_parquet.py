@@ -11,7 +11,7 @@ _BATCH = 10_000  # rows read at a time
 _SHOWN = 200  # characters of pyarrow's message in ours
 
 
-def read_rows(file: LabelFile, open_file: OpenFile) -> Iterator[Row]:
+def read_parquet(file: LabelFile, open_file: OpenFile) -> Iterator[Row]:
     """Yield the keys of a file of parquet. Raises ViewError, ShardErrors, OSErrors."""
     pyarrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     with open_content(file.path, open_file) as stream:

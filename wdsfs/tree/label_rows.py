@@ -21,11 +21,11 @@ from wdsfs.tree.label_files import (
 )
 
 READERS: dict[str, Callable[[LabelFile, OpenFile], Iterator[Row]]] = {
-    CSV: label_csv.read_rows,
-    TSV: label_csv.read_rows,
-    JSON_LINES: label_json_lines.read_rows,
-    SQLITE: label_sqlite.read_rows,
-    PARQUET: label_parquet.read_rows,
+    CSV: label_csv.read_csv,
+    TSV: label_csv.read_csv,
+    JSON_LINES: label_json_lines.read_json_lines,
+    SQLITE: label_sqlite.read_sqlite,
+    PARQUET: label_parquet.read_parquet,
 }
 
 

@@ -37,7 +37,7 @@ _VIRTUAL = 2  # of a generated column that is not stored
 _CREATES_TABLE = re.compile(r"CREATE\s+TABLE\b", re.I)
 
 
-def read_rows(file: LabelFile, open_file: OpenFile) -> Iterator[Row]:
+def read_sqlite(file: LabelFile, open_file: OpenFile) -> Iterator[Row]:
     """Yield the rows of a table of SQLite. Raises ViewError, ShardErrors, OSErrors."""
     with _database(file.path, open_file) as (uri, size):
         bounds = _Bounds(size)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # Readahead over a shard: the distance (bytes) between two reads of the same pass, the number of reads that make a
 # pass, and how much is read ahead of the reader (bytes), in steps of the smallest readahead that disks are set to.
-NEAR, PASS, AHEAD, STEP = 4 << 20, 8, 8 << 20, 128 << 10
+NEAR, PASS, READ_AHEAD, STEP = 4 << 20, 8, 8 << 20, 128 << 10
 # How many bytes may be skipped for each byte that is read, and the fewest bytes that a read counts for. A reader
 # of one class also goes through the set in order, but reads only a hundredth of the bytes: it needs no readahead.
 GAPS, LEAST = 4, 4096
@@ -133,12 +133,12 @@ class ShardFile:
         self.used += max(end - begin, LEAST)
         if end > self.front:
             self.front = end
-        if self.run < PASS or self.front + AHEAD // 2 < self.ahead:
+        if self.run < PASS or self.front + READ_AHEAD // 2 < self.ahead:
             return
         if self.used * GAPS < self.front - self.start:
             return
         start = max(self.ahead, self.front)
-        self.ahead = start + AHEAD // 2
+        self.ahead = start + READ_AHEAD // 2
         fd = self.source
         assert isinstance(fd, int)  # compressed shards have no readahead
         # The kernel cuts each of these to what it would read ahead by itself, so in small steps.

@@ -49,7 +49,7 @@ BATCH = 1000  # entries of a directory that are listed at a time
 
 
 @contextmanager
-def opened(
+def open_typed_set(
     specs: Sequence[str],
     selection: Selection,
     opening: Opening,
@@ -63,12 +63,12 @@ def opened(
     """
     if opening.tolerance.is_option:
         selection = selection._replace(allow_missing=opening.tolerance.allow_missing)
-    with opened_set(expand(specs, *selection), opening, composition, whole) as below:
+    with open_known_set(expand(specs, *selection), opening, composition, whole) as below:
         yield below
 
 
 @contextmanager
-def opened_set(
+def open_known_set(
     shards: Sequence[Shard],
     opening: Opening,
     composition: Composition | None = None,
@@ -77,7 +77,7 @@ def opened_set(
     shared: bool = False,
     on_demand: bool = False,
 ) -> Iterator[ShardSet]:
-    """Open a set of known shards, reached as `access` says; else as `opened`.
+    """Open a set of known shards, reached as `access` says; else as `open_typed_set`.
 
     `shared`: other users will see the shards, so files that a mount must not show them are refused (RefusedShard).
     `on_demand`: a shard is indexed when it is first needed (`indexed`), and the set is not judged.
@@ -97,7 +97,7 @@ def opened_set(
         index.log_notices()
         unreadable = refresh_index(index, [*shards, *further], opening).unreadable
     if whole and tolerance.allow_missing:
-        shards = readable(shards, unreadable)
+        shards = leave_out_unreadable(shards, unreadable)
     if composition is None or companions is None:
         below = ShardSet(shards, index, opening.descriptors, access=access)
     else:
@@ -112,7 +112,7 @@ def opened_set(
         below.close()
 
 
-def readable(shards: Sequence[Shard], unreadable: Mapping[bytes, errors.ShardError]) -> list[Shard]:
+def leave_out_unreadable(shards: Sequence[Shard], unreadable: Mapping[bytes, errors.ShardError]) -> list[Shard]:
     """Return the shards without those that cannot be read. Raises UnreadableShard if none is left."""
     left = [shard for shard in shards if shard.path not in unreadable]
     if not left:
@@ -229,7 +229,7 @@ def _first_of(texts: Sequence[str], what: str) -> list[str]:
     return [*texts[:NAMED], f"{len(texts) - NAMED:,} more shards {what}; {last}"]
 
 
-def resolved(tree: LowerTree, path: bytes) -> Node:
+def resolve_path(tree: LowerTree, path: bytes) -> Node:
     """Return the node at a path of a tree. Raises EntryError, with names that exist for an unknown first one."""
     try:
         return indexed(tree.resolve, path)
@@ -270,7 +270,7 @@ def index_set(
                     f"{texts}: an index must have all shards; with --allow-missing it leaves out these"
                 )
             with opening.progress.shards("writing", len(shards)) as on_shard:
-                written = write_index(index, readable(shards, done.unreadable), place, on_shard)
+                written = write_index(index, leave_out_unreadable(shards, done.unreadable), place, on_shard)
         if index.temporary and place is None:
             raise errors.IndexUnusable(
                 "the index was a temporary one, so the records are lost; see above, or set --index-dir"
@@ -294,7 +294,7 @@ def _counts(index: Index, shards: Sequence[Shard], done: Refreshed) -> dict[str,
     }
 
 
-def walk(
+def walk_tree(
     tree: LowerTree, node: Node, prefix: bytes, recursive: bool, failures: list[errors.WdsfsError]
 ) -> Iterator[tuple[bytes, Node]]:
     """Yield (path, node) of the entries of a directory, in the tree's order; with `recursive` of everything below.
@@ -308,7 +308,7 @@ def walk(
             yield prefix + entry.name, entry.node
             if recursive and stat.S_ISDIR(entry.node.mode):
                 try:
-                    yield from walk(tree, entry.node, prefix + entry.name + b"/", recursive, failures)
+                    yield from walk_tree(tree, entry.node, prefix + entry.name + b"/", recursive, failures)
                 except errors.WdsfsError as error:
                     log.error("%s", error)
                     failures.append(error)

@@ -57,14 +57,14 @@ class PathTable(NamedTuple):
     def build(cls, top: int, shards: Iterable[tuple[int, ShownPaths]]) -> bytes:
         """Return the bytes of the table of these shards, which are in ascending order."""
         parts = [(number, *paths) for number, paths in shards]
-        folders, folder_shards = _rows([(number, folders) for number, folders, _ in parts])
-        others, other_shards = _rows([(number, others) for number, _, others in parts])
+        folders, folder_shards = _concatenate_keys([(number, folders) for number, folders, _ in parts])
+        others, other_shards = _concatenate_keys([(number, others) for number, _, others in parts])
         order = np.argsort(folders, kind="stable")
         folders, folder_shards = folders[order], folder_shards[order]
         others, firsts = np.unique(others, return_index=True)
         leaders = np.unique(folder_shards[np.unique(folders, return_index=True)[1]])
         columns = (folders, folder_shards, others, other_shards[firsts], leaders)
-        return top.to_bytes(8, "little") + b"".join(_packed(column) for column in columns)
+        return top.to_bytes(8, "little") + b"".join(_pack_column(column) for column in columns)
 
     @classmethod
     def parse(cls, data: memoryview) -> PathTable:
@@ -128,9 +128,11 @@ class KeyTable(NamedTuple):
             fingerprints.append(GONE if record is None else record.fingerprint)
             if record is not None:
                 parts.append((number, record.array("entry.hash").copy()))
-        sums, shards = _rows(parts)
+        sums, shards = _concatenate_keys(parts)
         pairs = np.unique(sums << np.uint64(32) | shards)  # each shard once for each sum
-        return fingerprints, _packed((pairs >> np.uint64(32)).astype("<u4")) + _packed(pairs.astype("<u4"))
+        return fingerprints, _pack_column((pairs >> np.uint64(32)).astype("<u4")) + _pack_column(
+            pairs.astype("<u4")
+        )
 
     @classmethod
     def parse(cls, data: memoryview) -> KeyTable:
@@ -144,14 +146,14 @@ class KeyTable(NamedTuple):
         return self.shards[rows.start : rows.stop].tolist()
 
 
-def _rows(parts: Sequence[tuple[int, NDArray[Any]]]) -> tuple[Keys, NDArray[np.uint32]]:
+def _concatenate_keys(parts: Sequence[tuple[int, NDArray[Any]]]) -> tuple[Keys, NDArray[np.uint32]]:
     """Return the keys of all shards, one shard after the other, and the number of its shard for each."""
     keys = np.concatenate([np.zeros(0, np.uint64), *(keys for _, keys in parts)]).astype(np.uint64)
     counts = np.array([len(keys) for _, keys in parts], np.int64)
     return keys, np.repeat(np.array([number for number, _ in parts], np.uint32), counts)
 
 
-def _packed(column: NDArray[Any]) -> bytes:
+def _pack_column(column: NDArray[Any]) -> bytes:
     return len(column).to_bytes(8, "little") + column.tobytes()
 
 

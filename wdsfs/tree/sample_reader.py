@@ -49,7 +49,7 @@ TEXT = ("utf-8", "surrogateescape")
 RESERVED = ("__key__", "__shard__")  # in each sample: a column of this name gets a suffix
 
 Sample = dict[str, Any]
-Piece = tuple[str, int, int]  # a column: its name, its first byte, the byte after its last one
+ColumnRange = tuple[str, int, int]  # a column: its name, its first byte, the byte after its last one
 
 
 class _ShardColumns:
@@ -106,9 +106,9 @@ class _ShardColumns:
             self._names[self._extension[member]] = name
         return name
 
-    def pieces(self, entry: int) -> list[Piece]:
+    def pieces(self, entry: int) -> list[ColumnRange]:
         """Return the columns of a sample in the order of the shard; none if one is not a piece of the shard."""
-        pieces: list[Piece] = []
+        pieces: list[ColumnRange] = []
         if not self._direct:
             return pieces
         head, body, sizes, names, extensions = self._head, self._body, self._size, self._names, self._extension
@@ -128,7 +128,7 @@ class _ShardColumns:
             pieces.sort(key=operator.itemgetter(1))
         return pieces
 
-    def read_cached(self, pieces: list[Piece], sample: Sample, scratch: memoryview) -> bool:
+    def read_cached(self, pieces: list[ColumnRange], sample: Sample, scratch: memoryview) -> bool:
         """Add the columns to a sample if that takes one read, without waiting for a disk. Raises StaleShard."""
         begin, fd = pieces[0][1], self.fd
         size = pieces[-1][2] - begin
@@ -148,23 +148,23 @@ class _ShardColumns:
             sample[name] = bytes(scratch[start - begin : stop - begin])
         return True
 
-    def reads(self, pieces: list[Piece]) -> list[_Read]:
+    def reads(self, pieces: list[ColumnRange]) -> list[_RangeRead]:
         """Return the reads that bring the columns of a sample: one, unless too much lies between them."""
         gap = GAP if self.file.remote is None else REMOTE_GAP
-        runs: list[list[Piece]] = []
+        runs: list[list[ColumnRange]] = []
         for piece in pieces:
             if runs and piece[1] - runs[-1][-1][2] <= gap and piece[2] - runs[-1][0][1] <= SAMPLE_MAX:
                 runs[-1].append(piece)
             else:
                 runs.append([piece])
-        return [_Read(Content(self.file, run[0][1], run[-1][2] - run[0][1], None), run) for run in runs]
+        return [_RangeRead(Content(self.file, run[0][1], run[-1][2] - run[0][1], None), run) for run in runs]
 
 
-class _Read(NamedTuple):
+class _RangeRead(NamedTuple):
     """A range of a shard, and the columns that lie in it."""
 
     content: Content
-    pieces: list[Piece]
+    pieces: list[ColumnRange]
 
     def into(self, sample: Sample) -> None:
         """Read, and add the columns to a sample. Raises ShardErrors."""
@@ -173,7 +173,7 @@ class _Read(NamedTuple):
             sample[name] = data[start - base : stop - base]
 
 
-def _are_near(pieces: list[Piece]) -> bool:
+def _are_near(pieces: list[ColumnRange]) -> bool:
     return all(second[1] - first[2] <= GAP for first, second in itertools.pairwise(pieces))
 
 
@@ -281,14 +281,14 @@ class SampleReader:
         self._columns[shard] = columns
         return columns
 
-    def _parts(self, shard: int, members: range, sample: Sample) -> list[_Read]:
+    def _parts(self, shard: int, members: range, sample: Sample) -> list[_RangeRead]:
         """Return the reads of members that lie anywhere; add those that have to be made to the sample."""
         reads = []
         for member in members:
             content = self._lower.content(shard, self._tags[shard], member)
             name = self._columns[shard].name(member)
             if content.held is None:
-                reads.append(_Read(content, [(name, content.data, content.data + content.size)]))
+                reads.append(_RangeRead(content, [(name, content.data, content.data + content.size)]))
             else:
                 sample[name] = content_module.read(content, 0, content.size)
         return reads

@@ -88,7 +88,7 @@ class GuardedAccess(Access):
             self._seen |= {path: _to_come(os.path.join(place, os.path.basename(path))) for path in paths}
             return
         try:
-            place, is_foreign = _place_of(fd), trust.has_foreign_links(directory, fd)
+            place, is_foreign = _read_place(fd), trust.has_foreign_links(directory, fd)
             for path in paths:
                 name = os.path.basename(path)
                 try:
@@ -104,7 +104,7 @@ class GuardedAccess(Access):
         if is_foreign or stat.S_ISLNK(state.st_mode) or trust.is_another_name(state):
             fd = os.open(path, _LOOK)
             try:
-                state, place, refusal = os.fstat(fd), _place_of(fd), trust.foreign_link(path, fd)
+                state, place, refusal = os.fstat(fd), _read_place(fd), trust.foreign_link(path, fd)
             finally:
                 os.close(fd)
         if refusal is None:
@@ -194,7 +194,7 @@ def _directory(path: bytes) -> bytes:
     return os.path.dirname(path)
 
 
-def _place_of(fd: int) -> bytes:
+def _read_place(fd: int) -> bytes:
     """Return the path of an open file, without links."""
     return os.readlink(b"/proc/self/fd/%d" % fd)
 
@@ -202,7 +202,7 @@ def _place_of(fd: int) -> bytes:
 def _refusal(path: bytes, fd: int, state: os.stat_result, seen: _SeenFile) -> str | None:
     """Return the reason why an open file must not be shown; None if it may be. Raises UnreadableShard."""
     try:
-        why = _objection(state, _place_of(fd), seen)
+        why = _objection(state, _read_place(fd), seen)
         if why is None or trust.holds(path):
             return trust.foreign_link(path, fd)
     except OSError as error:

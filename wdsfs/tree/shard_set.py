@@ -392,7 +392,7 @@ class ShardSet:
         data, size = record.extent(member)
         content = Content(hot.file, data, size, record.extents(member))
         if hot.file.remote is not None:
-            content.sample = lambda: _places(record, member)
+            content.sample = lambda: _sample_ranges(record, member)
         return content
 
     def member_name(self, number: int, member: int) -> bytes:
@@ -497,7 +497,7 @@ def readable_numbers(lower: ShardSet, allow_missing: bool) -> Iterator[int]:
             yield number
 
 
-def _places(record: Record, member: int) -> list[tuple[int, int]]:
+def _sample_ranges(record: Record, member: int) -> list[tuple[int, int]]:
     """Return the places of the members of the same sample, as begin and end (bytes)."""
     places = [record.extent(at) for at in record.entry_members(record.entry_of(member))]
     return [(data, data + size) for data, size in places]

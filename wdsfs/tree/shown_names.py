@@ -309,9 +309,9 @@ def names_of(record: Record, shown: ShownNames, apart: Sequence[int] = ()) -> Na
         samples, directory = _directories_of_samples(record, at, apart)
         stray = (record.array("entry.flags") & STRAY) != 0
         members = np.flatnonzero(np.repeat(~stray, _steps(bounds)))
-    plain = [Texts.of([record.folder_name[n] for n in folders[1:]]), _packed(record, "entry.name").take(samples)]
+    plain = [Texts.of([record.folder_name[n] for n in folders[1:]]), _texts_in(record, "entry.name").take(samples)]
     if shown.domain == BY_EXTENSION:
-        plain.append(_packed(record, "ext.name").take(record.array("member.ext")[members].astype(np.int64)))
+        plain.append(_texts_in(record, "ext.name").take(record.array("member.ext")[members].astype(np.int64)))
     else:
         plain.append(_file_names(record, members))
     texts = _with_aliases(
@@ -353,7 +353,7 @@ def _steps(bounds: Ints) -> Ints:
     return bounds[1:] - bounds[:-1]
 
 
-def _packed(record: Record, section: str) -> Texts:
+def _texts_in(record: Record, section: str) -> Texts:
     return Texts.packed(record.array(section), record.array(f"{section}.start"))
 
 
@@ -362,10 +362,10 @@ def _file_names(record: Record, members: Ints) -> Texts:
     entry = np.repeat(np.arange(record.entries), _steps(record.array("entry.member").astype(np.int64)))[members]
     samples = (record.array("entry.flags")[entry] & STRAY) == 0  # others have no extension
     extension = np.where(samples, record.array("member.ext")[members], 0)
-    suffixes = _packed(record, "ext.name").take(extension) if samples.any() else Texts.of([b""] * len(members))
+    suffixes = _texts_in(record, "ext.name").take(extension) if samples.any() else Texts.of([b""] * len(members))
     return Texts.chained(
         [
-            _packed(record, "entry.name").take(entry),
+            _texts_in(record, "entry.name").take(entry),
             Texts(_DOT, np.zeros(len(members), np.int64), samples.astype(np.int64)),
             suffixes._replace(lengths=np.where(samples, suffixes.lengths, 0)),
         ]

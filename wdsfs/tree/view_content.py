@@ -34,7 +34,7 @@ SHARD, VALUES, FIELD, NOTHING = "shard", "values", "field", "empty"  # kinds of 
 OWN = 0  # the place of the shard itself
 FIELDS_BYTES = 64 << 20  # of files of fields that a process keeps
 
-Origin = tuple[ShardSet, int, int]  # a plain set, and the numbers of a shard and a member there
+PlainMember = tuple[ShardSet, int, int]  # a plain set, and the numbers of a shard and a member there
 Load = Callable[[], bytes]  # makes the bytes of a member; raises ShardErrors
 
 
@@ -51,7 +51,7 @@ class Wanted(NamedTuple):
     @property
     def about(self) -> dict[str, Any]:
         """What the record says of the place."""
-        return _place_of(self.record, self.place)
+        return _describe_place(self.record, self.place)
 
     @property
     def size(self) -> int:
@@ -88,7 +88,7 @@ class _Places:
     def fill(self, columns: _Columns, record: Record, number: int, place: int, members: Ints, rows: Ints) -> None:
         """Say where these members are; without that, they have to be made one by one."""
 
-    def origin(self, wanted: Wanted) -> Origin | None:
+    def origin(self, wanted: Wanted) -> PlainMember | None:
         """Return the set, shard and member that a member is; None if it is in no shard."""
         return None
 
@@ -131,7 +131,7 @@ class _ShardPlaces(_Places):
         source, base = self.source(record, number, place)
         return source.content_columns(base)
 
-    def origin(self, wanted: Wanted) -> Origin | None:
+    def origin(self, wanted: Wanted) -> PlainMember | None:
         source, base, _ = self.source_record(wanted.record, wanted.number, wanted.place)
         return source, base, wanted.row
 
@@ -179,7 +179,7 @@ class _LabelPlaces(_Places):
         return self._file(wanted.about), partial(wanted.record.names_in("values").__getitem__, wanted.row)
 
     def fill(self, columns: _Columns, record: Record, number: int, place: int, members: Ints, rows: Ints) -> None:
-        self._file(_place_of(record, place))
+        self._file(_describe_place(record, place))
         columns.file[members], columns.start[members] = IN_DATA, record.array("values.start")[rows]
         columns.data = record.array("values")
 
@@ -231,7 +231,7 @@ class _FieldPlaces(_Places):
         file, load = self._kinds[json.about["kind"]].loader(json)
         return Content(file, 0, wanted.size, NO_EXTENTS, Held(partial(self._make, key, wanted, file, load), data))
 
-    def origin(self, wanted: Wanted) -> Origin | None:
+    def origin(self, wanted: Wanted) -> PlainMember | None:
         return self._kinds[wanted.json.about["kind"]].origin(wanted.json)
 
     def _make(self, key: tuple[int, int, int, int], wanted: Wanted, file: ShardFile, load: Load) -> bytes:
@@ -310,7 +310,7 @@ class ViewContent:
                 self._kinds[about["kind"]].fill(columns, record, number, at, members, row[members])
         return ContentColumns(columns.paths, columns.file, columns.start, columns.data)
 
-    def origin(self, record: Record, number: int, member: int) -> Origin | None:
+    def origin(self, record: Record, number: int, member: int) -> PlainMember | None:
         """Return the set, shard and member that a member of the view comes from; None if it is in no shard.
 
         That shard is indexed. Raises StaleShard, and what `ShardSet.record` raises.
@@ -331,7 +331,7 @@ class ViewContent:
         self._labels.close()
 
 
-def _place_of(record: Record, place: int) -> dict[str, Any]:
+def _describe_place(record: Record, place: int) -> dict[str, Any]:
     """Return what a derived record says of one of its places."""
     assert record.view is not None
     about: dict[str, Any] = record.view["places"][place]

@@ -129,7 +129,7 @@ def _derived(draft: Draft) -> DerivedMembers:
         entry=rows.entry,
         extension=numbers.reshape(-1),
         extensions=[draft.extensions[number] for number in used.tolist()] or [b""],
-        addresses=_packed(draft, rows.address),
+        addresses=_pack_addresses(draft, rows.address),
         sizes=rows.size,
         mtimes=rows.mtime,
         links=links,
@@ -156,7 +156,7 @@ def _shift(draft: Draft) -> int:
     return max(1, largest.bit_length(), *below)
 
 
-def _packed(draft: Draft, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
+def _pack_addresses(draft: Draft, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
     """Pack addresses into no more bits than they need."""
     return addresses >> SHIFT << _shift(draft) | addresses & (1 << SHIFT) - 1
 
@@ -167,7 +167,7 @@ def _further_columns(draft: Draft) -> dict[str, list[int]]:
     if len(draft.listed):
         columns[LISTED] = draft.listed.tolist()
     if draft.fields:
-        columns["field.from"] = _packed(draft, np.array(draft.fields, np.int64)).tolist()
+        columns["field.from"] = _pack_addresses(draft, np.array(draft.fields, np.int64)).tolist()
     return columns
 
 
