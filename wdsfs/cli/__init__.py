@@ -4,9 +4,9 @@
 `NAME_command.py` (`commit_command.py`, `index_command.py`, `pack_command.py`, `view_command.py`), or with others
 of its subject in `SUBJECT_commands.py` (`look_commands.py`, `live_commands.py`, `interop_commands.py`,
 `cache_commands.py`, `mount_commands.py`, `overlay_commands.py`, `help_commands.py`). They share options
-(`view_options.py`: which shards, and what is shown; `opening_options.py`: index, caches, stores), their kinds
-(`option_kinds.py`), the form of help (`command_help.py`), `process.py` (signals, streams) and `output.py`
-(tables, progress bars). `mount_helper.py` is `mount -t wdsfs`, `completion.py` is what shells offer. Decided
-here are the words and options of the command line and the form of the output; the work is done by the rooms
-below, which a command imports when it is called. Start with `main.py`.
+(`view_options.py`: which shards, and what is shown; `opening_options.py`: index, caches, stores), the form of
+commands and options (`option_kinds.py`), `process.py` (signals, streams) and `output.py` (tables, progress
+bars). `mount_helper.py` is `mount -t wdsfs`, `completion.py` is what shells offer. Decided here are the words
+and options of the command line and the form of the output; the work is done by the rooms below, which a command
+imports when it is called. Start with `main.py`.
 """

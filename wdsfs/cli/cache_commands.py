@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsfs.cli.command_help import Command
 from wdsfs.cli.opening_options import (
     cache_size_option,
     executor_option,
@@ -25,7 +24,7 @@ from wdsfs.cli.opening_options import (
     trust_option,
     workers_of,
 )
-from wdsfs.cli.option_kinds import jobs_option, json_option, shards_argument
+from wdsfs.cli.option_kinds import Command, jobs_option, json_option, shards_argument
 from wdsfs.cli.output import OUTPUT, bytes_bar, print_table, say, table_of, write_json
 from wdsfs.cli.process import when_interrupted
 from wdsfs.cli.view_options import set_options

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from wdsfs.cli import completion, interop_commands, output
-from wdsfs.cli.command_help import Command, Decorated
 from wdsfs.cli.opening_options import opening_options_with
 from wdsfs.cli.option_kinds import (
+    Command,
+    Decorated,
     dry_run_option,
     flag,
     gather_options,

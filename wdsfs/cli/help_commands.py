@@ -14,10 +14,9 @@ from typing import Any
 
 import click
 
-from wdsfs.cli.command_help import Command
 from wdsfs.cli.completion import SHELLS, commands, mount_points, script
 from wdsfs.cli.opening_options import index_dir_option, set_for_all, store_option
-from wdsfs.cli.option_kinds import json_option, retired
+from wdsfs.cli.option_kinds import Command, json_option, retired
 from wdsfs.cli.output import on_terminal, say, show_page, write_json, write_page
 from wdsfs.errors import UsageError
 from wdsfs.host import MachineFinding

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsfs.cli import completion
-from wdsfs.cli.command_help import Command
 from wdsfs.cli.opening_options import opening_options_with
-from wdsfs.cli.option_kinds import flag, json_option
+from wdsfs.cli.option_kinds import Command, flag, json_option
 from wdsfs.cli.output import contents_text, say, write_json
 from wdsfs.cli.process import when_interrupted
 from wdsfs.cli.view_options import set_options

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import click
 
 from wdsfs import wings
-from wdsfs.cli.command_help import Command, Decorator
 from wdsfs.cli.opening_options import (
     compressed_options,
     executor_option,
@@ -22,7 +21,16 @@ from wdsfs.cli.opening_options import (
     trust_option,
     workers_of,
 )
-from wdsfs.cli.option_kinds import Directory, flag, jobs_option, json_option, retired, shards_argument
+from wdsfs.cli.option_kinds import (
+    Command,
+    Decorator,
+    Directory,
+    flag,
+    jobs_option,
+    json_option,
+    retired,
+    shards_argument,
+)
 from wdsfs.cli.output import contents_text, say, shards_bar, write_json
 from wdsfs.cli.process import ended_in_order
 from wdsfs.cli.view_options import keys_option, set_options

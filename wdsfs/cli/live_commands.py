@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsfs.cli import completion
-from wdsfs.cli.command_help import Command
-from wdsfs.cli.option_kinds import json_option
+from wdsfs.cli.option_kinds import Command, json_option
 from wdsfs.cli.output import complain, print_block, say, write_json
 from wdsfs.errors import UsageError, bytes_text, counted, several
 from wdsfs.mount_registry import DEAD, FOREIGN, RUNNING, UNSUPERVISED

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wdsfs.cli.command_help import Command
 from wdsfs.cli.completion import paths
 from wdsfs.cli.opening_options import (
     executor_opening_options,
     opening_options,
 )
-from wdsfs.cli.option_kinds import flag, gather_options, json_option, shards_argument
+from wdsfs.cli.option_kinds import Command, flag, gather_options, json_option, shards_argument
 from wdsfs.cli.output import (
     contents_text,
     flush,

@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from wdsfs.cli import completion
-from wdsfs.cli.command_help import SERVING, Command, in_section
 from wdsfs.cli.opening_options import opening_options
 from wdsfs.cli.option_kinds import (
+    SERVING,
     AtLeastOne,
+    Command,
     Directory,
     flag,
     gather_options,
+    in_section,
     json_option,
     retired,
     shards_argument,

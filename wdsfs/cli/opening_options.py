@@ -12,8 +12,18 @@ import click
 
 from wdsfs import shared_settings
 from wdsfs.cli import completion
-from wdsfs.cli.command_help import SET, SHARED, Decorator, group_in_section, in_section
-from wdsfs.cli.option_kinds import Directory, all_of, flag, gather_options, jobs_option
+from wdsfs.cli.option_kinds import (
+    SET,
+    SHARED,
+    Decorator,
+    Directory,
+    all_of,
+    flag,
+    gather_options,
+    group_in_section,
+    in_section,
+    jobs_option,
+)
 from wdsfs.errors import parse_size
 
 if TYPE_CHECKING:

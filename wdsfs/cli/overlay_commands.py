@@ -19,9 +19,8 @@ import click
 from click.core import ParameterSource
 
 from wdsfs.cli import completion
-from wdsfs.cli.command_help import Command
 from wdsfs.cli.opening_options import index_options, set_for_all
-from wdsfs.cli.option_kinds import flag, gather_options, json_option
+from wdsfs.cli.option_kinds import Command, flag, gather_options, json_option
 from wdsfs.cli.output import say, write_json
 from wdsfs.cli.process import disk_errors
 from wdsfs.cli.view_options import set_options, view_options

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from wdsfs.cli import completion, interop_commands, output
-from wdsfs.cli.command_help import Command
 from wdsfs.cli.opening_options import opening_options_with
 from wdsfs.cli.option_kinds import (
     Bytes,
+    Command,
     LayoutName,
     dry_run_option,
     flag,

@@ -13,9 +13,8 @@ import click
 
 from wdsfs import wings
 from wdsfs.cli import completion
-from wdsfs.cli.command_help import Command
 from wdsfs.cli.opening_options import opening_options
-from wdsfs.cli.option_kinds import gather_options
+from wdsfs.cli.option_kinds import Command, gather_options
 from wdsfs.cli.output import say
 from wdsfs.cli.process import ended_in_order
 from wdsfs.cli.view_options import composition_options, set_options

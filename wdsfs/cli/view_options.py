@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsfs.cli import completion
-from wdsfs.cli.command_help import SET, SHOWN, Decorator, group_in_section, in_section
-from wdsfs.cli.option_kinds import LayoutName, all_of, flag, gather_options, retired
+from wdsfs.cli.option_kinds import (
+    SET,
+    SHOWN,
+    Decorator,
+    LayoutName,
+    all_of,
+    flag,
+    gather_options,
+    group_in_section,
+    in_section,
+    retired,
+)
 from wdsfs.cli.process import ended_in_order
 from wdsfs.errors import UsageError
 
