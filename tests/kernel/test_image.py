@@ -51,7 +51,7 @@ from wdsfs.tree.composition import Composition, columns_of, fields_of
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.set_options import Owner
 from wdsfs.tree.tree import LowerTree, Node, View
-from wdsfs.tree.view_set import ViewSet, open_set
+from wdsfs.tree.view_set import ViewSet, make_shard_set
 
 OLD, NEW = (5, 16), (6, 15)  # kernels: the first that is supported, and the first with times in compact inodes
 OWNER = Owner(1, 70_000, 0o007)
@@ -78,7 +78,7 @@ def a_tree(
     found = expand([f"{home}/s{{0..{len(shards) - 1}}}.tar"])
     index, companions = open_index(home / "index"), Companions(wanted or Composition())
     index.refresh([*found, *companions.shards])
-    below = open_set(found, index, wanted or Composition(), companions)
+    below = make_shard_set(found, index, wanted or Composition(), companions)
     if isinstance(below, ViewSet):
         assert below.make() is None
     tree = make_tree(below, replace(view, merge=merge))

@@ -34,7 +34,7 @@ from wdsfs.tree.indexing import indexed
 from wdsfs.tree.set_options import Opening, Tolerance, TreeOptions
 from wdsfs.tree.shard_access import access_of
 from wdsfs.tree.tree import LowerTree, View
-from wdsfs.tree.view_set import ViewSet, open_set
+from wdsfs.tree.view_set import ViewSet, make_shard_set
 
 LONG_AGO = 1_000_000_000.0
 
@@ -71,7 +71,7 @@ class Followed:
         wanted, shards = self.options.tree.composition, expand(specs)
         companions, index = Companions(wanted), open_index(home / "index")
         index.refresh([*shards, *companions.shards])
-        below = open_set(shards, index, wanted, companions)
+        below = make_shard_set(shards, index, wanted, companions)
         if isinstance(below, ViewSet):
             assert below.make() is None
             wanted = below.composition

@@ -56,7 +56,7 @@ from wdsfs.tree.numbered_tree import make_numbered, samples_of
 from wdsfs.tree.set_options import TreeOptions
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import View
-from wdsfs.tree.view_set import ViewSet, is_view, open_set
+from wdsfs.tree.view_set import ViewSet, is_view, make_shard_set
 
 Sample = tuple[bytes, list[tuple[bytes, bytes]]]  # key, and (extension, content) in the order of the tar
 
@@ -83,7 +83,7 @@ def a_view(
         index.refresh(
             [one for one, _ in index.stale([*shards, *(s for joined in companions.joined for s in joined)])]
         )
-    below = open_set(shards, index, wanted, companions)
+    below = make_shard_set(shards, index, wanted, companions)
     try:
         if indexed and isinstance(below, ViewSet):
             refused = below.make()

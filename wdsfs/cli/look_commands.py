@@ -98,8 +98,8 @@ def ls(
     shards, path = split_path(arguments)
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
     failures: list[WdsfsError] = []
-    view = tree.view(opening.tolerance.allow_missing)
-    with open_typed_set(shards, selection, opening, tree.composition, view.merged) as below:
+    view = tree.view(partial=opening.tolerance.allow_missing)
+    with open_typed_set(shards, selection, opening, tree.composition, whole=view.merged) as below:
         check_name(below.shards, view)
         shown_tree = make_numbered(below, view)
         start, node = _start(shown_tree, path)
@@ -166,8 +166,8 @@ def cat(arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, ope
     *shards, path = arguments
     if not shards:
         raise UsageError("cat needs SHARDS and the PATH of a file")
-    view = tree.view(opening.tolerance.allow_missing)
-    with open_typed_set(shards, selection, opening, tree.composition, view.merged) as below:
+    view = tree.view(partial=opening.tolerance.allow_missing)
+    with open_typed_set(shards, selection, opening, tree.composition, whole=view.merged) as below:
         shown_tree = make_tree(below, view)
         node = resolve_path(shown_tree, os.fsencode(path).strip(b"/"))
         if is_directory(node):

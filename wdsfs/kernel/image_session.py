@@ -189,7 +189,7 @@ def write_image(
     from wdsfs.tree.merged_tree import make_tree
     from wdsfs.tree.opening import open_typed_set
 
-    target, view = os.path.abspath(os.fsencode(output)), tree.view(opening.tolerance.allow_missing)
+    target, view = os.path.abspath(os.fsencode(output)), tree.view(partial=opening.tolerance.allow_missing)
     top = os.path.dirname(target) if base is None else os.path.abspath(os.fsencode(base))
     about = manifest.ImageOptions(
         *(owner, top, erofs_header.OLDEST_KERNEL, tree.merge, tree.composition.public_text),

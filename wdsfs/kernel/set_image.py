@@ -85,7 +85,7 @@ def _made(served: ServedSet, options: ImageOptions) -> CachedFile:
     from wdsfs.tree.merged_tree import make_tree
     from wdsfs.tree.opening import open_known_set
 
-    view, progress = served.tree.view(served.partial), served.opening.progress
+    view, progress = served.tree.view(partial=served.partial), served.opening.progress
     composition = served.tree.composition
     with open_known_set(served.shards, served.opening, composition, whole=True, shared=True) as lower:
         tree = make_tree(lower, view)

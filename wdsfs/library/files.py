@@ -66,7 +66,7 @@ class Tree(OfSet):
     ) -> None:
         check_choice("layout", layout, LAYOUTS)
         check_choice("names", names, NAMES)
-        view = TreeOptions(layout, names, merge, index_tree).view(bool(options.get("allow_missing")))
+        view = TreeOptions(layout, names, merge, index_tree).view(partial=bool(options.get("allow_missing")))
         self._arguments = {"layout": layout, "names": names, "merge": merge, "index_tree": index_tree}
         self._set = OpenedSet(shards, layout, view.merged or index_tree, **options)
         self._tree = self._set.build(lambda lower: _prepared(lower, view))

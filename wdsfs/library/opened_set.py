@@ -97,7 +97,7 @@ class OpenedSet:
             if not isinstance(self.options[name], str | os.PathLike):
                 raise UsageError(f"{name}={self.options[name]!r:.40}: give the path of {_PATHS[name]}")
         selection, opening = _selection_of(self.options), _opening_of(self.options, progress)
-        set_ = open_typed_set(self.shards, selection, opening, self._composition(), whole)
+        set_ = open_typed_set(self.shards, selection, opening, self._composition(), whole=whole)
         self.lower: ShardSet = self._stack.enter_context(set_)
 
     def _composition(self) -> Composition:

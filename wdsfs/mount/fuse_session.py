@@ -62,7 +62,7 @@ from wdsfs.tree.numbered_tree import check_name
 from wdsfs.tree.opening import judge, make_view, refresh_index
 from wdsfs.tree.shard_access import access_of, refuse_foreign_lists
 from wdsfs.tree.shard_set import ShardSet
-from wdsfs.tree.view_set import ViewSet, open_set
+from wdsfs.tree.view_set import ViewSet, make_shard_set
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def run(mount: MountOptions, leave: daemon.Leave, ready: Callable[[], None]) -> 
     shared = os.geteuid() == 0 or "allow_other" in parsed.fuse
     refuse_foreign_lists(used.files, shared)
     files = [*(shard.path for shard in shards), *companions.files]
-    access = access_of(files, shared, mount.opening.tolerance.allow_missing)
+    access = access_of(files, shared, allow_missing=mount.opening.tolerance.allow_missing)
     if mount.overlay is not None:
         refuse_view(shards, tree)
         if not OverlayDirectory(mount.overlay).settings.exists():  # before the shards are indexed
@@ -114,7 +114,7 @@ def run(mount: MountOptions, leave: daemon.Leave, ready: Callable[[], None]) -> 
         index.portables = attached([*shards, *companions.shards])
         busy = [path for path in files if not is_remote(path)]
         check_mountpoint(mount.mountpoint, parsed.nonempty, [*busy, *_own_paths(mount, index)])
-        below = open_set(shards, index, tree.composition, companions, access=access)
+        below = make_shard_set(shards, index, tree.composition, companions, access=access)
         composition, remarks, advice, is_derived = _make_ready(mount, below, companions)
         log_file = None if serving.foreground else open_log(mount.mountpoint)
         index.suspend()
@@ -182,9 +182,9 @@ def _make_ready(mount: MountOptions, below: ShardSet, companions: Companions) ->
             # Else a record that has to be fetched or copied is, when its shard is first used.
             whole = merge or strict or mount.overlay is not None
             ready = whole or isinstance(below, ViewSet)
-            unreadable = refresh_index(index, [*below.shards, *companions.shards], opening, ready).unreadable
+            unreadable = refresh_index(index, [*below.shards, *companions.shards], opening, ready=ready).unreadable
             some = not (whole or tree.index_tree)
-            unreadable = make_view(below, opening, some) | unreadable  # which says more
+            unreadable = make_view(below, opening, some=some) | unreadable  # which says more
             if isinstance(below, ViewSet):
                 composition = below.composition  # with what was found out on the way
                 is_derived = not below.rest_waits

@@ -38,7 +38,7 @@ from wdsfs.tree.numbered_tree import make_numbered
 from wdsfs.tree.shard_access import GuardedAccess
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.soundness import rules
-from wdsfs.tree.view_set import open_set
+from wdsfs.tree.view_set import make_shard_set
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class _Look:
 
     def _opened(self, served: MountedSet) -> ShardSet:
         """Return the set, over the index of this look."""
-        below = open_set(
+        below = make_shard_set(
             *(served.shards, self.index, served.composition, served.companions),
             tags=served.tags,
             access=served.access,

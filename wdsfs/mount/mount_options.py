@@ -79,7 +79,7 @@ class MountOptions:
     @property
     def view(self) -> View:
         """The layout as trees take it. Raises UsageError for options that do not go together."""
-        return self.tree.view(self.opening.tolerance.allow_missing)
+        return self.tree.view(partial=self.opening.tolerance.allow_missing)
 
     @property
     def merge(self) -> bool:

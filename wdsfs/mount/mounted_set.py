@@ -27,7 +27,7 @@ from wdsfs.tree.numbered_tree import make_numbered
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import LowerTree, MountedTree
-from wdsfs.tree.view_set import ViewSet, open_set
+from wdsfs.tree.view_set import ViewSet, make_shard_set
 
 IDLE = 19  # added to the niceness of a process that readers do not wait for
 
@@ -94,7 +94,7 @@ class MountedSet:
 
     def _opened(self) -> ShardSet:
         index = self.index.reopen()
-        return open_set(
+        return make_shard_set(
             self.shards,
             index,
             self.composition,

@@ -309,7 +309,7 @@ class Snapshot:
         orders, key = self.shown.orders, (shard, self._tag(shard))
         order = orders.get(key)
         if order is None:
-            order = orders[key] = samples_of(self._lower, *key, self.snapshots.in_classes)
+            order = orders[key] = samples_of(self._lower, *key, in_classes=self.snapshots.in_classes)
             if len(orders) > ORDERS_MAX:
                 orders.popitem(last=False)
         return order

@@ -162,7 +162,7 @@ class Renewal:
         index.portables = attached([*shards, *further])
         if view is None or companions is None:
             return ShardSet(shards, index, access=access)
-        view_of_shards = view_set.open_set(shards, index, view, companions, access=access)
+        view_of_shards = view_set.make_shard_set(shards, index, view, companions, access=access)
         for source in view_of_shards.sources:
             for number in source.numbers:
                 with contextlib.suppress(ShardError):  # is on the page of problems

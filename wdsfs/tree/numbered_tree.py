@@ -178,7 +178,7 @@ def class_order(record: Record, plain: Record, own: Callable[[int], int | None])
 
 
 def samples_of(
-    lower: ShardSet, shard: int, tag: int | None = None, in_classes: bool = False
+    lower: ShardSet, shard: int, tag: int | None = None, *, in_classes: bool = False
 ) -> Sequence[int] | NDArray[np.uint32]:
     """Return the entries of a shard that are samples, in the order of the tar.
 

@@ -37,7 +37,7 @@ from wdsfs.tree.shard_access import Access, access_of, refuse_foreign_lists
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.soundness import rules
 from wdsfs.tree.tree import AT_PARENT, Entry, LowerTree, Node
-from wdsfs.tree.view_set import ViewSet, open_set
+from wdsfs.tree.view_set import ViewSet, make_shard_set
 
 log = logging.getLogger("wdsfs")
 
@@ -54,6 +54,7 @@ def open_typed_set(
     selection: Selection,
     opening: Opening,
     composition: Composition | None = None,
+    *,
     whole: bool = False,
 ) -> Iterator[ShardSet]:
     """Open the set that these words name, indexed and shown as `composition` says; without one unchanged.
@@ -63,7 +64,7 @@ def open_typed_set(
     """
     if opening.tolerance.is_option:
         selection = selection._replace(allow_missing=opening.tolerance.allow_missing)
-    with open_known_set(expand(specs, *selection), opening, composition, whole) as below:
+    with open_known_set(expand(specs, *selection), opening, composition, whole=whole) as below:
         yield below
 
 
@@ -72,6 +73,7 @@ def open_known_set(
     shards: Sequence[Shard],
     opening: Opening,
     composition: Composition | None = None,
+    *,
     whole: bool = False,
     access: Access | None = None,
     shared: bool = False,
@@ -89,7 +91,7 @@ def open_known_set(
     if shared:
         refuse_foreign_lists(used.files, shared)
         files = [*(shard.path for shard in shards), *(companions.files if companions else ())]
-        access = access_of(files, shared, tolerance.allow_missing)
+        access = access_of(files, shared, allow_missing=tolerance.allow_missing)
     index = open_index(opening.index_dir)
     index.portables = attached([*shards, *further])
     unreadable: dict[bytes, errors.ShardError] = {}
@@ -101,7 +103,9 @@ def open_known_set(
     if composition is None or companions is None:
         below = ShardSet(shards, index, opening.descriptors, access=access)
     else:
-        below = open_set(shards, index, composition, companions, descriptors=opening.descriptors, access=access)
+        below = make_shard_set(
+            shards, index, composition, companions, descriptors=opening.descriptors, access=access
+        )
     try:
         if not on_demand or (composition is not None and composition.classes):  # which are of the whole set
             unreadable = make_view(below, opening) | unreadable  # which says more
@@ -130,7 +134,7 @@ class Refreshed(NamedTuple):
 
 
 def refresh_index(
-    index: Index, shards: Sequence[Shard], opening: Opening, ready: bool = True, exact: bool = False
+    index: Index, shards: Sequence[Shard], opening: Opening, *, ready: bool = True, exact: bool = False
 ) -> Refreshed:
     """Index those of the shards that are new or have changed. `ready` and `exact` are those of `Index.stale`."""
     stale = [shard for shard, _ in index.stale(shards, ready, exact)]
@@ -152,7 +156,7 @@ def refresh_index(
     return Refreshed(count, unreadable)
 
 
-def make_view(below: ShardSet, opening: Opening, some: bool = False) -> dict[bytes, errors.ShardError]:
+def make_view(below: ShardSet, opening: Opening, *, some: bool = False) -> dict[bytes, errors.ShardError]:
     """Make the records of a view; returns by path why those of some shards cannot be made.
 
     `some` is that of `ViewSet.make`. Raises ViewError when the view is refused.
@@ -160,7 +164,7 @@ def make_view(below: ShardSet, opening: Opening, some: bool = False) -> dict[byt
     if not isinstance(below, ViewSet):
         return {}
     with opening.progress.composing(len(below)) as update:
-        refused = below.make(update, some)
+        refused = below.make(update, some=some)
     if refused is not None:
         raise errors.ViewError(refused)
     if below.rest_waits:

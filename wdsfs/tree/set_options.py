@@ -97,7 +97,7 @@ class TreeOptions(NamedTuple):
     index_tree: bool = False
     composition: Composition = Composition()
 
-    def view(self, partial: bool = False) -> View:
+    def view(self, *, partial: bool = False) -> View:
         """Return the layout as trees take it; `partial`: some shards may be missing. Raises UsageError."""
         from wdsfs.tree.tree import View
 
@@ -137,6 +137,7 @@ def selection_of(
     split: str | None = None,
     shard_id: int | None = None,
     num_shards: int | None = None,
+    *,
     ignore_zeros: bool = False,
     group_by_key: bool = False,
     base: str | None = None,

@@ -260,7 +260,7 @@ def _owner(directory: bytes) -> int:
         return _NOBODY
 
 
-def access_of(paths: Iterable[bytes], shared: bool, allow_missing: bool = False) -> Access:
+def access_of(paths: Iterable[bytes], shared: bool, *, allow_missing: bool = False) -> Access:
     """Return the access of a mount to these files. `shared`: other users may see it, or its user is root.
 
     Raises RefusedShard for a file that such a mount must not show, unless some may be missing.

@@ -97,7 +97,7 @@ class ShownNames:
 
     # --- from a position to names
 
-    def children(self, record: Record, where: int, after: int, twins: bool = False) -> Iterator[int]:
+    def children(self, record: Record, where: int, after: int, *, twins: bool = False) -> Iterator[int]:
         """Yield the positions of the children of a directory after the cursor.
 
         Children are files of its sample, folders, samples or files; with `twins` also samples that share their

@@ -51,7 +51,7 @@ def is_view(shards: Sequence[Shard], composition: Composition) -> bool:
     return not (composition.is_plain and Shards.of(shards).are_whole)
 
 
-def open_set(
+def make_shard_set(
     shards: Sequence[Shard],
     index: Index,
     composition: Composition,
@@ -273,7 +273,7 @@ class ViewSet(ShardSet):
         if texts:
             log.warning("%s: %s%s", self.path_text(number), texts[0], and_others(len(texts)))
 
-    def make(self, on_done: Callable[[int], None] = lambda _: None, some: bool = False) -> str | None:
+    def make(self, on_done: Callable[[int], None] = lambda _: None, *, some: bool = False) -> str | None:
         """Derive the missing records, up to the first shard that is refused; return the reason, if there is one.
 
         With `some`, up to the first shard that shows a sample, if the options can refuse none.
