@@ -307,7 +307,7 @@ def test_columns_that_a_mount_shows_can_be_packed(tmp_path: Path, files: Files, 
 
 def test_a_plan_is_compared_with_what_a_reader_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after an error in the rule of the writers: the plan is made of names that it lets pass."""
-    monkeypatch.setattr(reasons, "misread", lambda key, extension: None)
+    monkeypatch.setattr(reasons, "_misread", lambda key, extension, lower: None)
     for number, name in enumerate(("d/" * 257 + "a.jpg", "__m__/a.jpg")):
         tree = write(tmp_path / f"{number}/tree", {name: b""})
         with pytest.raises(CommitError, match=r"readers would leave out .*please report it"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from contextlib import nullcontext
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -9,8 +12,12 @@ from hypothesis import strategies as st
 from tests import tars
 from tests.index.test_record import make
 from tests.thorough import examples
+from wdsfs import names
+from wdsfs.errors import CommitError
 from wdsfs.packing import reasons
-from wdsfs.tar.headers import DEPTH_MAX, NAME_MAX, encode
+from wdsfs.packing.plan import NEW, Output, Step
+from wdsfs.packing.shown_samples import ShownSamples
+from wdsfs.tar.headers import DEPTH_MAX, NAME_MAX, encode, name_beyond_limit
 
 parts = st.text("ab._/", max_size=6).map(str.encode)
 longer = st.one_of(parts, st.sampled_from([b"d/" * 255, b"d/" * 256, b"x" * 4090, b"__key__", b"__m__/a"]))
@@ -50,3 +57,18 @@ def test_a_reader_finds_what_is_not_refused(key: bytes, extension: bytes) -> Non
     record = make(tars.tar(encode(key + b"." + extension, 0, 0)))
     assert (record.samples, record.problems) == (1, [])
     assert record.extension(0) == extension
+
+
+@examples(300)
+@given(st.lists(st.builds(b"%b.%b".__mod__, st.tuples(longer, longer)), min_size=1, max_size=6))
+def test_samples_of_a_plan_are_counted_as_readers_count_them(members: list[bytes]) -> None:
+    """Whatever the names: one that readers leave out is an error, and so is a wrong number of samples."""
+    wanted = [names.raw_key(name) for name in members]
+    count = sum(1 for _ in itertools.groupby(wanted))
+    refused = None in wanted or any(name_beyond_limit(name) for name in members)
+    for planned in (count, count + 1):
+        shown = ShownSamples(Step(Output(b"new.tar", []), NEW, None, planned))
+        with pytest.raises(CommitError) if refused or planned > count else nullcontext():
+            for name in members:
+                shown.add_member(name)
+            shown.compare()

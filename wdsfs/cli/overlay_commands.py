@@ -156,7 +156,8 @@ def show_changes(changes: Changes) -> None:
     said = set[str]()
     for word, some in remarks.items():
         for remark in some:
-            reason = reasons.FOLDER_TOO if remark.reason == reasons.FOLDER in said else remark.reason
+            is_long, was_said = remark.reason == reasons.FOLDER, remark.reason in said
+            reason = reasons.FOLDER_TOO if is_long and was_said else remark.reason
             say(f"{word}: {os.fsdecode(remark.path)}: {reason}")
             said.add(remark.reason)
 

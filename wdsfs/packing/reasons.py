@@ -55,7 +55,11 @@ def misread(key: bytes, extension: bytes) -> str | None:
 
     Semantics decision: what a mount shows can be packed. So an extension may be empty, or begin with a dot.
     """
-    if names.lower_case(extension) in names.RESERVED:
+    return _misread(key, extension, names.lower_case(extension))
+
+
+def _misread(key: bytes, extension: bytes, lower: bytes) -> str | None:
+    if lower in names.RESERVED:
         return RESERVED_COLUMN
     name = key + b"." + extension
     shown = names.raw_key(name)
@@ -74,7 +78,7 @@ def obstacle(key: bytes, extension: bytes, taken: set[bytes]) -> str | None:
     `taken` has the extensions of the sample so far, in lower case.
     """
     lower = names.lower_case(extension)
-    reason = misread(key, extension) or (ONLY_CASE if lower in taken else None)
+    reason = _misread(key, extension, lower) or (ONLY_CASE if lower in taken else None)
     if reason is None:
         taken.add(lower)
     return reason

@@ -36,10 +36,19 @@ class ShownSamples:
         self._step, self._lower = step, lower
         self._samples, self._last = 0, Key(b"", bytes)
         self._key: bytes | None = None  # of the member before, if that is a new one
+        self._prefix: bytes | None = None  # with which a further name is known to have this key
         self._folders_most = 0  # which may count a folder several times
 
     def add_member(self, name: bytes, *, in_sample: bool = True) -> None:
         """Add a new member."""
+        prefix = self._prefix
+        if (
+            prefix
+            and name.startswith(prefix)
+            and b"/" not in name[len(prefix) :]
+            and len(name) <= headers.NAME_MAX
+        ):
+            return  # a further member of the last sample, in its folder: most are
         why = headers.name_beyond_limit(name)
         key = names.raw_key(name)
         if why is None and in_sample and key is None:
@@ -51,11 +60,13 @@ class ShownSamples:
         if key is not None and key != self._key:
             self._add(Key(names.plain_key(key), lambda: key))
             self._key = key
+            # Of `__a.x` the extension decides if it belongs to the set (`__a.x__`).
+            self._prefix = None if key.startswith(b"__") else key + b"."
 
     def add_copies(self, first: Key, last: Key, count: int = 1) -> None:
         """Add this number of samples that are copied side by side, of which the first may have begun before."""
         self._add(first)
-        self._key = None
+        self._key = self._prefix = None
         self._samples += count - 1
         self._last = last
 
