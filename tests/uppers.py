@@ -80,6 +80,6 @@ def find(tree: LowerTree, upper: Path, rules: upper_walk.Rules = NO_RULES) -> Ch
         def open_file(node: UpperNode) -> int:
             return open_below(directory, node.path())
 
-        return diff.find_changes(tree, upper_format.load(directory), open_file, rules)
+        return diff.find_changes(tree, upper_format.load_names(directory), open_file, rules)
     finally:
         os.close(directory)

@@ -27,7 +27,7 @@ from wdsfs.overlay.overlay_directory import OverlayDirectory
 from wdsfs.overlay.request_journal import SIZE, RequestJournal
 from wdsfs.overlay.upper_directory import UpperDirectory
 from wdsfs.overlay.upper_files import SystemCalls
-from wdsfs.overlay.upper_format import DIRECTORY, OPEN_DIRECTORY, WHITEOUT, load
+from wdsfs.overlay.upper_format import DIRECTORY, OPEN_DIRECTORY, WHITEOUT, load_names
 from wdsfs.overlay.writable_tree import AttributeChange, WritableTree
 from wdsfs.spec.expand import expand
 from wdsfs.tree.merged_tree import make_tree
@@ -342,7 +342,7 @@ def check_whiteouts(tree: LowerTree, upper: Path) -> None:
     """Each whiteout hides a name of the lower: the kernel would list any other one."""
     directory = os.open(upper, OPEN_DIRECTORY)
     try:
-        waiting = [(load(directory), ROOT)]
+        waiting = [(load_names(directory), ROOT)]
     finally:
         os.close(directory)
     while waiting:

@@ -12,7 +12,7 @@ def journal(memory: bytearray, requester: int = 7, resent: bool = True) -> Reque
     journal = RequestJournal(memory)
     journal.requester, journal.resent = requester, resent
     if not resent:
-        journal.settle()
+        journal.drop_previous()
     return journal
 
 

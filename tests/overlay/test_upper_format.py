@@ -37,7 +37,7 @@ from wdsfs.overlay.upper_format import (
     WHITEOUT,
     Origin,
     UpperNode,
-    load,
+    load_names,
     open_below,
 )
 from wdsfs.shards import Fingerprint
@@ -48,7 +48,7 @@ as_root = pytest.mark.root
 def loaded(path: Path) -> UpperNode:
     fd = os.open(path, os.O_RDONLY)
     try:
-        return load(fd)
+        return load_names(fd)
     finally:
         os.close(fd)
 

@@ -101,7 +101,7 @@ class WritableOperations(Operations[WritableTree]):
             journal = self.tree.journal
             journal.requester, journal.resent = request.pid, request.is_resent
             if not journal.resent and request.opcode not in _OUT_OF_TURN:
-                journal.settle()
+                journal.drop_previous()
         return super().answer(request)
 
     def after_reply(self) -> None:

@@ -101,12 +101,12 @@ def open_env(home: Path) -> lmdb.Environment:
     for name in _FILES:
         _require_file(home / name)
     if data.exists() and data.stat().st_size:
-        with _opened(data) as fd:
+        with _open_to_read(data) as fd:
             lmdb_check.check_metas(fd)
     _reserve_locks(home)
     env = _map(home)
     try:
-        with _opened(data) as fd:
+        with _open_to_read(data) as fd:
             _check(env, fd)
         _share(home)
         env.reader_check()  # readers that were killed; as long as they are listed, LMDB reuses no page
@@ -141,7 +141,7 @@ def _require_file(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _open_to_read(path: Path) -> Iterator[int]:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield fd
@@ -231,7 +231,7 @@ def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
 
 log = logging.getLogger(__name__)
 
-_open: dict[Path, IndexDirectory] = {}  # those that this process uses, by path; closed ones are opened again
+_open_homes: dict[Path, IndexDirectory] = {}  # those that this process uses, by path; closed ones are opened again
 _reopening = threading.Lock()  # LMDB refuses a second environment: users of one directory may come at once
 
 
@@ -271,7 +271,7 @@ class IndexDirectory:
     def _reopen(self) -> None:
         fresh = self.reopened()
         if fresh._temporary is not None:
-            _open.pop(self.path, None)
+            _open_homes.pop(self.path, None)
         self._discard_here()
         self._temporary = self._temporary or fresh._temporary
         self.full, self.path, self._data_inode = fresh.full, fresh.path, fresh._data_inode
@@ -318,7 +318,7 @@ class IndexDirectory:
         # LMDB calls it an input/output error when a write stops half-way.
         full = "; its disk is full" if is_full(self.path) else ""
         why = f"the index in {self.path} cannot be used ({error}{full})"
-        _open.pop(self.path, None)
+        _open_homes.pop(self.path, None)
         self._env, self.path, self._temporary = temporary_env()
         self._say(_uses_temporary(why, self.path))
 
@@ -340,7 +340,7 @@ class IndexDirectory:
 
     def discard(self) -> None:
         """Give up a directory that was closed; a temporary one is deleted."""
-        _open.pop(self.path, None)
+        _open_homes.pop(self.path, None)
         self._discard_here()
         if self._temporary is not None:
             self._temporary.cleanup()
@@ -374,11 +374,11 @@ def open_directory(directory: Path | None = None) -> IndexDirectory:
     local = host.index_place(home, notices)
     if local is None:
         return _open_temporary(notices.pop(), notices)
-    if local in _open:
-        return _open[local].join()
+    if local in _open_homes:
+        return _open_homes[local].join()
     opened = _open_at(local, notices)
     if not opened.temporary:
-        _open[local] = opened
+        _open_homes[local] = opened
     return opened
 
 

@@ -29,7 +29,7 @@ DEPTH_MAX = 32  # levels of a tree; LMDB's own limit
 SPARE_PAGES = 1 << 20  # pages past the end of the file that may count as given out: a bound on nonsense
 AT_ONCE = 4096  # pages that are checked together
 
-_HEADER = 16  # page number (8 bytes), pad (2), flags (2), end of the slots (2), start of the nodes (2)
+_PAGE_HEADER = 16  # page number (8 bytes), pad (2), flags (2), end of the slots (2), start of the nodes (2)
 _NODE = 8  # size (4; of a branch's node the child, 6), flags (2), bytes of the key (2); the key; the value
 _BRANCH, _LEAF, _OVERFLOW, _META = 1, 2, 4, 8  # flags of a page
 _BIG = 1  # flag of a node: its value is elsewhere, its data the number of the first page
@@ -107,11 +107,11 @@ def check_extent(value: memoryview, small: memoryview, page_size: int) -> None:
     shows where in memory the file begins.
     """
     address, known = _address(value), _address(small)
-    if address % page_size == _HEADER:
+    if address % page_size == _PAGE_HEADER:
         tree_page = int.from_bytes(ctypes.string_at(known - known % page_size, 8), sys.byteorder)
         number = address // page_size - known // page_size + tree_page
-        count = (_HEADER - 1 + len(value)) // page_size + 1
-        if not _is_extent(ctypes.string_at(address - _HEADER, _HEADER), number, count):
+        count = (_PAGE_HEADER - 1 + len(value)) // page_size + 1
+        if not _is_extent(ctypes.string_at(address - _PAGE_HEADER, _PAGE_HEADER), number, count):
             raise Damaged("the header of a value makes no sense")
 
 
@@ -216,13 +216,13 @@ class _Checker:
         flags, lower, upper = (heads[:, word].astype(np.int64) for word in (5, 6, 7))
         sound = heads[:, :4].copy().view(np.uint64).ravel() == numbers.astype(np.uint64)
         sound &= (flags == kind) & (lower % 2 == 0) & (upper <= size)
-        sound &= (lower >= _HEADER + 2 * least) & (lower <= upper)
+        sound &= (lower >= _PAGE_HEADER + 2 * least) & (lower <= upper)
         _require(bool(sound.all()), "the header of a page makes no sense")
 
-        counts = (lower - _HEADER) // 2
+        counts = (lower - _PAGE_HEADER) // 2
         starts = np.concatenate(([0], np.cumsum(counts)))
         rows = np.repeat(np.arange(len(numbers)), counts)
-        slots = rows * (size // 2) + _HEADER // 2 + np.arange(starts[-1]) - starts[rows]
+        slots = rows * (size // 2) + _PAGE_HEADER // 2 + np.arange(starts[-1]) - starts[rows]
         offsets = words[slots].astype(np.int64)
         inside = (offsets % 2 == 0) & (offsets >= upper[rows]) & (offsets + _NODE <= size)
         _require(bool(inside.all()), "a node is not inside its page")
@@ -245,7 +245,7 @@ class _Checker:
     def _values(self, leaves: _Nodes, free: bool) -> int:
         """Check where the values of these leaves lie; return how many pages the large ones have."""
         big = np.flatnonzero(leaves.targets)
-        first, counts = leaves.targets[big], (_HEADER - 1 + leaves.sizes[big]) // self.page_size + 1
+        first, counts = leaves.targets[big], (_PAGE_HEADER - 1 + leaves.sizes[big]) // self.page_size + 1
         beyond = self.size // self.page_size
         inside = (first >= 2) & (first <= self.meta.last) & (first + counts <= min(self.meta.last + 1, beyond))
         _require(bool(inside.all()), "a value is not inside the file")
@@ -261,10 +261,10 @@ class _Checker:
     def _free_list(self, leaves: _Nodes, node: int) -> NDArray[np.uint64]:
         size, first = int(leaves.sizes[node]), int(leaves.targets[node])
         if first:
-            raw = os.pread(self.fd, _HEADER + size, first * self.page_size)
-            count = (_HEADER - 1 + size) // self.page_size + 1
-            _require(_is_extent(raw[:_HEADER], first, count), "a list of free pages makes no sense")
-            raw = raw[_HEADER:]
+            raw = os.pread(self.fd, _PAGE_HEADER + size, first * self.page_size)
+            count = (_PAGE_HEADER - 1 + size) // self.page_size + 1
+            _require(_is_extent(raw[:_PAGE_HEADER], first, count), "a list of free pages makes no sense")
+            raw = raw[_PAGE_HEADER:]
         else:
             start = int(leaves.at[node] + _NODE + leaves.key_sizes[node])
             raw = leaves.words.view(np.uint8)[start : start + size].tobytes()

@@ -55,7 +55,7 @@ FETCHED_MAX = 1 << 20  # bytes of a member that are fetched with its headers
 COMPARED = 16  # headers of a moved shard that are compared before its record is used; of a remote one the last
 BESIDE_MAX = 16  # directories of a set in which an index is looked for
 LISTED_MAX = 200_000  # names of a directory among which it is looked for
-NAMED_MAX = 3  # shards that a remark names
+CHANGED_NAMED_MAX = 3  # shards that a remark names
 
 _TIME_UNITS = (1, 100, 1_000, 1_000_000)  # ns: the clocks of file systems and of copying tools
 _SECOND = 1_000_000_000  # ns
@@ -125,7 +125,7 @@ class PortableIndex:
         """
         if not self._mark and key in self._numbers:  # the key of what is read plainly is its path
             return self._numbers[key]
-        path = path_of(key)
+        path = path_in_key(key)
         if key[len(path) :] != self._mark:
             return None
         number = self._numbers.get(path)
@@ -167,7 +167,7 @@ class PortableIndex:
         self._verdicts[number] = _Verdict(now, match)
         return match
 
-    def settle(self, number: int, path: bytes, now: Fingerprint, record: Record) -> Match:
+    def decide(self, number: int, path: bytes, now: Fingerprint, record: Record) -> Match:
         """Compare as `match` does; if that leaves it open, compare headers."""
         match = self.match(number, path, now)
         if match is Match.PERHAPS:
@@ -321,12 +321,12 @@ class Portables:
 
         `exact`: a moved shard has none.
         """
-        path = path_of(key)
+        path = path_in_key(key)
         for file, number in self._listing(key):
             match = file.match(number, path, now)
             if match is Match.PERHAPS and not exact and file.is_mapped and not is_remote(path):
                 record = file.in_place(number)
-                match = Match.OTHER if record is None else file.settle(number, path, now, record)
+                match = Match.OTHER if record is None else file.decide(number, path, now, record)
             if match is Match.SAME or (match is not Match.OTHER and not exact):
                 return file.file.numbers(number)
         return None
@@ -350,10 +350,10 @@ class Portables:
     def record(self, key: bytes, now: Fingerprint) -> Record | None:
         """Return the record of a shard, in place; None if it has to be copied first (`copy`), or built."""
         for file, number in self._listing(key):
-            if file.is_mapped and file.match(number, path_of(key), now) is not Match.OTHER:
+            if file.is_mapped and file.match(number, path_in_key(key), now) is not Match.OTHER:
                 record = file.in_place(number)
                 if record is not None:
-                    match = file.settle(number, path_of(key), now, record)
+                    match = file.decide(number, path_in_key(key), now, record)
                     if match is not Match.OTHER:
                         record.fingerprint = now
                         record.moved = set() if match is Match.MOVED else None
@@ -363,19 +363,19 @@ class Portables:
     def has_in_place(self, key: bytes, now: Fingerprint) -> bool:
         """Return True if `record` has the record of a shard, unless it is damaged."""
         return any(
-            file.is_mapped and file.match(number, path_of(key), now) is not Match.OTHER
+            file.is_mapped and file.match(number, path_in_key(key), now) is not Match.OTHER
             for file, number in self._listing(key)
         )
 
     def copy(self, key: bytes, now: Fingerprint, exact: bool = False) -> bytes | None:
         """Return the record of a shard as LMDB keeps it; None if it has to be built."""
         for file, number in self._listing(key):
-            match = file.match(number, path_of(key), now)
+            match = file.match(number, path_in_key(key), now)
             if match is Match.OTHER or (exact and match is not Match.SAME):
                 continue
             data = file.read(number)
             if data is not None:
-                match = file.settle(number, path_of(key), now, Record(data, verify=False))
+                match = file.decide(number, path_in_key(key), now, Record(data, verify=False))
                 if match is not Match.OTHER:
                     return restamped(data, now, moved=match is Match.MOVED)
         return None
@@ -383,7 +383,7 @@ class Portables:
     def same(self, key: bytes, now: Fingerprint) -> tuple[PortableIndex, Row] | None:
         """Return the row of exactly this shard, and the file that has it."""
         for file, number in self._listing(key):
-            if file.match(number, path_of(key), now) is Match.SAME:
+            if file.match(number, path_in_key(key), now) is Match.SAME:
                 return file, file.file.row(number)
         return None
 
@@ -407,8 +407,8 @@ class Portables:
         for file in self.files:
             listed = [shard for shard in indexed if file.number_of(shard.key) is not None]
             if listed:
-                shown = ", ".join(os.fsdecode(shard.path) for shard in listed[:NAMED_MAX])
-                more = ", ..." if len(listed) > NAMED_MAX else ""
+                shown = ", ".join(os.fsdecode(shard.path) for shard in listed[:CHANGED_NAMED_MAX])
+                more = ", ..." if len(listed) > CHANGED_NAMED_MAX else ""
                 count = f"{len(listed):,} of its {len(file.file):,} shards"
                 yield (
                     f"{file}: {count} have changed since it was written ({shown}{more}) and are indexed; "
@@ -423,7 +423,7 @@ def _now(path: bytes) -> Fingerprint | None:
         return None
 
 
-def path_of(key: bytes) -> bytes:
+def path_in_key(key: bytes) -> bytes:
     """Return the path of the shard with this key in the index."""
     return key.partition(b"\0")[0]
 

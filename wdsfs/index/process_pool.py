@@ -39,7 +39,7 @@ from wdsfs.index.spread import InFlight, Job, spread
 from wdsfs.shards import Fingerprint, Shard, wait_for_tick
 
 ALONE_BYTES = 64 << 20  # less work than this is finished here before other processes have started
-AHEAD = 4  # results per process that may wait to be taken
+RESULTS_AHEAD = 4  # results per process that may wait to be taken
 TOGETHER = 8  # remote shards that are worked at at the same time
 
 
@@ -204,7 +204,7 @@ def _through(
     running: InFlight[Item] = InFlight()
     try:
         while True:
-            for item in itertools.islice(queue, AHEAD * jobs - len(running)):
+            for item in itertools.islice(queue, RESULTS_AHEAD * jobs - len(running)):
                 try:
                     unit = prepare(item)
                 except ShardError as error:

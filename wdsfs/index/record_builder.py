@@ -91,7 +91,7 @@ class Sections:
             padding = -len(data) % 8
             parts += [data, bytes(padding)]
             offset += len(data) + padding
-        return _packed({**directory, "sections": table}, parts)
+        return _pack_parts({**directory, "sections": table}, parts)
 
 
 def restamped(data: bytes | memoryview, fingerprint: Fingerprint, moved: bool = False) -> bytes:
@@ -102,10 +102,10 @@ def restamped(data: bytes | memoryview, fingerprint: Fingerprint, moved: bool = 
     directory["fingerprint"] = list(fingerprint)
     if moved:
         directory["moved"] = True
-    return _packed(directory, [bytes(data[end:])])
+    return _pack_parts(directory, [bytes(data[end:])])
 
 
-def _packed(directory: dict[str, Any], parts: Iterable[bytes]) -> bytes:
+def _pack_parts(directory: dict[str, Any], parts: Iterable[bytes]) -> bytes:
     text = json.dumps(directory, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 4) % 8)
     body = b"".join([len(text).to_bytes(4, "little"), text, *parts])

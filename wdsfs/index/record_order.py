@@ -46,20 +46,20 @@ class OrderedDraft:
         self.folder_parents[0] = 0
 
     def _order_entries(self, draft: MemberDraft) -> None:
-        folder = self.new_folder[_rows(draft.entry_folder)]
+        folder = self.new_folder[_as_numbers(draft.entry_folder)]
         order = np.argsort(folder, kind="stable")
         self.new_entry = _inverse(order)
         self.entry_folder = folder[order]
         self.entry_names = [draft.entry_names[number] for number in order.tolist()]
         self.entry_flags = np.frombuffer(bytes(draft.entry_flags), dtype=np.uint8)[order].copy()
-        self.entry_crc = _rows(draft.entry_crc)[order]
+        self.entry_crc = _as_numbers(draft.entry_crc)[order]
 
     def _order_members(self, draft: MemberDraft) -> None:
-        entry = self.new_entry[_rows(draft.member_entry)]
+        entry = self.new_entry[_as_numbers(draft.member_entry)]
         self.member_order = np.argsort(entry, kind="stable")
         self.new_member = _inverse(self.member_order)
         self.member_entry = entry[self.member_order]
-        self.member_extension = _rows(draft.member_extension)[self.member_order]
+        self.member_extension = _as_numbers(draft.member_extension)[self.member_order]
         self.extensions = list(draft.extensions)
 
     def _folder_flags(self) -> NDArray[np.uint8]:
@@ -130,7 +130,7 @@ class OrderedDraft:
         return b"%b.%b" % (self.entry_names[entry], extension) if full else extension
 
 
-def _rows(column: array[int]) -> NDArray[np.uint32]:
+def _as_numbers(column: array[int]) -> NDArray[np.uint32]:
     """Return a column of the draft, without a copy."""
     return np.frombuffer(column, dtype=np.uint32) if column else np.zeros(0, dtype=np.uint32)
 

@@ -65,7 +65,6 @@ TOGETHER_SECONDS, TOGETHER_MAX = 0.1, 64  # of work that is sent as one batch, a
 WIDTH_EVERY = 256  # results after which the engine is asked again how many workers it has
 
 Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from wdsfs.door.urls import is_remote
 from wdsfs.errors import IndexUnusable, MissingShard, NotATar, ShardError, UnreadableShard
 from wdsfs.index import index_directory, lmdb_check, process_pool
 from wdsfs.index.index_directory import IndexDirectory
-from wdsfs.index.portable import Portables, path_of
+from wdsfs.index.portable import Portables, path_in_key
 from wdsfs.index.record import Record
 from wdsfs.index.record_builder import adopted
 from wdsfs.index.record_of_file import build_file
@@ -190,7 +190,7 @@ class Index:
         for shard in shards:
             numbers = None if ready or exact else self.portables.presumed(shard)
             if numbers is not None:
-                self._note(shard.key, numbers[_PROBLEMS])
+                self._note_if_whole(shard.key, numbers[_PROBLEMS])
                 continue
             try:
                 fingerprint = DOOR.look(shard.path)
@@ -203,7 +203,7 @@ class Index:
     def _is_indexed(self, key: bytes, fingerprint: Fingerprint, ready: bool, exact: bool) -> bool:
         stored = self._stored_summary(key)
         if stored is not None and stored.is_of(fingerprint):
-            self._note(key, stored.problems)
+            self._note_if_whole(key, stored.problems)
             if not exact:
                 return True
             record = self._stored_record(key, verify=True)  # to be passed on: no damage, no older format
@@ -211,10 +211,10 @@ class Index:
         numbers = self.portables.numbers(key, fingerprint, exact)
         if numbers is None:
             return False
-        self._note(key, numbers[_PROBLEMS])
+        self._note_if_whole(key, numbers[_PROBLEMS])
         return not ready or self.portables.has_in_place(key, fingerprint)
 
-    def _note(self, key: bytes, problems: int) -> None:
+    def _note_if_whole(self, key: bytes, problems: int) -> None:
         if not problems:
             self._whole.add(key)
 
@@ -390,7 +390,7 @@ class Index:
                 unsealed = _unseal(value)
                 if unsealed is None:
                     continue
-                path = path_of(unsealed[1])
+                path = path_in_key(unsealed[1])
                 if is_remote(path):
                     remote.setdefault(path, []).append(bytes(key[1:]))
                     keys.add(key_of(path, unsealed[0].fingerprint))

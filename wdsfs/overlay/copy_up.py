@@ -17,7 +17,7 @@ from wdsfs.overlay.upper_format import DIRECTORY, UpperNode
 from wdsfs.tree import content as content_module
 from wdsfs.tree.tree import Node
 
-CHUNK = 1 << 20  # bytes that are copied up at a time
+COPIED_AT_ONCE = 1 << 20  # bytes that are copied up at a time
 
 
 class CopyUp:
@@ -110,8 +110,8 @@ class CopyUp:
 
     def _chunks(self, inode: int, size: int) -> Iterator[bytes]:
         content = self.tree.content(inode)
-        for offset in range(0, size, CHUNK):
-            yield content_module.read(content, offset, min(CHUNK, size - offset))
+        for offset in range(0, size, COPIED_AT_ONCE):
+            yield content_module.read(content, offset, min(COPIED_AT_ONCE, size - offset))
 
     def _link_copy(self, node: UpperNode, holder: int, name: bytes) -> None:
         directory = self.directory(holder)

@@ -26,7 +26,16 @@ from wdsfs.errors import InvalidRequest, IsADirectory, NoSuchAttribute, NoSuchEn
 from wdsfs.inodes import MEMBER, ROOT, UP, kind_of
 from wdsfs.names import text_of
 from wdsfs.overlay.upper_directory import UpperDirectory
-from wdsfs.overlay.upper_format import DIRECTORY, FILE, RESERVED, SYMLINK, THE_WHITEOUT, Origin, Place, UpperNode
+from wdsfs.overlay.upper_format import (
+    DIRECTORY,
+    FILE,
+    RESERVED_ATTRIBUTES,
+    SYMLINK,
+    THE_WHITEOUT,
+    Origin,
+    Place,
+    UpperNode,
+)
 from wdsfs.overlay.work_directory import Orphans
 from wdsfs.tree import content as content_module
 from wdsfs.tree.content import Content
@@ -581,4 +590,4 @@ class OverlaidTree:
 
 def is_users(name: bytes) -> bool:
     """Return True for an attribute of users; False for "user.overlay.x" and for all of other namespaces."""
-    return name.startswith(_USER) and not name.startswith(RESERVED)
+    return name.startswith(_USER) and not name.startswith(RESERVED_ATTRIBUTES)

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 OUTPUTS = Format("a list of outputs", (2,), "use the wdsfs that wrote it; nothing was changed")  # outputs.json
 SAMPLE_BYTES = 64 << 10  # of a written shard, by which it is recognised; half of them before the first change
-NAMED_MAX = 5  # changed shards that a warning names
+SHARDS_NAMED_MAX = 5  # changed shards that a warning names
 
 
 # --- the shards that it was made over
@@ -60,7 +60,7 @@ def check_set(place: OverlayDirectory, shards: Sequence[Shard], view: View) -> O
             log.warning(
                 "shards have changed since the overlay %s was made: %s; its changes still apply, by path: see "
                 "them with `wdsfs diff`",
-                *(place.path, several(changed, NAMED_MAX)),
+                *(place.path, several(changed, SHARDS_NAMED_MAX)),
             )
     return settings
 
@@ -131,8 +131,8 @@ def _changed(place: OverlayDirectory, before: OverlaySettings, now: OverlaySetti
     missing = [os.fsdecode(shard.name) for shard in before.shards if shard.name not in fingerprints]
     if missing:
         raise OverlayUnusable(
-            f"{place.path} is an overlay of a set that has {several(missing, NAMED_MAX)}, too: name the same "
-            "SHARDS"
+            f"{place.path} is an overlay of a set that has {several(missing, SHARDS_NAMED_MAX)}, too: name the "
+            "same SHARDS"
         )
     # A shard that cannot be read now is reported when it is used.
     return [

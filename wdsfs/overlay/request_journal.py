@@ -46,7 +46,7 @@ class RequestJournal:
     def begin(self, what: str, key: Key, about: Key = ()) -> None:
         """Note a coming change: `key` identifies its request, `about` serves to check the result."""
         entry = marshal.dumps((self.requester, what, key, about))
-        self.settle()  # the length comes last: a stop in between leaves no partial note
+        self.drop_previous()  # the length comes last: a stop in between leaves no partial note
         if len(entry) <= SIZE - _LENGTH.size:
             self._memory[_LENGTH.size : _LENGTH.size + len(entry)] = entry
             _LENGTH.pack_into(self._memory, 0, len(entry))
@@ -60,7 +60,7 @@ class RequestJournal:
         if self._left is None:
             _LENGTH.pack_into(self._memory, 0, 0)
 
-    def settle(self) -> None:
+    def drop_previous(self) -> None:
         """Drop the note of the previous worker: the kernel sends its request again before new ones, or never."""
         self._left = None
         self.clear()

@@ -246,7 +246,7 @@ class Undo:
             for part in list(restoration.parts(target)):
                 if part.directory.children.get(part.name) is part.node:
                     self._undo(part)
-        self._settle_numbers()
+        self._give_back_numbers()
         for directory in {target.directory for target in targets}:
             if directory.chain()[-1] is self.upper.top:  # else it is gone, too
                 self.upper.files.sync(directory)
@@ -284,7 +284,7 @@ class Undo:
             self.order.drop(directory)
         self.order.drop(node)
 
-    def _settle_numbers(self) -> None:
+    def _give_back_numbers(self) -> None:
         """Give nodes of the lower that show through again their inode numbers and all their names."""
         # Samples before their files: the place of a sample decides whether the lower's files in it are seen.
         for number, node in sorted(self.nodes.by_inode.items(), key=lambda item: (kind_of(item[0]), item[0])):

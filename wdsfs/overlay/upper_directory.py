@@ -137,13 +137,13 @@ class UpperDirectory:
 
 
 def load_upper(place: OverlayDirectory) -> upper_format.UpperNode:
-    """Return the names in the upper of an overlay; none if it has no upper yet. Raises as `upper_format.load`."""
-    with opened_upper(place) as directory:
-        return upper_format.empty() if directory < 0 else upper_format.load(directory)
+    """Return the names in the upper of an overlay; none if it has no upper yet. Raises as `load_names`."""
+    with open_upper(place) as directory:
+        return upper_format.empty() if directory < 0 else upper_format.load_names(directory)
 
 
 @contextlib.contextmanager
-def opened_upper(place: OverlayDirectory) -> Iterator[int]:
+def open_upper(place: OverlayDirectory) -> Iterator[int]:
     """Open the upper of an overlay; the descriptor is -1 if it has none yet."""
     if not place.upper.is_dir():
         yield -1

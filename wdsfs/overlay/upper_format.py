@@ -14,8 +14,8 @@ Two attributes belong to wdsfs: `user.wdsfs.origin` = "<inode>:<sum>" keeps the 
 renamed sample) has in the lower, as long as its shard's fingerprint has that sum (hexadecimal); `user.wdsfs.mode`
 = octal permission bits to show, where those on disk have to be wider for a daemon that is not root.
 
-`load` reads the names into memory, as a tree of `UpperNode`s. Names are looked up there; a name without a node is
-that of the lower. Attributes and content stay on disk.
+`load_names` reads the names into memory, as a tree of `UpperNode`s. Names are looked up there; a name without a
+node is that of the lower. Attributes and content stay on disk.
 
 This module knows no FUSE, no shards and no lower: `overlay/writable_tree.py` decides what is copied up or hidden.
 The files beside the upper are in `overlay/overlay_directory.py`. One thread at a time.
@@ -34,7 +34,7 @@ from wdsfs.inodes import ROOT, UP
 FILE, DIRECTORY, SYMLINK, WHITEOUT, OTHER = range(5)
 
 # Attributes of the format; all others in the namespace "user." belong to users.
-RESERVED = (b"user.overlay.", b"trusted.overlay.", b"user.wdsfs.")
+RESERVED_ATTRIBUTES = (b"user.overlay.", b"trusted.overlay.", b"user.wdsfs.")
 OPAQUE, WHITED_OUT = "user.overlay.opaque", "user.overlay.whiteout"
 MERGED = "user.overlay.origin"
 ORIGIN, MODE = "user.wdsfs.origin", "user.wdsfs.mode"
@@ -181,7 +181,7 @@ def open_below(directory: int, path: bytes, flags: int = os.O_RDONLY) -> int:
         os.close(fd)
 
 
-def load(directory: int) -> UpperNode:
+def load_names(directory: int) -> UpperNode:
     """Return the names in the upper that this descriptor is of; read-only.
 
     Raises OverlayUnusable for attributes that wdsfs does not understand, and OSErrors.

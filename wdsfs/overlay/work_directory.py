@@ -85,7 +85,7 @@ class Orphans:
 
     def start(self, inherited: bool) -> None:
         """Find the orphans of former processes; keep them if `inherited`, as the kernel may know them."""
-        self.top.children = upper_format.load(self.fd).children
+        self.top.children = upper_format.load_names(self.fd).children
         for name, node in list(self.top.children.items()):
             if inherited and node.kind != upper_format.WHITEOUT:
                 node.parent, node.inode = self.top, _number(name)

@@ -24,7 +24,7 @@ from wdsfs.index.record import STRAY, Record
 from wdsfs.index.record_columns import equal_range
 from wdsfs.inodes import MEMBER, ROOT, SAMPLE, index_of, kind_of
 from wdsfs.overlay.overlay_directory import OverlayDirectory
-from wdsfs.overlay.upper_directory import load_upper, opened_upper
+from wdsfs.overlay.upper_directory import load_upper, open_upper
 from wdsfs.overlay.upper_format import Origin, UpperNode, open_below
 from wdsfs.packing import reasons
 from wdsfs.packing.plan import NewMember, Remark
@@ -536,7 +536,7 @@ def _key_of(name: bytes) -> bytes:
 
 def changes_of(place: OverlayDirectory, tree: LowerTree, rules: Rules = Rules()) -> Changes:  # noqa: B008  # immutable
     """Return the changes of an overlay over this tree; raises what `find_changes` raises."""
-    with opened_upper(place) as directory:
+    with open_upper(place) as directory:
         return find_changes(tree, load_upper(place), lambda node: open_below(directory, node.path()), rules)
 
 
