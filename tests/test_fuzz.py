@@ -39,7 +39,7 @@ from wdsfs.index import record_check, record_of_file
 from wdsfs.index.portable import PortableIndex
 from wdsfs.index.portable_writer import checked_target, write_index
 from wdsfs.index.record import Record
-from wdsfs.index.store import open_index
+from wdsfs.index.store import Needed, open_index
 from wdsfs.interop.lint import lint
 from wdsfs.kernel import manifest
 from wdsfs.kernel.manifest import Device, ImageSet, Manifest
@@ -186,7 +186,7 @@ def compressed_tar(directory: Path) -> tuple[Sequence[bytes], Read]:
 def portable_index(directory: Path) -> tuple[Sequence[bytes], Read]:
     shards = sets.make(directory, 3)
     index = open_index(directory / "index")
-    index.refresh([one for one, _ in index.stale(shards, exact=True)], exact=True)
+    index.refresh([one for one, _ in index.stale(shards, Needed.PROVABLE)], needed=Needed.PROVABLE)
     write_index(index, shards, checked_target(str(directory / "set.wdsidx")))
     index.close()
 

@@ -101,7 +101,9 @@ class Mount:
         self.start(calls)
 
     def start(self, calls: SystemCalls | None = None, inherited: bool = False) -> None:
-        self.upper = UpperDirectory(OverlayDirectory(self.home), None, inherited, calls, self.descriptors)
+        self.upper = UpperDirectory(
+            OverlayDirectory(self.home), None, calls, self.descriptors, inherited=inherited
+        )
         self.tree = WritableTree(self.below, self.upper, None, RequestJournal(self.memory))
         self.tree.prepare()
 

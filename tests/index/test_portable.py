@@ -29,7 +29,7 @@ from wdsfs.index.portable_writer import checked_target, write_index
 from wdsfs.index.record import RECORD, Record
 from wdsfs.index.record_builder import restamped
 from wdsfs.index.record_of_file import build_file
-from wdsfs.index.store import Index, Summary, open_index
+from wdsfs.index.store import Index, Needed, Summary, open_index
 from wdsfs.names import PLAIN, Reading
 from wdsfs.remote import object_cache
 from wdsfs.remote.client import Remote
@@ -49,7 +49,7 @@ def write(directory: Path, shards: list[Shard], name: str = "set.wdsidx") -> Pat
     """Index these shards, and write their portable index into a directory."""
     index = open_index(directory / "made")
     index.portables = attached(shards)
-    index.refresh([one for one, _ in index.stale(shards, exact=True)], exact=True)
+    index.refresh([one for one, _ in index.stale(shards, Needed.PROVABLE)], needed=Needed.PROVABLE)
     write_index(index, shards, checked_target(str(directory / name)))
     index.close()
     return directory / name
@@ -64,8 +64,8 @@ def opened(home: Path, shards: list[Shard]) -> Index:
 
 def built(index: Index, shards: list[Shard]) -> list[bytes]:
     """The names of the shards that have to be built, and not only copied."""
-    stale = [one for one, _ in index.stale(shards, ready=True)]
-    copies = {one.path for one, _ in index._copies(stale, False, set())}
+    stale = [one for one, _ in index.stale(shards, Needed.USABLE)]
+    copies = {one.path for one, _ in index._copies(stale, set(), exact=False)}
     return [one.name for one in stale if one.path not in copies]
 
 
@@ -124,7 +124,7 @@ def test_a_record_that_is_damaged_is_not_passed_on(tmp_path: Path) -> None:
     digest = hashlib.blake2b(shards[0].key, digest_size=16).digest()
     index._write([(b"r" + digest, build_file(shards[0].path)[:-1] + b"?")])
     assert list(index.stale(shards)) == []
-    assert [one for one, _ in index.stale(shards, exact=True)] == shards[:1]
+    assert [one for one, _ in index.stale(shards, Needed.PROVABLE)] == shards[:1]
     index.close()
 
 
@@ -160,7 +160,7 @@ def test_a_set_is_used_from_the_file_without_being_read(tmp_path: Path, caplog: 
     shards = expand([str(file)])
     assert [one.name for one in shards] == [b"s0", b"s1", b"s2"]
     index = opened(tmp_path / "new", shards)
-    assert list(index.stale(shards, ready=True)) == []
+    assert list(index.stale(shards, Needed.USABLE)) == []
     for one in shards:
         now = Fingerprint.at(one.path)
         assert index.summary(one.key, now) == sets.right_summary(one)
@@ -200,8 +200,8 @@ def test_shards_without_their_times_are_known_by_their_headers(tmp_path: Path) -
     write(tmp_path / "a", sets.make(tmp_path / "a", 3))
     shards = moved(tmp_path / "a", tmp_path / "b", touched)
     index = opened(tmp_path / "new", shards)
-    assert list(index.stale(shards, ready=True)) == []
-    assert len(list(index.stale(shards, exact=True))) == 3, "what only headers show is not passed on"
+    assert list(index.stale(shards, Needed.USABLE)) == []
+    assert len(list(index.stale(shards, Needed.PROVABLE))) == 3, "what only headers show is not passed on"
     assert content(index, shards) == true_content(shards)
     record = index.record(shards[0].key, Fingerprint.at(shards[0].path))
     assert record is not None
@@ -280,7 +280,7 @@ def test_an_update_shares_old_records_and_leaves_readers_theirs(tmp_path: Path) 
     assert [sets.listing(one) for one in old if one is not None] == listings
     reader.close()
     index = opened(tmp_path / "new", now)
-    assert list(index.stale(now, ready=True)) == []
+    assert list(index.stale(now, Needed.USABLE)) == []
     assert content(index, now) == true_content(now)
     index.close()
     updated = file.read_bytes()
@@ -294,7 +294,7 @@ def test_one_that_others_could_have_written_is_copied_not_mapped(tmp_path: Path)
     shards = expand([str(file)])
     index = opened(tmp_path / "new", shards)
     assert list(index.stale(shards)) == []
-    assert len(list(index.stale(shards, ready=True))) == 2
+    assert len(list(index.stale(shards, Needed.USABLE))) == 2
     now = Fingerprint.at(shards[0].path)
     assert index.record(shards[0].key, now) is None
     assert content(index, shards) == true_content(shards)

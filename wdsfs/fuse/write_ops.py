@@ -292,7 +292,7 @@ class WritableOperations(Operations[WritableTree]):
 
     def fsync(self, request: Request) -> Reply:
         with self.slowly():
-            self.tree.fsync(request.node, protocol.data_only(request.body))
+            self.tree.fsync(request.node, only_data=protocol.data_only(request.body))
         return b""
 
     def _dropped(self, inode: int) -> int | None:

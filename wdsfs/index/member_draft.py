@@ -138,7 +138,7 @@ class HardLink(NamedTuple):
 class MemberDraft:
     """Entries and members of a shard, collected chunk by chunk in compact arrays."""
 
-    def __init__(self, group_by_key: bool = False, size: int = 1 << 62) -> None:
+    def __init__(self, *, group_by_key: bool = False, size: int = 1 << 62) -> None:
         """Make a draft for a shard of `size` bytes, which limit the number of folders."""
         # With `group_by_key`: samples by raw key, and the samples whose members are not adjacent.
         self.known: dict[bytes, int] | None = {} if group_by_key else None

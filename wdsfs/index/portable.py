@@ -316,7 +316,7 @@ class Portables:
             if number is not None:
                 yield file, number
 
-    def numbers(self, key: bytes, now: Fingerprint, exact: bool = False) -> tuple[int, ...] | None:
+    def numbers(self, key: bytes, now: Fingerprint, *, exact: bool = False) -> tuple[int, ...] | None:
         """Return the numbers of the summary of a shard; None if no row matches it.
 
         `exact`: a moved shard has none.
@@ -367,7 +367,7 @@ class Portables:
             for file, number in self._listing(key)
         )
 
-    def copy(self, key: bytes, now: Fingerprint, exact: bool = False) -> bytes | None:
+    def copy(self, key: bytes, now: Fingerprint, *, exact: bool = False) -> bytes | None:
         """Return the record of a shard as LMDB keeps it; None if it has to be built."""
         for file, number in self._listing(key):
             match = file.match(number, path_in_key(key), now)
@@ -392,7 +392,7 @@ class Portables:
         for file, number in self._listing(key):
             file.refuse(number)
 
-    def remarks(self, stale: Iterable[Shard], exact: bool = False) -> Iterator[str]:
+    def remarks(self, stale: Iterable[Shard], *, exact: bool = False) -> Iterator[str]:
         """Yield a line for each file that lists some of these shards, but in another state.
 
         Shards whose records only have to be copied are not counted. `exact` as in `numbers`.
@@ -402,7 +402,7 @@ class Portables:
         indexed = [
             shard
             for shard in stale
-            if (now := _now(shard.path)) is not None and self.numbers(shard.key, now, exact) is None
+            if (now := _now(shard.path)) is not None and self.numbers(shard.key, now, exact=exact) is None
         ]
         for file in self.files:
             listed = [shard for shard in indexed if file.number_of(shard.key) is not None]

@@ -224,7 +224,7 @@ class Record:
     _few_extensions: list[bytes]
     _extension_numbers: dict[bytes, int]
 
-    def __init__(self, buffer: Any, verify: bool = True) -> None:
+    def __init__(self, buffer: Any, *, verify: bool = True) -> None:
         view = memoryview(buffer)
         if bytes(view[:8]) != MAGIC:
             raise ValueError("not a shard record")

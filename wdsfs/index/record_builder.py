@@ -94,7 +94,7 @@ class Sections:
         return _pack_parts({**directory, "sections": table}, parts)
 
 
-def restamped(data: bytes | memoryview, fingerprint: Fingerprint, moved: bool = False) -> bytes:
+def restamped(data: bytes | memoryview, fingerprint: Fingerprint, *, moved: bool = False) -> bytes:
     """Return a sound record with another fingerprint; `moved` as in `Record`."""
     end = 20 + int.from_bytes(data[16:20], "little")
     directory = json.loads(bytes(data[20:end]))
@@ -143,7 +143,7 @@ def build(
     record can number.
     """
     problems = Problems([] if problem is None else [problem])
-    draft = MemberDraft(reading.group_by_key, size_of(fd))
+    draft = MemberDraft(group_by_key=reading.group_by_key, size=size_of(fd))
     marks = reading.marks()
     for chunk in scan.scan(fd, problems, marks=marks):
         damage = draft.add(chunk)

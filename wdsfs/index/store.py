@@ -15,6 +15,7 @@ Threads: an `Index` is used by one thread at a time.
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import hashlib
 import os
@@ -77,6 +78,18 @@ class Summary(NamedTuple):
 
 
 _PROBLEMS = Summary._fields.index("problems") - len(Fingerprint._fields)  # among the numbers of a portable index
+
+
+class Needed(enum.Enum):
+    """What the index has to know of a shard that need not be indexed; each asks for more than the one before.
+
+    LISTED: a row of a portable index is enough. USABLE: the record need not be copied here first. PROVABLE: the
+    record is undamaged, and size and time, or the ETag, show that it is of the shard, not headers alone.
+    """
+
+    LISTED = 1
+    USABLE = 2
+    PROVABLE = 3
 
 
 class Index:
@@ -152,7 +165,7 @@ class Index:
         unsealed = None if value is None else _unseal(value)
         return unsealed[0] if unsealed is not None and unsealed[1] == path else None
 
-    def record(self, path: bytes, fingerprint: Fingerprint, verify: bool = True) -> Record | None:
+    def record(self, path: bytes, fingerprint: Fingerprint, *, verify: bool = True) -> Record | None:
         """Return the record of the shard at `path`, in place, valid until `renew`.
 
         None if it has to be copied or built. To `verify` takes time for each member. A record that was right once
@@ -168,7 +181,7 @@ class Index:
         if value is None:
             return None
         try:
-            return Record(value, verify)
+            return Record(value, verify=verify)
         except (ValueError, KeyError, TypeError):  # damaged: counts as missing
             return None
 
@@ -179,16 +192,10 @@ class Index:
             return None
         return self._get(b"r" + _digest(path))
 
-    def stale(
-        self, shards: Sequence[Shard], ready: bool = False, exact: bool = False
-    ) -> Iterator[tuple[Shard, int]]:
-        """Yield the shards that have to be indexed, with their sizes in bytes. Missing files count 0 bytes.
-
-        Shards in a portable index count as indexed: with `ready` not those whose records have to be copied here
-        first, with `exact` not those that are known by their headers only.
-        """
+    def stale(self, shards: Sequence[Shard], needed: Needed = Needed.LISTED) -> Iterator[tuple[Shard, int]]:
+        """Yield the shards that have to be indexed, with their sizes in bytes. Missing files count 0 bytes."""
         for shard in shards:
-            numbers = None if ready or exact else self.portables.presumed(shard)
+            numbers = self.portables.presumed(shard) if needed is Needed.LISTED else None
             if numbers is not None:
                 self._note_if_whole(shard.key, numbers[_PROBLEMS])
                 continue
@@ -197,22 +204,22 @@ class Index:
             except (MissingShard, UnreadableShard):
                 yield shard, 0
                 continue
-            if not self._is_indexed(shard.key, fingerprint, ready, exact):
+            if not self._is_indexed(shard.key, fingerprint, needed):
                 yield shard, fingerprint.size
 
-    def _is_indexed(self, key: bytes, fingerprint: Fingerprint, ready: bool, exact: bool) -> bool:
+    def _is_indexed(self, key: bytes, fingerprint: Fingerprint, needed: Needed) -> bool:
         stored = self._stored_summary(key)
         if stored is not None and stored.is_of(fingerprint):
             self._note_if_whole(key, stored.problems)
-            if not exact:
+            if needed is not Needed.PROVABLE:
                 return True
             record = self._stored_record(key, verify=True)  # to be passed on: no damage, no older format
             return record is not None and record.moved is None
-        numbers = self.portables.numbers(key, fingerprint, exact)
+        numbers = self.portables.numbers(key, fingerprint, exact=needed is Needed.PROVABLE)
         if numbers is None:
             return False
         self._note_if_whole(key, numbers[_PROBLEMS])
-        return not ready or self.portables.has_in_place(key, fingerprint)
+        return needed is Needed.LISTED or self.portables.has_in_place(key, fingerprint)
 
     def _note_if_whole(self, key: bytes, problems: int) -> None:
         if not problems:
@@ -319,18 +326,18 @@ class Index:
         jobs: int = 1,
         on_done: Callable[[Shard, Summary | None, str | None], None] = lambda *_: None,
         workers: Workers | None = None,
-        exact: bool = False,
+        needed: Needed = Needed.LISTED,
     ) -> int:
         """Build the records of these shards and store them, `jobs` at a time, or by workers elsewhere.
 
         Records of portable indexes are copied; returns how many.
 
         `on_done` is called for each finished shard, with its summary or with why it could not be read. What is
-        finished is kept if this is interrupted. `exact` as in `stale`.
+        finished is kept if this is interrupted. `needed` is what `stale` was asked with.
         """
         known: set[bytes] = set()
         if self.portables.files:
-            self._collect(self._copies(shards, exact, known), on_done)
+            self._collect(self._copies(shards, known, exact=needed is Needed.PROVABLE), on_done)
             shards = [shard for shard in shards if shard.path not in known]
         for reading in dict.fromkeys(shard.reading for shard in shards):
             some = [shard for shard in shards if shard.reading == reading]
@@ -342,12 +349,12 @@ class Index:
         return len(known)
 
     def _copies(
-        self, shards: Sequence[Shard], exact: bool, known: set[bytes]
+        self, shards: Sequence[Shard], known: set[bytes], *, exact: bool
     ) -> Iterator[tuple[Shard, bytes | ShardError]]:
         """Yield the shards whose records portable indexes have, with these records; `known` gets their paths."""
         for shard in shards:
             with contextlib.suppress(ShardError):
-                data = self.portables.copy(shard.key, DOOR.look(shard.path), exact)
+                data = self.portables.copy(shard.key, DOOR.look(shard.path), exact=exact)
                 if data is not None:
                     known.add(shard.path)
                     yield shard, data

@@ -35,7 +35,7 @@ from wdsfs.fuse.supervisor import Supervisor
 from wdsfs.fuse.write_ops import WritableOperations
 from wdsfs.index.portable import attached
 from wdsfs.index.record_of_file import settles_in
-from wdsfs.index.store import Index, open_index
+from wdsfs.index.store import Index, Needed, open_index
 from wdsfs.mount import daemon
 from wdsfs.mount.control_socket import ControlSocket
 from wdsfs.mount.daemon import log_path, open_log
@@ -181,8 +181,8 @@ def _make_ready(mount: MountOptions, below: ShardSet, companions: Companions) ->
         if not mount.puts_off:
             # Else a record that has to be fetched or copied is, when its shard is first used.
             whole = merge or strict or mount.overlay is not None
-            ready = whole or isinstance(below, ViewSet)
-            unreadable = refresh_index(index, [*below.shards, *companions.shards], opening, ready=ready).unreadable
+            needed = Needed.USABLE if whole or isinstance(below, ViewSet) else Needed.LISTED
+            unreadable = refresh_index(index, [*below.shards, *companions.shards], opening, needed).unreadable
             some = not (whole or tree.index_tree)
             unreadable = make_view(below, opening, some=some) | unreadable  # which says more
             if isinstance(below, ViewSet):

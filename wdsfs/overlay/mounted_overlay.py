@@ -75,7 +75,7 @@ class MountedOverlay:
     def tree(self, below: LowerTree) -> WritableTree:
         """Return the tree of a worker; the tree of a second worker continues where the first one was stopped."""
         inherited = bool(self._memory[_BEGUN])
-        upper = UpperDirectory(self.place, self.owner, inherited)
+        upper = UpperDirectory(self.place, self.owner, inherited=inherited)
         self._memory[_BEGUN] = 1
         return WritableTree(below, upper, self.owner, RequestJournal(self._memory), self.umask)
 

@@ -60,7 +60,7 @@ class NodeTable:
     """
 
     def __init__(
-        self, tree: LowerTree, top: UpperNode, orphans: Orphans | None = None, inherited: bool = False
+        self, tree: LowerTree, top: UpperNode, orphans: Orphans | None = None, *, inherited: bool = False
     ) -> None:
         self.tree = tree
         self.top = top
@@ -337,7 +337,7 @@ class OverlaidTree:
         self.lower = tree.lower
         self.view = tree.view
         self.merged = tree.merged
-        self.nodes = NodeTable(tree, upper.top, upper.orphans, upper.inherited)
+        self.nodes = NodeTable(tree, upper.top, upper.orphans, inherited=upper.inherited)
         self.order = NameOrder(self.nodes)
         # Attributes, not methods: `remember` is called for every reply to lookup.
         self.remember, self.forget = self.nodes.remember, self.nodes.forget
@@ -351,7 +351,7 @@ class OverlaidTree:
     def close(self, clean: bool) -> None:
         """Close everything; with `clean`, when the mount has ended, sync everything to disk before."""
         try:
-            self.upper.close(clean)
+            self.upper.close(clean=clean)
         finally:
             self.lower.close()
 

@@ -259,7 +259,7 @@ class Undo:
             self.upper.whiteouts.reveal(directory, name)
             self.order.drop(directory)
         elif node.inode & UP:
-            self.upper.changes.remove(directory, name, node, False)
+            self.upper.changes.remove(directory, name, node, hide=False)
             self.view.note_removed(node)
             self.order.drop(directory)
         else:
@@ -280,7 +280,7 @@ class Undo:
                 del self.nodes.by_inode[number]
         for directory, name in going:
             self._notify(directory.inode, name)
-            self.upper.changes.remove(directory, name, node, False)
+            self.upper.changes.remove(directory, name, node, hide=False)
             self.order.drop(directory)
         self.order.drop(node)
 

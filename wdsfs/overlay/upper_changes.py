@@ -97,7 +97,7 @@ class UpperChanges:
         self.files.keep(node, fd)
         return node
 
-    def mkdir(self, parent: UpperNode, name: bytes, attributes: Attributes, opaque: bool = False) -> UpperNode:
+    def mkdir(self, parent: UpperNode, name: bytes, attributes: Attributes, *, opaque: bool = False) -> UpperNode:
         """Return a new directory; `opaque` when the lower shows through its parent."""
         with self.work.prepared() as temporary:
             node = self._make_directory(temporary, parent, name, attributes, opaque)
@@ -222,7 +222,7 @@ class UpperChanges:
 
     # --- removing
 
-    def remove(self, parent: UpperNode, name: bytes, node: UpperNode, hide: bool) -> None:
+    def remove(self, parent: UpperNode, name: bytes, node: UpperNode, *, hide: bool) -> None:
         """Remove a name of a file, or an empty directory with all its whiteouts.
 
         A node that loses its last name while the kernel knows it becomes an orphan.
@@ -231,7 +231,7 @@ class UpperChanges:
         with self.work.prepared() as temporary:
             new, where = (orphan_name(node), self.orphans.fd) if is_known else (temporary, self.work.fd)
             self._move_away((parent, name), hide, new, where)
-        self._drop_name((parent, name), node, hide)
+        self._drop_name((parent, name), node, hide=hide)
         if is_known:
             self.orphans.adopt(node)
             return
@@ -253,7 +253,7 @@ class UpperChanges:
             self.work.throw_away(new, where)
             raise
 
-    def _drop_name(self, place: Place, node: UpperNode, hide: bool = False) -> None:
+    def _drop_name(self, place: Place, node: UpperNode, *, hide: bool = False) -> None:
         """Note, in memory, that a node has lost one of its names."""
         parent, name = place
         if hide:
@@ -291,7 +291,7 @@ class UpperChanges:
             elif victim.parent is None:
                 self.files.drop(victim)
         others = _other_places(node, (parent, name))
-        self._drop_name((parent, name), node, hide)
+        self._drop_name((parent, name), node, hide=hide)
         _set_places(node, [(to, new), *others])
         to.enter(new, node)
 

@@ -35,9 +35,10 @@ class UpperDirectory:
         self,
         place: OverlayDirectory,
         owner: tuple[int, int] | None = None,
-        inherited: bool = False,
         calls: SystemCalls | None = None,
         descriptors: int = DESCRIPTORS,
+        *,
+        inherited: bool = False,
     ) -> None:
         self.place = place
         self.inherited = inherited
@@ -118,7 +119,7 @@ class UpperDirectory:
         work.throw_away(name)
         work.throw_away(other)
 
-    def close(self, clean: bool = False) -> None:
+    def close(self, *, clean: bool = False) -> None:
         """Close every descriptor.
 
         At a `clean` end (the kernel knows no inode any more) orphans are removed, and everything is synced to

@@ -194,18 +194,18 @@ class UpperFiles:
             raise FileNotFoundError(errno.ENOENT, "it has been removed", os.fsdecode(node.name))
         return self.directory(node.parent)
 
-    def file(self, node: UpperNode, write: bool = False) -> int:
+    def file(self, node: UpperNode, *, write: bool = False) -> int:
         """Return a descriptor of a file, for the next few calls; with `write` one for writing."""
         fd = self._files.get((node, write))
         if fd is None:
             flags = FILE_FLAGS | (os.O_RDWR if write else os.O_RDONLY)
             fd = os.open(node.name, flags, dir_fd=self.where(node))
-            self.keep(node, fd, write)
+            self.keep(node, fd, write=write)
         else:
             self._files.move_to_end((node, write))
         return fd
 
-    def keep(self, node: UpperNode, fd: int, write: bool = True) -> None:
+    def keep(self, node: UpperNode, fd: int, *, write: bool = True) -> None:
         """Take over an open descriptor of a file."""
         self._files[node, write] = fd
         _shrink(self._files, self._most)
@@ -362,7 +362,7 @@ class UpperFiles:
 
     # --- durability
 
-    def sync(self, node: UpperNode, only_data: bool = False) -> None:
+    def sync(self, node: UpperNode, *, only_data: bool = False) -> None:
         """Sync a node, and every name on the paths to it.
 
         With `only_data` (fdatasync) attributes of a file may be missing after a power cut, its bytes and size not.

@@ -79,12 +79,12 @@ class WritableTree(OverlaidTree):
         self.check_file(node)
         return self.upper.files.write(node, offset, data)
 
-    def fsync(self, inode: int, only_data: bool = False) -> None:
+    def fsync(self, inode: int, *, only_data: bool = False) -> None:
         """Sync a file or directory, with every name on the paths to it. Shard files are already durable."""
         self._follow()
         node = self._nodes.get(inode)
         if node is not None:
-            self.upper.files.sync(node, only_data)
+            self.upper.files.sync(node, only_data=only_data)
 
     # --- new nodes
 
@@ -124,7 +124,10 @@ class WritableTree(OverlaidTree):
         attributes, mkdir = Attributes(stat.S_IMODE(mode), owner), self.upper.changes.mkdir
         # Opaque, because a later version of the shard may have a directory of this name.
         return self._make(
-            "mkdir", parent, name, lambda directory: mkdir(directory, name, attributes, directory.lower != 0)
+            "mkdir",
+            parent,
+            name,
+            lambda directory: mkdir(directory, name, attributes, opaque=directory.lower != 0),
         )
 
     def mknod(
@@ -223,7 +226,7 @@ class WritableTree(OverlaidTree):
             self.upper.whiteouts.hide(directory, name)
             self.note_hidden(there)
         else:
-            self.upper.changes.remove(directory, name, there, self.nodes.shows(directory, name))
+            self.upper.changes.remove(directory, name, there, hide=self.nodes.shows(directory, name))
             self.note_removed(there)
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
@@ -344,7 +347,7 @@ class Renames:
         if source.inode == moved or is_directory(source):  # see upper_changes.UpperChanges._move_in_steps
             directory = self.copies.directory(parent)
             if isinstance(source, UpperNode) and name in directory.children:
-                self.upper.changes.remove(directory, name, source, self.nodes.shows(directory, name))
+                self.upper.changes.remove(directory, name, source, hide=self.nodes.shows(directory, name))
                 self.tree.note_removed(source)
         return True
 

@@ -21,7 +21,7 @@ from wdsfs.door.shard_door import DOOR
 from wdsfs.index import process_pool
 from wdsfs.index.portable import attached
 from wdsfs.index.portable_writer import checked_target, write_index
-from wdsfs.index.store import Index, Summary, open_index
+from wdsfs.index.store import Index, Needed, Summary, open_index
 from wdsfs.inodes import ROOT
 from wdsfs.names import text_of
 from wdsfs.shards import Shard
@@ -134,10 +134,10 @@ class Refreshed(NamedTuple):
 
 
 def refresh_index(
-    index: Index, shards: Sequence[Shard], opening: Opening, *, ready: bool = True, exact: bool = False
+    index: Index, shards: Sequence[Shard], opening: Opening, needed: Needed = Needed.USABLE
 ) -> Refreshed:
-    """Index those of the shards that are new or have changed. `ready` and `exact` are those of `Index.stale`."""
-    stale = [shard for shard, _ in index.stale(shards, ready, exact)]
+    """Index those of the shards that are new or have changed."""
+    stale = [shard for shard, _ in index.stale(shards, needed)]
     unreadable: dict[bytes, errors.ShardError] = {}
     count = 0
     if stale:
@@ -148,11 +148,12 @@ def refresh_index(
                     unreadable[shard.path] = errors.UnreadableShard(error)
                 advance(summary.members if summary else 0)
 
-            copied = index.refresh(stale, opening.jobs, on_done, opening.workers, exact)
+            copied = index.refresh(stale, opening.jobs, on_done, opening.workers, needed)
         count = len(stale) - copied - len(unreadable)
     unreadable.update(index.no_tars(shards))
-    for text in index.portables.remarks(stale, exact) if stale else ():  # headers of moved shards are compared now
-        log.warning("%s", text)
+    if stale:  # headers of moved shards are compared now
+        for text in index.portables.remarks(stale, exact=needed is Needed.PROVABLE):
+            log.warning("%s", text)
     return Refreshed(count, unreadable)
 
 
@@ -262,7 +263,7 @@ def index_set(
     with contextlib.closing(open_index(opening.index_dir)) as index:
         index.log_notices()
         index.portables = attached(shards)
-        done = refresh_index(index, shards, opening, exact=place is not None)
+        done = refresh_index(index, shards, opening, Needed.USABLE if place is None else Needed.PROVABLE)
         remarks = judge(ShardSet(shards, index), done.unreadable, Tolerance(allow_missing=True), whole=False)
         for text in [*remarks, *index.miscounted(shards)]:
             log.warning("%s", text)
