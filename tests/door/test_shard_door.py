@@ -42,7 +42,7 @@ def test_files_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     source.close(shard)
     assert door.known_objects() == []
     assert not door.is_presumed(path)
-    assert door.presumed(path) is None
+    assert door.presumed_pin(path) is None
     door.close()
     with pytest.raises(MissingShard):
         door.look(path + b"x")
@@ -57,7 +57,7 @@ def test_a_url_without_the_wing(ask: object, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_is_known_of_a_url_is_told_without_its_store(door: Door) -> None:
-    assert door.remote.keep(parse(URL.decode()), PIN) == URL
+    assert door.remote.note_pin(parse(URL.decode()), PIN) == URL
     assert door.look(URL) == PIN.fingerprint(URL.decode())
     assert door.known_objects() == [URL]
     door.close()
@@ -66,10 +66,10 @@ def test_what_is_known_of_a_url_is_told_without_its_store(door: Door) -> None:
 
 def test_a_list_tells_a_pin_until_something_else_does(door: Door) -> None:
     door.remote.presume("list", Presumption({URL: 0}, lambda row: PIN))
-    assert (door.is_presumed(URL), door.presumed(URL)) == (True, PIN)
+    assert (door.is_presumed(URL), door.presumed_pin(URL)) == (True, PIN)
     later = Pin(10, 0, '"2"', "")
-    door.remote.keep(parse(URL.decode()), later)
-    assert (door.is_presumed(URL), door.presumed(URL)) == (False, PIN)
+    door.remote.note_pin(parse(URL.decode()), later)
+    assert (door.is_presumed(URL), door.presumed_pin(URL)) == (False, PIN)
     assert door.look(URL) == later.fingerprint(URL.decode())
 
 

@@ -12,7 +12,7 @@ from wdsfs.door.pins import Pin
 from wdsfs.door.urls import Url
 from wdsfs.fuse.supervisor import Supervisor
 from wdsfs.remote import launcher
-from wdsfs.remote.client import Remote, RemoteTar
+from wdsfs.remote.client import FetcherClient, RemoteTar
 from wdsfs.tree.content import Content
 from wdsfs.tree.shard_set import ShardSet
 
@@ -22,12 +22,12 @@ def install(kind: str, shard: str, settings: dict[str, str], log: str) -> None:
     launcher._START = fake_fetcher.START
     url, pin = Url("s3://b", f"{kind}/o.tar"), Pin(os.stat(shard).st_size, 0, '"1"', "")
     plain_init, plain_content = Supervisor.__init__, ShardSet.content
-    remotes: list[Remote] = []
+    remotes: list[FetcherClient] = []
     tars: dict[int, RemoteTar] = {}
 
     def init(self: Supervisor, *arguments: Any) -> None:
         plain_init(self, *arguments)
-        remotes.append(Remote({**settings, "body": shard}, device=self.device, log=Path(log)))
+        remotes.append(FetcherClient({**settings, "body": shard}, device=self.device, log=Path(log)))
         self.fetcher = remotes[-1]
 
     def content(self: ShardSet, number: int, tag: int, member: int) -> Content:

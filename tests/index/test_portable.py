@@ -32,7 +32,7 @@ from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import Index, Needed, Summary, open_index
 from wdsfs.names import PLAIN, Reading
 from wdsfs.remote import object_cache
-from wdsfs.remote.client import Remote
+from wdsfs.remote.client import FetcherClient
 from wdsfs.remote.remote_shards import RemoteShards
 from wdsfs.shards import GONE, Fingerprint, Shard
 from wdsfs.spec import portable_head
@@ -651,7 +651,7 @@ def test_shards_of_a_list_with_etags_are_taken_for_its_objects(
     monkeypatch.setenv("WDSFS_CACHE_DIR", str(tmp_path / "cache"))
     file = listing_remote(tmp_path / "x.wdsidx", [f'"{number}"' for number in range(100)])
     DOOR.close()
-    monkeypatch.setattr(Remote, "stat", lambda *_: pytest.fail("a store was asked"))
+    monkeypatch.setattr(FetcherClient, "stat", lambda *_: pytest.fail("a store was asked"))
     shards = expand([str(file)])
     index = opened(tmp_path / "index", shards)
     with monkeypatch.context() as unread:

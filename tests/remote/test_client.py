@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -24,13 +24,15 @@ from tests.remote import fake_fetcher
 from tests.remote.fake_fetcher import PIN, SIZE, FakeCache, body_of
 from tests.remote.stores import MemoryCache, MemoryStore, content, run, settled, until
 from wdsfs import host
+from wdsfs.door.pins import Pin
 from wdsfs.door.urls import Url
 from wdsfs.errors import DeniedObject, MissingObject, ObjectChanged, Unreachable
 from wdsfs.remote import client, launcher, messages
-from wdsfs.remote.client import FetcherConnection, Remote
+from wdsfs.remote.client import FetcherClient, FetcherConnection
 from wdsfs.remote.kernel_reads import DEATHS_MAX, KernelReads
 from wdsfs.remote.launcher import Alarm
 from wdsfs.remote.messages import HandOver
+from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.remote.open_objects import OpenObjects
 from wdsfs.remote.parts import Threads
 
@@ -38,7 +40,13 @@ IS_RESENT = 1 << 63
 
 STORE = "s3://b"
 SO_SNDBUFFORCE = 32
-CACHE = Path("/nowhere"), None  # the fake one is in memory
+
+
+class NoCache(ObjectCache):
+    """For clients of the fake fetcher, whose cache is in memory."""
+
+    def open(self, shown: str, pin: Pin) -> NoReturn:
+        raise OSError
 
 
 def url(kind: str, name: str = "o.tar") -> Url:
@@ -46,13 +54,13 @@ def url(kind: str, name: str = "o.tar") -> Url:
 
 
 @pytest.fixture
-def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Remote]]:
+def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., FetcherClient]]:
     """Makes Remotes whose fetcher has stores in its memory."""
     monkeypatch.setattr(launcher, "_START", fake_fetcher.START)
-    made: list[Remote] = []
+    made: list[FetcherClient] = []
 
-    def make(settings: Any = None, **options: Any) -> Remote:
-        made.append(Remote(settings or {}, **options))
+    def make(settings: Any = None, **options: Any) -> FetcherClient:
+        made.append(FetcherClient(settings or {}, **options))
         return made[-1]
 
     yield make
@@ -98,7 +106,7 @@ def is_alive(pid: int) -> bool:
     return False
 
 
-def test_a_remote_tar_reads_as_a_file(remote: Callable[..., Remote]) -> None:
+def test_a_remote_tar_reads_as_a_file(remote: Callable[..., FetcherClient]) -> None:
     tar = remote().open(url("plain"), PIN)
     whole = body_of("plain/o.tar")
     assert tar.size == SIZE
@@ -109,7 +117,7 @@ def test_a_remote_tar_reads_as_a_file(remote: Callable[..., Remote]) -> None:
     tar.close()
 
 
-def test_stores_are_asked_by_the_fetcher(remote: Callable[..., Remote]) -> None:
+def test_stores_are_asked_by_the_fetcher(remote: Callable[..., FetcherClient]) -> None:
     ours = remote()
     found = ours.stat([url("plain"), url("missing")])
     assert found[0] == PIN
@@ -121,7 +129,7 @@ def test_stores_are_asked_by_the_fetcher(remote: Callable[..., Remote]) -> None:
     assert ours.describe(url("plain")) == {"reachable": True}
 
 
-def test_many_clients_make_one_request_for_each_range(remote: Callable[..., Remote], gate: Path) -> None:
+def test_many_clients_make_one_request_for_each_range(remote: Callable[..., FetcherClient], gate: Path) -> None:
     """Threads and processes, before the store has answered any of them."""
     ours = remote({"gate": str(gate)})
     tar = ours.open(url("gated"), PIN)
@@ -145,9 +153,9 @@ def test_many_clients_make_one_request_for_each_range(remote: Callable[..., Remo
     assert (stats["requests"], stats["bytes_fetched"]) == (1, 102_400)
 
 
-def test_the_fetcher_killed_in_the_middle_of_reads(remote: Callable[..., Remote]) -> None:
+def test_the_fetcher_killed_in_the_middle_of_reads(remote: Callable[..., FetcherClient]) -> None:
     """No error and no wrong byte, for threads and for a child; each time another one has taken its place."""
-    ours = remote(cache=CACHE)
+    ours = remote(cache=NoCache(Path("/nowhere"), None))
     tar = ours.open(url("slow"), PIN)
     whole, problems, stop = body_of("slow/o.tar"), [], threading.Event()
 
@@ -179,7 +187,7 @@ def test_the_fetcher_killed_in_the_middle_of_reads(remote: Callable[..., Remote]
     assert len(killed) == 4
 
 
-def test_a_request_at_which_every_fetcher_dies_is_an_error(remote: Callable[..., Remote]) -> None:
+def test_a_request_at_which_every_fetcher_dies_is_an_error(remote: Callable[..., FetcherClient]) -> None:
     ours = remote()
     with pytest.raises(Unreachable, match="has died 5 times"):
         ours.stat([url("crash")])
@@ -187,7 +195,7 @@ def test_a_request_at_which_every_fetcher_dies_is_an_error(remote: Callable[...,
 
 
 def test_a_fetcher_that_cannot_start_is_an_error(
-    remote: Callable[..., Remote], monkeypatch: pytest.MonkeyPatch
+    remote: Callable[..., FetcherClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher, "_START", "import sys; sys.exit(1)")
     with pytest.raises(Unreachable, match="has died"):
@@ -197,7 +205,7 @@ def test_a_fetcher_that_cannot_start_is_an_error(
         remote().stat([url("plain")])
 
 
-def test_of_two_that_start_a_fetcher_one_does(remote: Callable[..., Remote]) -> None:
+def test_of_two_that_start_a_fetcher_one_does(remote: Callable[..., FetcherClient]) -> None:
     ours = remote()
     children = [in_child(lambda: ours.stat([url("plain")]) == [PIN]) for _ in range(3)]
     assert ours.stat([url("plain")]) == [PIN]
@@ -208,7 +216,7 @@ def test_of_two_that_start_a_fetcher_one_does(remote: Callable[..., Remote]) -> 
     assert ours.fetcher == first
 
 
-def test_the_fetcher_ends_with_the_last_process_that_could_ask(remote: Callable[..., Remote]) -> None:
+def test_the_fetcher_ends_with_the_last_process_that_could_ask(remote: Callable[..., FetcherClient]) -> None:
     """The owner is killed, and its child goes on for a while."""
     out, into = os.pipe()
     wait, go = os.pipe()
@@ -241,14 +249,16 @@ def test_the_fetcher_ends_with_the_last_process_that_could_ask(remote: Callable[
         os.close(fd)
 
 
-def test_errors_keep_their_kind(remote: Callable[..., Remote]) -> None:
+def test_errors_keep_their_kind(remote: Callable[..., FetcherClient]) -> None:
     ours = remote({"total": "0.05"})
     for kind, error in (("denied", DeniedObject), ("changed", ObjectChanged), ("never", Unreachable)):
         with pytest.raises(error, match=f"^s3://b/{kind}/o.tar"):
             ours.open(url(kind), PIN).pread(10, 0)
 
 
-def test_a_changed_object_raises_the_alarm_before_its_reader_hears_of_it(remote: Callable[..., Remote]) -> None:
+def test_a_changed_object_raises_the_alarm_before_its_reader_hears_of_it(
+    remote: Callable[..., FetcherClient],
+) -> None:
     ours = remote()
     assert ours.alarm.count == 0
     with pytest.raises(ObjectChanged):
@@ -257,7 +267,7 @@ def test_a_changed_object_raises_the_alarm_before_its_reader_hears_of_it(remote:
 
 
 def test_a_thousand_reads_of_one_connection_are_under_way(
-    remote: Callable[..., Remote], gate: Path, kernel: tuple[socket.socket, int]
+    remote: Callable[..., FetcherClient], gate: Path, kernel: tuple[socket.socket, int]
 ) -> None:
     """Handed over one after the other, none of them waits for another one to be answered."""
     answers, device = kernel
@@ -287,7 +297,7 @@ def reply(answers: socket.socket) -> tuple[int, int, bytes]:
 
 
 def test_a_fetcher_in_the_place_of_a_dead_one_has_requests_sent_again(
-    remote: Callable[..., Remote], kernel: tuple[socket.socket, int]
+    remote: Callable[..., FetcherClient], kernel: tuple[socket.socket, int]
 ) -> None:
     """The first one does not: what was handed over before it came waits for it, and would be counted twice."""
     answers, device = kernel
@@ -307,7 +317,7 @@ def test_a_fetcher_in_the_place_of_a_dead_one_has_requests_sent_again(
 
 @pytest.mark.parametrize("order", [(6, 6 | 1 << 63), (6 | 1 << 63, 6), (6, 6 | 1 << 63, 6 | 1 << 63, 6)])
 def test_a_request_that_was_handed_out_again_is_answered_once_under_its_new_number(
-    order: tuple[int, ...], remote: Callable[..., Remote], gate: Path, kernel: tuple[socket.socket, int]
+    order: tuple[int, ...], remote: Callable[..., FetcherClient], gate: Path, kernel: tuple[socket.socket, int]
 ) -> None:
     answers, device = kernel
     ours = remote({"gate": str(gate)}, device=device)
@@ -460,7 +470,7 @@ def test_a_cache_is_closed_when_nothing_writes_to_it_any_more() -> None:
 
 
 def test_errors_are_answered_as_errno_and_logged_once(
-    remote: Callable[..., Remote], tmp_path: Path, kernel: tuple[socket.socket, int]
+    remote: Callable[..., FetcherClient], tmp_path: Path, kernel: tuple[socket.socket, int]
 ) -> None:
     answers, device = kernel
     ours = remote({"total": "0.05"}, device=device, log=tmp_path / "log")
@@ -481,7 +491,7 @@ def test_errors_are_answered_as_errno_and_logged_once(
 
 
 def test_a_stranger_is_not_served(
-    remote: Callable[..., Remote], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    remote: Callable[..., FetcherClient], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The fetcher belongs to another user, as far as it knows."""
     with monkeypatch.context() as patch:
@@ -493,7 +503,7 @@ def test_a_stranger_is_not_served(
 
 
 def test_a_client_does_not_speak_to_a_stranger(
-    remote: Callable[..., Remote], monkeypatch: pytest.MonkeyPatch
+    remote: Callable[..., FetcherClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = remote()
     monkeypatch.setattr(client, "peer_user", lambda connection: 12_345)
@@ -501,7 +511,7 @@ def test_a_client_does_not_speak_to_a_stranger(
         ours.stat([url("plain")])
 
 
-def test_an_object_is_forgotten_when_all_have_closed_it(remote: Callable[..., Remote]) -> None:
+def test_an_object_is_forgotten_when_all_have_closed_it(remote: Callable[..., FetcherClient]) -> None:
     ours = remote()
     for _ in range(3):
         tar = ours.open(url("plain"), PIN)
@@ -512,7 +522,7 @@ def test_an_object_is_forgotten_when_all_have_closed_it(remote: Callable[..., Re
     assert ours.stats()["memory"] == 0
 
 
-def test_the_fetcher_may_open_as_many_files_as_it_can(remote: Callable[..., Remote]) -> None:
+def test_the_fetcher_may_open_as_many_files_as_it_can(remote: Callable[..., FetcherClient]) -> None:
     """It has the objects of all processes open; the limit of a program is often 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
@@ -524,7 +534,7 @@ def test_the_fetcher_may_open_as_many_files_as_it_can(remote: Callable[..., Remo
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_an_object_that_is_closed_right_after_a_request(remote: Callable[..., Remote]) -> None:
+def test_an_object_that_is_closed_right_after_a_request(remote: Callable[..., FetcherClient]) -> None:
     """As by another thread, whose set has the same shard."""
     connection = remote()._connection()
     number = connection.number_of(url("plain"), PIN)
@@ -533,7 +543,7 @@ def test_an_object_that_is_closed_right_after_a_request(remote: Callable[..., Re
     assert connection._receive() == (messages.DATA, 99, body_of("plain/o.tar")[:10])
 
 
-def test_an_object_is_closed_for_all_threads_that_have_read_it(remote: Callable[..., Remote]) -> None:
+def test_an_object_is_closed_for_all_threads_that_have_read_it(remote: Callable[..., FetcherClient]) -> None:
     ours, together = remote(), threading.Barrier(4)
     with ThreadPoolExecutor(4) as pool:
         tar = ours.open(url("plain"), PIN)
@@ -550,7 +560,7 @@ def test_an_object_is_closed_for_all_threads_that_have_read_it(remote: Callable[
 
 @pytest.mark.parametrize("moment", ["sending", "receiving"])
 def test_an_interrupt_in_the_middle_of_a_frame(
-    remote: Callable[..., Remote], monkeypatch: pytest.MonkeyPatch, moment: str
+    remote: Callable[..., FetcherClient], monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """As by Ctrl-C in a notebook, which goes on: no bytes of that answer are taken for the next one."""
     ours = remote()
@@ -584,7 +594,7 @@ def test_an_answer_that_the_fetcher_cannot_send(kind: int, length: int) -> None:
         messages.answer_head_of(messages.head(kind, 3, length))
 
 
-def test_a_stream_is_fetched_ahead_within_the_budget(remote: Callable[..., Remote]) -> None:
+def test_a_stream_is_fetched_ahead_within_the_budget(remote: Callable[..., FetcherClient]) -> None:
     ours = remote(memory=16 << 20)
     tar, whole = ours.open(url("slow"), PIN), body_of("slow/o.tar")
     tar.stream()
@@ -611,7 +621,7 @@ def test_frames_may_arrive_in_pieces() -> None:
 
 def test_a_closed_client_leaves_no_descriptor_open(tmp_path: Path) -> None:
     before = set(os.listdir("/proc/self/fd"))
-    client = Remote([])
+    client = FetcherClient([])
     client.close()
     client.close()
     del client

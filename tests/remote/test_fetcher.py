@@ -19,7 +19,7 @@ from tests.web_server import Fault, WebServer
 from wdsfs.door.pins import Pin
 from wdsfs.door.urls import Url, parse
 from wdsfs.errors import ObjectChanged, Unreachable
-from wdsfs.remote.client import Remote, RemoteTar
+from wdsfs.remote.client import FetcherClient, RemoteTar
 from wdsfs.remote.object_cache import ObjectCache
 
 SIZE = 20 << 20
@@ -28,13 +28,13 @@ LIMIT = 1 << 30
 
 
 @pytest.fixture
-def remote(tmp_path: Path) -> Iterator[Callable[..., Remote]]:
+def remote(tmp_path: Path) -> Iterator[Callable[..., FetcherClient]]:
     """Makes Remotes, each with a fetcher of its own, that share a cache."""
-    made: list[Remote] = []
+    made: list[FetcherClient] = []
 
-    def make(settings: Any = (), **options: Any) -> Remote:
+    def make(settings: Any = (), **options: Any) -> FetcherClient:
         place = tmp_path / "cache", LIMIT
-        made.append(Remote(settings, place, ObjectCache(*place), **options))
+        made.append(FetcherClient(settings, ObjectCache(*place), **options))
         return made[-1]
 
     yield make
@@ -42,7 +42,7 @@ def remote(tmp_path: Path) -> Iterator[Callable[..., Remote]]:
         one.close()
 
 
-def served(web: WebServer, remote: Remote) -> tuple[Url, Pin]:
+def served(web: WebServer, remote: FetcherClient) -> tuple[Url, Pin]:
     web.put("/o.tar", DATA)
     url = parse(f"{web.url}/o.tar")
     [pin] = remote.stat([url])
@@ -57,7 +57,7 @@ def ranges(web: WebServer) -> list[str]:
 
 
 def test_what_one_mount_has_fetched_another_one_reads_from_the_cache(
-    web: WebServer, remote: Callable[..., Remote]
+    web: WebServer, remote: Callable[..., FetcherClient]
 ) -> None:
     first, second = remote(), remote()
     url, pin = served(web, first)
@@ -70,7 +70,7 @@ def test_what_one_mount_has_fetched_another_one_reads_from_the_cache(
 
 
 def test_two_mounts_that_want_a_range_at_once_make_one_request(
-    web: WebServer, remote: Callable[..., Remote]
+    web: WebServer, remote: Callable[..., FetcherClient]
 ) -> None:
     both = [remote(), remote()]
     url, pin = served(web, both[0])
@@ -92,9 +92,9 @@ def test_two_mounts_that_want_a_range_at_once_make_one_request(
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_pass_in_order_fetches_each_byte_once(
-    web: WebServer, remote: Callable[..., Remote], cached: bool
+    web: WebServer, remote: Callable[..., FetcherClient], cached: bool
 ) -> None:
-    ours = remote() if cached else Remote(())
+    ours = remote() if cached else FetcherClient(())
     url, pin = served(web, ours)
     tar = ours.open(url, pin)
     for at in range(0, SIZE, 100_000):
@@ -105,7 +105,9 @@ def test_a_pass_in_order_fetches_each_byte_once(
     ours.close()
 
 
-def test_random_reads_fetch_little_more_than_they_use(web: WebServer, remote: Callable[..., Remote]) -> None:
+def test_random_reads_fetch_little_more_than_they_use(
+    web: WebServer, remote: Callable[..., FetcherClient]
+) -> None:
     ours = remote()
     url, pin = served(web, ours)
     tar, used = ours.open(url, pin), 0
@@ -116,7 +118,7 @@ def test_random_reads_fetch_little_more_than_they_use(web: WebServer, remote: Ca
 
 
 def test_a_replaced_object_is_stale_and_its_new_pin_is_known_before(
-    web: WebServer, remote: Callable[..., Remote]
+    web: WebServer, remote: Callable[..., FetcherClient]
 ) -> None:
     """A range that is cached comes from the old object, no other one does."""
     ours = remote()
@@ -134,13 +136,13 @@ def test_a_replaced_object_is_stale_and_its_new_pin_is_known_before(
     assert new.pread(10, 10_000_000) == content(SIZE, 2)[10_000_000:10_000_010]
 
 
-def _cache(remote: Remote) -> ObjectCache:
+def _cache(remote: FetcherClient) -> ObjectCache:
     assert isinstance(remote._cache, ObjectCache)
     return remote._cache
 
 
 def test_fetching_ahead_of_time_goes_on_where_it_has_stopped(
-    web: WebServer, remote: Callable[..., Remote]
+    web: WebServer, remote: Callable[..., FetcherClient]
 ) -> None:
     ours = remote()
     url, pin = served(web, ours)
@@ -156,7 +158,7 @@ def test_fetching_ahead_of_time_goes_on_where_it_has_stopped(
     assert tar.pread(SIZE, 0) == DATA
 
 
-def test_a_fetch_whose_fetcher_is_killed_goes_on(web: WebServer, remote: Callable[..., Remote]) -> None:
+def test_a_fetch_whose_fetcher_is_killed_goes_on(web: WebServer, remote: Callable[..., FetcherClient]) -> None:
     ours = remote()
     url, pin = served(web, ours)
     web.hold.clear()
@@ -172,7 +174,7 @@ def test_a_fetch_whose_fetcher_is_killed_goes_on(web: WebServer, remote: Callabl
 
 
 def test_an_object_that_has_become_complete_is_verified_for_all_that_will_read_it(
-    web: WebServer, remote: Callable[..., Remote], tmp_path: Path
+    web: WebServer, remote: Callable[..., FetcherClient], tmp_path: Path
 ) -> None:
     ours = remote()
     url, pin = served(web, ours)
@@ -188,14 +190,14 @@ def test_an_object_that_has_become_complete_is_verified_for_all_that_will_read_i
 
 
 def test_the_cache_of_a_mount_with_a_lower_limit_is_trimmed_at_its_start(
-    web: WebServer, remote: Callable[..., Remote], tmp_path: Path
+    web: WebServer, remote: Callable[..., FetcherClient], tmp_path: Path
 ) -> None:
     ours = remote()
     url, pin = served(web, ours)
     ours.fetch(url, pin)
     device = os.open(os.devnull, os.O_WRONLY)
     place = tmp_path / "cache", SIZE // 2
-    later = Remote((), place, ObjectCache(*place), device=device)
+    later = FetcherClient((), ObjectCache(*place), device=device)
     try:
         later.ensure()
         wait_until(lambda: not list(ObjectCache(*place).usage()), "the removal")
@@ -205,7 +207,7 @@ def test_the_cache_of_a_mount_with_a_lower_limit_is_trimmed_at_its_start(
 
 
 def test_a_cache_that_is_damaged_serves_no_wrong_byte(
-    web: WebServer, remote: Callable[..., Remote], tmp_path: Path
+    web: WebServer, remote: Callable[..., FetcherClient], tmp_path: Path
 ) -> None:
     ours = remote()
     url, pin = served(web, ours)
@@ -221,7 +223,7 @@ def test_a_cache_that_is_damaged_serves_no_wrong_byte(
 
 
 def test_a_server_that_is_silent_is_given_up_after_the_total_time(
-    web: WebServer, remote: Callable[..., Remote]
+    web: WebServer, remote: Callable[..., FetcherClient]
 ) -> None:
     # Its answers have to come within this time, too, on a busy machine.
     ours = remote([("http://", {"timeout": "5", "total_time": "5"})])
@@ -233,7 +235,7 @@ def test_a_server_that_is_silent_is_given_up_after_the_total_time(
     assert ours.open(url, pin).pread(10, 0) == DATA[:10]
 
 
-def test_secrets_are_in_no_list_of_processes(web: WebServer, remote: Callable[..., Remote]) -> None:
+def test_secrets_are_in_no_list_of_processes(web: WebServer, remote: Callable[..., FetcherClient]) -> None:
     ours = remote([("http://", {"user": "me", "password": "geheim"})])
     url, pin = served(web, ours)
     tar: RemoteTar = ours.open(url._replace(query="sig=verborgen"), pin)
@@ -245,7 +247,7 @@ def test_secrets_are_in_no_list_of_processes(web: WebServer, remote: Callable[..
         assert b"verborgen" not in told
 
 
-def test_the_threads_of_the_fetcher_share_a_heap(web: WebServer, remote: Callable[..., Remote]) -> None:
+def test_the_threads_of_the_fetcher_share_a_heap(web: WebServer, remote: Callable[..., FetcherClient]) -> None:
     """For a heap of its own the C library reserves 64 MiB of addresses."""
     ours = remote()
     url, pin = served(web, ours)
@@ -256,7 +258,7 @@ def test_the_threads_of_the_fetcher_share_a_heap(web: WebServer, remote: Callabl
 
 
 def test_a_pass_goes_on_in_the_next_shard_before_that_is_read(
-    web: WebServer, remote: Callable[..., Remote]
+    web: WebServer, remote: Callable[..., FetcherClient]
 ) -> None:
     """All of it; and little once a pass has gone on elsewhere, as of shards in random order."""
     ours = remote()

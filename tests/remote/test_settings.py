@@ -48,7 +48,7 @@ def options_of(found: Settings, url: str) -> dict[str, str]:
 
 def test_the_longest_prefix_wins_option_by_option(home: Path) -> None:
     write(home, FILE)
-    found = settings.load()
+    found = settings.load_settings()
     bucket = {"endpoint": "https://bucket", "region": "r1", "requests": "7"}
     assert options_of(found, "s3://bucket/x.tar") == bucket
     assert options_of(found, "s3://bucket2/x.tar") == {**bucket, "endpoint": "https://all"}
@@ -66,8 +66,8 @@ def test_the_name_of_a_file_means_the_same_in_another_directory(
     monkeypatch.setenv("HOME", "/home/me")
     (tmp_path / "a b").mkdir()
     monkeypatch.chdir(tmp_path / "a b")
-    assert options_of(settings.load(), "s3://b/x.tar") == {"certificates": str(home / "ca.pem")}
-    assert options_of(settings.load(), "gs://b/x.tar") == {"service_account": "/home/me/key.json"}
+    assert options_of(settings.load_settings(), "s3://b/x.tar") == {"certificates": str(home / "ca.pem")}
+    assert options_of(settings.load_settings(), "gs://b/x.tar") == {"service_account": "/home/me/key.json"}
     arguments = ["s3://b:certificates=own.pem", "https://h/:certificates=../it's.pem", "anonymous=yes"]
     monkeypatch.setenv("WDSFS_STORE_OPTIONS", settings.text_of_arguments(arguments))
     monkeypatch.chdir("/")
@@ -87,7 +87,9 @@ def test_words_of_the_environment_that_no_shell_reads(monkeypatch: pytest.Monkey
 
 def test_an_argument_wins_over_the_file_and_counts_only_where_it_means_something(home: Path) -> None:
     write(home, FILE)
-    found = settings.load(["region=r2", "s3://bucket:endpoint=http://h:9000/a=b", "https://h:8443/d:timeout=2.5"])
+    found = settings.load_settings(
+        ["region=r2", "s3://bucket:endpoint=http://h:9000/a=b", "https://h:8443/d:timeout=2.5"]
+    )
     assert options_of(found, "s3://bucket/x.tar")["region"] == "r2"
     assert options_of(found, "s3://bucket/x.tar")["endpoint"] == "http://h:9000/a=b"
     assert options_of(found, "https://h:8443/d/x.tar") == {"timeout": "2.5"}
@@ -95,12 +97,12 @@ def test_an_argument_wins_over_the_file_and_counts_only_where_it_means_something
 
 
 def test_without_a_file_there_are_no_options(home: Path) -> None:
-    assert settings.load() == Settings([])
+    assert settings.load_settings() == Settings([])
 
 
 def test_settings_survive_json_and_do_not_show_their_values(home: Path) -> None:
     write(home, FILE)
-    found = settings.load()
+    found = settings.load_settings()
     again = Settings(json.loads(json.dumps(found.sections)))
     assert options_of(again, "s3://bucket/private/x.tar") == options_of(found, "s3://bucket/private/x.tar")
     assert SECRET not in repr(found)
@@ -125,7 +127,7 @@ def test_an_argument_is_refused_with_the_way_out_and_without_its_value(
     home: Path, argument: str, what: str
 ) -> None:
     with pytest.raises(UsageError, match="--store-option") as caught:
-        settings.load([argument])
+        settings.load_settings([argument])
     assert what in str(caught.value)
     assert SECRET not in str(caught.value)
 
@@ -144,25 +146,25 @@ def test_an_argument_is_refused_with_the_way_out_and_without_its_value(
 def test_a_file_is_refused_with_the_way_out(home: Path, text: str, mode: int, what: str) -> None:
     write(home, text, mode)
     with pytest.raises(UsageError, match=r"config\.toml") as caught:
-        settings.load()
+        settings.load_settings()
     assert what in str(caught.value)
     assert SECRET not in str(caught.value)
 
 
 def test_a_file_that_others_may_read_is_used_when_it_has_no_secret(home: Path) -> None:
     write(home, '[store."s3://"]\nregion = "x"', 0o644)
-    assert options_of(settings.load(), "s3://b/x.tar") == {"region": "x"}
+    assert options_of(settings.load_settings(), "s3://b/x.tar") == {"region": "x"}
 
 
 def test_a_file_in_a_directory_that_others_can_write_is_refused(home: Path) -> None:
     write(home, FILE)
     home.chmod(0o777)
     with pytest.raises(UsageError, match="others can write"):
-        settings.load()
+        settings.load_settings()
 
 
 def test_a_link_to_the_file_is_followed(home: Path) -> None:
     write(home, FILE)
     os.rename(home / "config.toml", home / "real.toml")
     (home / "config.toml").symlink_to("real.toml")
-    assert options_of(settings.load(), "s3://bucket/x.tar")["region"] == "r1"
+    assert options_of(settings.load_settings(), "s3://bucket/x.tar")["region"] == "r1"

@@ -19,7 +19,7 @@ from wdsfs.door import urls
 from wdsfs.door.pins import Pin
 from wdsfs.door.urls import Url
 from wdsfs.errors import Unreachable, UnreadableShard
-from wdsfs.remote.client import Remote
+from wdsfs.remote.client import FetcherClient
 from wdsfs.remote.object_cache import ObjectCache
 
 SIZE = 10_000_123
@@ -33,13 +33,12 @@ class Here:
         self.directory = directory
         self.cache = ObjectCache(directory / "cache", 1 << 30)
         self.log = directory / "log"
-        self.made: list[Remote] = []
+        self.made: list[FetcherClient] = []
         (directory / "x.tar").write_bytes(DATA)
 
-    def remote(self, limit: int = 1 << 30) -> Remote:
+    def remote(self, limit: int = 1 << 30) -> FetcherClient:
         self.cache = ObjectCache(self.directory / "cache", limit)
-        place = self.cache.directory, limit
-        self.made.append(Remote((), place, self.cache, log=self.log))
+        self.made.append(FetcherClient((), self.cache, log=self.log))
         return self.made[-1]
 
     def counted(self, command: str) -> Url:
@@ -58,7 +57,7 @@ def here(tmp_path: Path) -> Iterator[Here]:
         one.close()
 
 
-def pinned(remote: Remote, url: Url) -> Pin:
+def pinned(remote: FetcherClient, url: Url) -> Pin:
     [pin] = remote.stat([url])
     if isinstance(pin, Exception):
         raise pin

@@ -107,7 +107,7 @@ class FetcherLink(Protocol):
     def ensure(self) -> None:
         """Start a fetcher unless there is one. Raises OSError."""
 
-    def keep(self) -> None:
+    def promise_restart(self) -> None:
         """Promise, before the first fork, that this process will call `ensure` when one of its children ends."""
 
     def interrupt(self, unique: int) -> None:
@@ -158,10 +158,10 @@ class RemoteSide(Protocol):
     def known_pin(self, path: bytes) -> Pin | None:
         """Return the last known pin of a remote shard, None if there is none; its store is not asked."""
 
-    def known(self) -> list[bytes]:
+    def known_paths(self) -> list[bytes]:
         """Return the paths of the objects whose pins this process knows."""
 
-    def keep(self, url: Url, pin: Pin) -> bytes:
+    def note_pin(self, url: Url, pin: Pin) -> bytes:
         """Note the pin of an object that a listing shows; return its path."""
 
     def presume(self, source: str, presumption: Presumption) -> None:
@@ -173,7 +173,7 @@ class RemoteSide(Protocol):
     def is_presumed(self, path: bytes) -> bool:
         """Return True for a remote shard of which this process knows only the row in a list."""
 
-    def presumed(self, path: bytes) -> Pin | None:
+    def presumed_pin(self, path: bytes) -> Pin | None:
         """Return the pin of a remote shard in the list that names it; None without such a list."""
 
     # --- stores
@@ -184,19 +184,19 @@ class RemoteSide(Protocol):
         If a store cannot be reached, the last known pin counts: cached objects are served offline, too.
         """
 
-    def listed(self, prefix: Url, *, deep: bool) -> Listing:
+    def list_objects(self, prefix: Url, *, deep: bool) -> Listing:
         """Return the objects whose key starts with that of `prefix`. Raises ShardError.
 
         Their pins are not noted, because most of them may not be shards.
         """
 
-    def existing(self, paths: Sequence[bytes]) -> dict[bytes, Pin]:
+    def existing_objects(self, paths: Sequence[bytes]) -> dict[bytes, Pin]:
         """Ask the stores which of these objects are there.
 
         Raises ShardError, also if a store cannot be reached.
         """
 
-    def describe(self, url: Url) -> dict[str, Any]:
+    def describe_store(self, url: Url) -> dict[str, Any]:
         """Return a report about a store, for people. Raises ShardError."""
 
     def store_arguments(self) -> list[str]:
@@ -240,7 +240,7 @@ class RemoteSide(Protocol):
         means that the source was replaced.
         """
 
-    def staging(self) -> Path:
+    def staging_directory(self) -> Path:
         """Make and return the directory for files that are sent to a store. Raises OSError."""
 
     # --- the cache and the fetcher
@@ -248,7 +248,7 @@ class RemoteSide(Protocol):
     def cached_objects(self) -> CachedObjects:
         """Return the objects in the cache. Raises UsageError, IndexUnusable."""
 
-    def state(self) -> dict[str, Any]:
+    def fetcher_state(self) -> dict[str, Any]:
         """Return the statistics of the fetcher (`OpenObjects.stats`), its pid, and how full the cache is.
 
         Facts that are not available at the moment are left out.

@@ -89,15 +89,15 @@ class Door:
 
     def known_objects(self) -> list[bytes]:
         """Return the paths of the objects whose pins this process knows."""
-        return [] if self._remote is None else self._remote.known()
+        return [] if self._remote is None else self._remote.known_paths()
 
     def is_presumed(self, path: bytes) -> bool:
         """Return True for a remote shard of which this process knows only the row in a list."""
         return self._remote is not None and self._remote.is_presumed(path)
 
-    def presumed(self, path: bytes) -> Pin | None:
+    def presumed_pin(self, path: bytes) -> Pin | None:
         """Return the pin of a remote shard in the list that names it; None without such a list."""
-        return None if self._remote is None else self._remote.presumed(path)
+        return None if self._remote is None else self._remote.presumed_pin(path)
 
 
 def fingerprint_of(shard: OpenShard) -> Fingerprint:

@@ -179,10 +179,10 @@ def store_of(shown: str) -> str:
     return PIPE if shown.startswith(PIPE) else parse(shown).store
 
 
-def readable(shown: bytes) -> bytes:
-    """Return a shown URL for names of shards: of http(s) with the characters that its escapes stand for.
+def decoded(shown: bytes) -> bytes:
+    """Return a shown URL of http(s) with the characters that its escapes stand for, for names of shards.
 
-    But for slashes, percent and question marks and control characters.
+    Slashes, percent and question marks and control characters stay escaped.
     """
     if not shown.startswith((b"http://", b"https://")):
         return shown

@@ -182,7 +182,7 @@ class Supervisor:
         async with trio.open_nursery() as nursery:
             with trio.open_signal_receiver(signal.SIGCHLD) as deaths:
                 if self.fetcher is not None:
-                    self.fetcher.keep()
+                    self.fetcher.promise_restart()
                     self._keep_fetcher()
                 self._top_up()
                 nursery.start_soon(self._watch)

@@ -204,8 +204,8 @@ def write_index(
 
 def _send(writer: PortableWriter, target: bytes) -> int:
     """Write the index to a file without a name, and send that. Raises as `write_index`, and OSError."""
-    replaces = DOOR.remote.existing([target]).get(target)
-    with tempfile.TemporaryFile(dir=DOOR.remote.staging(), buffering=0) as file:
+    replaces = DOOR.remote.existing_objects([target]).get(target)
+    with tempfile.TemporaryFile(dir=DOOR.remote.staging_directory(), buffering=0) as file:
         writer.write(file.fileno())
         try:
             DOOR.remote.upload(target, file.fileno(), replaces, lambda: None)

@@ -493,7 +493,7 @@ _ADDRESS = "check the address, the network and the proxy (https_proxy)"
 def diagnose_store(text: str) -> list[MachineFinding]:
     """Return the findings about a URL. Raises SpecError, UsageError."""
     url = urls.parse(text)
-    return list(_findings_of(url, DOOR.remote.describe(url)))
+    return list(_findings_of(url, DOOR.remote.describe_store(url)))
 
 
 def _findings_of(url: urls.Url, facts: dict[str, Any]) -> Iterator[MachineFinding]:

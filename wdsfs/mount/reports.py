@@ -80,7 +80,7 @@ _RENAMED = {"bytes": "fetched_bytes", "used": "used_bytes"}
 
 def _remote_report(board: Board) -> dict[str, Any]:
     """Return the state of the fetcher, of the cache and of each store of a mount that has remote shards."""
-    state = DOOR.remote.state()
+    state = DOOR.remote.fetcher_state()
     stores = []
     for store, hits in board.hits.items():
         counts = {_RENAMED.get(name, name): value for name, value in state["stores"].get(store, {}).items()}

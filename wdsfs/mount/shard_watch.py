@@ -158,7 +158,7 @@ def _state(path: bytes, first: bool) -> Fingerprint | None:
     """Return the fingerprint of a shard; None if it is as the list that names it says."""
     if first and DOOR.is_presumed(path):
         return None
-    presumed, now = DOOR.presumed(path), _fingerprint(path)
+    presumed, now = DOOR.presumed_pin(path), _fingerprint(path)
     return None if presumed is not None and presumed.fingerprint(os.fsdecode(path)) == now else now
 
 

@@ -293,7 +293,7 @@ class Planner:
 def _exists(target: bytes) -> bool:
     if not is_remote(target):
         return os.path.lexists(target)
-    return bool(DOOR.remote.existing([target]))
+    return bool(DOOR.remote.existing_objects([target]))
 
 
 def _listing(lines: Sequence[str]) -> list[str]:

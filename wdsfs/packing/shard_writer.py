@@ -486,7 +486,7 @@ class ObjectOutputs:
 
     def look(self, targets: Sequence[bytes]) -> None:
         """Find out which of these objects exist. Raises ShardError."""
-        self._there = DOOR.remote.existing(targets)
+        self._there = DOOR.remote.existing_objects(targets)
 
     def exists(self, target: bytes) -> bool:
         return target in self._there
@@ -582,6 +582,6 @@ def _md5(pieces: Iterable[bytes]) -> str:
 
 @contextlib.contextmanager
 def _staging() -> Iterator[Path]:
-    directory = DOOR.remote.staging()
+    directory = DOOR.remote.staging_directory()
     with named(os.fsencode(directory)):
         yield directory

@@ -1,8 +1,8 @@
 """The clients of the fetcher: read, fetch and send remote objects for code that knows no network.
 
-A `Remote` is made by a process before it forks; its children use it, too, and each thread has a connection of its
-own. Bytes in the cache are read from there; the fetcher is asked for the rest. When the fetcher dies, the client
-that notices it starts another one and asks again: callers see only a delay.
+A process makes a `FetcherClient` before it forks. Its children use it, too, and each thread has its own
+connection. It reads cached bytes itself and asks the fetcher for the rest. When the fetcher dies, the client that
+notices it starts another one and asks again: callers see only a delay.
 """
 
 from __future__ import annotations
@@ -36,25 +36,24 @@ PAUSES = (0.0, 0.05, 0.2, 0.5, 1.0)  # seconds before a request is repeated afte
 _TIMEVAL = struct.Struct("ll")
 
 
-class Remote:
+class FetcherClient:
     """Remote objects for this process and those that it forks.
 
-    `settings` are those of the stores (`settings.Settings.sections`). `cache` is directory and limit (bytes) of
-    the cache; `opened` the same one, open. With `device`, requests of the kernel can be handed over.
+    `settings` are those of the stores (`settings.Settings.sections`). The fetcher fills
+    `cache`, from which clients read. With `device`, requests of the kernel can be handed over.
     """
 
     def __init__(
         self,
         settings: Any,
-        cache: tuple[Path, int | None] | None = None,
-        opened: ObjectCache | None = None,
+        cache: ObjectCache | None = None,
         memory: int = MEMORY,
         device: int | None = None,
         log: Path | None = None,
     ) -> None:
         self.alarm = Alarm()
-        self._cache = opened
-        place = None if cache is None else (str(cache[0]), cache[1])
+        self._cache = cache
+        place = None if cache is None else (str(cache.directory), cache.limit)
         logged = None if log is None else str(log)
         self._launcher = Launcher(settings, place, self.alarm.fd, memory, device, logged)
         self._local = threading.local()
@@ -64,7 +63,7 @@ class Remote:
         """Start a fetcher unless there is one. Raises OSError."""
         self._launcher.ensure()
 
-    def keep(self) -> None:
+    def promise_restart(self) -> None:
         """Promise, before the first fork, that this process will call `ensure` when one of its children ends."""
         self._launcher.is_restarted = True
 
@@ -119,16 +118,16 @@ class Remote:
         `goes_on` is called twice a second, and may raise an exception: that ends the upload, which leaves nothing.
         Raises ShardError, of which ObjectExists and ObjectChanged say that another object is there.
         """
-        return self._made(messages.UPLOAD, [url, file, replaces], goes_on)
+        return self._store_object(messages.UPLOAD, [url, file, replaces], goes_on)
 
     def copy(self, url: Url, pin: Pin, target: Url, goes_on: Callable[[], None]) -> Pin:
         """Copy the pinned object, by its store, to another place in its bucket, where there is none; as `upload`.
 
         NoRanges says that it does not do that.
         """
-        return self._made(messages.COPY, [url, pin, target], goes_on)
+        return self._store_object(messages.COPY, [url, pin, target], goes_on)
 
-    def _made(self, kind: int, value: Any, goes_on: Callable[[], None]) -> Pin:
+    def _store_object(self, kind: int, value: Any, goes_on: Callable[[], None]) -> Pin:
         return Pin(*self._ask(lambda _, number: messages.text(kind, number, value), lambda _: goes_on()).value)
 
     def open(self, url: Url, pin: Pin) -> RemoteTar:
@@ -177,7 +176,7 @@ class Remote:
         """Tell the fetcher that the client of a request, which may have been handed over, no longer waits."""
         self.tell(lambda _: messages.text(messages.INTERRUPT, 0, unique))
 
-    def closed(self, url: Url, pin: Pin) -> None:
+    def release(self, url: Url, pin: Pin) -> None:
         """Tell the fetcher, for all threads of this process, that the object is not needed any more."""
         for reference in self._connections.copy().values():
             connection = reference()
@@ -341,7 +340,7 @@ class FetcherConnection:
 class RemoteTar:
     """A remote object as the bytes of a tar (`storage.source.TarReader`). Usable by several threads."""
 
-    def __init__(self, remote: Remote, url: Url, pin: Pin, cached: CachedObject | None) -> None:
+    def __init__(self, remote: FetcherClient, url: Url, pin: Pin, cached: CachedObject | None) -> None:
         self.size = pin.size
         self.url, self.pin = url, pin
         self.counted_as = url.counted_as
@@ -452,7 +451,7 @@ class RemoteTar:
         self._remote.tell(message)
 
     def close(self) -> None:
-        self._remote.closed(self.url, self.pin)
+        self._remote.release(self.url, self.pin)
         if self._cached is not None:
             self._cached.close()
             self._cached = None

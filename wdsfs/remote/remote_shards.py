@@ -31,7 +31,7 @@ from wdsfs.errors import (
 )
 from wdsfs.remote import object_cache, settings, spooled
 from wdsfs.remote.cached_object import CachedObject
-from wdsfs.remote.client import Remote, RemoteTar
+from wdsfs.remote.client import FetcherClient, RemoteTar
 from wdsfs.remote.known_pins import KnownPins
 from wdsfs.remote.launcher import MEMORY
 from wdsfs.remote.object_cache import ObjectCache
@@ -55,7 +55,7 @@ class RemoteShards:
         self._opened_cache: ObjectCache | None = None
         self._known = KnownPins(self._cache)
         self._urls: dict[bytes, Url] = {}  # by path: URLs with parts that the path does not show
-        self._link: Remote | None = None
+        self._link: FetcherClient | None = None
         self._stdin: bytes | None = None  # the path of the standard input, once it is read
         # Objects that cannot be fetched again: open and held until all processes have ended.
         self._held: list[CachedObject] = []
@@ -64,23 +64,22 @@ class RemoteShards:
     # --- the fetcher
 
     @property
-    def link(self) -> Remote:
+    def link(self) -> FetcherClient:
         """The connection to the fetcher. Raises UsageError for settings that cannot be used."""
         if self._link is None:
             self._link = self._connect(None, None)
         return self._link
 
-    def attach(self, device: int, log_file: Path | None) -> Remote:
+    def attach(self, device: int, log_file: Path | None) -> FetcherClient:
         if self._link is not None:
             self._link.close()
         self._link = self._connect(device, log_file)
         return self._link
 
-    def _connect(self, device: int | None, log_file: Path | None) -> Remote:
-        sections = settings.load(settings.arguments_of_environment()).sections
+    def _connect(self, device: int | None, log_file: Path | None) -> FetcherClient:
+        sections = settings.load_settings(settings.arguments_of_environment()).sections
         memory = parse_size(setting("FETCH_MEMORY") or str(MEMORY))
-        cache = self._cache()
-        return Remote(sections, (cache.directory, cache.limit), cache, memory=memory, device=device, log=log_file)
+        return FetcherClient(sections, self._cache(), memory=memory, device=device, log=log_file)
 
     def close(self) -> None:
         if self._link is not None:
@@ -98,7 +97,7 @@ class RemoteShards:
     def cached_objects(self) -> ObjectCache:
         return object_cache.cache()
 
-    def state(self) -> dict[str, Any]:
+    def fetcher_state(self) -> dict[str, Any]:
         cache = self._cache()
         report: dict[str, Any] = {"stores": {}, "fetcher": self.link.fetcher, "cache": str(cache.directory)}
         with contextlib.suppress(OSError):
@@ -140,7 +139,7 @@ class RemoteShards:
             pin = spool.pin()
             url = Url(f"{PIPE}stdin-{spool.digest}", "stdin")
             spooled.keep(self._cache(), url.shown, pin, spool).close()
-        return self.keep(url, pin)
+        return self.note_pin(url, pin)
 
     def store_arguments(self) -> list[str]:
         return settings.arguments_of_environment()
@@ -153,7 +152,7 @@ class RemoteShards:
     def known_pin(self, path: bytes) -> Pin | None:
         return self._known.pin(path)
 
-    def known(self) -> list[bytes]:
+    def known_paths(self) -> list[bytes]:
         return self._known.paths()
 
     def presume(self, source: str, presumption: Presumption) -> None:
@@ -162,10 +161,10 @@ class RemoteShards:
     def is_presumed(self, path: bytes) -> bool:
         return self._known.is_presumed(path)
 
-    def presumed(self, path: bytes) -> Pin | None:
+    def presumed_pin(self, path: bytes) -> Pin | None:
         return self._known.presumed(path)
 
-    def keep(self, url: Url, pin: Pin) -> bytes:
+    def note_pin(self, url: Url, pin: Pin) -> bytes:
         path = self.path_of(url)
         self._note(path, pin)
         return path
@@ -232,7 +231,7 @@ class RemoteShards:
             self._warned.add(text)
             log.warning("%s", text)
 
-    def existing(self, paths: Sequence[bytes]) -> dict[bytes, Pin]:
+    def existing_objects(self, paths: Sequence[bytes]) -> dict[bytes, Pin]:
         pins = {}
         for path, answer in zip(paths, self.link.stat([self.url_of(path) for path in paths]), strict=True):
             if isinstance(answer, Pin):
@@ -242,10 +241,10 @@ class RemoteShards:
                 raise answer
         return pins
 
-    def listed(self, prefix: Url, *, deep: bool) -> Listing:
+    def list_objects(self, prefix: Url, *, deep: bool) -> Listing:
         return self.link.list(prefix, deep=deep)
 
-    def describe(self, url: Url) -> dict[str, Any]:
+    def describe_store(self, url: Url) -> dict[str, Any]:
         return self.link.describe(url)
 
     # --- bytes
@@ -279,7 +278,7 @@ class RemoteShards:
             self.pin_now(path)
             raise
         finally:
-            self.link.closed(url, pin)
+            self.link.release(url, pin)
         return pin
 
     def fetch_counted(self, path: bytes) -> tuple[int, int]:
@@ -347,7 +346,7 @@ class RemoteShards:
             return False
         return True
 
-    def staging(self) -> Path:
+    def staging_directory(self) -> Path:
         """See `RemoteSide`: the directory is that of the cache."""
         directory = self._cache().directory
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

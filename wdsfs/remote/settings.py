@@ -37,7 +37,7 @@ TOTAL_TIME = 60.0
 SILENCE = 20.0
 LOWEST_RATE = 8 << 10  # of an answer
 LOWEST_RATE_OF_UPLOADS = 1 << 20  # of a whole request: its progress is not known before its end
-HEAD = 64 << 10  # bytes of the head of an answer
+ANSWER_HEAD = 64 << 10  # bytes of the head of an answer
 
 
 class Option(NamedTuple):
@@ -107,7 +107,7 @@ class Pace(NamedTuple):
 
     def seconds(self, size: int) -> float:
         """Return the seconds that an answer may take, from the request to the end of a body of `size` bytes."""
-        return min(self.silence + (HEAD + size) / self.rate, self.total)
+        return min(self.silence + (ANSWER_HEAD + size) / self.rate, self.total)
 
 
 def pace(options: Mapping[str, str], rate: float = LOWEST_RATE) -> Pace:
@@ -116,7 +116,7 @@ def pace(options: Mapping[str, str], rate: float = LOWEST_RATE) -> Pace:
     return Pace(min(float(options.get("timeout", SILENCE)), total), float(options.get("lowest_rate", rate)), total)
 
 
-def load(arguments: Iterable[str] = (), file: Path | None = None) -> Settings:
+def load_settings(arguments: Iterable[str] = (), file: Path | None = None) -> Settings:
     """Return the settings of a configuration file (default: the user's) and of `--store-option`.
 
     Raises UsageError.
@@ -183,7 +183,7 @@ def _parse_argument(argument: str) -> tuple[str, dict[str, str]]:
 
 def _from_file(path: Path) -> list[tuple[str, dict[str, str]]]:
     try:
-        text, mode = _read(path)
+        text, mode = _read_file(path)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -206,7 +206,7 @@ def _from_file(path: Path) -> list[tuple[str, dict[str, str]]]:
     return sections
 
 
-def _read(path: Path) -> tuple[str, int]:
+def _read_file(path: Path) -> tuple[str, int]:
     """Return the text and the mode of the file. Raises OSError, also where another user could have written it."""
     place = os.path.realpath(path)  # people keep such files elsewhere and link to them
     mode = os.stat(place).st_mode

@@ -96,7 +96,7 @@ def _named_shards(
     return [
         Shard(path, name, word.without, word.samples, reading=reading, index_file=word.index_file)
         for path, name, word in zip(
-            paths, shard_names.names_of(list(map(urls.readable, paths))), existing, strict=True
+            paths, shard_names.names_of(list(map(urls.decoded, paths))), existing, strict=True
         )
     ]
 

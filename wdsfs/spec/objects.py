@@ -245,7 +245,7 @@ def _path_of(url: Url) -> str:
 def _list_prefix(prefix: Url, *, deep: bool = False) -> Listing:
     """Return the objects and folders whose key starts with that of `prefix`. Raises ShardError."""
     try:
-        listing = DOOR.remote.listed(prefix, deep=deep)
+        listing = DOOR.remote.list_objects(prefix, deep=deep)
     except Unreachable as error:
         raise (error if prefix.scheme in WEB else not_listed(error)) from None
     # The index looks for portable indexes beside the shards among the objects that have a pin.
@@ -255,7 +255,7 @@ def _list_prefix(prefix: Url, *, deep: bool = False) -> Listing:
 
 def _pinned_paths(objects: Iterable[tuple[Url, Pin]]) -> list[str]:
     """Note the pins of these objects; return their paths."""
-    return [os.fsdecode(DOOR.remote.keep(url, pin)) for url, pin in objects]
+    return [os.fsdecode(DOOR.remote.note_pin(url, pin)) for url, pin in objects]
 
 
 def not_listed(error: Unreachable) -> Unreachable:
