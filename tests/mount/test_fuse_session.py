@@ -23,7 +23,7 @@ import stat
 import struct
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -42,6 +42,8 @@ from tests.conftest import (
 )
 from tests.processes import PATIENCE, wait_until
 from wdsfs import mount_table
+from wdsfs.errors import UsageError
+from wdsfs.mount.mountpoint import parse_options
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -776,10 +778,10 @@ def test_the_mount_table_says_what_is_mounted(program: Program) -> None:
         ("remount", "read-only"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(small: Program, option: str, word: str) -> None:
-    message = small.refused("mount", "-o", f"ro,{option}", "a.tar", small.mountpoint, code=2)
-    assert f"-o {option}" in message
-    assert word in message
+def test_options_that_mean_nothing_are_refused(option: str, word: str) -> None:
+    with pytest.raises(UsageError, match=word) as refused:
+        parse_options([f"ro,{option}"])
+    assert f"-o {option}" in str(refused.value)
 
 
 @needs_root  # for others fusermount3 looks as root, which the kernel does not let in without allow_other
@@ -1109,7 +1111,7 @@ def test_two_mounts_of_the_same_shards_at_once(program: Program) -> None:
     assert not any(program.registration(place).exists() for place in places)
 
 
-@pytest.mark.parametrize("name", ["a b", "new\nline", "ümläut", "a,b\\c", "inv\udcffalid", "%n$(id)`id`'\"", "-o"])
+@pytest.mark.parametrize("name", ["a b\new,ü\\c\udcff%n$(id)`id`'\"", "-o"])
 def test_mount_points_and_shards_of_any_name(program: Program, name: str) -> None:
     program.write(f"shards {name}/{name}.tar", SMALL)
     place = program.directory(f"at {name}")
@@ -1182,69 +1184,6 @@ def test_an_index_directory_that_cannot_be_made(small: Program) -> None:
     assert list(temporary.iterdir()) == []
     small.run("mount", "a.tar", small.home / "missing", code=5, env=places)
     assert list(temporary.iterdir()) == []
-
-
-WHERE = "wdsfs: which layout for which loader: wdsfs help layouts\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "other", "options", "hint"),
-    [
-        (b"a.left.JPG", b"a.cls", (), "loaders that look for *.jpg need --names full or --layout classes"),
-        (b"a.flac", b"a.cls", ("--merge",), "loaders that look for *.flac need --names full or --layout classes"),
-        (b"a.jpg", b"a.cls", ("--overlay", "up"), ""),  # it is edited, not trained from
-        (b"a.wav", b"a.txt", (), "loaders that look for *.wav need --names full or --layout files"),  # no classes
-        (b"a.jpg", b"a.cls", ("--lazy",), ""),  # not known yet
-        (b"a.jpg", b"a.cls", ("--quiet",), ""),
-        (b"a.jpg", b"a.cls", ("--names", "full"), ""),
-        (b"a.jpg", b"a.cls", ("--columns", "cls"), ""),
-    ],
-)
-def test_a_mount_says_what_loaders_by_suffix_need(
-    program: Program, name: bytes, other: bytes, options: tuple[str, ...], hint: str
-) -> None:
-    program.write("a.tar", tars.tar(tars.member(name), tars.member(other, b"0")))
-    with program.mounted("a.tar", *options) as mounted:
-        assert mounted.output == (f"wdsfs: {hint}\n{WHERE}" if hint else "")
-        assert all(len(line) <= 80 for line in mounted.output.splitlines())
-
-
-def test_a_mount_says_that_dots_in_names_cut_keys(program: Program) -> None:
-    path = program.write("a.tar", tars.tar(*(tars.member(b"1.2.840.%d.dcm" % number) for number in range(9))))
-    with program.mounted("a.tar") as mounted:
-        assert mounted.output.endswith(f"wdsfs check {path}\n")
-
-
-@pytest.mark.parametrize(
-    ("classes", "options", "said"),
-    [
-        ((b"0", b"1", b"10", b"2"), (), "class 10 as 3: a class has no sample"),
-        ([b"%d" % number for number in range(11)], ("--class-digits", "0"), "class 10 as 2: they sort as text"),
-        ([b"%d" % number for number in range(11)], (), ""),
-        ((b"2", b"0"), ("--quiet",), ""),
-        ((b"5", b"cat"), (), ""),  # words: nobody expects certain numbers
-    ],
-)
-def test_a_mount_says_which_class_gets_another_number(
-    program: Program, classes: Sequence[bytes], options: tuple[str, ...], said: str
-) -> None:
-    for number, label in enumerate(classes):
-        shard = tars.tar(tars.member(b"a.jpg"), tars.member(b"a.cls", label))
-        program.write(f"{number:02d}.tar", shard)
-    with program.mounted("--layout", "classes", *options, f"{{00..{len(classes) - 1:02d}}}.tar") as mounted:
-        hint = f"wdsfs: loaders that count directories label {said}\n{WHERE}"
-        assert mounted.output == (hint if said else "")
-
-
-def test_names_of_classes_that_sort_otherwise_than_their_numbers_are_told(program: Program) -> None:
-    members = [(b"%d" % number, column) for number in range(3) for column in (b".cls", b".jpg")]
-    program.write("a.tar", tars.tar(*(tars.member(number + column, number) for number, column in members)))
-    for names, said in ((b"dog\nant\ncat\n", "class 1, ant, as 0: they sort as text"), (b"ant\ncat\ndog\n", "")):
-        file = program.write("names.txt", names)
-        with program.mounted("--layout", "classes", "--class-names", file, "a.tar") as mounted:
-            assert os.listdir(mounted.path)
-            hint = f"wdsfs: loaders that count directories label {said}\n{WHERE}"
-            assert mounted.output == (hint if said else "")
 
 
 # --- refusals ----------------------------------------------------------------------------------------------

@@ -67,13 +67,56 @@ def _latest(calls: list[tuple[int, int]]) -> Iterable[tuple[int, int]]:
     return {inode >> REGION_BITS: (inode, distance) for inode, distance in calls}.values()
 
 
+class PassTable:
+    """The passes of one kind, readers of files or clients that list samples; `notes` are those of the workers.
+
+    The first window of a pass has `first` files or samples, a later one up to `most`.
+    """
+
+    def __init__(self, notes: PassNotes, first: int, most: int) -> None:
+        self._notes, self._first, self._most = notes, first, most
+        self._passes: list[Pass] = []  # the one that went on last is the last
+
+    def __iter__(self) -> Iterator[Pass]:
+        return iter(self._passes)
+
+    def come_to(self, inode: int, distance: int) -> Pass:
+        """Return the pass that has come to this file or sample, taken on; a new one if there is none.
+
+        `distance` is how many inode numbers it is from the one before.
+        """
+        for going in reversed(self._passes):
+            if going.last < inode <= going.end + REACH_MAX:
+                break
+        else:
+            going = Pass(inode - distance, distance, inode, window=self._first)
+            self._passes.append(going)
+            if len(self._passes) > PASSES_MAX and not self._passes.pop(0).windows:
+                self._notes.doubt()
+        self._passes.remove(going)
+        self._passes.append(going)
+        going.step = math.gcd(going.step, inode - going.last)
+        going.last = inode
+        if going.wire and inode >= going.wire:
+            self._pass_wire(going)
+        return going
+
+    def _pass_wire(self, going: Pass) -> None:
+        """Have the next window be larger: the reader has come to the tripwire."""
+        self._notes.passed(going.files, going.bytes)
+        self._notes.trust()
+        going.windows, going.wire, going.files, going.bytes = going.windows + 1, 0, 0, 0
+        going.window = max(self._first, min(2 * going.window, self._most, REACH_MAX // going.step))
+
+
 class Pusher:
     """Stores the next files of passes over a tree by a FUSE descriptor; has the next samples listed."""
 
     def __init__(self, device: int, tree: LowerTree, passes: PassNotes, lister: Lister | None) -> None:
         self.tree, self.notes = tree, passes
         self.pages, self.lister = PageCache(device, tree), lister
-        self.passes: list[Pass] = []  # the one that went on last is the last
+        self.readers = PassTable(passes, WINDOW_FIRST, WINDOW_MAX)
+        self.listings = PassTable(passes, WINDOW_SAMPLES, WINDOW_SAMPLES)
 
     def run(self, life: int) -> None:
         """Serve calls until there is none for some time, or the mount is gone: `life` is a pipe that ends then.
@@ -126,47 +169,18 @@ class Pusher:
 
         Have the samples after it listed, if it is a sample that was listed.
         """
-        going = self._pass_at(inode, distance)
+        is_listing = kind_of(inode) == SAMPLE
+        going = (self.listings if is_listing else self.readers).come_to(inode, distance)
         # The one after it is being asked for while this is done.
         first = max(inode + 2 * going.step, going.end)
         first += (inode - first) % going.step
         if first - inode > going.window * going.step:  # a late call
             return
         inodes = range(first, first + going.window * going.step, going.step)
-        if kind_of(inode) == SAMPLE:
-            goes_on = self._list(inodes, going)
-        else:
-            goes_on = self._is_listed(inode) or self._store(inodes, going)
+        goes_on = self._list(inodes, going) if is_listing else self._is_listed(inode) or self._store(inodes, going)
         if not goes_on:
             # A pass that has gone on goes on again soon: names are listed late, or too many samples wait for that.
             self.notes.postpone(inode, WINDOW_MAX if going.windows else PATIENCE_MAX)
-
-    def _pass_at(self, inode: int, distance: int) -> Pass:
-        """Return the pass that has come to this file, taken on; a new one if there is none."""
-        for going in reversed(self.passes):
-            if going.last < inode <= going.end + REACH_MAX:
-                break
-        else:
-            window = WINDOW_SAMPLES if kind_of(inode) == SAMPLE else WINDOW_FIRST
-            going = Pass(inode - distance, distance, inode, window=window)
-            self.passes.append(going)
-            if len(self.passes) > PASSES_MAX and not self.passes.pop(0).windows:
-                self.notes.doubt()
-        self.passes.remove(going)
-        self.passes.append(going)
-        going.step = math.gcd(going.step, inode - going.last)
-        going.last = inode
-        if going.wire and inode >= going.wire:
-            self._gone_past(going)
-        return going
-
-    def _gone_past(self, going: Pass) -> None:
-        """Have the next window be larger: the reader has come to the tripwire."""
-        self.notes.passed(going.files, going.bytes)
-        self.notes.trust()
-        going.windows, going.wire, going.files, going.bytes = going.windows + 1, 0, 0, 0
-        if kind_of(going.last) == MEMBER:
-            going.window = max(WINDOW_FIRST, min(2 * going.window, WINDOW_MAX, REACH_MAX // going.step))
 
     def _list(self, inodes: range, going: Pass) -> bool:
         """Have samples listed for a pass; returns False if there are none. Raises what `Lister.samples` does."""
@@ -185,7 +199,7 @@ class Pusher:
         tag, number, where = unpack(inode)
         entry = self.tree.lower.record(number, tag).entry_of(index_of(where))
         sample = pack(tag, number, position(SAMPLE, entry))
-        return any(going.last <= sample < going.end + WINDOW_SAMPLES for going in self.passes)
+        return any(going.last <= sample < going.end + WINDOW_SAMPLES for going in self.listings)
 
     def _take_answer(self, descriptor: int) -> None:
         """Store the files of samples that were listed, if a client reads files before them. Raises Ended."""
@@ -210,7 +224,7 @@ class Pusher:
 
     def _reader_before(self, base: int, begin: int, end: int) -> Pass | None:
         """Return the reader that comes first to the files from `begin` to `end`, of the shard of file `base`."""
-        near = (going for going in self.passes if max(base, begin - AHEAD_MAX) <= going.last < end)
+        near = (going for going in self.readers if max(base, begin - AHEAD_MAX) <= going.last < end)
         return max(near, key=lambda going: going.last, default=None)
 
     def _store(self, inodes: range, going: Pass) -> bool:

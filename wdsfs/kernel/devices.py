@@ -139,7 +139,7 @@ def _open_shard(path: str) -> int:
     return fd
 
 
-def raise_file_limit(shards: int) -> None:
+def require_file_limit(shards: int) -> None:
     """Raise the limit of open files to this many shards and the process's own files. Raises MountError."""
     files = shards + _OWN_FILES
     limit = host.raise_file_limit(files)

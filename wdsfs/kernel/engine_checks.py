@@ -17,7 +17,7 @@ from wdsfs import host, mount_table, trust
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import MountError
 from wdsfs.host import MachineFinding
-from wdsfs.kernel.devices import is_written, raise_file_limit
+from wdsfs.kernel.devices import is_written, require_file_limit
 from wdsfs.kernel.erofs_header import OLDEST_KERNEL
 from wdsfs.kernel.erofs_mount import FILES_SINCE, LOOPS, refusal_of_kernel
 from wdsfs.mount.engines import KERNEL_ENGINE
@@ -38,7 +38,7 @@ def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
     if refusal is not None:
         return refusal
     try:
-        raise_file_limit(len(shards))
+        require_file_limit(len(shards))
     except MountError as error:
         return str(error)
     served = next(filter(None, (_not_plain(shard.path) for shard in shards)), None)

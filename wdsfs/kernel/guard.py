@@ -9,6 +9,17 @@ no leases, the guard compares the times of the files every second.
 The guard ignores a shard that is replaced by another file, or removed: the kernel keeps the old file. A guard that
 was killed leaves the mount: the next one adopts it.
 
+| what happens | while it is mounted | while it is unmounted, and programs have its files open |
+|---|---|---|
+| a program opens a shard for writing | unmount, wait for these programs, end | wait for these programs, end |
+| SIGTERM, SIGINT or SIGHUP | unmount, wait for these programs, end | wait for these programs, end |
+| another such signal | end at once | end at once |
+| somebody unmounts it | go on, as long as files are open | |
+| the last file is closed | | end |
+
+The wait for programs ends before the kernel would break a lease by force. When the guard ends, it releases the
+leases.
+
 The guard is single-threaded and stateless: a signal only wakes the loop, which checks everything again. No command
 talks to it: commands read its registration (`mount_registry.py`).
 """

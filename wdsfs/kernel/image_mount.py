@@ -18,7 +18,7 @@ from typing import NamedTuple
 from wdsfs import host, mount_registry, mount_table
 from wdsfs.errors import MountError, StaleShard, several
 from wdsfs.kernel import devices, erofs_mount, manifest
-from wdsfs.kernel.devices import HeldShards, OpenDevice, check_devices, open_image, raise_file_limit
+from wdsfs.kernel.devices import HeldShards, OpenDevice, check_devices, open_image, require_file_limit
 from wdsfs.kernel.guard import Guard, Guarded, guard_of
 from wdsfs.kernel.manifest import Manifest, identity_of, image_of, is_mounted_at
 from wdsfs.kernel.set_image import ServedSet, find_or_make
@@ -131,7 +131,7 @@ def _begin(mount: ImageMount, attributes: int, check: Check, guard: Guard, held:
             "again: wdsfs image",
             *(mount.image, about.since),
         )
-    raise_file_limit(len(about.devices))
+    require_file_limit(len(about.devices))
     current = _left_by_a_guard(mount)
     try:
         held.open_shards(about, mount.base, mount.trusting)
