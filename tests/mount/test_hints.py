@@ -11,7 +11,7 @@ from tests import tars
 from tests.conftest import Program
 from wdsfs.mount.hints import hints
 from wdsfs.tree.composition import parse_composition
-from wdsfs.tree.opening import opened
+from wdsfs.tree.opening import open_typed_set
 from wdsfs.tree.set_options import Opening, Selection, TreeOptions
 
 LAYOUTS = "which layout for which loader: wdsfs help layouts"
@@ -31,7 +31,7 @@ def said(
         (home / f"{number:02d}.tar").write_bytes(tars.tar(*members))
     tree = TreeOptions(layout, names, composition=parse_composition(layout, view))
     specs = [str(path) for path in sorted(home.glob("*.tar"))]
-    with opened(specs, Selection(), Opening(home / "index"), tree.composition, whole=True) as below:
+    with open_typed_set(specs, Selection(), Opening(home / "index"), tree.composition, whole=True) as below:
         return [*hints(below, tree, writable)]
 
 
