@@ -11,7 +11,8 @@ from wdsfs.door.pins import Pin
 from wdsfs.door.urls import Url, parse
 from wdsfs.errors import NoRanges
 from wdsfs.remote.demand import Demand
-from wdsfs.remote.parts import Intervals, Span, Take, joined
+from wdsfs.remote.intervals import Intervals, Span, joined
+from wdsfs.remote.parts import Take
 
 BLOCK = 4096
 

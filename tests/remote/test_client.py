@@ -31,10 +31,10 @@ from wdsfs.remote import client, launcher, messages
 from wdsfs.remote.client import FetcherClient, FetcherConnection
 from wdsfs.remote.kernel_reads import DEATHS_MAX, KernelReads
 from wdsfs.remote.launcher import Alarm
+from wdsfs.remote.loop_threads import Threads
 from wdsfs.remote.messages import HandOver
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.remote.open_objects import OpenObjects
-from wdsfs.remote.parts import Threads
 
 IS_RESENT = 1 << 63
 

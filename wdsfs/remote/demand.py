@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING
 from wdsfs import host
 from wdsfs.errors import CacheFull, NoRanges
 from wdsfs.remote.cached_object import BLOCK, CachedObject
-from wdsfs.remote.parts import Held, Part, RemoteObject, Span, in_thread, joined, split
+from wdsfs.remote.intervals import Span, joined, split
+from wdsfs.remote.loop_threads import in_thread
+from wdsfs.remote.parts import Held, Part, RemoteObject
 from wdsfs.remote.retries import Counters
 
 if TYPE_CHECKING:
@@ -87,9 +89,9 @@ class Demand:
             parts, is_here = self._parts_of(item, begin, end, spans), False
             try:
                 for part in parts:
-                    await part.reached(end)
+                    await part.arrival.reached(end)
                 is_here = True
-                arrived = [piece for part in parts for piece in part.pieces]
+                arrived = [piece for part in parts for piece in part.arrival.pieces]
                 pieces = item.assemble(begin, end, held + arrived)
             finally:
                 for part in parts:
@@ -151,7 +153,7 @@ class Demand:
         part.users -= 1
         if part.users:
             return
-        if part.done:
+        if part.arrival.is_over:
             self._give_back(part)
             self._pump()
         elif not part.dropped and not is_here:
@@ -183,7 +185,7 @@ class Demand:
 
     def _give_back(self, part: Part) -> None:
         self._counted -= part.counted
-        part.counted, part.pieces = 0, []
+        part.counted, part.arrival.pieces = 0, []
 
     # --- requests
 
@@ -246,10 +248,10 @@ class Demand:
         if error is None and not part.is_cached:
             self._counted -= part.counted  # counted as held from now on
             part.counted = 0
-            for begin, data in part.pieces:
+            for begin, data in part.arrival.pieces:
                 self.held.add(part.item, begin, data)
             self._make_room(0)
-        part.finish(error)
+        part.arrival.finish(error)
         if not part.users:
             self._give_back(part)
         self._pump()
@@ -329,7 +331,7 @@ class Demand:
         try:
             await self._stores.fetch(part.item.url, part.item.pin, begin, end, part.take)
         finally:
-            self.fetched += part.fetched
+            self.fetched += part.arrival.size
             await part.stored()
 
 

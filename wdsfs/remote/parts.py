@@ -6,140 +6,58 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import mmap
-from bisect import bisect_left, bisect_right
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from queue import SimpleQueue
-from threading import Thread
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from wdsfs.door.pins import Pin
 from wdsfs.door.urls import Url
 from wdsfs.remote.cached_object import BLOCK, CachedObject
+from wdsfs.remote.intervals import Intervals, Span
+from wdsfs.remote.loop_threads import in_thread
 from wdsfs.remote.passes import WINDOW_MAX, Passes
-
-Thing = TypeVar("Thing")
-Span = tuple[int, int]  # begin and end (bytes)
-
-
-class Intervals(Generic[Thing]):
-    """Values by range of bytes, in order. No two ranges overlap; `add` does not check that."""
-
-    def __init__(self) -> None:
-        self._begins: list[int] = []
-        self._rows: list[tuple[int, int, Thing]] = []
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __iter__(self) -> Iterator[tuple[int, int, Thing]]:
-        return iter(self._rows)
-
-    def add(self, begin: int, end: int, thing: Thing) -> None:
-        at = bisect_left(self._begins, begin)
-        self._begins.insert(at, begin)
-        self._rows.insert(at, (begin, end, thing))
-
-    def remove(self, begin: int) -> None:
-        """Remove the range that begins here. Raises KeyError."""
-        at = bisect_left(self._begins, begin)
-        if at == len(self._begins) or self._begins[at] != begin:
-            raise KeyError(begin)
-        del self._begins[at], self._rows[at]
-
-    def overlapping(self, begin: int, end: int) -> list[tuple[int, int, Thing]]:
-        """Return the rows that have bytes of this range, in order."""
-        at = max(bisect_right(self._begins, begin) - 1, 0)
-        rows = []
-        for row in self._rows[at : bisect_left(self._begins, end)]:
-            if row[1] > begin:
-                rows.append(row)
-        return rows
-
-    def gaps(self, begin: int, end: int) -> list[Span]:
-        """Return the parts of this range that are in no row."""
-        gaps = []
-        for start, stop, _ in self.overlapping(begin, end):
-            if start > begin:
-                gaps.append((begin, start))
-            begin = max(begin, stop)
-        if begin < end:
-            gaps.append((begin, end))
-        return gaps
-
-
-def joined(spans: Iterable[Span], gap: int = 0) -> list[Span]:
-    """Return the spans in order, those that overlap or are at most `gap` bytes apart as one."""
-    joins: list[Span] = []
-    for begin, end in sorted(spans):
-        if joins and begin <= joins[-1][1] + gap:
-            joins[-1] = joins[-1][0], max(joins[-1][1], end)
-        elif begin < end:
-            joins.append((begin, end))
-    return joins
-
-
-def split(spans: Iterable[Span], most: int) -> list[Span]:
-    """Return the spans in pieces of at most `most` bytes."""
-    return [(start, min(start + most, end)) for begin, end in spans for start in range(begin, end, most)]
-
 
 # One part after the other: several threads would wait for the lock of a file, and take turns at the interpreter.
 _writing = ThreadPoolExecutor(1, "writing")
 SLAB, SLABS = 4 << 20, 8  # bytes of memory in which pieces are held, at most; how many there are at least
 SHORT = 256 << 10  # bytes of a range that comes as a whole, and is written to the cache without a thread, at most
 
-Result = TypeVar("Result")
 Buffer = bytes | memoryview
 Piece = tuple[int, memoryview]  # where it begins (bytes), and its bytes
 Take = Callable[[int, Buffer], None]  # gets the pieces of a range in order: where each begins, and its bytes
 
 
-class Part:
-    """A range of an object that one request fetches. Its readers continue as soon as their bytes have arrived.
+class Arrival:
+    """The bytes of a range as they come, for the readers that wait for them.
 
-    Bytes that have arrived are kept in `pieces`, for waiting readers, as long as the part has users or is in
-    flight.
+    `begin` to `stop` are the bytes that were requested; the readers have the others of their ranges already.
     """
 
-    def __init__(self, item: RemoteObject, begin: int, end: int, urgent: bool) -> None:
-        self.item, self.begin, self.end = item, begin, end
-        self.urgent = urgent  # a reader waits for it
-        self.users = 0  # readers that need it
-        self.dropped = False
-        self.task: asyncio.Task[None] | None = None
-        self.counted = 0  # bytes of the budget that it takes
+    def __init__(self, begin: int, stop: int) -> None:
         self.pieces: list[Piece] = []
-        self.is_cached = True  # all bytes that were given to the cache are in it; True if there are none
-        self.done = False
+        self.is_over = False
         self._error: Exception | None = None
-        self._here, self._stop = begin, end  # up to where its bytes have come, and will come
-        self._cached: CachedObject | None = None
-        self._storing: asyncio.Task[None] | None = None
-        self._stored = 0  # pieces that were given to the cache
-        self._partial = b""  # of them, the begin of a block
+        self._here, self._stop = begin, stop  # up to where its bytes have come, and will come
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
 
     @property
     def size(self) -> int:
-        return self.end - self.begin
-
-    @property
-    def fetched(self) -> int:
         """The bytes that have come."""
         return sum(len(data) for _, data in self.pieces)
 
     def expect(self, begin: int, stop: int) -> None:
-        """Note which bytes will be requested; the other bytes of the range are there already."""
-        self._cached = self.item.cached
-        self._here, self._stop, self.is_cached = begin, stop, self._cached is not None
+        """Note which bytes will come. REQUIRES: none have come yet."""
+        self._here, self._stop = begin, stop
+
+    def add(self, begin: int, data: Buffer) -> None:
+        """Add the next bytes; `wake` gives them to the readers."""
+        self.pieces.append((begin, memoryview(data)))
+        self._here = begin + len(data)
 
     async def reached(self, end: int) -> None:
-        """Wait until its bytes up to `end` have arrived. Raises the error of the request."""
+        """Wait until the bytes up to `end` have arrived. Raises the error of the request."""
         if not self._has(end):
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append((end, waiter))
@@ -148,56 +66,70 @@ class Part:
             raise self._error
 
     def _has(self, end: int) -> bool:
-        return self.done or min(end, self._stop) <= self._here
+        return self.is_over or min(end, self._stop) <= self._here
 
-    def take(self, begin: int, data: Buffer) -> None:
-        """Add the next bytes; see `Take`."""
-        self.pieces.append((begin, memoryview(data)))
-        self._here = begin + len(data)
-        is_short = self.size <= SHORT  # comes as a whole: `finish` gives it to readers, when it is in the cache
-        if is_short and self._keep_at_once():
-            return
-        if self.is_cached and self._storing is None:
-            self._storing = self.item.start(self._store())
-        if not is_short:
-            self._wake()
+    def finish(self, error: Exception | None) -> None:
+        """Note that no more bytes will come, because of this error if there is one."""
+        self.is_over, self._error = True, error
+        self.wake()
 
-    def _keep_at_once(self) -> bool:
+    def wake(self) -> None:
+        """Let the readers go on whose bytes have arrived."""
+        for end, waiter in self._waiters:
+            if self._has(end) and not waiter.done():
+                waiter.set_result(None)
+        self._waiters = [waiter for waiter in self._waiters if not waiter[1].done()]
+
+
+class Storing:
+    """Puts the pieces of an arrival, up to byte `stop`, into the cache; none after one that it has refused."""
+
+    def __init__(self, arrival: Arrival, stop: int, cached: CachedObject) -> None:
+        self.is_refused = False
+        self._arrival, self._stop, self._cached = arrival, stop, cached
+        self._task: asyncio.Task[None] | None = None
+        self._count = 0  # pieces that were given to the cache
+        self._partial = b""  # of them, the begin of a block
+
+    def put_at_once(self) -> bool:
         """Put the piece that has come into the cache; return False if this thread would have to wait for room."""
-        if not self.is_cached:
+        if self.is_refused:
             return True
-        if self._storing is not None:
+        if self._task is not None:
             return False
         try:
-            self.is_cached = self._keep(*self.pieces[-1], at_once=True)
+            self.is_refused = not self._put(*self._arrival.pieces[-1], at_once=True)
         except BlockingIOError:
             return False
-        self._stored = len(self.pieces)
+        self._count = len(self._arrival.pieces)
         return True
 
-    async def _store(self) -> None:
-        """Put arrived bytes into the cache, in steps that grow while the disk is slower than the network."""
-        while self.is_cached and self._stored < len(self.pieces):
-            pieces = self.pieces[self._stored :]
-            self._stored += len(pieces)
-            work = partial(self._keep_all, pieces)
-            self.is_cached = await in_thread(work, _writing)
-        self._storing = None
+    def put_later(self, item: RemoteObject) -> None:
+        """Put all pieces that have come and will come into the cache of this object, in a thread."""
+        if not self.is_refused and self._task is None:
+            self._task = item.start(self._put_pieces())
 
-    def _keep_all(self, pieces: Sequence[Piece]) -> bool:
-        return all(self._keep(*piece) for piece in pieces)
+    async def _put_pieces(self) -> None:
+        """Put arrived pieces into the cache, in steps that grow while the disk is slower than the network."""
+        while not self.is_refused and self._count < len(self._arrival.pieces):
+            pieces = self._arrival.pieces[self._count :]
+            self._count += len(pieces)
+            self.is_refused = not await in_thread(partial(self._put_all, pieces), _writing)
+        self._task = None
 
-    async def stored(self) -> None:
+    async def wait(self) -> None:
         """Wait until all bytes that have arrived were given to the cache."""
-        if self._storing is not None:
-            await asyncio.wait([self._storing])
+        if self._task is not None:
+            await asyncio.wait([self._task])
 
-    def _keep(self, begin: int, data: memoryview, *, at_once: bool = False) -> bool:
+    def _put_all(self, pieces: Sequence[Piece]) -> bool:
+        return all(self._put(*piece) for piece in pieces)
+
+    def _put(self, begin: int, data: memoryview, *, at_once: bool = False) -> bool:
         """Put the complete blocks of arrived bytes into the cache; return False if it refuses them.
 
         `at_once`: raise BlockingIOError rather than wait. The caller then repeats the call where it may wait.
         """
-        assert self._cached is not None
         if self._partial:
             more = BLOCK - len(self._partial)
             block, begin, data = self._partial + bytes(data[:more]), begin - len(self._partial), data[more:]
@@ -213,15 +145,53 @@ class Part:
         self._partial = bytes(data[whole:])
         return True
 
-    def finish(self, error: Exception | None = None) -> None:
-        self.done, self._error = True, error
-        self._wake()
 
-    def _wake(self) -> None:
-        for end, waiter in self._waiters:
-            if self._has(end) and not waiter.done():
-                waiter.set_result(None)
-        self._waiters = [waiter for waiter in self._waiters if not waiter[1].done()]
+class Part:
+    """A range of an object that one request fetches. Its readers continue as soon as their bytes have arrived.
+
+    Bytes that have arrived are kept, for waiting readers, as long as the part has users or is in flight.
+    """
+
+    def __init__(self, item: RemoteObject, begin: int, end: int, *, urgent: bool) -> None:
+        self.item, self.begin, self.end = item, begin, end
+        self.urgent = urgent  # a reader waits for it
+        self.users = 0  # readers that need it
+        self.dropped = False
+        self.task: asyncio.Task[None] | None = None
+        self.counted = 0  # bytes of the budget that it takes
+        self.arrival = Arrival(begin, end)
+        self._storing: Storing | None = None  # None: there is no cache, or nothing was requested
+        self._is_requested = False
+
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def is_cached(self) -> bool:
+        """True if all bytes that have arrived are in the cache."""
+        return not self._is_requested if self._storing is None else not self._storing.is_refused
+
+    def expect(self, begin: int, stop: int) -> None:
+        """Note which bytes will be requested; the other bytes of the range are there already."""
+        self._is_requested = True
+        self.arrival.expect(begin, stop)
+        if self.item.cached is not None:
+            self._storing = Storing(self.arrival, stop, self.item.cached)
+
+    def take(self, begin: int, data: Buffer) -> None:
+        """Add the next bytes; see `Take`."""
+        self.arrival.add(begin, data)
+        is_short = self.size <= SHORT  # comes as a whole: the end gives it to readers, when it is in the cache
+        if self._storing is not None and not (is_short and self._storing.put_at_once()):
+            self._storing.put_later(self.item)
+        if not is_short:
+            self.arrival.wake()
+
+    async def stored(self) -> None:
+        """Wait until all bytes that have arrived were given to the cache."""
+        if self._storing is not None:
+            await self._storing.wait()
 
 
 class RemoteObject:
@@ -253,7 +223,7 @@ class RemoteObject:
     @property
     def arrived(self) -> int:
         """The number of bytes that have arrived of parts in flight."""
-        return sum(part.fetched for _, _, part in self.parts)
+        return sum(part.arrival.size for _, _, part in self.parts)
 
     def is_stored(self, begin: int, end: int) -> bool:
         """Return True if a range that has arrived is in the cache, too."""
@@ -368,81 +338,3 @@ class Held:
 def _slab_of(piece: memoryview) -> mmap.mmap:
     assert isinstance(piece.obj, mmap.mmap)
     return piece.obj
-
-
-class Threads:
-    """Up to `most` threads for calls that wait, of one event loop.
-
-    Many results wake the loop once, which makes a call cost a third of what it does in an Executor.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._started = self._busy = 0
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._results: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
-        self._is_woken = False  # the loop will look at the results
-
-    @property
-    def is_free(self) -> bool:
-        """True if a call begins at once."""
-        return self._busy < self._most
-
-    def call(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
-        """Return the result of a call; if it is cancelled, the call goes on."""
-        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._busy += 1
-        if self._started < min(self._busy, self._most):
-            self._started += 1
-            Thread(target=_make_calls, args=(self._calls,), daemon=True).start()
-        self._calls.put(partial(self._make, future, work))
-        return future
-
-    def _make(self, future: asyncio.Future[Result], work: Callable[[], Result]) -> None:
-        try:
-            self._results.append((future, work(), None))
-        except BaseException as error:
-            self._results.append((future, None, error))
-        if not self._is_woken:
-            self._is_woken = True
-            with contextlib.suppress(RuntimeError):  # the loop has been closed
-                future.get_loop().call_soon_threadsafe(self._give_results)
-
-    def _give_results(self) -> None:
-        self._is_woken = False
-        while self._results:
-            future, result, error = self._results.popleft()
-            self._busy -= 1
-            if future.done():  # nobody waits any more
-                continue
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
-
-    def __del__(self) -> None:
-        for _ in range(self._started):
-            self._calls.put(None)
-
-
-def _make_calls(calls: SimpleQueue[Callable[[], None] | None]) -> None:
-    while (call := calls.get()) is not None:
-        call()
-        del call  # which may hold the last reference to its `Threads`
-
-
-async def in_thread(work: Callable[[], Result], threads: ThreadPoolExecutor | None = None) -> Result:
-    """Do work that uses the cache in one of `threads`, or of those of the event loop; return its result.
-
-    A task that is cancelled meanwhile waits for the end of the work.
-    """
-    running = asyncio.get_running_loop().run_in_executor(threads, work)
-    cancelled: asyncio.CancelledError | None = None
-    while not running.done():
-        try:
-            await asyncio.wait({running})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    return running.result()
