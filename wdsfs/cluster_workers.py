@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from wdsfs import __version__, wings
 from wdsfs.errors import ExecutorUnusable
 
-UNITS, AHEAD = 64, 4  # units in flight: at least UNITS, and AHEAD for each unit that can be worked at
+UNITS, UNITS_AHEAD = 64, 4  # units in flight: at least UNITS, and UNITS_AHEAD for each unit that can be worked at
 LOST: tuple[type[Exception], ...] = (BrokenExecutor, CancelledError)
 PATIENCE_SECONDS = 5.0  # without a worker until that is said
 
@@ -68,7 +68,7 @@ class Workers:
 
     def in_flight(self) -> int:
         """Return how many units may be in flight now."""
-        return self.most or max(UNITS, AHEAD * self.engine.width())
+        return self.most or max(UNITS, UNITS_AHEAD * self.engine.width())
 
     def submit(self, function: Callable[..., Any], argument: object) -> Future[Any]:
         """Hand over work. Raises ExecutorUnusable; RuntimeError if the executor has broken or was shut down."""

@@ -538,7 +538,7 @@ def test_an_object_that_is_closed_right_after_a_request(remote: Callable[..., Fe
     """As by another thread, whose set has the same shard."""
     connection = remote()._connection()
     number = connection.number_of(url("plain"), PIN)
-    read = messages.read(messages.READ, 99, messages.Read(number, 0, 10, 0))
+    read = messages.range_frame(messages.READ, 99, messages.Read(number, 0, 10, 0))
     connection.send(lambda _: read + messages.text(messages.CLOSE, 0, number))
     assert connection._receive() == (messages.DATA, 99, body_of("plain/o.tar")[:10])
 

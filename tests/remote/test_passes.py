@@ -38,7 +38,7 @@ class Client:
             self.at = begin // MIB
 
     def seen(self, begin: int, end: int, is_miss: bool) -> None:
-        ahead = self.item.passes.seen(begin, end, end - begin if is_miss else self.unsaid, is_miss)
+        ahead = self.item.passes.seen(begin, end, end - begin if is_miss else self.unsaid, is_miss=is_miss)
         self.unsaid = 0
         if ahead is not None:
             self.demand.prefetch(self.item, *ahead)

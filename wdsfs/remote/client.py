@@ -152,7 +152,7 @@ class FetcherClient:
         """
 
         def request(connection: FetcherConnection, number: int) -> bytes:
-            return messages.read(
+            return messages.range_frame(
                 messages.READ,
                 number,
                 messages.Read(connection.number_of(tar.url, tar.pin, tar.following), begin, end, cached),
@@ -432,7 +432,7 @@ class RemoteTar:
 
     def _tell_range(self, kind: int, begin: int, end: int, extra: int) -> None:
         def message(connection: FetcherConnection) -> bytes:
-            return messages.read(
+            return messages.range_frame(
                 kind, 0, messages.Read(connection.number_of(self.url, self.pin, self.following), begin, end, extra)
             )
 

@@ -89,10 +89,10 @@ class ClientConnection(asyncio.Protocol):
             case messages.INTERRUPT:
                 self._kernel.interrupt(frame.value)
             case messages.NOTE:
-                noted = messages.read_of(frame.body)
+                noted = messages.range_of(frame.body)
                 opened.note(self._objects[noted.object], noted.begin, noted.end, noted.extra)
             case messages.WILL_NEED:
-                needed = messages.read_of(frame.body)
+                needed = messages.range_of(frame.body)
                 opened.will_need(self._objects[needed.object], needed.begin, needed.end, bool(needed.extra))
             case messages.OPEN:
                 number, url, pin, following = frame.value
@@ -102,7 +102,7 @@ class ClientConnection(asyncio.Protocol):
             case messages.CLOSE:
                 opened.close(self._objects.pop(frame.value), self)
             case messages.READ:
-                read = messages.read_of(frame.body)
+                read = messages.range_of(frame.body)
                 item = self._objects[read.object]
                 self._start(frame, self._read(frame.number, read, item), item)
             case messages.FETCH:

@@ -15,7 +15,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from wdsfs.door.pins import Listing, Pin
@@ -23,10 +23,9 @@ from wdsfs.door.urls import Url
 from wdsfs.errors import DeniedObject, MissingObject, ObjectChanged, ShardError, Unreachable
 from wdsfs.extras import install_command
 from wdsfs.remote.answers import THROTTLING, of_status, seconds_of
+from wdsfs.remote.loop_threads import Result
 from wdsfs.remote.retries import Clock, Transient, blocking
 from wdsfs.remote.settings import pace
-
-Result = TypeVar("Result")
 
 FRESH = 10.0  # seconds that a listing answers for
 PAGE = 1000  # entries of a listing that are asked for at a time

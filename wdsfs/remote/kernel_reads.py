@@ -27,7 +27,7 @@ INTERRUPTED_MAX = 1024  # requests remembered that were interrupted before they 
 LOOKED_AT_MAX = 64  # clients that wait, at a time
 DEATHS_MAX = 5  # of fetchers during attempts at the same request
 _DEATHS = 1 << 8  # more than are ever counted
-_HEADER = struct.Struct("<IiQ")  # struct fuse_out_header: length, error, unique
+_REPLY_HEAD = struct.Struct("<IiQ")  # struct fuse_out_header: length, error, unique
 _RESEND = 7  # FUSE_NOTIFY_RESEND
 _IS_RESENT = 1 << 63  # FUSE_UNIQUE_RESEND
 # The client was interrupted or the request was handed out again and answered; the file system was unmounted.
@@ -41,15 +41,15 @@ class KernelReplies:
         self._device = device
 
     def data(self, unique: int, pieces: Sequence[memoryview]) -> None:
-        self._write([_HEADER.pack(_HEADER.size + sum(map(len, pieces)), 0, unique), *pieces])
+        self._write([_REPLY_HEAD.pack(_REPLY_HEAD.size + sum(map(len, pieces)), 0, unique), *pieces])
 
     def error(self, unique: int, number: int) -> None:
-        self._write([_HEADER.pack(_HEADER.size, -number, unique)])
+        self._write([_REPLY_HEAD.pack(_REPLY_HEAD.size, -number, unique)])
 
     def resend(self) -> None:
         """Make the kernel send again the requests that a dead fetcher has not answered."""
         with contextlib.suppress(OSError):  # before Linux 6.9 nothing is handed over
-            os.write(self._device, _HEADER.pack(_HEADER.size, _RESEND, 0))
+            os.write(self._device, _REPLY_HEAD.pack(_REPLY_HEAD.size, _RESEND, 0))
 
     def _write(self, reply: Sequence[bytes | memoryview]) -> None:
         try:

@@ -23,12 +23,12 @@ HEAD, LIST, FETCH, DESCRIBE, STATS, UPLOAD, COPY = 16, 17, 18, 19, 20, 21, 22
 # COPY goes on.
 DATA, CACHED, RESULT, FAILURE, PROGRESS = 32, 33, 34, 35, 36
 
-_HEAD = struct.Struct("<IBxxxI")
+_FRAME_HEAD = struct.Struct("<IBxxxI")
 _RANGE = struct.Struct("<IQQQ")  # object, begin, end; and a number that depends on the kind
 _HAND_OVER = struct.Struct("<QIQQI")
 _SPAN = struct.Struct("<QQ")
 
-HEAD_SIZE = _HEAD.size
+HEAD_SIZE = _FRAME_HEAD.size
 BODY_MAX = 64 << 20  # bytes of a request
 READ_MAX = 8 << 20  # bytes that a READ asks for
 _ERROR_MAX = 1 << 20  # bytes of an error
@@ -76,7 +76,7 @@ class HandOver(NamedTuple):
 
 def frame(kind: int, number: int = 0, body: bytes = b"") -> bytes:
     """Return a frame as bytes."""
-    return _HEAD.pack(len(body), kind, number) + body
+    return _FRAME_HEAD.pack(len(body), kind, number) + body
 
 
 def text(kind: int, number: int, value: Any) -> bytes:
@@ -86,12 +86,12 @@ def text(kind: int, number: int, value: Any) -> bytes:
 
 def head(kind: int, number: int, length: int) -> bytes:
     """Return the head of a frame whose body, of `length` bytes, is sent after it."""
-    return _HEAD.pack(length, kind, number)
+    return _FRAME_HEAD.pack(length, kind, number)
 
 
 def answer_head_of(data: bytes) -> tuple[int, int, int]:
     """Return length of the body, kind and number of the answer that starts so. Raises ValueError if none does."""
-    length, kind, number = _HEAD.unpack(data)
+    length, kind, number = _FRAME_HEAD.unpack(data)
     if length > _ANSWER_MAX.get(kind, -1):
         raise ValueError(f"no answer has the kind {kind} and {length:,} bytes")
     return length, kind, number
@@ -102,7 +102,7 @@ def frames_of(received: bytearray) -> Iterator[Frame]:
     at = 0
     try:
         while len(received) - at >= HEAD_SIZE:
-            length, kind, number = _HEAD.unpack_from(received, at)
+            length, kind, number = _FRAME_HEAD.unpack_from(received, at)
             if length > BODY_MAX:
                 raise ValueError("what was received is no frame")
             end = at + HEAD_SIZE + length
@@ -115,12 +115,12 @@ def frames_of(received: bytearray) -> Iterator[Frame]:
         del received[:at]
 
 
-def read(kind: int, number: int, request: Read) -> bytes:
+def range_frame(kind: int, number: int, request: Read) -> bytes:
     """Return the frame of a READ, NOTE or WILL_NEED."""
     return frame(kind, number, _RANGE.pack(*request))
 
 
-def read_of(body: bytes) -> Read:
+def range_of(body: bytes) -> Read:
     """Return the range in the body of a READ, NOTE or WILL_NEED."""
     return Read(*_RANGE.unpack(body))
 

@@ -188,7 +188,7 @@ class OpenObjects:
             following = self._objects[item.following][0]
         else:
             following = item.successor = self.open(*item.following, item)
-        further = following.passes.go_on(item.passes, self._is_usual)
+        further = following.passes.go_on(item.passes, is_usual=self._is_usual)
         if further is not None:
             self._going_on = item, following
             self.demand.prefetch(following, *further)

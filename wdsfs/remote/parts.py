@@ -14,7 +14,8 @@ from typing import Any
 
 from wdsfs.door.pins import Pin
 from wdsfs.door.urls import Url
-from wdsfs.remote.cached_object import BLOCK, CachedObject
+from wdsfs.remote.block_table import BLOCK
+from wdsfs.remote.cached_object import CachedObject
 from wdsfs.remote.intervals import Intervals, Span
 from wdsfs.remote.loop_threads import in_thread
 from wdsfs.remote.passes import WINDOW_MAX, Passes
@@ -25,7 +26,7 @@ SLAB, SLABS = 4 << 20, 8  # bytes of memory in which pieces are held, at most; h
 SHORT = 256 << 10  # bytes of a range that comes as a whole, and is written to the cache without a thread, at most
 
 Buffer = bytes | memoryview
-Piece = tuple[int, memoryview]  # where it begins (bytes), and its bytes
+PlacedBytes = tuple[int, memoryview]  # where it begins (bytes), and its bytes
 Take = Callable[[int, Buffer], None]  # gets the pieces of a range in order: where each begins, and its bytes
 
 
@@ -36,7 +37,7 @@ class Arrival:
     """
 
     def __init__(self, begin: int, stop: int) -> None:
-        self.pieces: list[Piece] = []
+        self.pieces: list[PlacedBytes] = []
         self.is_over = False
         self._error: Exception | None = None
         self._here, self._stop = begin, stop  # up to where its bytes have come, and will come
@@ -122,7 +123,7 @@ class Storing:
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    def _put_all(self, pieces: Sequence[Piece]) -> bool:
+    def _put_all(self, pieces: Sequence[PlacedBytes]) -> bool:
         return all(self._put(*piece) for piece in pieces)
 
     def _put(self, begin: int, data: memoryview, *, at_once: bool = False) -> bool:
@@ -246,11 +247,11 @@ class RemoteObject:
         if self.cached is not None:
             self.cached.close()
 
-    def held_of(self, begin: int, end: int) -> list[Piece]:
+    def held_of(self, begin: int, end: int) -> list[PlacedBytes]:
         """Return the pieces of a range that are held in memory."""
         return [(start, data) for start, _, data in self.held.overlapping(begin, end)]
 
-    def assemble(self, begin: int, end: int, pieces: Sequence[Piece]) -> list[memoryview] | None:
+    def assemble(self, begin: int, end: int, pieces: Sequence[PlacedBytes]) -> list[memoryview] | None:
         """Return the bytes of a range, from these pieces or from the cache.
 
         None when some bytes are in neither.

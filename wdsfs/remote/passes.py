@@ -20,7 +20,7 @@ from dataclasses import dataclass
 WINDOW_MIN, WINDOW_MAX, FACTOR = 1 << 20, 128 << 20, 8
 NEXT = 32 << 20  # bytes of the next object that are fetched before the first read in it
 GAP = 64 << 10  # bytes that a read may leave out to continue a pass, or as many as it reads
-HEAD = 64 << 10  # a read that begins before it begins at the head of the object
+BEGINNING = 64 << 10  # a read that begins before it begins at the head of the object
 ADVANCES, ADVANCES_AT_HEAD = 3, 1  # reads that continue another one until it is a pass
 ADVANCES_SURE = 2  # and until its window is wide
 GAPS = 2  # how many bytes may be skipped for each byte that is read
@@ -48,7 +48,7 @@ class _Pass:
 
     @property
     def recognized(self) -> bool:
-        advances = ADVANCES_AT_HEAD if self.start < HEAD else ADVANCES
+        advances = ADVANCES_AT_HEAD if self.start < BEGINNING else ADVANCES
         return self.announced or self.advances >= advances
 
     def takes(self, begin: int, end: int) -> bool:
@@ -67,7 +67,7 @@ class Passes:
         self._passes: OrderedDict[int, _Pass] = OrderedDict()  # the one that was read from last at the end
         self._made = 0
 
-    def seen(self, begin: int, end: int, used: int, is_miss: bool = True) -> tuple[int, int] | None:
+    def seen(self, begin: int, end: int, used: int, *, is_miss: bool = True) -> tuple[int, int] | None:
         """Note a read of this range; return the range to fetch ahead now, if any.
 
         `used` bytes of the range were read; `is_miss` says that they were not in the cache.
@@ -94,7 +94,7 @@ class Passes:
         self._follow(pass_)
         return self._extend(pass_)
 
-    def go_on(self, previous: Passes, is_usual: bool = False) -> tuple[int, int] | None:
+    def go_on(self, previous: Passes, *, is_usual: bool = False) -> tuple[int, int] | None:
         """Note that a pass over the previous object nears its end, and may continue here; return as `seen`.
 
         `is_usual` says that the latest pass did so.
@@ -117,7 +117,7 @@ class Passes:
         """Return the number of the pass that a read belongs to."""
         for number, pass_ in reversed(self._passes.items()):
             if pass_.takes(begin, end):
-                if is_miss and begin < HEAD and end < pass_.front and not pass_.announced:
+                if is_miss and begin < BEGINNING and end < pass_.front and not pass_.announced:
                     # The pass has read these bytes, and they were evicted: this is another pass from the start.
                     del self._passes[number]
                     return None

@@ -14,9 +14,10 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from wdsfs.errors import ShardError
+from wdsfs.remote.loop_threads import Result
 from wdsfs.remote.settings import TOTAL_TIME
 
 
@@ -48,8 +49,6 @@ class Counters:
     def report(self) -> dict[str, dict[str, Any]]:
         return {store: asdict(traffic) for store, traffic in self._stores.items()}
 
-
-Result = TypeVar("Result")
 
 THREADS = 16  # for calls that block; a pool of its own, because some calls may never return
 

@@ -29,13 +29,14 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BufferedIOBase
-from typing import IO, NamedTuple, TypeAlias, TypeVar, cast
+from typing import IO, NamedTuple, TypeAlias, cast
 
 from wdsfs import trust
 from wdsfs.door.pins import NO_LENGTH, SPOOLED, Pin
 from wdsfs.door.urls import Url
 from wdsfs.errors import ObjectChanged, Unreachable, UnreadableShard
 from wdsfs.remote.cached_object import CachedObject
+from wdsfs.remote.loop_threads import Result
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.remote.parts import Buffer
 
@@ -48,7 +49,6 @@ LOGGED_LINES, LOGGED_LINE = 100, 1000  # of each run in the log; characters of a
 END_SECONDS = 1.0  # how long to wait for its end: a child that outlives the command may keep it open
 LAST_LINE = 200  # characters of the last line that are kept
 
-Result = TypeVar("Result")
 Bodies: TypeAlias = Callable[[Pin], AsyncIterator[Buffer]]  # gives the answer to one request for all of an object
 
 

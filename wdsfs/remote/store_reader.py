@@ -27,7 +27,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import obstore
 
@@ -38,7 +38,7 @@ from wdsfs.remote import answers, listings, store_clients, urllib_client
 from wdsfs.remote.answers import ConditionFailed, OtherAnswer, require_size
 from wdsfs.remote.etags import ETags
 from wdsfs.remote.hub import Hub
-from wdsfs.remote.loop_threads import Threads
+from wdsfs.remote.loop_threads import Result, Threads
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.remote.parts import SHORT, Buffer, Take
 from wdsfs.remote.retries import Transient, blocking
@@ -48,7 +48,6 @@ from wdsfs.remote.store_requests import StoreRequests
 if TYPE_CHECKING:  # obstore has these for checkers only
     from obstore import GetOptions, GetResult
 
-Result = TypeVar("Result")
 
 THREADS = 32  # for short ranges: their requests cost a third of those by asyncio, which the other ones go by
 QUICK = 16e6  # bytes a second; a range that comes faster comes as a whole: each piece is a copy, and wakes threads

@@ -31,7 +31,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import lru_cache, partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from obstore import exceptions
 from obstore.store import ObjectStore
@@ -40,10 +40,9 @@ from wdsfs.door import urls
 from wdsfs.door.urls import WEB, Url
 from wdsfs.errors import DeniedObject, ShardError, Unreachable
 from wdsfs.remote import answers, settings, store_clients, urllib_client
+from wdsfs.remote.loop_threads import Result
 from wdsfs.remote.retries import Clock, Counters, Limit, Patience, Traffic, Transient, again, blocking
 from wdsfs.remote.settings import Pace, Settings
-
-Result = TypeVar("Result")
 
 CLIENTS = 256  # to keep open; creating one takes 5 ms and 0.1 MB. Each signed URL needs one of its own
 ROUTES = 4096  # to remember, one for each object

@@ -38,7 +38,7 @@ def get(
 
     Raises Transient, Unreachable.
     """
-    with _translated(url), _open(address, options, headers, seconds) as answer:
+    with _translated(url), _open_address(address, options, headers, seconds) as answer:
         return answer.status, _next_bytes(answer, most, seconds)
 
 
@@ -107,10 +107,10 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 def _open_object(url: Url, options: Options, headers: dict[str, str], timeout: float) -> Any:
     """Return the answer to GET, open, whatever its status. Raises OSError, ValueError, HTTPException."""
     target = f"{url.store}/{url.path}" + (f"?{url.query}" if url.query else "")
-    return _open(target, options, {**access(url, options).headers, **headers}, timeout)
+    return _open_address(target, options, {**access(url, options).headers, **headers}, timeout)
 
 
-def _open(target: str, options: Options, headers: dict[str, str], timeout: float) -> Any:
+def _open_address(target: str, options: Options, headers: dict[str, str], timeout: float) -> Any:
     """Return the answer to a GET at any place, as `_open_object`."""
     context = ssl.create_default_context()
     if "certificates" in options:

@@ -106,7 +106,7 @@ def flocked(fd: int) -> Iterator[None]:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
 
-def lock_range(fd: int, how: int, begin: int, size: int, wait: bool = False) -> None:
+def lock_range(fd: int, how: int, begin: int, size: int, *, wait: bool = False) -> None:
     """Lock bytes of an open file (`fcntl.F_WRLCK`), or unlock them (F_UNLCK), for its open file description.
 
     It ends with the last descriptor, also that of a killed process. Raises BlockingIOError or PermissionError if
@@ -117,9 +117,9 @@ def lock_range(fd: int, how: int, begin: int, size: int, wait: bool = False) -> 
 
 
 @contextlib.contextmanager
-def table_locked(fd: int, wait: bool = True) -> Iterator[None]:
+def table_locked(fd: int, *, wait: bool = True) -> Iterator[None]:
     """Lock a table, open to read and write, for the block. Raises as `lock_range`."""
-    lock_range(fd, fcntl.F_WRLCK, LOCK_BYTE, 1, wait)
+    lock_range(fd, fcntl.F_WRLCK, LOCK_BYTE, 1, wait=wait)
     try:
         yield
     finally:
@@ -243,7 +243,7 @@ class CacheDirectory:
     def _content(self, entry: CacheEntry) -> str:
         return self.file(entry.key, DATA if entry.kind == TABLE else entry.kind)
 
-    def remove(self, entry: CacheEntry, even_open: bool = False) -> bool:
+    def remove(self, entry: CacheEntry, *, even_open: bool = False) -> bool:
         """Remove a file, or both files of an object; return False if it stays.
 
         A file stays while it is written or opened, and while it is open unless `even_open`: then its bytes stay

@@ -143,7 +143,7 @@ class CacheRoom:
         taken = sum(entry.bytes for entry in entries)
         most = self.limit(taken) if size is None else size
         # Not under the lock of the sum: that may take minutes.
-        _, freed = self._free(entries, lambda freed: (taken - freed - most, 0), math.inf)
+        _, freed = self._remove_victims(entries, lambda freed: (taken - freed - most, 0), math.inf)
         self.recount()
         return freed
 
@@ -205,29 +205,45 @@ class CacheRoom:
             left = taken - freed
             return left - self.limit(left), self._shortage(left, goal) if goal else 0
 
-        rest, freed = self._free(entries, need, age)
+        rest, freed = self._remove_victims(entries, need, age)
         ledger.taken, ledger.counted = taken - freed, time.time()
         ledger.oldest = min([ledger.counted, *(entry.used for entry in rest)])
         ledger.write()
 
-    def _free(
+    def _remove_victims(
         self, entries: list[CacheEntry], need: Callable[[int], tuple[int, int]], age: float
     ) -> tuple[list[CacheEntry], int]:
         """Remove victims; return the other entries, without those that cannot be removed, and the bytes freed.
 
         `need` returns how many bytes still have to be freed: in any case, and of unused files.
         """
-        freed, staying = 0, list[CacheEntry]()
-        for even_open in (False, True) if age == NEEDED else (False,):
-            entries, staying = sorted(entries + staying), []
-            while going := victims(entries, *need(freed), age, time.time()):
-                entries = entries[len(going) :]
-                for entry in going:
-                    if self._directory.remove(entry, even_open):
-                        freed += entry.bytes
-                    else:
-                        staying.append(entry)
-        return entries, freed
+        rest, open_ones, freed = self._remove_first(entries, need, age, 0, even_open=False)
+        if age == NEEDED:
+            rest, _, freed = self._remove_first(sorted(rest + open_ones), need, age, freed, even_open=True)
+        return rest, freed
+
+    def _remove_first(
+        self,
+        entries: list[CacheEntry],
+        need: Callable[[int], tuple[int, int]],
+        age: float,
+        freed: int,
+        *,
+        even_open: bool,
+    ) -> tuple[list[CacheEntry], list[CacheEntry], int]:
+        """Remove victims from the start of `entries`, after `freed` bytes before.
+
+        Return the rest, the victims that cannot be removed, and the bytes freed in all.
+        """
+        staying = list[CacheEntry]()
+        while going := victims(entries, *need(freed), age, time.time()):
+            entries = entries[len(going) :]
+            for entry in going:
+                if self._directory.remove(entry, even_open=even_open):
+                    freed += entry.bytes
+                else:
+                    staying.append(entry)
+        return entries, staying, freed
 
 
 def _slack(limit: int) -> int:

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 from wdsfs.errors import bytes_text
 from wdsfs.extras import install_command
 
-CHUNK = 1 << 20  # compressed bytes between two seek points of a gzip: on average a read unpacks half of it first
+POINT = 1 << 20  # compressed bytes between two seek points of a gzip: on average a read unpacks half of it first
 PIECE_MAX = 64 << 20  # bytes that a read may have to unpack first
 _MAGIC = b"wdsfs-k\n"
-_HEADER = len(_MAGIC) + 4  # and the CRC-32 of the rest: the size of the tar (8 bytes) and the seek points
+_INDEX_HEAD = len(_MAGIC) + 4  # and the CRC-32 of the rest: the size of the tar (8 bytes) and the seek points
 
 
 class Unusable(Exception):
@@ -82,7 +82,7 @@ _FORMATS = {
     "gzip": _Format(
         "rapidgzip",
         "rapidgzip",
-        lambda module, fd: module.RapidgzipFile(fd, 1, chunk_size=CHUNK),  # one thread: several processes serve
+        lambda module, fd: module.RapidgzipFile(fd, 1, chunk_size=POINT),  # one thread: several processes serve
         lambda raw: None,
         _read_through,
         _take_gzip,
@@ -135,10 +135,10 @@ class SeekReader:
     def _load(self) -> int:
         """Open a file object with the seek points; return its size (bytes). Raises as the class."""
         index = os.pread(self._index_fd, os.fstat(self._index_fd).st_size, 0)
-        body = index[_HEADER:]
-        if index[:_HEADER] != _MAGIC + zlib.crc32(body).to_bytes(4, "little"):
+        body = index[_INDEX_HEAD:]
+        if index[:_INDEX_HEAD] != _MAGIC + zlib.crc32(body).to_bytes(4, "little"):
             raise ValueError("a damaged index of seek points")
-        raw, failures = _open(self._kind, self._fd)
+        raw, failures = _open_by_library(self._kind, self._fd)
         try:
             _FORMATS[self._kind].take(raw, body[8:])
         except failures as error:
@@ -195,7 +195,7 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 
 def check(kind: str, fd: int) -> None:
     """Raise Unusable if a quick check shows that `index_of` would."""
-    raw, failures = _open(kind, fd)
+    raw, failures = _open_by_library(kind, fd)
     try:
         _FORMATS[kind].check(raw)
     except failures as error:
@@ -210,7 +210,7 @@ def index_of(kind: str, fd: int) -> tuple[bytes, int]:
     Correct for a whole file only: some of the libraries take a truncated file for a whole one. Raises Unusable if
     there is no library for it, or no seek point but its start.
     """
-    raw, failures = _open(kind, fd)
+    raw, failures = _open_by_library(kind, fd)
     try:
         places = _FORMATS[kind].places(raw)
         size: int = raw.seek(0, io.SEEK_END)
@@ -222,7 +222,7 @@ def index_of(kind: str, fd: int) -> tuple[bytes, int]:
     return _MAGIC + zlib.crc32(body).to_bytes(4, "little") + body, size
 
 
-def _open(kind: str, fd: int) -> tuple[Any, tuple[type[Exception], ...]]:
+def _open_by_library(kind: str, fd: int) -> tuple[Any, tuple[type[Exception], ...]]:
     """Return a file object of the library, and the exceptions that it raises for bad data."""
     format_ = _FORMATS[kind]
     try:
