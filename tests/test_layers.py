@@ -64,7 +64,6 @@ STORE_MODULES = {
         "demand",
         "etags",
         "hub",
-        "kernel_reads",
         "listings",
         "open_objects",
         "store_clients",

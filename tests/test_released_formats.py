@@ -38,7 +38,7 @@ from wdsfs.index.store import open_index
 from wdsfs.kernel import manifest
 from wdsfs.overlay import overlay_directory, overlay_shards
 from wdsfs.packing import replacement
-from wdsfs.remote import block_table
+from wdsfs.remote import cached_object
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.shards import Fingerprint
 from wdsfs.spec import portable_head
@@ -53,7 +53,7 @@ FORMATS = [
     overlay_directory.OVERLAY,
     overlay_shards.OUTPUTS,
     replacement.JOURNAL,
-    block_table.CACHED_OBJECT,
+    cached_object.CACHED_OBJECT,
     manifest.IMAGE,
     mount_registry.PROTOCOL,
 ]
@@ -194,7 +194,7 @@ def test_a_cached_object_of_a_newer_version_is_fetched_again(samples: Path, tmp_
     (tmp_path / "cache").chmod(0o700)
     [table] = (tmp_path / "cache").glob("*.table")
     with table.open("r+b") as file:
-        file.write(b"wdsfs-o%c" % (block_table.CACHED_OBJECT.version + 1))
+        file.write(b"wdsfs-o%c" % (cached_object.CACHED_OBJECT.version + 1))
     one = ObjectCache(tmp_path / "cache", 1 << 40).open(URL, PIN)
     with contextlib.closing(one):
         assert one.missing(0, PIN.size) == [(0, PIN.size)]

@@ -69,7 +69,7 @@ def cold_mount(program: Program, web: WebServer, *options: str) -> Iterator[Moun
 
 def test_a_relative_path_in_an_option_is_that_of_the_command(program: Program) -> None:
     """The processes of the mount, which are in another directory, open the file again and again."""
-    _, context = certificate_of(program.home)
+    _, context = certificate_of(program.home, "-addext", "basicConstraints=critical,CA:FALSE")
     with WebServer(context).running() as server:
         server.put("/x-0.tar", shard(0))
         with program.mounted("--store-option", "certificates=certificate.pem", f"{server.url}/x-0.tar") as mounted:

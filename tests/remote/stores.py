@@ -11,8 +11,7 @@ from wdsfs.door.pins import Pin
 from wdsfs.door.urls import Url, parse
 from wdsfs.errors import NoRanges
 from wdsfs.remote.demand import Demand
-from wdsfs.remote.intervals import Intervals, Span, joined
-from wdsfs.remote.parts import Take
+from wdsfs.remote.parts import Intervals, Span, Take, joined
 
 BLOCK = 4096
 

@@ -24,9 +24,8 @@ from hypothesis import strategies as st
 from tests.processes import Process, answer_of_child
 from tests.remote.cached import LIMIT, URL, content_of, file_of, flip, opened, pin_of
 from tests.sets import in_own_mounts, run
-from wdsfs.remote import block_table, cached_object
-from wdsfs.remote.block_table import BLOCK, GROUP, BlockTable
-from wdsfs.remote.cached_object import CachedObject
+from wdsfs.remote import cached_object
+from wdsfs.remote.cached_object import BLOCK, GROUP, BlockTable, CachedObject
 from wdsfs.remote.object_cache import ObjectCache
 
 
@@ -312,13 +311,13 @@ def test_verify_counts_and_drops_what_is_damaged(tmp_path: Path) -> None:
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The blocks whose checksums were compared."""
     blocks: list[int] = []
-    wrong = block_table.BlockTable.wrong
+    wrong = cached_object.BlockTable.wrong
 
-    def count(self: block_table.BlockTable, first: int, data: memoryview) -> list[int]:
+    def count(self: cached_object.BlockTable, first: int, data: memoryview) -> list[int]:
         blocks.extend(range(first, first + -(-len(data) // BLOCK)))
         return wrong(self, first, data)
 
-    monkeypatch.setattr(block_table.BlockTable, "wrong", count)
+    monkeypatch.setattr(cached_object.BlockTable, "wrong", count)
     return blocks
 
 
@@ -419,7 +418,7 @@ def test_what_was_verified_is_not_compared_by_others(
         assert require_right(one, content) == 4
         assert compared == []
         with monkeypatch.context() as patch:
-            patch.setattr(block_table, "_boot", lambda: "another")
+            patch.setattr(cached_object, "_boot", lambda: "another")
             with opened(tmp_path, len(content)) as other:
                 assert require_right(other, content) == 4
         assert sorted(compared) == [0, 1, 2, 3]
@@ -521,7 +520,7 @@ _CHILD = """
 import random, sys, time
 from pathlib import Path
 from tests.remote.cached import LIMIT, content_of, opened, pin_of
-from wdsfs.remote.block_table import BLOCK
+from wdsfs.remote.cached_object import BLOCK
 from wdsfs.remote.object_cache import ObjectCache
 """
 

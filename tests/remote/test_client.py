@@ -29,12 +29,12 @@ from wdsfs.door.urls import Url
 from wdsfs.errors import DeniedObject, MissingObject, ObjectChanged, Unreachable
 from wdsfs.remote import client, launcher, messages
 from wdsfs.remote.client import FetcherClient, FetcherConnection
-from wdsfs.remote.kernel_reads import DEATHS_MAX, KernelReads
+from wdsfs.remote.fetcher import DEATHS_MAX, KernelReads
 from wdsfs.remote.launcher import Alarm
-from wdsfs.remote.loop_threads import Threads
 from wdsfs.remote.messages import HandOver
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.remote.open_objects import OpenObjects
+from wdsfs.remote.retries import Threads
 
 IS_RESENT = 1 << 63
 

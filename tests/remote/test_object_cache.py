@@ -13,8 +13,8 @@ import pytest
 
 from tests.remote.cached import LIMIT, URL, content_of, flip, pin_of
 from wdsfs.errors import IndexUnusable
-from wdsfs.remote import block_table, cached_object, object_cache
-from wdsfs.remote.block_table import BLOCK
+from wdsfs.remote import cached_object, object_cache
+from wdsfs.remote.cached_object import BLOCK
 from wdsfs.remote.object_cache import ObjectCache, cache, key_of
 from wdsfs.storage import cache_directory, cache_room
 from wdsfs.trust import Untrusted
@@ -319,9 +319,9 @@ def test_use_is_noted_by_rounds(tmp_path: Path) -> None:
             return one._table.idle()
 
     fetch(cache, url)
-    assert idle() == block_table.NEVER
+    assert idle() == cached_object.NEVER
     pass_time(tmp_path, MINUTE)
-    assert idle() == block_table.NEVER
+    assert idle() == cached_object.NEVER
     pass_time(tmp_path, HOUR)
     assert HOUR <= idle() < HOUR + MINUTE
     pass_time(tmp_path, MINUTE)
@@ -329,7 +329,7 @@ def test_use_is_noted_by_rounds(tmp_path: Path) -> None:
     pass_time(tmp_path, 2 * HOUR)
     assert 2 * HOUR <= idle() < 2 * HOUR + MINUTE
     pass_time(tmp_path, 9 * DAY)
-    assert idle() == block_table.NEVER
+    assert idle() == cached_object.NEVER
 
 
 @pytest.mark.parametrize("way", ["read", "view", "put"])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from wdsfs.errors import UsageError, parse_size
-from wdsfs.remote.block_table import AGE, NEVER
+from wdsfs.remote.cached_object import AGE, NEVER
 from wdsfs.storage import cache_room
 from wdsfs.storage.cache_directory import TABLE, CacheDirectory, CacheEntry
 from wdsfs.storage.cache_room import NEEDED, CacheRoom, victims

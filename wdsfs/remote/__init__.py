@@ -4,17 +4,15 @@ A remote shard is an *object*: a URL and its *pin* (room `door`), with which eve
 so that all bytes are of the same content. The rooms above decide what to mount and when to read, and `storage`
 which cached objects are evicted. Start with `client.py`.
 
-- `remote_shards.py` answers the door: it has the URLs with their secrets; `known_pins.py` has the pins.
+- `remote_shards.py` answers the door: it has the URLs with their secrets, and the last pins.
 - `client.py` reads from the cache and asks the fetcher for the rest, in frames of `messages.py`. `launcher.py`
   starts the fetcher. `settings.py` has the options of stores.
-- The cache: `object_cache.py` opens objects, `cached_object.py` is one, with its `block_table.py`. `spooled.py`
-  fills it with objects that come only once.
-- `fetcher.py` is the only process that speaks to the network; `kernel_reads.py` answers the kernel there.
-  `open_objects.py` reads, `demand.py` decides which range is fetched when, with `parts.py`, `intervals.py` and
-  `passes.py`.
+- The cache: `object_cache.py` opens objects, `cached_object.py` is one. `spooled.py` fills it with objects that
+  come only once.
+- `fetcher.py` is the only process that speaks to the network, and answers the kernel.
+  `open_objects.py` reads, `demand.py` decides which range is fetched when, with `parts.py` and `passes.py`.
 - `store_reader.py` reads objects of stores, `listings.py` lists buckets, `store_sender.py` writes objects.
   `store_requests.py` repeats their requests, by the rules of `retries.py`, through the clients of
   `store_clients.py`. `answers.py` translates answers and errors, `etags.py` knows web servers whose ETags mislead,
   `hub.py` knows the Hugging Face hub, and `urllib_client.py` asks where obstore refuses an answer.
-  `loop_threads.py` makes calls that wait.
 """

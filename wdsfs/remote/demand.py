@@ -22,12 +22,9 @@ from typing import TYPE_CHECKING
 
 from wdsfs import host
 from wdsfs.errors import CacheFull, NoRanges
-from wdsfs.remote.block_table import BLOCK
-from wdsfs.remote.cached_object import CachedObject
-from wdsfs.remote.intervals import Span, joined, split
-from wdsfs.remote.loop_threads import in_thread
-from wdsfs.remote.parts import Held, Part, RemoteObject
-from wdsfs.remote.retries import Counters
+from wdsfs.remote.cached_object import BLOCK, CachedObject
+from wdsfs.remote.parts import Held, Part, RemoteObject, Span, joined, split
+from wdsfs.remote.retries import Counters, in_thread
 
 if TYPE_CHECKING:
     from wdsfs.remote.store_reader import StoreReader

@@ -23,8 +23,7 @@ from wdsfs.door.urls import Url
 from wdsfs.errors import DeniedObject, MissingObject, ObjectChanged, ShardError, Unreachable
 from wdsfs.extras import install_command
 from wdsfs.remote.answers import THROTTLING, of_status, seconds_of
-from wdsfs.remote.loop_threads import Result
-from wdsfs.remote.retries import Clock, Transient, blocking
+from wdsfs.remote.retries import Clock, Result, Transient, blocking
 from wdsfs.remote.settings import pace
 
 FRESH = 10.0  # seconds that a listing answers for

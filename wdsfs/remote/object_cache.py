@@ -25,8 +25,7 @@ import xxhash
 
 from wdsfs.door.pins import Pin
 from wdsfs.door.remote_side import CachedEntry
-from wdsfs.remote.block_table import BLOCK, BlockTable
-from wdsfs.remote.cached_object import CachedObject
+from wdsfs.remote.cached_object import BLOCK, BlockTable, CachedObject
 from wdsfs.storage import cache_directory
 from wdsfs.storage.cache_directory import DATA, TABLE, CacheDirectory, CacheEntry, is_at, table_locked, unlink
 from wdsfs.storage.cache_room import chosen_limit

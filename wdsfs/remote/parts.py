@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import mmap
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from wdsfs.door.pins import Pin
 from wdsfs.door.urls import Url
-from wdsfs.remote.block_table import BLOCK
-from wdsfs.remote.cached_object import CachedObject
-from wdsfs.remote.intervals import Intervals, Span
-from wdsfs.remote.loop_threads import in_thread
+from wdsfs.remote.cached_object import BLOCK, CachedObject
 from wdsfs.remote.passes import WINDOW_MAX, Passes
+from wdsfs.remote.retries import in_thread
+
+Thing = TypeVar("Thing")
+Span = tuple[int, int]  # begin and end (bytes)
 
 # One part after the other: several threads would wait for the lock of a file, and take turns at the interpreter.
 _writing = ThreadPoolExecutor(1, "writing")
@@ -28,6 +30,68 @@ SHORT = 256 << 10  # bytes of a range that comes as a whole, and is written to t
 Buffer = bytes | memoryview
 PlacedBytes = tuple[int, memoryview]  # where it begins (bytes), and its bytes
 Take = Callable[[int, Buffer], None]  # gets the pieces of a range in order: where each begins, and its bytes
+
+
+class Intervals(Generic[Thing]):
+    """Values by range of bytes, in order. No two ranges overlap; `add` does not check that."""
+
+    def __init__(self) -> None:
+        self._begins: list[int] = []
+        self._rows: list[tuple[int, int, Thing]] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[tuple[int, int, Thing]]:
+        return iter(self._rows)
+
+    def add(self, begin: int, end: int, thing: Thing) -> None:
+        at = bisect_left(self._begins, begin)
+        self._begins.insert(at, begin)
+        self._rows.insert(at, (begin, end, thing))
+
+    def remove(self, begin: int) -> None:
+        """Remove the range that begins here. Raises KeyError."""
+        at = bisect_left(self._begins, begin)
+        if at == len(self._begins) or self._begins[at] != begin:
+            raise KeyError(begin)
+        del self._begins[at], self._rows[at]
+
+    def overlapping(self, begin: int, end: int) -> list[tuple[int, int, Thing]]:
+        """Return the rows that have bytes of this range, in order."""
+        at = max(bisect_right(self._begins, begin) - 1, 0)
+        rows = []
+        for row in self._rows[at : bisect_left(self._begins, end)]:
+            if row[1] > begin:
+                rows.append(row)
+        return rows
+
+    def gaps(self, begin: int, end: int) -> list[Span]:
+        """Return the parts of this range that are in no row."""
+        gaps = []
+        for start, stop, _ in self.overlapping(begin, end):
+            if start > begin:
+                gaps.append((begin, start))
+            begin = max(begin, stop)
+        if begin < end:
+            gaps.append((begin, end))
+        return gaps
+
+
+def joined(spans: Iterable[Span], gap: int = 0) -> list[Span]:
+    """Return the spans in order, those that overlap or are at most `gap` bytes apart as one."""
+    joins: list[Span] = []
+    for begin, end in sorted(spans):
+        if joins and begin <= joins[-1][1] + gap:
+            joins[-1] = joins[-1][0], max(joins[-1][1], end)
+        elif begin < end:
+            joins.append((begin, end))
+    return joins
+
+
+def split(spans: Iterable[Span], most: int) -> list[Span]:
+    """Return the spans in pieces of at most `most` bytes."""
+    return [(start, min(start + most, end)) for begin, end in spans for start in range(begin, end, most)]
 
 
 class Arrival:

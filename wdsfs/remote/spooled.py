@@ -36,9 +36,9 @@ from wdsfs.door.pins import NO_LENGTH, SPOOLED, Pin
 from wdsfs.door.urls import Url
 from wdsfs.errors import ObjectChanged, Unreachable, UnreadableShard
 from wdsfs.remote.cached_object import CachedObject
-from wdsfs.remote.loop_threads import Result
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.remote.parts import Buffer
+from wdsfs.remote.retries import Result
 
 log = logging.getLogger(__name__)
 

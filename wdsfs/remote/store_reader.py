@@ -38,10 +38,9 @@ from wdsfs.remote import answers, listings, store_clients, urllib_client
 from wdsfs.remote.answers import ConditionFailed, OtherAnswer, require_size
 from wdsfs.remote.etags import ETags
 from wdsfs.remote.hub import Hub
-from wdsfs.remote.loop_threads import Result, Threads
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.remote.parts import SHORT, Buffer, Take
-from wdsfs.remote.retries import Transient, blocking
+from wdsfs.remote.retries import Result, Threads, Transient, blocking
 from wdsfs.remote.spooled import SpooledObjects
 from wdsfs.remote.store_requests import StoreRequests
 

@@ -40,8 +40,7 @@ from wdsfs.door import urls
 from wdsfs.door.urls import WEB, Url
 from wdsfs.errors import DeniedObject, ShardError, Unreachable
 from wdsfs.remote import answers, settings, store_clients, urllib_client
-from wdsfs.remote.loop_threads import Result
-from wdsfs.remote.retries import Clock, Counters, Limit, Patience, Traffic, Transient, again, blocking
+from wdsfs.remote.retries import Clock, Counters, Limit, Patience, Result, Traffic, Transient, again, blocking
 from wdsfs.remote.settings import Pace, Settings
 
 CLIENTS = 256  # to keep open; creating one takes 5 ms and 0.1 MB. Each signed URL needs one of its own
