@@ -945,7 +945,7 @@ def test_an_error_that_names_no_file_is_not_of_the_output(
     def limited(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(opening, "opened", limited)
+    monkeypatch.setattr(opening, "open_typed_set", limited)
     message = program.run("info", shards.home / "s-0.tar", code=1).stderr.decode()
     assert os.strerror(errno.EMFILE) in message
     assert "raise OSError" in message  # the line of the call that has failed
