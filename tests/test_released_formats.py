@@ -15,6 +15,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import zlib
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ from tests import tars
 from tests.conftest import Program
 from tests.format_samples import HERE, PIN, SHARDS, TIME, URL, files_of, put_back
 from tests.kernel.mounts import end_mount, need_erofs
+from tests.packing.overlays import EDITS, FIRST, SECOND, Set
+from tests.packing.overlays import files_of as files_in
 from tests.processes import wait_until
 from wdsfs import host, mount_registry
 from wdsfs.formats import Format
@@ -36,6 +39,7 @@ from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import open_index
 from wdsfs.kernel import manifest
+from wdsfs.names import PLAIN, Reading
 from wdsfs.overlay import overlay_directory, overlay_shards
 from wdsfs.packing import replacement
 from wdsfs.remote import cached_object
@@ -558,6 +562,54 @@ def test_a_release_before_is_answered(release: dict[str, str], shards: Path, pro
     assert committed(shards / "new")[0]["cat"]["txt"] == b"a big cat"
     with program.mounted("--overlay", "edits", SET, env=release) as mounted:
         assert (mounted.path / "pets-0/cat/txt").read_bytes() == b"a big cat"
+
+
+# Stands in front of the program of another release: a commit in place dies when it has replaced one shard.
+DYING = """
+import os, signal
+from wdsfs.cli.main import main
+from wdsfs.storage.durable import Disk
+rename = Disk.rename
+def rename_and_die(disk, source, target):
+    rename(disk, source, target)
+    if target.endswith(b".tar"):
+        os.kill(os.getpid(), signal.SIGKILL)
+Disk.rename = rename_and_die
+main(prog_name="wdsfs")
+"""
+SPLIT_UP = tars.tar(*(tars.member(b"%b.%b" % (k, e), k + e) for e in (b"cls", b"jpg") for k in (b"a", b"b")))
+HALF_DONE: dict[str, tuple[list[bytes], Reading, dict[str, Any], tuple[str, ...]]] = {
+    "plain": ([FIRST, SECOND], PLAIN, {**EDITS, "s1": {"e": {"cls": b"1"}}, "more": {"x": {"txt": b"x"}}}, ()),
+    "sorted": ([FIRST, SECOND], PLAIN, {**EDITS, "s1": {"e": {"cls": b"1"}}}, ("--sort",)),
+    "samples apart": ([SPLIT_UP, SPLIT_UP], Reading(group_by_key=True), {"s0": {"a": {"txt": b"new"}}}, ()),
+}
+
+
+@pytest.mark.parametrize("way", ["--in-place", "--abandon"])
+@pytest.mark.parametrize("case", HALF_DONE)
+def test_a_commit_that_the_build_before_began(
+    case: str, way: str, program: Program, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """It is finished as that build would, or ended; also with options that are gone: the journal has the plan."""
+    contents, reading, edits, options = HALF_DONE[case]
+    before = {**os.environ, **program.environment, **program_of(BEFORE_WINGS, tmp_path_factory.mktemp("release"))}
+    here = Set(program.home, *contents, reading=reading).edit(edits)
+    finished = Set(program.directory("finished"), *contents, reading=reading).edit(edits)
+    words = ["commit", "--in-place", "-j", "1", *options, "--overlay", "o", "s{0..1}.tar"]
+    subprocess.run([sys.executable, "-m", "wdsfs", *words], cwd=finished.home, env=before, check=True)
+    done = subprocess.run([sys.executable, "-c", DYING, *words], cwd=here.home, env=before, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert here.set() not in (contents, finished.set())
+    assert "was stopped half-way" in program.refused("diff", "--overlay", "o", "s{0..1}.tar", code=7)
+    program.run("commit", way, "--overlay", "o", "s{0..1}.tar")
+    if way == "--in-place":
+        assert here.set() == finished.set()
+        assert files_in(here.place.upper) == {}
+        assert b"changes no shard" in program.run("commit", "--in-place", "--overlay", "o", "s{0..1}.tar").stdout
+    else:
+        left = program.run("diff", "--overlay", "o", "s{0..1}.tar").stdout.splitlines()
+        expected = {"plain": [b"changed  s1/e +cls", b"added    more/x"], "sorted": [b"changed  s1/e +cls"]}
+        assert left == expected.get(case, [])
 
 
 def by_kernel(program: Program, before: dict[str, str], *words: str | Path) -> mount_registry.Registration:

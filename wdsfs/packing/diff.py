@@ -114,6 +114,9 @@ class Changes:
     upper: UpperNode | None = field(default=None, compare=False)
     covered: set[bytes] = field(default_factory=set, compare=False)
 
+    def __bool__(self) -> bool:
+        return bool(self.shards or self.further)
+
     def as_json(self) -> dict[str, list[dict[str, Any]]]:
         """Return the changes as `wdsfs diff --json` shows them."""
         lists = ("samples", "others", "conflicts", "unpackable", "leavings", "notes")

@@ -48,8 +48,9 @@ class OverlayCommit:
         if unfinished(place):
             self.plan = read_plan(place, tree.lower)
         else:
-            _refuse_reading(place, mountpoint)
             self.changes = changes_of(place, tree, options.rules)
+            if self.changes or not options.in_place:
+                _refuse_reading(place, mountpoint)
             self.plan = Planner(tree.lower, self.changes, options).make()
         refuse_below(self.plan, str(place.path), "the directory of the overlay")
         if mountpoint is not None:
