@@ -18,7 +18,6 @@ from wdsfs.cli import completion, interop_commands, output
 from wdsfs.cli.opening_options import opening_options_with
 from wdsfs.cli.option_kinds import (
     Command,
-    Decorated,
     dry_run_option,
     flag,
     gather_options,
@@ -111,18 +110,34 @@ packing_options = gather_options(
 # --- what `pack` does ----------------------------------------------------------------------------------------
 
 _TYPED_WORDS = "wdsfs.cli.commit_command.words"  # in the context: the words of the command line
-# The options that only `pack` has: those that take a value, and flags.
-_OF_VIEWS = ("--columns", "--field", "--join", "--associate", "--keys", "--missing", "--duplicates")
-_DIVIDING, _FLAGS_OF_PACK = ("--maxcount", "--maxsize"), ("--ignore-case", "--sort", "--changed-only")
+_OF_VIEWS = {"--columns", "--field", "--join", "--associate", "--keys", "--missing", "--duplicates"}
+_OF_PACK = {*_OF_VIEWS, "--ignore-case", "--maxcount", "--maxsize", "--sort"}
 _NOT_OF_PACK = ("--in-place", "--link", "--abandon", "--ignore-times", "--merge")
 
 
 class _Command(Command):
-    """Keeps the words of the command line, for a message that has the command to type instead."""
+    """Says what to type in place of options that only `pack` has; keeps the words for other such messages."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_TYPED_WORDS] = list(args)
+        typed = {word.partition("=")[0] for word in args}
+        if not ctx.resilient_parsing:
+            _refuse_options_of_pack(typed, args)
         return super().parse_args(ctx, args)
+
+
+def _refuse_options_of_pack(typed: set[str], words: Sequence[str]) -> None:
+    """Raise UsageError for options that only `pack` has, with the way out."""
+    if "--changed-only" in typed:
+        raise UsageError(
+            "commit: --changed-only is no longer an option: commit to new shards, then pack those samples of them "
+            "that `wdsfs diff --json` lists: wdsfs pack --keys LIST -o PATTERN SHARDS"
+        )
+    for option in sorted(_OF_PACK & typed):
+        way_out = f"commit without it, then pack the new shards: wdsfs pack {option}"
+        if "--overlay" not in typed and typed & _OF_VIEWS:
+            way_out = _command_of_pack(words)
+        raise UsageError(f"commit: {option} is an option of pack: {way_out}")
 
 
 def _command_of_pack(words: Sequence[str]) -> str:
@@ -132,34 +147,6 @@ def _command_of_pack(words: Sequence[str]) -> str:
     named = [] if typed & {"-o", "--output"} else ["-o", "PATTERN"]
     own = [word for word in words if word not in _NOT_OF_PACK]
     return shlex.join(["wdsfs", "pack", *keep, *named, *own])
-
-
-def _refuse_option_of_pack(ctx: click.Context, param: click.Parameter, value: object) -> None:
-    """Raise UsageError for an option that only `pack` has, with the way out."""
-    if not value:
-        return
-    words, option = ctx.meta[_TYPED_WORDS], param.opts[0]
-    typed = {word.partition("=")[0] for word in words}
-    if "--overlay" not in typed and not typed.isdisjoint(_OF_VIEWS):
-        raise UsageError(f"commit: {option} is an option of pack: {_command_of_pack(words)}")
-    if option == "--changed-only":
-        raise UsageError(
-            "commit: --changed-only is no longer an option: commit to new shards, then pack those samples of them "
-            "that `wdsfs diff --json` lists: wdsfs pack --keys LIST -o PATTERN SHARDS"
-        )
-    raise UsageError(
-        f"commit: {option} is an option of pack: commit without it, then pack the new shards: wdsfs pack {option}"
-    )
-
-
-def _options_of_pack(command: Decorated) -> Decorated:
-    """Add the options that only `pack` has, hidden: they say the way out."""
-    hidden: dict[str, Any] = {"hidden": True, "expose_value": False, "callback": _refuse_option_of_pack}
-    for word in (*_OF_VIEWS, *_DIVIDING):
-        command = click.option(word, multiple=True, **hidden)(command)
-    for word in _FLAGS_OF_PACK:
-        command = click.option(word, is_flag=True, **hidden)(command)
-    return command
 
 
 def _refuse_without_overlay(overlay: NamedOverlay) -> None:
@@ -184,7 +171,6 @@ def _refuse_without_overlay(overlay: NamedOverlay) -> None:
 @click.command(cls=_Command)
 @named_overlay
 @packing_options
-@_options_of_pack
 @opening_options_with("Processes that index shards, and shards that are written at a time.", executor=True)
 def commit(overlay: NamedOverlay, packing: Packing, opening: Opening) -> None:
     """Write the changes of a writable mount, or with --overlay DIR those to SHARDS, into new shards.
