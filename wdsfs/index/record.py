@@ -38,6 +38,7 @@ from wdsfs.formats import Format
 from wdsfs.index.record_columns import (
     AliasTable,
     Columns,
+    MadeOfColumns,
     PackedNames,
     equal_range,
     names_of,
@@ -93,12 +94,12 @@ def ends_match(fd: TarBytes, ends: list[int]) -> bool:
     return ends_checksum(fd, ends[0]) == ends[1]
 
 
-def _few_extensions(column: Columns) -> list[bytes]:
+def _first_extensions(column: Columns) -> list[bytes]:
     names = names_of("ext.name")(column)
     return names.of(range(min(len(names), EXTENSIONS_KEPT)))
 
 
-def _extension_numbers(column: Columns) -> dict[bytes, int]:
+def _numbers_of_extensions(column: Columns) -> dict[bytes, int]:
     names = names_of("ext.name")(column)
     return {name: number for number, name in enumerate(names.of(range(len(names))))}
 
@@ -131,98 +132,40 @@ class _SortedMembers(NamedTuple):
         return self.members[rows.start : rows.stop].tolist()
 
 
-# The attributes of a record that are made of its columns.
-_ATTRIBUTES: dict[str, Callable[[Columns], Any]] = {
-    "folder_parent": view_of("folder.parent"),
-    "folder_child": view_of("folder.child"),
-    "folder_entry": view_of("folder.entry"),
-    "folder_prefix": view_of("folder.prefix"),
-    "folder_flags": view_of("folder.flags"),
-    "_folder_hash": view_of("folder.hash"),
-    "_folder_order": view_of("folder.order"),
-    "folder_name": names_of("folder.name"),
-    "entry_member": view_of("entry.member"),
-    "entry_flags": view_of("entry.flags"),
-    "_entry_hash": view_of("entry.hash"),
-    "_entry_order": view_of("entry.order"),
-    "entry_name": names_of("entry.name"),
-    "extension_name": names_of("ext.name"),
-    "aliases": _all_aliases,
-    "_head": view_of("member.head"),
-    "_body": view_of("member.body"),
-    "_size": view_of("member.size"),
-    "_mtime": view_of("member.mtime"),
-    "_time_unit": lambda column: 10**9 if column["member.mtime"].format == "I" else 1,
-    "_same_time": lambda column: len(column["member.mtime"]) == 1,
-    "_extension": view_of("member.ext"),
-    "_sparse": lambda column: column.get("sparse.member"),
-    "_few_extensions": _few_extensions,
-    "_extension_numbers": _extension_numbers,
-}
-
-
 class Record:
     """A record, read in place from `buffer`, which must outlive it.
 
-    Many are open at a time. Attributes that are made of columns are made when they are first needed, and can be
-    dropped again (`rest`).
+    Many are open at a time. What is made of columns is made when it is first needed, and can be dropped again
+    (`rest`).
 
     Raises ValueError when the buffer holds no record of this format or its checksum is wrong (`verify`).
     """
 
-    __slots__ = (
-        *_ATTRIBUTES,
-        "_buffer",
-        "_made",
-        "_sorted",
-        "all_listed",
-        "all_sampled",
-        "apart",
-        "column",
-        "compression",
-        "end_marks",
-        "ends",
-        "entries",
-        "fingerprint",
-        "folders",
-        "has_links",
-        "is_plain",
-        "members",
-        "moved",
-        "problem_count",
-        "problems",
-        "samples",
-        "unshown",
-        "unshown_count",
-        "view",
-    )
-
-    folder_parent: memoryview
-    folder_child: memoryview
-    folder_entry: memoryview
-    folder_prefix: memoryview
-    folder_flags: memoryview
-    _folder_hash: memoryview
-    _folder_order: memoryview
-    folder_name: PackedNames
-    entry_member: memoryview
-    entry_flags: memoryview
-    _entry_hash: memoryview
-    _entry_order: memoryview
-    entry_name: PackedNames
-    extension_name: PackedNames
-    aliases: list[AliasTable | None]
-    _head: memoryview
-    _body: memoryview
-    _size: memoryview
-    _mtime: memoryview
-    _time_unit: int
-    _buffer: memoryview
-    _same_time: bool
-    _extension: memoryview
-    _sparse: memoryview | None
-    _few_extensions: list[bytes]
-    _extension_numbers: dict[bytes, int]
+    folder_parent = MadeOfColumns(view_of("folder.parent"))
+    folder_child = MadeOfColumns(view_of("folder.child"))
+    folder_entry = MadeOfColumns(view_of("folder.entry"))
+    folder_prefix = MadeOfColumns(view_of("folder.prefix"))
+    folder_flags = MadeOfColumns(view_of("folder.flags"))
+    folder_name = MadeOfColumns(names_of("folder.name"))
+    _folder_hash = MadeOfColumns(view_of("folder.hash"))
+    _folder_order = MadeOfColumns(view_of("folder.order"))
+    entry_member = MadeOfColumns(view_of("entry.member"))
+    entry_flags = MadeOfColumns(view_of("entry.flags"))
+    entry_name = MadeOfColumns(names_of("entry.name"))
+    _entry_hash = MadeOfColumns(view_of("entry.hash"))
+    _entry_order = MadeOfColumns(view_of("entry.order"))
+    extension_name = MadeOfColumns(names_of("ext.name"))
+    aliases = MadeOfColumns(_all_aliases)
+    _head = MadeOfColumns(view_of("member.head"))
+    _body = MadeOfColumns(view_of("member.body"))
+    _size = MadeOfColumns(view_of("member.size"))
+    _mtime = MadeOfColumns(view_of("member.mtime"))
+    _time_unit = MadeOfColumns(lambda column: 10**9 if column["member.mtime"].format == "I" else 1)
+    _same_time = MadeOfColumns(lambda column: len(column["member.mtime"]) == 1)
+    _extension = MadeOfColumns(view_of("member.ext"))
+    _sparse = MadeOfColumns(lambda column: column.get("sparse.member"))
+    _few_extensions = MadeOfColumns(_first_extensions)
+    _extension_numbers = MadeOfColumns(_numbers_of_extensions)
 
     def __init__(self, buffer: Any, *, verify: bool = True) -> None:
         view = memoryview(buffer)
@@ -235,7 +178,7 @@ class Record:
         RECORD.check(meta["format"])
         self._buffer = view
         column = self.column = Columns(view[20 + length :], meta["sections"])
-        self._made: list[str] = []
+        self.made: list[str] = []  # names of attributes
         self._sorted: _SortedMembers | None = None
         self.fingerprint = Fingerprint(*meta["fingerprint"])
         self.ends: list[int] = meta["ends"]
@@ -267,25 +210,15 @@ class Record:
         if not self.members and self.problems and self.problems[0].kind in NO_TAR:
             raise NotATar(f"{path}: {streams.split_tar(path) or self.problems[0].text}")
 
-    def __getattr__(self, name: str) -> Any:
-        """Make an attribute of its column, at its first use."""
-        make = _ATTRIBUTES.get(name)
-        if make is None:
-            raise AttributeError(f"a record has no {name}")
-        value = make(self.column)
-        setattr(self, name, value)
-        self._made.append(name)
-        return value
-
     def rest(self) -> None:
         """Free the attributes that were made; the next use makes them again.
 
         The few that reading needs are kept: a shuffled pass over many shards needs those of each again and again.
         """
-        if len(self._made) > FEW_MADE:
-            for name in self._made:
+        if len(self.made) > FEW_MADE:
+            for name in self.made:
                 delattr(self, name)
-            self._made.clear()
+            self.made.clear()
             self._sorted = None
 
     def packed(self) -> bytes:
@@ -434,21 +367,6 @@ class Record:
         entries = np.flatnonzero((self.array("entry.flags") & STRAY) == 0)
         heads = self.array("member.head")[self.array("entry.member")[entries]]
         return entries[np.argsort(heads, kind="stable")]
-
-    @property
-    def is_irregular(self) -> bool:
-        """True if other readers of the format find less in the shard, or other samples."""
-        return bool(self.end_marks or self.apart)
-
-    def samples_apart(self) -> list[int]:
-        """Return the samples whose members are not adjacent, and were grouped by key."""
-        if not self.apart:
-            return []
-        entries = self._entries_of_members()[self.members_in_order()]
-        runs = entries[np.flatnonzero(np.diff(entries, prepend=-1))]
-        numbers, counts = np.unique(runs, return_counts=True)
-        apart: list[int] = numbers[counts > 1].tolist()
-        return apart
 
     def members_in_order(self) -> NDArray[np.int64]:
         """Return the members of samples, in the order of the tar."""

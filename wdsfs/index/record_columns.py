@@ -10,7 +10,9 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal
+from typing import Generic, Literal, Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Columns(Mapping[str, memoryview]):
@@ -46,6 +48,31 @@ def _layout(names: tuple[str, ...], kinds: tuple[str, ...]) -> dict[str, tuple[i
 
 _Code = Literal["B", "H", "I", "Q", "q"]
 _CODES: dict[str, _Code] = {"u1": "B", "<u2": "H", "<u4": "I", "<u8": "Q", "<i8": "q", "B": "B"}
+
+
+class MadeOfColumns(Generic[T]):
+    """An attribute of a record that is made of its columns at the first use, and noted in `made` there.
+
+    Then the record itself has it, without a call, until it is deleted.
+    """
+
+    def __init__(self, make: Callable[[Columns], T]) -> None:
+        self._make = make
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, record: HasColumns, owner: type) -> T:
+        value = record.__dict__[self._name] = self._make(record.column)
+        record.made.append(self._name)
+        return value
+
+
+class HasColumns(Protocol):
+    """A record, as far as its attributes need it."""
+
+    column: Columns
+    made: list[str]
 
 
 class PackedNames:
