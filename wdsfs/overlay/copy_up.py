@@ -26,12 +26,12 @@ class CopyUp:
     `owner` (uid, gid) owns the files of the lower.
     """
 
-    def __init__(self, view: OverlaidTree, owner: tuple[int, int] | None) -> None:
-        self.view = view
-        self.tree = view.tree
-        self.upper = view.upper
-        self.nodes = view.nodes
-        self.order = view.order
+    def __init__(self, overlaid: OverlaidTree, owner: tuple[int, int] | None) -> None:
+        self.overlaid = overlaid
+        self.tree = overlaid.tree
+        self.upper = overlaid.upper
+        self.nodes = overlaid.nodes
+        self.order = overlaid.order
         self._owner = owner
 
     def anything(self, inode: int) -> UpperNode:
@@ -134,7 +134,7 @@ class CopyUp:
         if directory is not None and directory.is_orphan:
             raise NoSuchEntry(f"the directory {parent} has been removed")
         try:
-            there = self.view.find(parent, name)
+            there = self.overlaid.find(parent, name)
         except NoSuchEntry:
             return None
         copy = self.nodes.by_inode.get(there.inode)

@@ -45,7 +45,6 @@ from wdsfs.tree.tree import AT_PARENT, AT_SELF, XATTR, Entry, LowerTree, Node, T
 log = logging.getLogger(__name__)
 
 ORDERS_MAX = 16  # listed directories whose order of new names is kept
-_BROKEN = -1  # what shows through a directory whose shard cannot be read now
 _USER = b"user."
 
 Child = UpperNode | Node  # what a name stands for: a node of the upper, else one of the lower
@@ -98,20 +97,21 @@ class NodeTable:
 
     def _bind_child(self, directory: UpperNode, name: bytes, child: UpperNode) -> bool:
         """Find the directory of the lower that shows through; return True if it has changed."""
+        below, is_unread = 0, directory.is_unread
         try:
             below = self._directory_below(directory.lower, name)
         except ShardError as error:
             log.debug("%s cannot be looked up below the overlay: %s", text_of(child.path()), error)
-            below = _BROKEN
-        if below == child.lower:
+            is_unread = True
+        if (below, is_unread) == (child.lower, child.is_unread):
             return False
-        child.lower = below
-        self.renumber(child, below if below > 0 else child.own)
+        child.lower, child.is_unread = below, is_unread
+        self.renumber(child, below or child.own)
         return True
 
     def _directory_below(self, below: int, name: bytes) -> int:
-        if below <= 0:
-            return below
+        if not below:
+            return 0
         try:
             candidate = self.tree.lookup(below, name)
         except NoSuchEntry:
@@ -123,11 +123,11 @@ class NodeTable:
 
         Raises ShardErrors if it is not known.
         """
-        if directory.lower == _BROKEN:
+        if directory.is_unread:
             *above, _ = reversed(directory.chain())
             for parent, child in zip(above, [*above[1:], directory], strict=True):
-                if child.lower == _BROKEN:
-                    child.lower = self._directory_below(parent.lower, child.name)
+                if child.is_unread:
+                    child.lower, child.is_unread = self._directory_below(parent.lower, child.name), False
                     self.renumber(child, child.lower or child.own)
         return directory.lower
 
@@ -159,7 +159,7 @@ class NodeTable:
 
         Returns 0 also if the shard cannot be read: the copy then has a number of its own.
         """
-        if node.origin is None or node.lower > 0:
+        if node.origin is None or node.lower:
             return 0
         try:
             return number_of(self.lower, node.origin) or 0
@@ -212,7 +212,7 @@ class NodeTable:
 
     def shows(self, directory: UpperNode, name: bytes) -> bool:
         """Return True if the lower's name would show through if the upper had none."""
-        if directory.lower == _BROKEN:
+        if directory.is_unread:
             return True  # a needless whiteout is better than a removed file that comes back
         return directory.lower != 0 and self.has(directory.lower, name)
 
@@ -308,7 +308,7 @@ class NameOrder:
     def entered(self, directory: UpperNode, name: bytes) -> None:
         """Note that a directory of the upper has a further name."""
         order = self._orders.get(directory)
-        if order is not None and not (directory.lower > 0 and self.nodes.has(directory.lower, name)):
+        if order is not None and not (directory.lower and self.nodes.has(directory.lower, name)):
             line = _hash(name), name
             at = bisect.bisect_left(order, line)
             if at == len(order) or order[at] != line:
@@ -377,7 +377,7 @@ class OverlaidTree:
         child = self.find(parent, name)
         if not isinstance(child, UpperNode):
             return self._over(child)
-        if parent == ROOT and child.lower > 0:
+        if parent == ROOT and child.lower:
             # Its shard may have changed. A listing would meet that too late: the kernel repeats walks only.
             try:
                 self.tree.getattr(child.lower)
@@ -441,7 +441,7 @@ class OverlaidTree:
         mode, links = status.st_mode, status.st_nlink
         if node.mode >= 0:
             mode = stat.S_IFMT(mode) | node.mode
-        if node.lower:
+        if node.may_show_lower:
             links = 1
         elif node.is_orphan:
             links = 0
@@ -479,7 +479,7 @@ class OverlaidTree:
         """Note that a name of a node of the upper is removed."""
         if node.parent is None or node.is_orphan:
             self.order.drop(node)
-            node.lower = 0
+            node.lower, node.is_unread = 0, False
         if node.parent is None and self._nodes.get(node.inode) is node:
             del self._nodes[node.inode]
 
@@ -568,7 +568,7 @@ class OverlaidTree:
         if node is None:
             return self.tree.xattrs(inode)
         own = [name for name in self.upper.files.listxattr(node) if is_users(name)]
-        return (self.tree.xattrs(node.lower) if node.lower > 0 else []) + own
+        return (self.tree.xattrs(node.lower) if node.lower else []) + own
 
     def getxattr(self, inode: int, name: bytes) -> bytes:
         """Return the value of an attribute. Raises NoSuchAttribute."""
@@ -576,7 +576,7 @@ class OverlaidTree:
         node = self._nodes.get(inode)
         if node is None:
             return self.tree.getxattr(inode, name)
-        if name.startswith(XATTR) and node.lower > 0:
+        if name.startswith(XATTR) and node.lower:
             return self.tree.getxattr(node.lower, name)
         if not is_users(name):
             raise NoSuchAttribute(f"no attribute {text_of(name)}")

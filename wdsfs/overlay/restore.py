@@ -227,11 +227,11 @@ class Undo:
     again, or with an inode whose content and attributes have changed and an empty name.
     """
 
-    def __init__(self, view: OverlaidTree, notify: Callable[[int, bytes], None]) -> None:
-        self.view = view
-        self.upper = view.upper
-        self.nodes = view.nodes
-        self.order = view.order
+    def __init__(self, overlaid: OverlaidTree, notify: Callable[[int, bytes], None]) -> None:
+        self.overlaid = overlaid
+        self.upper = overlaid.upper
+        self.nodes = overlaid.nodes
+        self.order = overlaid.order
         self._notify = notify
 
     def restore(self, paths: Sequence[bytes]) -> None:
@@ -260,7 +260,7 @@ class Undo:
             self.order.drop(directory)
         elif node.inode & UP:
             self.upper.changes.remove(directory, name, node, hide=False)
-            self.view.note_removed(node)
+            self.overlaid.note_removed(node)
             self.order.drop(directory)
         else:
             self._undo_copy(target)

@@ -297,7 +297,7 @@ class UpperChanges:
 
     def _make_independent(self, node: UpperNode, to: UpperNode) -> None:
         """Make a directory opaque at its new place, so that nothing of the lower shows through."""
-        if node.kind == DIRECTORY and to.lower and not node.opaque:
+        if node.kind == DIRECTORY and to.may_show_lower and not node.opaque:
             self.whiteouts.make_opaque(node)
 
     def _save(self, to: UpperNode, new: bytes, victim: UpperNode) -> None:
@@ -331,7 +331,16 @@ class UpperChanges:
     def _move(
         self, parent: UpperNode, name: bytes, node: UpperNode, to: UpperNode, new: bytes, hide: bool
     ) -> None:
-        """Make the system calls of a rename. A node that `_save` has left under the new name is replaced."""
+        """Make the system calls of a rename.
+
+        | under the new name is       | nothing is left under the old | with `hide`: a whiteout is left there |
+        |-----------------------------|-------------------------------|---------------------------------------|
+        | nothing                     | rename                        | rename with whiteout (W); else a      |
+        |                             |                               | whiteout there first, and exchange    |
+        | a whiteout, for a directory | exchange, remove the whiteout | exchange                              |
+        | a whiteout, for a file      | rename                        | W; else exchange                      |
+        | what `_save` has left       | rename                        | W; else `_move_in_steps`              |
+        """
         directory, target = self.files.directory(parent), self.files.directory(to)
         there = to.children.get(new)
         if hide:

@@ -39,16 +39,10 @@ OPAQUE, WHITED_OUT = "user.overlay.opaque", "user.overlay.whiteout"
 MERGED = "user.overlay.origin"
 ORIGIN, MODE = "user.wdsfs.origin", "user.wdsfs.mode"
 
-_UNSUPPORTED = {
-    f"{namespace}.overlay.{feature}": "without which it cannot be understood; mount with -o "
-    "redirect_dir=off,metacopy=off and make the change again"
-    for namespace in ("user", "trusted")
-    for feature in ("redirect", "metacopy")
-}
-# Marks that root's overlayfs writes without `userxattr`: an upper with such marks is not one of wdsfs.
-_UNSUPPORTED |= {
-    f"trusted.overlay.{mark}": f"which only an overlayfs of root reads; give it the name user.overlay.{mark}"
-    for mark in ("opaque", "whiteout")
+# Marks of an overlayfs that was mounted by hand, without which its upper cannot be understood.
+_FOREIGN_MARKS = {
+    *(f"{space}.overlay.{mark}" for space in ("user", "trusted") for mark in ("redirect", "metacopy")),
+    *("trusted.overlay.opaque", "trusted.overlay.whiteout"),
 }
 
 ORPHANAGE = 0  # the inode number of the directory work/orphans, in memory
@@ -68,13 +62,15 @@ class UpperNode:
 
     A file with several names in the upper is one node. `inode` is the number that the mount shows: as loaded it is
     the node's `own`, UP | st_ino; `overlaid_tree.NodeTable` sets that of the origin. `lower` is the number of the
-    lower's directory that shows through (0: none); `NodeTable` sets it, too.
+    lower's directory that shows through (0: none, or not known since its shard cannot be read: `is_unread`);
+    `NodeTable` sets both, too.
     """
 
     __slots__ = (
         "children",
         "dirty",
         "inode",
+        "is_unread",
         "kind",
         "known",
         "lower",
@@ -99,6 +95,7 @@ class UpperNode:
         self.merged = False  # a directory with the attribute of that name
         self.origin: Origin | None = None
         self.lower = 0
+        self.is_unread = False
         self.mode = -1  # permission bits to show; -1: those on disk
         self.dirty = True  # not known to be on disk: a directory's names, a file's bytes
         self.known: int | None = None  # lookup count of the kernel; None: not known
@@ -111,6 +108,11 @@ class UpperNode:
     def is_orphan(self) -> bool:
         """True for a node in work/orphans, which has lost its last name."""
         return self.parent is not None and self.parent.inode == ORPHANAGE
+
+    @property
+    def may_show_lower(self) -> bool:
+        """True for a directory through which the lower shows, or may show once its shard can be read."""
+        return bool(self.lower) or self.is_unread
 
     def enter(self, name: bytes, node: UpperNode) -> None:
         """Enter a name of a node into this directory."""
@@ -244,7 +246,7 @@ class _Loader:
 
     def _read_file(self, node: UpperNode, path: bytes, attributes: list[str], empty: bool) -> bool:
         """Read a file's attributes into its node; returns True if it is a whiteout."""
-        self._refuse_unsupported(node, attributes)
+        self._refuse_foreign(node, attributes)
         if empty and WHITED_OUT in attributes:
             return True
         _read_ours(node, path, attributes)
@@ -253,18 +255,17 @@ class _Loader:
     def _read_directory(self, node: UpperNode, fd: int) -> None:
         attributes = os.listxattr(fd)
         if attributes:
-            self._refuse_unsupported(node, attributes)
+            self._refuse_foreign(node, attributes)
             node.opaque = OPAQUE in attributes and os.getxattr(fd, OPAQUE) == b"y"
             node.merged = MERGED in attributes
             _read_ours(node, fd, attributes)
 
-    def _refuse_unsupported(self, node: UpperNode, attributes: list[str]) -> None:
-        for name in attributes:
-            remedy = _UNSUPPORTED.get(name)
-            if remedy is not None:
-                raise OverlayUnusable(
-                    f"{os.fsdecode(node.path())!r} in the overlay has the attribute {name}, {remedy}"
-                )
+    def _refuse_foreign(self, node: UpperNode, attributes: list[str]) -> None:
+        for name in _FOREIGN_MARKS.intersection(attributes):
+            raise OverlayUnusable(
+                f"{os.fsdecode(node.path())!r} in the overlay has the attribute {name} of an overlayfs that was "
+                "mounted by hand; remove what it wrote, and make the change in a mount of wdsfs"
+            )
 
 
 def _kind_of(status: os.stat_result) -> int:

@@ -121,7 +121,7 @@ class Whiteouts:
             node.origin = origin
         self.calls.setxattr(fd, OPAQUE, b"y")
         node.opaque = True
-        node.lower = 0
+        node.lower, node.is_unread = 0, False
         node.dirty = True
         self._clear(node)
 

@@ -127,7 +127,7 @@ class WritableTree(OverlaidTree):
             "mkdir",
             parent,
             name,
-            lambda directory: mkdir(directory, name, attributes, opaque=directory.lower != 0),
+            lambda directory: mkdir(directory, name, attributes, opaque=directory.may_show_lower),
         )
 
     def mknod(
@@ -373,7 +373,7 @@ class Renames:
         """Return the node in the upper, through which nothing of the lower shows. Raises CrossDevice."""
         if not is_directory(there):
             return self.copies.anything(there.inode)
-        if isinstance(there, UpperNode) and not there.lower:
+        if isinstance(there, UpperNode) and not there.may_show_lower:
             return there
         if kind_of(there.inode) != SAMPLE:
             raise errors.CrossDevice("a shard or a folder of keys cannot be renamed, only copied")
