@@ -6,7 +6,6 @@ import io
 import re
 import struct
 import tarfile
-import tracemalloc
 
 import pytest
 
@@ -41,7 +40,7 @@ def record_of(content: bytes) -> Record:
 
 
 def dali(content: bytes) -> bytes:
-    return b"".join(dali_module.dali_index(record_of(content)))
+    return dali_module.dali_index(record_of(content))
 
 
 # --- DALI --------------------------------------------------------------------------------------------------
@@ -105,7 +104,6 @@ def test_names_with_blanks_are_left_out_of_a_dali_index(blank: bytes) -> None:
         (tar(A, member(b"d/b.j pg", b"x")), r"^d/b\.j pg: has a blank in its extension"),
         (tar(A, member(b"d/b.", b"x")), r"^d/b\.: has an empty extension"),
         (SPARSE, r"^s\.txt: a sparse member"),
-        (tar(member(b"README", b"x")), "no samples"),
         (tar(B)[:600], "damaged"),
     ],
 )
@@ -114,22 +112,12 @@ def test_what_a_dali_index_cannot_have(content: bytes, message: str) -> None:
         dali(content)
 
 
+def test_an_index_of_no_sample_is_none() -> None:
+    assert dali(tar(member(b"README", b"x"))) == b""
+
+
 def test_a_stray_of_an_odd_kind_is_no_obstacle() -> None:
     assert dali(tar(A, tars.old_sparse(b"README", [(0, b"x")], 10))) == b"v1.2 1\ntxt 512 3 a.txt\n"
-
-
-def test_memory_stays_flat() -> None:
-    count = 20_000
-    content = tar(*(member(b"%06d.%b" % (n, e), b"") for n in range(count) for e in (b"jpg", b"cls")))
-    record = record_of(content)
-    tracemalloc.start()
-    try:
-        size = sum(map(len, dali_module.dali_index(record)))
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert size > 40 * count
-    assert peak < size
 
 
 # --- a DALI index that lies there --------------------------------------------------------------------------

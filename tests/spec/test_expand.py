@@ -19,8 +19,9 @@ from wdsfs import shards
 from wdsfs.errors import MissingShard, NoMatch, SpecError, UnreadableShard
 from wdsfs.names import SHARD_SUFFIXES
 from wdsfs.shards import Shard, Shards
-from wdsfs.spec import braces, existence, shard_names, spec_words
-from wdsfs.spec.expand import Slice, expand, split_path
+from wdsfs.spec import braces, existence, spec_words
+from wdsfs.spec.expand import Slice, _stems, expand, split_path
+from wdsfs.spec.expand import names_of as names_of_paths
 
 
 @pytest.fixture
@@ -556,7 +557,7 @@ path = st.builds(
 
 @given(st.lists(path, unique=True, min_size=1, max_size=12))
 def test_names_are_distinct_path_components(paths: list[str]) -> None:
-    given_names = shard_names.names_of([os.fsencode(path) for path in paths])
+    given_names = names_of_paths([os.fsencode(path) for path in paths])
     assert len(set(given_names)) == len(paths)
     for name in given_names:
         assert b"/" not in name
@@ -566,9 +567,9 @@ def test_names_are_distinct_path_components(paths: list[str]) -> None:
 
 @given(st.lists(path, unique=True, min_size=1, max_size=12))
 def test_only_clashing_names_are_lengthened(paths: list[str]) -> None:
-    stems = shard_names._stems([os.fsencode(path) for path in paths])
+    stems = _stems([os.fsencode(path) for path in paths])
     bases = Counter(stem.rpartition(b"/")[2] for stem in stems)
-    for stem, name in zip(stems, shard_names.names_of([os.fsencode(path) for path in paths]), strict=True):
+    for stem, name in zip(stems, names_of_paths([os.fsencode(path) for path in paths]), strict=True):
         base = stem.rpartition(b"/")[2]
         if bases[base] == 1 and len(base) <= 255:
             assert name == base

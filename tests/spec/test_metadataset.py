@@ -11,8 +11,8 @@ import pytest
 from tests.conftest import Program
 from tests.spec.test_shard_lists import error_of, listed, write
 from tests.tree.test_view_record import write as write_shard
-from wdsfs.spec import energon_metadataset
-from wdsfs.spec.energon_metadataset import DatasetPart, parts_of
+from wdsfs.spec import energon_dataset
+from wdsfs.spec.energon_dataset import DatasetPart, parts_of
 
 SPLITS = {"train": ["0.tar", "1.tar"], "val": ["2.tar"], "test": []}
 HEAD = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
@@ -145,12 +145,12 @@ def test_a_metadataset_that_is_wrong(content: str) -> None:
 @pytest.mark.usefixtures("sets")
 def test_aliases_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of a few lines can name any number of parts."""
-    monkeypatch.setattr(energon_metadataset, "PARTS_MAX", 1000)
+    monkeypatch.setattr(energon_dataset, "PARTS_MAX", 1000)
     many = ", ".join(["*a"] * 40)
     joins = ", ".join(["*b"] * 40)
     write("m.yaml", f"x: [&a {{path: sets/coco}}, &b {{join: [{many}]}}]\nsplits: {{train: {{blend: [{joins}]}}}}")
     assert "too many parts: the limit is 1,000" in error_of("m.yaml")
-    monkeypatch.setattr(energon_metadataset, "PARTS_MAX", 100_000)
+    monkeypatch.setattr(energon_dataset, "PARTS_MAX", 100_000)
     assert listed("m.yaml") == shards("coco/0", "coco/1")
 
 

@@ -353,8 +353,7 @@ def _say_further(steps: Sequence[Step]) -> None:
 
 def _export(plan: Plan, before: Sequence[Shard], packing: Packing, opening: Opening) -> bool:
     """Write the indexes that are asked for; True if any could not be written. `before` is the set as it was."""
-    from wdsfs.spec.expand import expand
-    from wdsfs.spec.shard_names import extended
+    from wdsfs.spec.expand import expand, extended
     from wdsfs.tree.set_options import Tolerance
 
     targets, in_place = [step.target for step in plan.steps], packing.options.in_place

@@ -33,7 +33,7 @@ from wdsfs.errors import UsageError, WdsfsError, bytes_text, counted
 from wdsfs.names import SHARD_SUFFIXES_OF_ANY_CASE, shown
 
 if TYPE_CHECKING:
-    from wdsfs.spec.energon_metadataset import DatasetPart
+    from wdsfs.spec.energon_dataset import DatasetPart
     from wdsfs.tree.set_options import Opening, Selection, TreeOptions
     from wdsfs.tree.tree import LowerTree, Node
 
@@ -202,14 +202,14 @@ def info(
     Example:
       wdsfs info 'train-{000000..000999}.tar'
     """
-    from wdsfs.spec import energon_metadataset
+    from wdsfs.spec import energon_dataset
     from wdsfs.tree.composition import Composition
     from wdsfs.tree.opening import open_typed_set
     from wdsfs.tree.statistics import gather
 
     with open_typed_set(shards, selection, opening, Composition(keys=keys), whole=True) as below:
         report = gather(below)
-    parts = [part for spec in shards for part in energon_metadataset.parts_of(spec, selection.split)]
+    parts = [part for spec in shards for part in energon_dataset.parts_of(spec, selection.split)]
     if as_json:
         write_json(report | ({"parts": [part.as_json() for part in parts]} if parts else {}))
     else:

@@ -23,7 +23,6 @@ from wdsfs.names import PLAIN, Reading, readable
 from wdsfs.tar import headers, scan
 from wdsfs.tar.problems import HARMLESS, Problems
 
-LINES = 1024  # lines of a text that are handed on at a time
 ENTRIES = 4096  # samples whose numbers are Python objects at a time
 
 _BLANK = re.compile(rb"[ \t\n\v\f\r]")  # where C++'s `>>` ends a word
@@ -76,8 +75,8 @@ def samples(record: Record) -> Iterator[DaliSample]:
 # --- DALI --------------------------------------------------------------------------------------------------
 
 
-def dali_index(record: Record, shown: bytes | None = None) -> Iterator[bytes]:
-    """Yield the index of a shard for DALI's `readers.webdataset`, piece by piece.
+def dali_index(record: Record, shown: bytes | None = None) -> bytes:
+    """Return the index of a shard for DALI's `readers.webdataset`; b"" if it would list no sample.
 
     `shown` has 1 for each member of the samples to list; None lists all.
 
@@ -85,24 +84,20 @@ def dali_index(record: Record, shown: bytes | None = None) -> Iterator[bytes]:
     size name` for each member, where offset is that of the content in bytes, a multiple of 512. The reader splits
     lines at blanks, so when a name has one the index is of version 1.1, which is the same without names.
 
-    Raises ExportError, possibly after the first piece, for what the reader refuses or would misread: no samples,
-    an extension that is empty or has a blank, sparse members, a damaged shard.
+    Raises ExportError for what the reader would misread: an empty extension or one with a blank, sparse members,
+    a damaged shard.
 
     Source: dali/operators/reader/loader/webdataset_loader.cc (ParseIndexFile, ParseSampleDesc), tools/wds2idx.py.
     """
     damage = [problem for problem in record.problems if problem.kind not in HARMLESS]
     if damage:  # an index of the intact part would hide the rest
         raise ExportError(f"the shard is damaged: {damage[0].text}")
-    count = record.samples if shown is None else sum(_is_shown(sample, shown) for sample in samples(record))
-    if not count:
-        raise ExportError("the shard has no samples, and DALI refuses such a shard")
     named = not _has_blank_names(record)
-    lines = [b"v1.%d %d\n" % (2 if named else 1, count)]
     doubtful = _doubtful_members(record)
-    for sample in samples(record):
-        if not _is_shown(sample, shown):
+    lines = []
+    for key, members in samples(record):
+        if shown is not None and not shown[members.start]:
             continue
-        key, members = sample
         words = []
         for member in members:
             extension = record.extension(member)
@@ -112,14 +107,7 @@ def dali_index(record: Record, shown: bytes | None = None) -> Iterator[bytes]:
             if named:
                 words.append(key + b"." + extension)
         lines.append(b" ".join(words) + b"\n")
-        if len(lines) >= LINES:
-            yield b"".join(lines)
-            lines = []
-    yield b"".join(lines)
-
-
-def _is_shown(sample: DaliSample, shown: bytes | None) -> bool:
-    return shown is None or bool(shown[sample.members.start])
+    return b"".join([b"v1.%d %d\n" % (2 if named else 1, len(lines)), *lines]) if lines else b""
 
 
 def _has_blank_names(record: Record) -> bool:

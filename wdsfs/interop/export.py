@@ -177,11 +177,8 @@ def _index_of(unit: _Unit | ExportError) -> bytes | ExportError:
     """Return the index of a shard; an error is returned, not raised."""
     if isinstance(unit, ExportError):
         return unit
-    record = Record(unit.record)
-    if not (record.samples or record.problems) or (unit.shown is not None and not any(unit.shown)):
-        return b""
     try:
-        return b"".join(dali.dali_index(record, unit.shown))
+        return dali.dali_index(Record(unit.record), unit.shown)
     except ExportError as error:
         return ExportError(f"{os.fsdecode(unit.path)}: {error}")
 

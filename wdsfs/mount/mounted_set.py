@@ -17,8 +17,8 @@ from wdsfs.index.store import Index
 from wdsfs.mount.mount_options import MountOptions
 from wdsfs.overlay.mounted_overlay import MountedOverlay
 from wdsfs.shards import Shards
+from wdsfs.spec.expand import extended
 from wdsfs.spec.growth import Change, changed
-from wdsfs.spec.shard_names import extended
 from wdsfs.tree.companions import Companions
 from wdsfs.tree.composition import Composition
 from wdsfs.tree.freshness import Generations

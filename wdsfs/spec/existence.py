@@ -18,15 +18,7 @@ from itertools import islice
 
 from wdsfs.door import urls
 from wdsfs.errors import MissingShard, NoMatch, ShardError, SpecError, UnreadableShard, reason_of, several
-from wdsfs.spec import (
-    dependencies,
-    energon_dataset,
-    energon_metadataset,
-    objects,
-    portable_head,
-    webdataset_yaml,
-    wids_index,
-)
+from wdsfs.spec import dependencies, energon_dataset, objects, portable_head, webdataset_lists
 from wdsfs.spec.located import load_file
 from wdsfs.spec.objects import ABOUT_SHARDS, SHARD_SUFFIXES
 from wdsfs.spec.spec_words import (
@@ -186,12 +178,14 @@ def _words_of_file(path: str, split: str | None) -> Iterator[Word]:
     if above == energon_dataset.META:
         return energon_dataset.read_shards(dataset, split, None if name in energon_dataset.INFO else path)
     top = load_file(path)
-    if energon_metadataset.is_metadataset(top):
-        return energon_metadataset.read_part_shards(top, split)
+    if energon_dataset.is_metadataset(top):
+        return energon_dataset.read_part_shards(top, split)
     if split is not None:
         raise energon_dataset.without_splits(path, split)
     energon_dataset.refuse_misplaced(top)
-    words = wids_index.read_shards(top) if path.endswith(".json") else webdataset_yaml.read_shards(top)
+    words = (
+        webdataset_lists.read_wids_index(top) if path.endswith(".json") else webdataset_lists.read_yaml_spec(top)
+    )
     return _refuse_none(words, path)
 
 

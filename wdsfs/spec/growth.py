@@ -14,7 +14,7 @@ from typing import NamedTuple
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import several
 from wdsfs.shards import Shard
-from wdsfs.spec.shard_names import free_name
+from wdsfs.spec.expand import free_name
 
 NAMED_MAX = 3  # directories that a message names
 
