@@ -7,15 +7,12 @@ import errno
 import gzip
 import itertools
 import json
-import logging
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
-import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests import tars
-from tests.conftest import ROOT, Program, fails, need_fuse
+from tests.conftest import ROOT, InProcess, Program, fails, need_fuse
 from tests.processes import PATIENCE
 from wdsfs import __version__, mount_registry
 from wdsfs.cli import help_commands, main
@@ -43,32 +40,9 @@ TOP = click.Context(main.main)
 COMMANDS = main.main.list_commands(TOP)
 
 
-class Here(Program):
-    """Runs commands inside this process, which is ten times as fast, where nothing speaks against it."""
-
-    def run(
-        self, *arguments: str | bytes | Path, code: int | None = 0, **options: Any
-    ) -> subprocess.CompletedProcess[bytes]:
-        if arguments[0] == "mount" or options.keys() - {"env"}:
-            return super().run(*arguments, code=code, **options)
-        words = [os.fsdecode(os.fspath(one)) for one in arguments]
-        environment = {**dict.fromkeys(os.environ), **self.environment, **options.get("env", {})}
-        with contextlib.chdir(self.home):
-            done = CliRunner().invoke(main.main, words, env=environment, prog_name="wdsfs")
-        unexpected = done.exc_info if not isinstance(done.exception, SystemExit | None) else None
-        assert unexpected is None, "".join(traceback.format_exception(*unexpected))
-        assert code is None or done.exit_code == code, (done.exit_code, done.stdout, done.stderr)
-        return subprocess.CompletedProcess(words, done.exit_code, done.stdout_bytes, done.stderr_bytes)
-
-
 @pytest.fixture
-def program(tmp_path: Path) -> Iterator[Program]:
-    """And leaves the logging of this process as it was."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield Here(tmp_path)
-    root.handlers[:] = handlers
-    root.setLevel(level)
+def program(in_process: InProcess) -> InProcess:
+    return in_process
 
 
 @pytest.fixture
@@ -83,7 +57,7 @@ def lines(out: bytes) -> list[bytes]:
 
 
 @pytest.fixture
-def prepared(shards: Here) -> Here:
+def prepared(shards: InProcess) -> InProcess:
     """An Energon dataset of the two, with a number of samples that is wrong and a sample that is excluded."""
     meta = shards.home / ".nv-meta"
     meta.mkdir()
@@ -296,7 +270,7 @@ def test_ls_of_every_kind_of_spec(prepared: Program) -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["mount", "index", "ls", "cat", "info", "check", "diff", "commit"])
-def test_which_part_of_the_shards(prepared: Here, command: str, options: list[str], message: bytes) -> None:
+def test_which_part_of_the_shards(prepared: InProcess, command: str, options: list[str], message: bytes) -> None:
     """Every command that takes SHARDS takes these, and refuses them for the same reasons."""
     further = {"mount": [".", "mnt"], "cat": [".", "x"], "diff": ["."], "commit": ["-o", "out/%d.tar", "."]}
     (prepared.home / "edits").mkdir()
@@ -785,7 +759,7 @@ def test_root_sees_the_mounts_of_others(user_program: Program, tmp_path: Path) -
     if os.geteuid():
         pytest.skip("only root sees them")
     user_program.write("a.tar", tars.tar(tars.A))
-    root = Here(tmp_path)
+    root = InProcess(tmp_path)
     with user_program.mounted("a.tar") as mounted:
         registration = user_program.registration(mounted.path)
         true = registration.read_text()

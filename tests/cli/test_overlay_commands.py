@@ -17,8 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests import tars
-from tests.cli.test_main import program  # noqa: F401  # a fixture
-from tests.conftest import Program
+from tests.conftest import InProcess, Program
 from tests.kernel.mounts import told
 from tests.packing.overlays import EDITS, FIRST, SECOND, Killed, Set, half_way, keys, numbered
 from tests.processes import PATIENCE, Process, wait_until
@@ -31,7 +30,12 @@ from wdsfs.tree.tree import View
 
 
 @pytest.fixture
-def here(program: Program) -> Set:  # noqa: F811
+def program(in_process: InProcess) -> InProcess:
+    return in_process
+
+
+@pytest.fixture
+def here(program: Program) -> Set:
     return Set(program.home, FIRST, SECOND).edit(EDITS)
 
 
@@ -45,18 +49,18 @@ def lines(out: bytes) -> list[str]:
 # --- diff --------------------------------------------------------------------------------------------------
 
 
-def test_diff(program: Program, here: Set) -> None:  # noqa: F811
+def test_diff(program: Program, here: Set) -> None:
     done = program.run("diff", "--overlay", "o", SHARDS)
     assert lines(done.stdout) == ["changed  s0/d/a +txt ~jpg", "removed  s0/d/b", "added    s0/d/n"]
     assert b"samples: 1 added, 1 changed, 0 renamed, 1 removed; 0 cannot be packed\n" in done.stderr
 
 
-def test_an_overlay_that_is_not_named(program: Program, here: Set) -> None:  # noqa: F811
+def test_an_overlay_that_is_not_named(program: Program, here: Set) -> None:
     for words in (("diff",), ("commit", "-o", "n/%d.tar", "--merge"), ("commit", "--in-place")):
         assert "name --overlay DIR" in program.refused(*words, "s0.tar", code=5)
 
 
-def test_diff_tells_conflicts_apart(program: Program) -> None:  # noqa: F811
+def test_diff_tells_conflicts_apart(program: Program) -> None:
     """They stand in the way with --leave-out, too."""
     upper = {"s0": {"d": {"a": WHITEOUT, "z": {OPAQUE: True, "a.jpg": b"A"}}}, "loose": b""}
     Set(program.home, FIRST, SECOND, view=View(names="full")).edit(upper)
@@ -68,7 +72,7 @@ def test_diff_tells_conflicts_apart(program: Program) -> None:  # noqa: F811
     assert [remark["path"] for remark in report["conflicts"] + report["unpackable"]] == ["s0/d/z/a.jpg", "loose"]
 
 
-def test_diff_as_json(program: Program, here: Set) -> None:  # noqa: F811
+def test_diff_as_json(program: Program, here: Set) -> None:
     here.edit({"s1": {b"\xff": {"txt": b""}}, "loose": b""})
     report = json.loads(program.run("diff", "--json", "--overlay", "o", SHARDS, code=1).stdout)
     assert report["samples"][0] == {
@@ -85,7 +89,7 @@ def test_diff_as_json(program: Program, here: Set) -> None:  # noqa: F811
     assert report["conflicts"] == report["notes"] == report["others"] == []
 
 
-def test_an_overlay_without_changes(program: Program) -> None:  # noqa: F811
+def test_an_overlay_without_changes(program: Program) -> None:
     Set(program.home, FIRST, SECOND)
     assert program.run("diff", "--overlay", "o", SHARDS).stdout == b""
     done = program.run("commit", "--overlay", "o", "--in-place", SHARDS)
@@ -95,7 +99,7 @@ def test_an_overlay_without_changes(program: Program) -> None:  # noqa: F811
 # --- commit ------------------------------------------------------------------------------------------------
 
 
-def test_commit(program: Program, here: Set) -> None:  # noqa: F811
+def test_commit(program: Program, here: Set) -> None:
     command = ("commit", "--overlay", "o", "--output", "out/t-%02d.tar", SHARDS)
     done = program.run(*command)
     assert b"shards: 1 rewritten, 1 copied; 5 samples" in done.stdout
@@ -104,7 +108,7 @@ def test_commit(program: Program, here: Set) -> None:  # noqa: F811
     assert b"2 of them there already" in program.run(*command).stdout
 
 
-def test_a_copied_folder_is_told(program: Program, here: Set) -> None:  # noqa: F811
+def test_a_copied_folder_is_told(program: Program, here: Set) -> None:
     here.edit({"s0": {folder: {f"{number}.jpg": b"" for number in range(9)} for folder in ("cat", "dog")}})
     notes = [line for line in lines(program.run("diff", "--overlay", "o", SHARDS).stdout) if "one sample" in line]
     assert notes[0].endswith("or pack the folder: wdsfs pack --layout classes")
@@ -115,7 +119,7 @@ def test_a_copied_folder_is_told(program: Program, here: Set) -> None:  # noqa: 
     assert "pack --layout classes" in told_line
 
 
-def test_commit_in_place(program: Program, here: Set) -> None:  # noqa: F811
+def test_commit_in_place(program: Program, here: Set) -> None:
     here.edit({"more": {"x": {"txt": b""}}})
     done = program.run("commit", "--overlay", "o", "--in-place", "--jobs", "2", SHARDS)
     assert lines(done.stdout)[1:] == [
@@ -126,7 +130,7 @@ def test_commit_in_place(program: Program, here: Set) -> None:  # noqa: F811
     assert program.run("diff", "--overlay", "o", SHARDS).stdout == b""
 
 
-def test_dry_run(program: Program, here: Set) -> None:  # noqa: F811
+def test_dry_run(program: Program, here: Set) -> None:
     command = ("commit", "--overlay", "o", "--output", "out/t-%02d.tar", "--dry-run", SHARDS)
     done = program.run(*command)
     assert [line.split()[1:3] for line in lines(done.stdout)[2:]] == [["rewrite", "3"], ["copy", "2"]]
@@ -146,12 +150,7 @@ def test_dry_run(program: Program, here: Set) -> None:  # noqa: F811
         (["--names", "full", "-o", "%d.tar"], b"made with --layout samples --names ext"),
     ],
 )
-def test_options_that_do_not_go_together(
-    program: Program,  # noqa: F811
-    here: Set,
-    options: list[str],
-    text: bytes,
-) -> None:
+def test_options_that_do_not_go_together(program: Program, here: Set, options: list[str], text: bytes) -> None:
     done = program.run("commit", "--overlay", "o", *options, SHARDS, code=2)
     assert text in done.stderr
 
@@ -159,7 +158,7 @@ def test_options_that_do_not_go_together(
 # --- the overlay and its set -------------------------------------------------------------------------------
 
 
-def test_the_view_is_that_of_the_overlay(program: Program) -> None:  # noqa: F811
+def test_the_view_is_that_of_the_overlay(program: Program) -> None:
     Set(program.home, FIRST, SECOND, view=View("files"), merge=True).edit({"d": {"a.jpg": b"new"}})
     done = program.run("diff", "--overlay", "o", SHARDS)
     assert lines(done.stdout) == ["changed  d/a ~jpg"]
@@ -167,7 +166,7 @@ def test_the_view_is_that_of_the_overlay(program: Program) -> None:  # noqa: F81
     assert b"made with --layout files --merge" in done.stderr
 
 
-def test_an_upper_of_the_kernels_overlayfs_is_refused(program: Program) -> None:  # noqa: F811
+def test_an_upper_of_the_kernels_overlayfs_is_refused(program: Program) -> None:
     """As any other directory that no mount has made; nothing in it is changed."""
     Set(program.home, FIRST, SECOND)
     write_upper(program.home / "bare", {"s0": {"d": {"a.jpg": b"new"}}})
@@ -177,25 +176,25 @@ def test_an_upper_of_the_kernels_overlayfs_is_refused(program: Program) -> None:
     assert os.listdir(program.home / "bare") == ["s0"]
 
 
-def test_a_set_with_a_shard_less(program: Program, here: Set) -> None:  # noqa: F811
+def test_a_set_with_a_shard_less(program: Program, here: Set) -> None:
     done = program.run("diff", "--overlay", "o", "s1.tar", code=8)
     assert b"an overlay of a set that has s0, too" in done.stderr
 
 
-def test_a_set_that_has_changed(program: Program, here: Set) -> None:  # noqa: F811
+def test_a_set_that_has_changed(program: Program, here: Set) -> None:
     here.shards[1].write_bytes(FIRST)
     done = program.run("diff", "--overlay", "o", SHARDS)
     assert b"was made: s1; its changes still apply" in done.stderr
 
 
-def test_an_overlay_in_use(program: Program, here: Set) -> None:  # noqa: F811
+def test_an_overlay_in_use(program: Program, here: Set) -> None:
     with (program.home / "o/lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for command in (["diff"], ["commit", "--in-place"]):
             assert b"in use" in program.run(*command, "--overlay", "o", SHARDS, code=8).stderr
 
 
-def test_an_unfinished_commit(program: Program, here: Set) -> None:  # noqa: F811
+def test_an_unfinished_commit(program: Program, here: Set) -> None:
     """All but the command that finishes it is refused, and the message names that command."""
 
     class Killer(Disk):
@@ -226,7 +225,7 @@ def test_an_unfinished_commit(program: Program, here: Set) -> None:  # noqa: F81
     assert keys(*here.set()) == [["d/a", "c", "d/n"], ["d/f"]]
 
 
-def test_outputs_that_mean_nothing(program: Program, here: Set) -> None:  # noqa: F811
+def test_outputs_that_mean_nothing(program: Program, here: Set) -> None:
     """Braces that do not close, a directory, and places inside of the overlay."""
     for pattern, text in (
         ("out{.tar", "unbalanced braces in 'out{.tar': close them"),
@@ -240,20 +239,20 @@ def test_outputs_that_mean_nothing(program: Program, here: Set) -> None:  # noqa
     assert sorted(os.listdir(program.home / "o")) == ["lock", "overlay.json", "upper", "work"]
 
 
-def test_a_wrong_name_is_said_before_what_cannot_be_packed(program: Program, here: Set) -> None:  # noqa: F811
+def test_a_wrong_name_is_said_before_what_cannot_be_packed(program: Program, here: Set) -> None:
     here.edit({"README": b"outside"})
     for pattern in ("out{.tar", "x-%d.tgz"):
         program.run("commit", "--overlay", "o", "-o", pattern, SHARDS, code=2)
     program.run("commit", "--overlay", "o", "-o", "new/%d.tar", SHARDS, code=7)
 
 
-def again(program: Program, shards: str, code: int) -> list[str]:  # noqa: F811
+def again(program: Program, shards: str, code: int) -> list[str]:
     """Return the message of the commands about the overlay over these shards."""
     commands = (("diff",), ("commit", "--in-place", "--dry-run"), ("commit", "-o", "again/s%d.tar", "--dry-run"))
     return [program.run(*command, "--overlay", "o", shards, code=code).stderr.decode() for command in commands]
 
 
-def test_an_overlay_is_not_used_over_what_was_written_from_it(program: Program, here: Set) -> None:  # noqa: F811
+def test_an_overlay_is_not_used_over_what_was_written_from_it(program: Program, here: Set) -> None:
     here.edit({"more": {"x": {"txt": b"x"}}})
     program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
     for error in again(program, "new/s{0..2}.tar", 8):
@@ -269,16 +268,14 @@ def test_an_overlay_is_not_used_over_what_was_written_from_it(program: Program, 
 
 @pytest.mark.parametrize("move", [["mv"], ["cp"]])
 def test_an_overlay_is_not_used_over_outputs_in_the_place_of_the_sources(
-    move: list[str],
-    program: Program,  # noqa: F811
-    here: Set,
+    move: list[str], program: Program, here: Set
 ) -> None:
     program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
     subprocess.run([*move, "new/s0.tar", "s0.tar"], cwd=program.home, check=True)
     assert all("s0.tar was written by a commit" in error for error in again(program, SHARDS, 8))
 
 
-def test_another_shard_of_the_same_size_in_their_place(program: Program, here: Set) -> None:  # noqa: F811
+def test_another_shard_of_the_same_size_in_their_place(program: Program, here: Set) -> None:
     """It is not what was written, and a new time does not make another shard of that."""
     program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
     written = (program.home / "new/s0.tar").read_bytes()
@@ -306,7 +303,7 @@ def restamp(home: Path) -> None:
 
 
 @pytest.mark.parametrize("alike", ALIKE)
-def test_a_source_does_not_pass_for_what_was_written(alike: str, program: Program) -> None:  # noqa: F811
+def test_a_source_does_not_pass_for_what_was_written(alike: str, program: Program) -> None:
     first, second, edits, arguments = ALIKE[alike]
     Set(program.home, first, second).edit(edits)
     for changed in (program.home / "o/upper").rglob("bin"):
@@ -319,7 +316,7 @@ def test_a_source_does_not_pass_for_what_was_written(alike: str, program: Progra
     assert all("written by a commit of the overlay" in error for error in again(program, "new/s{0..1}.tar", 8))
 
 
-def test_notes_of_zeros_of_an_earlier_version(program: Program) -> None:  # noqa: F811
+def test_notes_of_zeros_of_an_earlier_version(program: Program) -> None:
     """Its samples began at the change: behind a last sample that was removed there are zeros only."""
     here = Set(program.home, numbered(3), numbered(2, 50)).edit({"s0": {"002": WHITEOUT}})
     program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
@@ -332,10 +329,7 @@ def test_notes_of_zeros_of_an_earlier_version(program: Program) -> None:  # noqa
     assert all("new/s0.tar was written by a commit" in error for error in again(program, "new/s{0..1}.tar", 8))
 
 
-def test_an_overlay_whose_changes_were_restored_is_used_over_what_was_written(
-    program: Program,  # noqa: F811
-    here: Set,
-) -> None:
+def test_an_overlay_whose_changes_were_restored_is_used_over_what_was_written(program: Program, here: Set) -> None:
     """Also once more, with new changes: it is an overlay of these shards now."""
     program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
     again(program, "new/s{0..1}.tar", 8)
@@ -345,22 +339,19 @@ def test_an_overlay_whose_changes_were_restored_is_used_over_what_was_written(
     again(program, "new/s{0..1}.tar", 0)
 
 
-def test_an_overlay_that_was_emptied_has_nothing_of_what_was_written_from_it(
-    program: Program,  # noqa: F811
-    here: Set,
-) -> None:
+def test_an_overlay_that_was_emptied_has_nothing_of_what_was_written_from_it(program: Program, here: Set) -> None:
     program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
     program.run("commit", "--overlay", "o", "--in-place", SHARDS)
     assert not here.place.outputs.exists()
     again(program, "new/s{0..1}.tar", 0)
 
 
-def test_outputs_that_cannot_be_read(program: Program, here: Set) -> None:  # noqa: F811
+def test_outputs_that_cannot_be_read(program: Program, here: Set) -> None:
     here.place.outputs.write_text('{"version": 9}')
     assert all("of version 9, by a newer wdsfs" in error for error in again(program, SHARDS, 8))
 
 
-def test_what_a_commit_left_that_was_killed_at_its_end_goes(program: Program, here: Set) -> None:  # noqa: F811
+def test_what_a_commit_left_that_was_killed_at_its_end_goes(program: Program, here: Set) -> None:
     for name in ("committed/d", "commit.log", "commit.json.tmp"):
         (here.place.work / name).mkdir(parents=True) if "/" in name else (here.place.work / name).touch()
     program.run("diff", "--overlay", "o", SHARDS)
@@ -368,10 +359,7 @@ def test_what_a_commit_left_that_was_killed_at_its_end_goes(program: Program, he
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_in_place_without_a_shard_that_may_be_missing(
-    missing: int,
-    program: Program,  # noqa: F811
-) -> None:
+def test_in_place_without_a_shard_that_may_be_missing(missing: int, program: Program) -> None:
     """It has no changes, so nothing of it is needed; nor for the name of a further shard."""
     here = Set(program.home, FIRST, SECOND)
     upper = {"d": {"a": {"txt": b"new"}}} if missing else {"e": {"txt": b"new"}}
@@ -384,7 +372,7 @@ def test_in_place_without_a_shard_that_may_be_missing(
     assert b"the overlay changes no shard" in program.run(*command).stdout
 
 
-def test_there_is_nothing_to_abandon(program: Program, here: Set) -> None:  # noqa: F811
+def test_there_is_nothing_to_abandon(program: Program, here: Set) -> None:
     done = program.run("commit", "--abandon", "--overlay", "o", SHARDS, code=7)
     assert b"was stopped half-way, so there is none to abandon" in done.stderr
     for option in ("--in-place", "--link", "--dry-run"):
@@ -392,7 +380,7 @@ def test_there_is_nothing_to_abandon(program: Program, here: Set) -> None:  # no
         assert b"it takes no option that says what to write" in done.stderr
 
 
-def test_abandoning(program: Program, tmp_path: Path) -> None:  # noqa: F811
+def test_abandoning(program: Program, tmp_path: Path) -> None:
     half, whole = half_way(tmp_path / "set")
     half.shards[1].write_bytes(FIRST)
     overlay, shards = half.home / "o", f"{half.home}/{SHARDS}"
@@ -413,7 +401,7 @@ def test_abandoning(program: Program, tmp_path: Path) -> None:  # noqa: F811
     assert half.shards[0].read_bytes() == whole[0]
 
 
-def test_abandoning_without_a_shard(program: Program, tmp_path: Path) -> None:  # noqa: F811
+def test_abandoning_without_a_shard(program: Program, tmp_path: Path) -> None:
     half, _ = half_way(tmp_path / "set")
     half.shards[1].unlink()
     options = ("--overlay", half.home / "o", f"{half.home}/{SHARDS}")
@@ -428,7 +416,7 @@ def test_abandoning_without_a_shard(program: Program, tmp_path: Path) -> None:  
     assert lines(program.run("diff", *options).stdout) == ["added    s1/e", "added    more/x"]
 
 
-def test_abandoning_as_json(program: Program, tmp_path: Path) -> None:  # noqa: F811
+def test_abandoning_as_json(program: Program, tmp_path: Path) -> None:
     half, _ = half_way(tmp_path / "set", merge=True)
     overlay, shards = half.home / "o", f"{half.home}/{SHARDS}"
     report = json.loads(program.run("commit", "--abandon", "--json", "--overlay", overlay, shards).stdout)
@@ -443,7 +431,7 @@ def test_abandoning_as_json(program: Program, tmp_path: Path) -> None:  # noqa: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_stopped_while_writing(number: int, program: Program) -> None:  # noqa: F811
+def test_stopped_while_writing(number: int, program: Program) -> None:
     """At some instant or other; nothing half-written has a name, and the next run finishes."""
     big = tars.tar(*(tars.member(b"%d.bin" % n, bytes(1 << 22)) for n in range(16)))
     here = Set(program.home, big, big, big).edit({f"s{n}": {"0": {"cls": b""}} for n in range(3)})

@@ -12,8 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests import tars
-from tests.cli.test_main import program  # noqa: F401  # a fixture
-from tests.conftest import Program
+from tests.conftest import InProcess, Program
 from tests.packing.overlays import EDITS, FIRST, SECOND, Faulty, Killed, Set, stops
 from tests.sets import at
 from tests.tars import A, B, member, tar
@@ -32,13 +31,18 @@ ONE_DALI = b"v1.2 2\ntxt 512 3 a.txt cls 1536 1 a.cls\ntxt 2560 768 b.txt\n"
 TWO_DALI = b"v1.2 1\ntxt 512 2 d/c.txt\n"
 
 
-def exported(program: Program, *arguments: str, code: int = 0) -> dict[str, Any]:  # noqa: F811
+@pytest.fixture
+def program(in_process: InProcess) -> InProcess:
+    return in_process
+
+
+def exported(program: Program, *arguments: str, code: int = 0) -> dict[str, Any]:
     report: dict[str, Any] = program.json("export", *arguments, "--json", code=code)
     report["written"] = {os.path.relpath(path, program.home) for path in report["written"]}
     return report
 
 
-def test_the_indexes_of_a_set(program: Program) -> None:  # noqa: F811
+def test_the_indexes_of_a_set(program: Program) -> None:
     for name, content in {"x/s": ONE, "y/s": TWO, "t.v1": TWO}.items():
         (program.home / name).parent.mkdir(exist_ok=True)
         program.write(f"{name}.tar", content)
@@ -49,7 +53,7 @@ def test_the_indexes_of_a_set(program: Program) -> None:  # noqa: F811
     assert found == {"x--s.idx": ONE_DALI, "y--s.idx": TWO_DALI, "t.v1.idx": TWO_DALI}
 
 
-def test_the_indexes_of_listed_samples(program: Program) -> None:  # noqa: F811
+def test_the_indexes_of_listed_samples(program: Program) -> None:
     program.write(
         "s.tar", tars.tar(*(tars.member(name, b"x") for name in (b"a.jpg", b"a.cls", b"b.jpg", b"c.jpg")))
     )
@@ -63,7 +67,7 @@ def test_the_indexes_of_listed_samples(program: Program) -> None:  # noqa: F811
     assert b"of its 3 keys 1 is not in the set: 'none'" in done.stderr
 
 
-def test_a_shard_that_dali_cannot_read_is_no_obstacle_to_others(program: Program) -> None:  # noqa: F811
+def test_a_shard_that_dali_cannot_read_is_no_obstacle_to_others(program: Program) -> None:
     contents = {
         "s0": ONE,
         "s1": tar(member(b"a.j pg", b"x")),
@@ -92,7 +96,7 @@ def test_a_shard_that_dali_cannot_read_is_no_obstacle_to_others(program: Program
 
 
 @pytest.mark.parametrize("command", [("export", "--format"), ("pack", "--export"), ("commit", "--export")])
-def test_what_writes_the_other_indexes_is_named(program: Program, command: tuple[str, str]) -> None:  # noqa: F811
+def test_what_writes_the_other_indexes_is_named(program: Program, command: tuple[str, str]) -> None:
     program.write("s.tar", ONE)
     for kind, way_out in {
         "wids": "widsindex create SHARDS --output FILE.json",
@@ -164,7 +168,7 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path, error: BaseExceptio
 # --- commits -----------------------------------------------------------------------------------------------
 
 
-def test_a_commit_exports_what_it_has_written(program: Program) -> None:  # noqa: F811
+def test_a_commit_exports_what_it_has_written(program: Program) -> None:
     Set(program.home, FIRST, SECOND).edit(EDITS)
     (program.home / "new").mkdir()
     words = ["commit", "--overlay", "o", "-o", "new/n-%02d.tar", "--export", "dali", "s{0..1}.tar"]
@@ -178,7 +182,7 @@ def test_a_commit_exports_what_it_has_written(program: Program) -> None:  # noqa
     assert program.run("check", "new/n-0{0..1}.tar", code=None).stdout.count(b"wrong index") == 0
 
 
-def test_a_commit_in_place_renews_the_indexes_or_says_that_they_are_old(program: Program) -> None:  # noqa: F811
+def test_a_commit_in_place_renews_the_indexes_or_says_that_they_are_old(program: Program) -> None:
     Set(program.home, FIRST, SECOND).edit(EDITS)
     program.run("export", "-o", ".", "s{0..1}.tar")
     before = {name: (program.home / name).read_bytes() for name in ("s0.idx", "s1.idx")}
@@ -198,7 +202,7 @@ def test_a_commit_in_place_renews_the_indexes_or_says_that_they_are_old(program:
     assert told.count(b"[wrong index]") == 1
 
 
-def test_a_commit_whose_export_fails_says_so_and_is_done(program: Program) -> None:  # noqa: F811
+def test_a_commit_whose_export_fails_says_so_and_is_done(program: Program) -> None:
     Set(program.home, FIRST, tar(member(b"d/a.j pg", b"x"))).edit(EDITS)
     done = program.run("commit", "--overlay", "o", "--in-place", "--export", "dali", "s{0..1}.tar", code=9)
     assert b"shards: 1 rewritten" in done.stdout

@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests import tars
-from tests.cli.test_main import program  # noqa: F401  # a fixture
-from tests.conftest import Program, need_fuse
+from tests.conftest import InProcess, Program, need_fuse
 
 OVERLAY = ("--overlay", "edits")
 
 
-def test_shards_of_a_set_that_begins_empty(program: Program) -> None:  # noqa: F811
+@pytest.fixture
+def program(in_process: InProcess) -> InProcess:
+    return in_process
+
+
+def test_shards_of_a_set_that_begins_empty(program: Program) -> None:
     """Made with ordinary tools; also after the set was mounted again, and without a mount."""
     need_fuse()
     with program.mounted(*OVERLAY, "--new") as mounted:
@@ -36,7 +40,7 @@ def test_shards_of_a_set_that_begins_empty(program: Program) -> None:  # noqa: F
     assert found == [[{"__key__": "cats/a", "cls": b"0", "jpg": b"A"}], [{"__key__": "b", "jpg": b"A"}]]
 
 
-def test_a_sample_of_many_images_in_a_set_that_begins_empty(program: Program) -> None:  # noqa: F811
+def test_a_sample_of_many_images_in_a_set_that_begins_empty(program: Program) -> None:
     """It may be a copied folder, but no shard says what columns are usual."""
     need_fuse()
     with program.mounted(*OVERLAY, "--new") as mounted:
@@ -60,6 +64,6 @@ def test_a_sample_of_many_images_in_a_set_that_begins_empty(program: Program) ->
         (("diff",), "name one MOUNTPOINT"),
     ],
 )
-def test_options_that_a_new_set_excludes(program: Program, arguments: tuple[str, ...], message: str) -> None:  # noqa: F811
+def test_options_that_a_new_set_excludes(program: Program, arguments: tuple[str, ...], message: str) -> None:
     Path(program.home, "edits").mkdir()
     assert message in program.refused(*arguments, code=2)

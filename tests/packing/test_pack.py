@@ -26,8 +26,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests import tars
-from tests.cli.test_main import program  # noqa: F401  # a fixture
-from tests.conftest import Program, new_processes
+from tests.conftest import InProcess, Program, new_processes
 from tests.overlay.test_overlay_mount import a_disk
 from tests.processes import Process, wait_until
 from tests.thorough import examples
@@ -52,6 +51,11 @@ FLAT = {"a.jpg": b"A", "a.cls": b"0", "b.seg.png": b"BB", "b.cls": b"", "d/a.jpg
 SAMPLES = {"d/a/jpg": b"A", "d/a/cls": b"0", "b/left.jpg": b"BB", "b/json": b"{}"}
 FULL = {"d/a/a.jpg": b"A", "d/a/a.cls": b"0", "b/b.left.jpg": b"BB"}
 CLASSES = {"dog/1.jpg": b"D", "cat/2.jpg": b"CC", "cat/1.jpg": b"C"}
+
+
+@pytest.fixture
+def program(in_process: InProcess) -> InProcess:
+    return in_process
 
 
 def write(home: Path, files: Files, mtime: int = 1_600_000_000) -> Path:
@@ -647,7 +651,7 @@ def test_what_is_there_is_kept_if_it_is_the_same_and_refused_if_not(tmp_path: Pa
         pack_files(plan_of(tree, **options))
 
 
-def test_a_full_disk_leaves_whole_shards_only(program: Program) -> None:  # noqa: F811
+def test_a_full_disk_leaves_whole_shards_only(program: Program) -> None:
     tree = write(program.home / "tree", {f"{number}.bin": bytes(3 << 20) for number in range(4)})
     with a_disk(program, "tmpfs") as disk:
         plan = make_plan([str(tree)], PackOptions(f"{disk}/%d.tar", maxcount=1))
@@ -681,7 +685,7 @@ main(prog_name="wdsfs")
 """
 
 
-def test_a_pack_that_is_killed_goes_on_when_it_is_repeated(program: Program) -> None:  # noqa: F811
+def test_a_pack_that_is_killed_goes_on_when_it_is_repeated(program: Program) -> None:
     tree = write(program.home / "tree", {f"{number:05d}.txt": b"%d" % number * 99 for number in range(4200)})
     arguments = ("pack", "tree", "--maxcount", "100", "-j", "2", "-o")
     command = [sys.executable, "-c", STOPPING, *arguments, "out/%03d.tar"]
@@ -706,7 +710,7 @@ def test_a_pack_that_is_killed_goes_on_when_it_is_repeated(program: Program) -> 
 
 
 @pytest.mark.parametrize("layout", ["files", "classes"])
-def test_dots_that_cut_keys_are_told(program: Program, layout: str) -> None:  # noqa: F811
+def test_dots_that_cut_keys_are_told(program: Program, layout: str) -> None:
     images = {f"series{series}/1.2.840.{series}.{n}.dcm": b"" for series in range(2) for n in range(1000)}
     write(program.home / "tree", images)
     done = program.run("pack", "-n", "--layout", layout, "tree", "-o", "out/s-%06d.tar")
@@ -715,7 +719,7 @@ def test_dots_that_cut_keys_are_told(program: Program, layout: str) -> None:  # 
     assert max(map(len, lines)) < 2000
 
 
-def test_the_command(program: Program) -> None:  # noqa: F811
+def test_the_command(program: Program) -> None:
     write(program.home / "tree", {**FLAT, "README": b"", ".DS_Store": b""})
     arguments = ("pack", "tree", "-o", "out/s-%06d.tar", "--maxcount", "2")
     assert b"1 file cannot be packed" in program.run(*arguments, code=7).stderr

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import Program
-from tests.packing.conftest import FakeS3, s3  # noqa: F401  # a fixture
+from tests.packing.conftest import FakeS3
 from tests.packing.test_pack import CLASSES, pack, write
 
 
 @pytest.fixture
-def with_store(program: Program, s3: FakeS3) -> Program:  # noqa: F811
+def with_store(program: Program, s3: FakeS3) -> Program:
     for name in list(program.environment):
         if name.startswith("AWS_") or name.lower().endswith("_proxy"):
             del program.environment[name]
@@ -19,7 +19,7 @@ def with_store(program: Program, s3: FakeS3) -> Program:  # noqa: F811
     return program
 
 
-def test_shards_and_classes_go_to_a_store(with_store: Program, s3: FakeS3) -> None:  # noqa: F811
+def test_shards_and_classes_go_to_a_store(with_store: Program, s3: FakeS3) -> None:
     """With the bytes that files have. What is there is kept by the next run; something else is refused."""
     arguments = (
         "pack",
