@@ -32,6 +32,7 @@ from tests import sets, tars
 from tests.conftest import (
     BOTH_ENGINES,
     FUSE,
+    KERNEL,
     USER_HOME,
     Mounted,
     Program,
@@ -40,6 +41,7 @@ from tests.conftest import (
     force_unmount,
     need_fuse,
 )
+from tests.kernel.mounts import need_erofs
 from tests.processes import PATIENCE, wait_until
 from wdsfs import mount_table
 from wdsfs.errors import UsageError
@@ -48,7 +50,6 @@ from wdsfs.mount.mountpoint import parse_options
 libc = ctypes.CDLL(None, use_errno=True)
 
 SMALL = tars.tar(tars.A, tars.B)  # a.txt and b.txt
-NANOSECONDS = tars.tar(tars.pax({b"mtime": b"1500000000.123456789"}), tars.member(b"n.txt", b"n"), tars.A)
 
 
 @pytest.fixture
@@ -82,43 +83,78 @@ def _raise(error: OSError) -> None:
     raise error
 
 
+# --- a set that many tests read ------------------------------------------------------------------------------
+
+BIG = random.Random(3).randbytes((3 << 20) + 12_345)
+# Times that no file system has, too: these are shown as some time, and nothing breaks.
+TIMES = [-(1 << 31), -1, 0, 1, 1 << 31, 1 << 33, *(1 << n for n in range(34, 80))]
+ORDER = random.Random(1).sample([f"{number:04d}" for number in range(3000)], 3000)
+EXTENSIONS = ["z", "a.b", "M", "m"]
+LONG = [b"k" * 255, b"k" * 256, b"k" * 1000]
+MANY = {b"%04d" % number: random.Random(number).randbytes(number) for number in range(1500)}
+
+
+def shown_shards() -> Iterator[tuple[str, bytes]]:
+    yield "a", SMALL
+    yield "d", tars.tar(tars.member(b"d/a.txt", b"x" * 1025, mtime=1_600_000_000), tars.member(b"d/a.cls"))
+    yield "n", tars.tar(tars.pax({b"mtime": b"1500000000.123456789"}), tars.member(b"n.txt", b"n"), tars.A)
+    yield "times", tars.tar(*(tars.member(b"%d.txt" % n, mtime=time) for n, time in enumerate(TIMES)))
+    names = (f"{key}.{extension}".encode() for key in ORDER for extension in EXTENSIONS)
+    yield "order", tars.tar(*map(tars.member, names))
+    yield "huge", tars.tar(*(tars.header(b"%05d.x" % number) for number in range(50_000)))
+    yield "wide", tars.tar(*(tars.member(b"a.%d" % number, b"%d" % number) for number in range(10_000)))
+    yield "long", tars.tar(*(tars.gnu_long(name + b".x") + tars.member(b"", name[:3]) for name in LONG))
+    yield "up", tars.tar(tars.member(b"d/e/a.txt", b"x"), tars.member(b"../../b.txt", b"y"))
+    yield "big", tars.tar(tars.A, tars.member(b"big.bin", BIG), tars.B)
+    yield "many", tars.tar(*(tars.member(name + b".x", content) for name, content in MANY.items()))
+
+
+@pytest.fixture(scope="module")
+def shown(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+    """The set, mounted once for all tests that only read it, by an engine."""
+    if request.param == KERNEL:
+        need_erofs()
+    program = Program(tmp_path_factory.mktemp("shown"), engine=request.param)
+    for name, content in shown_shards():
+        program.write(f"{name}.tar", content)
+    tars.write_large(program.home / "large.tar")
+    with program.mounted("*.tar") as mounted:
+        yield mounted
+
+
+BY_BOTH = pytest.mark.parametrize("shown", [FUSE, KERNEL], indirect=True)
+BY_FUSE = pytest.mark.parametrize("shown", [FUSE], indirect=True)
+
+
 # --- what stat says ----------------------------------------------------------------------------------------
 
 
-def test_stat_is_complete(program: Program) -> None:
-    program.write(
-        "a.tar", tars.tar(tars.member(b"d/a.txt", b"x" * 1025, mtime=1_600_000_000), tars.member(b"d/a.cls"))
-    )
-    program.write("n.tar", NANOSECONDS)
-    with program.mounted("{a,n}.tar") as mounted:
-        file = (mounted.path / "a/d/a/txt").stat()
-        assert stat.filemode(file.st_mode) == "-r--r--r--"
-        assert (file.st_size, file.st_blocks, file.st_nlink) == (1025, 3, 1)
-        assert (file.st_uid, file.st_gid) == (os.getuid(), os.getgid())
-        assert file.st_mtime_ns == file.st_atime_ns == file.st_ctime_ns == 1_600_000_000 * 10**9
-        assert file.st_blksize == 128 << 10
-        empty = (mounted.path / "a/d/a/cls").stat()
-        assert (empty.st_size, empty.st_blocks) == (0, 0)
-        assert (mounted.path / "n/n/txt").stat().st_mtime_ns == 1_500_000_000_123_456_789
-        sample = (mounted.path / "a/d/a").stat()
-        assert stat.filemode(sample.st_mode) == "dr-xr-xr-x"
-        assert (sample.st_nlink, sample.st_blocks) == (2, 0)
-        assert sample.st_mtime_ns == file.st_mtime_ns
-        assert (mounted.path / "a/d").stat().st_nlink == 3
-        assert (mounted.path / "a").stat().st_nlink == 3
-        assert mounted.path.stat().st_nlink == 4
-        assert mounted.path.stat().st_dev != program.home.stat().st_dev
+@BY_FUSE
+def test_stat_is_complete(shown: Mounted) -> None:
+    file = (shown.path / "d/d/a/txt").stat()
+    assert stat.filemode(file.st_mode) == "-r--r--r--"
+    assert (file.st_size, file.st_blocks, file.st_nlink) == (1025, 3, 1)
+    assert (file.st_uid, file.st_gid) == (os.getuid(), os.getgid())
+    assert file.st_mtime_ns == file.st_atime_ns == file.st_ctime_ns == 1_600_000_000 * 10**9
+    assert file.st_blksize == 128 << 10
+    empty = (shown.path / "d/d/a/cls").stat()
+    assert (empty.st_size, empty.st_blocks) == (0, 0)
+    assert (shown.path / "n/n/txt").stat().st_mtime_ns == 1_500_000_000_123_456_789
+    sample = (shown.path / "d/d/a").stat()
+    assert stat.filemode(sample.st_mode) == "dr-xr-xr-x"
+    assert (sample.st_nlink, sample.st_blocks) == (2, 0)
+    assert sample.st_mtime_ns == file.st_mtime_ns
+    assert [(shown.path / path).stat().st_nlink for path in ("d/d", "d")] == [3, 3]
+    assert shown.path.stat().st_nlink == 2 + len(os.listdir(shown.path))
+    assert shown.path.stat().st_dev != shown.path.parent.stat().st_dev
 
 
-@BOTH_ENGINES
-def test_times_before_1970_and_after_2038(program: Program) -> None:
-    """Times that no file system has are shown as some time, and nothing breaks."""
-    times = [-(1 << 31), -1, 0, 1, 1 << 31, 1 << 33, *(1 << n for n in range(34, 80))]
-    program.write("a.tar", tars.tar(*(tars.member(b"%d.txt" % n, mtime=time) for n, time in enumerate(times))))
-    with program.mounted("a.tar") as mounted:
-        assert [(mounted.path / f"a/{n}/txt").stat().st_mtime for n in range(6)] == times[:6]
-        assert len(read_back(mounted.path)) == len(times)
-        assert program.tool("ls", "-lR", mounted.path).count(b"-r--r--r--") == len(times)
+@BY_BOTH
+def test_times_before_1970_and_after_2038(shown: Mounted) -> None:
+    assert [(shown.path / f"times/{n}/txt").stat().st_mtime for n in range(6)] == TIMES[:6]
+    assert len(read_back(shown.path / "times")) == len(TIMES)
+    listed = subprocess.check_output(["ls", "-lR", shown.path / "times"])
+    assert listed.count(b"-r--r--r--") == len(TIMES)
 
 
 def inodes(top: Path) -> dict[str, int]:
@@ -137,18 +173,17 @@ def test_inodes_are_unique_and_the_same_after_a_remount(program: Program, option
         assert inodes(mounted.path) == first
 
 
-@BOTH_ENGINES
-def test_readdir_tells_the_inodes_of_stat(small: Program) -> None:
-    with small.mounted("a.tar") as mounted:
-        for directory in (mounted.path, mounted.path / "a", mounted.path / "a/a"):
-            with os.scandir(directory) as listing:
-                entries = list(listing)
-            assert entries
-            assert all(entry.inode() == os.lstat(entry.path).st_ino for entry in entries)
-            listed = {name: inode for inode, name, _ in getdents(directory)}
-            assert listed[b"."] == directory.stat().st_ino
-            if directory != mounted.path:
-                assert listed[b".."] == directory.parent.stat().st_ino
+@BY_BOTH
+def test_readdir_tells_the_inodes_of_stat(shown: Mounted) -> None:
+    for directory in (shown.path, shown.path / "a", shown.path / "a/a"):
+        with os.scandir(directory) as listing:
+            entries = list(listing)
+        assert entries
+        assert all(entry.inode() == os.lstat(entry.path).st_ino for entry in entries)
+        listed = {name: inode for inode, name, _ in getdents(directory)}
+        assert listed[b"."] == directory.stat().st_ino
+        if directory != shown.path:
+            assert listed[b".."] == directory.parent.stat().st_ino
 
 
 def test_df_shows_totals(program: Program) -> None:
@@ -213,28 +248,28 @@ def getdents(directory: Path, size: int = 1 << 15) -> list[tuple[int, bytes, int
     return found
 
 
-def test_a_listing_is_in_the_order_of_the_tar(program: Program) -> None:
-    keys = [f"{number:04d}" for number in range(3000)]
-    random.Random(1).shuffle(keys)
-    extensions = ["z", "a.b", "M", "m"]
-    members = (tars.member(f"{key}.{extension}".encode()) for key in keys for extension in extensions)
-    program.write("a.tar", tars.tar(*members))
-    with program.mounted("a.tar") as mounted:
-        assert os.listdir(mounted.path / "a") == keys
-        assert os.listdir(mounted.path / "a") == keys
-        assert os.listdir(mounted.path / "a" / keys[7]) == extensions
+@BY_FUSE
+def test_a_listing_is_in_the_order_of_the_tar(shown: Mounted) -> None:
+    for _ in range(2):
+        assert os.listdir(shown.path / "order") == ORDER
+    assert os.listdir(shown.path / "order" / ORDER[7]) == EXTENSIONS
+
+
+@BY_BOTH
+def test_a_huge_directory_in_small_pieces(shown: Mounted) -> None:
+    """Complete and none twice, whatever the size of the buffer that the entries are asked for with."""
+    expected = [b".", b"..", *(b"%05d" % number for number in range(50_000))]
+    for size in (3000, 1 << 20):
+        assert [name for _, name, _ in getdents(shown.path / "huge", size)] == expected
 
 
 @BOTH_ENGINES
-@pytest.mark.parametrize(("options", "count"), [([], 50_000), (["--merge"], 10_000)])
-def test_a_huge_directory_in_small_pieces(program: Program, options: list[str], count: int) -> None:
-    """Complete and none twice, whatever the size of the buffer that the entries are asked for with."""
-    program.write("a.tar", tars.tar(*(tars.header(b"%05d.x" % number) for number in range(count))))
-    with program.mounted(*options, "a.tar") as mounted:
-        directory = mounted.path if options else mounted.path / "a"
-        expected = [b".", b"..", *(b"%05d" % number for number in range(count))]
+def test_a_huge_top_of_a_merged_tree_in_small_pieces(program: Program) -> None:
+    program.write("a.tar", tars.tar(*(tars.header(b"%05d.x" % number) for number in range(10_000))))
+    expected = [b".", b"..", *(b"%05d" % number for number in range(10_000))]
+    with program.mounted("--merge", "a.tar") as mounted:
         for size in (3000, 1 << 20):
-            assert [name for _, name, _ in getdents(directory, size)] == expected
+            assert [name for _, name, _ in getdents(mounted.path, size)] == expected
 
 
 class _Dirent(ctypes.Structure):
@@ -247,47 +282,44 @@ class _Dirent(ctypes.Structure):
     )
 
 
-def test_telldir_and_seekdir(program: Program) -> None:
+@BY_FUSE
+def test_telldir_and_seekdir(shown: Mounted) -> None:
     """A program can go back to a position in a listing, also beyond the end of one read."""
-    program.write("a.tar", tars.tar(*(tars.member(b"%04d.x" % number) for number in range(2000))))
     libc.opendir.restype = libc.readdir.restype = ctypes.c_void_p
     libc.telldir.restype = ctypes.c_long
-    with program.mounted("a.tar") as mounted:
-        stream = ctypes.c_void_p(libc.opendir(bytes(mounted.path / "a")))
-        assert stream
+    stream = ctypes.c_void_p(libc.opendir(bytes(shown.path / "order")))
+    assert stream
 
-        def next_name() -> bytes | None:
-            entry = libc.readdir(stream)
-            return bytes(_Dirent.from_address(entry).name) if entry else None
+    def next_name() -> bytes | None:
+        entry = libc.readdir(stream)
+        return bytes(_Dirent.from_address(entry).name) if entry else None
 
-        places = []
-        while True:
-            place = libc.telldir(stream)
-            name = next_name()
-            if name is None:
-                break
-            places.append((place, name))
-        assert len(places) == 2002
-        random.Random(2).shuffle(places)
-        for place, name in places[:200]:
-            libc.seekdir(stream, ctypes.c_long(place))
-            assert next_name() == name
-        libc.rewinddir(stream)
-        assert next_name() == b"."
-        assert libc.closedir(stream) == 0
+    places = []
+    while True:
+        place = libc.telldir(stream)
+        name = next_name()
+        if name is None:
+            break
+        places.append((place, name))
+    assert len(places) == 3002
+    random.Random(2).shuffle(places)
+    for place, name in places[:200]:
+        libc.seekdir(stream, ctypes.c_long(place))
+        assert next_name() == name
+    libc.rewinddir(stream)
+    assert next_name() == b"."
+    assert libc.closedir(stream) == 0
 
 
-@BOTH_ENGINES
-def test_10000_extensions_in_one_sample(program: Program, engine: str) -> None:
-    count = 10_000
-    program.write("a.tar", tars.tar(*(tars.member(b"a.%d" % number, b"%d" % number) for number in range(count))))
-    with program.mounted("a.tar") as mounted:
-        sample = mounted.path / "a/a"
-        shown = os.listdir(sample)  # by the kernel in the order of the names
-        assert (shown if engine == FUSE else sorted(shown, key=int)) == [str(number) for number in range(count)]
-        for number in (0, 1, 4999, 9999):
-            assert (sample / str(number)).read_bytes() == b"%d" % number
-        assert not (sample / "10000").exists()
+@BY_BOTH
+def test_10000_extensions_in_one_sample(shown: Mounted) -> None:
+    sample = shown.path / "wide/a"
+    listed = os.listdir(sample)  # by the kernel in the order of the names
+    in_order = listed if shown.program.engine == FUSE else sorted(listed, key=int)
+    assert in_order == [str(number) for number in range(10_000)]
+    for number in (0, 1, 4999, 9999):
+        assert (sample / str(number)).read_bytes() == b"%d" % number
+    assert not (sample / "10000").exists()
 
 
 def test_1000000_samples_in_one_shard(program: Program) -> None:
@@ -308,37 +340,32 @@ def test_1000000_samples_in_one_shard(program: Program) -> None:
 # --- names -------------------------------------------------------------------------------------------------
 
 
-@BOTH_ENGINES
-def test_names_at_the_limits(program: Program) -> None:
-    names = [b"k" * 255, b"k" * 256, b"k" * 1000]
-    members = [tars.gnu_long(name + b".x") + tars.member(b"", name[:3]) for name in names]
-    program.write("a.tar", tars.tar(*members))
-    with program.mounted("a.tar") as mounted:
-        shown = os.listdir(os.fsencode(mounted.path / "a"))
-        assert names[0] in shown
-        assert [len(name) for name in shown] == [255, 255, 255]
-        assert len(set(shown)) == 3
-        assert len(read_back(mounted.path)) == 3
-        for length in (256, 1000, 1024, 1025, 4000):
-            with fails(errno.ENAMETOOLONG):
-                os.stat(mounted.path / ("k" * length))
+@BY_BOTH
+def test_names_at_the_limits(shown: Mounted) -> None:
+    names = os.listdir(os.fsencode(shown.path / "long"))
+    assert LONG[0] in names
+    assert [len(name) for name in names] == [255, 255, 255]
+    assert len(set(names)) == 3
+    assert len(read_back(shown.path / "long")) == 3
+    for length in (256, 1000, 1024, 1025, 4000):
+        with fails(errno.ENAMETOOLONG):
+            os.stat(shown.path / ("k" * length))
 
 
-@BOTH_ENGINES
-def test_missing_paths_give_the_usual_errors(small: Program) -> None:
-    with small.mounted("a.tar") as mounted:
-        for name in ("b", "a/nothing", "a/a/jpg", "a/a/txt~2", "a/A", "a/a/TXT", "a/a.txt", "a/./b/../c"):
-            for _ in range(2):
-                with pytest.raises(FileNotFoundError):
-                    os.stat(mounted.path / name)
-                with pytest.raises(FileNotFoundError):
-                    os.open(mounted.path / name, os.O_RDONLY)
-        with pytest.raises(NotADirectoryError):
-            os.stat(mounted.path / "a/a/txt/more")
-        with pytest.raises(NotADirectoryError):
-            os.listdir(mounted.path / "a/a/txt")
-        with pytest.raises(IsADirectoryError):
-            (mounted.path / "a/a").read_bytes()
+@BY_BOTH
+def test_missing_paths_give_the_usual_errors(shown: Mounted) -> None:
+    for name in ("b", "a/nothing", "a/a/jpg", "a/a/txt~2", "a/A", "a/a/TXT", "a/a.txt", "a/./b/../c"):
+        for _ in range(2):
+            with pytest.raises(FileNotFoundError):
+                os.stat(shown.path / name)
+            with pytest.raises(FileNotFoundError):
+                os.open(shown.path / name, os.O_RDONLY)
+    with pytest.raises(NotADirectoryError):
+        os.stat(shown.path / "a/a/txt/more")
+    with pytest.raises(NotADirectoryError):
+        os.listdir(shown.path / "a/a/txt")
+    with pytest.raises(IsADirectoryError):
+        (shown.path / "a/a").read_bytes()
 
 
 def test_a_request_wakes_only_the_worker_that_answers(small: Program) -> None:
@@ -365,70 +392,47 @@ def sleeps(pid: int) -> int:
     return int(line)
 
 
-@BOTH_ENGINES
-def test_dot_dot_stays_in_the_tree(program: Program) -> None:
-    program.write("a.tar", tars.tar(tars.member(b"d/e/a.txt", b"x"), tars.member(b"../../b.txt", b"y")))
-    with program.mounted("a.tar") as mounted:
-        deep = mounted.path / "a/d/e/a"
-        assert os.path.samefile(f"{deep}/../../..", mounted.path / "a")
-        assert os.path.samefile(f"{deep}/../../../..", mounted.path)
-        assert os.path.samefile(f"{deep}/../../../../..", program.home)
-        fd = os.open(deep, os.O_RDONLY)
-        try:
-            assert os.stat("..", dir_fd=fd).st_ino == deep.parent.stat().st_ino
-        finally:
-            os.close(fd)
-        assert sorted(read_back(mounted.path)) == [b"a/%2E%2E/%2E%2E/b/txt", b"a/d/e/a/txt"]
+@BY_BOTH
+def test_dot_dot_stays_in_the_tree(shown: Mounted) -> None:
+    deep = shown.path / "up/d/e/a"
+    assert os.path.samefile(f"{deep}/../../..", shown.path / "up")
+    assert os.path.samefile(f"{deep}/../../../..", shown.path)
+    assert os.path.samefile(f"{deep}/../../../../..", shown.path.parent)
+    fd = os.open(deep, os.O_RDONLY)
+    try:
+        assert os.stat("..", dir_fd=fd).st_ino == deep.parent.stat().st_ino
+    finally:
+        os.close(fd)
+    assert sorted(read_back(shown.path / "up")) == [b"%2E%2E/%2E%2E/b/txt", b"d/e/a/txt"]
 
 
 # --- reading -----------------------------------------------------------------------------------------------
 
-BIG = random.Random(3).randbytes((3 << 20) + 12_345)
 
-
-@pytest.fixture
-def big(program: Program) -> Program:
-    program.write("a.tar", tars.tar(tars.A, tars.member(b"big.bin", BIG), tars.B))
-    return program
-
-
-def test_reads_at_any_offset(big: Program) -> None:
-    with big.mounted("a.tar") as mounted:
-        fd = os.open(mounted.path / "a/big/bin", os.O_RDONLY)
-        try:
-            size = len(BIG)
-            for place in (
-                0,
-                1,
-                511,
-                512,
-                4095,
-                4097,
-                131_071,
-                131_072,
-                size - 1,
-                size,
-                size + 1,
-                size + (1 << 40),
-            ):
-                for length in (0, 1, 513, 131_073, size):
-                    assert os.pread(fd, length, place) == BIG[place : place + length]
-            some = random.Random(4)
-            for _ in range(300):
-                place, length = some.randrange(size + 10), some.randrange(200_000)
+@BY_BOTH
+def test_reads_at_any_offset(shown: Mounted) -> None:
+    fd, size = os.open(shown.path / "big/big/bin", os.O_RDONLY), len(BIG)
+    try:
+        for place in (0, 1, 511, 512, 4095, 4097, 131_071, 131_072, size - 1, size, size + 1, size + (1 << 40)):
+            for length in (0, 1, 513, 131_073, size):
                 assert os.pread(fd, length, place) == BIG[place : place + length]
-            assert os.lseek(fd, 0, os.SEEK_END) == size
-            assert os.lseek(fd, -3, os.SEEK_END) == size - 3
-            assert os.read(fd, 100) == BIG[-3:]
-            assert os.read(fd, 100) == b""
-            assert os.lseek(fd, 0, os.SEEK_HOLE) == size
-        finally:
-            os.close(fd)
+        some = random.Random(4)
+        for _ in range(300):
+            place, length = some.randrange(size + 10), some.randrange(200_000)
+            assert os.pread(fd, length, place) == BIG[place : place + length]
+        assert os.lseek(fd, 0, os.SEEK_END) == size
+        assert os.lseek(fd, -3, os.SEEK_END) == size - 3
+        assert os.read(fd, 100) == BIG[-3:]
+        assert os.read(fd, 100) == b""
+        assert os.lseek(fd, 0, os.SEEK_HOLE) == size
+    finally:
+        os.close(fd)
 
 
-def test_mmap_sendfile_and_reads_past_the_page_cache(big: Program) -> None:
-    copy = big.home / "copy"
-    with big.mounted("a.tar") as mounted, (mounted.path / "a/big/bin").open("rb") as file, copy.open("wb") as out:
+@BY_FUSE
+def test_mmap_sendfile_and_reads_past_the_page_cache(shown: Mounted, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    with (shown.path / "big/big/bin").open("rb") as file, copy.open("wb") as out:
         with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as shared:
             assert shared[1_000_000:1_000_100] == BIG[1_000_000:1_000_100]
             assert shared[:] == BIG
@@ -460,58 +464,47 @@ def _digest_again_and_again(path: str, seed: int) -> set[str]:
     return found
 
 
-def test_readers_at_the_same_time(big: Program) -> None:
-    expected = {hashlib.sha256(BIG).hexdigest()}
-    with big.mounted("a.tar") as mounted:
-        path = str(mounted.path / "a/big/bin")
-        with concurrent.futures.ThreadPoolExecutor(8) as threads:
-            assert all(found == expected for found in threads.map(_digest_again_and_again, [path] * 8, range(8)))
-        context = multiprocessing.get_context("forkserver")
-        with concurrent.futures.ProcessPoolExecutor(3, context) as processes:
-            assert all(found == expected for found in processes.map(_digest_again_and_again, [path] * 3, range(3)))
+@BY_FUSE
+def test_readers_at_the_same_time(shown: Mounted) -> None:
+    expected, path = {hashlib.sha256(BIG).hexdigest()}, str(shown.path / "big/big/bin")
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        assert all(found == expected for found in threads.map(_digest_again_and_again, [path] * 8, range(8)))
+    context = multiprocessing.get_context("forkserver")
+    with concurrent.futures.ProcessPoolExecutor(3, context) as processes:
+        assert all(found == expected for found in processes.map(_digest_again_and_again, [path] * 3, range(3)))
 
 
-@BOTH_ENGINES
-def test_many_small_files_by_many_readers(program: Program) -> None:
-    members = {b"%04d.x" % number: os.urandom(number) for number in range(1500)}
-    program.write("a.tar", tars.tar(*(tars.member(name, content) for name, content in members.items())))
-    with program.mounted("a.tar") as mounted:
+@BY_BOTH
+def test_many_small_files_by_many_readers(shown: Mounted) -> None:
+    def read(seed: int) -> bool:
+        names = random.Random(seed).sample([*MANY], len(MANY))
+        return all((shown.path / "many" / os.fsdecode(name) / "x").read_bytes() == MANY[name] for name in names)
 
-        def read(seed: int) -> bool:
-            names = list(members)
-            random.Random(seed).shuffle(names)
-            return all(
-                (mounted.path / "a" / os.fsdecode(name[:-2]) / "x").read_bytes() == members[name] for name in names
-            )
-
-        with concurrent.futures.ThreadPoolExecutor(6) as threads:
-            assert all(threads.map(read, range(6)))
+    with concurrent.futures.ThreadPoolExecutor(6) as threads:
+        assert all(threads.map(read, range(6)))
 
 
-@BOTH_ENGINES
-def test_a_member_over_8_gib(program: Program) -> None:
-    tars.write_large(program.home / "a.tar")
-    with program.mounted("a.tar") as mounted:
-        file = mounted.path / "a/big/bin"
-        assert file.stat().st_size == 9 << 30
-        with file.open("rb") as opened:
-            opened.seek((9 << 30) - 5)
-            assert opened.read() == b"\0\0end"
-        assert (mounted.path / "a/a/txt").read_bytes() == b"aaa"
+@BY_BOTH
+def test_a_member_over_8_gib(shown: Mounted) -> None:
+    file = shown.path / "large/big/bin"
+    assert file.stat().st_size == 9 << 30
+    with file.open("rb") as opened:
+        opened.seek((9 << 30) - 5)
+        assert opened.read() == b"\0\0end"
+    assert (shown.path / "large/a/txt").read_bytes() == b"aaa"
 
 
-@BOTH_ENGINES
-def test_locks_and_access_checks(small: Program) -> None:
-    with small.mounted("a.tar") as mounted:
-        path = mounted.path / "a/a/txt"
-        assert os.access(path, os.R_OK)
-        assert not os.access(path, os.W_OK)
-        with path.open("rb") as one, path.open("rb") as other:
-            fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with fails(errno.EWOULDBLOCK):
-                fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            fcntl.flock(one, fcntl.LOCK_UN)
-            fcntl.lockf(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+@BY_BOTH
+def test_locks_and_access_checks(shown: Mounted) -> None:
+    path = shown.path / "a/a/txt"
+    assert os.access(path, os.R_OK)
+    assert not os.access(path, os.W_OK)
+    with path.open("rb") as one, path.open("rb") as other:
+        fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with fails(errno.EWOULDBLOCK):
+            fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(one, fcntl.LOCK_UN)
+        fcntl.lockf(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 # --- nothing can be written --------------------------------------------------------------------------------
@@ -541,13 +534,12 @@ WRITES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@BOTH_ENGINES
-def test_everything_that_writes_gets_erofs(small: Program) -> None:
-    with small.mounted("a.tar") as mounted:
-        for write in WRITES.values():
-            with fails(errno.EROFS):
-                write(mounted.path)
-        assert read_back(mounted.path) == {b"a/a/txt": b"aaa", b"a/b/txt": tars.ABC}
+@BY_BOTH
+def test_everything_that_writes_gets_erofs(shown: Mounted) -> None:
+    for write in WRITES.values():
+        with fails(errno.EROFS):
+            write(shown.path)
+    assert read_back(shown.path / "a") == {b"a/txt": b"aaa", b"b/txt": tars.ABC}
 
 
 # --- odd and bad shards ------------------------------------------------------------------------------------
