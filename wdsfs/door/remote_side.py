@@ -155,9 +155,6 @@ class RemoteSide(Protocol):
     def pin_now(self, path: bytes) -> Pin:
         """Ask the store of a remote shard for its present pin. Raises ShardError."""
 
-    def known_pin(self, path: bytes) -> Pin | None:
-        """Return the last known pin of a remote shard, None if there is none; its store is not asked."""
-
     def known_paths(self) -> list[bytes]:
         """Return the paths of the objects whose pins this process knows."""
 

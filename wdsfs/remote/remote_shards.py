@@ -212,9 +212,6 @@ class RemoteShards:
 
     # --- pins
 
-    def known_pin(self, path: bytes) -> Pin | None:
-        return self._known.pin(path)
-
     def known_paths(self) -> list[bytes]:
         return self._known.paths()
 
@@ -321,22 +318,22 @@ class RemoteShards:
             with contextlib.suppress(ShardError):  # whoever reads it meets the same
                 shard.following = self.url_of(following), pin
 
-    def fetch(self, path: bytes, progress: Callable[[int, int], None] = lambda here, size: None) -> Pin:
+    def fetch(self, path: bytes, progress: Callable[[int], None]) -> Pin:
         """Bring a remote shard into the cache as a whole; return its pin.
 
-        `progress` gets the number of bytes that are in the cache, and the size. If the shard is replaced
-        meanwhile, the new object is fetched. Raises ShardError.
+        `progress` gets the number of bytes that are in the cache. If the shard is replaced meanwhile, the new
+        object is fetched. Raises ShardError.
         """
         for _ in range(REPLACED_MAX):
             with contextlib.suppress(ObjectChanged):
                 return self._fetch_object(path, progress)
         return self._fetch_object(path, progress)
 
-    def _fetch_object(self, path: bytes, progress: Callable[[int, int], None]) -> Pin:
+    def _fetch_object(self, path: bytes, progress: Callable[[int], None]) -> Pin:
         """Fetch the object that is known at a path. Raises ObjectChanged; then another one is known."""
         url, pin = self.url_of(path), self.pin_of(path)
         try:
-            self.link.fetch(url, pin, lambda here: progress(here, pin.size))
+            self.link.fetch(url, pin, progress)
         except ObjectChanged:
             self.pin_now(path)
             raise
@@ -345,9 +342,9 @@ class RemoteShards:
         return pin
 
     def fetch_counted(self, path: bytes) -> tuple[int, int]:
-        there: list[int] = []
-        pin = self.fetch(path, lambda here, _: there.append(here) if not there else None)
-        return pin.size, there[0] if there else pin.size
+        here: list[int] = []
+        pin = self.fetch(path, here.append)
+        return pin.size, here[0] if here else pin.size
 
     def fetch_all(self, paths: Sequence[bytes], jobs: int, advance: Callable[[int], None]) -> FetchResult:
         from concurrent.futures import as_completed
@@ -357,7 +354,7 @@ class RemoteShards:
         there: dict[bytes, int] = {}  # bytes that were in the cache at the start
         here: dict[bytes, int] = {}  # bytes that are in the cache
 
-        def progress(path: bytes, size: int, _: int) -> None:
+        def progress(path: bytes, size: int) -> None:
             there.setdefault(path, size)
             advance(size - here.get(path, 0))
             here[path] = size
