@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any
+from typing import Any, ParamSpec
 
 from wdsfs.door.pins import Pin
 from wdsfs.door.urls import Url, parse
@@ -14,6 +15,7 @@ from wdsfs.remote.demand import Demand
 from wdsfs.remote.parts import Intervals, Span, Take, joined
 
 BLOCK = 4096
+Given = ParamSpec("Given")
 
 
 def content(size: int, seed: int = 1) -> bytes:
@@ -164,8 +166,14 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(main, debug=False)
+def in_loop(test: Callable[Given, Coroutine[Any, Any, None]]) -> Callable[Given, None]:
+    """Run a test that is a coroutine in an event loop."""
+
+    @functools.wraps(test)
+    def run_test(*arguments: Given.args, **named: Given.kwargs) -> None:
+        asyncio.run(test(*arguments, **named))
+
+    return run_test
 
 
 def covered(spans: list[Span]) -> Intervals[None]:

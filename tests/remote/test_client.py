@@ -22,7 +22,7 @@ from tests import processes
 from tests.processes import PATIENCE, wait_until
 from tests.remote import fake_fetcher
 from tests.remote.fake_fetcher import PIN, SIZE, FakeCache, body_of
-from tests.remote.stores import MemoryCache, MemoryStore, content, run, settled, until
+from tests.remote.stores import MemoryCache, MemoryStore, content, in_loop, settled, until
 from wdsfs import host
 from wdsfs.door.pins import Pin
 from wdsfs.door.urls import Url
@@ -38,6 +38,7 @@ from wdsfs.remote.retries import Threads
 
 IS_RESENT = 1 << 63
 
+Clients = Callable[..., FetcherClient]  # makes one for each call
 STORE = "s3://b"
 SO_SNDBUFFORCE = 32
 
@@ -54,7 +55,7 @@ def url(kind: str, name: str = "o.tar") -> Url:
 
 
 @pytest.fixture
-def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., FetcherClient]]:
+def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clients]:
     """Makes Remotes whose fetcher has stores in its memory."""
     monkeypatch.setattr(launcher, "_START", fake_fetcher.START)
     made: list[FetcherClient] = []
@@ -106,7 +107,7 @@ def is_alive(pid: int) -> bool:
     return False
 
 
-def test_a_remote_tar_reads_as_a_file(remote: Callable[..., FetcherClient]) -> None:
+def test_a_remote_tar_reads_as_a_file(remote: Clients) -> None:
     tar = remote().open(url("plain"), PIN)
     whole = body_of("plain/o.tar")
     assert tar.size == SIZE
@@ -117,7 +118,7 @@ def test_a_remote_tar_reads_as_a_file(remote: Callable[..., FetcherClient]) -> N
     tar.close()
 
 
-def test_stores_are_asked_by_the_fetcher(remote: Callable[..., FetcherClient]) -> None:
+def test_stores_are_asked_by_the_fetcher(remote: Clients) -> None:
     ours = remote()
     found = ours.stat([url("plain"), url("missing")])
     assert found[0] == PIN
@@ -129,7 +130,7 @@ def test_stores_are_asked_by_the_fetcher(remote: Callable[..., FetcherClient]) -
     assert ours.describe(url("plain")) == {"reachable": True}
 
 
-def test_many_clients_make_one_request_for_each_range(remote: Callable[..., FetcherClient], gate: Path) -> None:
+def test_many_clients_make_one_request_for_each_range(remote: Clients, gate: Path) -> None:
     """Threads and processes, before the store has answered any of them."""
     ours = remote({"gate": str(gate)})
     tar = ours.open(url("gated"), PIN)
@@ -153,7 +154,7 @@ def test_many_clients_make_one_request_for_each_range(remote: Callable[..., Fetc
     assert (stats["requests"], stats["bytes_fetched"]) == (1, 102_400)
 
 
-def test_the_fetcher_killed_in_the_middle_of_reads(remote: Callable[..., FetcherClient]) -> None:
+def test_the_fetcher_killed_in_the_middle_of_reads(remote: Clients) -> None:
     """No error and no wrong byte, for threads and for a child; each time another one has taken its place."""
     ours = remote(cache=NoCache(Path("/nowhere"), None))
     tar = ours.open(url("slow"), PIN)
@@ -187,16 +188,14 @@ def test_the_fetcher_killed_in_the_middle_of_reads(remote: Callable[..., Fetcher
     assert len(killed) == 4
 
 
-def test_a_request_at_which_every_fetcher_dies_is_an_error(remote: Callable[..., FetcherClient]) -> None:
+def test_a_request_at_which_every_fetcher_dies_is_an_error(remote: Clients) -> None:
     ours = remote()
     with pytest.raises(Unreachable, match="has died 5 times"):
         ours.stat([url("crash")])
     assert ours.stat([url("plain")]) == [PIN]
 
 
-def test_a_fetcher_that_cannot_start_is_an_error(
-    remote: Callable[..., FetcherClient], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fetcher_that_cannot_start_is_an_error(remote: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "_START", "import sys; sys.exit(1)")
     with pytest.raises(Unreachable, match="has died"):
         remote().stat([url("plain")])
@@ -205,7 +204,7 @@ def test_a_fetcher_that_cannot_start_is_an_error(
         remote().stat([url("plain")])
 
 
-def test_of_two_that_start_a_fetcher_one_does(remote: Callable[..., FetcherClient]) -> None:
+def test_of_two_that_start_a_fetcher_one_does(remote: Clients) -> None:
     ours = remote()
     children = [in_child(lambda: ours.stat([url("plain")]) == [PIN]) for _ in range(3)]
     assert ours.stat([url("plain")]) == [PIN]
@@ -216,7 +215,7 @@ def test_of_two_that_start_a_fetcher_one_does(remote: Callable[..., FetcherClien
     assert ours.fetcher == first
 
 
-def test_the_fetcher_ends_with_the_last_process_that_could_ask(remote: Callable[..., FetcherClient]) -> None:
+def test_the_fetcher_ends_with_the_last_process_that_could_ask(remote: Clients) -> None:
     """The owner is killed, and its child goes on for a while."""
     out, into = os.pipe()
     wait, go = os.pipe()
@@ -249,7 +248,7 @@ def test_the_fetcher_ends_with_the_last_process_that_could_ask(remote: Callable[
         os.close(fd)
 
 
-def test_errors_keep_their_kind(remote: Callable[..., FetcherClient]) -> None:
+def test_errors_keep_their_kind(remote: Clients) -> None:
     ours = remote({"total": "0.05"})
     for kind, error in (("denied", DeniedObject), ("changed", ObjectChanged), ("never", Unreachable)):
         with pytest.raises(error, match=f"^s3://b/{kind}/o.tar"):
@@ -257,7 +256,7 @@ def test_errors_keep_their_kind(remote: Callable[..., FetcherClient]) -> None:
 
 
 def test_a_changed_object_raises_the_alarm_before_its_reader_hears_of_it(
-    remote: Callable[..., FetcherClient],
+    remote: Clients,
 ) -> None:
     ours = remote()
     assert ours.alarm.count == 0
@@ -267,7 +266,7 @@ def test_a_changed_object_raises_the_alarm_before_its_reader_hears_of_it(
 
 
 def test_a_thousand_reads_of_one_connection_are_under_way(
-    remote: Callable[..., FetcherClient], gate: Path, kernel: tuple[socket.socket, int]
+    remote: Clients, gate: Path, kernel: tuple[socket.socket, int]
 ) -> None:
     """Handed over one after the other, none of them waits for another one to be answered."""
     answers, device = kernel
@@ -297,7 +296,7 @@ def reply(answers: socket.socket) -> tuple[int, int, bytes]:
 
 
 def test_a_fetcher_in_the_place_of_a_dead_one_has_requests_sent_again(
-    remote: Callable[..., FetcherClient], kernel: tuple[socket.socket, int]
+    remote: Clients, kernel: tuple[socket.socket, int]
 ) -> None:
     """The first one does not: what was handed over before it came waits for it, and would be counted twice."""
     answers, device = kernel
@@ -317,7 +316,7 @@ def test_a_fetcher_in_the_place_of_a_dead_one_has_requests_sent_again(
 
 @pytest.mark.parametrize("order", [(6, 6 | 1 << 63), (6 | 1 << 63, 6), (6, 6 | 1 << 63, 6 | 1 << 63, 6)])
 def test_a_request_that_was_handed_out_again_is_answered_once_under_its_new_number(
-    order: tuple[int, ...], remote: Callable[..., FetcherClient], gate: Path, kernel: tuple[socket.socket, int]
+    order: tuple[int, ...], remote: Clients, gate: Path, kernel: tuple[socket.socket, int]
 ) -> None:
     answers, device = kernel
     ours = remote({"gate": str(gate)}, device=device)
@@ -350,69 +349,57 @@ class Replies:
         self.found.append((unique, number, b""))
 
 
-def test_what_arrives_at_once_is_done_in_order() -> None:
+@in_loop
+async def test_what_arrives_at_once_is_done_in_order() -> None:
     """A request, and before its work has begun its INTERRUPT; another one, and the end of its object."""
-
-    async def main() -> None:
-        store, replies, cache = MemoryStore(gated=True), Replies(), FakeCache()
-        where, pin = store.put(content(100_000))
-        opened, fetcher = opened_by(store, cache, Alarm(), replies)
-        item = opened.open(where, pin, main)
-        fetcher.hand_over(item, HandOver(2, 0, 0, 10, [], 0))
-        fetcher.interrupt(2)
-        fetcher.hand_over(item, HandOver(4, 0, 8192, 8200, [], 0))
-        opened.close(item, main)
-        assert replies.found == [(2, errno.EINTR, b"")]
-        await settled()
-        assert store.requests == [(8192, 12288)]
-        store.let()
-        await until(lambda: len(replies.found) == 2)
-        assert replies.found[1] == (4, 0, content(100_000)[8192:8200])
-        await until(lambda: item.cached.closed)  # type: ignore[union-attr]
-
-    run(main())
+    store, replies, cache = MemoryStore(gated=True), Replies(), FakeCache()
+    where, pin = store.put(content(100_000))
+    opened, fetcher = opened_by(store, cache, Alarm(), replies)
+    item = opened.open(where, pin, "a user")
+    fetcher.hand_over(item, HandOver(2, 0, 0, 10, [], 0))
+    fetcher.interrupt(2)
+    fetcher.hand_over(item, HandOver(4, 0, 8192, 8200, [], 0))
+    opened.close(item, "a user")
+    assert replies.found == [(2, errno.EINTR, b"")]
+    await settled()
+    assert store.requests == [(8192, 12288)]
+    store.let()
+    await until(lambda: len(replies.found) == 2)
+    assert replies.found[1] == (4, 0, content(100_000)[8192:8200])
+    await until(lambda: item.cached.closed)  # type: ignore[union-attr]
 
 
-def test_a_request_that_is_handed_out_again_asks_the_store_once() -> None:
+@in_loop
+async def test_a_request_that_is_handed_out_again_asks_the_store_once() -> None:
     """After the death of a worker: the range is on its way, and the next answer joins it."""
-
-    async def main() -> None:
-        store, replies = MemoryStore(gated=True), Replies()
-        where, pin = store.put(content(100_000))
-        opened, fetcher = opened_by(store, None, Alarm(), replies)
-        item = opened.open(where, pin, main)
-        fetcher.hand_over(item, HandOver(2, 0, 0, 10, [], 0))
-        await settled()
-        fetcher.hand_over(item, HandOver(2 | IS_RESENT, 0, 0, 10, [], 0))
-        await settled()
-        store.let()
-        await until(lambda: replies.found)
-        await until(lambda: not fetcher.count)
-        assert replies.found == [(2 | IS_RESENT, 0, content(100_000)[:10])]
-        assert (store.requests, store.cancelled) == ([(0, 4096)], [])
-
-    run(main())
+    store, replies = MemoryStore(gated=True), Replies()
+    where, pin = store.put(content(100_000))
+    opened, fetcher = opened_by(store, None, Alarm(), replies)
+    item = opened.open(where, pin, "a user")
+    fetcher.hand_over(item, HandOver(2, 0, 0, 10, [], 0))
+    await settled()
+    fetcher.hand_over(item, HandOver(2 | IS_RESENT, 0, 0, 10, [], 0))
+    await settled()
+    store.let()
+    await until(lambda: replies.found)
+    await until(lambda: not fetcher.count)
+    assert replies.found == [(2 | IS_RESENT, 0, content(100_000)[:10])]
+    assert (store.requests, store.cancelled) == ([(0, 4096)], [])
 
 
-def test_a_request_of_which_each_fetcher_dies_ends_in_an_error(caplog: pytest.LogCaptureFixture) -> None:
+@in_loop
+async def test_a_request_of_which_each_fetcher_dies_ends_in_an_error(caplog: pytest.LogCaptureFixture) -> None:
     """Others that are under way at the same time are counted on their own."""
     alarm = Alarm()
-    found: list[tuple[int, int]] = []
-
-    class Replies:
-        def data(self, unique: int, pieces: Sequence[memoryview]) -> None:
-            found.append((unique, 0))
-
-        def error(self, unique: int, number: int) -> None:
-            found.append((unique, number))
+    replies = Replies()
 
     async def life(asked: Sequence[int], answered: bool = False) -> None:
         """The requests, and the sudden end of their fetcher, perhaps after it has answered."""
         store = MemoryStore(gated=True)
         where, pin = store.put(content(100_000))
-        opened, fetcher = opened_by(store, None, alarm, Replies())
-        item = opened.open(where, pin, main)
-        before = len(found)
+        opened, fetcher = opened_by(store, None, alarm, replies)
+        item = opened.open(where, pin, "a user")
+        before = len(replies.found)
         for unique in asked:
             fetcher.hand_over(item, HandOver(unique, 0, 0, 10, [], 0))
             again = unique | IS_RESENT  # after the death of a worker: does not count
@@ -420,57 +407,51 @@ def test_a_request_of_which_each_fetcher_dies_ends_in_an_error(caplog: pytest.Lo
         await settled()
         if answered:
             store.let()
-            await until(lambda: len(found) == before + len(asked))
+            await until(lambda: len(replies.found) == before + len(asked))
 
-    async def main() -> None:
-        for _ in range(DEATHS_MAX):
-            await life([2, 4])
-        await life([4, 6], answered=True)  # not 2: its worker has died, too
-        await life([2])
-        assert found == [(4 | IS_RESENT, 0), (6 | IS_RESENT, 0)]
-        await life([2 | IS_RESENT])
-
-    run(main())
-    assert found[2:] == [(2 | IS_RESENT, errno.EIO)]
+    for _ in range(DEATHS_MAX):
+        await life([2, 4])
+    await life([4, 6], answered=True)  # not 2: its worker has died, too
+    await life([2])
+    assert [reply[:2] for reply in replies.found] == [(4 | IS_RESENT, 0), (6 | IS_RESENT, 0)]
+    await life([2 | IS_RESENT])
+    assert replies.found[2:] == [(2 | IS_RESENT, errno.EIO, b"")]
     assert "bytes 0 to 10 are not read: the process that fetches has died 6 times at it" in caplog.text
 
 
-def test_a_cache_is_closed_when_nothing_writes_to_it_any_more() -> None:
+@in_loop
+async def test_a_cache_is_closed_when_nothing_writes_to_it_any_more() -> None:
     """Also not a thread for a request that was dropped: its descriptor may be that of another file by then."""
+    store, cache = MemoryStore(), FakeCache()
+    where, pin = store.put(content(1 << 20))
+    opened, _ = opened_by(store, cache, Alarm(), None)
+    item = opened.open(where, pin, "a user")
+    cached = item.cached
+    assert isinstance(cached, MemoryCache)
+    writing, go, plain = threading.Event(), threading.Event(), cached.put
 
-    async def main() -> None:
-        store, cache = MemoryStore(), FakeCache()
-        where, pin = store.put(content(1 << 20))
-        opened, _ = opened_by(store, cache, Alarm(), None)
-        item = opened.open(where, pin, main)
-        cached = item.cached
-        assert isinstance(cached, MemoryCache)
-        writing, go, plain = threading.Event(), threading.Event(), cached.put
+    def slow_put(offset: int, data: bytes | memoryview, *, at_once: bool) -> bool:
+        assert not at_once
+        writing.set()
+        go.wait()
+        assert not cached.closed
+        return plain(offset, data)
 
-        def slow_put(offset: int, data: bytes | memoryview, *, at_once: bool) -> bool:
-            assert not at_once
-            writing.set()
-            go.wait()
-            assert not cached.closed
-            return plain(offset, data)
-
-        cached.put = slow_put
-        opened.will_need(item, 0, 1 << 20, False)
-        try:
-            await until(writing.is_set)
-            opened.close(item, main)
-            await settled()
-            assert not cached.closed
-        finally:
-            go.set()
-        await until(lambda: cached.closed)
-        assert len(cached.blocks) == 256
-
-    run(main())
+    cached.put = slow_put
+    opened.will_need(item, 0, 1 << 20, False)
+    try:
+        await until(writing.is_set)
+        opened.close(item, "a user")
+        await settled()
+        assert not cached.closed
+    finally:
+        go.set()
+    await until(lambda: cached.closed)
+    assert len(cached.blocks) == 256
 
 
 def test_errors_are_answered_as_errno_and_logged_once(
-    remote: Callable[..., FetcherClient], tmp_path: Path, kernel: tuple[socket.socket, int]
+    remote: Clients, tmp_path: Path, kernel: tuple[socket.socket, int]
 ) -> None:
     answers, device = kernel
     ours = remote({"total": "0.05"}, device=device, log=tmp_path / "log")
@@ -490,9 +471,7 @@ def test_errors_are_answered_as_errno_and_logged_once(
     ]
 
 
-def test_a_stranger_is_not_served(
-    remote: Callable[..., FetcherClient], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_stranger_is_not_served(remote: Clients, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The fetcher belongs to another user, as far as it knows."""
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: 12_345)
@@ -502,16 +481,14 @@ def test_a_stranger_is_not_served(
     assert "is not served" in (tmp_path / "log").read_text()
 
 
-def test_a_client_does_not_speak_to_a_stranger(
-    remote: Callable[..., FetcherClient], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_does_not_speak_to_a_stranger(remote: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = remote()
     monkeypatch.setattr(client, "peer_user", lambda connection: 12_345)
     with pytest.raises(Unreachable):
         ours.stat([url("plain")])
 
 
-def test_an_object_is_forgotten_when_all_have_closed_it(remote: Callable[..., FetcherClient]) -> None:
+def test_an_object_is_forgotten_when_all_have_closed_it(remote: Clients) -> None:
     ours = remote()
     for _ in range(3):
         tar = ours.open(url("plain"), PIN)
@@ -522,7 +499,7 @@ def test_an_object_is_forgotten_when_all_have_closed_it(remote: Callable[..., Fe
     assert ours.stats()["memory"] == 0
 
 
-def test_the_fetcher_may_open_as_many_files_as_it_can(remote: Callable[..., FetcherClient]) -> None:
+def test_the_fetcher_may_open_as_many_files_as_it_can(remote: Clients) -> None:
     """It has the objects of all processes open; the limit of a program is often 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
@@ -534,7 +511,7 @@ def test_the_fetcher_may_open_as_many_files_as_it_can(remote: Callable[..., Fetc
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_an_object_that_is_closed_right_after_a_request(remote: Callable[..., FetcherClient]) -> None:
+def test_an_object_that_is_closed_right_after_a_request(remote: Clients) -> None:
     """As by another thread, whose set has the same shard."""
     connection = remote()._connection()
     number = connection.number_of(url("plain"), PIN)
@@ -543,7 +520,7 @@ def test_an_object_that_is_closed_right_after_a_request(remote: Callable[..., Fe
     assert connection._receive() == (messages.DATA, 99, body_of("plain/o.tar")[:10])
 
 
-def test_an_object_is_closed_for_all_threads_that_have_read_it(remote: Callable[..., FetcherClient]) -> None:
+def test_an_object_is_closed_for_all_threads_that_have_read_it(remote: Clients) -> None:
     ours, together = remote(), threading.Barrier(4)
     with ThreadPoolExecutor(4) as pool:
         tar = ours.open(url("plain"), PIN)
@@ -560,7 +537,7 @@ def test_an_object_is_closed_for_all_threads_that_have_read_it(remote: Callable[
 
 @pytest.mark.parametrize("moment", ["sending", "receiving"])
 def test_an_interrupt_in_the_middle_of_a_frame(
-    remote: Callable[..., FetcherClient], monkeypatch: pytest.MonkeyPatch, moment: str
+    remote: Clients, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """As by Ctrl-C in a notebook, which goes on: no bytes of that answer are taken for the next one."""
     ours = remote()
@@ -594,7 +571,7 @@ def test_an_answer_that_the_fetcher_cannot_send(kind: int, length: int) -> None:
         messages.answer_head_of(messages.head(kind, 3, length))
 
 
-def test_a_stream_is_fetched_ahead_within_the_budget(remote: Callable[..., FetcherClient]) -> None:
+def test_a_stream_is_fetched_ahead_within_the_budget(remote: Clients) -> None:
     ours = remote(memory=16 << 20)
     tar, whole = ours.open(url("slow"), PIN), body_of("slow/o.tar")
     tar.stream()

@@ -22,13 +22,14 @@ from wdsfs.errors import ObjectChanged, Unreachable
 from wdsfs.remote.client import FetcherClient, RemoteTar
 from wdsfs.remote.object_cache import ObjectCache
 
+Clients = Callable[..., FetcherClient]  # makes one for each call
 SIZE = 20 << 20
 DATA = content(SIZE)
 LIMIT = 1 << 30
 
 
 @pytest.fixture
-def remote(tmp_path: Path) -> Iterator[Callable[..., FetcherClient]]:
+def remote(tmp_path: Path) -> Iterator[Clients]:
     """Makes Remotes, each with a fetcher of its own, that share a cache."""
     made: list[FetcherClient] = []
 
@@ -56,9 +57,7 @@ def ranges(web: WebServer) -> list[str]:
     return [request.headers["range"] for request in web.gets()]
 
 
-def test_what_one_mount_has_fetched_another_one_reads_from_the_cache(
-    web: WebServer, remote: Callable[..., FetcherClient]
-) -> None:
+def test_what_one_mount_has_fetched_another_one_reads_from_the_cache(web: WebServer, remote: Clients) -> None:
     first, second = remote(), remote()
     url, pin = served(web, first)
     one, other = first.open(url, pin), second.open(url, pin)
@@ -69,9 +68,7 @@ def test_what_one_mount_has_fetched_another_one_reads_from_the_cache(
     assert second.stats()["requests"] == 0
 
 
-def test_two_mounts_that_want_a_range_at_once_make_one_request(
-    web: WebServer, remote: Callable[..., FetcherClient]
-) -> None:
+def test_two_mounts_that_want_a_range_at_once_make_one_request(web: WebServer, remote: Clients) -> None:
     both = [remote(), remote()]
     url, pin = served(web, both[0])
     tars = [one.open(url, pin) for one in both]
@@ -91,9 +88,7 @@ def test_two_mounts_that_want_a_range_at_once_make_one_request(
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_a_pass_in_order_fetches_each_byte_once(
-    web: WebServer, remote: Callable[..., FetcherClient], cached: bool
-) -> None:
+def test_a_pass_in_order_fetches_each_byte_once(web: WebServer, remote: Clients, cached: bool) -> None:
     ours = remote() if cached else FetcherClient(())
     url, pin = served(web, ours)
     tar = ours.open(url, pin)
@@ -105,9 +100,7 @@ def test_a_pass_in_order_fetches_each_byte_once(
     ours.close()
 
 
-def test_random_reads_fetch_little_more_than_they_use(
-    web: WebServer, remote: Callable[..., FetcherClient]
-) -> None:
+def test_random_reads_fetch_little_more_than_they_use(web: WebServer, remote: Clients) -> None:
     ours = remote()
     url, pin = served(web, ours)
     tar, used = ours.open(url, pin), 0
@@ -117,9 +110,7 @@ def test_random_reads_fetch_little_more_than_they_use(
     assert web.sent < 1.2 * used
 
 
-def test_a_replaced_object_is_stale_and_its_new_pin_is_known_before(
-    web: WebServer, remote: Callable[..., FetcherClient]
-) -> None:
+def test_a_replaced_object_is_stale_and_its_new_pin_is_known_before(web: WebServer, remote: Clients) -> None:
     """A range that is cached comes from the old object, no other one does."""
     ours = remote()
     url, pin = served(web, ours)
@@ -136,14 +127,23 @@ def test_a_replaced_object_is_stale_and_its_new_pin_is_known_before(
     assert new.pread(10, 10_000_000) == content(SIZE, 2)[10_000_000:10_000_010]
 
 
+def test_an_object_that_was_pinned_without_an_etag_stays_so_and_no_other(web: WebServer, remote: Clients) -> None:
+    ours, urls = remote(), [parse(f"{web.url}/{name}.tar") for name in ("a", "b")]
+    for url in urls:
+        web.put(f"/{url.key}", DATA[:10])
+    pins = [pin for pin in ours.stat(urls) if isinstance(pin, Pin)]
+    assert [pin.etag for pin in pins] == ['"1"', '"1"']
+    weak = pins[0]._replace(etag="")
+    _cache(ours).keep_pin(urls[0].shown, weak)
+    assert remote().stat(urls) == [weak, pins[1]]
+
+
 def _cache(remote: FetcherClient) -> ObjectCache:
     assert isinstance(remote._cache, ObjectCache)
     return remote._cache
 
 
-def test_fetching_ahead_of_time_goes_on_where_it_has_stopped(
-    web: WebServer, remote: Callable[..., FetcherClient]
-) -> None:
+def test_fetching_ahead_of_time_goes_on_where_it_has_stopped(web: WebServer, remote: Clients) -> None:
     ours = remote()
     url, pin = served(web, ours)
     tar = ours.open(url, pin)
@@ -158,7 +158,7 @@ def test_fetching_ahead_of_time_goes_on_where_it_has_stopped(
     assert tar.pread(SIZE, 0) == DATA
 
 
-def test_a_fetch_whose_fetcher_is_killed_goes_on(web: WebServer, remote: Callable[..., FetcherClient]) -> None:
+def test_a_fetch_whose_fetcher_is_killed_goes_on(web: WebServer, remote: Clients) -> None:
     ours = remote()
     url, pin = served(web, ours)
     web.hold.clear()
@@ -174,7 +174,7 @@ def test_a_fetch_whose_fetcher_is_killed_goes_on(web: WebServer, remote: Callabl
 
 
 def test_an_object_that_has_become_complete_is_verified_for_all_that_will_read_it(
-    web: WebServer, remote: Callable[..., FetcherClient], tmp_path: Path
+    web: WebServer, remote: Clients, tmp_path: Path
 ) -> None:
     ours = remote()
     url, pin = served(web, ours)
@@ -190,7 +190,7 @@ def test_an_object_that_has_become_complete_is_verified_for_all_that_will_read_i
 
 
 def test_the_cache_of_a_mount_with_a_lower_limit_is_trimmed_at_its_start(
-    web: WebServer, remote: Callable[..., FetcherClient], tmp_path: Path
+    web: WebServer, remote: Clients, tmp_path: Path
 ) -> None:
     ours = remote()
     url, pin = served(web, ours)
@@ -206,9 +206,7 @@ def test_the_cache_of_a_mount_with_a_lower_limit_is_trimmed_at_its_start(
         os.close(device)
 
 
-def test_a_cache_that_is_damaged_serves_no_wrong_byte(
-    web: WebServer, remote: Callable[..., FetcherClient], tmp_path: Path
-) -> None:
+def test_a_cache_that_is_damaged_serves_no_wrong_byte(web: WebServer, remote: Clients, tmp_path: Path) -> None:
     ours = remote()
     url, pin = served(web, ours)
     ours.fetch(url, pin)
@@ -222,9 +220,7 @@ def test_a_cache_that_is_damaged_serves_no_wrong_byte(
     assert all(tar.pread(100_000, at) == DATA[at : at + 100_000] for at in range(0, SIZE, 100_000))
 
 
-def test_a_server_that_is_silent_is_given_up_after_the_total_time(
-    web: WebServer, remote: Callable[..., FetcherClient]
-) -> None:
+def test_a_server_that_is_silent_is_given_up_after_the_total_time(web: WebServer, remote: Clients) -> None:
     # Its answers have to come within this time, too, on a busy machine.
     ours = remote([("http://", {"timeout": "5", "total_time": "5"})])
     url, pin = served(web, remote())
@@ -235,7 +231,7 @@ def test_a_server_that_is_silent_is_given_up_after_the_total_time(
     assert ours.open(url, pin).pread(10, 0) == DATA[:10]
 
 
-def test_secrets_are_in_no_list_of_processes(web: WebServer, remote: Callable[..., FetcherClient]) -> None:
+def test_secrets_are_in_no_list_of_processes(web: WebServer, remote: Clients) -> None:
     ours = remote([("http://", {"user": "me", "password": "geheim"})])
     url, pin = served(web, ours)
     tar: RemoteTar = ours.open(url._replace(query="sig=verborgen"), pin)
@@ -247,7 +243,7 @@ def test_secrets_are_in_no_list_of_processes(web: WebServer, remote: Callable[..
         assert b"verborgen" not in told
 
 
-def test_the_threads_of_the_fetcher_share_a_heap(web: WebServer, remote: Callable[..., FetcherClient]) -> None:
+def test_the_threads_of_the_fetcher_share_a_heap(web: WebServer, remote: Clients) -> None:
     """For a heap of its own the C library reserves 64 MiB of addresses."""
     ours = remote()
     url, pin = served(web, ours)
@@ -257,9 +253,7 @@ def test_the_threads_of_the_fetcher_share_a_heap(web: WebServer, remote: Callabl
     assert [end - begin for begin, end in ranges if end - begin > 16 << 20] == []
 
 
-def test_a_pass_goes_on_in_the_next_shard_before_that_is_read(
-    web: WebServer, remote: Callable[..., FetcherClient]
-) -> None:
+def test_a_pass_goes_on_in_the_next_shard_before_that_is_read(web: WebServer, remote: Clients) -> None:
     """All of it; and little once a pass has gone on elsewhere, as of shards in random order."""
     ours = remote()
     names = ["/a.tar", "/b.tar", "/c.tar", "/d.tar", "/e.tar"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterable
 
 import pytest
 
-from tests.remote.stores import MemoryStore, covered, demand_of, memory_cache, run, until
+from tests.remote.stores import MemoryStore, covered, demand_of, memory_cache, until
 from wdsfs.remote.demand import Demand
 from wdsfs.remote.parts import RemoteObject
 from wdsfs.remote.passes import NEXT, WINDOW_MAX, WINDOW_MIN, Passes
@@ -65,7 +66,7 @@ def fetched_for(
                     await one[0].read(number)
                     await until(lambda: not demand.in_flight)  # the network is faster than the reader
 
-    run(main())
+    asyncio.run(main())
     covered(store.requests)
     return store, len(store.requests)
 
