@@ -383,77 +383,39 @@ def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch, batch: int) -> None
     check_trees(tar)
 
 
-def trees(*member_names: bytes) -> list[list[bytes]]:
-    """The paths of the three trees of a shard with these members."""
-    tar = built([(name, tars.FILE, b"") for name in member_names])
-    check_trees(tar)
-    return [sorted(flat(walk(make(tar), domain, tars.by_tarfile(tar)))) for domain in DOMAINS]
+# Members, and the paths of the three trees: a directory for each sample with its extensions, the same with full
+# names (`--names full`), and the `files` layout. Fewer columns where the others say nothing more.
+TREES: dict[str, list[tuple[bytes, ...]]] = {
+    "a sample is a directory": [
+        (b"d/a.jpg d/a.cls d/b.left.jpg", b"d/a/cls d/a/jpg d/b/left.jpg", b"d/a/a.cls d/a/a.jpg d/b/b.left.jpg",
+         b"d/a.cls d/a.jpg d/b.left.jpg")],
+    "a member in no sample does not end one, and is in the files layout only": [
+        (b"a.x README .hidden __meta__/i.json d/LICENSE a.y", b"a/x a/y", b"a/a.x a/a.y",
+         b".hidden README __meta__/i.json a.x a.y d/LICENSE"),
+        (b".DS_Store a.x ._a.x a.y", b"a/x a/y")],
+    "a key that comes again is a second sample": [
+        (b"a.x b.x a.x a.y", b"a/x a~2/x a~2/y b/x"), (b"a.x ./a.x", b"a/x a~2/x")],
+    "an extension that comes again": [
+        (b"a.x a.x a.x~2", b"a/x a/x~2 a/x~3", b"a/a.x a/a.x~2 a/a.x~3", b"a.x a.x~2 a.x~3")],
+    # One directory has the files of the sample and those of the folder; a directory gets the name that both want.
+    "a key that is a folder": [(b"a.b a.x a/b.x a/b.y", b"a/b/x a/b/y a/b~2 a/x", b"a/a.b a/a.x a/b/b.x a/b/b.y")],
+    "strays in a folder do not show it": [
+        (b"a.x a/README b.x b.x", b"a/x b/x b/x~2"), (b"a/README a.x b.x a.x", b"a/x a~2/x b/x")],
+    "the second sample of a key in a folder goes before a file": [
+        (b"a.b a.b~2 a/b.x a/c.x a/b.x", b"a/b/x a/b~2/x a/b~2~2 a/b~3 a/c/x")],
+    "letter case is kept": [(b"a.JPG a.jpg A.jpg", b"A/jpg a/JPG a/jpg")],
+    "the empty extension, and those that are . and ..": [
+        (b"a. a.. a...", b"a/% a/%2E a/%2E%2E", b"a/a. a/a.. a/a...", b"a. a.. a...")],
+}  # fmt: skip
 
 
-def test_ordinary_trees() -> None:
-    """A sample is a directory with a file for each extension; with `--names full` the files have their full
-    names; in the `files` layout they lie in the folders of the tar."""
-    assert trees(b"d/a.jpg", b"d/a.cls", b"d/b.left.jpg") == [
-        [b"d/a/cls", b"d/a/jpg", b"d/b/left.jpg"],
-        [b"d/a/a.cls", b"d/a/a.jpg", b"d/b/b.left.jpg"],
-        [b"d/a.cls", b"d/a.jpg", b"d/b.left.jpg"],
-    ]
-
-
-def test_members_in_no_sample() -> None:
-    """A member in no sample does not end one, and is in the `files` layout only."""
-    by_extension, _, files = trees(b"a.x", b"README", b".hidden", b"__meta__/i.json", b"d/LICENSE", b"a.y")
-    assert by_extension == [b"a/x", b"a/y"]
-    assert files == [b".hidden", b"README", b"__meta__/i.json", b"a.x", b"a.y", b"d/LICENSE"]
-
-
-def test_same_key_again() -> None:
-    """A key that comes again later is a second sample, shown as `key~2`."""
-    assert trees(b"a.x", b"b.x", b"a.x", b"a.y")[0] == [b"a/x", b"a~2/x", b"a~2/y", b"b/x"]
-    assert trees(b"a.x", b"./a.x")[0] == [b"a/x", b"a~2/x"]
-
-
-def test_same_extension_again() -> None:
-    """An extension that comes again in a sample is shown as `extension~2`, in each tree."""
-    assert trees(b"a.x", b"a.x", b"a.x~2") == [
-        [b"a/x", b"a/x~2", b"a/x~3"],
-        [b"a/a.x", b"a/a.x~2", b"a/a.x~3"],
-        [b"a.x", b"a.x~2", b"a.x~3"],
-    ]
-
-
-def test_key_that_is_a_folder() -> None:
-    """The key `a` beside keys `a/b`: one directory `a` holds the files of the one and the directories of the
-    others; where they want the same name the directory gets it."""
-    assert trees(b"a.b", b"a.x", b"a/b.x", b"a/b.y")[:2] == [
-        [b"a/b/x", b"a/b/y", b"a/b~2", b"a/x"],
-        [b"a/a.b", b"a/a.x", b"a/b/b.x", b"a/b/b.y"],
-    ]
-    # Strays in a folder do not show it, so it is in nobody's way.
-    assert trees(b"a.x", b"a/README", b"b.x", b"b.x")[0] == [b"a/x", b"b/x", b"b/x~2"]
-    assert trees(b"a/README", b"a.x", b"b.x", b"a.x")[0] == [b"a/x", b"a~2/x", b"b/x"]
-    # The second sample of the sub-key takes `b~2` before the file may.
-    by_extension = trees(b"a.b", b"a.b~2", b"a/b.x", b"a/c.x", b"a/b.x")[0]
-    assert by_extension == [b"a/b/x", b"a/b~2/x", b"a/b~2~2", b"a/b~3", b"a/c/x"]
-
-
-def test_letter_case_is_kept() -> None:
-    """Letter case is kept: `JPG` and `jpg` are two extensions (the webdataset library sees one)."""
-    assert trees(b"a.JPG", b"a.jpg", b"A.jpg")[0] == [b"A/jpg", b"a/JPG", b"a/jpg"]
-
-
-def test_empty_extension() -> None:
-    """The empty extension is shown as `%`, those that are `.` and `..` as `%2E` and `%2E%2E`."""
-    assert trees(b"a.", b"a..", b"a...") == [
-        [b"a/%", b"a/%2E", b"a/%2E%2E"],
-        [b"a/a.", b"a/a..", b"a/a..."],
-        [b"a.", b"a..", b"a..."],
-    ]
-
-
-def test_hidden_member_first() -> None:
-    """A shard may start with a hidden file, as those of macOS do."""
-    assert trees(b".DS_Store", b"a.x", b"._a.x", b"a.y")[0] == [b"a/x", b"a/y"]
+@pytest.mark.parametrize("case", TREES)
+def test_trees(case: str) -> None:
+    for member_names, *expected in TREES[case]:
+        tar = built([(name, tars.FILE, b"") for name in member_names.split()])
+        check_trees(tar)
+        shown = [sorted(flat(walk(make(tar), domain, tars.by_tarfile(tar)))) for domain in DOMAINS]
+        assert shown[: len(expected)] == [paths.split() for paths in expected]
 
 
 def test_long_names() -> None:

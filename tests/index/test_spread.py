@@ -145,6 +145,8 @@ def test_what_an_engine_cannot_run_is_no_error_of_a_shard(tmp_path: Path) -> Non
         ("tests.work:one_and_no_more.__class__", "cannot be called: TypeError"),
         ("os:getcwd", "returns a str, not"),
         ("tests.work:missing", "cannot be imported: .*PYTHONPATH"),
+        ("tests.nothing:at_all", "cannot be imported: No module named 'tests.nothing'; is it in PYTHONPATH"),
+        ("tests.work:no_executor", "returns a str, not a concurrent.futures.Executor"),
     ],
 )
 def test_a_callable_that_makes_no_executor(name: str, what: str) -> None:
@@ -381,19 +383,6 @@ def test_an_error_that_cannot_be_sent_becomes_its_text() -> None:
 def test_a_name_that_means_nothing_is_refused_at_once(name: str, text: str) -> None:
     with pytest.raises(UsageError, match=text):
         opener(name)
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("tests.nothing:at_all", "cannot be imported: No module named 'tests.nothing'; is it in PYTHONPATH"),
-        ("tests.work:nothing", "cannot be imported: .*nothing"),
-        ("tests.work:no_executor", "returns a str, not a concurrent.futures.Executor"),
-    ],
-)
-def test_a_callable_that_gives_no_executor_is_refused(name: str, text: str) -> None:
-    with pytest.raises(UsageError, match=text):
-        opener(name)()
 
 
 @pytest.mark.parametrize(

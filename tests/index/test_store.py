@@ -112,19 +112,14 @@ def test_keys_and_values_are_as_format_md_says(tmp_path: Path) -> None:
     assert zlib.crc32(values[table][20:]) == int.from_bytes(values[table][16:20], "little")
 
 
-def test_a_new_index_knows_nothing(tmp_path: Path) -> None:
-    shards = sets.make(tmp_path, 2)
+def test_a_new_index_knows_nothing_and_tells_what_it_learns(tmp_path: Path) -> None:
+    shards = sets.make(tmp_path / "shards", 3)
+    told: dict[Shard, Summary | None] = {}
     with opened(tmp_path / "index") as index:
         assert index.summary(shards[0].path) is None
         assert index.record(shards[0].path, Fingerprint.at(shards[0].path)) is None
         sizes = [len(sets.path_of(one).read_bytes()) for one in shards]
         assert list(index.stale(shards)) == list(zip(shards, sizes, strict=True))
-
-
-def test_progress_is_told_with_the_summary_of_each_shard(tmp_path: Path) -> None:
-    shards = sets.make(tmp_path / "shards", 3)
-    told: dict[Shard, Summary | None] = {}
-    with opened(tmp_path / "index") as index:
         index.refresh(shards, on_done=lambda one, summary, error: told.update({one: summary}))
         assert told == {one: sets.right_summary(one) for one in shards}
 
@@ -654,47 +649,22 @@ def test_the_environment_names_the_directory(tmp_path: Path, monkeypatch: pytest
     assert index.directory == tmp_path / "cache" / "wdsfs"
 
 
-def _a_file(directory: Path) -> None:
-    directory.write_bytes(b"")
+SPOILED: dict[str, Callable[[Path], object]] = {
+    "a file": lambda directory: directory.write_bytes(b""),
+    "below a file": lambda directory: (directory.parent.rmdir(), directory.parent.write_bytes(b"")),
+    "its data are a directory": lambda directory: data_of(directory).mkdir(parents=True),
+    "its locks are a directory": lambda directory: (directory / "lock.mdb").mkdir(parents=True),
+    "its lock at opening is a directory": lambda directory: (directory / "open.lock").mkdir(parents=True),
+    "a dangling link": lambda directory: directory.symlink_to(directory.parent / "nowhere" / "at all"),
+}
 
 
-def _below_a_file(directory: Path) -> None:
-    directory.parent.rmdir()
-    directory.parent.write_bytes(b"")
-
-
-def _data_is_a_directory(directory: Path) -> None:
-    data_of(directory).mkdir(parents=True)
-
-
-def _locks_are_a_directory(directory: Path) -> None:
-    (directory / "lock.mdb").mkdir(parents=True)
-
-
-def _open_lock_is_a_directory(directory: Path) -> None:
-    (directory / "open.lock").mkdir(parents=True)
-
-
-def _a_dangling_link(directory: Path) -> None:
-    directory.symlink_to(directory.parent / "nowhere" / "at all")
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        _a_file,
-        _below_a_file,
-        _data_is_a_directory,
-        _locks_are_a_directory,
-        _open_lock_is_a_directory,
-        _a_dangling_link,
-    ],
-)
-def test_a_directory_that_cannot_be_used(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("case", SPOILED)
+def test_a_directory_that_cannot_be_used(tmp_path: Path, case: str) -> None:
     shards = sets.make(tmp_path / "shards", 2)
     (tmp_path / "at").mkdir()
     directory = tmp_path / "at" / "index"
-    spoil(directory)
+    SPOILED[case](directory)
     with opened(directory, f"{directory} cannot be") as index:
         assert "temporary" in index.notices[0]
         index.refresh(shards)
