@@ -333,7 +333,7 @@ def complaint(headers: dict[str, str]) -> Fault:
     ("fault", "asked", "error", "said"),
     [
         (Fault(headers={"Content-Range": "bytes 0-9/999"}), "get", ObjectChanged, "999 bytes"),
-        (Fault(headers={"Last-Modified": NO_TIME}), "get", ObjectChanged, "neither version nor ETag"),
+        (Fault(headers={"Last-Modified": NO_TIME}), "get", Unreachable, "not understood"),
         (Fault(headers=MANY_HEADERS), "get", Unreachable, "headers that are too large"),
         (Fault(headers=MANY_HEADERS), "head", Unreachable, "headers that are too large"),
         (Fault(headers={"Content-Length": "many"}), "head", Unreachable, "no answer of HTTP"),
