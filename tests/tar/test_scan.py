@@ -113,24 +113,28 @@ def count_calls(limit: int) -> Iterator[None]:
 
 
 AAA, BBB = (b"a.txt", b"aaa"), (b"b.txt", ABC)
+SHOWN_OTHERWISE = [*ODD][[*ODD].index("leading ./") :]  # cases of names
+NO_FILES = (b"l.txt", b"m.txt", b"z.bin")  # hard links, and a member of an unknown type, in other cases
 
 
 @pytest.mark.parametrize("case", ODD)
-def test_problems_tell_where(case: str) -> None:
-    """Each problem of a shard has a kind, an offset and words."""
+def test_the_files_and_problems_of_an_odd_tar(case: str) -> None:
+    """The case says why these are its files. Each problem has a kind, an offset and words."""
     tar = ODD[case].tar()
-    for problem in look(tar)[1]:
-        assert problem.kind in ODD[case].problems
+    found, problems = look(tar)
+    files = {path: content for path, content in ODD[case].files.items() if path not in NO_FILES}
+    there = [(one.name, one.content) for one in found if one.kind == headers.REGULAR]
+    if case in SHOWN_OTHERWISE:
+        assert [content for _, content in there] == [*files.values()]
+    else:
+        assert sorted(there) == sorted(files.items())
+    assert [problem.kind for problem in problems] == [k for k in ODD[case].problems if k != "dangling link"]
+    for problem in problems:
         assert 0 <= problem.offset <= len(tar)
         assert problem.kind in ("no end mark", "empty") or str(problem.offset) in problem.text
 
 
 # --- formats -----------------------------------------------------------------------------------------------
-
-
-def test_ustar_prefix() -> None:
-    """A ustar prefix is joined to the name with a slash."""
-    check("ustar with prefix", (b"p" * 100 + b"/q/b/a.txt", b"aaa"))
 
 
 def test_v7() -> None:
@@ -139,14 +143,8 @@ def test_v7() -> None:
     assert found[0].kind == headers.DIRECTORY
 
 
-def test_gnu_access_times() -> None:
-    """The times that GNU tar keeps in place of the prefix are not taken for part of a name."""
-    check("GNU access times", AAA)
-
-
 def test_gnu_long_name_and_link() -> None:
     """GNU long names and long link targets are used in full."""
-    check("GNU long name", (LONG, ABC))
     assert check("GNU long link", (LONG, ABC))[1].link == LONG
 
 
@@ -188,7 +186,6 @@ def test_pax_time(text: bytes, ns: int) -> None:
 
 def test_pax_empty_values() -> None:
     """An empty value in a PAX header takes back what was said before: the member's own header counts."""
-    check("PAX with empty values", AAA)
     (found,), _ = look(tars.tar(tars.pax({b"mtime": b"7"}, b"g"), tars.pax({b"mtime": b""}), A))
     assert found.mtime == 1_000_000_000
 
@@ -207,28 +204,15 @@ def test_pax_global() -> None:
     assert (found[2].link, problems) == (b"t", [])
 
 
-def test_pax_comment() -> None:
-    """The comment with which git archives start changes nothing."""
-    check("PAX comment", AAA, BBB)
-
-
-def test_pax_solaris() -> None:
-    """The PAX headers of Solaris (type X) count as PAX headers."""
-    check("PAX Solaris", BBB)
-
-
 def test_base_256() -> None:
     """Sizes in base-256, as GNU tar writes them from 8 GiB on, are read; so are times, before 1970, too."""
-    check("base-256 size", AAA)
     (found,), _ = look(tars.tar(tars.member(b"a.txt", mtime=-5)))
     assert found.mtime == -5_000_000_000
 
 
 def test_odd_header_fields() -> None:
     """Signed checksums, blanks around numbers and junk after names are accepted, as old tars have them."""
-    check("signed checksum", (b"\xff.txt", b"aaa"))
     assert check("blank number fields", AAA)[0].mtime == 5_000_000_000
-    check("junk behind names", AAA, BBB)
 
 
 @pytest.mark.parametrize("by_pax", [False, True])
@@ -253,15 +237,8 @@ def test_links() -> None:
         (headers.HARD_LINK, b"a.txt"),
         (headers.HARD_LINK, b"./l.txt"),
     ]
-    check("links with a size", AAA, BBB)
-    check("directories with a size", AAA, BBB)
     found = check("devices", AAA, BBB)
     assert [one.kind for one in found[:3]] == [headers.CHARACTER, headers.BLOCK_DEVICE, headers.FIFO]
-
-
-def test_contiguous() -> None:
-    """Contiguous files (type 7) are ordinary files."""
-    check("contiguous", AAA)
 
 
 def test_unknown_types() -> None:
@@ -288,7 +265,6 @@ def test_sparse(case: str) -> None:
     read as zeros; other readers of shards see the stored bytes, which are not the file."""
     content = ODD[case].files[b"s.txt"]
     assert content is not None
-    check(case, (b"s.txt", content), AAA)
     with tars.opened(ODD[case].tar()) as fd:
         (chunk,) = scan.scan(fd, [])
         for offset, length in itertools.product(
@@ -347,32 +323,12 @@ def test_gnu_tar(tmp_path: Path, format_: str) -> None:
     assert {one.mtime for one in found if one.kind == headers.REGULAR} == {1_234_567_890_000_000_000 + ns}
 
 
-def test_empty_members() -> None:
-    """Members of 0 bytes are empty files."""
-    check("0-byte members", (b"a.txt", b""), (b"b.txt", b""))
-
-
 # --- ends --------------------------------------------------------------------------------------------------
-
-
-def test_no_end_mark() -> None:
-    """A tar without its end mark is complete if it ends after a member; it is reported."""
-    check("no end mark", AAA, BBB)
-    check("no padding at the end", BBB, AAA)
-
-
-def test_end_marks() -> None:
-    """One zero block ends a tar; zeros after it mean nothing."""
-    check("one zero block at the end", AAA, BBB)
-    check("padded to a record", AAA, BBB)
-    check("half a zero block at the end", AAA, BBB)
 
 
 def test_data_behind_the_end_mark() -> None:
     """Concatenated tars, and data after zero blocks: as in tarfile and GNU tar the first end mark ends the shard;
     what lies after it is reported."""
-    check("concatenated", AAA)
-    check("zero block in the middle", AAA)
     _, (problem,) = look(ODD["concatenated"].tar())
     assert problem.offset == 2 * BLOCK + len(END)
 
@@ -392,7 +348,6 @@ def test_data_far_behind_the_end_mark(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_empty() -> None:
     """An empty tar is a shard without members, as GNU tar writes it (with 20 blocks of zeros) or others do."""
-    check("empty tar")
     for blocks in (1, 2, 20):
         assert look(bytes(blocks * BLOCK)) == ([], [])
 
@@ -405,11 +360,6 @@ def test_no_tar(name: str) -> None:
     assert found == []
     assert problem.kind in NO_TAR
     assert re.match(said, problem.text)
-
-
-def test_a_damaged_first_header_is_that_of_a_tar() -> None:
-    check("damaged first header")
-    check("cut in the first header")
 
 
 def test_compressed_inside() -> None:
@@ -444,7 +394,6 @@ def test_damaged_headers() -> None:
         "size that is not a number",
         "huge extension header",
     ):
-        check(case, AAA)
         assert look(ODD[case].tar())[1][0].offset == len(A)
 
 
@@ -459,10 +408,6 @@ def test_damage_in_the_middle() -> None:
 def test_cut_off() -> None:
     """A shard that was cut off shows its whole members, and reports where it ends. A member that is cut in its
     content is shown with its full size: what is there can be read, reading further fails with EIO."""
-    check("cut in a header", AAA)
-    check("cut in an extension header", AAA)
-    check("cut behind an extension header", AAA)
-    check("huge size", AAA, (b"b.txt", None))
     found = check("cut in content", AAA, (b"b.txt", None))
     assert found[1].size == len(ABC)
     with tars.opened(ODD["cut in content"].tar()) as fd:
