@@ -701,13 +701,6 @@ def test_a_name_of_many_folders() -> None:
 # --- the bytes ---------------------------------------------------------------------------------------------
 
 
-def test_same_shard_same_record() -> None:
-    """Building a record is a pure function of the shard's bytes."""
-    for case in ODD.values():
-        with tars.opened(case.tar()) as one, tars.opened(case.tar()) as other:
-            assert record_builder.build(one, FINGERPRINT) == record_builder.build(other, FINGERPRINT)
-
-
 def test_what_is_stored() -> None:
     device = tars.member(b"null\xff", kind=tars.CHARACTER)
     with tars.opened(tars.tar(A, device, B)) as fd:

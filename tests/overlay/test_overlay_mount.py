@@ -28,7 +28,6 @@ from typing import Any
 
 import pytest
 
-from tests import tars
 from tests.conftest import Mounted, Program, fails, need_fuse, open_the_way
 from tests.processes import PATIENCE, wait_until
 from tests.writables import shard
@@ -445,10 +444,6 @@ def synced(at: Place) -> Any:
     os.close(fd)
 
 
-def edited_by_sed(at: Place) -> Any:
-    return run("sed", "-i", "s/edited/EDITED/", at.file(0, "txt"), at.file(1, "cls"), at=at.top)
-
-
 def saved_by_an_editor(at: Place) -> Any:
     """A temporary file beside it, synced, renamed over it; the old one is kept as a backup."""
     path, temporary = at.file(0, "txt"), at.sample(0) / ".txt.swp"
@@ -497,15 +492,6 @@ def a_repository(at: Place) -> Any:
     return status, clean
 
 
-def unpacked(at: Place) -> Any:
-    archive = at.top.parent / "unpacked.tar"
-    archive.write_bytes(tars.tar(tars.member(b"n/a.jpg", b"x" * 5000), tars.member(b"n/a.cls", b"1")))
-    run("tar", "xf", archive, at=at.top)
-    run("tar", "xf", archive, at=at.top)
-    archive.unlink()
-    return sorted(os.listdir(at.top / "n"))
-
-
 def allocated(at: Place) -> Any:
     """Calls without a request of their own, which the kernel and libc translate."""
     with (at.top / "new").open("w+b") as file:
@@ -516,17 +502,6 @@ def allocated(at: Place) -> Any:
         os.close(source)
         assert os.lseek(file.fileno(), 0, os.SEEK_HOLE) > 0  # where depends on the file system
     return size, copied
-
-
-def many(at: Place) -> Any:
-    for number in range(300):
-        (at.sample(0) / f"f{number}").touch()
-    listed = sorted(os.listdir(at.sample(0)))
-    with os.scandir(at.sample(0)) as entries:
-        for entry in entries:
-            if entry.name.startswith("f1"):  # removed while it is listed
-                os.unlink(entry.path)
-    return listed, len(os.listdir(at.sample(0)))
 
 
 def replaced_kinds(at: Place) -> Any:
@@ -546,8 +521,8 @@ DONE = {
     action.__name__: action
     for action in (
         *(create, write, append, truncate, rename_files, rename_samples, rename_with_flags, unlink_while_open),
-        *(remove, links, modes, owners, times, extended_attributes, mapped, locks, synced, edited_by_sed),
-        *(saved_by_an_editor, copied, a_repository, unpacked, allocated, many, replaced_kinds),
+        *(remove, links, modes, owners, times, extended_attributes, mapped, locks, synced),
+        *(saved_by_an_editor, copied, a_repository, allocated, replaced_kinds),
     )
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -208,33 +208,36 @@ def test_a_new_file_goes_and_stays_readable_while_open(mount: Mount) -> None:
     assert f"{inode:x}" not in os.listdir(mount.home / "work/orphans")
 
 
-@pytest.mark.parametrize("name", [b"s1/b", b"s1/new"])
-def test_restoring_a_renamed_sample_by_either_name(mount: Mount, name: bytes) -> None:
+# What is done, what is restored, and what is announced: then all is as it was, numbers included.
+RENAMED: dict[str, tuple[Callable[[Mount], object], bytes, list[RestoredChange]]] = {
+    **{
+        f"a sample, by {name!r}": (
+            lambda mount: (mount.rename(b"s1/b", b"s1/new"), mount.write(b"s1/new/y", b"!")),
+            name,
+            [RestoredChange("renamed", b"s1/new", b"s1/b")],
+        )
+        for name in (b"s1/b", b"s1/new")
+    },
+    "one after the other": (
+        lambda mount: (mount.rename(b"s1/d/c", b"s1/x"), mount.rename(b"s1/b", b"s1/d/c")),
+        b"s1/b",
+        [RestoredChange("renamed", b"s1/d/c", b"s1/b"), RestoredChange("renamed", b"s1/x", b"s1/d/c")],
+    ),
+    "exchanged": (
+        lambda mount: mount.rename(b"s0/a/x", b"s0/a/y", EXCHANGE),
+        b"s0/a/y",
+        [RestoredChange("renamed", b"s0/a/x", b"s0/a/y"), RestoredChange("renamed", b"s0/a/y", b"s0/a/x")],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RENAMED)
+def test_restoring_what_was_renamed(mount: Mount, case: str) -> None:
+    change, path, announced = RENAMED[case]
     before = with_numbers(mount)
-    mount.rename(b"s1/b", b"s1/new")
-    mount.write(b"s1/new/y", b"!")
-    assert plan(mount, name) == [RestoredChange("renamed", b"s1/new", b"s1/b")]
-    restore(mount, name)
-    assert with_numbers(mount) == before
-
-
-def test_restoring_files_renamed_one_after_the_other(mount: Mount) -> None:
-    before = with_numbers(mount)
-    mount.rename(b"s1/d/c", b"s1/x")
-    mount.rename(b"s1/b", b"s1/d/c")
-    assert [one.kind for one in plan(mount, b"s1/b")] == ["renamed", "renamed"]
-    restore(mount, b"s1/b")
-    assert with_numbers(mount) == before
-
-
-def test_restoring_exchanged_files(mount: Mount) -> None:
-    before = with_numbers(mount)
-    mount.rename(b"s0/a/x", b"s0/a/y", EXCHANGE)
-    assert plan(mount, b"s0/a/x") == [
-        RestoredChange("renamed", b"s0/a/x", b"s0/a/y"),
-        RestoredChange("renamed", b"s0/a/y", b"s0/a/x"),
-    ]
-    restore(mount, b"s0/a/y")
+    change(mount)
+    assert plan(mount, path) == announced
+    restore(mount, path)
     assert with_numbers(mount) == before
 
 
