@@ -38,6 +38,7 @@ from hypothesis import HealthCheck, settings
 from tests import needs, processes, warm_start
 from tests.processes import PATIENCE, Process, wait_until
 from tests.warm_start import WarmProcess, WarmStart
+from tests.web_server import WebServer
 from wdsfs import mount_registry, mount_table
 from wdsfs.kernel.manifest import image_of
 
@@ -257,6 +258,13 @@ def user_program() -> Iterator[Program]:
         user = User(entry.pw_uid, entry.pw_gid)
     with program_of(user) as program:
         yield program
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    """A web server that counts what it is asked, and misbehaves where a test wants it."""
+    with WebServer().running() as server:
+        yield server
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,6 @@ from tests.servers import BUCKET, KEY, Server
 from tests.web_server import Fault, Served, WebServer
 
 SECRET = "deadbeef"
-
-
-@pytest.fixture
-def web() -> Iterator[WebServer]:
-    with WebServer().running() as server:
-        yield server
 
 
 def served(web: WebServer, **how: object) -> Served:
@@ -74,26 +67,17 @@ def test_a_refusal_is_shown_with_the_kind_of_credentials_and_no_secret(program: 
     assert all(SECRET in one.target for one in web.requests)
 
 
-def test_an_object_that_is_not_there(program: Program, web: WebServer) -> None:
-    assert lines(program, f"{web.url}/y.tar", code=3)[0] == f"fail {web.url}/y.tar: there is no such object"
-    levels(program, f"{web.url}/y.tar", code=3)
-
-
-def test_nobody_listens(program: Program) -> None:
+def test_what_cannot_be_read(program: Program, web: WebServer) -> None:
     [port] = servers.free_ports(1)
-    found = lines(program, "--store-option", "total_time=0.1", f"http://127.0.0.1:{port}/x.tar", code=3)
-    assert found[0].startswith(f"fail http://127.0.0.1:{port}/x.tar: its server cannot be connected to")
-    assert found[1].startswith("      -> check the address")
-
-
-def test_a_web_server_lists_nothing(program: Program, web: WebServer) -> None:
-    assert lines(program, f"{web.url}/", code=3)[:2] == [
-        f"fail {web.url}/: a web server does not list",
-        "      -> write out the names, with braces",
-    ]
-
-
-def test_a_wrong_url(program: Program) -> None:
+    for url, fault, remedy in (
+        (f"{web.url}/y.tar", "there is no such object", ""),
+        (f"{web.url}/", "a web server does not list", "write out the names, with braces"),
+        (f"http://127.0.0.1:{port}/x.tar", "its server cannot be connected to", "check the address"),
+    ):
+        found = lines(program, "--store-option", "total_time=0.1", url, code=3)
+        assert found[0].startswith(f"fail {url}: {fault}")
+        assert found[1].startswith(f"      -> {remedy}")
+    levels(program, f"{web.url}/y.tar", code=3)
     assert "no name of a bucket" in program.refused("doctor", f"s3://ann:{SECRET}@x/y", code=2)
 
 

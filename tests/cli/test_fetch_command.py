@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,12 +19,6 @@ from tests.web_server import Fault, Served, WebServer
 PART = 4 << 20
 SIZE = 3 * PART + 12_345
 SECRET = "deadbeef"
-
-
-@pytest.fixture
-def web() -> Iterator[WebServer]:
-    with WebServer().running() as server:
-        yield server
 
 
 def served(web: WebServer, number: int = 0, size: int = SIZE, **how: object) -> Served:

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,11 +35,10 @@ def program(web_program: Program) -> Program:
 
 
 @pytest.fixture
-def web() -> Iterator[WebServer]:
-    with WebServer().running() as server:
-        for number in range(COUNT):
-            server.put(f"/set/x-{number}.tar", shard(number), etag=f'"{number}"')
-        yield server
+def web(web: WebServer) -> WebServer:
+    for number in range(COUNT):
+        web.put(f"/set/x-{number}.tar", shard(number), etag=f'"{number}"')
+    return web
 
 
 def afresh(program: Program, web: WebServer | None = None) -> None:

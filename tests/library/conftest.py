@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests import tars
-from tests.web_server import WebServer
 from wdsfs.door.shard_door import DOOR
 
 SHARDS = "t-{0..2}.tar"
@@ -57,9 +56,3 @@ def expected() -> list[dict[str, object]]:
         for number in range(3)
         for at in range(4)
     ]
-
-
-@pytest.fixture
-def web() -> Iterator[WebServer]:
-    with WebServer().running() as server:
-        yield server

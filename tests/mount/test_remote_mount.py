@@ -45,11 +45,10 @@ def shard(number: int) -> bytes:
 
 
 @pytest.fixture
-def web() -> Iterator[WebServer]:
-    with WebServer().running() as server:
-        for number in range(2):
-            server.put(f"/x-{number}.tar", shard(number), etag=f'"{number}"')
-        yield server
+def web(web: WebServer) -> WebServer:
+    for number in range(2):
+        web.put(f"/x-{number}.tar", shard(number), etag=f'"{number}"')
+    return web
 
 
 @pytest.fixture

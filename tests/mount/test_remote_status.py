@@ -36,11 +36,10 @@ def shard() -> bytes:
 
 
 @pytest.fixture
-def web() -> Iterator[WebServer]:
-    with WebServer().running() as server:
-        for name in ("x", "y"):
-            server.put(f"/s/{name}.tar", shard(), only_gets=True)
-        yield server
+def web(web: WebServer) -> WebServer:
+    for name in ("x", "y"):
+        web.put(f"/s/{name}.tar", shard(), only_gets=True)
+    return web
 
 
 @contextlib.contextmanager

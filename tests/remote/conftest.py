@@ -53,13 +53,6 @@ def own_apart(tmp_path: Path) -> Callable[[dict[str, str]], contextlib.AbstractC
 
 
 @pytest.fixture
-def web() -> Iterator[WebServer]:
-    """The server that misbehaves."""
-    with WebServer().running() as server:
-        yield server
-
-
-@pytest.fixture
 def other_web() -> Iterator[WebServer]:
     """Another one, at another place."""
     with WebServer().running() as server:

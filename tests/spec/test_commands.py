@@ -40,16 +40,11 @@ def read(path: bytes) -> bytes:
     return shard.pread(1000, 0)
 
 
-def test_a_command_is_a_shard(here: Path) -> None:
-    [shard] = expand(["pipe:cat x.tar"])
-    assert shard.name == b"x"
-    assert read(shard.path) == TAR
-
-
-def test_a_command_is_run_once(here: Path) -> None:
+def test_a_command_is_a_shard_and_run_once(here: Path) -> None:
     """Also when it is looked at again, as all are from time to time."""
     [shard] = expand(["pipe:echo >> runs; cat x.tar"])
-    read(shard.path)
+    assert shard.name == b"x"
+    assert read(shard.path) == TAR
     DOOR.look(shard.path)
     objects.modes([os.fsdecode(shard.path)])
     DOOR.remote.stat([shard.path])
@@ -70,9 +65,6 @@ def test_names_of_outputs(here: Path) -> None:
     names = [shard.name for shard in found]
     assert [names[0], names[1], names[4]] == [b"pipe", b"pipe~2", b"pipe~3"]
     assert all(name.startswith(b"pipe:cat-") and name.endswith(b"--x") for name in names[2:4])
-
-
-def test_a_command_is_not_shown(here: Path) -> None:
     [shard] = expand(["pipe:curl -H 'Authorization: geheim' https://h/x.tar?sig=verborgen || cat x.tar"])
     assert shard.path.startswith(b"pipe:curl-")
     assert shard.path.endswith(b"/x.tar")
@@ -87,12 +79,6 @@ def test_no_message_shows_a_command(spec: str) -> None:
     with pytest.raises(SpecError) as raised:
         expand([spec])
     assert "geheim" not in str(raised.value)
-
-
-def test_it_is_known_which_argument_is_a_command_without_running_it(here: Path) -> None:
-    assert names_a_shard("pipe:touch run")
-    assert names_a_shard("-")
-    assert not (here / "run").exists()
 
 
 # File names that a shell's `*.tar` yields, with what they mean where no such file is.
@@ -134,11 +120,7 @@ def test_a_word_that_names_an_existing_path_is_that_path(
     assert expand(["@words.txt"]) == [shard]
     assert [one.path for one in expand_again([settled(name)])] == [shard.path]
 
-
-@pytest.mark.parametrize("name", ODD_NAMES)
-def test_it_stays_that_path_when_it_is_gone(odd: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mount that looks at its SHARDS again, and `refresh`, take them for no command and no list then."""
-    monkeypatch.chdir(odd)
+    # It stays that path when it is gone: a mount that looks at its SHARDS again takes it for no command, no list.
     word = settled(name)
     (odd / name).unlink()
     monkeypatch.chdir(odd.parent)
@@ -237,7 +219,10 @@ def test_no_command_is_run_where_none_is_allowed(here: Path, spec: str, monkeypa
 
 
 def test_what_is_shown_is_no_command(here: Path) -> None:
-    """Another process that has the path only does not run what it looks like."""
+    """Another process that has the path only does not run what it looks like; nor does a question what it is."""
+    assert names_a_shard("pipe:touch run")
+    assert names_a_shard("-")
+    assert not (here / "run").exists()
     path = b"pipe:touch-0123abcd/run"
     with pytest.raises(ShardError, match="only the process that was given its command can run it"):
         DOOR.open_shard(path)
@@ -315,14 +300,16 @@ def test_the_standard_input_is_a_shard() -> None:
     assert other.stdout.decode().split()[0] != path
 
 
-def test_the_standard_input_is_one_shard() -> None:
-    assert b"is named twice" in expanded(TAR, "-", "-").stderr
-
-
-def test_an_empty_standard_input_is_no_shard() -> None:
-    """So is one that was read already, for a list."""
-    assert b"it has to be a shard" in expanded(b"", "-").stderr
-    assert b"it has to be a shard" in expanded(b"x.tar\n", "@-", "-").stderr
+@pytest.mark.parametrize(
+    ("content", "specs", "message"),
+    [
+        (TAR, ["-", "-"], b"is named twice"),
+        (b"", ["-"], b"it has to be a shard"),
+        (b"x.tar\n", ["@-", "-"], b"it has to be a shard"),  # it was read already, for a list
+    ],
+)
+def test_what_the_standard_input_cannot_be(content: bytes, specs: list[str], message: bytes) -> None:
+    assert message in expanded(content, *specs).stderr
 
 
 def test_a_file_of_this_name_is_a_file(here: Path) -> None:
