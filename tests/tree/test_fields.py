@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import Program
 from tests.thorough import examples
-from tests.tree.test_view_record import Sample, a_view, as_lines, one_shard, settled, write
+from tests.tree.test_view_record import Sample, a_view, as_lines, one_shard, write
 from wdsfs.errors import CorruptShard, UsageError, ViewError
 from wdsfs.index.record import STRAY
 from wdsfs.tar.problems import BROKEN_FIELD
@@ -32,6 +32,7 @@ from wdsfs.tree.composition import (
     fields_of,
     refuse_equal_names,
 )
+from wdsfs.tree.indexing import indexed
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.tree import View
 
@@ -97,6 +98,7 @@ def test_what_is_typed_is_read_and_written_alike() -> None:
 @pytest.mark.parametrize(
     ("columns", "fields", "text"),
     [
+        *(([one], [], "an extension is empty or has a slash") for one in ("", "jpg;", ";", "a/b")),
         (["=jpg"], [], "the name before = is empty"),
         (["a/b=jpg"], [], "cannot be that of a file"),
         (["img="], [], "an extension is empty"),
@@ -215,7 +217,7 @@ def test_what_is_no_json_is_a_file_that_cannot_be_read(tmp_path: Path, monkeypat
     samples.append((b"right", [(b"json", document(t="T"))]))
     shard = write(tmp_path / "s.tar", samples)
     with a_view(tmp_path, [shard], Composition(fields=fields_of(["t=json:t"]))) as below:
-        record = settled(below, 0)
+        record = indexed(below.record, 0)
         problems = [one.text for one in record.problems if one.kind == BROKEN_FIELD]
         assert [text.split(":")[0] for text in problems] == [f"k{n}.json" for n in range(len(broken))]
         assert "is parsed up to" in problems[3]
@@ -244,7 +246,7 @@ def test_only_what_is_shown_is_a_problem(tmp_path: Path) -> None:
     fields = fields_of(["c=json:a", "d=json:b"])
     for columns, count in ((["x=txt;c", "y=txt;d"], 0), (["x=txt;c"], 1), (["x=c;txt", "y=txt;d"], 1)):
         with a_view(tmp_path, [shard], Composition(fields=fields, columns=columns_of(columns))) as below:
-            assert [one.kind for one in settled(below, 0).problems] == [BROKEN_FIELD] * count
+            assert [one.kind for one in indexed(below.record, 0).problems] == [BROKEN_FIELD] * count
 
 
 def test_a_huge_document_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +345,7 @@ Shown = tuple[bytes, list[tuple[bytes, bytes | None]]]  # None: cannot be read
 
 
 def contents(below: Any) -> list[Shown]:
-    record, found = settled(below, 0), []
+    record, found = indexed(below.record, 0), []
     for entry in range(record.entries):
         assert not record.entry_flags[entry] & STRAY
         columns: list[tuple[bytes, bytes | None]] = []

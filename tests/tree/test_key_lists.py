@@ -304,13 +304,6 @@ def test_what_is_listed_and_not_there_is_said(program: Program) -> None:
     assert "write it into a file" in program.refused("mount", "--keys", "-", "s0.tar", program.mountpoint, code=2)
 
 
-def test_a_mount_is_refused_if_nothing_that_is_listed_is_there(program: Program) -> None:
-    a_set(program.home)
-    program.write("none.txt", b"gone\n")
-    refused = program.refused("mount", "--keys", "none.txt", "s{0..2}.tar", program.mountpoint, code=3)
-    assert "of its 1 key none is that of a sample of the set" in refused
-
-
 @pytest.mark.parametrize("command", ["mount", "view", "image", "ls", "cat", "info", "check", "pack", "export"])
 def test_an_option_without_a_file_is_refused(program: Program, command: str) -> None:
     """A variable of a shell that is not set: the whole set would be shown."""

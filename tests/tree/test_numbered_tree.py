@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from hypothesis import strategies as st
 from tests import tars
 from tests.conftest import Program, fails
 from tests.processes import wait_until
+from tests.tree.test_shard_tree import a_set
 from wdsfs.errors import (
     InvalidRequest,
     IsADirectory,
@@ -38,10 +38,10 @@ from wdsfs.shards import Shard
 from wdsfs.spec.expand import expand
 from wdsfs.tree import numbered_tree
 from wdsfs.tree.content import read
-from wdsfs.tree.indexing import NotIndexed
+from wdsfs.tree.indexing import NotIndexed, indexed
 from wdsfs.tree.numbered_tree import NumberedTree, check_name, make_numbered
 from wdsfs.tree.shard_set import ShardSet
-from wdsfs.tree.tree import AT_PARENT, Node, View
+from wdsfs.tree.tree import AT_PARENT, View
 
 EXT, FULL = View(index_tree=True), View(names="full", index_tree=True)
 
@@ -49,28 +49,11 @@ EXT, FULL = View(index_tree=True), View(names="full", index_tree=True)
 @contextmanager
 def a_tree(shards: Sequence[bytes], view: View = EXT, merge: bool = False) -> Iterator[NumberedTree]:
     """The tree over these shards, called s0, s1 ..., in a directory of its own."""
-    with TemporaryDirectory() as home:
-        for number, data in enumerate(shards):
-            Path(home, f"s{number}.tar").write_bytes(data)
-        found = expand([f"{home}/s{{0..{len(shards) - 1}}}.tar"])
-        index = open_index(Path(home, "index"))
-        index.refresh(found)
-        tree = make_numbered(ShardSet(found, index), replace(view, merge=merge))
+    with a_set(shards) as below:
+        tree = make_numbered(below, replace(view, merge=merge))
         assert isinstance(tree, NumberedTree)
         tree.prepare()
-        try:
-            yield tree
-        finally:
-            tree.close(clean=True)
-
-
-def settled(tree: NumberedTree, path: bytes) -> Node:
-    """The node at a path, whatever has to be indexed anew first."""
-    while True:
-        try:
-            return tree.resolve(path)
-        except NotIndexed as wanted:
-            tree.lower.index_now(wanted.number)
+        yield tree
 
 
 def links(tree: NumberedTree) -> dict[int, bytes]:
@@ -267,7 +250,7 @@ def test_links_follow_a_change(tmp_path: Path) -> None:
     one.lower.index_now(0)
     with pytest.raises(StaleEntry):
         one.readlink(before.inode)
-    after = settled(one, b"by-index/000/000/000003")
+    after = indexed(one.resolve, b"by-index/000/000/000003")
     assert after.inode != before.inode
     assert one.readlink(after.inode) == b"../../../s0/00003"
     assert another.readlink(after.inode) == b"../../../s0/00003", "it had not looked yet"
@@ -286,7 +269,7 @@ def test_links_follow_a_change(tmp_path: Path) -> None:
     assert one.resolve(b"s1/00000")
     os.rename(tmp_path / "kept", tmp_path / "s0.tar")
     one.lower.distrust()
-    assert one.readlink(settled(one, b"by-index/000/000/000006").inode) == b"../../../s1/00001"
+    assert one.readlink(indexed(one.resolve, b"by-index/000/000/000006").inode) == b"../../../s1/00001"
     one.close(clean=True)
 
 

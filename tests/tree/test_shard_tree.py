@@ -51,8 +51,8 @@ def tar(items: Sequence[Item]) -> bytes:
 
 
 @contextmanager
-def a_tree(shards: Sequence[bytes], view: View, merge: bool = False, indexed: bool = True) -> Iterator[LowerTree]:
-    """The tree over these shards, called s0, s1 ..., in a directory of its own."""
+def a_set(shards: Sequence[bytes], *, indexed: bool = True) -> Iterator[ShardSet]:
+    """The set of these shards, called s0, s1 ..., in a directory of its own."""
     with TemporaryDirectory() as home:
         for number, data in enumerate(shards):
             Path(home, f"s{number}.tar").write_bytes(data)
@@ -61,11 +61,18 @@ def a_tree(shards: Sequence[bytes], view: View, merge: bool = False, indexed: bo
         assert not index.notices
         if indexed:
             index.refresh(found)
-        tree = make_tree(ShardSet(found, index), replace(view, merge=merge))
+        below = ShardSet(found, index)
         try:
-            yield tree
+            yield below
         finally:
-            tree.lower.close()
+            below.close()
+
+
+@contextmanager
+def a_tree(shards: Sequence[bytes], view: View, merge: bool = False, indexed: bool = True) -> Iterator[LowerTree]:
+    """The tree over these shards."""
+    with a_set(shards, indexed=indexed) as below:
+        yield make_tree(below, replace(view, merge=merge))
 
 
 def names_in(tree: LowerTree, path: bytes = b"") -> list[bytes]:
@@ -239,18 +246,72 @@ def test_a_shard_is_indexed_when_it_is_first_looked_into() -> None:
 # --- many shards as one tree ----------------------------------------------------------------------------------
 
 
-def test_merged_shards_make_one_tree() -> None:
-    first = tar([("d/a.jpg", b"1"), ("b.jpg", b"2")])
-    second = tar([("d/c.jpg", b"3"), ("e/f.jpg", b"4")])
-    with a_tree([first, second], View(), merge=True) as tree:
+SAME: list[list[Item]] = [[("a.jpg", b"1")], [("a.jpg", b"2"), ("a.cls", b"x")], [("a.jpg", b"3")]]
+BOTH: list[Item] = [("a.jpg", b"1"), ("a/b.jpg", b"2")]
+# The members of each shard, the view, and all files of the merged tree.
+MERGED: dict[str, tuple[list[list[Item]], View, dict[bytes, bytes]]] = {
+    "folders are one": (
+        [[("d/a.jpg", b"1"), ("b.jpg", b"2")], [("d/c.jpg", b"3"), ("e/f.jpg", b"4")]],
+        View(),
+        {b"/d/a/jpg": b"1", b"/b/jpg": b"2", b"/d/c/jpg": b"3", b"/e/f/jpg": b"4"},
+    ),
+    "a key that an earlier shard has": (
+        SAME,
+        View(),
+        {b"/a/jpg": b"1", b"/a~s1/jpg": b"2", b"/a~s1/cls": b"x", b"/a~s2/jpg": b"3"},
+    ),
+    "a file that an earlier shard has": (
+        SAME,
+        View("files"),
+        {b"/a.jpg": b"1", b"/a.jpg~s1": b"2", b"/a.cls": b"x", b"/a.jpg~s2": b"3"},
+    ),
+    "a key that is a folder of another shard": (
+        [[("a/b.jpg", b"1")], [("a.jpg", b"2"), ("a.b", b"3")], [("a.jpg", b"4")]],
+        View(),
+        {b"/a/b/jpg": b"1", b"/a~s1/jpg": b"2", b"/a~s1/b": b"3", b"/a~s2/jpg": b"4"},
+    ),
+    # Only the first of its key shares the directory, so that no files of two samples are in one.
+    "a key that is a folder of its own shard": (
+        [BOTH, [*BOTH, ("a/c.x", b"3")], [("a/jpg.x", b"4")]],
+        View(),
+        {
+            b"/a/jpg": b"1",
+            b"/a/b/jpg": b"2",
+            b"/a~s1/jpg": b"1",
+            b"/a/b~s1/jpg": b"2",
+            b"/a/c/x": b"3",
+            b"/a/jpg~s2/x": b"4",
+        },
+    ),
+    "plain names that end like those with a shard": (
+        [
+            [("a.x", b"a"), ("a~s1.x", b"a~s1"), ("b~s7.x", b"no such shard")],
+            [("a.x", b"a"), ("a~s1.x", b"a~s1")],
+        ],
+        View(),
+        {
+            b"/a/x": b"a",
+            b"/a~s1~s0/x": b"a~s1",
+            b"/b~s7/x": b"no such shard",
+            b"/a~s1/x": b"a",
+            b"/a~s1~s1/x": b"a~s1",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MERGED)
+def test_names_in_a_merged_tree(case: str) -> None:
+    shards, view, files = MERGED[case]
+    with a_tree([tar(members) for members in shards], view, merge=True) as tree:
+        assert check_consistency(tree) == files
+
+
+def test_a_merged_listing_has_the_order_of_the_shards() -> None:
+    shards = [[("d/a.jpg", b"1"), ("b.jpg", b"2")], [("d/c.jpg", b"3"), ("e/f.jpg", b"4")]]
+    with a_tree([tar(members) for members in shards], View(), merge=True) as tree:
         assert names_in(tree) == [b"d", b"b", b"e"]
         assert names_in(tree, b"d") == [b"a", b"c"]
-        assert check_consistency(tree) == {
-            b"/d/a/jpg": b"1",
-            b"/b/jpg": b"2",
-            b"/d/c/jpg": b"3",
-            b"/e/f/jpg": b"4",
-        }
 
 
 def test_merged_directories_have_one_link() -> None:
@@ -273,58 +334,10 @@ def test_a_listed_directory_is_the_same_when_another_process_makes_the_table_of_
         assert names_in(tree, b"d") == [b"a", b"c"]
 
 
-def test_a_path_that_an_earlier_shard_has_gets_the_name_of_its_shard() -> None:
-    shards = [tar([("a.jpg", b"1")]), tar([("a.jpg", b"2"), ("a.cls", b"x")]), tar([("a.jpg", b"3")])]
-    with a_tree(shards, View(), merge=True) as tree:
-        expected = {b"/a/jpg": b"1", b"/a~s1/jpg": b"2", b"/a~s1/cls": b"x", b"/a~s2/jpg": b"3"}
-        assert check_consistency(tree) == expected
-    with a_tree(shards, View("files"), merge=True) as tree:
-        expected = {b"/a.jpg": b"1", b"/a.jpg~s1": b"2", b"/a.cls": b"x", b"/a.jpg~s2": b"3"}
-        assert check_consistency(tree) == expected
-
-
 def test_a_path_twice_in_a_shard_is_numbered_there_first() -> None:
     twice = tar([("a.x", b"1"), ("b.x", b"2"), ("a.x", b"3")])
     with a_tree([twice, twice], View(), merge=True) as tree:
         assert names_in(tree) == [b"a", b"b", b"a~2", b"a~s1", b"b~s1", b"a~2~s1"]
-
-
-def test_merged_a_sample_keeps_out_of_the_folder_of_another_shard() -> None:
-    shards = [tar([("a/b.jpg", b"1")]), tar([("a.jpg", b"2"), ("a.b", b"3")]), tar([("a.jpg", b"4")])]
-    with a_tree(shards, View(), merge=True) as tree:
-        assert check_consistency(tree) == {
-            b"/a/b/jpg": b"1",
-            b"/a~s1/jpg": b"2",
-            b"/a~s1/b": b"3",
-            b"/a~s2/jpg": b"4",
-        }
-
-
-def test_merged_a_sample_shares_the_directory_with_a_folder_of_its_own_shard() -> None:
-    """Only the first of its key, so that no files of two samples are in one directory."""
-    both = [("a.jpg", b"1"), ("a/b.jpg", b"2"), ("a.b", b"")]
-    shards = [tar(both[:2]), tar([*both[:2], ("a/c.x", b"3")]), tar([("a/jpg.x", b"4")])]
-    with a_tree(shards, View(), merge=True) as tree:
-        assert check_consistency(tree) == {
-            b"/a/jpg": b"1",
-            b"/a/b/jpg": b"2",
-            b"/a~s1/jpg": b"1",
-            b"/a/b~s1/jpg": b"2",
-            b"/a/c/x": b"3",
-            b"/a/jpg~s2/x": b"4",
-        }
-
-
-def test_a_plain_name_that_ends_like_one_with_a_shard_gets_its_own_shard_too() -> None:
-    keys = [["a", "a~s1", "b~s7"], ["a", "a~s1"]]
-    with a_tree([tar([(f"{key}.x", key.encode()) for key in own]) for own in keys], View(), merge=True) as tree:
-        assert check_consistency(tree) == {
-            b"/a/x": b"a",
-            b"/a~s1~s0/x": b"a~s1",
-            b"/b~s7/x": b"b~s7",  # there is no such shard
-            b"/a~s1/x": b"a",
-            b"/a~s1~s1/x": b"a~s1",
-        }
 
 
 def test_a_folder_keeps_the_name_that_a_sample_would_get() -> None:

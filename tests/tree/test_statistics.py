@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests import sets, tars
+from tests.tree.test_shard_set import a_lower
 from wdsfs.errors import ShardError
 from wdsfs.index import record_of_file, store
-from wdsfs.index.store import open_index
 from wdsfs.shards import Shard
 from wdsfs.tree import indexing, statistics
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.statistics import UNREADABLE, Distribution
-
-
-@contextlib.contextmanager
-def lower_of(directory: Path, shards: list[Shard]) -> Iterator[ShardSet]:
-    index = open_index(directory / "index")
-    index.refresh(shards)
-    below = ShardSet(shards, index)
-    try:
-        yield below
-    finally:
-        below.close()
 
 
 def write(directory: Path, *contents: bytes) -> list[Shard]:
@@ -72,7 +59,7 @@ def test_totals_and_sizes_equal_a_count_by_hand(tmp_path: Path) -> None:
         members.append(tars.member(b"no extension", b"1234"))
         contents.append(tars.tar(*members))
     shards = write(tmp_path, *contents)
-    with lower_of(tmp_path, shards) as below:
+    with a_lower(tmp_path, shards) as below:
         report = statistics.gather(below)
     rows = report.pop("extensions")
     assert report == {
@@ -102,7 +89,7 @@ def test_totals_and_sizes_equal_a_count_by_hand(tmp_path: Path) -> None:
 
 
 def test_an_empty_set_of_members(tmp_path: Path) -> None:
-    with lower_of(tmp_path, write(tmp_path, tars.END, tars.tar(tars.member(b"stray")))) as below:
+    with a_lower(tmp_path, write(tmp_path, tars.END, tars.tar(tars.member(b"stray")))) as below:
         report = statistics.gather(below)
     assert (report["members"], report["in_no_sample"], report["extensions"]) == (1, 1, [])
 
@@ -111,7 +98,7 @@ def test_names_that_are_no_utf8_and_sizes_beyond_32_bits(tmp_path: Path) -> None
     path = tmp_path / "large.tar"
     tars.write_large(path)
     shards = [sets.at(path), *write(tmp_path, tars.tar(tars.member(b"a.\xff", b"x")))]
-    with lower_of(tmp_path, shards) as below:
+    with a_lower(tmp_path, shards) as below:
         report = statistics.gather(below)
     rows = {row["extension"]: row for row in report["extensions"]}
     assert rows["\\xff"]["count"] == 1
@@ -122,7 +109,7 @@ def test_names_that_are_no_utf8_and_sizes_beyond_32_bits(tmp_path: Path) -> None
 def test_shards_that_are_missing_damaged_or_changed(tmp_path: Path) -> None:
     contents = [sets.content(number) for number in range(4)]
     shards = write(tmp_path, *contents)
-    with lower_of(tmp_path, shards) as below:
+    with a_lower(tmp_path, shards) as below:
         sets.path_of(shards[0]).unlink()
         sets.path_of(shards[1]).write_bytes(contents[1][:1000])
         sets.path_of(shards[2]).write_bytes(sets.content(2, samples=7))
@@ -133,7 +120,7 @@ def test_shards_that_are_missing_damaged_or_changed(tmp_path: Path) -> None:
 
 def test_a_record_that_was_damaged_is_built_again(tmp_path: Path) -> None:
     shards = write(tmp_path, sets.content(1))
-    with lower_of(tmp_path, shards) as below:
+    with a_lower(tmp_path, shards) as below:
         key = b"r" + store._digest(shards[0].path)
         below.index._write([(key, b"nonsense")])
         assert statistics.gather(below)["samples"] == 3
@@ -143,7 +130,7 @@ def test_a_shard_that_is_written_all_the_time_counts_as_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = write(tmp_path, sets.content(1), sets.content(2))
-    with lower_of(tmp_path, shards) as below:
+    with a_lower(tmp_path, shards) as below:
         old = record_of_file.build_file(shards[0].path)
         os.utime(shards[0].path, (1, 1))
         monkeypatch.setattr(below, "build", lambda number: old)
@@ -172,7 +159,7 @@ def test_counts_equal_a_count_by_hand(tmp_path: Path) -> None:
                 members.append(tars.member(b"%s%d.%s" % (folder, sample, extension), bytes(size)))
         samples.append(count)
         contents.append(tars.tar(*members))
-    with lower_of(tmp_path, write(tmp_path, *contents)) as below:
+    with a_lower(tmp_path, write(tmp_path, *contents)) as below:
         found = distribution_of(below)
     counted = {
         (name, bit): n for name, counts in found.sizes.items() for bit, n in enumerate(counts.tolist()) if n
@@ -185,7 +172,7 @@ def test_counts_equal_a_count_by_hand(tmp_path: Path) -> None:
 
 def test_empty_and_unreadable_shards_have_their_place(tmp_path: Path) -> None:
     shards = write(tmp_path, tars.END, tars.tar(tars.member(b"a.txt", b"1")), tars.END)
-    with lower_of(tmp_path, shards) as below:
+    with a_lower(tmp_path, shards) as below:
         (tmp_path / "s0.tar").unlink()
         found = distribution_of(below)
     assert found.samples.tolist() == [UNREADABLE, 1, 0]
@@ -197,7 +184,7 @@ def test_columns_and_classes_beyond_the_limits_are_counted_together(
     monkeypatch.setattr(statistics, "CLASSES_MAX", 3)
     monkeypatch.setattr(statistics, "COLUMNS_MAX", 4)
     members = [tars.member(b"c%d/%d.e%d" % (n, n, n), b"1") for n in range(10)]
-    with lower_of(tmp_path, write(tmp_path, tars.tar(*members))) as below:
+    with a_lower(tmp_path, write(tmp_path, tars.tar(*members))) as below:
         found = distribution_of(below)
     assert (len(found.classes), found.samples_left) == (3, 7)
     assert (len(found.sizes), found.columns_left) == (4, 6)

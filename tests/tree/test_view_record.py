@@ -24,7 +24,7 @@ import pytest
 
 import wdsfs
 from tests import sets, tars
-from tests.conftest import BOTH_ENGINES, Program
+from tests.conftest import Program
 from tests.processes import wait_until
 from wdsfs import names
 from wdsfs.cli import mount_helper
@@ -102,7 +102,7 @@ def read(below: ShardSet, number: int, member: int) -> bytes:
 def shown(below: ShardSet, number: int) -> list[Sample]:
     """Return the samples that a shard shows, with content; compare sizes on the way."""
     found: list[Sample] = []
-    record = settled(below, number)
+    record = indexed(below.record, number)
     for entry in range(record.entries):
         if record.entry_flags[entry] & STRAY:
             continue
@@ -113,18 +113,6 @@ def shown(below: ShardSet, number: int) -> list[Sample]:
             columns.append((record.extension(member), content))
         found.append((record.entry_path(entry), columns))
     return sorted(found)
-
-
-def settled(below: ShardSet, number: int) -> Any:
-    while True:
-        try:
-            return below.record(number)
-        except NotIndexed as wanted:
-            below.index_now(wanted.number)
-
-
-def look_again(below: ShardSet) -> None:
-    below.distrust()
 
 
 def one_shard(directory: Path, samples: Sequence[Sample], **options: Any) -> list[Sample]:
@@ -172,19 +160,6 @@ def test_letter_case(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_missing_is_named_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(ViewError) as caught:
-        one_shard(tmp_path, AB, columns=columns_of(["cls"]))
-    for word in (str(tmp_path / "s.tar"), "'c'", "'cls'", "--missing skip"):
-        assert word in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["", "jpg;", ";", "a/b"])
-def test_columns_that_mean_nothing(text: str) -> None:
-    with pytest.raises(UsageError, match="--columns"):
-        columns_of([text])
-
-
 def test_strays_are_shown_unless_columns_are_chosen(tmp_path: Path) -> None:
     link = tars.header(b"link", kind=tars.SYMLINK, link=b"d/a.jpg")
     hard = tars.header(b"hard.x", kind=tars.HARD_LINK, link=b"d/a.jpg")
@@ -213,14 +188,14 @@ def test_samples_are_left_out_of_their_shard_only(tmp_path: Path) -> None:
     with a_view(tmp_path, [replace(one, without=frozenset([b"d/a", b"none"])), other], Composition()) as below:
         assert [key for key, _ in shown(below, 0)] == [b"c", b"d/b"]
         assert shown(below, 1) == sorted(AB)
-        assert settled(below, 1).view is None  # the record that it has anyway
+        assert indexed(below.record, 1).view is None  # the record that it has anyway
 
 
 def test_damage_is_told_of_a_view_too(tmp_path: Path) -> None:
     tar = write(tmp_path / "s.tar", AB)
     sets.path_of(tar).write_bytes(sets.path_of(tar).read_bytes()[:-1536])  # the end mark, and into the last member
     with a_view(tmp_path, [tar], Composition(columns=columns_of(["txt;png"]))) as below:
-        problems = settled(below, 0).problems
+        problems = indexed(below.record, 0).problems
         assert "truncated" in {problem.kind for problem in problems}
         assert list(below.damaged()) == [(str(tmp_path / "s.tar"), problems[0].text)]
 
@@ -480,7 +455,7 @@ def test_rows_that_are_missing_or_there_twice(tmp_path: Path) -> None:
 
 def settled_or_refused(below: ShardSet, number: int) -> None:
     with contextlib.suppress(ViewError):
-        settled(below, number)
+        indexed(below.record, number)
 
 
 def test_samples_that_are_refused_have_no_numbers(tmp_path: Path) -> None:
@@ -516,10 +491,10 @@ def test_an_order_of_samples_is_of_one_content(tmp_path: Path) -> None:
         assert list(samples_of(below, 0, tag)) == [0, 1, 2]
         write(tmp_path / "s.tar", [(b"c", columns)])
         below.plain.distrust()
-        settled(below.plain, 0)
+        indexed(below.plain.record, 0)
         with pytest.raises(StaleShard):
             indexed(samples_of, below, 0, tag)
-        look_again(below)
+        below.distrust()
         assert list(indexed(samples_of, below, 0)) == [0]
 
 
@@ -922,20 +897,20 @@ def test_a_view_is_what_the_model_says(tmp_path: Path, seed: int) -> None:
 def test_a_changed_label_file_is_another_shard(tmp_path: Path) -> None:
     shard, file = write(tmp_path / "s.tar", AB), as_csv(tmp_path / "l.csv")
     with a_view(tmp_path, [shard], Composition(associate=(str(file),))) as below:
-        tag, content = below.tag(0), below.content(0, below.tag(0), settled(below, 0).entry_member[1] - 1)
+        tag, content = below.tag(0), below.content(0, below.tag(0), indexed(below.record, 0).entry_member[1] - 1)
         before = content_module.read(content, 0, 100)
         as_csv(file, [{**row, "cls": "new", "score": "new", "n": "new"} for row in ROWS])
         with pytest.raises(StaleShard):
             content_module.read(content, 0, 100)
         with pytest.raises(StaleShard):
             content_module.read_cached(content, 0, 100)
-        look_again(below)
+        below.distrust()
         with pytest.raises(StaleShard):
             below.content(0, tag, 0)
         assert {value for _, columns in shown(below, 0) for ext, value in columns if ext == b"cls"} == {b"new"}
         assert before != b"new"
         file.unlink()
-        look_again(below)
+        below.distrust()
         with pytest.raises(ShardError, match=r"l\.csv: the file is gone"):
             below.record(0)
 
@@ -944,21 +919,21 @@ def test_a_changed_joined_shard_is_another_shard(tmp_path: Path) -> None:
     shards = [write(tmp_path / "s.tar", AB)]
     other = write(tmp_path / "j.tar", depth(b"d/a", b"d/b", b"c"))
     with a_view(tmp_path, shards, Composition(join=(str(tmp_path / "j.tar"),))) as below:
-        record = settled(below, 0)
+        record = indexed(below.record, 0)
         last = record.entry_member[1] - 1
         content = below.content(0, below.tag(0), last)
         assert content_module.read(content, 0, 9).startswith(b"D")
         write(sets.path_of(other), [(key, [(b"depth", b"new")]) for key in (b"c", b"d/b", b"d/a")])
         with pytest.raises(StaleShard):
             content_module.read(content, 0, 9)
-        look_again(below)
+        below.distrust()
         assert {value for _, columns in shown(below, 0) for ext, value in columns if ext == b"depth"} == {b"new"}
         # One key less: refused, and that is kept.
         write(sets.path_of(other), depth(b"c", b"d/b"))
-        look_again(below)
+        below.distrust()
         for _ in range(2):
             with pytest.raises(ViewError, match="'d/a' is not in the joined set"):
-                settled(below, 0)
+                indexed(below.record, 0)
         assert [f"{path}: {text}" for path, text in below.damaged()] == [str(_error_of(below))]
 
 
@@ -970,10 +945,10 @@ def test_a_merged_tree_shows_what_was_not_refused(tmp_path: Path) -> None:
         tree.prepare()
         assert [entry.name for entry in tree.listing(1, 2)] == [b"k0", b"k1"]
         as_lines(file, [{"key": "k1", "label": "new"}])
-        look_again(below)
+        below.distrust()
         for number in range(2):
             with contextlib.suppress(ViewError):
-                settled(below, number)
+                indexed(below.record, number)
         assert [entry.name for entry in tree.listing(1, 2)] == [b"k1"]
         whole = make_tree(below, View(merge=True))
         with pytest.raises(UnreadableShard, match=r"'k0' is not in .*; until it can be read, names .* missing"):
@@ -996,12 +971,12 @@ def test_what_another_process_refused_is_settled(tmp_path: Path) -> None:
     wanted = Composition(associate=(str(file),))
     with a_view(tmp_path, [shard], wanted) as below, a_view(tmp_path, [shard], wanted, indexed=False) as another:
         as_lines(file, [{"key": "other", "label": 0}])
-        look_again(below)
-        look_again(another)
+        below.distrust()
+        another.distrust()
         with pytest.raises(NotIndexed):
             another.record(0)
         with pytest.raises(ViewError):
-            settled(below, 0)
+            indexed(below.record, 0)
         another.try_index(0)
         with pytest.raises(ViewError):
             another.record(0)
@@ -1023,7 +998,7 @@ def test_a_shard_that_changes_below_a_view(tmp_path: Path) -> None:
         os.utime(shard.path, ns=(found.st_atime_ns, found.st_mtime_ns))
         with pytest.raises(StaleShard):
             content_module.read(content, 0, 9)
-        look_again(below)
+        below.distrust()
         assert [columns[0][1].strip(b"\0") for _, columns in shown(below, 0)] == [b"", b"", b""]
 
 
@@ -1173,11 +1148,11 @@ def test_sqlite_keeps_what_is_new_beside_the_file(tmp_path: Path) -> None:
             for text in ("one", "two"):
                 db.execute("UPDATE t SET cls = ?", (text,))
                 db.commit()
-                look_again(below)
+                below.distrust()
                 assert {dict(columns)[b"cls"] for _, columns in shown(below, 0)} == {text.encode()}
                 tag = below.tag(0)
-                look_again(below)  # reading has touched the file, and changed nothing
-                settled(below, 0)
+                below.distrust()  # reading has touched the file, and changed nothing
+                indexed(below.record, 0)
                 assert below.tag(0) == tag
 
 
@@ -1215,28 +1190,6 @@ def _read_text(path: Path) -> str | None:
         return None
 
 
-@BOTH_ENGINES
-def test_an_image_folder_on_a_mount(program: Program) -> None:
-    for number in range(2):
-        samples = [(b"k%d" % n, [(b"jpg", b"%d-%d" % (number, n)), (b"cls", b"%d" % (n % 2))]) for n in range(6)]
-        write(program.home / f"s{number}.tar", samples)
-    program.write("names.txt", b"cat\ndog\n")
-    with program.mounted("s{0..1}.tar", "--layout", "classes", "--class-names", "names.txt") as mounted:
-        # As torchvision's ImageFolder finds its samples.
-        found = sorted(path.name for path in mounted.path.iterdir() if path.is_dir())
-        assert found == ["cat", "dog"]
-        images = {
-            os.path.join(root, name): (Path(root) / name).read_bytes()
-            for target in found
-            for root, _, names in sorted(os.walk(mounted.path / target))
-            for name in sorted(names)
-            if name.endswith(".jpg")
-        }
-        assert len(images) == 12
-        assert {one.split(b"-")[1] for path, one in images.items() if "/dog/" in path} == {b"1", b"3", b"5"}
-        assert all(name.endswith(".jpg") for name in os.listdir(mounted.path / "cat"))
-
-
 def _listed(directory: Path) -> list[str]:
     try:
         return os.listdir(directory)
@@ -1261,15 +1214,10 @@ def test_a_class_that_is_too_long_for_the_others_is_never_shown(program: Program
         for path in (mounted.path, mounted.path / "100"):
             with pytest.raises(OSError, match="Input/output error"):
                 os.listdir(path)
-    with program.mounted("{a,b}.tar", "--layout", "classes", at=program.directory("again")) as mounted:
-        assert sorted(os.listdir(mounted.path)) == ["000", "005", "011", "100"]
-        assert mounted.status()["composition"] == "--class-from cls"
     options = ("--layout", "classes", "--class-digits", "4")
     with program.mounted("{a,b}.tar", *options, at=program.directory("wide")) as mounted:
         assert sorted(os.listdir(mounted.path)) == ["0000", "0005", "0011", "0100"]
         assert mounted.status()["composition"] == "--class-from cls --class-digits 4"
-    listed = program.run("ls", "--layout", "classes", "--class-digits", "0", "{a,b}.tar").stdout
-    assert sorted(listed.split()) == [b"0/", b"100/", b"11/", b"5/"]
 
 
 def test_options_that_do_not_go_together() -> None:
