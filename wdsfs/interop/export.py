@@ -27,14 +27,6 @@ from wdsfs.tree.shard_set import ShardSet
 
 AHEAD_PER_JOB = 8  # shards per process whose results are in memory, to be written in the order of the set
 
-# The indexes that describe a shard, or all shards of a directory, and the command that writes each of them again.
-RENEWED_BY = {
-    "dali": "wdsfs export",
-    "energon": "energon prepare",
-    "wids": "widsindex create",
-    "wdsidx": "wdsfs index --update",
-}
-
 
 @dataclass(slots=True)
 class Report:
@@ -194,12 +186,13 @@ def left_behind(shards: Iterable[bytes], *, renewed: bool = False) -> dict[bytes
     left: dict[bytes, str] = {}
     for path in shards:
         folder = os.path.dirname(path)
-        places = {
-            "dali": [] if renewed else [dali.dali_path(path)],
-            "energon": [energon.energon_path(path), energon.database_path(folder)],
-            "wids": [os.path.join(folder, b"shardindex.json")],
-            "wdsidx": [os.path.join(folder, b"set.wdsidx")],
-        }
-        for kind, paths in places.items():
-            left.update(dict.fromkeys(filter(os.path.exists, paths), RENEWED_BY[kind]))
+        for place, command in (
+            (dali.dali_path(path), "" if renewed else "wdsfs export"),
+            (energon.energon_path(path), "energon prepare"),
+            (energon.database_path(folder), "energon prepare"),
+            (os.path.join(folder, b"shardindex.json"), "widsindex create"),
+            (os.path.join(folder, b"set.wdsidx"), "wdsfs index --update"),
+        ):
+            if command and os.path.exists(place):
+                left[place] = command
     return left

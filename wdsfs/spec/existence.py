@@ -264,7 +264,7 @@ def _modes(paths: Iterable[str], refused: dict[str, ShardError] | None = None) -
     modes: dict[str, int | None] = dict.fromkeys(paths)
     remote = [path for path in modes if objects.is_url(path)]
     by_parent: defaultdict[str, list[str]] = defaultdict(list)
-    for path in filter(objects.is_local, modes) if remote else modes:
+    for path in [path for path in modes if not objects.is_url(path)] if remote else modes:
         by_parent[parent_of(path)].append(path)
     for parent, siblings in by_parent.items():
         dependencies.note_directory(parent)

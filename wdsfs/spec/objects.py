@@ -13,7 +13,7 @@ import stat
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import TypeGuard, TypeVar
+from typing import TypeVar
 
 from wdsfs import names
 from wdsfs.door import urls
@@ -76,7 +76,7 @@ def refuse_local(path: str, file: str) -> None:
 
     `file` is the path of that file, or its directory.
     """
-    if is_url(file) and is_local(path):
+    if is_url(file) and not is_url(path):
         raise SpecError(_OF_THIS_MACHINE.format(path))
 
 
@@ -123,11 +123,6 @@ def is_file(path: str) -> bool:
 def is_listable(path: str) -> bool:
     """Return True for a URL of a store that can list what is below it."""
     return is_url(path) and not is_command(path) and urls.parse(path).scheme not in WEB
-
-
-def is_local(path: str) -> bool:
-    """Return True for what is not a URL."""
-    return not is_url(path)
 
 
 def paths_of(text: str) -> list[str]:
@@ -295,28 +290,23 @@ def _past_stars(places: set[int], patterns: Sequence[str]) -> set[int]:
     return reached
 
 
-def modes(paths: Iterable[str], refused: dict[str, ShardError] | None = None) -> dict[str, int | None]:
+def modes(paths: Sequence[str], refused: dict[str, ShardError] | None = None) -> dict[str, int | None]:
     """Return the mode of what is at each path: a regular file, a directory for a final slash, None for nothing.
 
     Where a store refuses to say, that is noted in `refused`, with None as the mode. Raises ShardError without it.
     """
-    all_paths = list(paths)
-    known: dict[str, int | None] = {path: stat.S_IFDIR for path in all_paths if path.endswith("/")}
-    unknown: list[str] = []
-    for listed, siblings in _listings(path for path in all_paths if path not in known):
-        for path in siblings:
-            if listed is not None and path in listed:
-                known[path] = stat.S_IFREG
-            else:
-                unknown.append(path)
-    if unknown:
-        answers = dict(zip(unknown, DOOR.remote.stat([os.fsencode(path) for path in unknown]), strict=True))
-        known.update((path, stat.S_IFREG if isinstance(answer, Pin) else None) for path, answer in answers.items())
-        refusals = {path: answer for path, answer in answers.items() if _is_refusal(answer)}
-        if refused is None and refusals:
-            raise next(iter(refusals.values()))
-        if refused is not None:
-            refused.update(refusals)
+    known: dict[str, int | None] = {path: stat.S_IFDIR for path in paths if path.endswith("/")}
+    asked: list[str] = []
+    for listed, siblings in _listings(path for path in paths if path not in known):
+        there = listed or ()
+        known.update(dict.fromkeys(there, stat.S_IFREG))
+        asked += [path for path in siblings if path not in there]
+    for path, answer in zip(asked, DOOR.remote.stat(list(map(os.fsencode, asked))) if asked else (), strict=True):
+        known[path] = stat.S_IFREG if isinstance(answer, Pin) else None
+        if isinstance(answer, ShardError) and not isinstance(answer, MissingObject):
+            if refused is None:
+                raise answer
+            refused[path] = answer
     return known
 
 
@@ -333,9 +323,7 @@ def ask_again(paths: Sequence[str], start: int) -> int:
     Of the paths that no listing shows, which may be gone, only ASKED_AGAIN from number `start` on are asked for;
     returns where to start next time. Raises ShardError.
     """
-    unlisted = [
-        path for listed, siblings in _listings(paths) for path in siblings if listed is None or path not in listed
-    ]
+    unlisted = [path for listed, siblings in _listings(paths) for path in siblings if path not in (listed or ())]
     start = start if start < len(unlisted) else 0
     DOOR.remote.stat([os.fsencode(path) for path in unlisted[start : start + ASKED_AGAIN]])
     return start + ASKED_AGAIN
@@ -362,18 +350,13 @@ def _listings(paths: Iterable[str]) -> list[tuple[set[str] | None, list[str]]]:
 
     No listing (None) is made for few paths, and where the store does not list.
     """
-    siblings = _by_parent(paths).items()
-    return [
-        (_listed_among(parent, inside) if len(inside) >= LISTING_PAYS else None, inside)
-        for parent, inside in siblings
-    ]
-
-
-def _by_parent(paths: Iterable[str]) -> dict[str, list[str]]:
     groups: defaultdict[str, list[str]] = defaultdict(list)
     for path in paths:
         groups[path.rpartition("/")[0] + "/"].append(path)
-    return groups
+    return [
+        (_listed_among(parent, inside) if len(inside) >= LISTING_PAYS else None, inside)
+        for parent, inside in groups.items()
+    ]
 
 
 def _listed_among(parent: str, paths: Sequence[str]) -> set[str] | None:
@@ -388,7 +371,3 @@ def _listed_among(parent: str, paths: Sequence[str]) -> set[str] | None:
         return set(_pinned_paths(listed for listed in _list_prefix(url).objects if listed[0].shown in known))
     except ShardError:  # a store may forbid listing, but not reading: each object is asked for
         return None
-
-
-def _is_refusal(answer: Pin | ShardError) -> TypeGuard[ShardError]:
-    return isinstance(answer, ShardError) and not isinstance(answer, MissingObject)
