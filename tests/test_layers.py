@@ -11,7 +11,7 @@ import itertools
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -293,7 +293,7 @@ def _odd_introduction(file: Path) -> str:
     return "" if len(firsts) == 1 and file.with_name(f"{firsts[0]}.py").exists() else f"start with {firsts}?"
 
 
-# The rooms that need an extra; what others load of them they load when a command asks for it.
+# The rooms that need an extra.
 EXTRA_OF = {"pages": "view", "library": "fsspec"}
 
 
@@ -333,15 +333,6 @@ def test_a_wing_is_reached_at_one_place(wing: str) -> None:
     expect_none(
         faults("loads", lambda module, found: found.at_load and is_of_wing(found.module), REACHED_BY[wing])
     )
-
-
-def test_a_room_with_an_extra_is_loaded_when_it_is_asked_for() -> None:
-    others = [module for module in MODULES if room_of(module) not in EXTRA_OF]
-    expect_none(faults("loads", lambda module, found: _loads(found, EXTRA_OF), others))
-
-
-def _loads(found: Import, rooms: Container[str]) -> bool:
-    return found.at_load and found.is_ours and room_of(found.module) in rooms
 
 
 def test_a_command_starts_without_the_slow_packages() -> None:

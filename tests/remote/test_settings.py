@@ -47,6 +47,7 @@ def options_of(found: Settings, url: str) -> dict[str, str]:
 
 
 def test_the_longest_prefix_wins_option_by_option(home: Path) -> None:
+    assert settings.load_settings() == Settings([])  # without a file
     write(home, FILE)
     found = settings.load_settings()
     bucket = {"endpoint": "https://bucket", "region": "r1", "requests": "7"}
@@ -77,9 +78,6 @@ def test_the_name_of_a_file_means_the_same_in_another_directory(
         "anonymous": "true",
     }
     assert options_of(given, "https://h/x") == {"certificates": str(tmp_path / "it's.pem")}
-
-
-def test_words_of_the_environment_that_no_shell_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WDSFS_STORE_OPTIONS", "certificates='ca.pem")
     with pytest.raises(UsageError, match="WDSFS_STORE_OPTIONS"):
         settings.arguments_of_environment()
@@ -94,10 +92,6 @@ def test_an_argument_wins_over_the_file_and_counts_only_where_it_means_something
     assert options_of(found, "s3://bucket/x.tar")["endpoint"] == "http://h:9000/a=b"
     assert options_of(found, "https://h:8443/d/x.tar") == {"timeout": "2.5"}
     assert options_of(found, "https://h:8443/dd/x.tar") == {}
-
-
-def test_without_a_file_there_are_no_options(home: Path) -> None:
-    assert settings.load_settings() == Settings([])
 
 
 def test_settings_survive_json_and_do_not_show_their_values(home: Path) -> None:
@@ -151,11 +145,6 @@ def test_a_file_is_refused_with_the_way_out(home: Path, text: str, mode: int, wh
     assert SECRET not in str(caught.value)
 
 
-def test_a_file_that_others_may_read_is_used_when_it_has_no_secret(home: Path) -> None:
-    write(home, '[store."s3://"]\nregion = "x"', 0o644)
-    assert options_of(settings.load_settings(), "s3://b/x.tar") == {"region": "x"}
-
-
 def test_a_file_in_a_directory_that_others_can_write_is_refused(home: Path) -> None:
     write(home, FILE)
     home.chmod(0o777)
@@ -163,8 +152,8 @@ def test_a_file_in_a_directory_that_others_can_write_is_refused(home: Path) -> N
         settings.load_settings()
 
 
-def test_a_link_to_the_file_is_followed(home: Path) -> None:
-    write(home, FILE)
+def test_a_link_to_a_file_without_secrets_that_others_may_read_is_followed(home: Path) -> None:
+    write(home, '[store."s3://"]\nregion = "r1"', 0o644)
     os.rename(home / "config.toml", home / "real.toml")
     (home / "config.toml").symlink_to("real.toml")
     assert options_of(settings.load_settings(), "s3://bucket/x.tar")["region"] == "r1"
