@@ -936,63 +936,67 @@ else:
 # --- damage -----------------------------------------------------------------------------------------------
 
 
-def test_an_empty_data_file_is_a_new_index(directory: Path, shards: list[Shard]) -> None:
-    data_of(directory).write_bytes(b"")
-    with opened(directory) as index:
-        assert len(refresh(index, shards)) == 4
-        sets.check(index, shards)
-
-
-@pytest.mark.parametrize(
-    "nonsense", [b"x", b"nonsense" * 100, random.Random(1).randbytes(100_000), bytes(1 << 20)]
-)
-def test_garbage_is_replaced(directory: Path, shards: list[Shard], nonsense: bytes) -> None:
-    data_of(directory).write_bytes(nonsense)
-    with opened(directory, "is damaged") as index:
-        assert len(refresh(index, shards)) == 4
-    with opened(directory) as index:
-        sets.check(index, shards)
-
-
-def test_another_format_is_replaced(directory: Path, shards: list[Shard]) -> None:
+@contextlib.contextmanager
+def written(directory: Path) -> Iterator[lmdb.Transaction]:
+    """A transaction of another program, which writes into an index."""
     with lmdb.open(str(directory), map_size=1 << 30) as env, env.begin(write=True) as txn:
+        yield txn
+
+
+def _of_another_format(directory: Path) -> None:
+    with written(directory) as txn:
         txn.put(b"format", b"1")
-    with opened(directory) as index:
+
+
+def _of_somebody_else(directory: Path) -> None:
+    shutil.rmtree(directory)
+    directory.mkdir()
+    with written(directory) as txn:
+        txn.put(b"something", b"else")
+
+
+def _nonsense(data: bytes) -> Callable[[Path], object]:
+    return lambda directory: data_of(directory).write_bytes(data)
+
+
+NO_INDEX: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
+    "nothing": (_nonsense(b""), ()),
+    "a byte": (_nonsense(b"x"), ("is damaged",)),
+    "a text": (_nonsense(b"nonsense" * 100), ("is damaged",)),
+    "noise": (_nonsense(random.Random(1).randbytes(100_000)), ("is damaged",)),
+    "zeros": (_nonsense(bytes(1 << 20)), ("is damaged",)),
+    "another format": (_of_another_format, ()),
+    "somebody else's": (_of_somebody_else, ("are not an index of wdsfs",)),
+}
+
+
+@pytest.mark.parametrize("case", NO_INDEX)
+def test_what_is_no_index_is_replaced(directory: Path, shards: list[Shard], case: str) -> None:
+    spoil, notices = NO_INDEX[case]
+    spoil(directory)
+    with opened(directory, *notices) as index:
         assert len(refresh(index, shards)) == 4
     with opened(directory) as index:
         sets.check(index, shards)
 
 
-def test_somebody_elses_environment_is_replaced(tmp_path: Path) -> None:
-    directory, shards = tmp_path / "index", sets.make(tmp_path / "shards", 1)
-    directory.mkdir()
-    with lmdb.open(str(directory), map_size=1 << 30) as env, env.begin(write=True) as txn:
-        txn.put(b"something", b"else")
-    with opened(directory, "are not an index of wdsfs") as index:
-        refresh(index, shards)
-        sets.check(index, shards)
+def _flipped(value: bytes, at: int) -> bytes:
+    changed = bytearray(value)
+    changed[at % len(value)] ^= 1 << at % 8
+    return bytes(changed)
 
 
-def _alter(directory: Path, kind: bytes, shard: Shard, alter: Callable[[bytearray], object]) -> None:
-    key = kind + store._digest(shard.path)
-    with lmdb.open(str(directory), map_size=1 << 30) as env, env.begin(write=True) as txn:
-        value = bytearray(txn.get(key) or b"")
-        alter(value)
-        txn.put(key, bytes(value))
-
-
-def _flip(at: int) -> Callable[[bytearray], object]:
-    def alter(value: bytearray) -> None:
-        value[at % len(value)] ^= 1 << at % 8
-
-    return alter
+ALTERED = [(_flipped, at) for at in random.Random(3).sample(range(1 << 20), 40)]
+ALTERED += [(lambda value, size: value[:size], size) for size in (0, 3, 4, 60, 63, 64, 100)]
 
 
 @pytest.mark.parametrize("kind", [b"s", b"r"])
-def test_a_flipped_bit_in_a_value_makes_it_unknown(directory: Path, shards: list[Shard], kind: bytes) -> None:
+def test_a_value_that_was_altered_is_unknown(directory: Path, shards: list[Shard], kind: bytes) -> None:
     right = [sets.right_summary(one) for one in shards]
-    for at in random.Random(3).sample(range(1 << 20), 40):
-        _alter(directory, kind, shards[1], _flip(at))
+    for alter, at in ALTERED:
+        key = kind + store._digest(shards[1].path)
+        with written(directory) as txn:
+            txn.put(key, alter(bytes(txn.get(key) or b""), at))
         with opened(directory) as index:
             assert [index.summary(one.path) for one in shards] == [
                 None if kind == b"s" and number == 1 else summary for number, summary in enumerate(right)
@@ -1003,19 +1007,8 @@ def test_a_flipped_bit_in_a_value_makes_it_unknown(directory: Path, shards: list
             sets.check(index, shards)
 
 
-@pytest.mark.parametrize("kind", [b"s", b"r"])
-def test_a_value_of_another_length_makes_it_unknown(directory: Path, shards: list[Shard], kind: bytes) -> None:
-    for size in (0, 3, 4, 60, 63, 64, 100):
-        _alter(directory, kind, shards[1], lambda value, size=size: value.__delitem__(slice(size, None)))
-        with opened(directory) as index:
-            found = index.summary(shards[1].path) if kind == b"s" else index.record(shards[1].path, GONE)
-            assert found is None
-            index.refresh(shards[1:2])
-            sets.check(index, shards)
-
-
 def test_a_summary_of_another_shard_is_not_believed(directory: Path, shards: list[Shard]) -> None:
-    with lmdb.open(str(directory), map_size=1 << 30) as env, env.begin(write=True) as txn:
+    with written(directory) as txn:
         keys = [b"s" + store._digest(one.path) for one in shards]
         txn.put(keys[0], txn.get(keys[1]) or b"")
     with opened(directory) as index:
@@ -1293,7 +1286,7 @@ def test_a_damaged_table_is_made_again(directory: Path, shards: list[Shard]) -> 
     with opened(directory) as index:
         expected = table_of(index, shards)
     for at in (0, 17, 25, -1):
-        with lmdb.open(str(directory), map_size=1 << 30) as env, env.begin(write=True) as txn:
+        with written(directory) as txn:
             value = bytearray(txn.get(key) or b"")
             value[at] ^= 4
             txn.put(key, bytes(value) if at else b"short")
