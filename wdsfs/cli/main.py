@@ -17,7 +17,6 @@ from typing import Any
 import click
 
 from wdsfs import __version__
-from wdsfs.cli import completion  # noqa: F401  its classes register with click
 from wdsfs.cli.option_kinds import Paged, flag
 from wdsfs.cli.output import OUTPUT, complain, flush, say
 from wdsfs.cli.process import INTERRUPTED, failure_of, hide_secrets, interruptible, prepare_streams
