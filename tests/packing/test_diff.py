@@ -65,15 +65,6 @@ def test_nothing(tmp_path: Path) -> None:
     assert found(tmp_path, {"s0": {"d": {"a": {}}}}) == Changes()
 
 
-def test_a_changed_an_added_and_a_removed_extension(tmp_path: Path) -> None:
-    result = found(tmp_path, {"s0": {"d": {"a": {"cls": b"9", "txt": b"new", "jpg": WHITEOUT}}}})
-    assert result.samples == [ChangedSample("changed", b"s0/d/a", (b"txt",), (b"cls",), (b"jpg",))]
-    assert list(result.shards) == [0]
-    assert sorted(new.name for news in result.shards[0].members.values() for new in news) == [b"d/a.cls"]
-    assert [new.name for news in result.shards[0].following.values() for new in news] == [b"d/a.txt"]
-    assert len(result.shards[0].entries) == 1
-
-
 FILES: dict[str, Any] = {"layout": "files"}
 LINKED = tars.tar(
     tars.member(b"a.txt", b"a"),
@@ -324,37 +315,52 @@ def test_new_files_of_a_merged_set_look_into_each_shard_once(
 # --- extensions that readers take for one ------------------------------------------------------------------
 
 
-def test_an_extension_beside_another_that_differs_in_case(tmp_path: Path) -> None:
-    result = found(tmp_path, {"s0": {"d": {"a": {"JPG": b"", "Cls": b"", "cls": WHITEOUT}, "b": {"CLS": b""}}}})
-    assert result.unpackable == [
-        Remark(b"s0/d/a/JPG", reasons.ONLY_CASE),
-        Remark(b"s0/d/b/CLS", reasons.ONLY_CASE),
-    ]
-    assert told(result) == [("changed", b"s0/d/a", (b"Cls",), (), (b"cls",))]
+CASES = tars.tar(*(tars.member(b"k." + one, b"A") for one in (b"jpg", b"JPG", b"cls")))
 
 
-def test_extensions_of_a_new_sample_that_differ_in_case(tmp_path: Path) -> None:
-    result = found(tmp_path, {"s0": {"n": {"txt": b"", "TXT": b"", "seg.Png": b"", "seg.png": b""}}})
-    assert [one.path for one in result.unpackable] == [b"s0/n/seg.png", b"s0/n/txt"]
-    assert told(result) == [("added", b"s0/n", (b"TXT", b"seg.Png"))]
-
-
-def test_extensions_of_the_shard_that_differ_in_case(tmp_path: Path) -> None:
-    """They stay as they are; what is new must differ from all of them."""
-    shard = tars.tar(*(tars.member(b"k." + one, b"A") for one in (b"jpg", b"JPG", b"cls")))
-    assert not found(tmp_path, {"s0": {"k": {"jpg": b"new"}}}, shard).unpackable
-    write_upper(tmp_path / "upper", {"s0": {"k": {"cls": WHITEOUT, "Jpg": b""}}})
-    assert [one.path for one in found(tmp_path, {}, shard).unpackable] == [b"s0/k/Jpg"]
+@pytest.mark.parametrize(
+    ("upper", "shards", "left_out", "samples"),
+    [
+        (
+            {"s0": {"d": {"a": {"JPG": b"", "Cls": b"", "cls": WHITEOUT}, "b": {"CLS": b""}}}},
+            (),
+            [b"s0/d/a/JPG", b"s0/d/b/CLS"],
+            [("changed", b"s0/d/a", (b"Cls",), (), (b"cls",))],
+        ),
+        (
+            {"s0": {"n": {"txt": b"", "TXT": b"", "seg.Png": b"", "seg.png": b""}}},
+            (),
+            [b"s0/n/seg.png", b"s0/n/txt"],
+            [("added", b"s0/n", (b"TXT", b"seg.Png"))],
+        ),
+        ({"s0": {"k": {"jpg": b"new"}}}, (CASES,), [], [("changed", b"s0/k", (), (b"jpg",))]),  # it stays
+        (
+            {"s0": {"k": {"cls": WHITEOUT, "Jpg": b""}}},
+            (CASES,),
+            [b"s0/k/Jpg"],
+            [("changed", b"s0/k", (), (), (b"cls",))],
+        ),
+    ],
+)
+def test_new_extensions_that_differ_only_in_case_are_left_out(
+    upper: dict[Any, Any],
+    shards: tuple[bytes, ...],
+    left_out: list[bytes],
+    samples: list[tuple[Any, ...]],
+    tmp_path: Path,
+) -> None:
+    result = found(tmp_path, upper, *shards)
+    assert result.unpackable == [Remark(path, reasons.ONLY_CASE) for path in left_out]
+    assert told(result) == samples
 
 
 def test_a_renamed_sample_keeps_extensions_that_differ_in_case(tmp_path: Path) -> None:
-    shard = tars.tar(*(tars.member(b"k." + one, b"A") for one in (b"jpg", b"JPG", b"cls")))
     upper = {"s0": {"k": WHITEOUT, "z": {OPAQUE: True, "jpg": b"A", "JPG": b"A", "Cls": b"", "cls": b""}}}
     write_upper(tmp_path / "upper", upper)
-    with a_tree(tmp_path, [shard], View()) as tree:
+    with a_tree(tmp_path, [CASES], View()) as tree:
         inode, checksum = tree.resolve(b"s0/k").inode, tree.lower.fingerprint(0).sum
     os.setxattr(tmp_path / "upper/s0/z", "user.wdsfs.origin", b"%d:%x" % (inode, checksum))
-    result = found(tmp_path, {}, shard)
+    result = found(tmp_path, {}, CASES)
     assert [sample.kind for sample in result.samples] == ["renamed"]
     assert result.unpackable == [Remark(b"s0/z/Cls", reasons.ONLY_CASE)]
 
@@ -683,18 +689,6 @@ def test_a_sample_renamed_into_another_shard(tmp_path: Path) -> None:
     assert told(result) == [("renamed", b"s1/z", (), (), (b"cls",), b"s0/d/a")]
     assert [sample.key for sample in result.shards[1].appended] == [b"z"]
     assert list(result.shards[0].members.values()) == [(), ()]
-
-
-def test_a_sample_renamed_file_by_file(tmp_path: Path) -> None:
-    write_upper(tmp_path / "upper", {"s0": {"d": {"a.jpg": WHITEOUT, "a.cls": WHITEOUT}}})
-    rename(tmp_path, View("files"), b"s0/d/a", tmp_path / "upper/s0/d", ["z.jpg", "z.cls"])
-    result = found(tmp_path, {}, layout="files")
-    assert told(result) == [("renamed", b"s0/d/z", (), (b"cls",), (), b"s0/d/a")]
-
-
-def test_a_copy_is_not_renamed(tmp_path: Path) -> None:
-    rename(tmp_path, View(), b"s0/d/a", tmp_path / "upper/s0/d/z", ["jpg", "cls"])
-    assert told(found(tmp_path, {})) == [("added", b"s0/d/z", (b"cls", b"jpg"))]
 
 
 STRAYS = tars.tar(tars.member(b"README", b"r"), tars.member(b".x.jpg", b"x"), tars.A)

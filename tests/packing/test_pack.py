@@ -51,6 +51,8 @@ FLAT = {"a.jpg": b"A", "a.cls": b"0", "b.seg.png": b"BB", "b.cls": b"", "d/a.jpg
 SAMPLES = {"d/a/jpg": b"A", "d/a/cls": b"0", "b/left.jpg": b"BB", "b/json": b"{}"}
 FULL = {"d/a/a.jpg": b"A", "d/a/a.cls": b"0", "b/b.left.jpg": b"BB"}
 CLASSES = {"dog/1.jpg": b"D", "cat/2.jpg": b"CC", "cat/1.jpg": b"C"}
+CLASSED = {"layout": "classes"}
+SPLIT = {"splits": tuple(parse_splits(["train=0.9", "val=0.1"])), "output": "{split}-%d.tar"}
 
 
 @pytest.fixture
@@ -243,14 +245,6 @@ def test_splits_are_no_classes(tmp_path: Path) -> None:
     assert "train, Val become one set" in remark
 
 
-def test_a_table_is_outside_of_classes(tmp_path: Path) -> None:
-    tree = write(tmp_path / "tree", {**CLASSES, "captions.csv": b""})
-    with pytest.raises(
-        CommitError, match=r"captions\.csv: is a table.*--associate.*\n--leave-out packs all others"
-    ):
-        plan_of(tree, layout="classes")
-
-
 # --- what cannot be packed -----------------------------------------------------------------------------------
 
 
@@ -330,10 +324,21 @@ def test_a_column_of_the_class_that_readers_leave_out_is_refused(
         plan_of(tree, layout="classes")
 
 
-def test_what_is_outside_of_classes_is_refused(tmp_path: Path) -> None:
-    tree = write(tmp_path / "tree", {**CLASSES, "readme.txt": b""})
-    with pytest.raises(CommitError, match="outside of a class"):
-        pack(tree, layout="classes")
+@pytest.mark.parametrize(
+    ("files", "options", "text"),
+    [
+        ({**CLASSES, "a.csv": b""}, CLASSED, r"a\.csv: is a table.*--associate.*\n--leave-out packs all others"),
+        ({**CLASSES, "readme.txt": b""}, CLASSED, "outside of a class"),
+        ({**CLASSES, "cat/1.CLS": b"9"}, CLASSED, r"cat/1.CLS is the column .* --class-column"),
+        (FLAT, {"output": "tree/out/%03d.tar"}, r"tree/out/000\.tar would be in .*/tree, which is packed"),
+        ({"a.jpg": b""}, SPLIT, r"--split val=0.1: that is less than one of 1 samples"),
+    ],
+)
+def test_what_is_refused_before_anything_is_written(
+    files: Files, options: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    with pytest.raises((CommitError, UsageError), match=text):
+        plan_of(write(tmp_path / "tree", files), **options)
 
 
 def test_special_files_are_refused(tmp_path: Path) -> None:
@@ -402,17 +407,6 @@ def test_trees_in_one_another_are_refused(tmp_path: Path) -> None:
     tree = write(tmp_path / "tree", FLAT)
     with pytest.raises(UsageError, match="would be packed twice"):
         plan_of(tree, tree / "d")
-
-
-def test_shards_among_the_files_that_are_packed_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"tree/out/000\.tar would be in .*/tree, which is packed"):
-        plan_of(write(tmp_path / "tree", FLAT), output="tree/out/%03d.tar")
-
-
-def test_a_sample_with_a_column_of_the_class_is_refused(tmp_path: Path) -> None:
-    tree = write(tmp_path / "tree", {**CLASSES, "cat/1.CLS": b"9"})
-    with pytest.raises(CommitError, match=r"cat/1.CLS is the column .* --class-column"):
-        plan_of(tree, layout="classes")
 
 
 # --- names, times, sizes -------------------------------------------------------------------------------------
@@ -556,12 +550,6 @@ def test_splits_are_exact_in_each_class_and_the_same_for_every_order(tmp_path: P
 def test_splits_that_mean_nothing(texts: Sequence[str], wrong: str) -> None:
     with pytest.raises(UsageError, match=wrong):
         parse_splits(texts)
-
-
-def test_a_split_without_samples_is_refused(tmp_path: Path) -> None:
-    tree = write(tmp_path / "tree", {"a.jpg": b""})
-    with pytest.raises(CommitError, match=r"--split val=0.1: that is less than one of 1 samples"):
-        plan_of(tree, splits=tuple(parse_splits(["train=0.9", "val=0.1"])), output="{split}-%d.tar")
 
 
 @pytest.mark.parametrize(
