@@ -33,7 +33,7 @@ class DaemonThreads(Executor):
         self._work.put(work)
         return future
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+    def shutdown(self, *_how: Any, **_more: Any) -> None:
         """End the threads, each after its present work."""
         for _ in range(self._count):
             self._work.put(None)

@@ -30,6 +30,14 @@ def opened(directory: Path, size: int) -> Iterator[CachedObject]:
         yield one
 
 
+@contextlib.contextmanager
+def filled(directory: Path, content: bytes) -> Iterator[CachedObject]:
+    """The object with this content, all of it in the cache, open."""
+    with opened(directory, len(content)) as one:
+        assert one.put(0, content)
+        yield one
+
+
 def file_of(directory: Path, what: str) -> Path:
     [found] = directory.glob(f"*.{what}")
     return found

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.processes import Process, answer_of_child
-from tests.remote.cached import LIMIT, URL, content_of, file_of, flip, opened, pin_of
+from tests.remote.cached import LIMIT, URL, content_of, file_of, filled, flip, opened, pin_of
 from tests.sets import in_own_mounts, run
 from wdsfs.remote import cached_object
 from wdsfs.remote.cached_object import BLOCK, GROUP, BlockTable, CachedObject
@@ -119,8 +119,8 @@ def test_blocks_that_are_here_are_not_written_again(tmp_path: Path) -> None:
 
 def test_it_is_kept(tmp_path: Path) -> None:
     content = content_of(5 * BLOCK + 3)
-    with opened(tmp_path, len(content)) as one:
-        one.put(0, content)
+    with filled(tmp_path, content):
+        pass
     with opened(tmp_path, len(content)) as one:
         assert one.complete
         assert one.read(1 << 20, 0) == content
@@ -170,8 +170,7 @@ def test_a_flipped_byte_is_never_served(tmp_path: Path, what: str) -> None:
 @pytest.mark.usefixtures("settled")
 def test_a_byte_that_is_flipped_while_it_is_open(tmp_path: Path) -> None:
     content = content_of(4 * BLOCK)
-    with opened(tmp_path, len(content)) as one:
-        one.put(0, content)
+    with filled(tmp_path, content) as one:
         assert require_right(one, content) == 4
         flip(file_of(tmp_path, "data"), BLOCK + 5)
         assert require_right(one, content) == 3
@@ -197,8 +196,7 @@ def test_a_read_that_must_not_wait_for_the_disk(
             raise OSError(number, os.strerror(number))
         return os.preadv(fd, buffers, offset)
 
-    with opened(tmp_path, len(content)) as one:
-        one.put(0, content)
+    with filled(tmp_path, content) as one:
         if is_checked:
             assert one.read(len(content), 0) == content
         monkeypatch.setattr(cached_object, "preadv", preadv)
@@ -218,8 +216,7 @@ def test_a_part_in_the_page_cache_is_not_compared_as_the_whole(
     def preadv(fd: int, buffers: Sequence[bytearray], offset: int, flag: int = 0) -> int:
         return os.preadv(fd, [memoryview(buffers[0])[: BLOCK if flag else None]], offset)
 
-    with opened(tmp_path, len(content)) as one:
-        one.put(0, content)
+    with filled(tmp_path, content) as one:
         monkeypatch.setattr(cached_object, "preadv", preadv)
         assert one.view(2 * BLOCK, 0, os.RWF_NOWAIT) is None
         assert one.missing(0, one.size) == []
@@ -231,8 +228,7 @@ def test_a_part_in_the_page_cache_is_not_compared_as_the_whole(
 def test_a_file_that_is_cut_off_or_too_long(tmp_path: Path, what: str, size: int) -> None:
     """... while it is open, and when it is opened."""
     content = content_of(4 * BLOCK + 9)
-    with opened(tmp_path, len(content)) as one:
-        one.put(0, content)
+    with filled(tmp_path, content) as one:
         one.read(BLOCK, 0)
         os.truncate(file_of(tmp_path, what), size)
         require_right(one, content)
@@ -246,8 +242,8 @@ def test_a_file_that_is_cut_off_or_too_long(tmp_path: Path, what: str, size: int
 @pytest.mark.parametrize("what", ["data", "table"])
 def test_a_file_that_is_gone(tmp_path: Path, what: str) -> None:
     content = content_of(4 * BLOCK)
-    with opened(tmp_path, len(content)) as one:
-        one.put(0, content)
+    with filled(tmp_path, content):
+        pass
     file_of(tmp_path, what).unlink()
     with opened(tmp_path, len(content)) as one:
         assert one.missing(0, len(content)) == [(0, len(content))]
@@ -324,8 +320,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.usefixtures("settled")
 def test_a_block_is_compared_once(tmp_path: Path, compared: list[int]) -> None:
     content = content_of(4 * BLOCK)
-    with opened(tmp_path, len(content)) as one:
-        one.put(0, content)
+    with filled(tmp_path, content) as one:
         for _ in range(3):
             assert one.read(BLOCK + 1, 10) == content[10 : BLOCK + 11]
             assert viewed(one, 5, 0) == content[:5]
@@ -348,8 +343,7 @@ def test_blocks_that_came_together_are_compared_together(tmp_path: Path, compare
 @pytest.mark.parametrize("damaged", [GROUP, GROUP + 7, 2 * GROUP - 1])
 def test_a_damaged_block_and_those_it_came_with_are_fetched_again(tmp_path: Path, damaged: int) -> None:
     content = content_of(4 * GROUP * BLOCK)
-    with opened(tmp_path, len(content)) as one:
-        one.put(0, content)
+    with filled(tmp_path, content) as one:
         flip(file_of(tmp_path, "data"), damaged * BLOCK)
         assert one.read(10, (GROUP + 3) * BLOCK) is None
         assert one.missing(0, len(content)) == [(GROUP * BLOCK, 2 * GROUP * BLOCK)]
@@ -362,8 +356,7 @@ def test_a_damaged_block_and_those_it_came_with_are_fetched_again(tmp_path: Path
 def test_a_group_of_which_a_block_is_put_alone_is_here_again_in_the_end(tmp_path: Path) -> None:
     """As by two processes that fetch the same: no block has a checksum that stays wrong."""
     content = content_of(2 * GROUP * BLOCK)
-    with opened(tmp_path, len(content)) as one:
-        one.put(0, content)
+    with filled(tmp_path, content) as one:
         for block in (0, 5):
             one._table.put(block, memoryview(content)[block * BLOCK : (block + 1) * BLOCK])
         for _ in range(3):
@@ -474,8 +467,7 @@ def test_a_disk_that_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_disk_that_gives_nothing_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be read is fetched again."""
     content = content_of(2 * BLOCK)
-    with opened(tmp_path, len(content)) as one:
-        one.put(0, content)
+    with filled(tmp_path, content) as one:
         with monkeypatch.context() as patch:
             patch.setattr(os, "pread", failing(os.pread, 0, errno.EIO))
             patch.setattr(cached_object, "pread", failing(os.pread, 0, errno.EIO))
@@ -708,8 +700,7 @@ def test_a_range_is_fetched_by_one_process(tmp_path: Path) -> None:
 
 def test_who_has_an_evicted_object_open_goes_on(tmp_path: Path) -> None:
     content = content_of(4 * BLOCK)
-    with opened(tmp_path, len(content)) as one:
-        one.put(0, content)
+    with filled(tmp_path, content) as one:
         assert not one.evicted
         ObjectCache(tmp_path, LIMIT).clear("")
         assert one.evicted
@@ -743,8 +734,7 @@ def test_what_is_held_is_not_removed(tmp_path: Path) -> None:
     """As long as it is open there, also in a child."""
     cache = ObjectCache(tmp_path, LIMIT)
     content = content_of(BLOCK)
-    with opened(tmp_path, len(content)) as one:
-        one.put(0, content)
+    with filled(tmp_path, content) as one:
         one.hold()
         assert cache.clear("") == []
         assert cache.room.trim(0) == 0
