@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import os
-import random
 import subprocess
 import tarfile
 from pathlib import Path
@@ -342,24 +341,6 @@ def test_the_order_in_which_shards_were_read_does_not_matter(tmp_path: Path) -> 
             list(judge.add(f"s{number}", lint(write(tmp_path, contents[number]))))
         reports.append([*judge.shared_keys(), *judge.missing()])
     assert reports[0] == reports[1] != []
-
-
-def test_shared_keys_against_a_model(tmp_path: Path) -> None:
-    choose = random.Random(4)
-    keys = [sorted(choose.sample(range(60), 20)) for _ in range(6)]
-    judge, _ = judged(tmp_path, *(tar(*(member(b"%d.x" % key) for key in one)) for one in keys))
-    expected: dict[tuple[str, str], list[int]] = {}
-    last: dict[int, int] = {}
-    for number, one in enumerate(keys):
-        for at, key in enumerate(one):
-            if key in last:
-                expected.setdefault((f"s{number}", f"s{last[key]}"), []).append(at * BLOCK)
-            last[key] = number
-    told = {}
-    for shard, finding in judge.shared_keys():
-        count, other = int(finding.text.split()[0]), finding.text.split(";")[0].split()[-1]
-        told[shard, other] = (count, finding.offset)
-    assert told == {pair: (len(offsets), min(offsets)) for pair, offsets in expected.items()}
 
 
 def test_samples_without_an_extension_that_most_others_have(tmp_path: Path) -> None:

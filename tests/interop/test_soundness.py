@@ -110,6 +110,7 @@ def test_a_file_that_is_no_tar_is_refused_as_a_missing_one(download: tuple[Progr
     for command in commands:
         message = program.refused(*command, code=3)
         assert re.search(f"{said}.*; --allow-missing goes on without", message), command
+        assert len(re.findall(said, message)) == 1, command
         assert not list(program.home.glob("new*"))
         assert (program.home / "b.tar").exists()
 
@@ -170,12 +171,6 @@ def test_what_was_changed_beside_a_file_that_is_no_tar(program: Program, merge: 
         assert "--allow-missing goes on" in program.refused("commit", "-o", "new-%d.tar", mounted.path, code=3)
     assert program.run("diff", "--overlay", "up", "{a,b}.tar").stdout == b"changed  a/a ~txt\n"
     program.run("restore", "--overlay", "up", "a/a")
-
-
-def test_a_joined_file_that_is_no_tar_is_named_once(program: Program) -> None:
-    program.write("a.tar", LABELLED)
-    program.write("b.tar", b"<html>")
-    assert program.refused("ls", "--join", "b.tar", "a.tar", code=3).count("is an HTML page") == 1
 
 
 def test_what_is_no_tar_and_lazy(program: Program) -> None:

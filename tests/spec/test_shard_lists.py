@@ -25,7 +25,6 @@ from wdsfs.errors import MissingShard, SpecError, UnreadableShard, WdsfsError
 from wdsfs.shards import Shard
 from wdsfs.spec import located, spec_words
 from wdsfs.spec.expand import Slice, expand, refuse_left_out, split_path
-from wdsfs.spec.located import Field
 from wdsfs.storage import source
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -754,11 +753,3 @@ def test_any_text_is_read_or_refused(content: str | bytes) -> None:
         write(name, content)
         with contextlib.suppress(SpecError):
             assert load(name).file == name
-
-
-def test_a_field_knows_its_place() -> None:
-    top = Field("x.json", {"a": [{"b c": {"d": 1}}]})
-    inner = next(iter(top.need("a").items())).need("b c").need("d")
-    assert str(inner) == "x.json: a[0]['b c'].d"
-    assert inner.number() == 1
-    assert top.get("z") is None
