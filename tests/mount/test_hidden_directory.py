@@ -360,6 +360,14 @@ def test_the_problems_follow_the_set(mount: Mount) -> None:
     assert first.cat(b".wdsfs/problems.txt") == b""
 
 
+def test_metrics_without_room_end_with_a_line(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of many stores, say; the snapshot after them is whole, too."""
+    worker = mount.worker()
+    monkeypatch.setattr(reports, "as_metrics", lambda _: b"wdsfs_some_metric 1\n" * 5000)
+    assert worker.cat(b".wdsfs/metrics") == b"wdsfs_some_metric 1\n" * (TEXT_MAX // 20)
+    assert worker.cat(b".wdsfs/problems.txt")
+
+
 def test_problems_without_room_are_counted(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = mount.worker()
     (mount.home / "s1.tar").unlink()

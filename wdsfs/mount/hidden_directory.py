@@ -218,8 +218,10 @@ class HiddenDirectory:
         """Return the text of a file as of now, of at most TEXT_MAX bytes."""
         if what == PROBLEMS:
             return self._problems()
-        report = self._report()
-        return reports.as_json(report, TEXT_MAX) if what == STATUS else reports.as_metrics(report)
+        if what == STATUS:
+            return reports.as_json(self._report(), TEXT_MAX)
+        text = reports.as_metrics(self._report())  # of many stores: whole lines, as many as there is room for
+        return text if len(text) <= TEXT_MAX else text[: text.rindex(b"\n", 0, TEXT_MAX) + 1]
 
     def _report(self) -> dict[str, object]:
         state = RUNNING if self.daemon.alive else UNSUPERVISED
