@@ -125,6 +125,22 @@ def test_a_time_beyond_the_calendar_is_no_end_of_a_signature(query: str) -> None
     assert urls.expiry(urls.parse(f"https://host/x.tar?{query}")) is None
 
 
+@pytest.mark.parametrize(
+    ("query", "end"),
+    [
+        ("Expires=1700000000&Signature=x", 1_700_000_000),
+        ("X-Amz-Date=20240101T000000Z&X-Amz-Expires=60&X-Amz-Signature=x", 1_704_067_260),
+        ("X-Goog-Date=20240101T000000Z&X-Goog-Expires=60", 1_704_067_260),
+        ("sig=x&se=2024-01-01T00:01:00Z", 1_704_067_260),
+        ("sig=x&se=2024-01-01T00:01:00", 1_704_067_260),
+        ("se=2024-01-01", None),
+        ("X-Amz-Date=20240101T000000Z", None),
+    ],
+)
+def test_the_end_of_a_signature(query: str, end: float | None) -> None:
+    assert urls.expiry(urls.parse(f"https://host/x.tar?{query}")) == end
+
+
 def test_parameters_that_choose_the_file_make_another_shard() -> None:
     shown = {urls.parse(f"https://host/get?{query}").shown for query in ("id=1", "id=2", "sp=1", "id=1&id=2", "")}
     assert len(shown) == 5
