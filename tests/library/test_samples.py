@@ -34,7 +34,7 @@ from wdsfs.library import samples as samples_module
 from wdsfs.library.opened_set import OpenedSet
 from wdsfs.storage.seekable import SeekReader
 from wdsfs.tree import content, sample_reader
-from wdsfs.tree.joined_set import KEYS
+from wdsfs.tree.companions import KEYS
 from wdsfs.tree.path_table import KeyTable
 
 EXPECTED = expected()

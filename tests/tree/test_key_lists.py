@@ -26,7 +26,7 @@ from tests.tree.test_view_record import Sample, a_view, member, write
 from wdsfs.errors import UsageError, ViewError
 from wdsfs.shards import Fingerprint
 from wdsfs.spec.expand import expand
-from wdsfs.tree import key_lists, label_files, label_rows, label_text
+from wdsfs.tree import key_lists, label_files, label_table, label_text
 from wdsfs.tree.composition import Composition, parse_composition
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.key_lists import Missing, open_key_list
@@ -104,7 +104,7 @@ def test_a_list_of_any_format(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 def test_ends_of_lines_may_lie_in_two_blocks(tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (key_lists, label_rows, label_text):
+    for module in (key_lists, label_table, label_text):
         monkeypatch.setattr(module, "KEY_MAX", size)
     keys = ["a", "b", "cd", "e", "f", "gh"]
     (tmp_path / "k.txt").write_bytes(text(*keys, end="\r\n"))

@@ -11,10 +11,10 @@ has them in columns. `statistics.py` counts. `soundness.py` asks for the finding
 
 A view is a set of shards with records of its own (`view_set.py`), so trees and listings serve it as they serve
 shards; `composition.py` has its options. `view_record.py` makes such a record in steps over a `draft.py`, with
-`joined_set.py`, `classes.py`, `class_names.py`, `json_fields.py`, `key_lists.py` and `label_table.py`. The last
-two are of the files that `label_files.py` names and `label_rows.py` reads, in the formats `label_csv.py`,
-`label_json_lines.py`, `label_parquet.py`, `label_sqlite.py` and `label_text.py`. `companions.py` notices when such
-a file changes, and `view_content.py` finds the bytes.
+`classes.py`, `class_names.py`, `json_fields.py`, `key_lists.py` and `label_table.py`. The last two read the files
+that `label_files.py` names, in the formats `label_csv.py`, `label_json_lines.py`, `label_parquet.py`,
+`label_sqlite.py` and `label_text.py`. `companions.py` has what else a view depends on (joined sets), and notices
+when any of it changes; `view_content.py` finds the bytes.
 
 Everything here only reads: changes are for `overlay`, serving is for `fuse` and `kernel`. Start with `tree.py`.
 """

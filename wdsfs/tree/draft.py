@@ -18,8 +18,8 @@ from wdsfs.names import lower_case, text_of
 from wdsfs.shards import Fingerprint, Shard
 from wdsfs.tar.problems import Problem
 from wdsfs.tree import json_fields
+from wdsfs.tree.companions import JoinedSet
 from wdsfs.tree.composition import ERROR, SKIP, Composition
-from wdsfs.tree.joined_set import JoinedSet
 from wdsfs.tree.key_lists import KeyList
 from wdsfs.tree.label_table import OpenLabels
 from wdsfs.tree.view_content import FIELD, SHARD, VALUES

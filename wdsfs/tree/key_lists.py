@@ -1,6 +1,6 @@
 """Lists of keys (`--keys`): which samples of a shard are listed, and which lines are those of no sample.
 
-A list of any format that `label_rows.py` reads becomes a table in the cache, which is mapped and never loaded:
+A list of any format that `label_table.py` reads becomes a table in the cache, which is mapped and never loaded:
 the keys in the order of the list, and a row for each of them, sorted by the CRC-32 of the key. Keys are compared
 byte by byte, so no equal sum chooses a sample that is not listed.
 """
@@ -26,7 +26,7 @@ from wdsfs import names
 from wdsfs.door.shard_door import DOOR
 from wdsfs.shards import Fingerprint
 from wdsfs.storage.file_cache import NewFile
-from wdsfs.tree import label_rows, label_table
+from wdsfs.tree import label_table
 from wdsfs.tree.label_files import KEY_MAX, NO_KEY, TOO_LONG, LabelFile, OpenFile, label_error
 
 KIND = "keys"  # of tables in the cache
@@ -120,7 +120,7 @@ def _fill(file: LabelFile, open_file: OpenFile, table: NewFile) -> tuple[str, in
     table.write(bytes(_LIST_HEAD.size))
     end = _LIST_HEAD.size
     with tempfile.TemporaryFile(dir=os.path.dirname(table.path)) as unsorted:  # memory does not grow with the list
-        for keys, numbers in label_rows.read_keys(file, open_file):
+        for keys, numbers in label_table.read_keys(file, open_file):
             text, rows = _pack_keys(file, keys, numbers, end)
             table.write(text)
             unsorted.write(rows)

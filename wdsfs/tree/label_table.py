@@ -1,7 +1,8 @@
-"""What was read of a label file, as a table in the cache, by key; and lookups in it.
+"""The one reader of label files and lists of keys, whatever the format is; and what was read, as a table by key.
 
-A file of any format is read once into the table (SQLite: key, line, values), so that memory stays flat and a
-shard's keys are looked up in microseconds. Its key in the cache contains the fingerprint of the file.
+READERS has the formats. A file of any format is read once into a table in the cache (SQLite: key, line, values),
+so that memory stays flat and a shard's keys are looked up in microseconds. Its key in the cache contains the
+fingerprint of the file.
 """
 
 from __future__ import annotations
@@ -21,13 +22,58 @@ from wdsfs.errors import MissingShard, UnreadableShard
 from wdsfs.shards import Fingerprint
 from wdsfs.storage import file_cache
 from wdsfs.storage.file_cache import NewFile
-from wdsfs.tree.label_files import COLUMNS_MAX, LabelFile, OpenFile, Row, label_error
-from wdsfs.tree.label_rows import read_rows
+from wdsfs.tree import label_csv, label_json_lines, label_parquet, label_sqlite, label_text
+from wdsfs.tree.label_files import (
+    COLUMNS_MAX,
+    CSV,
+    JSON_LINES,
+    KEY_MAX,
+    PARQUET,
+    ROW_BYTES,
+    SQLITE,
+    TEXT,
+    TSV,
+    LabelFile,
+    OpenFile,
+    Row,
+    label_error,
+    open_text,
+)
 
 FORMAT, KIND = "2", "labels"  # of tables in the cache
 _KEYS_MAX = 500  # keys in one query
 _BATCH = 10_000  # rows written at a time
 _VALUE = struct.Struct("<HI")  # number of the column, bytes
+
+READERS: dict[str, Callable[[LabelFile, OpenFile], Iterator[Row]]] = {
+    CSV: label_csv.read_csv,
+    TSV: label_csv.read_csv,
+    JSON_LINES: label_json_lines.read_json_lines,
+    SQLITE: label_sqlite.read_sqlite,
+    PARQUET: label_parquet.read_parquet,
+}
+
+
+def read_rows(file: LabelFile, open_file: OpenFile) -> Iterator[Row]:
+    """Yield the rows of a label file. Raises ViewError, which names file, line and field, and OSError."""
+    yield from READERS[file.kind](file, open_file)
+
+
+def read_keys(file: LabelFile, open_file: OpenFile) -> Iterator[tuple[list[bytes], Sequence[int]]]:
+    """Yield the keys of a list, some MiB of them at a time, and their lines. Raises as `read_rows`."""
+    if file.kind == TEXT:
+        with open_text(file, open_file) as stream:
+            yield from label_text.read_keys(file, stream.read)
+        return
+    keys, lines, size = list[bytes](), list[int](), 0
+    for key, line, _ in read_rows(file, open_file):
+        keys.append(key)
+        lines.append(line)
+        size += ROW_BYTES + len(key)
+        if size > KEY_MAX:
+            yield keys, lines
+            keys, lines, size = [], [], 0
+    yield keys, lines
 
 
 class OpenLabels:

@@ -28,9 +28,9 @@ from wdsfs.index.record import Record
 from wdsfs.inodes import MEMBER, position
 from wdsfs.tar.headers import BLOCK
 from wdsfs.tree import content as content_module
+from wdsfs.tree.companions import KEYS
 from wdsfs.tree.content import READ_MAX, SAMPLE_MAX, Content
 from wdsfs.tree.indexing import indexed
-from wdsfs.tree.joined_set import KEYS
 from wdsfs.tree.numbered_tree import samples_of
 from wdsfs.tree.open_shards import RENEW_SECONDS
 from wdsfs.tree.path_table import KeyTable

@@ -36,6 +36,7 @@ from wdsfs.shards import Fingerprint
 from wdsfs.tar.problems import BROKEN_FIELD, PROBLEMS_MAX, Problem
 from wdsfs.tree import classes, json_fields
 from wdsfs.tree.classes import LongNumber
+from wdsfs.tree.companions import MISSING, TWICE, JoinedSet
 from wdsfs.tree.composition import EMPTY, Column, Composition, Field
 from wdsfs.tree.draft import (
     MISSING_WAY_OUT,
@@ -46,7 +47,6 @@ from wdsfs.tree.draft import (
     Rows,
     rows_of,
 )
-from wdsfs.tree.joined_set import MISSING, TWICE, JoinedSet
 from wdsfs.tree.key_lists import KeyList
 from wdsfs.tree.label_table import OpenLabels
 from wdsfs.tree.view_content import FIELD, NOTHING, OWN, VALUES

@@ -1,7 +1,7 @@
 """A view as a set of shards: a `ShardSet` that makes, stores and renews the records of the view.
 
 This module decides under which key and fingerprint a record of a view is stored and when it is made, and checks
-that nothing has changed meanwhile. What a record is made of is in `joined_set.py` and `companions.py`, the content
+that nothing has changed meanwhile. What a record is made of is in `companions.py`, the content
 of its members in `view_content.py`.
 """
 
@@ -26,13 +26,12 @@ from wdsfs.index.store import COMMIT_BYTES, COMMIT_SECONDS, Index
 from wdsfs.shards import Fingerprint, Shard, Shards, wait_for_tick
 from wdsfs.tar.problems import BROKEN_FIELD, Problem
 from wdsfs.tree.class_names import read_class_names
-from wdsfs.tree.companions import Companions, CompanionWatch
+from wdsfs.tree.companions import Companions, CompanionWatch, JoinedSet, KeysMissing
 from wdsfs.tree.composition import Composition, Field
 from wdsfs.tree.content import Content, ContentColumns
 from wdsfs.tree.draft import Ingredients
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.indexing import NotIndexed
-from wdsfs.tree.joined_set import JoinedSet, KeysMissing
 from wdsfs.tree.key_lists import KeyList, open_key_list
 from wdsfs.tree.label_files import LabelFile
 from wdsfs.tree.label_table import open_labels
