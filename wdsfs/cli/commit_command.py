@@ -155,7 +155,7 @@ def _refuse_without_overlay(overlay: NamedOverlay) -> None:
 
     sources = overlay.sources
     if overlay.overlay is not None or any(
-        os.path.isdir(one) or mount_registry.find_registration(one) for one in sources
+        os.path.isdir(source) or mount_registry.find_registration(source) for source in sources
     ):
         return
     text = "commit writes the changes of an overlay: name one MOUNTPOINT, or name --overlay DIR and the SHARDS"

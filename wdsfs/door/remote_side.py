@@ -1,4 +1,4 @@
-"""What the wing `remote` does for the door: the interfaces of remote shards, and what passes between both.
+"""The work of the wing `remote` for the door: the interfaces of remote shards, and what passes between both.
 
 The rooms above use these names only. The classes that implement them are in the wing, which may be missing.
 """
@@ -64,7 +64,7 @@ class OpenObject(Protocol):
 
     @property
     def failure(self) -> str:
-        """How the command failed whose output this is; "" if it did not."""
+        """Text that says how the command failed that wrote this shard; "" if it did not fail."""
 
     def pread(self, size: int, offset: int, /) -> bytes:
         """Return up to `size` bytes at byte `offset`; none only at the end. Raises ShardError."""

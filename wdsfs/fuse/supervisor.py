@@ -62,7 +62,7 @@ _BACKOFF = (0.0, 0.0, 0.05, 0.2, 0.5, 1.0)  # seconds before a replacement, by c
 
 
 class Duty(Enum):
-    """What a worker is for. The death of one that was killed on purpose (ENDING, DISMISSED) is not counted."""
+    """The purpose of a worker. The death of one that was killed on purpose (ENDING, DISMISSED) is not counted."""
 
     SERVING = "serves the set that is shown now"
     ENDING = "was killed; no other takes its place before it is gone"

@@ -81,7 +81,7 @@ _PROBLEMS = Summary._fields.index("problems") - len(Fingerprint._fields)  # amon
 
 
 class Needed(enum.Enum):
-    """What the index has to know of a shard that need not be indexed; each asks for more than the one before.
+    """Conditions for a shard that need not be indexed; each asks for more than the one before.
 
     LISTED: a row of a portable index is enough. USABLE: the record need not be copied here first. PROVABLE: the
     record is undamaged, and size and time, or the ETag, show that it is of the shard, not headers alone.

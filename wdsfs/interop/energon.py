@@ -55,19 +55,19 @@ def borders(fd: TarBytes) -> array[int]:
     """
     problems = Problems()
     key, last = None, -1
-    found = array("Q")
+    offsets = array("Q")
     for chunk in scan.scan(fd, problems):
         for own, head in _keys(chunk):
             if own != key:
                 key = own
-                found.append(head)
+                offsets.append(head)
         last = int(chunk.heads[-1])
     damage = [problem for problem in problems.listed() if problem.kind not in HARMLESS]
     if damage:
         raise ExportError(f"the shard is damaged: {damage[0].text}")
-    if found:
-        found.append(member_reader.end_of(fd, last))
-    return found
+    if offsets:
+        offsets.append(member_reader.end_of(fd, last))
+    return offsets
 
 
 def _keys(chunk: Chunk) -> Iterator[tuple[str, int]]:

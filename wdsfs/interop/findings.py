@@ -1,4 +1,4 @@
-"""What the lint finds, and counts in a shard for what it finds in the whole set.
+"""Things that the lint finds, and counts in a shard for what it finds in the whole set.
 
 docs/reference/semantics.md lists the kinds.
 """

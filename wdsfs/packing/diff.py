@@ -147,7 +147,7 @@ class _OldSample:
 
     @property
     def is_removed(self) -> bool:
-        """True if nothing of it is left."""
+        """True if none of its files is left."""
         return not self.added and len(self.gone) == len(self.members)
 
 

@@ -99,7 +99,7 @@ class NewSet(NamedTuple):
 class _Shard(NamedTuple):
     """A shard that samples are taken from; `size` (bytes of the tar) is None if they cannot be copied as they are.
 
-    `record` shows the view, `plain` the shard as it is.
+    `record` shows the view, `plain` the shard itself.
     """
 
     number: int

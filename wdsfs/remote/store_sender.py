@@ -217,7 +217,7 @@ def part_size(url: Url, size: int, options: dict[str, str]) -> int | None:
 
 
 def digest_of(content: memoryview, part: int | None) -> str:
-    """Return the ETag that S3 gives to this content if it comes in parts of so many bytes, or in one (None)."""
+    """Return the ETag that S3 gives to this content if it comes in parts of `part` bytes, or in one (None)."""
     if part is None:
         return f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"'
     starts = range(0, len(content), part)

@@ -254,13 +254,13 @@ class _YamlReader:
 
     def document(self) -> Any:
         """Return the value; None if the document is empty."""
-        found = None
+        value = None
         for event in self.events:
             if isinstance(event, self.yaml.NodeEvent):
-                if found is not None:
+                if value is not None:
                     self._refuse(event, "a second document; the file must have a single one")
-                found = self._value(event, MAX_DEPTH)
-        return found
+                value = self._value(event, MAX_DEPTH)
+        return value
 
     def _value(self, event: Any, depth: int) -> Any:
         """Return the value that begins with an event, and may have collections nested `depth` deep."""

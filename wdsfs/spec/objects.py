@@ -296,12 +296,14 @@ def modes(paths: Sequence[str], refused: dict[str, ShardError] | None = None) ->
     Where a store refuses to say, that is noted in `refused`, with None as the mode. Raises ShardError without it.
     """
     known: dict[str, int | None] = {path: stat.S_IFDIR for path in paths if path.endswith("/")}
-    asked: list[str] = []
+    unlisted: list[str] = []
     for listed, siblings in _listings(path for path in paths if path not in known):
         there = listed or ()
         known.update(dict.fromkeys(there, stat.S_IFREG))
-        asked += [path for path in siblings if path not in there]
-    for path, answer in zip(asked, DOOR.remote.stat(list(map(os.fsencode, asked))) if asked else (), strict=True):
+        unlisted += [path for path in siblings if path not in there]
+    for path, answer in zip(
+        unlisted, DOOR.remote.stat(list(map(os.fsencode, unlisted))) if unlisted else (), strict=True
+    ):
         known[path] = stat.S_IFREG if isinstance(answer, Pin) else None
         if isinstance(answer, ShardError) and not isinstance(answer, MissingObject):
             if refused is None:

@@ -1,4 +1,4 @@
-"""What `--strict` asks of a set: the rules of the wing `interop`, which may not be installed."""
+"""The questions of `--strict` to a set: the rules of the wing `interop`, which may not be installed."""
 
 from __future__ import annotations
 

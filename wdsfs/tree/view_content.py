@@ -50,7 +50,7 @@ class Wanted(NamedTuple):
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the record says of the place."""
+        """The facts that the record has about the place."""
         return _describe_place(self.record, self.place)
 
     @property
@@ -77,18 +77,18 @@ class _Columns:
 class _Places:
     """All places of one kind. In `fill`, `rows` are those of `members` in a place."""
 
-    def content(self, wanted: Wanted) -> Content:
+    def content(self, request: Wanted) -> Content:
         """Return the content of a member. Raises what `ShardSet.content` raises."""
         raise NotImplementedError
 
-    def loader(self, wanted: Wanted) -> tuple[ShardFile, Load]:
+    def loader(self, request: Wanted) -> tuple[ShardFile, Load]:
         """Return the file of JSON that fields are taken from, and a function that returns the JSON."""
         raise NotImplementedError
 
     def fill(self, columns: _Columns, record: Record, number: int, place: int, members: Ints, rows: Ints) -> None:
         """Say where these members are; without that, they have to be made one by one."""
 
-    def origin(self, wanted: Wanted) -> PlainMember | None:
+    def origin(self, request: Wanted) -> PlainMember | None:
         """Return the set, shard and member that a member is; None if it is in no shard."""
         return None
 
@@ -104,8 +104,8 @@ class _ShardPlaces(_Places):
             for number, shard in enumerate(source.shards)
         }
 
-    def content(self, wanted: Wanted) -> Content:
-        return self.content_at(wanted.record, wanted.number, wanted.place, wanted.row)
+    def content(self, request: Wanted) -> Content:
+        return self.content_at(request.record, request.number, request.place, request.row)
 
     def content_at(self, record: Record, number: int, place: int, member: int) -> Content:
         source, base = self.source(record, number, place)
@@ -116,24 +116,24 @@ class _ShardPlaces(_Places):
             self._reconsider(number)
             raise
 
-    def loader(self, wanted: Wanted) -> tuple[ShardFile, Load]:
-        raw = self.content(wanted)
+    def loader(self, request: Wanted) -> tuple[ShardFile, Load]:
+        raw = self.content(request)
         return raw.file, partial(_read_json, raw)
 
     def fill(self, columns: _Columns, record: Record, number: int, place: int, members: Ints, rows: Ints) -> None:
-        found = self.columns_at(record, number, place)
-        file = found.file[rows]
+        base = self.columns_at(record, number, place)
+        file = base.file[rows]
         columns.file[members] = file + np.where(file < 0, 0, len(columns.paths))
-        columns.start[members] = found.start[rows]
-        columns.paths += found.paths
+        columns.start[members] = base.start[rows]
+        columns.paths += base.paths
 
     def columns_at(self, record: Record, number: int, place: int) -> ContentColumns:
         source, base = self.source(record, number, place)
         return source.content_columns(base)
 
-    def origin(self, wanted: Wanted) -> PlainMember | None:
-        source, base, _ = self.source_record(wanted.record, wanted.number, wanted.place)
-        return source, base, wanted.row
+    def origin(self, request: Wanted) -> PlainMember | None:
+        source, base, _ = self.source_record(request.record, request.number, request.place)
+        return source, base, request.row
 
     def source(self, record: Record, number: int, place: int) -> tuple[ShardSet, int]:
         """Return the plain set of a place of this record, and the shard's number there. Raises StaleShard."""
@@ -171,12 +171,12 @@ class _LabelPlaces(_Places):
         self._labels, self._watch, self._access = {file.path: file for file in labels}, watch, access
         self._open: dict[bytes, ShardFile] = {}
 
-    def content(self, wanted: Wanted) -> Content:
-        file, load = self.loader(wanted)
-        return Content(file, 0, wanted.size, NO_EXTENTS, Held(bytes, load()))
+    def content(self, request: Wanted) -> Content:
+        file, load = self.loader(request)
+        return Content(file, 0, request.size, NO_EXTENTS, Held(bytes, load()))
 
-    def loader(self, wanted: Wanted) -> tuple[ShardFile, Load]:
-        return self._file(wanted.about), partial(wanted.record.names_in("values").__getitem__, wanted.row)
+    def loader(self, request: Wanted) -> tuple[ShardFile, Load]:
+        return self._file(request.about), partial(request.record.names_in("values").__getitem__, request.row)
 
     def fill(self, columns: _Columns, record: Record, number: int, place: int, members: Ints, rows: Ints) -> None:
         self._file(_describe_place(record, place))
@@ -219,36 +219,38 @@ class _FieldPlaces(_Places):
 
     def __init__(self, kinds: dict[str, _Places]) -> None:
         self._kinds = kinds
-        self._kept: OrderedDict[tuple[int, int, int, int], bytes] = OrderedDict()  # by shard, tag, place, row
-        self._kept_bytes = 0
+        self._read_last: OrderedDict[tuple[int, int, int, int], bytes] = OrderedDict()  # by shard, tag, place, row
+        self._read_last_bytes = 0
 
-    def content(self, wanted: Wanted) -> Content:
-        key = wanted.number, wanted.tag, wanted.place, wanted.row
-        data = self._kept.get(key)
+    def content(self, request: Wanted) -> Content:
+        key = request.number, request.tag, request.place, request.row
+        data = self._read_last.get(key)
         if data is not None:
-            self._kept.move_to_end(key)
-        json = wanted.json
+            self._read_last.move_to_end(key)
+        json = request.json
         file, load = self._kinds[json.about["kind"]].loader(json)
-        return Content(file, 0, wanted.size, NO_EXTENTS, Held(partial(self._make, key, wanted, file, load), data))
+        return Content(
+            file, 0, request.size, NO_EXTENTS, Held(partial(self._make, key, request, file, load), data)
+        )
 
-    def origin(self, wanted: Wanted) -> PlainMember | None:
-        return self._kinds[wanted.json.about["kind"]].origin(wanted.json)
+    def origin(self, request: Wanted) -> PlainMember | None:
+        return self._kinds[request.json.about["kind"]].origin(request.json)
 
-    def _make(self, key: tuple[int, int, int, int], wanted: Wanted, file: ShardFile, load: Load) -> bytes:
+    def _make(self, key: tuple[int, int, int, int], request: Wanted, file: ShardFile, load: Load) -> bytes:
         """Return the content of a field, and keep it. Raises StaleShard, and CorruptShard for broken JSON."""
-        record, member = wanted.record, wanted.member
+        record, member = request.record, request.member
         try:
-            data = json_fields.content_at(json_fields.parse(load()), wanted.about["field"]) or b""
+            data = json_fields.content_at(json_fields.parse(load()), request.about["field"]) or b""
         except CorruptShard as error:
             name = record.entry_path(record.entry_of(member)) + b"." + record.extension(member)
             raise CorruptShard(f"{os.fsdecode(name)}: {error}") from None
-        if len(data) != wanted.size:
+        if len(data) != request.size:
             raise StaleShard(f"{os.fsdecode(file.path)} has changed since this was opened")
-        if key not in self._kept:
-            self._kept[key] = data
-            self._kept_bytes += len(data)
-        while self._kept_bytes > FIELDS_BYTES:
-            self._kept_bytes -= len(self._kept.popitem(last=False)[1])
+        if key not in self._read_last:
+            self._read_last[key] = data
+            self._read_last_bytes += len(data)
+        while self._read_last_bytes > FIELDS_BYTES:
+            self._read_last_bytes -= len(self._read_last.popitem(last=False)[1])
         return data
 
 
@@ -258,8 +260,8 @@ class _EmptyPlaces(_Places):
     def __init__(self, plain: ShardSet) -> None:
         self._plain = plain
 
-    def content(self, wanted: Wanted) -> Content:
-        file = _present_content(self._plain, wanted.number, 0).file
+    def content(self, request: Wanted) -> Content:
+        file = _present_content(self._plain, request.number, 0).file
         return Content(file, 0, 0, NO_EXTENTS, Held(bytes, b""))
 
     def fill(self, columns: _Columns, record: Record, number: int, place: int, members: Ints, rows: Ints) -> None:
