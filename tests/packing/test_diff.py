@@ -674,8 +674,10 @@ def test_a_renamed_sample_stays_where_it_was(tmp_path: Path) -> None:
     write_upper(tmp_path / "upper", {"s0": {"d": {"a": WHITEOUT}}})
     rename(tmp_path, View(), b"s0/d/a", tmp_path / "upper/s0/d/z", ["jpg", "cls"])
     (tmp_path / "upper/s0/d/z/txt").write_bytes(b"")
+    os.utime(tmp_path / "upper/s0/d/z/jpg", (9, 9))
     result = found(tmp_path, {})
-    assert told(result) == [("renamed", b"s0/d/z", (b"txt",), (b"cls",), (), b"s0/d/a")]
+    assert told(result) == [("renamed", b"s0/d/z", (b"txt",), (b"cls",), (), b"s0/d/a", (b"jpg",))]
+    assert list(result.shards[0].following) == [max(result.shards[0].members)]
     assert not result.shards[0].appended
     news = [new.name for news in result.shards[0].members.values() for new in news]
     assert news == [b"d/z.cls", b"d/z.jpg"]
