@@ -1,4 +1,4 @@
-"""What a view is made of beside its shards: joined sets, label files and lists, and whether one has changed.
+"""The parts of a view beside its shards: joined sets, label files and lists, and whether one has changed.
 
 A record of a view is valid as long as its shard and all companions (label files, joined shards, names of classes,
 a list of keys) are unchanged. Samples of joined sets are found by key, first in the shard beside, then in the
