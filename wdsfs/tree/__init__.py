@@ -14,7 +14,7 @@ shards; `composition.py` has its options. `view_record.py` makes such a record i
 `classes.py`, `class_names.py`, `json_fields.py`, `key_lists.py` and `label_table.py`. The last two read the files
 that `label_files.py` names, in the formats `label_csv.py`, `label_json_lines.py`, `label_parquet.py`,
 `label_sqlite.py` and `label_text.py`. `companions.py` has what else a view depends on (joined sets), and notices
-when any of it changes; `view_content.py` finds the bytes.
+when one of these changes; `view_content.py` finds the bytes.
 
 Everything here only reads: changes are for `overlay`, serving is for `fuse` and `kernel`. Start with `tree.py`.
 """
