@@ -152,7 +152,8 @@ class Format(click.Choice[str]):
     """The type of the options that name a tool whose index is written; it knows how others are written."""
 
     WRITTEN_BY: ClassVar = {
-        "energon": "energon prepare DIR",
+        # It refuses shards of a Mac: the hidden files of one folder are all samples with the same key to it.
+        "energon": "energon prepare DIR (hidden files, ._x, are samples to it: `wdsfs pack SHARDS` leaves them out)",
         "wids": "widsindex create SHARDS --output FILE.json",
         "wdsidx": "wdsfs index -o FILE.wdsidx SHARDS",
     }
