@@ -153,7 +153,7 @@ class Format(click.Choice[str]):
 
     WRITTEN_BY: ClassVar = {
         # It refuses shards of a Mac: the hidden files of one folder are all samples with the same key to it.
-        "energon": "energon prepare DIR (hidden files, ._x, are samples to it: `wdsfs pack SHARDS` leaves them out)",
+        "energon": "energon prepare DIR (hidden files, ._x, are samples to it: `wdsfs pack` leaves them out)",
         "wids": "widsindex create SHARDS --output FILE.json",
         "wdsidx": "wdsfs index -o FILE.wdsidx SHARDS",
     }
