@@ -33,7 +33,7 @@ ASYNC_READ, EXPORT_SUPPORT, BIG_WRITES = 1 << 0, 1 << 4, 1 << 5
 DO_READDIRPLUS, PARALLEL_DIROPS, MAX_PAGES = 1 << 13, 1 << 18, 1 << 22
 CACHE_SYMLINKS, EXPLICIT_INVAL_DATA, HANDLE_KILLPRIV_V2, INIT_EXT = 1 << 23, 1 << 25, 1 << 28, 1 << 30
 
-_REPLY_HEADER = struct.Struct("<4xIQQIII4x")  # length, opcode, unique, node, uid, gid, pid, length of extensions
+_REQUEST_HEADER = struct.Struct("<4xIQQIII4x")  # length, opcode, unique, node, uid, gid, pid, length of extensions
 _ANSWER = struct.Struct("<IiQ")
 _INIT_IN = struct.Struct("<IIII")
 _INIT_OUT = struct.Struct("<IIIIHHIIHHI28x")
@@ -58,7 +58,7 @@ _ENTRY_NOTE = struct.Struct("<QII")
 _INODE_NOTE = struct.Struct("<Qqq")
 _STORE_NOTE = struct.Struct("<IiQQQI4x")  # the head of an answer, inode, offset, size
 
-HEADER_SIZE = _REPLY_HEADER.size
+HEADER_SIZE = _REQUEST_HEADER.size
 MAJOR, MINOR, MINOR_MIN, MINOR_RESEND = 7, 38, 31, 40
 PAGE = 4096
 LINE_MIN = _DIRENT_PLUS.size + 8  # bytes of the shortest line of a listing
@@ -89,7 +89,7 @@ class Request:
     pid: int
 
     def __init__(self, message: memoryview) -> None:
-        self.opcode, self.unique, self.node, self.uid, self.gid, self.pid = _REPLY_HEADER.unpack_from(message)
+        self.opcode, self.unique, self.node, self.uid, self.gid, self.pid = _REQUEST_HEADER.unpack_from(message)
         self.body = message[HEADER_SIZE:]
 
     @property
