@@ -415,7 +415,7 @@ class MergedTree(ShardTree):
         self._load()
         record, table = self.lower.record(number), self.table
         named = names_of(record, self.names)
-        folders = _keys_of_folders(named.folders, named, table.top)
+        folders = _keys_of_folders(named, table.top)
         apart = [
             twin
             for folder, key in zip(named.folders, folders.tolist(), strict=True)
@@ -485,8 +485,8 @@ def _names_up(record: Record, folder: int, shown: ShownNames) -> Iterator[bytes]
         folder = record.folder_parent[folder]
 
 
-def _keys_of_folders(folders: Sequence[int], named: NameColumns, top: int) -> Keys:
-    """Return the keys of the paths of folders, that of the top first."""
+def _keys_of_folders(named: NameColumns, top: int) -> Keys:
+    """Return the keys of the paths of the folders of these names, that of the top first."""
     keys = [top]
     for holder, name in zip(named.folder_holder[1:].tolist(), named.folder_names(), strict=True):
         keys.append(key_below(name, keys[holder]))
@@ -496,7 +496,7 @@ def _keys_of_folders(folders: Sequence[int], named: NameColumns, top: int) -> Ke
 def _paths_of(record: Record, shown: ShownNames, top: int) -> ShownPaths:
     """Return the keys of the paths that a shard shows; samples in the directories of folders have theirs."""
     named = names_of(record, shown)
-    folders = _keys_of_folders(named.folders, named, top)
+    folders = _keys_of_folders(named, top)
     rows, holder = named.rows_in_folders()
     others = keys_below(named.names.take(rows).to_list(), folders[holder])
     if not shown.files_layout:
