@@ -66,7 +66,7 @@ def expand(
     UnreadableShard when the file system refuses to say whether a shard is there.
     """
     shards = _named_shards(
-        specs, split, reading, lambda words: existence.existing_files(words, split, allow_missing, base)
+        specs, reading, lambda words: existence.existing_files(words, split, allow_missing, base)
     )
     chosen = shards if slice is None else _sliced(shards, slice)
     check_count(len(chosen))
@@ -80,14 +80,11 @@ def expand_again(
 
     Shards that are named one by one and missing are left out, unless all are missing.
     """
-    return _named_shards(specs, split, reading, lambda words: existence.present_files(words, split, base))
+    return _named_shards(specs, reading, lambda words: existence.present_files(words, split, base))
 
 
 def _named_shards(
-    specs: Sequence[str | bytes],
-    split: str | None,
-    reading: Reading,
-    files: Callable[[list[Word]], list[Word]],
+    specs: Sequence[str | bytes], reading: Reading, files: Callable[[list[Word]], list[Word]]
 ) -> list[Shard]:
     """Return the shards that `specs` name; `files` returns those of the words that count, directories replaced."""
     named = collect(expand_words(specs))
