@@ -1,8 +1,8 @@
 """The worker's side of a cluster: runs a batch of units with the options of the command that sent it.
 
 A worker is any process of the engine: it may serve other commands, of other options, before and at the same time.
-So the options that processes share by the environment come with each batch, and batches of different options wait
-for each other. Nothing here is known of the engine.
+So the shared settings of the command come with each batch, and batches of different settings wait for each other.
+Nothing here is known of the engine.
 """
 
 from __future__ import annotations

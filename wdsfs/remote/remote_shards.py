@@ -1,8 +1,8 @@
 """Remote shards by path, as the door asks for them: look, list, open, fetch, send and copy.
 
 One object holds what a process and its forked children share: the connection to the fetcher, the secrets of the
-URLs that were typed, and the pins that are known. Options are in the environment, because all processes of a mount
-or a command have to agree: `WDSFS_STORE_OPTIONS` (words as in a shell), `WDSFS_FETCH_MEMORY`.
+URLs that were typed, and the pins that are known. All processes of a mount or a command have to agree on options,
+so these are shared settings: `STORE_OPTIONS` (words as in a shell), `FETCH_MEMORY`.
 """
 
 from __future__ import annotations
