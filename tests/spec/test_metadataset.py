@@ -115,6 +115,7 @@ WRONG = {
     "splits: {train: {path: sets/none}}": "m.yaml:1: splits.train: 'sets/none/.nv-meta' has no .info.json",
     "splits: {train: {path: x.jsonl}}": "a JSONL dataset of Energon has no shards",
     "splits: {train: {path: m.yaml}}": "includes itself",
+    "splits: {train: &all {blend: [*all]}}": "nested more than 100 deep",
     "splits: {train: {path: other.yaml}}": "is not a metadataset",
     "splits: {none: {path: sets/coco}}": "no split is called 'none'",
     "splits: {train: {path: sets/coco, split_config: ../../x.yaml}}": "is not the name of a split file",

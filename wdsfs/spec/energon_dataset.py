@@ -30,6 +30,7 @@ _SPLIT = ("split.yaml", "split.json")
 SUFFIXES = (".yaml", ".yml")
 PARTS_MAX = 100_000  # of one metadataset: aliases of YAML repeat a list at no cost
 NESTED_MAX = 20  # metadatasets in each other
+DEPTH_MAX = 100  # blends and joins in each other
 _WEIGHTS = {"datasets": "weight", "blend": "weight", "blend_epochized": "repetitions"}
 
 
@@ -228,7 +229,7 @@ def _parts(top: Field, split: str | None) -> Iterator[DatasetPart]:
     reader = _Reader()
     for name, part in top.need("splits").named():
         if split in (None, name):
-            yield from reader.node(part, name, _Way(name, (), ()))
+            yield from reader.node(part, name, _Way(name, (), (), 0))
     if not reader.count:
         known = ", ".join(repr(name) for name, _ in top.need("splits").named())
         raise top.wrong(
@@ -237,11 +238,12 @@ def _parts(top: Field, split: str | None) -> Iterator[DatasetPart]:
 
 
 class _Way(NamedTuple):
-    """The way to a part: the split of the outermost metadataset, the files around, the weights so far."""
+    """The way to a part: the split of the outermost metadataset, the files around, weights and depth so far."""
 
     of: str
     inside: tuple[str, ...]
     weights: tuple[str, ...]
+    depth: int
 
 
 class _Reader:
@@ -255,6 +257,8 @@ class _Reader:
         self.count += 1
         if self.count > PARTS_MAX:
             raise node.wrong(f"too many parts: the limit is {PARTS_MAX:,}")
+        if way.depth > DEPTH_MAX:  # an alias of YAML may lead to a blend that it is in
+            raise node.wrong(f"nested more than {DEPTH_MAX} deep")
         if node.get("subset") is not None:
             log.warning("%s: the subset is not followed; all samples of these shards are shown", node.where)
         own = node.get("split_part")
@@ -273,7 +277,7 @@ class _Reader:
             raise parts.wrong("is empty: it names no dataset")
         for item in items:
             weight = (_weight(item, _WEIGHTS[kinds[0]]),) if kinds[0] in _WEIGHTS else ()
-            yield from self.node(item, split, way._replace(weights=(*way.weights, *weight)))
+            yield from self.node(item, split, way._replace(weights=(*way.weights, *weight), depth=way.depth + 1))
 
     def _reference(self, node: Field, split: str, way: _Way) -> Iterator[DatasetPart]:
         path = path_in(node.file, node.need("path"))
