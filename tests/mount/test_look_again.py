@@ -546,3 +546,14 @@ def test_joined_shards_stay_beside_theirs(shards: Path, tmp_path: Path) -> None:
     )
     grown = followed.served.grown(Change({}, (), [sets.at(shards / "t.tar")]))
     assert [one.place for one in grown.shards] == [(0, 3), (1, 3), (2, 3), (3, 0)]
+
+
+def test_a_view_that_cannot_be_made_later_is_said(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of it is made while the mount is there, and a companion may have gone by then."""
+    monkeypatch.setattr(os, "nice", lambda _: 0)
+    labels = Composition(associate=(f"{tmp_path}/labels.csv",), missing="empty")
+    followed = Followed(tmp_path, [str(shards)], composition=labels)
+    (tmp_path / "labels.csv").unlink()
+    assert "labels.csv" in followed.served.derive()["refusal"]

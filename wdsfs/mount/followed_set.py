@@ -150,7 +150,8 @@ class Growth:
 
     async def derive_rest(self) -> None:
         """Make the part of the view that was left when the mount began."""
-        await in_child(self.served.derive, self.supervisor.device)
+        if refusal := (await in_child(self.served.derive, self.supervisor.device)).get("refusal"):
+            log.warning("the rest of the view is made when it is used: %s", refusal)
 
     # --- showing
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from wdsfs.errors import ShardError
+from wdsfs.errors import ShardError, WdsfsError
 from wdsfs.index.store import Index
 from wdsfs.mount.mount_options import MountOptions
 from wdsfs.overlay.mounted_overlay import MountedOverlay
@@ -82,15 +82,16 @@ class MountedSet:
         return _prepared(make_numbered(self._opened(), self.mount.view))
 
     def derive(self) -> dict[str, Any]:
-        """Make the whole view, in a process of low priority."""
+        """Make the whole view, in a process of low priority; return why it cannot be made, or nothing."""
         os.nice(IDLE)
         below = self._opened()
         try:
-            if isinstance(below, ViewSet):
-                below.make()
+            refusal = below.make() if isinstance(below, ViewSet) else None
+        except WdsfsError as error:  # a companion has gone since the mount began
+            refusal = f"{error}"
         finally:
             below.close()
-        return {"done": True}
+        return {} if refusal is None else {"refusal": refusal}
 
     def _opened(self) -> ShardSet:
         index = self.index.reopen()
