@@ -205,12 +205,12 @@ class FuseMount(live_mount.LiveMount):
         daemon = self.registration
         if daemon is not None and daemon.alive:
             _continue(daemon)
-        elif daemon is not None and self._state_without_answer(daemon) == SILENT:
-            self._abort()
         super().end(lazy=lazy, wait_seconds=wait_seconds)
 
-    def _abort(self) -> None:
-        """Fail all requests: the unmount would wait for who waits for them. Raises MountError."""
+    def _end_requests(self) -> None:
+        """Fail all requests if nobody answers them: readers would wait for ever. Raises MountError."""
+        if self.registration is None or self._state_without_answer(self.registration) != SILENT:
+            return
         mounted = mount_table.mounted_at(self.mountpoint)
         try:
             if mounted is not None:

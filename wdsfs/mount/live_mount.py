@@ -178,13 +178,19 @@ class LiveMount(ABC):
         """End the mount, dead or alive; returns when its process is gone, unless `lazy`. Raises MountError."""
         mounted = mount_table.mounted_at(self.mountpoint)
         if mounted is not None:  # else another process has ended it; leftovers are cleared below
-            detach(self.mountpoint, lazy or self._is_dead())
+            is_dead = self._is_dead()
+            if is_dead:
+                self._end_requests()
+            detach(self.mountpoint, lazy or is_dead)
         if self.registration is None:
             return
         if not lazy:
             self._wait_for_process(self.registration, wait_seconds, 0 if mounted is None else mounted.device)
         if not self.registration.alive:
             forget(self.registration)
+
+    def _end_requests(self) -> None:  # noqa: B027  # not abstract: the kernel answers its own
+        """Fail the requests of a dead mount that nobody will answer. Raises MountError."""
 
     def _is_dead(self) -> bool:
         """Return True if nobody serves the mount any more."""
