@@ -176,7 +176,14 @@ def test_parts_of_a_set_and_shards_that_are_missing(program: Program) -> None:
     )
 
 
-@pytest.mark.parametrize("arguments", [("--in-place",), ("-o", "new/%d.tar", "--maxcount=2")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--in-place",),
+        ("-o", "new/%d.tar", "--maxcount=2"),
+        ("--layout", "files", "--names=full", "--with-leavings", "-onew/%d.tar", "--maxcount=2"),
+    ],
+)
 def test_commit_names_the_command_of_a_view(program: Program, arguments: tuple[str, ...]) -> None:
     """It can be typed as it is, but for the names of the new shards."""
     a_set(program.home)
@@ -207,6 +214,8 @@ def test_commit_of_an_overlay_names_what_pack_does(program: Program, option: tup
         "commit", "--overlay", program.directory("o"), *option, "-o", "n-%d.tar", "s1.tar", code=2
     )
     assert f"commit: {option[0]} is an option of pack: commit without it, then pack the new shards" in text
+    assert text.endswith(f": wdsfs pack {' '.join(option)} -o PATTERN SHARDS")
+    assert "--decode-members: no longer an option" in program.refused("commit", "--decode-members", "m", code=2)
     text = program.refused("commit", "--overlay", "o", "--changed-only", "-o", "n-%d.tar", "s1.tar", code=2)
     assert "commit: --changed-only is no longer an option" in text
 
@@ -255,3 +264,10 @@ def test_new_shards_show_what_the_view_shows(
             with a_view(home, [one], Composition()) as below:
                 found += contents(below)
         assert found == expected
+
+
+def test_commit_of_a_view_of_a_mount_names_no_mount_to_pack(program: Program) -> None:
+    a_set(program.home)
+    with program.mounted("s1.tar") as mounted:
+        text = program.refused("commit", "--columns", "jpg", "-o", "n-%d.tar", mounted.path, code=2)
+    assert text.endswith("then pack the new shards: wdsfs pack --columns jpg -o PATTERN SHARDS")

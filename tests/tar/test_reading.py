@@ -571,7 +571,8 @@ def test_changes_of_such_an_overlay_are_not_committed_but_saved(program: Program
         assert "because its shards are read with --group-by-key. Save what its mount shows" in text
     assert files_of(program.home / "o/upper") == before
     flags = ["--merge"] if merge else []
-    with program.mounted("--group-by-key", *flags, "--overlay", "o", "s0.tar") as mounted:
+    place = program.directory("m nt")  # the command quotes it
+    with program.mounted("--group-by-key", *flags, "--overlay", "o", "s0.tar", at=place) as mounted:
         top = mounted.path if merge else mounted.path / "s0"
         assert (top / "d/a/txt").read_bytes() == b"new"
         (top / "d/b/more").write_bytes(b"!")

@@ -28,6 +28,7 @@ from wdsfs.cli.option_kinds import (
 from wdsfs.cli.output import bytes_bar, note_uneven, say, write_json
 from wdsfs.cli.overlay_commands import NamedOverlay, named_overlay
 from wdsfs.cli.process import INTERRUPTED, disk_errors, ended_in_order
+from wdsfs.cli.view_options import decode_members_is_gone
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import ExportError, MountError, UsageError, and_others, counted
 
@@ -112,7 +113,9 @@ packing_options = gather_options(
 _TYPED_WORDS = "wdsfs.cli.commit_command.words"  # in the context: the words of the command line
 _OF_VIEWS = {"--columns", "--field", "--join", "--associate", "--keys", "--missing", "--duplicates"}
 _OF_PACK = {*_OF_VIEWS, "--ignore-case", "--maxcount", "--maxsize", "--sort"}
-_NOT_OF_PACK = ("--in-place", "--link", "--abandon", "--ignore-times", "--merge")
+_FLAGS_OF_PACK = {"--ignore-case", "--sort"}
+_NOT_OF_PACK = {"--in-place", "--link", "--abandon", "--ignore-times", "--merge", "--with-leavings"}
+_NOT_OF_PACK_WITH_VALUE = {"--layout", "--names"}
 
 
 class _Command(Command):
@@ -120,32 +123,56 @@ class _Command(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_TYPED_WORDS] = list(args)
-        typed = {word.partition("=")[0] for word in args}
         if not ctx.resilient_parsing:
-            _refuse_options_of_pack(typed, args)
+            _refuse_options_of_pack(args)
         return super().parse_args(ctx, args)
 
 
-def _refuse_options_of_pack(typed: set[str], words: Sequence[str]) -> None:
+def _option_of(word: str) -> str:
+    """Return the option that a word of the command line begins with: `--keys=FILE`, `-oPATTERN`; else the word."""
+    if word.startswith("--"):
+        return word.partition("=")[0]
+    return word[:2] if word.startswith("-") else word
+
+
+def _refuse_options_of_pack(words: Sequence[str]) -> None:
     """Raise UsageError for options that only `pack` has, with the way out."""
+    typed = set(map(_option_of, words))
     if "--changed-only" in typed:
         raise UsageError(
             "commit: --changed-only is no longer an option: commit to new shards, then pack those samples of them "
             "that `wdsfs diff --json` lists: wdsfs pack --keys LIST -o PATTERN SHARDS"
         )
     for option in sorted(_OF_PACK & typed):
-        way_out = f"commit without it, then pack the new shards: wdsfs pack {option}"
-        if "--overlay" not in typed and typed & _OF_VIEWS:
+        from wdsfs import mount_registry
+
+        # A mount is no word of `pack`, and its overlay would be left out.
+        is_of_overlay = "--overlay" in typed or any(map(mount_registry.find_registration, words))
+        if is_of_overlay or not typed & _OF_VIEWS:
+            command = shlex.join(["wdsfs", "pack", *_with_value(option, words)])
+            way_out = f"commit without it, then pack the new shards: {command} -o PATTERN SHARDS"
+        else:
             way_out = _command_of_pack(words)
         raise UsageError(f"commit: {option} is an option of pack: {way_out}")
 
 
+def _with_value(option: str, words: Sequence[str]) -> Sequence[str]:
+    """Return an option of `pack` as it was typed, with its value."""
+    at = [_option_of(word) for word in words].index(option)
+    is_one_word = option in _FLAGS_OF_PACK or "=" in words[at]
+    return words[at : at + (1 if is_one_word else 2)]
+
+
 def _command_of_pack(words: Sequence[str]) -> str:
     """Return the command that makes new shards of the view that these words of `commit` name."""
-    typed = {word.partition("=")[0] for word in words}
+    typed = set(map(_option_of, words))
     keep = [] if typed & {"--maxcount", "--maxsize"} else ["--keep-shards"]
     named = [] if typed & {"-o", "--output"} else ["-o", "PATTERN"]
-    own = [word for word in words if word not in _NOT_OF_PACK]
+    own = [
+        word
+        for before, word in zip(["", *words], words, strict=False)
+        if before not in _NOT_OF_PACK_WITH_VALUE and _option_of(word) not in _NOT_OF_PACK | _NOT_OF_PACK_WITH_VALUE
+    ]
     return shlex.join(["wdsfs", "pack", *keep, *named, *own])
 
 
@@ -171,6 +198,7 @@ def _refuse_without_overlay(overlay: NamedOverlay) -> None:
 @click.command(cls=_Command)
 @named_overlay
 @packing_options
+@decode_members_is_gone
 @opening_options_with("Processes that index shards, and shards that are written at a time.", executor=True)
 def commit(overlay: NamedOverlay, packing: Packing, opening: Opening) -> None:
     """Write the changes of a writable mount, or with --overlay DIR those to SHARDS, into new shards.

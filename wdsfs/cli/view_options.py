@@ -241,17 +241,17 @@ _INDEX_TREE = flag(
 
 view_options = gather_options("tree", _plain_tree, group_in_section(SHOWN, _view_group("samples", "files")))
 
-_DECODE = retired("--decode-members", "decode compressed members in the loader, or with zcat FILE")
+decode_members_is_gone = retired("--decode-members", "decode compressed members in the loader, or with zcat FILE")
 
 # Of a command that shows no tree, and so has no layout.
 _FOR_COLUMNS = {name: option for name, option in _COMPOSITION.items() if not name.startswith("class_")}
 composition_options = all_of(
-    gather_options("composition", _composition, group_in_section(SHOWN, _FOR_COLUMNS)), _DECODE
+    gather_options("composition", _composition, group_in_section(SHOWN, _FOR_COLUMNS)), decode_members_is_gone
 )
 
 _TREE = group_in_section(SHOWN, {**_view_group("samples", "files", "classes"), **_COMPOSITION})
 
-tree_options = all_of(gather_options("tree", _tree, _TREE), _DECODE)
+tree_options = all_of(gather_options("tree", _tree, _TREE), decode_members_is_gone)
 numbered_tree_options = all_of(
-    gather_options("tree", _tree, {**_TREE, "index_tree": in_section(SHOWN, _INDEX_TREE)}), _DECODE
+    gather_options("tree", _tree, {**_TREE, "index_tree": in_section(SHOWN, _INDEX_TREE)}), decode_members_is_gone
 )

@@ -10,6 +10,7 @@ import itertools
 import json
 import logging
 import os
+import shlex
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -114,10 +115,11 @@ def refuse_reading(reading: Reading) -> None:
 
 def uncommitted_text(place: OverlayDirectory, settings: OverlaySettings, mountpoint: str = "MOUNTPOINT") -> str:
     """Return why changes of shards that are read with options are not committed, and how to save them."""
-    top = mountpoint if settings.merge else f"{mountpoint}/*"
+    top = shlex.quote(mountpoint) + ("" if settings.merge else "/*")
     return (
         f"the changes of the overlay {place.path} cannot be committed, because its shards are read with "
-        f"{' '.join(settings.reading.arguments)}. Save what its mount shows, with the changes, as new shards: "
+        f"{' '.join(settings.reading.arguments)}. Save what its mount shows, with the changes (one "
+        f"directory of the mount at a time, if shards have keys in common), as new shards: "
         f"wdsfs pack --layout {settings.layout} {top} -o 'new/%06d.tar'"
     )
 
