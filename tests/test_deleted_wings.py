@@ -32,9 +32,6 @@ WINGS: dict[str, tuple[str, list[str]]] = {
     "interop": ("interop", ["-m", "wdsfs", "check", "a.tar"]),
     "executors": ("executors.py", ["-m", "wdsfs", "index", "--executor", "ray", "a.tar"]),
 }
-# Wings that do not come off yet: in the first test, and in the second.
-ATTACHED: set[str] = set()
-SILENT: set[str] = set()
 
 SHOW_ALL_HELP = """
 import wdsfs
@@ -43,12 +40,6 @@ for names in ([], *([name] for group in GROUPS.values() for name in group)):
     main.main([*names, "--help"], prog_name="wdsfs", standalone_mode=False)
 print(wdsfs.__file__)
 """
-
-
-def each_wing(unfinished: set[str]) -> pytest.MarkDecorator:
-    """Run the test for each wing; those that are `unfinished` are expected to fail."""
-    marks = {wing: [pytest.mark.xfail(strict=True)] for wing in unfinished}
-    return pytest.mark.parametrize("wing", [pytest.param(wing, marks=marks.get(wing, ())) for wing in WINGS])
 
 
 def take_off(program: Program, wing: str) -> None:
@@ -65,7 +56,7 @@ def take_off(program: Program, wing: str) -> None:
     (program.home / "a.tar").write_bytes(sets.content(1))
 
 
-@each_wing(ATTACHED)
+@pytest.mark.parametrize("wing", WINGS)
 def test_the_rest_works_without_a_wing(program: Program, wing: str) -> None:
     take_off(program, wing)
     shown = subprocess.check_output(
@@ -83,7 +74,7 @@ def test_the_rest_works_without_a_wing(program: Program, wing: str) -> None:
     assert program.run("cat", "packed-000000.tar", "packed-000000/d0/1-0/txt").stdout == b"changed"
 
 
-@each_wing(SILENT)
+@pytest.mark.parametrize("wing", WINGS)
 def test_what_needs_a_wing_says_that_it_is_not_installed(program: Program, wing: str) -> None:
     take_off(program, wing)
     _, arguments = WINGS[wing]

@@ -91,8 +91,8 @@ def _shards(specs: Sequence[str], update: str | None, selection: Selection) -> l
         raise UsageError("--shard-id: an index is renewed as a whole; leave it out with --update")
     listed = expand([update], *selection)
     known = {shard.path for shard in listed}
-    further = expand(specs, *selection._replace(base=None)) if specs else []
-    return listed + [shard for shard in further if shard.path not in known]
+    named = expand(specs, *selection._replace(base=None)) if specs else []
+    return listed + [shard for shard in named if shard.path not in known]
 
 
 def _report_lines(report: Mapping[str, Any]) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from wdsfs import mount_registry, mount_table
@@ -129,7 +130,7 @@ def run(mount: ImageMount, foreground: bool) -> int:
         check_mountpoint(mount.mountpoint, nonempty, needed)
 
     if foreground:
-        ready = lambda: daemon.notify_systemd("READY=1")  # noqa: E731
+        ready = partial(daemon.notify_systemd, "READY=1")
         return daemon.guarded(lambda: mount_and_guard(mount, attributes, check, None, lambda _: None, ready))
     return daemon.fork(
         mount.mountpoint,

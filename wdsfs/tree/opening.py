@@ -87,17 +87,17 @@ def open_known_set(
     tolerance = opening.tolerance
     with noted() as used:
         companions = None if composition is None else Companions(composition, shards[0].reading)
-    further = companions.shards if companions else ()
+    joined = companions.shards if companions else ()
     if shared:
         refuse_foreign_lists(used.files, shared)
         files = [*(shard.path for shard in shards), *(companions.files if companions else ())]
         access = access_of(files, shared, allow_missing=tolerance.allow_missing)
     index = open_index(opening.index_dir)
-    index.portables = attached([*shards, *further])
+    index.portables = attached([*shards, *joined])
     unreadable: dict[bytes, errors.ShardError] = {}
     if not on_demand:
         index.log_notices()
-        unreadable = refresh_index(index, [*shards, *further], opening).unreadable
+        unreadable = refresh_index(index, [*shards, *joined], opening).unreadable
     if whole and tolerance.allow_missing:
         shards = leave_out_unreadable(shards, unreadable)
     if composition is None or companions is None:
