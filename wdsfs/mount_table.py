@@ -18,7 +18,7 @@ _FSOPEN, _FSCONFIG, _FSMOUNT, _MOVE_MOUNT = 430, 431, 432, 429  # on all archite
 _OPEN_TREE, _CLONE = 428, 1
 _SET_FLAG, _SET_STRING, _CREATE = 0, 1, 6
 _CLOEXEC, _FROM_EMPTY_PATH, _AT_FDCWD = 1, 4, -100
-_FORCE, _DETACH = 1, 2  # flags of umount2
+_FORCE, _DETACH, _NO_FOLLOW = 1, 2, 8  # flags of umount2
 _NEW_MOUNTS = 0x20000  # flag of setns: a mount namespace
 _IN_DELETE_SELF = 0x400
 # Attributes of a mount.
@@ -77,9 +77,12 @@ def attempt(fstype: bytes, settings: Sequence[tuple[bytes, bytes]]) -> None:
         _create(context, settings, ())
 
 
-def detach(mountpoint: str) -> None:
-    """End the mount at this path; files that are open stay open."""
-    if _libc.umount2(os.fsencode(mountpoint), _DETACH):
+def unmount(mountpoint: str, *, lazy: bool) -> None:
+    """End the mount at this path; `lazy`: now, and files that are open stay open. Raises OSError, as EBUSY.
+
+    Unlike umount(8), the kernel asks the file system nothing, so one that nobody serves keeps nobody waiting.
+    """
+    if _libc.umount2(os.fsencode(mountpoint), _NO_FOLLOW | (_DETACH if lazy else 0)):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
 

@@ -26,6 +26,7 @@ from tests.mount.test_stale import overwrite, replace, rewrite, unless_gone
 from tests.processes import PATIENCE, Process, wait_until
 from tests.thorough import THOROUGH
 from tests.web_server import Fault, WebServer
+from wdsfs import mount_table
 from wdsfs.errors import MountError, StaleShard
 from wdsfs.fuse.lister import PROCESSES, Lister, SampleDirectory
 from wdsfs.fuse.page_cache import PageCache
@@ -33,7 +34,8 @@ from wdsfs.fuse.pass_notes import PassNotes
 from wdsfs.fuse.pusher_process import FAILURES_MAX
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
-from wdsfs.mount.live_mount import detach
+from wdsfs.mount import live_mount
+from wdsfs.mount.live_fuse import FuseMount
 from wdsfs.mount_registry import children
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.shard_tree import ShardTree
@@ -419,27 +421,30 @@ def test_nothing_is_listed_where_something_else_is_mounted(program: Program) -> 
         assert mounted.status()["requests"].get("readdir", 0) == before
 
 
-def test_umount_waits_for_a_listing(monkeypatch: pytest.MonkeyPatch) -> None:
-    attempts = []
+def test_umount_waits_for_a_listing(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    program.write("s.tar", shard(4))
+    with program.mounted("s.tar", ends_itself=True) as mounted:
+        listing = os.open(mounted.path, os.O_RDONLY)
+        unmount, attempts = mount_table.unmount, []
 
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        attempts.append(command)
-        return subprocess.CompletedProcess(command, int(len(attempts) < 3), "", "umount: /m: target is busy.")
+        def attempt(mountpoint: str, *, lazy: bool) -> None:
+            attempts.append(lazy)
+            if len(attempts) == 3:
+                os.close(listing)
+            unmount(mountpoint, lazy=lazy)
 
-    monkeypatch.setattr(subprocess, "run", run)
-    detach("/m", lazy=False)
-    assert len(attempts) == 3
+        monkeypatch.setattr(mount_table, "unmount", attempt)
+        FuseMount(str(mounted.path), None).end()
+        assert attempts == [False] * 3
 
 
-@pytest.mark.parametrize("text", [
-    "umount: /mnt/busybox: must be superuser to unmount.",
-    "fusermount3: entry for /mnt/is busy not found in /etc/mtab",
-])  # fmt: skip
+@pytest.mark.parametrize("text", ["entry for /mnt/is busy not found in /etc/mtab", "mount: /busy: not permitted"])
 def test_umount_takes_no_name_of_a_mount_point_for_the_reason(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = subprocess.CompletedProcess[str]([], 1, "", text)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    done = subprocess.CompletedProcess[str]([], 1, "", f"fusermount3: {text}")
     monkeypatch.setattr(subprocess, "run", lambda *_, **_options: done)
-    with pytest.raises(MountError, match=text.rpartition(" ")[2]):
-        detach("/mnt/busybox", lazy=False)
+    with pytest.raises(MountError, match=text):
+        live_mount._unmounted("/mnt/busybox", lazy=False)
 
 
 OTHER_KERNEL = "from wdsfs.fuse import protocol\nprotocol._STORE = 77"
@@ -886,6 +891,18 @@ def test_a_pusher_that_waits_for_a_read_that_nobody_has_received(program: Progra
         if ends:
             wait_until(lambda: state_of(pusher) in ("", "Z"), "the end of the pusher")
             program.run("umount", mounted.path, code=None)
+
+
+def test_umount_of_a_daemon_that_is_there_and_does_not_answer(patched: Patched) -> None:
+    """As one that is about to end: the end of the mount is refused, and waits for no answer."""
+    patched.write("s.tar", shard())
+    patched.patch = "from wdsfs.mount import live_fuse\nlive_fuse._continue = lambda daemon: None"
+    with contextlib.ExitStack() as stack, patched.mounted("--layout", "files", "s.tar") as mounted:
+        workers, _pusher, readers = stuck_pusher(mounted, stack)
+        assert b"is in use by cat" in patched.run("umount", mounted.path, code=5).stderr
+        for worker in workers:
+            kill(worker, signal.SIGCONT)
+        assert [reader.wait(PATIENCE) for reader in readers] == [0] * len(readers)
 
 
 # --- between reading and storing

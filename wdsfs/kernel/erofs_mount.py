@@ -118,7 +118,7 @@ def _explained(image: str, mountpoint: str, error: OSError) -> str:
 def detach(mountpoint: str) -> None:
     """End the mount at this path; files that are open stay open. Raises MountError."""
     try:
-        mount_table.detach(mountpoint)
+        mount_table.unmount(mountpoint, lazy=True)
     except OSError as error:
         raise MountError(f"{mountpoint}: cannot be unmounted: {error.strerror}") from None
 
@@ -166,7 +166,7 @@ def _detach_here(filesystem: FileSystem, mounts: list[MountPoint]) -> None:
         # Else another mount lies above it, and would be ended.
         if _filesystem_of(mount) == filesystem and newest[mount.path] is mount:
             with contextlib.suppress(OSError):  # it has just ended, or lies below another mount
-                mount_table.detach(os.fsdecode(mount.path))
+                mount_table.unmount(os.fsdecode(mount.path), lazy=True)
 
 
 def _detach_there(process: int, filesystem: FileSystem) -> None:

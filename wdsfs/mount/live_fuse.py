@@ -181,22 +181,7 @@ class FuseMount(live_mount.LiveMount):
         """Return the state, in words, of a mount whose daemon does not answer."""
         if daemon.alive:
             return SILENT
-        if mount_table.mounted_at(self.mountpoint) is None:
-            return DEAD
-        import subprocess  # late: every command loads this module, and only this takes processes
-
-        try:
-            # Not in this process: if the workers hang, the question hangs, too. It asks for the file system: the
-            # kernel may have cached the attributes of the directory, and returns these for a dead mount, too.
-            stat = subprocess.Popen(
-                ["stat", "--file-system", "--", self.mountpoint],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            return DEAD if stat.wait(mount_registry.ANSWER_SECONDS) else UNSUPERVISED
-        except subprocess.TimeoutExpired:
-            stat.kill()  # and not waited for: a request that a worker has taken cannot be killed
-            return SILENT
+        return DEAD if mount_table.mounted_at(self.mountpoint) is None else _state_of_mount(self.mountpoint)
 
     # --- ending
 
@@ -222,7 +207,9 @@ class FuseMount(live_mount.LiveMount):
             ) from None
 
     def _is_dead(self) -> bool:
-        return super()._is_dead() if self.registration is None else not self.registration.alive
+        if self.registration is None:
+            return _state_of_mount(self.mountpoint) == DEAD
+        return not self.registration.alive
 
     def _wait_for_process(self, registration: Registration, seconds: float, device: int) -> None:
         """Wait until the daemon is gone: as long as it waits for a disk, and else up to `seconds`."""
@@ -272,6 +259,22 @@ def _shown_set(answer: dict[str, Any]) -> live_mount.ShownSet:
     reading, without = Reading(**answer["reading"]), answer["without"]
     shards = [Shard.of_texts(path, name, reading, without.get(path, ())) for name, path in answer["shards"]]
     return live_mount.ShownSet(answer, shards, access_from_json(answer["seen"]))
+
+
+def _state_of_mount(mountpoint: str) -> str:
+    """Return DEAD for a mount that only the kernel still lists, SILENT for one that does not answer in time."""
+    import subprocess  # late: every command loads this module, and only this takes processes
+
+    # Not in this process: if the workers hang, the question hangs, too. It asks for the file system: the kernel
+    # may have cached the attributes of the directory, and returns these for a dead mount, too.
+    stat = subprocess.Popen(
+        ["stat", "--file-system", "--", mountpoint], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        return DEAD if stat.wait(mount_registry.ANSWER_SECONDS) else UNSUPERVISED
+    except subprocess.TimeoutExpired:
+        stat.kill()  # and not waited for: a request that a worker has taken cannot be killed
+        return SILENT
 
 
 def waits_for_disk(pid: int) -> bool:

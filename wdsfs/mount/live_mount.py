@@ -6,6 +6,7 @@ engine.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -38,7 +39,7 @@ END_SECONDS = 30.0  # how long a process may outlive its mount
 _USERS_NAMED = 5  # processes that a message names
 # Between attempts at a busy mount: its own lister (`fuse/lister.py`) has a directory open for milliseconds.
 _BUSY_SECONDS = 0.01, 0.05, 0.2
-_BUSY = re.compile(r": [A-Za-z ]+ busy\.?$", re.MULTILINE)  # of umount(8), of fusermount3
+_BUSY = re.compile(r": [A-Za-z ]+ busy\.?$", re.MULTILINE)  # of fusermount3
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,16 +179,24 @@ class LiveMount(ABC):
         """End the mount, dead or alive; returns when its process is gone, unless `lazy`. Raises MountError."""
         mounted = mount_table.mounted_at(self.mountpoint)
         if mounted is not None:  # else another process has ended it; leftovers are cleared below
-            is_dead = self._is_dead()
-            if is_dead:
-                self._end_requests()
-            detach(self.mountpoint, lazy or is_dead)
+            self._unmount(lazy)
         if self.registration is None:
             return
         if not lazy:
             self._wait_for_process(self.registration, wait_seconds, 0 if mounted is None else mounted.device)
         if not self.registration.alive:
             forget(self.registration)
+
+    def _unmount(self, lazy: bool) -> None:
+        for seconds in (*_BUSY_SECONDS, 0.0):
+            # Asked again at each attempt: the daemon may be about to end, and its clients then wait for nobody.
+            is_dead = self._is_dead()
+            if is_dead:
+                self._end_requests()
+            if _unmounted(self.mountpoint, lazy or is_dead):
+                return
+            time.sleep(seconds)
+        raise MountError(_busy_text(self.mountpoint))
 
     def _end_requests(self) -> None:  # noqa: B027  # not abstract: the kernel answers its own
         """Fail the requests of a dead mount that nobody will answer. Raises MountError."""
@@ -238,30 +247,38 @@ def is_read_only(mountpoint: str, overlay: str | None) -> bool:
     return not overlay or (mounted is not None and "ro" in mounted.options)
 
 
-def detach(path: str, lazy: bool) -> None:
-    """Unmount what is at this path. Raises MountError."""
+def _unmounted(path: str, lazy: bool) -> bool:
+    """Unmount what is at this path; return False if it is in use. Raises MountError."""
+    if os.geteuid():
+        return _unmounted_by_fusermount(path, lazy)
+    try:
+        mount_table.unmount(path, lazy=lazy)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            return False
+        if mount_table.mounted_at(path) is None:  # another process has ended it
+            return True
+        raise MountError(f"{path}: cannot be unmounted: {error.strerror}") from None
+    return True
+
+
+def _unmounted_by_fusermount(path: str, lazy: bool) -> bool:
     import subprocess  # late: most commands load this module, and few end a mount
 
-    name, *options = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
-    if lazy:
-        options.append("-l" if name == "umount" else "-z")
-    program = host.program(name)
+    program = host.program("fusermount3")
     if program is None:
-        package = "mount" if name == "umount" else "fuse3"
-        raise MountError(f"{name} is not installed; type: sudo apt install {package}")
-    # In English, for the message is searched below.
-    environment = {**os.environ, "LC_ALL": "C"}
-    command = [program, *options, "--", path]
-    for seconds in (*_BUSY_SECONDS, 0.0):
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", check=False, env=environment
-        )
-        if not done.returncode:
-            return
-        if not _BUSY.search(done.stderr):
-            raise MountError(done.stderr.strip())
-        time.sleep(seconds)
-    raise MountError(_busy_text(path))
+        raise MountError("fusermount3 is not installed; type: sudo apt install fuse3")
+    done = subprocess.run(
+        [program, "-u", *(["-z"] if lazy else []), "--", path],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        env={**os.environ, "LC_ALL": "C"},  # in English, for the message is searched
+    )
+    if done.returncode and not _BUSY.search(done.stderr):
+        raise MountError(done.stderr.strip())
+    return not done.returncode
 
 
 def _busy_text(path: str) -> str:
