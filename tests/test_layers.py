@@ -26,7 +26,7 @@ TABLE = """
 room    | stays away from
 --------+-----------------------------------
 ground  | third-party
-storage | fuse trio lmdb numpy terminal
+cache   | fuse trio lmdb numpy terminal
 door    | fuse trio lmdb numpy terminal
 remote  | fuse trio lmdb numpy terminal
 spec    | fuse trio lmdb numpy terminal clock

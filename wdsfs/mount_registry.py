@@ -170,7 +170,7 @@ def registered(registration: Registration) -> Iterator[None]:
 
 def register(registration: Registration) -> None:
     """Write a registration, or replace that of the same process, in one step. Raises OSError."""
-    # Not by `storage/durable.py`: it ends with the process, so it need not be on disk, and two processes may
+    # Not by `durable.py`: it ends with the process, so it need not be on disk, and two processes may
     # register at one place at the same time.
     file = file_of(registration.mountpoint, ".json")
     temporary = file.with_suffix(f".{registration.pid}")

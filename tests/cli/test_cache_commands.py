@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 from tests import tars
 from tests.remote.cached import content_of, flip, pin_of
+from wdsfs.cache import cache_room, file_cache
 from wdsfs.cli.main import main
 from wdsfs.remote import object_cache
-from wdsfs.storage import cache_room, file_cache
 
 SIZE = 100_000
 

@@ -24,7 +24,7 @@ from tests.processes import PATIENCE, Process, wait_until
 from tests.uppers import OPAQUE, WHITEOUT, write_upper
 from tests.writables import shard
 from wdsfs.cli import main
-from wdsfs.storage.durable import Disk
+from wdsfs.durable import Disk
 from wdsfs.tar import headers
 from wdsfs.tree.tree import View
 

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from wdsfs import wings
+from wdsfs import source, wings
 from wdsfs.door.pins import Pin
 from wdsfs.door.remote_side import Presumption
 from wdsfs.door.shard_door import Door, failure_of, fingerprint_of
 from wdsfs.door.urls import parse
 from wdsfs.errors import MissingShard, NotInstalled
 from wdsfs.shards import Fingerprint
-from wdsfs.storage import source
 
 URL = b"s3://bucket/a.tar"
 PIN = Pin(10, 0, '"1"', "")

@@ -20,12 +20,12 @@ import pytest
 from tests import sets, tars
 from tests.conftest import Program
 from wdsfs import host, mount_table, trust
+from wdsfs.cache.file_cache import NoRoom, cache
+from wdsfs.durable import Disk, temporary_of
 from wdsfs.errors import IndexUnusable, MountError, OverlayUnusable, UsageError
 from wdsfs.index.store import Index, open_index
 from wdsfs.interop import export
 from wdsfs.overlay.overlay_directory import OverlayDirectory, hold
-from wdsfs.storage.durable import Disk, temporary_of
-from wdsfs.storage.file_cache import NoRoom, cache
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.trust import Untrusted
 

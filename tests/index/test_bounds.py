@@ -20,7 +20,7 @@ from wdsfs.index import member_draft, record_builder, record_check
 from wdsfs.index.record import Record
 from wdsfs.interop import lint
 from wdsfs.shards import Fingerprint
-from wdsfs.storage.source import TarBytes
+from wdsfs.source import TarBytes
 from wdsfs.tar import scan, sparse
 from wdsfs.tar.headers import DEPTH_MAX, NAME_MAX
 from wdsfs.tar.problems import PROBLEMS_MAX, Problem, Problems

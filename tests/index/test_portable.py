@@ -20,6 +20,7 @@ import pytest
 
 from tests import sets, tars
 from tests.conftest import descriptors
+from wdsfs import source
 from wdsfs.door.pins import Pin
 from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import SpecError, StaleShard, UsageError
@@ -38,7 +39,6 @@ from wdsfs.shards import GONE, Fingerprint, Shard
 from wdsfs.spec import portable_head
 from wdsfs.spec.expand import expand
 from wdsfs.spec.portable_head import HEADER_SIZE, ROW_SIZE, IndexFile, Row
-from wdsfs.storage import source
 from wdsfs.tree.indexing import NotIndexed, indexed
 from wdsfs.tree.shard_set import ShardSet
 

@@ -16,11 +16,11 @@ from tests.conftest import InProcess, Program
 from tests.packing.overlays import EDITS, FIRST, SECOND, Faulty, Killed, Set, stops
 from tests.sets import at
 from tests.tars import A, B, member, tar
+from wdsfs.durable import Disk
 from wdsfs.errors import ExportError
 from wdsfs.index import process_pool
 from wdsfs.index.store import open_index
 from wdsfs.interop.export import export
-from wdsfs.storage.durable import Disk
 from wdsfs.tree.shard_set import ShardSet
 
 ONE = tar(A, member(b"a.cls", b"1"), B)

@@ -32,7 +32,7 @@ from wdsfs.index import index_directory
 from wdsfs.library import files, opened_set
 from wdsfs.library import samples as samples_module
 from wdsfs.library.opened_set import OpenedSet
-from wdsfs.storage.seekable import SeekReader
+from wdsfs.tar.seekable import SeekReader
 from wdsfs.tree import content, sample_reader
 from wdsfs.tree.companions import KEYS
 from wdsfs.tree.path_table import KeyTable

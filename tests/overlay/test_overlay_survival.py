@@ -404,7 +404,7 @@ def test_the_unmount_of_a_killed_daemon_waits_for_its_workers(
 _KILLED_COMMIT = """
 import os, signal
 from wdsfs.cli import main as cli
-from wdsfs.storage import durable
+from wdsfs import durable
 
 def rename(disk, source, target):
     os.rename(source, target)

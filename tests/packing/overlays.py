@@ -16,6 +16,7 @@ import pytest
 
 from tests import sets, tars
 from tests.uppers import WHITEOUT, a_tree, find, write_upper
+from wdsfs.durable import Disk
 from wdsfs.names import PLAIN, Reading
 from wdsfs.overlay import overlay_directory
 from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, ShardSeen, unfinished
@@ -25,7 +26,6 @@ from wdsfs.packing.replacement import Replacement, read_plan
 from wdsfs.packing.runner import Runner
 from wdsfs.packing.shard_writer import Files
 from wdsfs.shards import Fingerprint
-from wdsfs.storage.durable import Disk
 from wdsfs.tree.tree import View
 
 FIRST = tars.tar(

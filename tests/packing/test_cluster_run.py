@@ -19,6 +19,7 @@ from tests import sets
 from tests.conftest import Program
 from tests.processes import wait_until
 from wdsfs.cluster_workers import Workers
+from wdsfs.durable import Disk, temporary_of
 from wdsfs.errors import CommitError, ShardError, StaleShard
 from wdsfs.index.far_side import SeenShard
 from wdsfs.packing import cluster_units
@@ -26,7 +27,6 @@ from wdsfs.packing.cluster_units import ClusterRun, OutputUnit, remove_attempts
 from wdsfs.packing.plan import NEW, CopiedRange, NewMember, Output, SourceShard, Step, Zeros
 from wdsfs.packing.shard_writer import Files
 from wdsfs.shards import Fingerprint
-from wdsfs.storage.durable import Disk, temporary_of
 
 
 class World:

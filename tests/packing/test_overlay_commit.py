@@ -248,7 +248,7 @@ def test_when_a_commit_has_ended_nobody_is_refused_any_more(a_set: Program) -> N
 # A commit that waits in front of the rename of the shard s1, having made the file "waits", until "go" is there.
 SLOW = """
 import os, time
-from wdsfs.storage import durable
+from wdsfs import durable
 original = durable.Disk.rename
 def rename(self, source, target):
     if target.endswith(b"s1.tar"):
@@ -420,7 +420,7 @@ def test_a_commit_that_is_killed_while_it_empties_the_overlay(a_set: Program, st
     """All shards are there. What is written afterwards must not go where nobody looks any more."""
     patch = f"""
 import os, signal
-from wdsfs.storage.durable import Disk
+from wdsfs.durable import Disk
 original = Disk.{step}
 def killed(self, path):
     if os.path.exists({str(a_set.home / "o/work/committed")!r}):

@@ -33,6 +33,7 @@ from tests.thorough import examples
 from tests.tree.test_shard_tree import a_tree, check_consistency
 from wdsfs import names
 from wdsfs.cluster_workers import Workers
+from wdsfs.durable import temporary_of
 from wdsfs.errors import CommitError, UsageError, ViewError
 from wdsfs.packing import reasons
 from wdsfs.packing.file_samples import parse_splits
@@ -40,7 +41,6 @@ from wdsfs.packing.file_source import FilePlan, PackOptions, make_plan, pack_fil
 from wdsfs.packing.file_table import WalkRules
 from wdsfs.packing.shard_writer import Files as TreeFiles
 from wdsfs.packing.shard_writer import ShardWriter
-from wdsfs.storage.durable import temporary_of
 from wdsfs.tar import headers
 from wdsfs.tree.class_names import read_class_names
 from wdsfs.tree.tree import View

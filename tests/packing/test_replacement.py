@@ -40,7 +40,7 @@ from wdsfs.packing import replacement
 from wdsfs.packing.replacement import plan_from_json, plan_to_json
 from wdsfs.packing.runner import _freed_by
 from wdsfs.shards import Fingerprint
-from wdsfs.storage.source import TarReader
+from wdsfs.source import TarReader
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ import pytest
 
 from tests import tars
 from tests.packing.overlays import Faulty, full, stops
+from wdsfs import durable
+from wdsfs.durable import Disk, temporary_of
 from wdsfs.errors import CommitError, CorruptShard, StaleShard
 from wdsfs.index import record
 from wdsfs.index.record_of_file import build_file
@@ -21,8 +23,6 @@ from wdsfs.packing import plan, shard_writer, source_layout
 from wdsfs.packing.plan import CopiedRange, NewMember, Output, Piece, SourceShard, Zeros, joined
 from wdsfs.packing.shard_writer import Files, ShardWriter
 from wdsfs.packing.source_layout import SourceLayout
-from wdsfs.storage import durable
-from wdsfs.storage.durable import Disk, temporary_of
 from wdsfs.tar import headers, scan
 from wdsfs.tar.compressed import open_shard_and_tar
 from wdsfs.tar.problems import HARMLESS

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.remote.cached import LIMIT, URL, content_of, opened, pin_of
+from wdsfs.cache.cache_directory import TABLE, CacheDirectory, CacheEntry, lock_range
+from wdsfs.cache.file_cache import FileCache, NewFile
 from wdsfs.remote.cached_object import CachedObject
 from wdsfs.remote.object_cache import ObjectCache, key_of
-from wdsfs.storage.cache_directory import TABLE, CacheDirectory, CacheEntry, lock_range
-from wdsfs.storage.file_cache import FileCache, NewFile
 
 RANGE, RANGES = 1 << 16, 64
 SIZE = RANGE * RANGES - 100

@@ -481,7 +481,7 @@ _FULL_DISK = """
 import os, subprocess, sys
 from pathlib import Path
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", sys.argv[1]], check=True)
-from wdsfs.storage import cache_room
+from wdsfs.cache import cache_room
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.door.pins import Pin
 cache_room.disk_room = lambda path: 1 << 40  # so that the disk says it, not the look at what is free

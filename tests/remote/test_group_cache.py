@@ -20,9 +20,9 @@ from tests.conftest import Program, User, program_of
 from tests.processes import PATIENCE, answer_of_child, wait_until
 from tests.remote.cached import LIMIT, URL, content_of, pin_of
 from tests.web_server import WebServer
+from wdsfs.cache.file_cache import MADE_NS, FileCache, NewFile
 from wdsfs.remote.cached_object import BLOCK
 from wdsfs.remote.object_cache import ObjectCache
-from wdsfs.storage.file_cache import MADE_NS, FileCache, NewFile
 from wdsfs.trust import Untrusted
 
 pytestmark = pytest.mark.root

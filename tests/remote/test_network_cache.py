@@ -20,7 +20,7 @@ import pytest
 
 from tests.processes import Process, wait_until
 from tests.remote.node import RANGES
-from wdsfs.storage.cache_directory import TABLE
+from wdsfs.cache.cache_directory import TABLE
 
 ROUND = RANGES // 4  # ranges that each node reads before it waits for the other
 NFS = os.environ.get("WDSFS_TEST_NFS", "")

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.remote.cached import LIMIT, URL, content_of, flip, pin_of
+from wdsfs.cache import cache_directory, cache_room
 from wdsfs.errors import IndexUnusable
 from wdsfs.remote import cached_object, object_cache
 from wdsfs.remote.cached_object import BLOCK
 from wdsfs.remote.object_cache import ObjectCache, cache, key_of
-from wdsfs.storage import cache_directory, cache_room
 from wdsfs.trust import Untrusted
 
 NOBODY = 65534

@@ -21,11 +21,11 @@ from webdataset import shardlists
 
 from tests.conftest import descriptors
 from tests.spec.test_expand import found, here, names_of, refused, touch  # noqa: F401  # here: a fixture
+from wdsfs import source
 from wdsfs.errors import MissingShard, SpecError, UnreadableShard, WdsfsError
 from wdsfs.shards import Shard
 from wdsfs.spec import located, spec_words
 from wdsfs.spec.expand import Slice, expand, refuse_left_out, split_path
-from wdsfs.storage import source
 
 pytestmark = pytest.mark.usefixtures("here")
 

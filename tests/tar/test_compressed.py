@@ -31,15 +31,16 @@ from tests import sets, tars
 from tests.bounded import bounded
 from tests.conftest import Program
 from tests.processes import PATIENCE, wait_until
+from wdsfs import source
+from wdsfs.cache import file_cache
+from wdsfs.cache.cache_directory import key_of
 from wdsfs.errors import CorruptShard, NotATar, StaleShard, UnreadableShard, bytes_text
 from wdsfs.index import record_of_file
 from wdsfs.index.record import Record
 from wdsfs.index.store import open_index
 from wdsfs.interop.lint import lint
 from wdsfs.shards import Fingerprint, Shard
-from wdsfs.storage import file_cache, seekable, source
-from wdsfs.storage.cache_directory import key_of
-from wdsfs.tar import compressed, streams
+from wdsfs.tar import compressed, seekable, streams
 from wdsfs.tree import content as content_module
 from wdsfs.tree import freshness, open_shards
 from wdsfs.tree.indexing import NotIndexed

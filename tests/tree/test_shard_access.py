@@ -20,7 +20,7 @@ from tests.conftest import BOTH_ENGINES, KERNEL, Mounted, Program
 from tests.processes import wait_until
 from tests.renumbering import RENUMBER, renumbering
 from wdsfs.errors import MissingShard, RefusedShard
-from wdsfs.storage.source import TarBytes
+from wdsfs.source import TarBytes
 from wdsfs.tree import shard_access
 
 NOBODY, SOMEBODY = 65534, 65533

@@ -26,14 +26,13 @@ import wdsfs
 from tests import sets, tars
 from tests.conftest import Program
 from tests.processes import wait_until
-from wdsfs import names
+from wdsfs import names, source
 from wdsfs.cli import mount_helper
 from wdsfs.errors import NoSuchAttribute, ShardError, StaleShard, UnreadableShard, UsageError, ViewError
 from wdsfs.index.record import STRAY
 from wdsfs.index.store import open_index
 from wdsfs.shards import Fingerprint, Shard
 from wdsfs.spec.expand import Slice, expand
-from wdsfs.storage import source
 from wdsfs.tree import content as content_module
 from wdsfs.tree import label_files, label_json_lines, view_set
 from wdsfs.tree.class_names import numbers_of, read_class_names

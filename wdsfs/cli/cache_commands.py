@@ -34,9 +34,9 @@ from wdsfs.errors import CacheFull, IndexUnusable, ShardError, UsageError, bytes
 from wdsfs.names import shown
 
 if TYPE_CHECKING:
+    from wdsfs.cache.cache_directory import CacheEntry
+    from wdsfs.cache.file_cache import FileCache
     from wdsfs.door.remote_side import CachedEntry, CachedObjects
-    from wdsfs.storage.cache_directory import CacheEntry
-    from wdsfs.storage.file_cache import FileCache
     from wdsfs.tree.set_options import Selection
 
 JOBS = 8  # shards that are fetched at a time: small ones are a request each
@@ -89,8 +89,8 @@ def cache(
       wdsfs cache --clear s3://bucket/old-
     """
     from wdsfs import wings
+    from wdsfs.cache import file_cache
     from wdsfs.errors import parse_size
-    from wdsfs.storage import file_cache
 
     if (trim is not None) + clear + verify > 1:
         raise UsageError("--trim, --clear and --verify exclude each other")
@@ -260,8 +260,8 @@ def fetch(
     Example:
       wdsfs fetch --cache-size 500G 's3://bucket/train-{000000..000999}.tar'
     """
+    from wdsfs.cache import file_cache
     from wdsfs.spec.expand import expand
-    from wdsfs.storage import file_cache
     from wdsfs.tree.opening import fetch_shards
 
     since = time.monotonic()

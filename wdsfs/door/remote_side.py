@@ -15,7 +15,7 @@ from wdsfs.errors import ShardError
 from wdsfs.shards import Fingerprint
 
 if TYPE_CHECKING:
-    from wdsfs.storage.cache_directory import CacheEntry
+    from wdsfs.cache.cache_directory import CacheEntry
 
 
 class Presumption(NamedTuple):

@@ -13,10 +13,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, TypeAlias
 
-from wdsfs import wings
+from wdsfs import source, wings
 from wdsfs.door.urls import is_remote
 from wdsfs.shards import Fingerprint
-from wdsfs.storage import source
 
 if TYPE_CHECKING:
     from wdsfs.door.pins import Pin

@@ -28,7 +28,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdsfs import mount_table, names, trust
+from wdsfs import mount_table, names, source, trust
 from wdsfs.door.shard_door import DOOR, fingerprint_of
 from wdsfs.door.urls import is_output, is_remote
 from wdsfs.errors import MALFORMED, CorruptShard, MissingShard, ShardError, SpecError
@@ -39,10 +39,9 @@ from wdsfs.index.record import RECORD, STRAY, Record
 from wdsfs.index.record_builder import restamped
 from wdsfs.shards import Fingerprint, Shard
 from wdsfs.shared_settings import setting
+from wdsfs.source import TarBytes
 from wdsfs.spec import portable_head
 from wdsfs.spec.portable_head import SUFFIX, IndexFile, Row, Times
-from wdsfs.storage import source
-from wdsfs.storage.source import TarBytes
 from wdsfs.tar import member_reader
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 The same shards give the same bytes: nothing of this machine is in the file, no inode, no ctime, no time of its
 own. Records of an older portable index are copied in runs, by the kernel where it can, which shares them on file
-systems that do. The file is whole or not there, as everything that `storage/durable.py` writes; a store gets it by
+systems that do. The file is whole or not there, as everything that `durable.py` writes; a store gets it by
 one conditional request.
 """
 
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
+from wdsfs.durable import Disk, named, new_file
 from wdsfs.errors import IndexUnusable, ObjectChanged, ObjectExists, StaleShard, UsageError
 from wdsfs.index.portable import PortableIndex
 from wdsfs.index.record import RECORD, Record
@@ -24,7 +25,6 @@ from wdsfs.index.store import Index, Summary, summary_of
 from wdsfs.shards import Fingerprint, Shard
 from wdsfs.spec import portable_head
 from wdsfs.spec.portable_head import ALIGNMENT, SUFFIX, Row
-from wdsfs.storage.durable import Disk, named, new_file
 
 RACY_NS = 2_000_000_000  # age from which a time of whole seconds says that a file is not being written any more
 

@@ -46,7 +46,7 @@ from wdsfs.index.record_columns import (
     view_of,
 )
 from wdsfs.shards import Fingerprint
-from wdsfs.storage.source import TarBytes, pread
+from wdsfs.source import TarBytes, pread
 from wdsfs.tar import headers, streams
 from wdsfs.tar.problems import NO_TAR, Problem
 from wdsfs.tar.sparse import Extents

@@ -24,7 +24,7 @@ from wdsfs.index.record_order import Alias, OrderedDraft, find_aliases
 from wdsfs.inodes import FOLDER, INDEX_MAX, index_of, kind_of
 from wdsfs.names import PLAIN, Reading
 from wdsfs.shards import Fingerprint
-from wdsfs.storage.source import TarBytes, size_of
+from wdsfs.source import TarBytes, size_of
 from wdsfs.tar import headers, scan
 from wdsfs.tar.problems import Problem, Problems
 

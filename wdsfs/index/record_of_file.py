@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from wdsfs import source
 from wdsfs.door.shard_door import DOOR, OpenShard, failure_of, fingerprint_of
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import StaleShard, UnreadableShard
 from wdsfs.index import record_builder
 from wdsfs.names import PLAIN, Reading
 from wdsfs.shards import Fingerprint, wait_for_tick
-from wdsfs.storage import source
-from wdsfs.storage.source import TarBytes, open_beside
+from wdsfs.source import TarBytes, open_beside
 from wdsfs.tar import compressed, streams
 from wdsfs.tar.problems import Problem
 

@@ -28,6 +28,8 @@ from typing import Any, NamedTuple
 
 import lmdb
 
+from wdsfs.cache import file_cache
+from wdsfs.cache.cache_directory import PART, key_of
 from wdsfs.cluster_workers import Workers
 from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
@@ -40,8 +42,6 @@ from wdsfs.index.record_builder import adopted
 from wdsfs.index.record_of_file import build_file
 from wdsfs.shards import Fingerprint, Shard
 from wdsfs.spec import objects
-from wdsfs.storage import file_cache
-from wdsfs.storage.cache_directory import PART, key_of
 from wdsfs.tar.compressed import COPIES, INDEX
 
 COMMIT_SECONDS, COMMIT_BYTES = 1.0, 64 << 20  # how much work a crash may lose while indexing

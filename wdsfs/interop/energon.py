@@ -18,7 +18,7 @@ from typing import BinaryIO
 from wdsfs import names
 from wdsfs.errors import ExportError, counted
 from wdsfs.names import readable
-from wdsfs.storage.source import TarBytes
+from wdsfs.source import TarBytes
 from wdsfs.tar import headers, member_reader, scan
 from wdsfs.tar.columns import Chunk
 from wdsfs.tar.problems import HARMLESS, Problems

@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from wdsfs.cluster_workers import Workers
 from wdsfs.door.urls import is_remote
+from wdsfs.durable import Disk, make_directories, new_file
 from wdsfs.errors import ExportError, ShardError
 from wdsfs.index import process_pool
 from wdsfs.index.record import Record
 from wdsfs.interop import dali, energon
 from wdsfs.shards import Shard
-from wdsfs.storage.durable import Disk, make_directories, new_file
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.shard_set import ShardSet
 

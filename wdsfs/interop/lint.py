@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsfs import names
+from wdsfs import names, source
 from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import StaleShard, UnreadableShard
 from wdsfs.index import record_of_file
@@ -23,8 +23,7 @@ from wdsfs.index.record import KINDS, STRAY, Record
 from wdsfs.interop import dali, energon
 from wdsfs.interop.findings import EXAMPLES, FIRST_SAMPLES, KEPT, Column, FirstSample, Lint, escaped
 from wdsfs.names import PLAIN, Reading
-from wdsfs.storage import source
-from wdsfs.storage.source import TarBytes, open_beside
+from wdsfs.source import TarBytes, open_beside
 from wdsfs.tar import compressed, headers, scan, streams
 from wdsfs.tar.columns import Chunk
 from wdsfs.tar.problems import HARMLESS, NO_TAR, Problem, Problems

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wdsfs import host, mount_table, trust
+from wdsfs.cache.file_cache import is_as_made
 from wdsfs.errors import MissingShard, MountError, StaleShard, UnreadableShard, several
 from wdsfs.kernel import erofs_mount
 from wdsfs.kernel.erofs_mount import FileSystem
 from wdsfs.kernel.manifest import Device, Manifest
-from wdsfs.storage.file_cache import is_as_made
 
 SUPERBLOCKS = Path("/sys/fs/erofs")  # a directory for each superblock, as long as somebody uses it
 _OWN_FILES = 64  # descriptors besides those of shards

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wdsfs import host, mount_table, trust
+from wdsfs import host, mount_table, source, trust
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import MountError
 from wdsfs.host import MachineFinding
@@ -22,7 +22,6 @@ from wdsfs.kernel.erofs_header import OLDEST_KERNEL
 from wdsfs.kernel.erofs_mount import FILES_SINCE, LOOPS, refusal_of_kernel
 from wdsfs.mount.engines import KERNEL_ENGINE
 from wdsfs.names import suffix_of
-from wdsfs.storage import source
 
 if TYPE_CHECKING:
     from wdsfs.shards import Shard

@@ -20,6 +20,7 @@ import numpy as np
 
 from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
+from wdsfs.durable import Disk, named, new_file, write_at
 from wdsfs.errors import ImageError, MissingShard, StaleShard
 from wdsfs.inodes import ROOT
 from wdsfs.kernel import erofs_header
@@ -27,7 +28,6 @@ from wdsfs.kernel.erofs_encoding import Outside, Table, Times, lay_out, lay_out_
 from wdsfs.kernel.manifest import Device, ImageOptions, ImageSet, Manifest, stored_path
 from wdsfs.kernel.shard_table import ContentPlaces, DeviceFile, ShardFiles, ShardTables, fits_one_table
 from wdsfs.shards import GONE, Fingerprint
-from wdsfs.storage.durable import Disk, named, new_file, write_at
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.set_options import Owner
 from wdsfs.tree.shard_set import ShardSet

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wdsfs import __version__, host
+from wdsfs.cache import file_cache
+from wdsfs.cache.file_cache import CachedFile, NewFile, NoRoom
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import ShardError
 from wdsfs.kernel import erofs_header
 from wdsfs.kernel.manifest import ImageOptions
 from wdsfs.mount.engines import CannotServe
 from wdsfs.shards import Fingerprint
-from wdsfs.storage import file_cache
-from wdsfs.storage.file_cache import CachedFile, NewFile, NoRoom
 from wdsfs.tree.set_options import Owner
 
 if TYPE_CHECKING:

@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wdsfs import mount_table, trust
+from wdsfs.durable import write_whole
 from wdsfs.errors import MALFORMED, OverlayBusy, OverlayUnusable
 from wdsfs.formats import Format, OtherVersion
 from wdsfs.names import PLAIN, Reading
 from wdsfs.overlay.upper_format import OPEN_DIRECTORY
 from wdsfs.shards import Fingerprint
-from wdsfs.storage.durable import write_whole
 
 # Of overlay.json, and by it of the whole directory. Version 1 has no options of reading.
 OVERLAY = Format("an overlay", (1, 2), "use the wdsfs that wrote it; nothing in it was changed")

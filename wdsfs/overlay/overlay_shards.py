@@ -20,6 +20,7 @@ from typing import NamedTuple
 from wdsfs import trust
 from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
+from wdsfs.durable import write_whole
 from wdsfs.errors import MALFORMED, OverlayUnusable, ShardError, several
 from wdsfs.formats import Format, OtherVersion
 from wdsfs.names import PLAIN, Reading
@@ -27,7 +28,6 @@ from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, S
 from wdsfs.overlay.upper_directory import load_upper
 from wdsfs.overlay.upper_format import DIRECTORY
 from wdsfs.shards import GONE, Shard, numbered_at
-from wdsfs.storage.durable import write_whole
 from wdsfs.tree.tree import View
 
 log = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from wdsfs.durable import Disk
 from wdsfs.errors import OverlayUnusable
 from wdsfs.overlay import upper_format
 from wdsfs.overlay.overlay_directory import OverlayDirectory
@@ -19,7 +20,6 @@ from wdsfs.overlay.upper_changes import UpperChanges
 from wdsfs.overlay.upper_files import DESCRIPTORS, EXCHANGE, SystemCalls, UpperFiles
 from wdsfs.overlay.whiteouts import DISK_FULL, Whiteouts
 from wdsfs.overlay.work_directory import Orphans, WorkDirectory
-from wdsfs.storage.durable import Disk
 
 
 class UpperDirectory:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from wdsfs.cluster_workers import Workers
 from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
+from wdsfs.durable import Disk, named, temporary_of, write_whole
 from wdsfs.errors import CommitError, ShardError, StaleShard
 from wdsfs.index.far_side import SeenShard, agree, here
 from wdsfs.index.process_pool import seen_here
@@ -28,7 +29,6 @@ from wdsfs.index.spread import Job, spread
 from wdsfs.packing.plan import Output, SourceShard, Step
 from wdsfs.packing.shard_writer import Contents, ObjectOutputs, ShardWriter
 from wdsfs.shards import Fingerprint
-from wdsfs.storage.durable import Disk, named, temporary_of, write_whole
 
 _ATTEMPT = re.compile(rb"\.tmp\.[0-9a-f]{8}$")
 

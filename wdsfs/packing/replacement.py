@@ -36,6 +36,7 @@ from typing import Any
 from wdsfs import trust
 from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
+from wdsfs.durable import named, new_file
 from wdsfs.errors import MALFORMED, CommitError, ShardError, StaleShard, several
 from wdsfs.formats import Format, OtherVersion
 from wdsfs.overlay.overlay_directory import (
@@ -64,7 +65,6 @@ from wdsfs.packing.plan import (
 )
 from wdsfs.packing.runner import Runner, refuse_without_space
 from wdsfs.shards import Fingerprint, lasting_number
-from wdsfs.storage.durable import named, new_file
 from wdsfs.tree.indexing import NotIndexed, indexed
 from wdsfs.tree.shard_set import ShardSet
 

@@ -19,6 +19,7 @@ from typing import TypeVar
 from wdsfs.cluster_workers import Workers
 from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
+from wdsfs.durable import Disk, make_directories, remove_leftover, temporary_of
 from wdsfs.errors import CommitError, ShardError, bytes_text, several
 from wdsfs.index import process_pool
 from wdsfs.index.record import Record
@@ -27,7 +28,6 @@ from wdsfs.packing.plan import COPY, LINK, Output, Plan, SourceShard, Step
 from wdsfs.packing.shard_writer import Contents, ObjectOutputs, ShardWriter
 from wdsfs.packing.source_layout import layout
 from wdsfs.shards import Fingerprint
-from wdsfs.storage.durable import Disk, make_directories, remove_leftover, temporary_of
 from wdsfs.tree.indexing import NotIndexed
 from wdsfs.tree.shard_set import ShardSet
 

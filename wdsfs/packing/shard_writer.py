@@ -27,13 +27,13 @@ import numpy as np
 import xxhash
 
 from wdsfs.door.shard_door import DOOR
+from wdsfs.durable import CHUNK, COPY_MAX, Disk, named, new_file
 from wdsfs.errors import CommitError, ObjectChanged, ObjectExists
 from wdsfs.overlay.upper_format import OPEN_DIRECTORY
 from wdsfs.packing.plan import CopiedRange, NewMember, Numbers, Output, Piece, SourceShard
 from wdsfs.packing.source_layout import check_unchanged
 from wdsfs.shards import Fingerprint
-from wdsfs.storage.durable import CHUNK, COPY_MAX, Disk, named, new_file
-from wdsfs.storage.source import TarBytes, pread
+from wdsfs.source import TarBytes, pread
 from wdsfs.tar import columns, headers, scan
 from wdsfs.tar.compressed import open_shard_and_tar
 from wdsfs.tar.problems import HARMLESS, Problems

@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from wdsfs.door.shard_door import OpenShard, fingerprint_of
+from wdsfs.durable import named
 from wdsfs.errors import CommitError, StaleShard
 from wdsfs.index.record import LINK, Member, Record
 from wdsfs.packing import plan
 from wdsfs.shards import Fingerprint
-from wdsfs.storage.durable import named
-from wdsfs.storage.source import TarBytes, size_of
+from wdsfs.source import TarBytes, size_of
 from wdsfs.tar import headers, member_reader
 from wdsfs.tar.compressed import open_shard_and_tar
 from wdsfs.tar.problems import HARMLESS

@@ -16,13 +16,13 @@ from typing import NamedTuple
 import numpy as np
 
 from wdsfs import inodes, names
+from wdsfs.durable import named
 from wdsfs.errors import NoSuchEntry, NotADirectory
 from wdsfs.index.record import BY_EXTENSION, BY_NAME, STRAY, Record
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of
 from wdsfs.overlay.upper_format import DIRECTORY, FILE, SYMLINK, WHITEOUT, Origin, UpperNode
 from wdsfs.packing import reasons
 from wdsfs.packing.plan import NewMember, Remark
-from wdsfs.storage.durable import named
 from wdsfs.tree import content as content_module
 from wdsfs.tree.tree import AT_PARENT, LowerTree
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs import names
+from wdsfs.durable import CHUNK
 from wdsfs.errors import CommitError, counted
 from wdsfs.index.record import Record
 from wdsfs.packing import reasons
@@ -42,7 +43,6 @@ from wdsfs.packing.runner import Runner
 from wdsfs.packing.shown_samples import Key, ShownSamples
 from wdsfs.packing.source_layout import SourceLayout, layout, pieces_of
 from wdsfs.shards import Fingerprint
-from wdsfs.storage.durable import CHUNK
 from wdsfs.tar import headers
 from wdsfs.tar.problems import HARMLESS
 from wdsfs.tree import content as content_module

@@ -1,7 +1,7 @@
 """Shards that are elsewhere: in object stores, on web servers, on the Hugging Face hub, in the output of commands.
 
 A remote shard is an *object*: a URL and its *pin* (room `door`), with which every answer of a store is compared,
-so that all bytes are of the same content. The rooms above decide what to mount and when to read, and `storage`
+so that all bytes are of the same content. The rooms above decide what to mount and when to read, and `cache`
 which cached objects are evicted. Start with `client.py`.
 
 - `remote_shards.py` answers the door: it has the URLs with their secrets, and the last pins.

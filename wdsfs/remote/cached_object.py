@@ -29,11 +29,11 @@ from time import monotonic
 
 import xxhash
 
+from wdsfs.cache import cache_directory
+from wdsfs.cache.cache_room import NEEDED, CacheRoom
 from wdsfs.door.pins import Pin
+from wdsfs.durable import write_at
 from wdsfs.formats import Format
-from wdsfs.storage import cache_directory
-from wdsfs.storage.cache_room import NEEDED, CacheRoom
-from wdsfs.storage.durable import write_at
 
 BLOCK = 4096
 GROUP = 16  # blocks, the first of which has a number that is a multiple; with one checksum if they come together

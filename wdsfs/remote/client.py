@@ -338,7 +338,7 @@ class FetcherConnection:
 
 
 class RemoteTar:
-    """A remote object as the bytes of a tar (`storage.source.TarReader`). Usable by several threads."""
+    """A remote object as the bytes of a tar (`source.TarReader`). Usable by several threads."""
 
     def __init__(self, remote: FetcherClient, url: Url, pin: Pin, cached: CachedObject | None) -> None:
         self.size = pin.size

@@ -2,7 +2,7 @@
 
 For each object there are a sparse file and a table of its blocks (`cached_object.py`), and for each URL a note of
 its pin. Other modules fill the cache: without an object, or without a usable cache, reads are only slower. The
-room `storage` decides where the files lie (`cache_directory.py`), and what is evicted (`cache_room.py`).
+room `cache` decides where the files lie (`cache_directory.py`), and what is evicted (`cache_room.py`).
 
 An object is opened, started and removed under the lock of its table, which takes microseconds; a process that is
 killed leaves no lock. An object that was half started or half removed is started again. Data files are open for
@@ -23,13 +23,13 @@ from typing import Any
 
 import xxhash
 
+from wdsfs.cache import cache_directory
+from wdsfs.cache.cache_directory import DATA, TABLE, CacheDirectory, CacheEntry, is_at, table_locked, unlink
+from wdsfs.cache.cache_room import chosen_limit
+from wdsfs.cache.file_cache import FileCache
 from wdsfs.door.pins import Pin
 from wdsfs.door.remote_side import CachedEntry
 from wdsfs.remote.cached_object import BLOCK, BlockTable, CachedObject
-from wdsfs.storage import cache_directory
-from wdsfs.storage.cache_directory import DATA, TABLE, CacheDirectory, CacheEntry, is_at, table_locked, unlink
-from wdsfs.storage.cache_room import chosen_limit
-from wdsfs.storage.file_cache import FileCache
 
 _NOTE_MAX = 1 << 16
 

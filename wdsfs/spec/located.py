@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
+from wdsfs import source
 from wdsfs.door import urls
 from wdsfs.errors import SpecError, UnreadableShard
 from wdsfs.spec import dependencies, objects
-from wdsfs.storage import source
 
 _READ_BYTES = 1 << 20  # bytes
 MAX_BYTES = 256 << 20  # of a JSON or text file: some 1.5 million shards; a larger one was not meant

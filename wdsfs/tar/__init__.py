@@ -4,6 +4,5 @@ Pure functions over descriptors and bytes: no samples, no index, no overlay. `sc
 and decides where a tar ends; `columns.py` parses many headers at once, `headers.py` one, and encodes them;
 `sparse.py` has the maps of sparse members, `problems.py` the findings. `member_reader.py` reads one member by its
 place. `compressed.py` unpacks a compressed shard into the cache by `streams.py`, or has it read by its seek points
-(`storage/seekable.py`). How the names of members group into samples is decided in `names.py`. Start with
-`scan.py`.
+(`seekable.py`). How the names of members group into samples is decided in `names.py`. Start with `scan.py`.
 """

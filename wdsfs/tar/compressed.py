@@ -1,8 +1,8 @@
 """Compressed shards: recognises, unpacks and reads them, with limits against bombs.
 
 To everything above, a compressed shard is the bytes of the tar inside (`source.TarBytes`). By default these are a
-copy in the cache (`storage/file_cache.py`), read like a plain shard. Where there is no room for one, they come
-from a reader that can begin in the middle of the file (`storage/seekable.py`), if its format and the installed
+copy in the cache (`cache/file_cache.py`), read like a plain shard. Where there is no room for one, they come
+from a reader that can begin in the middle of the file (`tar/seekable.py`), if its format and the installed
 libraries allow it.
 
 Only bytes that a checksum of the format covers are served: when unpacking fails, the output since the end of the
@@ -20,16 +20,17 @@ import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from wdsfs import source
+from wdsfs.cache import file_cache
+from wdsfs.cache.cache_directory import key_of
+from wdsfs.cache.file_cache import CachedFile, FileCache, NewFile, NoRoom
 from wdsfs.door.shard_door import DOOR, OpenShard, fingerprint_of
+from wdsfs.durable import named
 from wdsfs.errors import IndexUnusable, StaleShard, UnreadableShard, UsageError, counted
 from wdsfs.shards import Fingerprint, wait_for_tick
 from wdsfs.shared_settings import setting
-from wdsfs.storage import file_cache, seekable, source
-from wdsfs.storage.cache_directory import key_of
-from wdsfs.storage.durable import named
-from wdsfs.storage.file_cache import CachedFile, FileCache, NewFile, NoRoom
-from wdsfs.storage.source import TarBytes
-from wdsfs.tar import headers, streams
+from wdsfs.source import TarBytes
+from wdsfs.tar import headers, seekable, streams
 from wdsfs.tar.problems import Problem
 from wdsfs.tar.streams import DAMAGED, TRAILING, TRUNCATED, WHOLE
 

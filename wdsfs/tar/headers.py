@@ -17,7 +17,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from wdsfs.names import is_utf8
-from wdsfs.storage.source import TarBytes, pread, skip_hole
+from wdsfs.source import TarBytes, pread, skip_hole
 from wdsfs.tar.problems import Damage
 
 BLOCK = 512

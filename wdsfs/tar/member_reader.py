@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from wdsfs.errors import CorruptShard
-from wdsfs.storage.source import TarBytes, size_of
+from wdsfs.source import TarBytes, size_of
 from wdsfs.tar.columns import Batch
 from wdsfs.tar.headers import (
     BLOCK,

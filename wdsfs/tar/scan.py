@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from wdsfs.errors import counted
-from wdsfs.storage.source import TarBytes, size_of
+from wdsfs.source import TarBytes, size_of
 from wdsfs.tar import sparse
 from wdsfs.tar.columns import Batch, Chunk, decode
 from wdsfs.tar.headers import (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from wdsfs.errors import CorruptShard
-from wdsfs.storage.source import TarBytes
+from wdsfs.source import TarBytes
 from wdsfs.tar.headers import BLOCK, FILE_SIZE_MAX, Window, number_of, read_fully
 from wdsfs.tar.problems import Damage
 

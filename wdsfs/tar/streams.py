@@ -21,12 +21,12 @@ import zlib
 from collections.abc import Callable
 from typing import Protocol
 
+from wdsfs import source
 from wdsfs.errors import counted, parse_size
 from wdsfs.extras import zstd
 from wdsfs.names import SHARD_SUFFIXES
 from wdsfs.shared_settings import setting
-from wdsfs.storage import source
-from wdsfs.storage.source import TarBytes
+from wdsfs.source import TarBytes
 from wdsfs.tar.headers import BLOCK, is_header
 
 # What compressed files begin with; a zstd file also with a skippable frame (pzstd writes one first).

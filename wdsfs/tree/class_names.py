@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdsfs.errors import UsageError
 from wdsfs.names import bytes_of, text_of
-from wdsfs.storage.source import open_stream
+from wdsfs.source import open_stream
 
 if TYPE_CHECKING:
     from wdsfs.tree.shard_set import ShardSet

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from wdsfs import source
 from wdsfs.errors import CorruptShard, StaleShard, UnreadableShard
 from wdsfs.index.record import Record
-from wdsfs.storage import source
-from wdsfs.storage.source import TarBytes
+from wdsfs.source import TarBytes
 from wdsfs.tar import member_reader, sparse
 from wdsfs.tar.headers import BLOCK, read_fully
 from wdsfs.tar.sparse import Extents

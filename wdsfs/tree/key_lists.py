@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs import names
+from wdsfs.cache.file_cache import NewFile
 from wdsfs.door.shard_door import DOOR
 from wdsfs.shards import Fingerprint
-from wdsfs.storage.file_cache import NewFile
 from wdsfs.tree import label_table
 from wdsfs.tree.label_files import KEY_MAX, NO_KEY, TOO_LONG, LabelFile, OpenFile, label_error
 

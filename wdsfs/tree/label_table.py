@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from wdsfs import names
+from wdsfs.cache import file_cache
+from wdsfs.cache.file_cache import NewFile
 from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import MissingShard, UnreadableShard
 from wdsfs.shards import Fingerprint
-from wdsfs.storage import file_cache
-from wdsfs.storage.file_cache import NewFile
 from wdsfs.tree import label_csv, label_json_lines, label_parquet, label_sqlite, label_text
 from wdsfs.tree.label_files import (
     COLUMNS_MAX,

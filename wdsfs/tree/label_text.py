@@ -6,8 +6,8 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 
+from wdsfs import source
 from wdsfs.errors import UsageError
-from wdsfs.storage import source
 from wdsfs.tree.label_files import KEY_MAX, NO_KEY, TEXT, TOO_LONG, LabelFile, label_error, note_typed_name
 
 

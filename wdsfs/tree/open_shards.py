@@ -14,16 +14,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wdsfs import names
+from wdsfs import names, source
 from wdsfs.door.shard_door import OpenShard
 from wdsfs.door.urls import is_remote
+from wdsfs.durable import named
 from wdsfs.errors import MissingShard, UnreadableShard
 from wdsfs.index.record import Record
 from wdsfs.index.store import Index
 from wdsfs.shards import Fingerprint
-from wdsfs.storage import source
-from wdsfs.storage.durable import named
-from wdsfs.storage.source import TarBytes
+from wdsfs.source import TarBytes
 from wdsfs.tar import compressed
 from wdsfs.tree.shard_access import Access
 

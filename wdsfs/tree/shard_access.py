@@ -20,12 +20,11 @@ import stat
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from wdsfs import trust
+from wdsfs import source, trust
 from wdsfs.door.shard_door import DOOR, OpenShard
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import MissingShard, RefusedShard, UnreadableShard
 from wdsfs.shards import Fingerprint
-from wdsfs.storage import source
 
 log = logging.getLogger(__name__)
 

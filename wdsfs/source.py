@@ -1,7 +1,7 @@
 """Sources of a tar's bytes: a descriptor of a file, or a reader that makes them on demand.
 
 Nearly always it is a descriptor, and all fast paths use it as one. `TarReader` is for compressed shards that are
-not unpacked (`storage/seekable.py`), and for remote ones (`remote/client.py`).
+not unpacked (`tar/seekable.py`), and for remote ones (`remote/client.py`).
 """
 
 from __future__ import annotations

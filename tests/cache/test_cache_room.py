@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from wdsfs.cache import cache_room
+from wdsfs.cache.cache_directory import TABLE, CacheDirectory, CacheEntry
+from wdsfs.cache.cache_room import NEEDED, CacheRoom, victims
+from wdsfs.cache.file_cache import FileCache
 from wdsfs.errors import UsageError, parse_size
 from wdsfs.remote.cached_object import AGE, NEVER
-from wdsfs.storage import cache_room
-from wdsfs.storage.cache_directory import TABLE, CacheDirectory, CacheEntry
-from wdsfs.storage.cache_room import NEEDED, CacheRoom, victims
-from wdsfs.storage.file_cache import FileCache
 
 MiB = 1 << 20
 DAY = 86400.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from wdsfs.storage.durable import Disk, make_directories
+from wdsfs.durable import Disk, make_directories
 
 
 class Raced(Disk):

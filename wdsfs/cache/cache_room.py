@@ -28,9 +28,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import xxhash
 
+from wdsfs.cache.cache_directory import CacheDirectory, CacheEntry, flocked
 from wdsfs.errors import parse_size
 from wdsfs.shared_settings import setting
-from wdsfs.storage.cache_directory import CacheDirectory, CacheEntry, flocked
 
 NEEDED = -math.inf  # for files that cannot be read without the cache: others are evicted even in use
 SHARE = 0.5  # of the disk's free bytes, with what the cache has itself: the limit if none is given

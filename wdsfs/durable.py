@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from wdsfs.errors import CommitError, CorruptShard, counted
-from wdsfs.storage.source import TarBytes, pread
+from wdsfs.source import TarBytes, pread
 
 CHUNK = 1 << 20  # bytes of a file that are read at a time, and of small pieces that are written together
 COPY_MAX = 1 << 25  # bytes per copy by the kernel, and unwritten bytes before the disk is asked to write

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wdsfs import waits
+from wdsfs.cache import cache_directory
+from wdsfs.cache.cache_directory import PART, READING, CacheDirectory, CacheEntry, is_at, unlink
+from wdsfs.cache.cache_room import NEEDED, CacheRoom, chosen_limit
 from wdsfs.errors import bytes_text
-from wdsfs.storage import cache_directory
-from wdsfs.storage.cache_directory import PART, READING, CacheDirectory, CacheEntry, is_at, unlink
-from wdsfs.storage.cache_room import NEEDED, CacheRoom, chosen_limit
 
 MADE_NS = 1_000_000_000  # the mtime of a file that is as it was made
 
