@@ -31,7 +31,7 @@ from wdsfs.errors import MountError, StaleShard
 from wdsfs.fuse.lister import PROCESSES, Lister, SampleDirectory
 from wdsfs.fuse.page_cache import PageCache
 from wdsfs.fuse.pass_notes import PassNotes
-from wdsfs.fuse.pusher_process import FAILURES_MAX
+from wdsfs.fuse.pusher import FAILURES_MAX
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
 from wdsfs.mount import live_mount

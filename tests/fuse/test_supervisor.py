@@ -31,7 +31,7 @@ from wdsfs.fuse import counters as boards
 from wdsfs.fuse.child_process import HelperProcess, in_child
 from wdsfs.fuse.counters import DEADLY, Board
 from wdsfs.fuse.pass_notes import PassNotes
-from wdsfs.fuse.pusher_process import FAILURES_MAX, PushedMount, PusherProcess, push_ahead
+from wdsfs.fuse.pusher import FAILURES_MAX, PushedMount, PusherProcess, push_ahead
 from wdsfs.fuse.supervisor import LATE_MAX, Duty, Supervisor, Worker
 from wdsfs.inodes import TAG_MAX
 from wdsfs.shards import Fingerprint
@@ -939,8 +939,8 @@ def test_a_pusher_whose_listers_cannot_be_forked_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     mount, tree = PushedMount(-1, ("/mnt", 1), -1, lambda _: None), types.SimpleNamespace(files_layout=False)
-    monkeypatch.setattr("wdsfs.fuse.pusher_process._own_device", lambda shared: -2)
-    monkeypatch.setattr("wdsfs.fuse.pusher_process.Lister", lambda *_, **__: refuse(errno.EAGAIN)())
+    monkeypatch.setattr("wdsfs.fuse.pusher._own_device", lambda shared: -2)
+    monkeypatch.setattr("wdsfs.fuse.pusher.Lister", lambda *_, **__: refuse(errno.EAGAIN)())
     assert push_ahead(mount, cast(LowerTree, tree), PassNotes()) == 0
     assert os.strerror(errno.EAGAIN) in caplog.text
 

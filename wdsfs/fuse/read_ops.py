@@ -22,6 +22,7 @@ from wdsfs import waits
 from wdsfs.errors import EntryError, Interrupted, NoSuchEntry, ShardError, StaleShard, WdsfsError
 from wdsfs.fuse import protocol
 from wdsfs.fuse.counters import KINDS, Board, Slot
+from wdsfs.fuse.fuse_device import Handler, Reply
 from wdsfs.fuse.lister import FLAG as LISTER_FLAG
 from wdsfs.fuse.protocol import Attributes, Request
 from wdsfs.inodes import FOLDER, NOT_HIDDEN, ROOT, SAMPLE, kind_of
@@ -63,8 +64,6 @@ _OTHER = KINDS.index("other")
 _HASHED = 1200  # bytes of a body that are compared to recognise a request: the whole body, except of a WRITE
 _WITHOUT_REPLY = frozenset((protocol.FORGET, protocol.BATCH_FORGET, protocol.INTERRUPT))
 
-Reply = bytes | memoryview | int | None  # a body, an errno, or no reply
-Handler = Callable[[Request], Reply]
 TreeKind = TypeVar("TreeKind", bound=Tree)
 
 

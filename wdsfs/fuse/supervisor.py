@@ -36,10 +36,10 @@ from wdsfs.errors import MountError
 from wdsfs.fuse import fuse_device, protocol
 from wdsfs.fuse.child_process import HelperProcess, kill, start_child
 from wdsfs.fuse.counters import DEADLY, DEADLY_NS, SLOTS, Board
+from wdsfs.fuse.fuse_device import answer_requests
 from wdsfs.fuse.protocol import Request
-from wdsfs.fuse.pusher_process import PushedMount, PusherProcess, push_ahead
+from wdsfs.fuse.pusher import PushedMount, PusherProcess, push_ahead
 from wdsfs.fuse.read_ops import BACKGROUND, BACKGROUND_REMOTE, Operations
-from wdsfs.fuse.request_loop import answer_requests
 from wdsfs.tree.tree import LowerTree, MountedTree
 
 if TYPE_CHECKING:

@@ -17,9 +17,10 @@ from collections.abc import Callable
 from wdsfs.errors import NoSuchEntry, ReadOnly
 from wdsfs.fuse import protocol
 from wdsfs.fuse.counters import KINDS, Board
+from wdsfs.fuse.fuse_device import Handler, Reply
 from wdsfs.fuse.protocol import NOW, Attributes, Request
 from wdsfs.fuse.read_ops import FLAGS as READ_FLAGS
-from wdsfs.fuse.read_ops import TIMEOUT_SECONDS, Handler, Operations, Reply, attributes_timeout
+from wdsfs.fuse.read_ops import TIMEOUT_SECONDS, Operations, attributes_timeout
 from wdsfs.inodes import NOT_HIDDEN, ROOT
 from wdsfs.names import HIDDEN_DIRECTORY, text_of
 from wdsfs.overlay.writable_tree import AttributeChange, WritableTree

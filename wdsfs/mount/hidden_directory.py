@@ -30,8 +30,9 @@ from typing import NamedTuple
 from wdsfs import errors, inodes, names
 from wdsfs.fuse import protocol
 from wdsfs.fuse.counters import Board, Slot
+from wdsfs.fuse.fuse_device import Handler, Reply
 from wdsfs.fuse.protocol import Request
-from wdsfs.fuse.read_ops import Handler, Operations, Reply, not_implemented
+from wdsfs.fuse.read_ops import Operations, not_implemented
 from wdsfs.inodes import HIDDEN, METRICS, PROBLEMS, ROOT, STATUS, pack_extra
 from wdsfs.mount import reports
 from wdsfs.mount.reports import SetState
