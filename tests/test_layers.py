@@ -62,7 +62,6 @@ STORE_MODULES = {
     for name in (
         "answers",
         "demand",
-        "etags",
         "hub",
         "listings",
         "open_objects",
@@ -70,7 +69,6 @@ STORE_MODULES = {
         "store_reader",
         "store_requests",
         "store_sender",
-        "urllib_client",
     )
 }
 FETCHER = "wdsfs.remote.fetcher"

@@ -11,7 +11,7 @@ from tests.remote import fake_fetcher
 from wdsfs.door.pins import Pin
 from wdsfs.door.urls import Url
 from wdsfs.fuse.supervisor import Supervisor
-from wdsfs.remote import launcher
+from wdsfs.remote import client
 from wdsfs.remote.client import FetcherClient, RemoteTar
 from wdsfs.tree.content import Content
 from wdsfs.tree.shard_set import ShardSet
@@ -19,7 +19,7 @@ from wdsfs.tree.shard_set import ShardSet
 
 def install(kind: str, shard: str, settings: dict[str, str], log: str) -> None:
     """Have the mount of this process read its shard from a store of this kind."""
-    launcher._START = fake_fetcher.START
+    client._START = fake_fetcher.START
     url, pin = Url("s3://b", f"{kind}/o.tar"), Pin(os.stat(shard).st_size, 0, '"1"', "")
     plain_init, plain_content = Supervisor.__init__, ShardSet.content
     remotes: list[FetcherClient] = []

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from wdsfs.pages import decoder
+from wdsfs.pages import decoders
 from wdsfs.pages.preview import Preview
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -103,4 +103,4 @@ def _decode(member: Any, detail: object) -> Preview:
 
 
 with contextlib.suppress(AttributeError):
-    decoder._DECODERS["json"] = _decode
+    decoders._DECODERS["json"] = _decode

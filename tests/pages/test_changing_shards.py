@@ -22,7 +22,7 @@ from tests.thorough import THOROUGH
 from tests.tree.test_shard_tree import a_tree
 from wdsfs.errors import MissingShard, StaleShard
 from wdsfs.pages.filters import Filter, Masks, Pace, Search
-from wdsfs.pages.snapshots import MemberSource, Snapshot, Snapshots
+from wdsfs.pages.shown_set import MemberSource, Snapshot, Snapshots
 from wdsfs.tree.tree import LowerTree, View
 
 NAMES = ("t-0", "t-1", "t-2", "t-3")

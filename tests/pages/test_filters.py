@@ -20,9 +20,8 @@ from wdsfs.index.record_of_file import build_file
 from wdsfs.names import PLAIN
 from wdsfs.pages import filters
 from wdsfs.pages.filters import Filter, Masks, Pace, Search, SearchResult, draws
+from wdsfs.pages.shown_set import MemberSource, Snapshot, Snapshots, Subject
 from wdsfs.pages.site import Site
-from wdsfs.pages.snapshots import MemberSource, Snapshot, Snapshots
-from wdsfs.pages.subject import Subject
 from wdsfs.tree.tree import View
 
 NAMES = [b"".join(one) for length in (1, 2, 3) for one in itertools.product(b"a b".split(), repeat=length)]

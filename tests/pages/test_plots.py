@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wdsfs.pages.plots import Bar, plot_classes, plot_shards, plot_sizes, plots_of
+from wdsfs.pages.site import Bar, plot_classes, plot_shards, plot_sizes, plots_of
 from wdsfs.tree.statistics import BINS, UNREADABLE, Distribution
 
 

@@ -27,11 +27,10 @@ from wdsfs import host
 from wdsfs.door.pins import Pin
 from wdsfs.door.urls import Url
 from wdsfs.errors import DeniedObject, MissingObject, ObjectChanged, Unreachable
-from wdsfs.remote import client, launcher, messages
+from wdsfs.remote import client, messages
 from wdsfs.remote.client import FetcherClient, FetcherConnection
 from wdsfs.remote.fetcher import DEATHS_MAX, KernelReads
-from wdsfs.remote.launcher import Alarm
-from wdsfs.remote.messages import HandOver
+from wdsfs.remote.messages import Alarm, HandOver
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.remote.open_objects import OpenObjects
 from wdsfs.remote.retries import Threads
@@ -57,7 +56,7 @@ def url(kind: str, name: str = "o.tar") -> Url:
 @pytest.fixture
 def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clients]:
     """Makes Remotes whose fetcher has stores in its memory."""
-    monkeypatch.setattr(launcher, "_START", fake_fetcher.START)
+    monkeypatch.setattr(client, "_START", fake_fetcher.START)
     made: list[FetcherClient] = []
 
     def make(settings: Any = None, **options: Any) -> FetcherClient:
@@ -196,7 +195,7 @@ def test_a_request_at_which_every_fetcher_dies_is_an_error(remote: Clients) -> N
 
 
 def test_a_fetcher_that_cannot_start_is_an_error(remote: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "_START", "import sys; sys.exit(1)")
+    monkeypatch.setattr(client, "_START", "import sys; sys.exit(1)")
     with pytest.raises(Unreachable, match="has died"):
         remote().stat([url("plain")])
     monkeypatch.setattr(sys, "executable", "/nothing")

@@ -10,8 +10,7 @@ import pytest
 
 from tests.remote.stores import MemoryStore, covered, demand_of, memory_cache, until
 from wdsfs.remote.demand import Demand
-from wdsfs.remote.parts import RemoteObject
-from wdsfs.remote.passes import NEXT, WINDOW_MAX, WINDOW_MIN, Passes
+from wdsfs.remote.parts import NEXT, WINDOW_MAX, WINDOW_MIN, Passes, RemoteObject
 
 MIB = 1 << 20
 SAMPLE = 101_376  # a member of 100 kB with its header

@@ -11,7 +11,7 @@ from tests.remote.conftest import FOREIGN
 from tests.web_server import Fault, WebServer
 from wdsfs.door import urls
 from wdsfs.errors import Unreachable
-from wdsfs.remote import answers, store_clients, urllib_client
+from wdsfs.remote import answers, store_clients
 from wdsfs.remote.retries import Transient
 
 SECRET = "c2VjcmV0"  # keys of Azure are base64
@@ -83,7 +83,7 @@ def test_a_body_that_comes_byte_by_byte_holds_no_thread(web: WebServer) -> None:
     """The threads for such answers are few: one that went on would be missing for other servers."""
     web.put("/a.tar", bytes(100_000)).always = Fault(chunked=True, drips="body")
     with pytest.raises(Transient) as caught:
-        urllib_client.get(urls.parse(f"{web.url}/a.tar"), {}, f"{web.url}/a.tar", {}, 0.1, 100_000)
+        store_clients.get_by_urllib(urls.parse(f"{web.url}/a.tar"), {}, f"{web.url}/a.tar", {}, 0.1, 100_000)
     assert caught.value.silent
 
 

@@ -29,7 +29,7 @@ from wdsfs.errors import (
     Unreachable,
     UnreadableShard,
 )
-from wdsfs.remote.etags import ETags
+from wdsfs.remote.answers import ETags
 
 CONTENT = bytes(range(256)) * 1000
 SECRET = "s3cr3t-f00"

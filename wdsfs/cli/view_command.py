@@ -91,8 +91,8 @@ def view(
         raise UsageError(f"the page needs {several(missing)}; type: {install_command('view')}")
     from wdsfs.mount import mount_search
     from wdsfs.pages.server import listen, serve
+    from wdsfs.pages.shown_set import open_mount, open_shards
     from wdsfs.pages.site import Site
-    from wdsfs.pages.subject import open_mount, open_shards
 
     mount = mount_search.find_viewed(sources)
     if mount is None:

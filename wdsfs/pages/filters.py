@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from wdsfs.errors import MALFORMED, StaleShard, UsageError, WdsfsError, counted
 from wdsfs.index.record import STRAY, Record
 from wdsfs.names import readable
-from wdsfs.pages.snapshots import Sample, Snapshot
+from wdsfs.pages.shown_set import Sample, Snapshot
 
 log = logging.getLogger("wdsfs")
 

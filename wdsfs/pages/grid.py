@@ -16,7 +16,7 @@ from wdsfs.errors import NoSuchEntry, UsageError, several
 from wdsfs.pages.downloads import suffix, text_of
 from wdsfs.pages.filters import Filter, Masks, Pace, Search, SearchResult, unknown_columns
 from wdsfs.pages.preview import PLAYERS, TEXTS, content_of
-from wdsfs.pages.snapshots import Sample, Snapshot
+from wdsfs.pages.shown_set import Sample, Snapshot
 
 PAGE = 60  # samples of a grid
 COLUMNS = 50  # of a set that are listed where a filter names another one

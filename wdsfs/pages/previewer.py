@@ -44,7 +44,7 @@ STARTING = 120.0  # seconds that a worker may take to load its libraries, on a b
 REQUESTS_MAX = 20_000  # ranges that a worker may request to decode one member
 _FIRST_BYTES = 256 << 10  # first bytes that a worker gets at once; most members are smaller
 
-_START = "import sys; sys.path[:] = sys.argv[1:]; from wdsfs.pages.decoder import main; main()"
+_START = "import sys; sys.path[:] = sys.argv[1:]; from wdsfs.pages.decoding_process import main; main()"
 _PACKAGE = str(Path(__file__).parents[2])
 _PASSED_VARIABLES = ("PATH", "LANG", "LD_LIBRARY_PATH", "PYTHONHOME")
 # One thread is enough, and the stacks and arenas of more would count as memory.

@@ -1,4 +1,4 @@
-"""Messages between the server and a worker: frames of JSON and bytes, previews in them, and members as files.
+"""Messages between the server and a worker: frames of JSON and bytes, and previews in them.
 
 A worker decodes what others have written, so the server trusts none of its answers: their sizes are bounded here,
 and nothing is unpickled.
@@ -6,17 +6,15 @@ and nothing is unpickled.
 
 from __future__ import annotations
 
-import io
 import json
 import socket
 import struct
-from typing import Any, BinaryIO, NamedTuple, cast, get_args
+from typing import Any, cast, get_args
 
-from wdsfs.pages.preview import Kind, Picture, Preview, TooMuch
+from wdsfs.pages.preview import Kind, Picture, Preview
 
 JSON_MAX = 16 << 20  # bytes of a frame's JSON
 BYTES_MAX = 32 << 20  # and of what follows it
-BUFFER = 256 << 10  # bytes of a member that a worker requests at a time, at least
 _LENGTHS = struct.Struct("<II")
 
 
@@ -104,70 +102,3 @@ def _picture(blob: bytes, start: int, length: int, media_type: str, width: int, 
     if media_type not in ("image/png", "image/webp"):
         raise ValueError("a picture of an unknown type")
     return Picture(blob[int(start) : int(start) + int(length)], media_type, int(width), int(height), _text(alt))
-
-
-# --- members
-
-
-class Member(NamedTuple):
-    """An open member for a decoder; `size` in bytes. Not `is_whole`: the beginning of something longer."""
-
-    file: BinaryIO
-    size: int
-    extension: str
-    is_whole: bool = True
-
-    @property
-    def least_size(self) -> int:
-        """The size; for the beginning of a member a number beyond any size."""
-        return self.size if self.is_whole else 1 << 62
-
-
-class MemberFile(io.RawIOBase):
-    """The bytes of a member of `size` bytes, of which `head` are the first, and `most` more may be read.
-
-    The server sends them over the connection. They can be read in any order.
-    """
-
-    def __init__(self, connection: socket.socket, size: int, head: bytes, most: int) -> None:
-        self._connection, self.size, self._head, self._most = connection, size, head, most
-        self._at = 0
-        self._received = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence]
-        if start + offset < 0:
-            raise ValueError("a seek before the beginning")
-        self._at = start + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, target: Any) -> int:
-        """Fill `target` as far as there is content. Raises TooMuch, and OSError if the member cannot be read."""
-        view = memoryview(target).cast("B")
-        length = max(min(len(view), self.size - self._at), 0)
-        if not length:
-            return 0
-        data = self._head[self._at : self._at + length] or self._request(length)
-        view[: len(data)] = data
-        self._at += len(data)
-        return len(data)
-
-    def _request(self, length: int) -> bytes:
-        length = min(length, BYTES_MAX)
-        self._received += length
-        if self._received > self._most:
-            raise TooMuch(f"A preview would need more than {self._most >> 20} MiB of the file.")
-        send(self._connection, {"read": [self._at, length]})
-        answer, data = receive(self._connection)
-        if "failed" in answer:
-            raise OSError("the member cannot be read")
-        return data

@@ -5,14 +5,14 @@ so that all bytes are of the same content. The rooms above decide what to mount 
 which cached objects are evicted. Start with `client.py`.
 
 - `remote_shards.py` answers the door: it has the URLs with their secrets, and the last pins.
-- `client.py` reads from the cache and asks the fetcher for the rest, in frames of `messages.py`. `launcher.py`
+- `client.py` reads from the cache and asks the fetcher for the rest, in frames of `messages.py`; it
   starts the fetcher. `settings.py` has the options of stores.
 - The cache: `object_cache.py` opens objects, `cached_object.py` is one. `spooled.py` fills it with objects that
   come only once.
 - `fetcher.py` is the only process that speaks to the network, and answers the kernel.
-  `open_objects.py` reads, `demand.py` decides which range is fetched when, with `parts.py` and `passes.py`.
+  `open_objects.py` reads, `demand.py` decides which range is fetched when, with `parts.py`.
 - `store_reader.py` reads objects of stores, `listings.py` lists buckets, `store_sender.py` writes objects.
   `store_requests.py` repeats their requests, by the rules of `retries.py`, through the clients of
-  `store_clients.py`. `answers.py` translates answers and errors, `etags.py` knows web servers whose ETags mislead,
-  `hub.py` knows the Hugging Face hub, and `urllib_client.py` asks where obstore refuses an answer.
+  `store_clients.py`. `answers.py` translates answers and errors, and knows web servers whose ETags mislead;
+  `hub.py` knows the Hugging Face hub.
 """

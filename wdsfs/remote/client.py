@@ -3,11 +3,17 @@
 A process makes a `FetcherClient` before it forks. Its children use it, too, and each thread has its own
 connection. It reads cached bytes itself and asks the fetcher for the rest. When the fetcher dies, the client that
 notices it starts another one and asks again: callers see only a delay.
+
+Three things are made once (`Launcher`) and inherited by all fetchers: a listening socket, so that requests wait
+while there is no fetcher; a pipe that ends with the last process that may have requests; and a file in memory with
+the configuration.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import json
 import os
 import socket
 import struct
@@ -16,24 +22,125 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from wdsfs import waits
+from wdsfs import host, shared_settings, waits
 from wdsfs.door.pins import Listing, Pin
 from wdsfs.door.urls import Url
 from wdsfs.errors import Unreachable, UnreadableShard
 from wdsfs.remote import messages
 from wdsfs.remote.cached_object import CachedObject
-from wdsfs.remote.launcher import MEMORY, Alarm, Launcher, peer_user
-from wdsfs.remote.messages import READ_MAX, Frame, Span
+from wdsfs.remote.messages import LOCK, READ_MAX, WAITING, Alarm, Configuration, Frame, Span, peer_user
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.shards import Fingerprint
 
+MEMORY = 256 << 20  # bytes, for requests in flight and for bytes that are in no cache
 NOTE = 1 << 20  # bytes: reads from the cache are noted once for each stretch of this size
 PAUSES = (0.0, 0.05, 0.2, 0.5, 1.0)  # seconds before a request is repeated after the death of the fetcher
 
+_START = "import sys; sys.path[:] = sys.argv[2:]; from wdsfs.remote.fetcher import main; main(int(sys.argv[1]))"
 _TIMEVAL = struct.Struct("ll")
+
+
+class Launcher:
+    """Keeps one fetcher running for this process and those that it forks."""
+
+    def __init__(
+        self,
+        settings: Any,
+        cache: tuple[str, int | None] | None,
+        alarm: int,
+        memory: int = MEMORY,
+        device: int | None = None,
+        log: str | None = None,
+    ) -> None:
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind("")  # a name that the kernel chooses; who connects is checked
+        self._listener.listen(WAITING)
+        self._life, self._living = os.pipe()
+        self._file = os.memfd_create("wdsfs-fetcher")
+        listener = self._listener.fileno()
+        configuration = Configuration(
+            *(listener, self._life, alarm, os.geteuid(), memory, settings, cache, device, log)
+        )
+        os.pwrite(self._file, json.dumps(asdict(configuration)).encode(), 0)
+        self._inherited = [fd for fd in (listener, self._life, self._file, alarm, device) if fd is not None]
+        self._keeper = os.getpid()
+        self._started: dict[int, int] = {}  # by process: the pid of the fetcher that it has started
+        self.is_restarted = False  # True if the process that has made this restarts the fetcher whenever it dies
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()  # the thread that has it may be in the parent
+
+    @property
+    def pid(self) -> int:
+        """The process number of the fetcher, 0 without one."""
+        lock = fcntl.fcntl(self._file, fcntl.F_GETLK, LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+        kind, _, _, _, pid = LOCK.unpack(lock)
+        return 0 if kind == fcntl.F_UNLCK else pid
+
+    def connect(self) -> socket.socket:
+        """Return a connection to the present fetcher, or to the next one. Raises OSError."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(self._listener.getsockname())
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def ensure(self) -> bool:
+        """Start a fetcher unless there is one; True if one was started. Raises OSError.
+
+        With `is_restarted`, a child leaves that to the process that has made this, as long as it is the child's
+        parent: the parent notices at once when a fetcher dies.
+        """
+        with self._lock:
+            if self.is_restarted and self._keeper == os.getppid():
+                return False
+            if self._is_starting() or self.pid:
+                return False
+            self._started[os.getpid()] = self._start()
+            return True
+
+    def _is_starting(self) -> bool:
+        """Return True if a fetcher that this process has started is alive; it may not have the lock yet."""
+        ours = self._started.get(os.getpid())
+        if ours is None:
+            return False
+        with contextlib.suppress(ChildProcessError):
+            if not os.waitpid(ours, os.WNOHANG)[0]:
+                return True
+        del self._started[os.getpid()]
+        return False
+
+    def _start(self) -> int:
+        # It does not inherit standard output: a program that reads that to the end must not wait for the fetcher.
+        actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, 2, 1)]
+        actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in self._inherited]  # which makes it inheritable
+        command = [sys.executable, "-P", "-c", _START, str(self._file), *sys.path]
+        # In a process group of its own, so that an interrupt from the keyboard does not end it before its clients.
+        environment = host.environment() | shared_settings.variables()  # in which it runs the commands of `pipe:`
+        return os.posix_spawn(sys.executable, command, environment, file_actions=actions, setpgroup=0)
+
+    def close(self) -> None:
+        """Leave the fetcher, which ends when all processes have; wait for its end if this process started it.
+
+        Can be repeated.
+        """
+        if self._listener.fileno() < 0:
+            return
+        for fd in (self._life, self._living, self._file):
+            os.close(fd)
+        self._listener.close()
+        ours = self._started.pop(os.getpid(), None)
+        if ours is not None:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(ours, 0)
 
 
 class FetcherClient:

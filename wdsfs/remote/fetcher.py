@@ -3,7 +3,7 @@
 Processes that have used the library for object stores must not fork, so this is a fresh interpreter that never
 forks. Clients send frames on a Unix socket (`messages.py`); READ requests of the kernel, which workers hand over,
 are answered on the kernel's own descriptor. A fetcher has no state that another one cannot get again: when it
-dies, another one takes its place (`launcher.py`), and clients and kernel repeat all requests that were not
+dies, another one takes its place (`client.py`), and clients and kernel repeat all requests that were not
 answered.
 """
 
@@ -29,8 +29,7 @@ from wdsfs.door.urls import Url
 from wdsfs.errors import WdsfsError
 from wdsfs.log_lines import TerminalFormatter
 from wdsfs.remote import messages
-from wdsfs.remote.launcher import WAITING, Alarm, Configuration, configuration_in, hold, peer_user
-from wdsfs.remote.messages import Frame, HandOver
+from wdsfs.remote.messages import WAITING, Alarm, Configuration, Frame, HandOver, configuration_in, hold, peer_user
 from wdsfs.remote.open_objects import BEAT, OpenObjects
 from wdsfs.remote.parts import RemoteObject
 from wdsfs.remote.retries import Counters

@@ -23,7 +23,7 @@ from wdsfs import names
 from wdsfs.door.pins import Listing
 from wdsfs.door.urls import Url, parse
 from wdsfs.errors import SpecError, Unreachable
-from wdsfs.remote import answers, store_clients, urllib_client
+from wdsfs.remote import answers, store_clients
 from wdsfs.remote.answers import OddName
 from wdsfs.remote.retries import Transient, blocking
 from wdsfs.remote.store_clients import Options
@@ -128,7 +128,7 @@ def _page(prefix: Url, options: Options, seconds: float, token: str, *, deep: bo
         address, headers = store_clients.signed(bucket, options, urlencode(sorted(query.items())), _SIGNED_FOR)
     except answers.OBSTORE_ERRORS as error:
         raise answers.failure(error, prefix) from None
-    status, body = urllib_client.get(prefix, options, address, headers, seconds, PAGE_MAX)
+    status, body = store_clients.get_by_urllib(prefix, options, address, headers, seconds, PAGE_MAX)
     if status != 200:
         raise answers.of_status(status, body.decode("latin-1"), prefix)
     try:

@@ -1,15 +1,24 @@
-"""The messages between the fetcher and its clients: frames on a Unix socket.
+"""The link between the fetcher and its clients: messages, the configuration of a fetcher, its lock, the alarm.
 
-A frame is a head (length of the body, kind, number of the request) and a body: a struct for frequent kinds, JSON
-for others. Answers carry the number of their request. Clients and the fetcher that they have started run the same
-code, so there are no versions. This module touches no socket.
+Messages are frames on a Unix socket. A frame is a head (length of the body, kind, number of the request) and a
+body: a struct for frequent kinds, JSON for others. Answers carry the number of their request. Clients and the
+fetcher that they have started run the same code, so there are no versions.
+
+The configuration is a file in memory, since it may hold secrets and so must not be an argument. A fetcher holds a
+lock on that file as long as it lives. So any process can see if there is a fetcher, and of two that are started at
+the same time one ends at once.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import mmap
+import os
+import socket
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from wdsfs import errors
@@ -27,7 +36,11 @@ _FRAME_HEAD = struct.Struct("<IBxxxI")
 _RANGE = struct.Struct("<IQQQ")  # object, begin, end; and a number that depends on the kind
 _HAND_OVER = struct.Struct("<QIQQI")
 _SPAN = struct.Struct("<QQ")
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+LOCK = struct.Struct("hhqqi4x")  # struct flock
 
+WAITING = 4096  # connections that may wait for a fetcher
+SHARED = 1 << 17  # bytes of the memory that fetchers and their clients share
 HEAD_SIZE = _FRAME_HEAD.size
 BODY_MAX = 64 << 20  # bytes of a request
 READ_MAX = 8 << 20  # bytes that a READ asks for
@@ -162,3 +175,87 @@ def outcome_of(value: Any) -> Pin | ShardError:
         error = error_of(value)
         return error if isinstance(error, ShardError) else UnreadableShard(str(error))
     return Pin(*value)
+
+
+# --- beside the messages
+
+
+class Alarm:
+    """An alarm that the fetcher raises for all processes of a mount: an object has changed.
+
+    It is a number in shared memory, because a worker reads it at every request; only the fetcher writes it. `fd`
+    can be inherited by a process that does not share the memory yet.
+    """
+
+    def __init__(self, fd: int | None = None) -> None:
+        if fd is None:
+            fd = os.memfd_create("wdsfs-alarm")
+            os.ftruncate(fd, SHARED)
+        self.fd = fd
+        self._words = memoryview(mmap.mmap(fd, SHARED)).cast("Q")
+
+    @property
+    def words(self) -> memoryview[int]:
+        """The memory; the first word is `count`."""
+        return self._words
+
+    @property
+    def left(self) -> memoryview[int]:
+        """The memory from one fetcher to the next."""
+        return self._words[1:]
+
+    @property
+    def count(self) -> int:
+        """Return how often it was raised."""
+        return self._words[0]
+
+    def ring(self) -> None:
+        self._words[0] += 1
+
+    def close(self) -> None:
+        """Close its descriptor; the memory stays as long as it is used. Can be repeated."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The configuration of a fetcher; descriptors are inherited under these numbers."""
+
+    listener: int
+    life: int  # the read end of a pipe: at end of file no process can have a request any more
+    alarm: int  # memory of an Alarm
+    user: int  # the only one who is served
+    memory: int  # bytes
+    settings: Any  # of the stores, as JSON
+    cache: tuple[str, int | None] | None  # directory and limit of the cache (bytes)
+    device: int | None = None  # /dev/fuse: requests of the kernel are answered there
+    log: str | None = None  # a file; else the standard error
+    has_predecessor: bool = False  # an earlier fetcher may have left requests without an answer
+
+
+def configuration_in(fd: int) -> Configuration:
+    """Return the configuration that a Launcher has written to this file.
+
+    Each fetcher adds a line feed once it holds the lock: JSON allows that, and the next fetcher sees it.
+    """
+    text = os.pread(fd, os.fstat(fd).st_size, 0)
+    os.pwrite(fd, b"\n", len(text))
+    return replace(Configuration(**json.loads(text)), has_predecessor=text.endswith(b"\n"))
+
+
+def hold(fd: int) -> bool:
+    """Become the only fetcher of this configuration; False if there is another one."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLK, LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+    except OSError:
+        return False
+    return True
+
+
+def peer_user(connection: socket.socket) -> int:
+    """Return the user of the process at the other end of a Unix socket."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    user: int = _CREDENTIALS.unpack(credentials)[1]
+    return user

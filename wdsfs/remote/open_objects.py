@@ -19,9 +19,8 @@ from wdsfs.door.urls import Url
 from wdsfs.errors import MissingObject, ObjectChanged, UnreadableShard, WdsfsError
 from wdsfs.log_lines import LoggedMessages
 from wdsfs.remote.demand import PART, Demand, no_room
-from wdsfs.remote.launcher import Alarm
-from wdsfs.remote.parts import RemoteObject, Span, split
-from wdsfs.remote.passes import WINDOW_MAX, WINDOW_MIN
+from wdsfs.remote.messages import Alarm
+from wdsfs.remote.parts import WINDOW_MAX, WINDOW_MIN, RemoteObject, Span, split
 from wdsfs.remote.retries import Counters
 
 if TYPE_CHECKING:

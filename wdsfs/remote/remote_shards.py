@@ -32,8 +32,7 @@ from wdsfs.errors import (
 )
 from wdsfs.remote import object_cache, settings, spooled
 from wdsfs.remote.cached_object import CachedObject
-from wdsfs.remote.client import FetcherClient, RemoteTar
-from wdsfs.remote.launcher import MEMORY
+from wdsfs.remote.client import MEMORY, FetcherClient, RemoteTar
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.shared_settings import setting
 

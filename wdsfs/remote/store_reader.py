@@ -7,7 +7,7 @@ the object was replaced                ObjectChanged (ESTALE): by If-Match (412)
 the object is gone (404, 410)          `head`: MissingObject; `fetch`: ObjectChanged
 it has become shorter (416)            ObjectChanged
 it has no ETag, or a weak one          pinned by size and Last-Modified (`Pin.is_weak`: callers warn)
-its ETags come and go (web servers)    likewise (`etags.py`)
+its ETags come and go (web servers)    likewise (`answers.ETags`)
 it has neither ETag nor Last-Modified  `Pin.is_blind`: one whole answer is kept (`spooled.py`)
 it has no length, and Range is ignored `Pin.has_no_length`: likewise (web servers)
 If-Match is refused wrongly (web)      no condition is sent any more; as where it is ignored
@@ -34,9 +34,8 @@ import obstore
 from wdsfs.door.pins import Listing, Pin
 from wdsfs.door.urls import WEB, Url, is_signed
 from wdsfs.errors import DeniedObject, MissingObject, NoRanges, ObjectChanged, ShardError, Unreachable
-from wdsfs.remote import answers, listings, store_clients, urllib_client
-from wdsfs.remote.answers import ConditionFailed, OtherAnswer, require_size
-from wdsfs.remote.etags import ETags
+from wdsfs.remote import answers, listings, store_clients
+from wdsfs.remote.answers import ConditionFailed, ETags, OtherAnswer, require_size
 from wdsfs.remote.hub import Hub
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.remote.parts import SHORT, Buffer, Take
@@ -144,8 +143,10 @@ class StoreReader:
 
     async def _head_by_urllib(self, url: Url) -> Pin:
         """Ask for an object by a new connection, which may lead to another machine."""
-        seconds = self._requests.route(url).pace.seconds(urllib_client.HEAD_MAX)
-        return await blocking(partial(urllib_client.head, url, self._requests.options(url), seconds), seconds)
+        seconds = self._requests.route(url).pace.seconds(store_clients.HEAD_MAX)
+        return await blocking(
+            partial(store_clients.head_by_urllib, url, self._requests.options(url), seconds), seconds
+        )
 
     async def list(self, prefix: Url, *, deep: bool) -> Listing:
         """Return the objects whose key starts with that of `prefix`, by key. Raises ShardError.
@@ -331,13 +332,13 @@ class StoreReader:
     async def _chunks_of(self, url: Url, pin: Pin) -> AsyncIterator[Buffer]:
         """Yield the body of an answer that comes in chunks."""
         options, pace = self._requests.options(url), self._requests.route(url).pace
-        open_answer = partial(urllib_client.open_whole, url, options)
+        open_answer = partial(store_clients.open_whole, url, options)
         now, body = await self._requests.repeat(url, lambda: blocking(open_answer, pace.seconds(0)))
         with contextlib.closing(body):
             if not pin.is_blind:
                 self._etags.require_same(url, pin, now._replace(size=pin.size))
             seconds = pace.seconds(CHUNKED)
-            next_piece = partial(urllib_client.next_piece, url, body, CHUNKED, seconds)
+            next_piece = partial(store_clients.next_piece, url, body, CHUNKED, seconds)
             while piece := await blocking(next_piece, seconds):
                 yield piece
 

@@ -39,7 +39,7 @@ from obstore.store import ObjectStore
 from wdsfs.door import urls
 from wdsfs.door.urls import WEB, Url
 from wdsfs.errors import DeniedObject, ShardError, Unreachable
-from wdsfs.remote import answers, settings, store_clients, urllib_client
+from wdsfs.remote import answers, settings, store_clients
 from wdsfs.remote.retries import Clock, Counters, Limit, Patience, Result, Traffic, Transient, again, blocking
 from wdsfs.remote.settings import Pace, Settings
 
@@ -238,7 +238,7 @@ class StoreRequests:
         if lock.locked():
             return None
         async with lock:
-            ask = partial(urllib_client.retry_after, url, self.options(url), HOW_LONG_SECONDS)
+            ask = partial(store_clients.retry_after, url, self.options(url), HOW_LONG_SECONDS)
             with contextlib.suppress(Transient):
                 return await blocking(ask, HOW_LONG_SECONDS)
         return None

@@ -1,25 +1,194 @@
-"""Decodes JSON, tables and NumPy arrays: as text, rows and pictures. Nothing is unpickled."""
+"""Decodes members: draws pictures again, reads the headers of sound, and makes rows of tables and arrays.
+
+A browser plays sound. Nothing is unpickled.
+"""
 
 from __future__ import annotations
 
+import bz2
+import contextlib
 import csv
+import gzip
 import io
 import itertools
 import json
+import lzma
 import math
+import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
-from PIL import Image
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+from tinytag import TinyTag, TinyTagException
 
-from wdsfs.errors import counted
-from wdsfs.pages.decode_media import picture_of, stretched
-from wdsfs.pages.preview import Detail, Picture, Preview, decoded, error_text, text_preview, without_controls
-from wdsfs.pages.wire import Member
+from wdsfs.errors import UsageError, counted
+from wdsfs.extras import zstd
+from wdsfs.pages.preview import (
+    KIND_BYTES,
+    PLAYERS,
+    UNPLAYED,
+    Content,
+    Detail,
+    Picture,
+    Preview,
+    TooMuch,
+    content_of,
+    decoded,
+    error_text,
+    hex_preview,
+    plain_preview,
+    text_preview,
+    without_controls,
+)
+
+PICKLE_NOTE = "A pickle can run any code when it is loaded, so it is not loaded here."
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM")
+DECODED_MAX = 256 << 20  # bytes of a picture in memory
+_DEPTHS = {"I": 4, "F": 4, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}  # bytes of a pixel
+_EXACT = ("1", "P", "PA")  # masks and the like: the mean of two values means something else
+_QUALITY = 80
+_ORIENTATION = 0x0112
+
+
+class Member(NamedTuple):
+    """An open member for a decoder; `size` in bytes. Not `is_whole`: the beginning of something longer."""
+
+    file: BinaryIO
+    size: int
+    extension: str
+    is_whole: bool = True
+
+    @property
+    def least_size(self) -> int:
+        """The size; for the beginning of a member a number beyond any size."""
+        return self.size if self.is_whole else 1 << 62
+
+
+def decode_picture(member: Member, detail: Detail) -> Preview:
+    """Return the first frame of a picture, upright and without metadata.
+
+    Raises TooMuch, and what Pillow raises.
+    """
+    try:
+        opened = Image.open(member.file, formats=FORMATS)
+    except UnidentifiedImageError:
+        raise ValueError(f"it is none of {', '.join(FORMATS)}") from None
+    with opened as image:
+        name = image.format or ""
+        summary = f"{image.width:,} x {image.height:,} pixels, {name}, {image.mode}"
+        # A JPEG can be decoded at a half, a quarter or an eighth of its size.
+        image.draft(None, (detail.edge, detail.edge))
+        if image.width * image.height * _DEPTHS.get(image.mode, len(image.getbands())) > DECODED_MAX:
+            raise TooMuch(
+                f"{image.width:,} x {image.height:,} pixels are too many for a preview, "
+                f"which has {DECODED_MAX >> 20} MiB."
+            )
+        problem = _load(image)
+        upright = ImageOps.exif_transpose(_shrunk(image, detail.edge))
+        if image.mode.startswith(("I", "F")):
+            summary += ", its smallest value shown black, its largest white"
+        return Preview("image", summary, (picture_of(upright, summary),), problem=problem)
+
+
+def _load(image: Image.Image) -> str:
+    """Decode as much of a picture as there is; return the problem, or ""."""
+    try:
+        image.load()
+        return ""
+    except OSError as error:
+        text = str(error)
+    ImageFile.LOAD_TRUNCATED_IMAGES = True
+    try:
+        image.load()
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = False
+    return f"It is damaged or cut off: {text[:200]}."
+
+
+def _shrunk(image: Image.Image, edge: int) -> Image.Image:
+    """Return a copy that fits, with the orientation of the original."""
+    size = _fitting(image.width, image.height, edge)
+    if image.mode.startswith(("I", "F")):
+        small = stretched(np.asarray(image.resize(size, Image.Resampling.NEAREST)))
+    elif image.mode in _EXACT:
+        small = image.resize(size, Image.Resampling.NEAREST)
+    else:
+        small = image.resize(size, Image.Resampling.LANCZOS, reducing_gap=2)
+    small.info = {name: value for name, value in image.info.items() if name == "transparency"}
+    orientation = image.getexif().get(_ORIENTATION)
+    if orientation:
+        small.getexif()[_ORIENTATION] = orientation
+    return small
+
+
+def _fitting(width: int, height: int, edge: int) -> tuple[int, int]:
+    """Return the size of a picture whose longer edge is at most `edge`."""
+    scale = min(edge / width, edge / height, 1)
+    return max(round(width * scale), 1), max(round(height * scale), 1)
+
+
+def stretched(values: np.ndarray) -> Image.Image:
+    """Return numbers as shades of grey, the smallest black, the largest white; those not finite are black."""
+    numbers = values.astype(np.float64)
+    finite = np.isfinite(numbers)
+    low, high = (numbers[finite].min(), numbers[finite].max()) if finite.any() else (0.0, 0.0)
+    grey = np.where(finite, (numbers - low) / ((high - low) or 1.0), 0.0)
+    return Image.fromarray((grey * 255).astype(np.uint8))
+
+
+def picture_of(image: Image.Image, alt: str) -> Picture:
+    """Return a small image as a file: PNG where its colours are few or exact, else WebP. `alt` describes it."""
+    exact = image.mode in _EXACT or max(image.size) <= 64
+    if image.mode in ("CMYK", "YCbCr", "LAB", "HSV", "RGBX", "RGBa"):
+        image = image.convert("RGB")
+    elif image.mode == "La":
+        image = image.convert("LA")
+    target = io.BytesIO()
+    if exact:
+        image.save(target, "PNG")
+        return Picture(target.getvalue(), "image/png", *image.size, alt)
+    image.convert("RGBA" if image.has_transparency_data else "RGB").save(
+        target, "WEBP", quality=_QUALITY, method=2
+    )
+    return Picture(target.getvalue(), "image/webp", *image.size, alt)
+
+
+# --- sound
+
+
+def decode_audio(member: Member, detail: Detail) -> Preview:
+    """Return the facts in the headers of a sound file."""
+    facts = [member.extension.upper()]
+    try:
+        tag = TinyTag.get(file_obj=member.file, tags=True, image=False)
+    except (TinyTagException, ValueError, struct.error, EOFError) as error:
+        return Preview("audio", facts[0], problem=f"Its headers cannot be read: {error_text(error)}.")
+    if tag.duration:
+        facts.append(_duration_text(tag.duration))
+    if tag.samplerate:
+        facts.append(f"{tag.samplerate:,} Hz")
+    if tag.channels:
+        facts.append(counted(tag.channels, "channel"))
+    if tag.bitdepth:
+        facts.append(counted(tag.bitdepth, "bit"))
+    facts += [repr(without_controls(str(value))[:200]) for value in (tag.title, tag.artist) if value]
+    problem = "" if member.extension in PLAYERS else UNPLAYED
+    return Preview("audio", ", ".join(facts), problem=problem)
+
+
+def _duration_text(seconds: float) -> str:
+    """Return `12.3 s`, `3:05`, `1:02:03`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
 
 PARSED_MAX = 4 << 20  # bytes of JSON; of more only the beginning is shown, as text
 LINES_MAX = 1000  # of JSON lines that are parsed
@@ -306,10 +475,113 @@ def _image(values: np.ndarray, detail: Detail) -> Image.Image | None:
     return stretched(values)
 
 
+# --- by the kind of a content
+
+
+_DECODERS: dict[str, Callable[[Member, Detail], Preview]] = {
+    "picture": decode_picture,
+    "audio": decode_audio,
+    "array": decode_array,
+    "arrays": decode_arrays,
+    "json": decode_json,
+    "json_lines": decode_lines,
+    "csv": decode_csv,
+    "pickle": lambda member, detail: _decode_pickle(member, detail),
+}
+
+
+def decode(decoder: str, name: str, member: Member, detail: Detail) -> Preview:
+    """Return the preview of a member. Raises TooMuch, and any exception that a library raises."""
+    return _decode_packed(name, member, detail) if decoder == "packed" else _DECODERS[decoder](member, detail)
+
+
+def _decode_packed(name: str, member: Member, detail: Detail) -> Preview:
+    """Return the preview of the content of a compressed member, unpacked up to a limit."""
+    data, is_whole = unpacked(member, detail.read // 2)
+    content = content_of(name.rpartition(".")[0], data[:KIND_BYTES])
+    note = f"unpacked from {member.extension}"
+    if not is_whole:
+        note = f"only its first {len(data) >> 20} MiB were unpacked"
+        if content.decoder not in ("json_lines", "csv", "text", "label", "hex", "pdf"):
+            content = Content("text" if content.decoder == "json" else "hex", content.extension)
+    elif content.decoder == "packed":
+        content = Content("hex", content.extension)
+    inner = Member(io.BytesIO(data), len(data), content.extension, is_whole)
+    shown_size = inner.size if content.decoder in ("hex", "pdf") else inner.least_size
+    preview = plain_preview(content, data, shown_size, detail)
+    if preview is None:
+        preview = _DECODERS[content.decoder](inner, detail)
+    return preview._replace(summary=f"{preview.summary}; {note}", is_cut=preview.is_cut or not is_whole)
+
+
+def unpacked(member: Member, most: int) -> tuple[bytes, bool]:
+    """Return up to `most` unpacked bytes of a content, and True if that is all. Raises what its reader raises."""
+    with _reader(member) as reader:
+        target = io.BytesIO()
+        while part := reader.read(min(1 << 20, most - target.tell())):
+            target.write(part)
+        return target.getvalue(), target.tell() < most or not reader.read(1)
+
+
+def _reader(member: Member) -> Any:
+    if member.extension == "gz":
+        return gzip.GzipFile(fileobj=member.file)
+    if member.extension == "bz2":
+        return bz2.BZ2File(member.file)
+    if member.extension in ("xz", "lzma"):
+        return lzma.LZMAFile(member.file)
+    try:
+        return zstd().ZstdFile(member.file)
+    except UsageError as error:
+        raise TooMuch(f"It cannot be unpacked: {error}.") from None
+
+
+def _decode_pickle(member: Member, detail: Detail) -> Preview:
+    """Return a pickle, or the names in a PyTorch archive: as bytes, never loaded."""
+    head = member.file.read(KIND_BYTES)
+    preview = hex_preview(head, member.size, PICKLE_NOTE)
+    if not head.startswith(b"PK\x03\x04"):
+        return preview
+    with zipfile.ZipFile(member.file) as archive:
+        entries = archive.infolist()
+    rows = [(without_controls(entry.filename)[:200], f"{entry.file_size:,}") for entry in entries[: detail.rows]]
+    summary = f"a zip archive of {counted(len(entries), 'file')}, {preview.summary}"
+    return preview._replace(summary=summary, rows=(("name", "bytes"), *rows))
+
+
 # --- loading
 
 
 def warm_up() -> None:
+    """Load everything that decoding needs, since later no file can be opened."""
+    _warm_up_media()
+    _warm_up_data()
+    for extension, data in (("gz", gzip.compress(b"a")), ("bz2", bz2.compress(b"a")), ("xz", lzma.compress(b"a"))):
+        unpacked(Member(io.BytesIO(data), len(data), extension), 10)
+    with contextlib.suppress(UsageError):
+        unpacked(Member(io.BytesIO(zstd().compress(b"a")), 0, "zst"), 10)
+    for encoding in ("utf-16", "utf-8-sig", "latin-1"):
+        "a".encode(encoding).decode(encoding)
+
+
+def _warm_up_media() -> None:
+    """Make Pillow and tinytag load what they load at their first use: afterwards no file can be opened."""
+    Image.MAX_IMAGE_PIXELS = None  # the limit is ours
+    Image.init()
+    forms = {"JPEG": "RGB", "WEBP": "RGBA", "GIF": "P", "TIFF": "L", "PNG": "RGB", "PPM": "1"}
+    for form, mode in forms.items():
+        target = io.BytesIO()
+        Image.new(mode, (80, 80)).save(target, form)
+        target.seek(0)
+        decode_picture(Member(target, 0, ""), Detail(70, 1, 1))
+    picture_of(stretched(np.zeros((80, 80))), "")
+    sound = (
+        b"RIFF$\x00\x00\x00WAVEfmt \x10\x00\x00\x00\x01\x00\x01\x00@\x1f\x00\x00@\x1f\x00\x00\x01\x00\x08\x00data"
+    )
+    decode_audio(Member(io.BytesIO(sound + bytes(4)), 48, "wav"), Detail(1, 1, 1))
+
+
+def _warm_up_data() -> None:
     """Make NumPy and others load what they load at their first use: afterwards no file can be opened."""
     target = io.BytesIO()
     np.savez_compressed(target, a=np.zeros((9, 9, 3), np.float32), b=np.zeros(3, "S2"), c=np.zeros(3, "i4,f8"))
