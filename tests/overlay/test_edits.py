@@ -44,7 +44,7 @@ from wdsfs.index.store import open_index
 from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, ShardSeen, write_settings
 from wdsfs.packing import diff, reasons
 from wdsfs.packing.diff import Changes
-from wdsfs.packing.overlay_source import CommitOptions, Planner
+from wdsfs.packing.overlay_commit import CommitOptions, Planner
 from wdsfs.packing.plan import Remark
 from wdsfs.packing.replacement import Replacement
 from wdsfs.packing.runner import Runner

@@ -20,7 +20,7 @@ from wdsfs.durable import Disk
 from wdsfs.names import PLAIN, Reading
 from wdsfs.overlay import overlay_directory
 from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, ShardSeen, unfinished
-from wdsfs.packing.overlay_source import CommitOptions, Planner
+from wdsfs.packing.overlay_commit import CommitOptions, Planner
 from wdsfs.packing.plan import Plan, Step
 from wdsfs.packing.replacement import Replacement, read_plan
 from wdsfs.packing.runner import Runner

@@ -33,7 +33,7 @@ from wdsfs.errors import CommitError, StaleShard, UsageError
 from wdsfs.index import member_draft
 from wdsfs.packing import diff, reasons
 from wdsfs.packing.file_source import PackOptions
-from wdsfs.packing.overlay_source import CommitOptions, Planner
+from wdsfs.packing.overlay_commit import CommitOptions, Planner
 from wdsfs.packing.plan import continued, namer
 from wdsfs.packing.runner import Runner
 from wdsfs.packing.shard_writer import Files

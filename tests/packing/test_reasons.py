@@ -15,8 +15,7 @@ from tests.thorough import examples
 from wdsfs import names
 from wdsfs.errors import CommitError
 from wdsfs.packing import reasons
-from wdsfs.packing.plan import NEW, Output, Step
-from wdsfs.packing.shown_samples import ShownSamples
+from wdsfs.packing.plan import NEW, Output, ShownSamples, Step
 from wdsfs.tar.headers import DEPTH_MAX, NAME_MAX, encode, name_beyond_limit
 
 parts = st.text("ab._/", max_size=6).map(str.encode)

@@ -34,8 +34,7 @@ from wdsfs.errors import ExportError, MountError, UsageError, and_others, counte
 
 if TYPE_CHECKING:
     from wdsfs.mount.overlay_session import OverlaySession
-    from wdsfs.packing.overlay_commit import OverlayCommit
-    from wdsfs.packing.overlay_source import CommitOptions
+    from wdsfs.packing.overlay_commit import CommitOptions, OverlayCommit
     from wdsfs.packing.plan import Plan, Step
     from wdsfs.shards import Shard
     from wdsfs.tree.set_options import Opening, Tolerance
@@ -55,7 +54,7 @@ class Packing(NamedTuple):
 
     def check(self, tolerance: Tolerance) -> Packing:
         """Return the same, with what is tolerated. Raises UsageError for options that do not go together."""
-        from wdsfs.packing.overlay_source import CommitOptions
+        from wdsfs.packing.overlay_commit import CommitOptions
 
         chosen = dataclasses.replace(self.options, allow_missing=tolerance.allow_missing)
         if self.abandon and (chosen != CommitOptions() or self.exports or self.dry_run):
@@ -66,7 +65,7 @@ class Packing(NamedTuple):
 def _packing(
     abandon: bool, exports: tuple[str, ...], space_check: bool, dry_run: bool, as_json: bool, **given: Any
 ) -> Packing:
-    from wdsfs.packing.overlay_source import CommitOptions
+    from wdsfs.packing.overlay_commit import CommitOptions
 
     return Packing(CommitOptions(**given), abandon, exports, space_check, dry_run, as_json)
 

@@ -31,6 +31,7 @@ from wdsfs.packing.plan import (
     Piece,
     PlainBytes,
     Plan,
+    ShownSamples,
     Step,
     Targets,
     Zeros,
@@ -41,7 +42,6 @@ from wdsfs.packing.plan import (
 )
 from wdsfs.packing.runner import Runner
 from wdsfs.packing.shard_writer import Files
-from wdsfs.packing.shown_samples import ShownSamples
 from wdsfs.tar import headers
 from wdsfs.tar.headers import BLOCK
 from wdsfs.tree.class_names import class_names_in, read_class_names

@@ -1,6 +1,6 @@
 """The layout of a source shard: places of its members, and its cuts into pieces around changes.
 
-Reads source shards and their records. `packing/overlay_source.py` decides which cuts are made.
+Reads source shards and their records. `packing/overlay_commit.py` decides which cuts are made.
 """
 
 from __future__ import annotations

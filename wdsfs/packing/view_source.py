@@ -27,10 +27,12 @@ from wdsfs.packing.file_samples import NO_CLASS, shuffled, split_of
 from wdsfs.packing.file_source import PackOptions
 from wdsfs.packing.plan import (
     NEW,
+    Key,
     NewMember,
     Output,
     Piece,
     Plan,
+    ShownSamples,
     SourceShard,
     Step,
     Targets,
@@ -40,7 +42,6 @@ from wdsfs.packing.plan import (
     rolled,
 )
 from wdsfs.packing.runner import Runner
-from wdsfs.packing.shown_samples import Key, ShownSamples
 from wdsfs.packing.source_layout import SourceLayout, layout, pieces_of
 from wdsfs.shards import Fingerprint
 from wdsfs.tar import headers
