@@ -78,7 +78,7 @@ FETCHER = "wdsfs.remote.fetcher"
 REACHED_BY: dict[str, set[str]] = {
     "remote": set(),
     "kernel": set(),
-    "pages": {"wdsfs.cli.view_command"},
+    "pages": {"wdsfs.cli.look_commands"},
     "library": {"wdsfs"},
     "interop": {"wdsfs.cli.interop_commands"},
     "executors": set(),

@@ -21,7 +21,7 @@ import pytest
 from tests import sets
 from tests.conftest import Program
 from tests.processes import PATIENCE, Process
-from wdsfs.cli.completion import SHELLS, script
+from wdsfs.cli.help_commands import SHELLS, script
 from wdsfs.cli.main import main
 
 NASTY = "mnt b;$(x)'*"  # of a directory

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wdsfs.cli import completion, interop_commands, output
+from wdsfs.cli import interop_commands, output
 from wdsfs.cli.opening_options import opening_options_with
 from wdsfs.cli.option_kinds import (
     Command,
@@ -23,6 +23,7 @@ from wdsfs.cli.option_kinds import (
     gather_options,
     json_option,
     leave_out_option,
+    offer_paths,
     space_check_option,
 )
 from wdsfs.cli.output import bytes_bar, note_uneven, say, write_json
@@ -78,7 +79,7 @@ packing_options = gather_options(
             "-o",
             "--output",
             metavar="PATTERN",
-            shell_complete=completion.paths,
+            shell_complete=offer_paths,
             help="Names of the new shards: 'out/train-%06d.tar' or braces; also 's3://...', gs, az, ais.",
         ),
         "in_place": flag(

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
 
-from wdsfs.cli.completion import SHELLS, commands, mount_points, script
 from wdsfs.cli.opening_options import index_dir_option, set_for_all, store_option
-from wdsfs.cli.option_kinds import Command, json_option, retired
+from wdsfs.cli.option_kinds import Command, json_option, offer_mounts, retired
 from wdsfs.cli.output import on_terminal, say, show_page, write_json, write_page
 from wdsfs.errors import UsageError
 from wdsfs.host import MachineFinding
@@ -71,8 +71,15 @@ _TASKS_END = """SHARDS: a pattern in quotes ('train-{000..099}.tar'), files, dir
 `wdsfs help COMMAND` explains a command, `wdsfs --help` lists all commands."""
 
 
+def _offer_commands(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the commands of the program."""
+    above = ctx.find_root().command
+    assert isinstance(above, click.Group)
+    return [CompletionItem(name) for name in above.list_commands(ctx) if name.startswith(incomplete)]
+
+
 @click.command("help", cls=Command)
-@click.argument("words", metavar=f"[COMMAND|{LAYOUTS}]", nargs=-1, shell_complete=commands)
+@click.argument("words", metavar=f"[COMMAND|{LAYOUTS}]", nargs=-1, shell_complete=_offer_commands)
 @click.pass_context
 def help_command(ctx: click.Context, words: tuple[str, ...]) -> None:
     """Say what to type for a task; explain COMMAND; with `layouts` say which layout is for which loader.
@@ -132,6 +139,20 @@ def _show_markdown(text: str) -> None:
     show_page(capture.get())
 
 
+SHELLS = ("bash", "zsh", "fish")
+
+
+def script(shell: str) -> str:
+    """Return click's code for a shell to complete `wdsfs`; it runs the program with the words of the line."""
+    complete = get_completion_class(shell)
+    assert complete is not None
+    completer = complete(click.Command("wdsfs"), {}, "wdsfs", "_WDSFS_COMPLETE")
+    # Not `completer.source()`: it looks at the bash of this machine, and the script may be for another one.
+    text = ShellComplete.source(completer)
+    # An autoloaded function of zsh runs as "loadautofunc" once, and then as "shfunc".
+    return text.replace("== loadautofunc", "== (loadautofunc|shfunc)")
+
+
 @click.command(cls=Command)
 @click.argument("shell", type=click.Choice(SHELLS), required=False)
 def completion(shell: str | None) -> None:
@@ -160,7 +181,7 @@ def completion(shell: str | None) -> None:
 
 
 @click.command(cls=Command)
-@click.argument("place", metavar="[MOUNTPOINT|URL]", required=False, shell_complete=mount_points)
+@click.argument("place", metavar="[MOUNTPOINT|URL]", required=False, shell_complete=offer_mounts)
 @index_dir_option("Check this directory for the index.  [env WDSFS_INDEX_DIR]")
 @retired("--shards", "`wdsfs mount --engine auto` says what keeps the kernel from serving shards", metavar="DIR")
 @click.option(

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsfs.cli import completion
-from wdsfs.cli.option_kinds import Command, json_option
+from wdsfs.cli.option_kinds import Command, json_option, offer_mounts, offer_paths
 from wdsfs.cli.output import complain, print_block, say, write_json
 from wdsfs.errors import UsageError, bytes_text, counted, several
 from wdsfs.mount_registry import DEAD, FOREIGN, RUNNING, UNSUPERVISED
@@ -46,7 +45,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 @click.command(cls=Command)
-@click.argument("mountpoints", metavar="MOUNTPOINT...", nargs=-1, shell_complete=completion.mount_points)
+@click.argument("mountpoints", metavar="MOUNTPOINT...", nargs=-1, shell_complete=offer_mounts)
 @click.option(
     "-a", "--all", "everything", is_flag=True, help="End every mount that `wdsfs status` shows as yours."
 )
@@ -88,7 +87,7 @@ def umount(mountpoints: tuple[str, ...], everything: bool, lazy: bool) -> None:
 
 
 @click.command(cls=Command)
-@click.argument("mountpoint", shell_complete=completion.mount_points)
+@click.argument("mountpoint", shell_complete=offer_mounts)
 @json_option
 def refresh(mountpoint: str, as_json: bool) -> None:
     """Look again at the SHARDS of the mount at MOUNTPOINT: show new ones, and hide those that are gone.
@@ -119,7 +118,7 @@ def refresh(mountpoint: str, as_json: bool) -> None:
 
 
 @click.command(cls=Command)
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True, shell_complete=completion.paths)
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, shell_complete=offer_paths)
 @json_option
 def where(paths: tuple[str, ...], as_json: bool) -> None:
     """Say where PATHs in a mount come from: shard, member, key, byte; in the shards, or in an overlay.
@@ -182,7 +181,7 @@ def _where_rows(origin: Origin) -> list[tuple[str, str]]:
 
 
 @click.command(cls=Command)
-@click.argument("mountpoint", required=False, shell_complete=completion.mount_points)
+@click.argument("mountpoint", required=False, shell_complete=offer_mounts)
 @json_option
 def status(mountpoint: str | None, as_json: bool) -> None:
     """Show every wdsfs mount of this user, or one of them in full.

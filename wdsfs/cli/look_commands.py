@@ -1,23 +1,30 @@
-"""The commands `ls`, `cat` and `info`, which look at shards without a mount."""
+"""The commands that look at shards without a mount: `ls`, `cat`, `info`, and `view`, the pages in a browser."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
 import logging
 import os
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wdsfs.cli.completion import paths
-from wdsfs.cli.opening_options import (
-    executor_opening_options,
-    opening_options,
+from wdsfs import wings
+from wdsfs.cli.opening_options import executor_opening_options, opening_options
+from wdsfs.cli.option_kinds import (
+    Command,
+    flag,
+    gather_options,
+    json_option,
+    offer_mounts_or_paths,
+    offer_paths,
+    shards_argument,
 )
-from wdsfs.cli.option_kinds import Command, flag, gather_options, json_option, shards_argument
 from wdsfs.cli.output import (
     contents_text,
     flush,
@@ -28,12 +35,20 @@ from wdsfs.cli.output import (
     write_bytes,
     write_json,
 )
-from wdsfs.cli.view_options import keys_option, numbered_tree_options, set_options, tree_options
-from wdsfs.errors import UsageError, WdsfsError, bytes_text, counted
+from wdsfs.cli.process import ended_in_order
+from wdsfs.cli.view_options import (
+    composition_options,
+    keys_option,
+    numbered_tree_options,
+    set_options,
+    tree_options,
+)
+from wdsfs.errors import UsageError, WdsfsError, bytes_text, counted, several
 from wdsfs.names import SHARD_SUFFIXES_OF_ANY_CASE, shown
 
 if TYPE_CHECKING:
     from wdsfs.spec.energon_dataset import DatasetPart
+    from wdsfs.tree.composition import Composition
     from wdsfs.tree.set_options import Opening, Selection, TreeOptions
     from wdsfs.tree.tree import LowerTree, Node
 
@@ -73,7 +88,7 @@ listing_options = gather_options(
 
 
 @click.command(cls=Command)
-@click.argument("arguments", metavar="SHARDS... [PATH]", nargs=-1, required=True, shell_complete=paths)
+@click.argument("arguments", metavar="SHARDS... [PATH]", nargs=-1, required=True, shell_complete=offer_paths)
 @set_options
 @numbered_tree_options
 @listing_options
@@ -146,7 +161,7 @@ def _long_line(node: Node) -> bytes:
 
 
 @click.command(cls=Command)
-@click.argument("arguments", metavar="SHARDS... PATH", nargs=-1, required=True, shell_complete=paths)
+@click.argument("arguments", metavar="SHARDS... PATH", nargs=-1, required=True, shell_complete=offer_paths)
 @set_options
 @tree_options
 @opening_options
@@ -244,3 +259,91 @@ def _show_counts(report: dict[str, Any]) -> None:
     print_table(table)
     if report["more_extensions"]:
         say(f"and {counted(report['more_extensions'], 'more extension')}")
+
+
+# --- view ---------------------------------------------------------------------------------------------------
+
+_NEEDED = ("jinja2", "PIL", "starlette", "tinytag", "uvicorn")
+
+
+@click.command(cls=Command)
+@click.argument(
+    "sources",
+    metavar="SHARDS...|MOUNT",
+    nargs=-1,
+    required=True,
+    shell_complete=offer_mounts_or_paths,
+)
+@set_options
+@composition_options
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, help="The port on 127.0.0.1.  [default: a free one]"
+)
+@click.option(
+    "--browser/--no-browser", default=True, help="Open the page in the browser, where there is a desktop."
+)
+@opening_options
+def view(
+    sources: tuple[str, ...],
+    selection: Selection,
+    composition: Composition,
+    port: int,
+    browser: bool,
+    opening: Opening,
+) -> None:
+    """Look at a set in the browser: samples with thumbnails, search, plots, problems.
+
+    The page is served on this machine only, under an address that nobody else knows; it ends with Ctrl-C. It is
+    for looking: samples are changed in a writable mount, and their pages say where. Needs the libraries of the
+    extra `view`, and says what to type without them.
+
+    \b
+    Examples:
+      wdsfs view 'train-{000000..000999}.tar'
+      wdsfs view /mnt/train
+    """
+    wings.load("pages")
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        from wdsfs.extras import install_command
+
+        raise UsageError(f"the page needs {several(missing)}; type: {install_command('view')}")
+    from wdsfs.mount import mount_search
+    from wdsfs.pages.server import listen, serve
+    from wdsfs.pages.shown_set import open_mount, open_shards
+    from wdsfs.pages.site import Site
+
+    mount = mount_search.find_viewed(sources)
+    if mount is None:
+        opened = open_shards(sources, selection, composition, opening)
+    elif selection.arguments or not composition.is_plain:
+        raise UsageError("options of the set are for SHARDS; a mount knows what it shows")
+    else:
+        opened = open_mount(mount, opening)
+    with (
+        ended_in_order(),
+        opened as subject,
+        contextlib.closing(listen(port)) as listening,
+        _launcher(browser) as launch,
+    ):
+        title = several([os.path.basename(source.rstrip("/")) or source for source in sources])
+        with contextlib.closing(Site(subject, title)) as site:
+            serve(site, listening, launch)
+
+
+@contextlib.contextmanager
+def _launcher(browser: bool) -> Iterator[Callable[[str], None]]:
+    """Yield the function that prints the address, and opens it where there is a desktop and `browser` is set."""
+    with contextlib.ExitStack() as stack:
+
+        def launch(address: str) -> None:
+            say(address)
+            log.info("serving on this machine until Ctrl-C")
+            if browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+                import webbrowser
+
+                from wdsfs.pages.server import page_leading_to
+
+                webbrowser.open(f"file://{stack.enter_context(page_leading_to(address))}")
+
+        yield launch

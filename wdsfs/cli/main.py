@@ -193,10 +193,10 @@ GROUPS: dict[str, dict[str, str]] = {
 MODULES = {
     **dict.fromkeys(("mount", "image"), "mount_commands"),
     **dict.fromkeys(("check", "export"), "interop_commands"),
-    **dict.fromkeys(("info", "ls", "cat"), "look_commands"),
+    **dict.fromkeys(("info", "ls", "cat", "view"), "look_commands"),
     **dict.fromkeys(("diff", "restore"), "overlay_commands"),
     **dict.fromkeys(("status", "where", "refresh", "umount"), "live_commands"),
     **dict.fromkeys(("doctor", "help", "completion"), "help_commands"),
-    **dict.fromkeys(("cache", "fetch"), "cache_commands"),
+    **dict.fromkeys(("index", "fetch", "cache"), "prepare_commands"),
 }
 ALIASES = {"unmount": "umount"}  # what else commands are called

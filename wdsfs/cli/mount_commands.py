@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from wdsfs.cli import completion
 from wdsfs.cli.opening_options import opening_options
 from wdsfs.cli.option_kinds import (
     SERVING,
@@ -28,6 +27,8 @@ from wdsfs.cli.option_kinds import (
     gather_options,
     in_section,
     json_option,
+    offer_directories,
+    offer_paths,
     retired,
     shards_argument,
 )
@@ -165,9 +166,9 @@ _FOR_IMAGES = frozenset(
 
 
 @click.command(cls=MountCommand)
-@click.argument("shards", metavar="SHARDS...", nargs=-1, shell_complete=completion.paths)
+@click.argument("shards", metavar="SHARDS...", nargs=-1, shell_complete=offer_paths)
 @set_options
-@click.argument("mountpoint", metavar="MOUNTPOINT", required=False, shell_complete=completion.directories)
+@click.argument("mountpoint", metavar="MOUNTPOINT", required=False, shell_complete=offer_directories)
 @numbered_tree_options
 @serving_options
 @opening_options
@@ -397,7 +398,7 @@ _making_options = gather_options(
     "--output",
     metavar="FILE",
     required=True,
-    shell_complete=completion.paths,
+    shell_complete=offer_paths,
     help="The image, such as set.erofs.",
 )
 @tree_options

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsfs import shared_settings
-from wdsfs.cli import completion
 from wdsfs.cli.option_kinds import (
     SET,
     SHARED,
@@ -23,6 +22,7 @@ from wdsfs.cli.option_kinds import (
     group_in_section,
     in_section,
     jobs_option,
+    offer_paths,
 )
 from wdsfs.errors import parse_size
 
@@ -156,7 +156,7 @@ index_file_option = _shared(
     envvar=None,  # click would take a name with a blank for two; the variable is read where the index is
     metavar="FILE|URL",
     multiple=True,
-    shell_complete=completion.paths,
+    shell_complete=offer_paths,
     help="Also look for the index of a shard in this file (.wdsidx); repeatable.  [default: any beside the "
     "shards; env WDSFS_INDEX_FILE]",
 )

@@ -1,7 +1,9 @@
-"""The form of commands: help in sections and on pages, types of values, groups of options as one argument.
+"""The form of commands: help in sections and on pages, types of values and what TAB offers, groups of options.
 
 A command of the program is of the class `Command`. A group is a mapping of the name of a value to the decorator
 that adds the option to a command; `gather_options` makes one object of the values.
+The completion by TAB asks no daemon, mount or network: mount points are those of the registry and of the kernel's
+table; the shell itself completes paths.
 """
 
 from __future__ import annotations
@@ -9,13 +11,14 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import click
+from click.shell_completion import CompletionItem
 
-from wdsfs.cli import completion
 from wdsfs.cli.output import on_terminal, show_page
 from wdsfs.errors import UsageError, parse_size
 
@@ -208,7 +211,49 @@ def all_of(*options: Decorator[Any]) -> Decorator[Any]:
     return decorate
 
 
-shards_argument = click.argument("shards", nargs=-1, required=True, shell_complete=completion.paths)
+# --- what shells offer: completion by TAB
+
+_PATH, _DIRECTORY = "file", "dir"  # of items: the shell completes what is typed
+_NOT_LOCAL = re.compile(r"^[a-z][a-z0-9+.-]*://|^pipe:")
+# A text that a shell takes for one word. bash inserts texts as they are, and others may have named a mount point.
+_ONE_WORD = re.compile(r"[\w@%+=:,./-]+")
+
+
+def offer_paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return files and directories; no URLs, which would take requests."""
+    return [] if _NOT_LOCAL.match(incomplete) else [CompletionItem(incomplete, type=_PATH)]
+
+
+def offer_directories(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return directories."""
+    return [] if _NOT_LOCAL.match(incomplete) else [CompletionItem(incomplete, type=_DIRECTORY)]
+
+
+def offer_mounts(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the mounts of this user, dead ones included; directories if none begins like that."""
+    offers = [CompletionItem(path) for path in _mounts() if path.startswith(incomplete)]
+    return offers or offer_directories(ctx, param, incomplete)
+
+
+def offer_mounts_or_paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the mounts of this user as long as nothing is typed, then paths."""
+    return offer_paths(ctx, param, incomplete) if incomplete else offer_mounts(ctx, param, incomplete)
+
+
+def _mounts() -> list[str]:
+    from wdsfs import mount_table
+    from wdsfs.mount_registry import Registration, registrations
+
+    points = {registration.mountpoint for registration in registrations(Registration)}
+    for mount in mount_table.mounts():
+        if mount.fstype == "fuse.wdsfs" and os.geteuid() in (0, mount.user):
+            points.add(os.fsdecode(mount.path))
+    return sorted(filter(_ONE_WORD.fullmatch, points))
+
+
+# --- options of several commands
+
+shards_argument = click.argument("shards", nargs=-1, required=True, shell_complete=offer_paths)
 json_option = flag("--json", "as_json", "Machine-readable output.")
 
 # Of the commands that write shards.

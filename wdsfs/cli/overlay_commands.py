@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 from click.core import ParameterSource
 
-from wdsfs.cli import completion
 from wdsfs.cli.opening_options import index_options, set_for_all
-from wdsfs.cli.option_kinds import Command, flag, gather_options, json_option
+from wdsfs.cli.option_kinds import Command, flag, gather_options, json_option, offer_mounts_or_paths
 from wdsfs.cli.output import say, write_json
 from wdsfs.cli.process import disk_errors
 from wdsfs.cli.view_options import set_options, view_options
@@ -89,7 +88,7 @@ named_overlay = gather_options(
     NamedOverlay,
     {
         "sources": click.argument(
-            "sources", metavar="[MOUNTPOINT|SHARDS...]", nargs=-1, shell_complete=completion.mount_points_or_paths
+            "sources", metavar="[MOUNTPOINT|SHARDS...]", nargs=-1, shell_complete=offer_mounts_or_paths
         ),
         "selection": set_options,
         "overlay": overlay_option,
@@ -188,9 +187,7 @@ def _sample_line(sample: ChangedSample) -> str:
 
 
 @click.command(cls=Command)
-@click.argument(
-    "arguments", metavar="[MOUNTPOINT] [PATH]...", nargs=-1, shell_complete=completion.mount_points_or_paths
-)
+@click.argument("arguments", metavar="[MOUNTPOINT] [PATH]...", nargs=-1, shell_complete=offer_mounts_or_paths)
 @click.option(
     "--overlay",
     metavar="DIR",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wdsfs.cli import completion, interop_commands, output
+from wdsfs.cli import interop_commands, output
 from wdsfs.cli.opening_options import opening_options_with
 from wdsfs.cli.option_kinds import (
     Bytes,
@@ -22,6 +22,7 @@ from wdsfs.cli.option_kinds import (
     gather_options,
     json_option,
     leave_out_option,
+    offer_paths,
     refuse_typed,
     space_check_option,
 )
@@ -83,7 +84,7 @@ packed_options = gather_options(
             "-o",
             "--output",
             metavar="PATTERN",
-            shell_complete=completion.paths,
+            shell_complete=offer_paths,
             required=True,
             help="Names of the shards: 'out/set-%06d.tar' or braces, with {split} for --split; also 's3://...', "
             "gs, az, ais.",
@@ -121,7 +122,7 @@ packed_options = gather_options(
             "--order",
             metavar="FILE[:COLUMN]",
             callback=list_file,
-            shell_complete=completion.paths,
+            shell_complete=offer_paths,
             help="The samples in the order of the keys in FILE: a list as --keys takes it.",
         ),
         "splits": click.option(
@@ -201,9 +202,7 @@ class Made(NamedTuple):
 
 
 @click.command(cls=Command)
-@click.argument(
-    "sources", metavar="DIRECTORY...|SHARDS...", nargs=-1, required=True, shell_complete=completion.paths
-)
+@click.argument("sources", metavar="DIRECTORY...|SHARDS...", nargs=-1, required=True, shell_complete=offer_paths)
 @packed_options
 @set_options_without_split
 @composition_options

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsfs.cli import completion
 from wdsfs.cli.option_kinds import (
     SET,
     SHOWN,
@@ -18,6 +17,8 @@ from wdsfs.cli.option_kinds import (
     gather_options,
     group_in_section,
     in_section,
+    offer_directories,
+    offer_paths,
     retired,
 )
 from wdsfs.cli.process import ended_in_order
@@ -63,7 +64,7 @@ _BASE: dict[str, Decorator[Any]] = {
     "base": click.option(
         "--base",
         metavar="DIR|URL",
-        shell_complete=completion.directories,
+        shell_complete=offer_directories,
         help="Where the shards of a portable index (.wdsidx) or an image are.  [default: beside it]",
     ),
 }
@@ -162,7 +163,7 @@ keys_option: Decorator[Any] = click.option(
     "--keys",
     metavar="FILE[:COLUMN]",
     callback=list_file,
-    shell_complete=completion.paths,
+    shell_complete=offer_paths,
     help="Only the samples that FILE lists: KEY or SHARD/KEY in each line, or in a COLUMN of .csv, .tsv, .jsonl, "
     ".parquet or .sqlite:TABLE; `-`: the standard input.",
 )
@@ -221,14 +222,14 @@ _COMPOSITION: dict[str, Decorator[Any]] = {
         "--join",
         multiple=True,
         metavar="SHARDS",
-        shell_complete=completion.paths,
+        shell_complete=offer_paths,
         help="Add the columns of samples with the same key in these shards; repeatable.",
     ),
     "associate": click.option(
         "--associate",
         multiple=True,
         metavar="FILE",
-        shell_complete=completion.paths,
+        shell_complete=offer_paths,
         help="Add columns (labels, captions) from FILE (.sqlite[:TABLE], .csv, .tsv, .jsonl) by key; they "
         "replace those of the shards; repeatable.",
     ),

@@ -1,4 +1,4 @@
-"""The commands `cache` and `fetch`: show, clear and verify the cache, and bring whole remote shards into it.
+"""The commands that prepare shards: `index`, `fetch` (whole remote shards into the cache) and `cache`.
 
 Fetching is the work of the fetcher (`remote/fetcher.py`): what is in the cache is not asked for, and a range that
 another process fetches at the moment is waited for.
@@ -20,12 +20,13 @@ from wdsfs.cli.opening_options import (
     cache_size_option,
     executor_option,
     index_dir_option,
+    opening_options_with,
     remote_options,
     trust_option,
     workers_of,
 )
-from wdsfs.cli.option_kinds import Command, jobs_option, json_option, shards_argument
-from wdsfs.cli.output import OUTPUT, bytes_bar, print_table, say, table_of, write_json
+from wdsfs.cli.option_kinds import Command, flag, jobs_option, json_option, offer_paths, shards_argument
+from wdsfs.cli.output import OUTPUT, bytes_bar, contents_text, print_table, say, table_of, write_json
 from wdsfs.cli.process import when_interrupted
 from wdsfs.cli.view_options import set_options
 from wdsfs.door.shard_door import DOOR
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from wdsfs.cache.cache_directory import CacheEntry
     from wdsfs.cache.file_cache import FileCache
     from wdsfs.door.remote_side import CachedEntry, CachedObjects
-    from wdsfs.tree.set_options import Selection
+    from wdsfs.shards import Shard
+    from wdsfs.tree.set_options import Opening, Selection
 
 JOBS = 8  # shards that are fetched at a time: small ones are a request each
 _TO_LIMIT = "limit"  # the value of --trim without one
@@ -46,6 +48,91 @@ _GROUP_OF = {"table": "remote", "data": "remote", "erofs": "images", "labels": "
 
 
 log = logging.getLogger("wdsfs")
+
+# --- index -------------------------------------------------------------------------------------------------
+
+
+@click.command(cls=Command)
+@click.argument("shards", nargs=-1, shell_complete=offer_paths)
+@set_options
+@opening_options_with(executor=True, tolerance=False)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE|URL",
+    shell_complete=offer_paths,
+    help="Also write all of it to FILE.wdsidx, for other machines and places.",
+)
+@click.option(
+    "--update",
+    metavar="FILE|URL",
+    shell_complete=offer_paths,
+    help="Renew FILE.wdsidx: its shards as they are now, and SHARDS at the end.",
+)
+@flag("--allow-missing", "Leave shards out of FILE.wdsidx that are missing or cannot be read.")
+@flag("--prune", "Also drop what is kept of shards that are gone.")
+@json_option
+def index(
+    shards: tuple[str, ...],
+    selection: Selection,
+    opening: Opening,
+    output: str | None,
+    update: str | None,
+    allow_missing: bool,
+    prune: bool,
+    as_json: bool,
+) -> None:
+    """Build or refresh the index of SHARDS without mounting. Only what has changed is read.
+
+    \b
+    Examples:
+      wdsfs index --jobs 8 'train-{000000..000999}.tar'
+      wdsfs index -o set.wdsidx 'train-{000000..000999}.tar'
+      wdsfs index --update set.wdsidx 'train-{001000..001999}.tar'
+    """
+    from wdsfs.tree.opening import index_set
+
+    since = time.monotonic()
+    if output is not None and update is not None:
+        raise UsageError("-o and --update: one writes an index, the other renews it; leave one out")
+    expanded = _shards(shards, update, selection._replace(allow_missing=allow_missing))
+    text = "; no index was written, what was indexed is kept" if update or output else "; what was indexed is kept"
+    with when_interrupted(text):
+        counts = index_set(expanded, opening, update or output, allow_missing, prune)
+    report = {**counts, "seconds": round(time.monotonic() - since, 3)}
+    if as_json:
+        write_json(report)
+    else:
+        say(*_index_lines(report))
+    if report["unreadable"] and not allow_missing:
+        sys.exit(3)
+
+
+def _shards(specs: Sequence[str], update: str | None, selection: Selection) -> list[Shard]:
+    """Return the named shards; with `update`, the shards of that portable index come first."""
+    from wdsfs.spec.expand import expand
+
+    if update is None:
+        return expand(specs, *selection)
+    if selection.slice is not None:
+        raise UsageError("--shard-id: an index is renewed as a whole; leave it out with --update")
+    listed = expand([update], *selection)
+    known = {shard.path for shard in listed}
+    named = expand(specs, *selection._replace(base=None)) if specs else []
+    return listed + [shard for shard in named if shard.path not in known]
+
+
+def _index_lines(report: Mapping[str, Any]) -> tuple[str, str]:
+    written = "written" in report
+    where = f"{bytes_text(report['bytes'])} in {report['written']}" if written else f"kept in {report['index']}"
+    return (
+        f"{contents_text(report['shards'], report['samples'], report['members'])}; "
+        f"{report['rebuilt']} indexed in {report['seconds']} s",
+        where,
+    )
+
+
+# --- cache -------------------------------------------------------------------------------------------------
 
 
 @click.command(cls=Command)
@@ -110,7 +197,7 @@ def cache(
             _verify(DOOR.remote.cached_objects(), prefixes, as_json)
         else:
             shards = _objects(prefixes) if urls or wings.is_installed("remote") else []
-            report = _report(files, shards, is_part=bool(urls))
+            report = _cache_report(files, shards, is_part=bool(urls))
             if as_json:
                 write_json(report)
             else:
@@ -143,7 +230,7 @@ def _report_freed(freed: int, as_json: bool) -> None:
         say(f"{bytes_text(freed)} freed")
 
 
-def _report(files: FileCache, objects: Sequence[CachedEntry], *, is_part: bool) -> dict[str, Any]:
+def _cache_report(files: FileCache, objects: Sequence[CachedEntry], *, is_part: bool) -> dict[str, Any]:
     """Return the content of the cache: files, bytes and last use by group, and each of `objects`.
 
     `is_part`: report only about `objects`. Raises OSError.
@@ -193,7 +280,7 @@ def _verify(objects: CachedObjects, prefixes: Sequence[str], as_json: bool) -> N
         say("no damage")
 
 
-# --- showing -----------------------------------------------------------------------------------------------
+# --- cache: showing ----------------------------------------------------------------------------------------
 
 
 def _show(report: dict[str, Any], shards: Sequence[CachedEntry], each: bool) -> None:
@@ -227,7 +314,7 @@ def _when(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
-# --- fetching ----------------------------------------------------------------------------------------------
+# --- fetch ----------------------------------------------------------------------------------------------
 
 
 @click.command(cls=Command)
@@ -288,12 +375,12 @@ def fetch(
     if as_json:
         write_json(report)
     else:
-        say(*_report_lines(report))
+        say(*_fetched_lines(report))
     if report["failed"]:
         sys.exit(3)
 
 
-def _report_lines(report: Mapping[str, Any]) -> tuple[str, str]:
+def _fetched_lines(report: Mapping[str, Any]) -> tuple[str, str]:
     part = f"{report['shards'] - len(report['failed']):,} of " if report["failed"] else ""
     return (
         f"{part}{counted(report['shards'], 'shard')} in the cache, {bytes_text(report['bytes'])}: "
