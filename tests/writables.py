@@ -24,11 +24,10 @@ from wdsfs.errors import WdsfsError
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
 from wdsfs.overlay.overlay_directory import OverlayDirectory
-from wdsfs.overlay.request_journal import SIZE, RequestJournal
 from wdsfs.overlay.upper_directory import UpperDirectory
 from wdsfs.overlay.upper_files import SystemCalls
 from wdsfs.overlay.upper_format import DIRECTORY, OPEN_DIRECTORY, WHITEOUT, load_names
-from wdsfs.overlay.writable_tree import AttributeChange, WritableTree
+from wdsfs.overlay.writable_tree import JOURNAL_BYTES, AttributeChange, RequestJournal, WritableTree
 from wdsfs.spec.expand import expand
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.shard_set import ShardSet
@@ -95,7 +94,7 @@ class Mount:
     ) -> None:
         self.below = tree
         self.home = home
-        self.memory = bytearray(SIZE)
+        self.memory = bytearray(JOURNAL_BYTES)
         self.descriptors = descriptors
         self.told: dict[int, int] = {}
         self.start(calls)
@@ -115,7 +114,7 @@ class Mount:
     def remount(self, calls: SystemCalls | None = None) -> None:
         """A clean end, and a new start."""
         self.upper.close(clean=True)
-        self.memory[:] = bytes(SIZE)
+        self.memory[:] = bytes(JOURNAL_BYTES)
         self.told.clear()
         self.start(calls)
 

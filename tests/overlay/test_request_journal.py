@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wdsfs.overlay.request_journal import SIZE, RequestJournal
+from wdsfs.overlay.writable_tree import JOURNAL_BYTES, RequestJournal
 
 KEY = (1, b"name")
 
@@ -18,7 +18,7 @@ def journal(memory: bytearray, requester: int = 7, resent: bool = True) -> Reque
 
 def begun() -> bytearray:
     """Return the journal of a worker that was killed at a mkdir of thread 7."""
-    memory = bytearray(SIZE)
+    memory = bytearray(JOURNAL_BYTES)
     journal(memory, resent=False).begin("mkdir", KEY, (5,))
     return memory
 
@@ -59,5 +59,5 @@ def test_a_note_is_settled_when_nothing_was_in_flight() -> None:
 
 def test_a_note_that_does_not_fit_is_dropped() -> None:
     memory = begun()
-    journal(memory, resent=False).begin("mkdir", (1, b"x" * SIZE))
+    journal(memory, resent=False).begin("mkdir", (1, b"x" * JOURNAL_BYTES))
     assert journal(memory).repeats("mkdir", KEY) is None

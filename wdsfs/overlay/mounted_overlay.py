@@ -14,7 +14,6 @@ from pathlib import Path
 
 from wdsfs import trust
 from wdsfs.errors import OverlayUnusable
-from wdsfs.overlay import request_journal
 from wdsfs.overlay.overlay_directory import (
     OverlayDirectory,
     clean,
@@ -23,16 +22,15 @@ from wdsfs.overlay.overlay_directory import (
     write_settings,
 )
 from wdsfs.overlay.overlay_shards import check_set, judge_reading
-from wdsfs.overlay.request_journal import RequestJournal
 from wdsfs.overlay.upper_directory import UpperDirectory
-from wdsfs.overlay.writable_tree import WritableTree
+from wdsfs.overlay.writable_tree import JOURNAL_BYTES, RequestJournal, WritableTree
 from wdsfs.shards import Shard
 from wdsfs.tree.tree import LowerTree, View
 
 log = logging.getLogger(__name__)
 
 
-_BEGUN, _FROZEN = request_journal.SIZE, request_journal.SIZE + 1  # bytes after the journal
+_BEGUN, _FROZEN = JOURNAL_BYTES, JOURNAL_BYTES + 1  # bytes after the journal
 
 
 class MountedOverlay:
@@ -52,7 +50,7 @@ class MountedOverlay:
         self.place = OverlayDirectory(directory.absolute())
         self.owner, self.umask = owner, umask
         self.token = os.urandom(16)  # a secret of the daemon and its workers
-        self._memory = mmap.mmap(-1, request_journal.SIZE + 2)
+        self._memory = mmap.mmap(-1, JOURNAL_BYTES + 2)
         self._notes = os.memfd_create("wdsfs-notes")
         try:
             trust.directory(directory, create=True)

@@ -97,8 +97,12 @@ class UpperChanges:
         self.files.keep(node, fd)
         return node
 
-    def mkdir(self, parent: UpperNode, name: bytes, attributes: Attributes, *, opaque: bool = False) -> UpperNode:
-        """Return a new directory; `opaque` when the lower shows through its parent."""
+    def mkdir(
+        self, parent: UpperNode, name: bytes, attributes: Attributes, *, shows_lower: bool = False
+    ) -> UpperNode:
+        """Return a new directory, through which the lower's shows if that is said."""
+        # Else opaque, because a later version of the shard may have a directory of this name.
+        opaque = parent.may_show_lower and not shows_lower
         with self.work.prepared() as temporary:
             node = self._make_directory(temporary, parent, name, attributes, opaque)
             self._publish(temporary, node)
@@ -176,8 +180,8 @@ class UpperChanges:
         name: bytes,
         attributes: Attributes,
         content: Iterable[bytes],
-        origin: Origin | None,
-        size: int | None = None,
+        origin: Origin,
+        size: int | None,
     ) -> UpperNode:
         """Return a file with the content (cut or filled up to `size`) of one in the lower."""
 
@@ -187,32 +191,15 @@ class UpperChanges:
                 end += self.files.write_all(fd, chunk, end)
             if size is not None and size != end:
                 self.calls.truncate(fd, size)
-            if origin is not None:
-                self.calls.setxattr(fd, ORIGIN, b"%d:%x" % origin)
-                node.origin = origin
+            self.calls.setxattr(fd, ORIGIN, b"%d:%x" % origin)
+            node.origin = origin
             return end
 
-        with self._same_times(parent):
-            return _known_before(self._make_file(parent, name, attributes, fill))
-
-    def copy_up_directory(self, parent: UpperNode, name: bytes, attributes: Attributes) -> UpperNode:
-        """Return a directory through which the lower's shows."""
-        with self._same_times(parent):
-            return _known_before(self.mkdir(parent, name, attributes))
-
-    def copy_up_symlink(self, parent: UpperNode, name: bytes, attributes: Attributes, target: bytes) -> UpperNode:
-        """Return a copy of a symbolic link of the lower."""
-        with self._same_times(parent):
-            return _known_before(self.symlink(parent, name, attributes, target))
-
-    def copy_up_link(self, node: UpperNode, parent: UpperNode, name: bytes) -> None:
-        """Make another name of a file that was copied up."""
-        with self._same_times(parent):
-            self.link(node, parent, name)
+        return self._make_file(parent, name, attributes, fill)
 
     @contextlib.contextmanager
-    def _same_times(self, parent: UpperNode) -> Iterator[None]:
-        """Restore the times of the directory after the block, so that users see no change."""
+    def same_times(self, parent: UpperNode) -> Iterator[None]:
+        """Restore the times of a directory after a copy-up into it, so that users see no change."""
         before = os.fstat(self.files.directory(parent))
         yield
         if parent is not self.orphans.top:
@@ -407,12 +394,6 @@ def _new_node(kind: int, parent: UpperNode, name: bytes, status: os.stat_result)
     node = UpperNode(kind, status.st_ino | UP, parent, name)
     node.known = 0
     return node
-
-
-def _known_before(copy: UpperNode) -> UpperNode:
-    """Return a copy whose original the kernel may have known for long."""
-    copy.known = None
-    return copy
 
 
 def _other_places(node: UpperNode, place: Place) -> list[Place]:

@@ -1,7 +1,7 @@
 """The tree of a writable mount: `overlaid_tree.py` and all changes (create, write, rename, remove).
 
-This module decides the meaning of a request: its checks, what is copied up (`overlay/copy_up.py`) or hidden by a
-whiteout, and the outcome of a request during which a worker has died. Then one change of the upper follows
+This module decides the meaning of a request: its checks, what is copied up (`CopyUp`) or hidden by a whiteout, and
+the outcome of a request during which a worker has died (`RequestJournal`). Then one change of the upper follows
 (`overlay/upper_changes.py`). A removed file that the kernel still knows stays readable (`work_directory.Orphans`).
 
 Semantics decisions:
@@ -14,22 +14,30 @@ Single-threaded: nothing changes during a call.
 
 from __future__ import annotations
 
+import marshal
+import mmap
 import os
 import stat
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from wdsfs import errors
 from wdsfs.inodes import ROOT, SAMPLE, kind_of
-from wdsfs.names import text_of
-from wdsfs.overlay.copy_up import CopyUp, is_directory
+from wdsfs.names import NAME_MAX, text_of
 from wdsfs.overlay.overlaid_tree import Child, OverlaidTree, is_users
-from wdsfs.overlay.request_journal import Key, RequestJournal
 from wdsfs.overlay.restore import Undo
 from wdsfs.overlay.upper_directory import UpperDirectory
 from wdsfs.overlay.upper_files import EXCHANGE, NOREPLACE, Attributes
 from wdsfs.overlay.upper_format import DIRECTORY, FILE, SYMLINK, THE_WHITEOUT, UpperNode
+from wdsfs.tree import content as content_module
 from wdsfs.tree.tree import AT_PARENT, LowerTree, Node
+
+COPIED_AT_ONCE = 1 << 20  # bytes that are copied up at a time
+JOURNAL_BYTES = 4096
+_LENGTH = struct.Struct("<I")
+
+Key = tuple[Any, ...]  # numbers and bytes
 
 
 class AttributeChange(NamedTuple):
@@ -98,15 +106,20 @@ class WritableTree(OverlaidTree):
             raise errors.EntryExists(f"{text_of(name)!r} exists already")
         return there if isinstance(there, Node) else self.status(there)
 
-    def _make(self, what: str, parent: int, name: bytes, make: Callable[[UpperNode], UpperNode]) -> Node:
-        """Make a new node by `make`, for the request `what`. Raises EntryExists, NameTooLong."""
+    def _make(
+        self, what: str, parent: int, name: bytes, make: Callable[..., UpperNode], *arguments: object
+    ) -> Node:
+        """Make a new node by `make(directory, name, *arguments)`, for the request `what`.
+
+        Raises EntryExists, NameTooLong.
+        """
         self._follow()
         there = self._check_vacant(what, parent, name)
         if there is not None:
             return there
         directory = self.copies.directory(parent)
         self.journal.begin(what, (parent, name))
-        return self._welcome(make(directory), directory, name)
+        return self._welcome(make(directory, name, *arguments), directory, name)
 
     def _welcome(self, node: UpperNode, directory: UpperNode, name: bytes) -> Node:
         """Take over a new node of the upper."""
@@ -116,19 +129,11 @@ class WritableTree(OverlaidTree):
 
     def create(self, parent: int, name: bytes, mode: int, owner: tuple[int, int] | None = None) -> Node:
         """Make an empty file, whose uid and gid are `owner`. Raises EntryExists, NameTooLong."""
-        attributes, create = Attributes(stat.S_IMODE(mode), owner), self.upper.changes.create
-        return self._make("create", parent, name, lambda directory: create(directory, name, attributes))
+        return self._make("create", parent, name, self.upper.changes.create, Attributes(stat.S_IMODE(mode), owner))
 
     def mkdir(self, parent: int, name: bytes, mode: int, owner: tuple[int, int] | None = None) -> Node:
         """Make a directory. Raises as `create`."""
-        attributes, mkdir = Attributes(stat.S_IMODE(mode), owner), self.upper.changes.mkdir
-        # Opaque, because a later version of the shard may have a directory of this name.
-        return self._make(
-            "mkdir",
-            parent,
-            name,
-            lambda directory: mkdir(directory, name, attributes, opaque=directory.may_show_lower),
-        )
+        return self._make("mkdir", parent, name, self.upper.changes.mkdir, Attributes(stat.S_IMODE(mode), owner))
 
     def mknod(
         self, parent: int, name: bytes, mode: int, device: int = 0, owner: tuple[int, int] | None = None
@@ -141,19 +146,12 @@ class WritableTree(OverlaidTree):
             return self.create(parent, name, mode, owner)
         if stat.S_ISCHR(mode) and not device:
             raise errors.NotPermitted("the device 0:0 stands for a removed file in an overlay")
-        attributes, form, mknod = (
-            Attributes(stat.S_IMODE(mode), owner),
-            stat.S_IFMT(mode),
-            self.upper.changes.mknod,
-        )
-        return self._make(
-            "mknod", parent, name, lambda directory: mknod(directory, name, attributes, form, device)
-        )
+        attributes = Attributes(stat.S_IMODE(mode), owner)
+        return self._make("mknod", parent, name, self.upper.changes.mknod, attributes, stat.S_IFMT(mode), device)
 
     def symlink(self, parent: int, name: bytes, target: bytes, owner: tuple[int, int] | None = None) -> Node:
         """Make a symbolic link. Raises as `create`."""
-        attributes, symlink = Attributes(0o777, owner), self.upper.changes.symlink
-        return self._make("symlink", parent, name, lambda directory: symlink(directory, name, attributes, target))
+        return self._make("symlink", parent, name, self.upper.changes.symlink, Attributes(0o777, owner), target)
 
     def link(self, inode: int, new_parent: int, new_name: bytes) -> Node:
         """Give a file another name. Raises EntryExists, NotPermitted for a directory."""
@@ -418,3 +416,200 @@ class Renames:
         directory, to = self.copies.directory(parent), self.copies.directory(new_parent)
         self.journal.begin("rename", key, (source.inode, target.inode))
         self.upper.changes.exchange((directory, name), node, (to, new_name), other)
+
+
+class CopyUp:
+    """Files and directories of the upper by inode number or name, copied up if only the lower has them.
+
+    A file is copied up with all its names, or not at all; a directory together with its parents. `owner` (uid,
+    gid) owns the files of the lower.
+    """
+
+    def __init__(self, overlaid: OverlaidTree, owner: tuple[int, int] | None) -> None:
+        self.overlaid = overlaid
+        self.tree = overlaid.tree
+        self.upper = overlaid.upper
+        self.nodes = overlaid.nodes
+        self.order = overlaid.order
+        self._owner = owner
+
+    def anything(self, inode: int) -> UpperNode:
+        """Return the node of an inode in the upper, copied up if necessary."""
+        node = self.nodes.by_inode.get(inode)
+        return self.copy_up(inode) if node is None else node
+
+    def directory(self, inode: int) -> UpperNode:
+        """Return a directory in the upper, made if the lower has it.
+
+        Raises NoSuchEntry when it has been removed.
+        """
+        node = self.nodes.by_inode.get(inode)
+        if node is None:
+            node = self._copy_up_way(inode)
+        if node.kind != DIRECTORY:
+            raise errors.NotADirectory(f"inode {inode} is a file")
+        if node.is_orphan:
+            raise errors.NoSuchEntry(f"the directory {inode} has been removed")
+        return node
+
+    def _copy_up_way(self, inode: int) -> UpperNode:
+        """Make a directory of the lower, and its parents, in the upper."""
+        way: list[tuple[Node, bytes]] = []
+        at = inode
+        while at not in self.nodes.by_inode:
+            original = self.tree.getattr(at)
+            if not stat.S_ISDIR(original.mode):
+                raise errors.NotADirectory(f"inode {at} is a file")
+            parent, name = self.tree.places(at)[0]
+            way.append((original, name))
+            at = parent
+        node = self.nodes.by_inode[at]
+        if node.lower != at or way[-1][1] in node.children:
+            raise errors.NoSuchEntry(f"the directory {inode} has been removed")
+        for original, name in reversed(way):
+            attributes = self._attributes(original)
+            with self.upper.changes.same_times(node):
+                made = self.upper.changes.mkdir(node, name, attributes, shows_lower=True)
+            made.lower = original.inode
+            self._take(made, original.inode)
+            node = made
+        return node
+
+    def _take(self, copy: UpperNode, inode: int) -> None:
+        """Give a copy the number of its original, which the kernel may have known for long."""
+        copy.inode, copy.known = inode, None
+        self.nodes.by_inode[inode] = copy
+
+    def _attributes(self, original: Node) -> Attributes:
+        """Return the attributes of a copy."""
+        return Attributes(stat.S_IMODE(original.mode), self._owner, (original.mtime_ns, original.mtime_ns))
+
+    def copy_up(self, inode: int, size: int | None = None) -> UpperNode:
+        """Copy a node of the lower to the upper; of a file the first `size` bytes, or all.
+
+        All its names are copied up, or none: a file that has lost them is made an orphan.
+        """
+        original = self.tree.getattr(inode)
+        if stat.S_ISDIR(original.mode):
+            return self.directory(inode)
+        shown = [(parent, name) for parent, name in self.tree.places(inode) if self.nodes.is_shown(parent, name)]
+        parent, name = (self.directory(shown[0][0]), shown[0][1]) if shown else (None, b"%x" % inode)
+        where = self.upper.orphans.top if parent is None else parent
+        attributes = self._attributes(original)
+        if size not in (None, original.size):
+            attributes = attributes._replace(times=(original.mtime_ns, None))  # its content changes
+        changes = self.upper.changes
+        with changes.same_times(where):
+            if stat.S_ISLNK(original.mode):
+                # It cannot have the attribute that keeps its number: the next worker gives it another one.
+                node = changes.symlink(where, name, attributes, self.tree.readlink(inode))
+            else:
+                chunks = self._chunks(inode, original.size if size is None else min(size, original.size))
+                node = changes.copy_up(where, name, attributes, chunks, self.nodes.origin(inode), size)
+        self._take(node, inode)
+        if parent is not None:
+            self.order.entered(parent, name)
+        for holder, another in shown[1:]:
+            self._link_copy(node, holder, another)
+        return node
+
+    def _chunks(self, inode: int, size: int) -> Iterator[bytes]:
+        content = self.tree.content(inode)
+        for offset in range(0, size, COPIED_AT_ONCE):
+            yield content_module.read(content, offset, min(COPIED_AT_ONCE, size - offset))
+
+    def _link_copy(self, node: UpperNode, holder: int, name: bytes) -> None:
+        directory = self.directory(holder)
+        with self.upper.changes.same_times(directory):
+            self.upper.changes.link(node, directory, name)
+        self.order.entered(directory, name)
+
+    def link_all(self, node: UpperNode) -> None:
+        """Finish a copy-up that was stopped between the names of a file."""
+        for holder, name in self.tree.places(node.inode):
+            if self.nodes.is_shown(holder, name):
+                self._link_copy(node, holder, name)
+
+    def child(self, parent: int, name: bytes) -> Child | None:
+        """Return the child with this name: a node of the upper, else one of the lower, else None."""
+        if len(name) > NAME_MAX:
+            raise errors.NameTooLong(f"a name of {len(name)} bytes")
+        if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:
+            raise errors.InvalidRequest(f"{text_of(name)!r} cannot be a name")
+        directory = self.nodes.by_inode.get(parent)
+        if directory is not None and directory.is_orphan:
+            raise errors.NoSuchEntry(f"the directory {parent} has been removed")
+        try:
+            there = self.overlaid.find(parent, name)
+        except errors.NoSuchEntry:
+            return None
+        copy = self.nodes.by_inode.get(there.inode)
+        if copy is None or isinstance(there, UpperNode) or is_directory(there):
+            return there
+        self.link_all(copy)
+        return copy
+
+
+def is_directory(there: Child) -> bool:
+    """Return True for a directory, in the upper or the lower."""
+    return stat.S_ISDIR(there.mode) if isinstance(there, Node) else there.kind == DIRECTORY
+
+
+class RequestJournal:
+    """The change that a worker is making, noted in `memory` (JOURNAL_BYTES) for the worker that takes over.
+
+    The kernel sends the request of a worker that died again. Most requests can simply be done twice; but "create
+    this name" fails the second time, because the name exists. So before such a change a worker notes it in memory
+    that outlives the worker (made before the workers are forked; without it no note outlives the process), and
+    clears the note when the reply has been sent. A new worker that gets the same request from the same thread
+    knows that it was under way, and checks if it was carried out.
+
+    `requester` is the thread (the pid in FUSE's header) whose request is served; `resent` is True if the kernel
+    has sent the request before. The adapter sets both.
+    """
+
+    def __init__(self, memory: mmap.mmap | bytearray | None = None) -> None:
+        self._memory = memoryview(bytearray(JOURNAL_BYTES) if memory is None else memory)
+        self.requester = 0
+        self.resent = True
+        self._left: tuple[int, str, Key, Key] | None = self._read()
+
+    def _read(self) -> tuple[int, str, Key, Key] | None:
+        (length,) = _LENGTH.unpack_from(self._memory)
+        if not length or length > JOURNAL_BYTES - _LENGTH.size:
+            return None
+        requester, what, key, about = marshal.loads(self._memory[_LENGTH.size : _LENGTH.size + length])
+        return requester, what, key, about
+
+    def begin(self, what: str, key: Key, about: Key = ()) -> None:
+        """Note a coming change: `key` identifies its request, `about` serves to check the result."""
+        entry = marshal.dumps((self.requester, what, key, about))
+        self.drop_previous()  # the length comes last: a stop in between leaves no partial note
+        if len(entry) <= JOURNAL_BYTES - _LENGTH.size:
+            self._memory[_LENGTH.size : _LENGTH.size + len(entry)] = entry
+            _LENGTH.pack_into(self._memory, 0, len(entry))
+
+    def clear(self) -> None:
+        """Clear the note: the reply has been sent.
+
+        A note of the previous worker stays until it is known that its request does not come again: if this worker
+        dies, the next one may need the note.
+        """
+        if self._left is None:
+            _LENGTH.pack_into(self._memory, 0, 0)
+
+    def drop_previous(self) -> None:
+        """Drop the note of the previous worker: the kernel sends its request again before new ones, or never."""
+        self._left = None
+        self.clear()
+
+    def repeats(self, what: str, key: Key) -> Key | None:
+        """Return the `about` of the previous worker's note, if that was for this request of the same thread; once.
+
+        A thread waits for its reply; so if it sends another request, the previous one was answered.
+        """
+        if self._left is None or not self.resent or self._left[0] != self.requester:
+            return None
+        _, left, left_key, about = self._left
+        self._left = None
+        return about if (left, left_key) == (what, key) else None
