@@ -48,11 +48,11 @@ from wdsfs.overlay.overlay_shards import read_outputs
 from wdsfs.packing.plan import CopiedRange, NewMember, Output, Piece, Plan, SourceShard, Step, Zeros
 from wdsfs.packing.replacement import plan_to_json, read_plan
 from wdsfs.shards import Fingerprint
-from wdsfs.spec import braces, portable_head
+from wdsfs.spec import portable_head, spec_words
 from wdsfs.spec.expand import expand
 from wdsfs.tree import content as content_module
 from wdsfs.tree import json_fields, label_files, shown_names
-from wdsfs.tree.class_names import read_class_names
+from wdsfs.tree.companions import read_class_names
 from wdsfs.tree.label_table import open_labels
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.shown_names import ShownNames
@@ -266,7 +266,7 @@ def shard_lists(directory: Path) -> tuple[Sequence[bytes], Read]:
     }
     os.chdir(directory)
     # In this process of its own: the documented ten million take 30 s of a processor for each expression.
-    braces.MAX_WORDS = 100_000
+    spec_words.MAX_SHARDS = 100_000
 
     def read(content: bytes) -> None:
         for name in right:

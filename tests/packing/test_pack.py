@@ -42,7 +42,7 @@ from wdsfs.packing.file_table import WalkRules
 from wdsfs.packing.shard_writer import Files as TreeFiles
 from wdsfs.packing.shard_writer import ShardWriter
 from wdsfs.tar import headers
-from wdsfs.tree.class_names import read_class_names
+from wdsfs.tree.companions import read_class_names
 from wdsfs.tree.tree import View
 
 Files = Mapping[Any, bytes]

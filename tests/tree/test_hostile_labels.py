@@ -16,7 +16,7 @@ from tests.bounded import bounded
 from tests.tree.test_view_record import LABELLED, as_sqlite, labelled
 from wdsfs.errors import ViewError
 from wdsfs.shards import Fingerprint
-from wdsfs.tree import label_csv, label_files, label_sqlite
+from wdsfs.tree import label_files, label_rows
 from wdsfs.tree.composition import EMPTY, SKIP
 from wdsfs.tree.label_table import open_labels
 
@@ -30,7 +30,7 @@ def values_of(directory: Path, text: str | Path) -> dict[bytes, bytes]:
 
 def test_a_row_of_csv_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One in quotes may be of many lines; so may a row."""
-    monkeypatch.setattr(label_csv, "LINE_MAX", 100)
+    monkeypatch.setattr(label_rows, "LINE_MAX", 100)
     for content, line in ((b"key,a\n" + b"x," * 51, 2), (b"key,a\n" + b'"x\n",' * 40, 22)):
         (tmp_path / "l.csv").write_bytes(content)
         with pytest.raises(ViewError, match=rf"l\.csv:{line}: is part of a row of more than"):
@@ -95,7 +95,7 @@ def test_what_the_names_of_a_schema_hide_is_not_computed() -> None:
     """As where a file lies about what is a table: SQLite itself is asked before it reads anything."""
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
         db.executescript(f"CREATE TABLE t (key); CREATE VIEW v AS {ENDLESS}; CREATE VIEW w AS SELECT key FROM t")
-        db.set_authorizer(label_sqlite._may)
+        db.set_authorizer(label_rows._may)
         assert db.execute("SELECT key FROM t").fetchall() == []
         for query in ("SELECT key FROM v", "SELECT key FROM w", "SELECT hex(key) FROM t", "DELETE FROM t"):
             with pytest.raises(sqlite3.DatabaseError, match=r"prohibited|not authorized"):
@@ -124,7 +124,7 @@ def test_pages_that_are_there_again_and_again(tmp_path: Path) -> None:
 
 
 def test_a_value_of_a_database_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(label_sqlite, "VALUE_MAX", 5000)
+    monkeypatch.setattr(label_rows, "VALUE_MAX", 5000)
     for size in (4000, 6000):
         file = as_sqlite(tmp_path / f"{size}.db", [{"key": "d/a", "a": "x" * size}])
         if size == 4000:
@@ -138,17 +138,17 @@ def test_an_interrupt_within_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def interrupted(_: Any) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(label_sqlite, "_STEPS", 1)
-    monkeypatch.setattr(label_sqlite._Bounds, "is_spent", interrupted)
+    monkeypatch.setattr(label_rows, "_STEPS", 1)
+    monkeypatch.setattr(label_rows._Bounds, "is_spent", interrupted)
     with pytest.raises(KeyboardInterrupt):
         labelled(tmp_path, as_sqlite(tmp_path / "l.db"))
 
 
 def test_a_schema_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What SQLite reads by itself is counted, too."""
-    monkeypatch.setattr(label_sqlite, "_STEPS", 1)
-    monkeypatch.setattr(label_sqlite, "WORK_LEAST", 0)
-    monkeypatch.setattr(label_sqlite, "WORK", 0)
+    monkeypatch.setattr(label_rows, "_STEPS", 1)
+    monkeypatch.setattr(label_rows, "WORK_LEAST", 0)
+    monkeypatch.setattr(label_rows, "WORK", 0)
     with pytest.raises(ViewError, match="cannot be read as SQLite: interrupted"):
         labelled(tmp_path, as_sqlite(tmp_path / "l.db"))
 

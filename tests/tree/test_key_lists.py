@@ -26,11 +26,11 @@ from tests.tree.test_view_record import Sample, a_view, member, write
 from wdsfs.errors import UsageError, ViewError
 from wdsfs.shards import Fingerprint
 from wdsfs.spec.expand import expand
-from wdsfs.tree import key_lists, label_files, label_table, label_text
+from wdsfs.tree import label_files, label_rows, label_table
 from wdsfs.tree.composition import Composition, parse_composition
 from wdsfs.tree.indexing import indexed
-from wdsfs.tree.key_lists import Missing, open_key_list
 from wdsfs.tree.label_files import label_file
+from wdsfs.tree.label_table import Missing, open_key_list
 from wdsfs.tree.opening import keys_missing
 from wdsfs.tree.view_set import ViewSet
 
@@ -104,7 +104,7 @@ def test_a_list_of_any_format(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 def test_ends_of_lines_may_lie_in_two_blocks(tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (key_lists, label_table, label_text):
+    for module in (label_table, label_rows):
         monkeypatch.setattr(module, "KEY_MAX", size)
     keys = ["a", "b", "cd", "e", "f", "gh"]
     (tmp_path / "k.txt").write_bytes(text(*keys, end="\r\n"))
@@ -174,7 +174,7 @@ def test_keys_of_one_checksum_are_told_apart(tmp_path: Path, monkeypatch: pytest
         places, used = opened.find(b"s", [*others, *listed])
         assert [place >= 0 for place in places.tolist()] == [False] * len(others) + [True] * len(listed)
         assert opened.missing([used]) == Missing(1, 2 * len(listed) + 1, [b"none"])
-    monkeypatch.setattr(key_lists, "_EQUAL_MAX", 5)
+    monkeypatch.setattr(label_table, "_EQUAL_MAX", 5)
     with (
         pytest.raises(ViewError, match="made to have one checksum"),
         open_key_list(file, Fingerprint(1, 2, 3)),
@@ -193,7 +193,7 @@ def test_a_list_is_what_a_set_of_python_is(listed: list[bytes], keys: list[bytes
 
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         patch.setenv("WDSFS_INDEX_DIR", str(Path(directory) / "cache"))
-        patch.setattr(key_lists, "_CHUNK", 8)
+        patch.setattr(label_table, "_CHUNK", 8)
         path = Path(directory) / "k"
         path.write_bytes(b"x\n" + b"".join(b"x" + key + b"\n" for key in listed))
         file = label_file(str(path), label_files.LIST)

@@ -34,9 +34,9 @@ from wdsfs.index.store import open_index
 from wdsfs.shards import Fingerprint, Shard
 from wdsfs.spec.expand import Slice, expand
 from wdsfs.tree import content as content_module
-from wdsfs.tree import label_files, label_json_lines, view_set
-from wdsfs.tree.class_names import numbers_of, read_class_names
-from wdsfs.tree.companions import Companions
+from wdsfs.tree import label_files, label_rows, view_set
+from wdsfs.tree.classes import numbers_of
+from wdsfs.tree.companions import Companions, read_class_names
 from wdsfs.tree.composition import (
     EMPTY,
     ERROR,
@@ -521,7 +521,7 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
 
 def test_a_line_of_labels_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it is in memory at once."""
-    monkeypatch.setattr(label_json_lines, "LINE_MAX", 100)
+    monkeypatch.setattr(label_rows, "LINE_MAX", 100)
     file = tmp_path / "l.jsonl"
     file.write_bytes(b'{"key": "c", "a": "' + b"x" * 79 + b'"}\n')
     assert file.stat().st_size == 101

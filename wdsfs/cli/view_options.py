@@ -136,7 +136,7 @@ def list_file(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     if value is None or (value not in ("", "-") and (not os.path.exists(value) or os.path.isfile(value))):
         return value
     from wdsfs.tree.label_files import refuse_empty
-    from wdsfs.tree.label_text import copy_list
+    from wdsfs.tree.label_rows import copy_list
 
     option = param.opts[-1]
     refuse_empty(value, option)

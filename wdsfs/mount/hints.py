@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from wdsfs.errors import ShardError
 from wdsfs.names import MEDIA, DottedNames
-from wdsfs.tree.class_names import folders_of, misnumbered, numbers_of, read_class_names
+from wdsfs.tree.classes import folders_of, misnumbered, numbers_of
+from wdsfs.tree.companions import read_class_names
 from wdsfs.tree.indexing import NotIndexed
 from wdsfs.tree.set_options import TreeOptions
 from wdsfs.tree.shard_set import ShardSet

@@ -35,9 +35,9 @@ from wdsfs.tree import merged_tree, shard_access
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.numbered_tree import NAME as BY_INDEX
 from wdsfs.tree.numbered_tree import make_numbered
+from wdsfs.tree.opening import rules
 from wdsfs.tree.shard_access import GuardedAccess
 from wdsfs.tree.shard_set import ShardSet
-from wdsfs.tree.soundness import rules
 from wdsfs.tree.view_set import make_shard_set
 
 log = logging.getLogger(__name__)

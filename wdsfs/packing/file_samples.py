@@ -35,7 +35,7 @@ from wdsfs.packing import reasons
 from wdsfs.packing.file_table import FileTable, FoundDirectory, LeftOut
 from wdsfs.packing.plan import Numbers
 from wdsfs.tree.label_files import KIND_OF_SUFFIX, NO_KEY, ORDER, label_error, label_file
-from wdsfs.tree.label_table import read_keys
+from wdsfs.tree.label_rows import read_keys
 
 AUTO, FILES, SAMPLES, CLASSES = "auto", "files", "samples", "classes"
 

@@ -44,7 +44,7 @@ from wdsfs.packing.runner import Runner
 from wdsfs.packing.shard_writer import Files
 from wdsfs.tar import headers
 from wdsfs.tar.headers import BLOCK
-from wdsfs.tree.class_names import class_names_in, read_class_names
+from wdsfs.tree.companions import class_names_in, read_class_names
 
 # Less work than this is finished here before other processes have started.
 ALONE_FILES, ALONE_BYTES = 4_000, 64 << 20

@@ -27,7 +27,7 @@ from wdsfs.index.member_draft import Folders, TooManyFolders, folders_max
 from wdsfs.index.record import STRAY, Record
 from wdsfs.names import SHARD_SUFFIXES, suffix_of
 from wdsfs.shards import Fingerprint
-from wdsfs.spec import braces
+from wdsfs.spec.spec_words import expand_braces, has_braces
 from wdsfs.tar import headers
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.shard_set import ShardSet
@@ -426,10 +426,10 @@ def namer(pattern: str | None) -> Callable[[int], bytes]:
     """Return a function from a number, from 0 on, to the absolute path of that new shard. Raises UsageError."""
     if pattern is None:
         raise UsageError("--output is missing: it names the new shards, for example 'out/train-%06d.tar'")
-    if braces.are_in(pattern):
+    if has_braces(pattern):
         if "%" in pattern:
             raise UsageError(f"--output {pattern}: write the numbers like %06d or in braces, not both")
-        return _named_one_by_one(pattern, list(braces.expand(pattern)))
+        return _named_one_by_one(pattern, list(expand_braces(pattern)))
     if "%" not in pattern:
         return _named_one_by_one(pattern, [pattern])
     if len(_NUMBER.findall(pattern)) != 1 or "%" in _NUMBER.sub("", pattern):

@@ -48,8 +48,8 @@ from wdsfs.tar import headers
 from wdsfs.tar.problems import HARMLESS
 from wdsfs.tree import content as content_module
 from wdsfs.tree.indexing import indexed
-from wdsfs.tree.key_lists import open_key_list
 from wdsfs.tree.label_files import ORDER, LabelFile, label_file
+from wdsfs.tree.label_table import open_key_list
 from wdsfs.tree.numbered_tree import samples_of
 from wdsfs.tree.shard_set import ShardSet, readable_numbers
 from wdsfs.tree.view_set import ViewSet

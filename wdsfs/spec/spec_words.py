@@ -8,18 +8,22 @@ a leading `~` is expanded. `existence.py` decides which words exist, and which s
 from __future__ import annotations
 
 import glob
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import accumulate, islice
 from typing import NamedTuple
+
+from braceexpand import braceexpand
 
 from wdsfs.door import urls
 from wdsfs.errors import NoMatch, SpecError
-from wdsfs.spec import braces, dependencies, located, objects
+from wdsfs.spec import dependencies, located, objects
 from wdsfs.spec.located import Field
 
-MAX_SHARDS = braces.MAX_WORDS  # per call
+MAX_SHARDS = 10_000_000  # per call; more is a typing error, and the strings alone would take gigabytes
+MAX_BRACES = 32  # braces in braces: each level is read once more
 LIST = "@"
 MAX_LISTS = 1000  # read in one call: lists that each name the next list twice would never end
 MAX_NESTED = 20
@@ -34,6 +38,11 @@ _ESCAPED = re.compile(r"\[([*?\[:])\]")  # a character that a glob, or the split
 _ESCAPE, _BRACE = re.compile(r"[*?\[]"), re.compile(r"[{}\\]")  # what `settled` marks
 _ELSEWHERE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|file:|pipe:|-$")
 NOT_READ = f"{{!r}} is neither a path nor a URL that wdsfs reads ({', '.join(sorted(urls.SCHEMES))}, file)"
+_HAS_BRACE = re.compile(r"[{}]")
+# Ranges as braceexpand has them: "$" also matches before a newline at the end.
+_INT_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?$")
+_CHAR_RANGE = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?$")
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # the order of braceexpand's ranges
 _FILE_URL = re.compile(r"file:(?://(?=/)|(?!//))")
 
 
@@ -210,7 +219,7 @@ def _below(base: str, path: str) -> str:
 
 def _braces(text: str) -> Iterator[str]:
     try:
-        return braces.expand(text)
+        return expand_braces(text)
     except SpecError as error:
         if not objects.is_url(text):
             raise
@@ -284,7 +293,7 @@ def settled(text: str) -> str:
         return text
     pattern = _ESCAPE.sub(r"[\g<0>]", os.fsdecode(absolute_paths([urls.local(text)])[0]))
     pattern = pattern.replace("::", "[:][:]")
-    return _BRACE.sub(r"\\\g<0>", pattern) if braces.are_in(pattern) else pattern
+    return _BRACE.sub(r"\\\g<0>", pattern) if has_braces(pattern) else pattern
 
 
 def anchored(text: str) -> str:
@@ -317,7 +326,7 @@ def _literal_directory(globs: bool) -> str:
     except FileNotFoundError:
         return ""
     pattern = _ESCAPE.sub(r"[\g<0>]", directory).replace("::", "[:][:]") if globs else directory
-    return (_BRACE.sub(r"\\\g<0>", pattern) if braces.are_in(pattern) else pattern) + "/"
+    return (_BRACE.sub(r"\\\g<0>", pattern) if has_braces(pattern) else pattern) + "/"
 
 
 # -- paths ----------------------------------------------------------------------------------------------------
@@ -394,6 +403,104 @@ def path_in(file: str, field: Field) -> str:
 def expand_field(text: str, place: Field) -> Iterator[str]:
     """Expand the braces in a text of a file. Raises SpecError."""
     try:
-        return braces.expand(text)
+        return expand_braces(text)
     except SpecError as error:
         raise place.wrong(str(error)) from None
+
+
+# -- braces ---------------------------------------------------------------------------------------------------
+# The braceexpand library does the work, which is what webdataset and Energon use. It expands a range into memory
+# before it yields the first word, so the number of words has to be known first: the functions below follow its
+# grammar to count them, and a test compares the two.
+
+
+def has_braces(text: str) -> bool:
+    """Return True if the text has a brace."""
+    return _HAS_BRACE.search(text) is not None
+
+
+def expand_braces(text: str) -> Iterator[str]:
+    """Return the words of a brace expression; for a text without braces the text itself.
+
+    Raises SpecError when the braces are unbalanced or nested too deeply, or name more than MAX_SHARDS.
+    """
+    # Without braces a backslash is just a character of the name.
+    if not has_braces(text):
+        return iter((text,))
+    if _depth(text) > MAX_BRACES:
+        raise SpecError(f"the braces of {text[:60]!r}... are nested too deeply: the limit is {MAX_BRACES} levels")
+    try:
+        if _expansions(text) > MAX_SHARDS:
+            raise SpecError(f"{text[:200]!r} names more than {MAX_SHARDS:,} shards: check the range")
+        words: Iterator[str] = braceexpand(text)
+        return words
+    except ValueError:  # braceexpand.UnbalancedBracesError is one, but is not in its type hints
+        raise SpecError(
+            rf"unbalanced braces in {text[:200]!r}: close them, or write \{{ and \}} for braces in the name"
+        ) from None
+
+
+def _depth(text: str) -> int:
+    """Return how many braces are open at most."""
+    steps = ((character == "{") - (character == "}") for _, character in _unescaped(text))
+    return max(accumulate(steps), default=0)
+
+
+def _expansions(text: str) -> int:
+    """Return the number of words that `text` expands to. Raises ValueError for unbalanced braces."""
+    return math.prod(_expression_count(expression) for expression in _expressions(text))
+
+
+def _expressions(text: str) -> Iterator[str]:
+    """Yield the text inside each of the outermost braces."""
+    depth = start = 0
+    for position, character in _unescaped(text):
+        if character == "{":
+            start = position + 1 if depth == 0 else start
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                yield text[start:position]
+    if depth:
+        raise ValueError("unbalanced braces")
+
+
+def _expression_count(expression: str) -> int:
+    if match := _INT_RANGE.match(expression):
+        return _range_count(_int(match[1]), _int(match[2]), _int(match[3] or "1"))
+    if match := _CHAR_RANGE.match(expression):
+        return _range_count(_LETTERS.index(match[1]), _LETTERS.index(match[2]), _int(match[3] or "1"))
+    return sum(_expansions(item) for item in _items(expression))
+
+
+def _range_count(start: int, end: int, step: int) -> int:
+    return abs(end - start) // (step or 1) + 1
+
+
+def _int(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:  # Python reads at most 4,300 digits
+        raise SpecError(f"the number {digits[:20]}... of a range is too large") from None
+
+
+def _items(expression: str) -> Iterator[str]:
+    """Split `a,b{c,d}` into `a`, `b{c,d}`; an expression without a comma is a single item."""
+    depth = start = 0
+    for position, character in _unescaped(expression):
+        depth += (character == "{") - (character == "}")
+        if character == "," and depth == 0:
+            yield expression[start:position]
+            start = position + 1
+    yield expression[start:]
+
+
+def _unescaped(text: str) -> Iterator[tuple[int, str]]:
+    position = 0
+    while position < len(text):
+        if text[position] == "\\":
+            position += 1
+        else:
+            yield position, text[position]
+        position += 1

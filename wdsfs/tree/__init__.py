@@ -7,13 +7,12 @@ files and records open, `shard_access.py` opens files on behalf of other users, 
 
 The trees (interface: `tree.py`) decide which names and inodes exist: `shard_tree.py`, `merged_tree.py` (with the
 tables of `path_table.py`) and `numbered_tree.py`. The names in a shard are those of `shown_names.py`; `texts.py`
-has them in columns. `statistics.py` counts. `soundness.py` asks for the findings that `--strict` refuses.
+has them in columns. `statistics.py` counts.
 
 A view is a set of shards with records of its own (`view_set.py`), so trees and listings serve it as they serve
 shards; `composition.py` has its options. `view_record.py` makes such a record in steps over a `draft.py`, with
-`classes.py`, `class_names.py`, `json_fields.py`, `key_lists.py` and `label_table.py`. The last two read the files
-that `label_files.py` names, in the formats `label_csv.py`, `label_json_lines.py`, `label_parquet.py`,
-`label_sqlite.py` and `label_text.py`. `companions.py` has what else a view depends on (joined sets), and notices
+`classes.py`, `json_fields.py` and the tables of `label_table.py`, whose files `label_files.py` names and
+`label_rows.py` reads. `companions.py` has what else a view depends on (joined sets, names of classes), and notices
 when one of these changes; `view_content.py` finds the bytes.
 
 Everything here only reads: changes are for `overlay`, serving is for `fuse` and `kernel`. Start with `tree.py`.

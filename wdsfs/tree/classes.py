@@ -1,8 +1,16 @@
-"""Classes of samples: the step of a view that makes folders of them. Their names are read by `class_names.py`."""
+"""Classes of samples: the step of a view that makes folders of them, and the labels that loaders give to these.
+
+Loaders of folders (ImageFolder, `imagefolder`, DALI's `readers.file`) give the sorted names of the directories the
+labels 0, 1, 2 ... Padding numbers with zeros makes that order the one of the numbers. But names that stand for
+numbers sort by the alphabet, and where a class has no sample, the classes after it get lower labels: without an
+error.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +19,57 @@ from wdsfs import names
 from wdsfs.errors import CorruptShard, ViewError
 from wdsfs.names import bytes_of, text_of
 from wdsfs.tree import json_fields
-from wdsfs.tree.class_names import WHITE_SPACE
+from wdsfs.tree.companions import WHITE_SPACE
 from wdsfs.tree.composition import ERROR
 from wdsfs.tree.draft import MISSING_WAY_OUT, Draft
 
+if TYPE_CHECKING:
+    from wdsfs.tree.shard_set import ShardSet
+
+CLASSES_MAX = 1_000_000  # classes; with more the values are not classes, but something like names of samples
 CLASS_DIGITS_MAX = 18  # of a class that counts as a number
 _STEM_MAX = 200  # bytes of a file's name before its extension, in the classes layout
 _NUMBER = re.compile(rb"([+-]?)([0-9]{1,%d})" % CLASS_DIGITS_MAX)
+
+
+def folders_of(shards: ShardSet) -> Iterator[bytes]:
+    """Yield the classes of each shard, those of several shards repeatedly. Raises NotIndexed, ShardErrors."""
+    for number in shards.numbers:
+        record = shards.record(number)
+        for folder in record.child_folders(0):
+            yield record.folder_name[folder]
+
+
+def numbers_of(class_names: Mapping[str, str]) -> dict[bytes, int]:
+    """Return the number of each class that --class-names names, by its directory; empty if not all have one."""
+    if not all(key.isascii() and key.isdigit() for key in class_names):
+        return {}
+    folders = {bytes_of(name.replace("/", "--")): int(key) for key, name in class_names.items()}
+    return folders if len(folders) == len(class_names) else {}
+
+
+def misnumbered(folders: Iterable[bytes], named: Mapping[bytes, int] | None = None) -> str | None:
+    """Return the first class that gets a label which is not its number, and why.
+
+    `named` has the numbers of classes with names; without it the names of the directories are the numbers. Returns
+    None if all classes get their numbers, and also if some have none: then nobody expects certain labels.
+    """
+    numbers: dict[bytes, int] = {}
+    for folder in folders:
+        number = (int(folder) if folder.isdigit() else None) if named is None else named.get(folder)
+        if number is None or len(numbers) > CLASSES_MAX:
+            return None
+        numbers[folder] = number
+    complete = sorted(numbers.values()) == list(range(len(numbers)))
+    why = "they sort as text" if complete else "a class has no sample"
+    for label, folder in enumerate(sorted(numbers)):
+        if label != numbers[folder]:
+            which = text_of(folder) if named is None else f"{numbers[folder]}, {text_of(folder)},"
+            return f"class {which} as {label}: {why}"
+    return None
+
+
+# -- the step of a view that makes folders of classes ----------------------------------------------------------
 
 
 class LongNumber(ViewError):

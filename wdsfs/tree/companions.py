@@ -1,4 +1,4 @@
-"""The parts of a view beside its shards: joined sets, label files and lists, and whether one has changed.
+"""The parts of a view beside its shards: joined sets, label files, lists, class names; and if one has changed.
 
 A record of a view is valid as long as its shard and all companions (label files, joined shards, names of classes,
 a list of keys) are unchanged. Samples of joined sets are found by key, first in the shard beside, then in the
@@ -8,23 +8,26 @@ whole set.
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 import logging
 import os
 import time
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsfs.errors import MissingShard, ShardError
+from wdsfs.errors import MissingShard, ShardError, UsageError
 from wdsfs.index.record import STRAY, Record
 from wdsfs.names import PLAIN, Reading, plain_key
 from wdsfs.shards import GONE, Fingerprint, Shard, lasting_number
+from wdsfs.source import open_stream
 from wdsfs.spec.expand import expand
 from wdsfs.tree import freshness, shard_set
-from wdsfs.tree.class_names import read_class_names
 from wdsfs.tree.composition import Composition
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.indexing import indexed
@@ -36,6 +39,8 @@ from wdsfs.tree.shard_set import ShardSet
 log = logging.getLogger(__name__)
 
 LOOK_SHARE = 50  # a check of all companions is valid for this many times its duration, and at least for a second
+# Semantics decision: white space around a class is that of ASCII, in texts as in bytes; the rest is its name.
+WHITE_SPACE = " \t\n\r\v\f"
 MISSING, TWICE = -1, -2  # instead of a shard's number: no shard has the key, or it occurs more than once
 KEYS = b"k"  # the table of the keys of a set, in the index
 
@@ -264,3 +269,48 @@ def _samples_of(record: Record) -> tuple[dict[bytes, int], set[bytes]]:
                 twice.add(path)
             samples[path] = entry
     return samples, twice
+
+
+# -- names of classes ------------------------------------------------------------------------------------------
+
+
+def read_class_names(path: str) -> dict[str, str]:
+    """Return the names of classes by their labels in samples.
+
+    The file has a line for each number from 0 on, or is a JSON list or object. Raises UsageError.
+    """
+    try:
+        with open_stream(path) as file:
+            given = class_names_in(file.read())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"--class-names {path}: {getattr(error, 'strerror', None) or error}") from None
+    pairs = enumerate(given) if isinstance(given, list) else given.items()
+    named = {str(key): value for key, value in pairs}
+    if not named:
+        raise UsageError(f"--class-names {path}: names no class")
+    for key, value in named.items():
+        if not isinstance(value, str):
+            raise UsageError(f"--class-names {path}: the name of class {key} is not text")
+    if isinstance(given, list):
+        _refuse_twice(path, named)
+    return named
+
+
+def class_names_in(data: bytes) -> Any:
+    """Return the names in a file of classes: its JSON, or a list. Raises ValueError, RecursionError."""
+    text = data.decode("utf-8-sig")
+    if text.lstrip(WHITE_SPACE)[:1] in ("[", "{"):
+        return json.loads(text)
+    # Not `splitlines`: a form feed, NEL or U+2028 in a name would shift the numbers of all names after it.
+    return [line.strip(WHITE_SPACE) for line in io.StringIO(text, newline=None)]
+
+
+def _refuse_twice(path: str, named: dict[str, str]) -> None:
+    """Raise UsageError if a list gives two classes the same name: hardly anybody wants to mix them."""
+    first: dict[str, str] = {}
+    for number, name in named.items():
+        if name and first.setdefault(name, number) != number:
+            raise UsageError(
+                f"--class-names {path}: classes {first[name]} and {number} are both called {name!r} and would be "
+                "one folder; give them different names, or use a JSON object to have them in one"
+            )

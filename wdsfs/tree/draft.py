@@ -20,8 +20,7 @@ from wdsfs.tar.problems import Problem
 from wdsfs.tree import json_fields
 from wdsfs.tree.companions import JoinedSet
 from wdsfs.tree.composition import ERROR, SKIP, Composition
-from wdsfs.tree.key_lists import KeyList
-from wdsfs.tree.label_table import OpenLabels
+from wdsfs.tree.label_table import KeyList, OpenLabels
 from wdsfs.tree.view_content import FIELD, SHARD, VALUES
 
 SHIFT = 40  # bits of the number in an address while a record is made; a stored one has as few as possible

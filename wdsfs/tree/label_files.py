@@ -1,8 +1,7 @@
 """The files of `--associate`, `--keys` and `--order` as a user names them: their format, key column and content.
 
-A format is a kind in KIND_OF_SUFFIX, and a module that reads its rows: `label_sqlite.py`, `label_csv.py`,
-`label_json_lines.py`, `label_parquet.py`, `label_text.py`. `label_table.py` is the reader of all of them, and
-keeps in the cache what was read. Here is what formats share: opening, limits, keys, messages.
+A format is a kind in KIND_OF_SUFFIX, and a function in `label_rows.py` that reads its rows. Here is what formats
+share: opening, limits, keys, messages.
 
 The idea is the webdataset library's `associate` (`filters.py`): a mapping from `__key__` to further columns.
 """

@@ -1,20 +1,30 @@
-"""The one reader of label files and lists of keys, whatever the format is; and what was read, as a table by key.
+"""Tables in the cache of label files and lists of keys: the rows by key, and which keys are listed.
 
-READERS has the formats. A file of any format is read once into a table in the cache (SQLite: key, line, values),
-so that memory stays flat and a shard's keys are looked up in microseconds. Its key in the cache contains the
-fingerprint of the file.
+A file of any format is read once (`label_rows.py`), so that memory stays flat and a shard's keys are looked up in
+microseconds; the key of its table in the cache contains its fingerprint. A table of labels is SQLite's (key, line,
+values). That of a list is mapped and never loaded: the keys in the order of the list, and a row for each of them,
+sorted by the CRC-32 of the key. Keys are compared byte by byte, so no equal sum chooses a sample that is not
+listed.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import hashlib
 import itertools
+import mmap
 import os
 import sqlite3
 import struct
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from wdsfs import names
 from wdsfs.cache import file_cache
@@ -22,58 +32,22 @@ from wdsfs.cache.file_cache import NewFile
 from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import MissingShard, UnreadableShard
 from wdsfs.shards import Fingerprint
-from wdsfs.tree import label_csv, label_json_lines, label_parquet, label_sqlite, label_text
 from wdsfs.tree.label_files import (
     COLUMNS_MAX,
-    CSV,
-    JSON_LINES,
     KEY_MAX,
-    PARQUET,
-    ROW_BYTES,
-    SQLITE,
-    TEXT,
-    TSV,
+    NO_KEY,
+    TOO_LONG,
     LabelFile,
     OpenFile,
     Row,
     label_error,
-    open_text,
 )
+from wdsfs.tree.label_rows import read_keys, read_rows
 
-FORMAT, KIND = "2", "labels"  # of tables in the cache
+FORMAT, LABELS, KEYS = "2", "labels", "keys"  # of tables in the cache, and their kinds
 _KEYS_MAX = 500  # keys in one query
 _BATCH = 10_000  # rows written at a time
 _VALUE = struct.Struct("<HI")  # number of the column, bytes
-
-READERS: dict[str, Callable[[LabelFile, OpenFile], Iterator[Row]]] = {
-    CSV: label_csv.read_csv,
-    TSV: label_csv.read_csv,
-    JSON_LINES: label_json_lines.read_json_lines,
-    SQLITE: label_sqlite.read_sqlite,
-    PARQUET: label_parquet.read_parquet,
-}
-
-
-def read_rows(file: LabelFile, open_file: OpenFile) -> Iterator[Row]:
-    """Yield the rows of a label file. Raises ViewError, which names file, line and field, and OSError."""
-    yield from READERS[file.kind](file, open_file)
-
-
-def read_keys(file: LabelFile, open_file: OpenFile) -> Iterator[tuple[list[bytes], Sequence[int]]]:
-    """Yield the keys of a list, some MiB of them at a time, and their lines. Raises as `read_rows`."""
-    if file.kind == TEXT:
-        with open_text(file, open_file) as stream:
-            yield from label_text.read_keys(file, stream.read)
-        return
-    keys, lines, size = list[bytes](), list[int](), 0
-    for key, line, _ in read_rows(file, open_file):
-        keys.append(key)
-        lines.append(line)
-        size += ROW_BYTES + len(key)
-        if size > KEY_MAX:
-            yield keys, lines
-            keys, lines, size = [], [], 0
-    yield keys, lines
 
 
 class OpenLabels:
@@ -113,7 +87,7 @@ def open_labels(
 
     Raises MissingShard, UnreadableShard, IndexUnusable, ViewError for a file that does not contain labels.
     """
-    with open_table(file, fingerprint, KIND, partial(_fill, file, open_file)) as fd:
+    with open_table(file, fingerprint, LABELS, partial(_fill_labels, file, open_file)) as fd:
         uri = f"file:/proc/self/fd/{fd}?mode=ro&immutable=1"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
             yield OpenLabels(file.path, fingerprint, db)
@@ -146,7 +120,7 @@ def open_table(
         raise UnreadableShard(f"the table of {path} in {cache.directory}: {error}") from None
 
 
-def _fill(file: LabelFile, open_file: OpenFile, table: NewFile) -> tuple[str, int]:
+def _fill_labels(file: LabelFile, open_file: OpenFile, table: NewFile) -> tuple[str, int]:
     """Read a label file into a new table; returns the kind and the size (bytes) of that."""
     with contextlib.closing(sqlite3.connect(table.path)) as db:
         db.executescript(
@@ -164,7 +138,7 @@ def _fill(file: LabelFile, open_file: OpenFile, table: NewFile) -> tuple[str, in
         db.executemany("INSERT INTO columns VALUES (?, ?)", columns)
         db.execute("CREATE INDEX by_key ON labels (key)")
         db.commit()
-    return KIND, os.fstat(table.fd).st_size
+    return LABELS, os.fstat(table.fd).st_size
 
 
 def batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
@@ -194,3 +168,176 @@ def _check_name(file: LabelFile, line: int, column: str) -> None:
         fits = False
     if not fits or "/" in column or "\0" in column or column in (".", ".."):
         raise label_error(file, line, f"the column {column!r} cannot be the name of a file; rename it")
+
+
+# -- lists of keys ---------------------------------------------------------------------------------------------
+
+NAMED, SHOWN = 3, 200  # keys of no sample that a message names, bytes of each
+_LIST_HEAD = struct.Struct("<QQ")  # where the rows begin, how many there are
+_LENGTH = struct.Struct("<I")  # in front of each key
+_PADS = [bytes(size) for size in range(8)]
+_UNIT = 8  # bytes: keys begin at multiples, so that the place of one, in units, and its sum are 64 bits
+_PLACE, _SUM = np.uint64((1 << 32) - 1), np.uint64(32)  # the lower half of a row; how far the upper one is shifted
+_CHUNK = 1 << 20  # rows that are looked at at a time
+_EQUAL_MAX = 10_000  # different keys of one sum: by chance 100 million keys have 5
+
+Rows = NDArray[np.uint64]  # the sum of a key, and its place
+
+
+class Missing(NamedTuple):
+    """The keys of a list that no sample has: how many of all `lines`, and the first ones."""
+
+    number: int
+    lines: int
+    first: list[bytes]
+
+
+class KeyList:
+    """A list of keys, opened for lookups. Made by `open_key_list`."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        start, self.lines = _LIST_HEAD.unpack_from(data)
+        self._rows: Rows = np.frombuffer(data, np.uint64, self.lines, start)
+
+    def _key(self, row: int) -> bytes:
+        at = (row & int(_PLACE)) * _UNIT
+        (length,) = _LENGTH.unpack_from(self._data, at)
+        return self._data[at + _LENGTH.size : at + _LENGTH.size + length]
+
+    def find(self, shard: bytes, keys: Sequence[bytes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return for each key of a shard its first place in the list, or -1; and the places of all lines used.
+
+        Semantics decision: a line is `KEY`, of any shard, or `SHARD/KEY`, with the name of the shard in the mount.
+        """
+        places, used, plain = np.full(len(keys), -1, np.int64), list[int](), _sums(keys)
+        for prefix in (b"", shard + b"/"):
+            sums = plain ^ _changes(prefix, keys)
+            order = np.argsort(sums)  # so that the search goes through the rows once
+            firsts = np.searchsorted(self._rows, sums[order] << _SUM)
+            same = self._rows[np.minimum(firsts, self.lines - 1)] >> _SUM == sums[order]
+            for at, first in zip(order[same].tolist(), firsts[same].tolist(), strict=True):
+                place = self._place(prefix + keys[at], first)
+                if place is not None:
+                    used.append(place)
+                    places[at] = place if places[at] < 0 else min(place, places[at])
+        return places, np.unique(np.array(used, np.int64))
+
+    def _place(self, key: bytes, first: int) -> int | None:
+        """Return the place of a key among the rows with its sum, from the first on, in the order of their keys."""
+        row = int(self._rows[first])
+        if self._key(row) != key:
+            stop = int(np.searchsorted(self._rows, self._rows[first] | _PLACE, "right"))
+            at = bisect.bisect_left(range(stop), key, first, key=lambda row: self._key(int(self._rows[row])))
+            row = int(self._rows[at]) if at < stop else row
+        return row & int(_PLACE) if self._key(row) == key else None
+
+    def missing(self, used: Iterable[NDArray[np.int64]]) -> Missing:
+        """Return the keys without a sample; `used` are the places of the others, as `find` returns them."""
+        bits = np.zeros(len(self._data) // (8 * _UNIT) + 1, np.uint8)
+        for places in used:
+            np.bitwise_or.at(bits, places >> 3, (1 << (places & 7)).astype(np.uint8))
+        count, first, last = 0, np.zeros(0, np.int64), -1
+        for begin in range(0, self.lines, _CHUNK):
+            places = (self._rows[begin : begin + _CHUNK] & _PLACE).astype(np.int64)
+            fresh = np.diff(places, prepend=last) != 0  # a key that is listed twice has equal rows
+            last = int(places[-1])
+            places = places[fresh & (bits[places >> 3] >> (places & 7) & 1 == 0)]
+            count += len(places)
+            first = np.sort(np.concatenate((first, places)))[:NAMED]
+        return Missing(count, self.lines, [self._key(place)[:SHOWN] for place in first.tolist()])
+
+
+@contextlib.contextmanager
+def open_key_list(
+    file: LabelFile, fingerprint: Fingerprint, open_file: OpenFile = DOOR.open_shard
+) -> Iterator[KeyList]:
+    """Open a list with this fingerprint, by its table in the cache. Raises as `open_labels`."""
+    with open_table(file, fingerprint, KEYS, partial(_fill_keys, file, open_file)) as fd:
+        yield KeyList(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
+
+
+def _fill_keys(file: LabelFile, open_file: OpenFile, table: NewFile) -> tuple[str, int]:
+    """Read a list into a new table; returns the kind and the size (bytes) of that."""
+    table.write(bytes(_LIST_HEAD.size))
+    end = _LIST_HEAD.size
+    with tempfile.TemporaryFile(dir=os.path.dirname(table.path)) as unsorted:  # memory does not grow with the list
+        for keys, numbers in read_keys(file, open_file):
+            text, rows = _pack_keys(file, keys, numbers, end)
+            table.write(text)
+            unsorted.write(rows)
+            end += len(text)
+        lines = unsorted.tell() // _UNIT
+        if not lines:
+            raise label_error(file, None, NO_KEY)
+        unsorted.seek(0)
+        while rows := unsorted.read(_CHUNK):
+            table.write(rows)
+    os.pwrite(table.fd, _LIST_HEAD.pack(end, lines), 0)
+    data = mmap.mmap(table.fd, 0)
+    _sort(file, np.frombuffer(data, np.uint64, lines, end), KeyList(data)._key)
+    return KEYS, end + lines * _UNIT
+
+
+def _pack_keys(file: LabelFile, keys: Sequence[bytes], lines: Sequence[int], end: int) -> tuple[bytes, bytes]:
+    """Return what a table has of these keys: their text, which begins at `end`, and their rows."""
+    for key, line in zip(keys, lines, strict=True) if max(map(len, keys), default=0) > KEY_MAX else ():
+        if len(key) > KEY_MAX:
+            raise label_error(file, line, TOO_LONG)
+    keys = list(filter(None, keys))
+    if b"./" in b"".join(keys):  # one search over all of them takes next to nothing
+        keys = list(map(names.plain_key, keys))
+    lengths = np.fromiter(map(len, keys), np.int64, len(keys))
+    pads = -(lengths + _LENGTH.size) % _UNIT
+    sizes = _LENGTH.size + lengths + pads
+    parts = zip(map(_LENGTH.pack, lengths.tolist()), keys, map(_PADS.__getitem__, pads.tolist()), strict=True)
+    text = b"".join(itertools.chain.from_iterable(parts))
+    if end + len(text) >= _UNIT << 32:
+        raise label_error(file, None, f"lists more than {_UNIT * 4} GiB of keys")
+    places = (end + np.cumsum(sizes) - sizes).astype(np.uint64) // np.uint64(_UNIT)
+    return text, (_sums(keys) << _SUM | places).tobytes()
+
+
+def _changes(prefix: bytes, keys: Sequence[bytes]) -> Rows:
+    """Return what to combine the CRC-32 of each key with, by XOR, for that of prefix and key.
+
+    The sum is linear, so this depends on the length of the key alone.
+    """
+    lengths, which = np.unique(np.fromiter(map(len, keys), np.int64, len(keys)), return_inverse=True)
+    zeros = map(bytes, lengths.tolist())
+    return np.array([zlib.crc32(prefix + some) ^ zlib.crc32(some) for some in zeros], np.uint64)[which]
+
+
+def _sums(keys: Sequence[bytes]) -> Rows:
+    return np.fromiter(map(zlib.crc32, keys), np.uint64, len(keys))
+
+
+def _sort(file: LabelFile, rows: Rows, key_of: Callable[[int], bytes]) -> None:
+    """Sort rows by sum and key, so that a hostile list takes no longer. Rows of equal keys become equal."""
+    rows.sort()
+    for first, stop in _equal_sums(rows):
+        places: dict[bytes, int] = {}
+        for begin in range(first, stop, _CHUNK):
+            for row in rows[begin : min(begin + _CHUNK, stop)].tolist():
+                places.setdefault(key_of(row), row)
+            if len(places) > _EQUAL_MAX:
+                raise label_error(file, None, "has keys that were made to have one checksum")
+        ordered = [places[key] for key in sorted(places)]
+        rows[first : first + len(ordered)] = ordered
+        rows[first + len(ordered) : stop] = ordered[-1]
+
+
+def _equal_sums(rows: Rows) -> Iterator[tuple[int, int]]:
+    """Yield the first of several rows of equal sums, and the one after the last of them."""
+    inside, first = False, 0
+    for begin in range(0, len(rows), _CHUNK):
+        sums = rows[begin : begin + _CHUNK + 1] >> _SUM
+        same = np.concatenate(([inside], sums[1:] == sums[:-1]))
+        for at in np.flatnonzero(same[1:] != same[:-1]).tolist():
+            inside = bool(same[at + 1])
+            if inside:
+                first = begin + at
+            else:
+                yield first, begin + at + 1
+    if inside:
+        yield first, len(rows)

@@ -10,17 +10,18 @@ import contextlib
 import itertools
 import logging
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast
 
-from wdsfs import errors
+from wdsfs import errors, wings
 from wdsfs.cluster_workers import Workers
 from wdsfs.door.remote_side import FetchResult
 from wdsfs.door.shard_door import DOOR
 from wdsfs.index import process_pool
 from wdsfs.index.portable import attached
 from wdsfs.index.portable_writer import checked_target, write_index
+from wdsfs.index.record import Record
 from wdsfs.index.store import Index, Needed, Summary, open_index
 from wdsfs.inodes import ROOT
 from wdsfs.names import text_of
@@ -35,7 +36,6 @@ from wdsfs.tree.indexing import ATTEMPTS_MAX, indexed
 from wdsfs.tree.set_options import Opening, Selection, Tolerance
 from wdsfs.tree.shard_access import Access, access_of, refuse_foreign_lists
 from wdsfs.tree.shard_set import ShardSet
-from wdsfs.tree.soundness import rules
 from wdsfs.tree.tree import AT_PARENT, Entry, LowerTree, Node
 from wdsfs.tree.view_set import ViewSet, make_shard_set
 
@@ -177,6 +177,21 @@ def make_view(below: ShardSet, opening: Opening, *, some: bool = False) -> dict[
         text = "--field %s: no sample of the first shards has this field, so there are no such files"
         log.warning(text, field.text)
     return below.unmade
+
+
+class Rules(Protocol):
+    """The functions of the wing `interop` (`judge.py`) for sets that are open already, as `--strict` asks them."""
+
+    def findings_of_set(self, below: ShardSet, unreadable: Iterable[bytes]) -> Iterator[str]:
+        """Yield a line for each finding in a set; `unreadable` are the paths of shards that are left out."""
+
+    def findings_of_record(self, path: str, record: Record) -> Iterator[str]:
+        """Yield a line for each finding in the shard at `path`."""
+
+
+def rules() -> Rules:
+    """Return the rules. Raises NotInstalled."""
+    return cast(Rules, wings.load("interop", "judge"))
 
 
 def judge(

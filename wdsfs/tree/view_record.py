@@ -47,8 +47,7 @@ from wdsfs.tree.draft import (
     Rows,
     rows_of,
 )
-from wdsfs.tree.key_lists import KeyList
-from wdsfs.tree.label_table import OpenLabels
+from wdsfs.tree.label_table import KeyList, OpenLabels
 from wdsfs.tree.view_content import FIELD, NOTHING, OWN, VALUES
 
 LISTED = "keys.place"  # the section with the places of the shard's samples in the list of keys

@@ -25,16 +25,14 @@ from wdsfs.index.record_of_file import PATIENCE_SECONDS
 from wdsfs.index.store import COMMIT_BYTES, COMMIT_SECONDS, Index
 from wdsfs.shards import Fingerprint, Shard, Shards, wait_for_tick
 from wdsfs.tar.problems import BROKEN_FIELD, Problem
-from wdsfs.tree.class_names import read_class_names
-from wdsfs.tree.companions import Companions, CompanionWatch, JoinedSet, KeysMissing
+from wdsfs.tree.companions import Companions, CompanionWatch, JoinedSet, KeysMissing, read_class_names
 from wdsfs.tree.composition import Composition, Field
 from wdsfs.tree.content import Content, ContentColumns
 from wdsfs.tree.draft import Ingredients
 from wdsfs.tree.freshness import Generations
 from wdsfs.tree.indexing import NotIndexed
-from wdsfs.tree.key_lists import KeyList, open_key_list
 from wdsfs.tree.label_files import LabelFile
-from wdsfs.tree.label_table import open_labels
+from wdsfs.tree.label_table import KeyList, open_key_list, open_labels
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.view_content import ViewContent
