@@ -19,7 +19,7 @@ from tests.conftest import ROOT, Program
 from tests.kernel.mounts import KERNEL, end_mount, engine_of, mount, need_erofs, the_guard, told
 from wdsfs import host, mount_table
 from wdsfs.cli import mount_helper
-from wdsfs.kernel import engine_checks, erofs_mount
+from wdsfs.kernel import engine, erofs_mount
 from wdsfs.kernel.guard import guard_of
 from wdsfs.mount import fuse_session
 from wdsfs.mount.mount_options import MountOptions
@@ -279,21 +279,59 @@ def test_obstacles_to_the_kernel_engine_are_named(program: Program, monkeypatch:
     need_erofs()
     file = program.write("s0.tar", sets.content(0))
     shard = sets.at(file)
-    assert engine_checks.obstacle([shard], trusting=False) is None
+    assert engine.obstacle([shard], trusting=False) is None
     remote = sets.at(b"s3://bucket/s.tar")
-    assert "s3://bucket/s.tar is remote" in str(engine_checks.obstacle([remote], trusting=False))
+    assert "s3://bucket/s.tar is remote" in str(engine.obstacle([remote], trusting=False))
     monkeypatch.setattr(mount_table, "filesystem_type", lambda _: "nfs4")
     reason = f"{file} lies on nfs4, which other machines can write"
-    assert engine_checks.obstacle([shard], trusting=False) == reason
-    assert engine_checks.obstacle([shard], trusting=True) is None
+    assert engine.obstacle([shard], trusting=False) == reason
+    assert engine.obstacle([shard], trusting=True) is None
     monkeypatch.setattr(resource, "getrlimit", lambda _: (50, 50))
     monkeypatch.setattr(resource, "setrlimit", lambda *_: (_ for _ in ()).throw(OSError(errno.EPERM, "no")))
-    assert "the mount needs 65 open files, and the limit is 50" in str(
-        engine_checks.obstacle([shard], trusting=True)
-    )
+    assert "the mount needs 65 open files, and the limit is 50" in str(engine.obstacle([shard], trusting=True))
     monkeypatch.undo()
     monkeypatch.setattr(host, "kernel_version", lambda: (6, 11))
-    assert engine_checks.obstacle([shard], trusting=True) is None
+    assert engine.obstacle([shard], trusting=True) is None
     monkeypatch.setattr(erofs_mount, "LOOPS", str(program.home / "no-loops"))
     reason = f"there is no {program.home}/no-loops, which EROFS needs before Linux 6.12 (modprobe loop)"
-    assert engine_checks.obstacle([shard], trusting=True) == reason
+    assert engine.obstacle([shard], trusting=True) == reason
+
+
+# --- `wdsfs doctor`
+
+
+@pytest.mark.parametrize(
+    ("version", "has_erofs", "has_loops", "user", "level", "text"),
+    [
+        ((6, 18, 1), True, False, 0, "ok", "EROFS, shards as files"),
+        ((6, 18), True, True, 1000, "ok", "EROFS, shards as files; only for root"),
+        ((6, 8), True, True, 0, "ok", "EROFS, shards as loop devices"),
+        ((6, 8), True, False, 0, "warn", "before Linux 6.12"),
+        ((5, 10), True, True, 0, "ok", "needs Linux 5.16 or later; this is 5.10"),
+        ((6, 18), False, True, 0, "warn", "this kernel has no EROFS"),
+    ],
+)
+def test_doctor_checks_the_requirements_of_the_engine(
+    version: tuple[int, ...],
+    has_erofs: bool,
+    has_loops: bool,
+    user: int,
+    level: str,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no modprobe
+    systems, loops = tmp_path / "filesystems", tmp_path / "loop-control"
+    systems.write_text("nodev\tproc\n\text4\n" + "\terofs\n" * has_erofs)
+    if has_loops:
+        loops.touch()
+    found = engine.check_machine(version, str(systems), str(loops), user)
+    assert (found.level, text in found.detail) == (level, True), found
+    assert bool(found.remedy) == (level == "warn")
+
+
+def test_doctor_reports_the_engine(program: Program) -> None:
+    assert "kernel engine" in [one["name"] for one in program.json("doctor")]
+    done = program.run("doctor", "--shards", program.home, code=2)
+    assert b"--engine auto" in done.stderr

@@ -23,11 +23,10 @@ from tests.kernel.mounts import end_mount, is_mounted, kill, need_erofs, the_gua
 from tests.processes import PATIENCE, Process, wait_until
 from wdsfs import host, mount_registry, mount_table
 from wdsfs.errors import MountError
-from wdsfs.kernel import devices, erofs_header, image_mount, image_session
+from wdsfs.kernel import devices, engine, erofs_header
 from wdsfs.kernel import guard as guard_module
 from wdsfs.kernel.devices import OpenDevice
-from wdsfs.kernel.guard import guard_of
-from wdsfs.kernel.image_mount import ImageMount
+from wdsfs.kernel.guard import ImageMount, guard_of
 from wdsfs.mount import mount_search
 
 OLD, NEW, SIZE = b"o", b"n", 3 << 20
@@ -362,7 +361,7 @@ def test_without_leases_times_are_looked_at(program: Program, monkeypatch: pytes
     monkeypatch.setattr(fcntl, "fcntl", refuse)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(program.home / "run"))
     wanted = ImageMount(str(image), str(program.mountpoint), str(program.home), [str(image)])
-    serving = multiprocessing.get_context("fork").Process(target=image_session.run, args=(wanted, True))
+    serving = multiprocessing.get_context("fork").Process(target=engine.run, args=(wanted, True))
     try:
         serving.start()
         wait_until(lambda: guard_of(str(program.mountpoint)) is not None, "the mount")
@@ -460,7 +459,7 @@ def test_signals_are_handled_as_before_when_a_guard_has_given_up(tmp_path: Path)
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGIO)
     before = [signal.getsignal(number) for number in numbers]
     held = devices.HeldShards(OpenDevice(bytes(image), os.open(image, os.O_RDONLY)))
-    waiting = guard_module.Guard(held, str(tmp_path), lambda _: None, None, [])
+    waiting = guard_module.Guard(ImageMount(str(image), str(tmp_path), "/", []), held, lambda _: None, None)
     waiting.take()
     waiting.close()
     assert [signal.getsignal(number) for number in numbers] == before
@@ -478,7 +477,7 @@ def test_a_runtime_directory_that_is_full(program: Program, monkeypatch: pytest.
     monkeypatch.setattr(mount_registry, "register", write)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(program.home / "run"))
     wanted = ImageMount(str(image), str(program.mountpoint), str(program.home), [str(image)])
-    assert image_session.run(wanted, foreground=False) == MountError.exit_code
+    assert engine.run(wanted, foreground=False) == MountError.exit_code
     assert not is_mounted(program)
 
 
@@ -525,10 +524,10 @@ def test_two_mounts_at_once(program: Program, monkeypatch: pytest.MonkeyPatch) -
     def overtaken(*_: object) -> None:
         program.run("mount", image, program.mountpoint)
 
-    monkeypatch.setattr(image_mount, "_refuse_network", overtaken)
+    monkeypatch.setattr(guard_module, "_refuse_network", overtaken)
     try:
         wanted = ImageMount(str(image), str(program.mountpoint), str(program.home), [str(image)])
-        assert image_session.run(wanted, foreground=False) == MountError.exit_code
+        assert engine.run(wanted, foreground=False) == MountError.exit_code
         there = [one for one in mount_table.mounts() if os.fsdecode(one.path) == str(program.mountpoint)]
         assert len(there) == 1
     finally:

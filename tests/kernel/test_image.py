@@ -422,7 +422,7 @@ def test_the_kernel_shows_the_same(by_loops: bool, tmp_path: Path) -> None:
     with a_tree(tmp_path, shards, View("files")) as tree:
         image_of(tmp_path, tree, OLD, Owner())
         image = str(tmp_path / "set.erofs")
-        devices = open_devices(manifest.read_manifest(image), os.fsencode(tmp_path), False)
+        devices = open_devices(manifest.read_manifest(image), str(tmp_path), False)
         mount = erofs_mount.mount_by_loops if by_loops else erofs_mount.mount_image
         try:
             mount(image, str(mountpoint), [one.fd for one in devices], 0)

@@ -1,6 +1,6 @@
 """The commands `help`, `completion` and `doctor`.
 
-The checks of the machine are in `mount/doctor.py` and `kernel/engine_checks.py`.
+The checks of the machine are in `mount/doctor.py` and `kernel/engine.py`.
 """
 
 from __future__ import annotations

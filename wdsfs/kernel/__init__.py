@@ -3,8 +3,7 @@
 The room `mount` reaches it by `engine.py`. An image is a file of names and pointers, whose data are the shards.
 `image.py` makes one: `shard_table.py` makes tables of each shard, `erofs_encoding.py` encodes them as inodes and
 directories behind the header (`erofs_header.py`), `manifest.py` names the shards; `set_image.py` keeps images in
-the cache. `image_session.py` starts the process of a mount: `image_mount.py` mounts by `erofs_mount.py`, after
-the checks of `engine_checks.py`, and `guard.py` guards the open files (`devices.py`) against writers. Commands
-use a mount as a `live_kernel.py`; `shown_image.py` says which set it shows. What a set looks like is decided by
-the trees of `tree`. Start with `image.py`.
+the cache. `engine.py` checks what the kernel can serve, and starts the process of a mount: `guard.py` mounts by
+`erofs_mount.py`, and guards the open files (`devices.py`) against writers. Commands use a mount as a
+`live_kernel.py`. What a set looks like is decided by the trees of `tree`. Start with `image.py`.
 """

@@ -63,7 +63,7 @@ def check_image(image: OpenDevice) -> None:
         raise StaleShard(f"{os.fsdecode(image.path)}: was replaced during the mount; repeat the command")
 
 
-def open_devices(manifest: Manifest, base: bytes, trusting: bool) -> list[OpenDevice]:
+def open_devices(manifest: Manifest, base: str, trusting: bool) -> list[OpenDevice]:
     """Open the shards of an image, relative paths below `base`; the caller closes them.
 
     A shard has to have the size and the time that it had. `trusting`: the size alone, for copies that have got
@@ -72,7 +72,7 @@ def open_devices(manifest: Manifest, base: bytes, trusting: bool) -> list[OpenDe
     devices: list[OpenDevice] = []
     try:
         for device in manifest.devices:
-            path = device.shard(os.fsdecode(base))
+            path = device.shard(base)
             devices.append(OpenDevice(os.fsencode(path), _open_shard(path)))
         check_devices(devices, manifest, trusting)
     except BaseException:
@@ -84,7 +84,9 @@ def open_devices(manifest: Manifest, base: bytes, trusting: bool) -> list[OpenDe
 def check_devices(devices: Sequence[OpenDevice], manifest: Manifest, trusting: bool) -> None:
     """Raise StaleShard unless these are the shards of the image, as for `open_devices`."""
     pairs = zip(devices, manifest.devices, strict=True)
-    changed = [os.fsdecode(opened.path) for opened, device in pairs if not _is_same(opened, device, trusting)]
+    changed = [
+        os.fsdecode(shard.path) for shard, device in pairs if not _is_same(os.fstat(shard.fd), device, trusting)
+    ]
     if changed:
         hint = "" if trusting else "; or, if they are copies of the same shards, mount with --trust-shards"
         raise StaleShard(
@@ -99,8 +101,7 @@ def close_devices(devices: Sequence[OpenDevice]) -> None:
         os.close(device.fd)
 
 
-def _is_same(opened: OpenDevice, device: Device, trusting: bool) -> bool:
-    status = os.fstat(opened.fd)
+def _is_same(status: os.stat_result, device: Device, trusting: bool) -> bool:
     return status.st_size == device.size and (trusting or status.st_mtime_ns == device.mtime_ns)
 
 
@@ -110,10 +111,9 @@ def was_written(path: str, device: Device, trusting: bool) -> bool:
     A removed shard has not: the kernel still has its file.
     """
     try:
-        status = os.stat(path)
+        return not _is_same(os.stat(path), device, trusting)
     except OSError:
         return False
-    return status.st_size != device.size or not (trusting or status.st_mtime_ns == device.mtime_ns)
 
 
 def _open_shard(path: str) -> int:
@@ -125,11 +125,9 @@ def _open_shard(path: str) -> int:
         ) from None
     except OSError as error:
         raise UnreadableShard(f"{path}: {error.strerror}") from None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise MountError(f"{path}: is not a regular file")
     try:
-        refusal = trust.foreign_link(os.fsencode(path), fd)
+        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+        refusal = trust.foreign_link(os.fsencode(path), fd) if is_file else f"{path}: is not a regular file"
     except OSError as error:
         os.close(fd)
         raise UnreadableShard(f"{path}: {error.strerror}") from None
@@ -214,8 +212,6 @@ class HeldShards:
     def __init__(self, image: OpenDevice) -> None:
         self.image = image
         self.devices: list[OpenDevice] = []
-        self.about: Manifest
-        self.base, self.trusting = "", False  # how they were opened
         self.superblocks: set[str] = set()
         self.mounted: FileSystem | None = None
         self.leased: list[OpenDevice] = []
@@ -223,11 +219,6 @@ class HeldShards:
         self._on_layers: list[_Watched] = []
         self.ending: int | None = None  # the descriptor that is readable when the mount has ended
         self._has_ended = False
-
-    def open_shards(self, about: Manifest, base: str, trusting: bool) -> None:
-        """Open the shards of the image, as `open_devices` does. Raises what that raises."""
-        self.about, self.base, self.trusting = about, base, trusting
-        self.devices = open_devices(about, os.fsencode(base), trusting)
 
     def take_leases(self) -> None:
         """Take leases, so that every later writer waits for this process.

@@ -1,25 +1,211 @@
-"""The calls that the rest of wdsfs makes to this room: serve a set or an image, find mounts of images.
+"""The engine of the kernel, as the rest of wdsfs calls it: checks if it can serve, mounts, makes and finds images.
 
-`mount/engines.py` has the interface.
+`mount/engines.py` has the interface. `mount --engine` asks whether the kernel can serve a set, `wdsfs doctor`
+whether the machine can: EROFS, root, leases on shards, shards that are files of this machine. These checks change
+nothing, and no finding is a failure, since there is FUSE. What the process of a mount does is in `guard.py`.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
+import subprocess
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wdsfs.kernel.engine_checks import check_engine as check_machine
-from wdsfs.kernel.guard import Guarded, guard_of
-from wdsfs.kernel.image_session import mount_image, mount_set, write_image
+from wdsfs import host, mount_registry, mount_table, source, trust
+from wdsfs.door.shard_door import DOOR
+from wdsfs.door.urls import is_remote
+from wdsfs.errors import ImageError, MountError, StaleShard, UsageError
+from wdsfs.host import MachineFinding
+from wdsfs.kernel import erofs_header, manifest
+from wdsfs.kernel.devices import is_written, require_file_limit
+from wdsfs.kernel.erofs_header import OLDEST_KERNEL
+from wdsfs.kernel.erofs_mount import FILES_SINCE, LOOPS, refusal_of_kernel
+from wdsfs.kernel.guard import Guarded, ImageMount, end_if_wrong, guard_of, mount_and_guard, unguarded
 from wdsfs.kernel.manifest import image_of, is_image
-from wdsfs.mount_registry import canonical, registration_of
+from wdsfs.kernel.set_image import ServedSet, find_or_make
+from wdsfs.mount import daemon
+from wdsfs.mount.daemon import open_log
+from wdsfs.mount.engines import KERNEL_ENGINE, CannotServe
+from wdsfs.mount.mount_options import AUTO, MountOptions
+from wdsfs.mount.mountpoint import check_mountpoint, parse_options, split_options
+from wdsfs.mount_registry import canonical
+from wdsfs.names import suffix_of
+from wdsfs.tree.set_options import Opening, Owner, Selection, TreeOptions
 
 if TYPE_CHECKING:
+    from wdsfs.kernel.image import Built
     from wdsfs.kernel.live_kernel import KernelMount
     from wdsfs.mount_table import MountPoint
+    from wdsfs.shards import Shard
+    from wdsfs.tree.shard_set import ShardSet
 
-__all__ = ["check_machine", "is_image", "mount_image", "mount_set", "write_image"]
+__all__ = ["is_image"]
+
+log = logging.getLogger("wdsfs")
+
+# Options of `-o` that need nothing: they hold for every mount of an image.
+_HOLD_ANYWAY = frozenset(
+    (
+        *("ro", "allow_other", "allow_root", "default_permissions", "nodev", "nosuid", "exec"),
+        *("async", "atime", "sync", "dirsync"),
+    )
+)
+_ADDED = {"noexec": mount_table.NO_PROGRAMS, "noatime": mount_table.NO_ACCESS_TIMES}
+_TAKEN_AWAY = {"suid": mount_table.NO_SUID, "dev": mount_table.NO_DEVICES}
+_NAMES = ("fsname=", "subtype=")  # for the mount table, in which the image is the source
+
+
+# --- mounts and images
+
+
+def mount_image(mount: MountOptions) -> int:
+    """Mount the image that is named; return an exit code. Raises UsageError, MountError."""
+    image, base, options = os.path.abspath(mount.specs[0]), mount.selection.base, mount.dash_o
+    if base is not None and "://" in base:
+        raise UsageError(f"--base {base}: the shards of an image are files; name their directory")
+    if any(option.partition("=")[0] in ("uid", "gid", "umask") for option in split_options(options)):
+        raise UsageError("-o uid, gid and umask are for FUSE; for an image give them to: wdsfs image")
+    return _run(mount, image, os.path.dirname(image) if base is None else os.path.abspath(base))
+
+
+def mount_set(mount: MountOptions, shards: Sequence[Shard]) -> int:
+    """Make the image of a set, unless it is there, mount it, and give hints; return an exit code.
+
+    With the engine AUTO, CannotServe is raised also if the kernel refuses the mount. Raises CannotServe,
+    WdsfsError.
+    """
+    is_choice, foreground = mount.serving.engine == AUTO, mount.serving.foreground
+    advice = list[str]()
+    try:
+        image, fd = _image_of(mount, shards, advice)
+    except (CannotServe, ImageError) as error:
+        end_if_wrong(mount.mountpoint)
+        raise CannotServe(str(error)) from None
+    try:
+        if is_choice:
+            log.info("engine: kernel")
+        if foreground:
+            _give(advice)
+        code = _run(mount, image, "/")
+    finally:
+        os.close(fd)  # here; the guard has its own, and an image is not evicted while somebody has it open
+    is_refused = code in (MountError.exit_code, StaleShard.exit_code)
+    if is_choice and is_refused and mount_table.mounted_at(mount.mountpoint) is None:
+        raise CannotServe("the kernel has not mounted it")
+    if not code and not foreground:
+        _give(advice)
+    return code
+
+
+def _give(advice: Sequence[str]) -> None:
+    for line in advice:
+        log.info("%s", line)
+
+
+def _image_of(mount: MountOptions, shards: Sequence[Shard], advice: list[str]) -> tuple[str, int]:
+    """Make the image of a set, unless it is there, and return its path and a descriptor, as `find_or_make` does.
+
+    `advice` gets hints for the user. Raises CannotServe, WdsfsError.
+    """
+    serving, opening, parsed = mount.serving, mount.opening, parse_options(mount.dash_o)
+    reason = obstacle(shards, serving.trust_shards)
+    if reason is None and serving.engine == AUTO:
+        reason = _obstacle_now(shards)  # else the guard says it, when the image is made
+    if reason is not None:
+        raise CannotServe(reason)
+    place = canonical(mount.mountpoint)
+    if unguarded(place) is None:  # else it is guarded again
+        check_mountpoint(place, parsed.nonempty, [])
+
+    def advise(below: ShardSet) -> None:
+        if not opening.quiet:
+            from wdsfs.mount.hints import hints  # late: it loads NumPy
+
+            advice.extend(hints(below, mount.tree, writable=False))
+
+    served = ServedSet(shards, mount.tree, opening, advise)
+    return find_or_make(served, served.options(parsed.owner, private="allow_other" not in parsed.fuse))
+
+
+def _run(mount: MountOptions, image: str, base: str) -> int:
+    DOOR.close()  # the guard asks no store, and is not to keep the fetcher
+    serving = mount.serving
+    options = ImageMount(
+        *(image, mount.mountpoint, base, mount.specs, mount.dash_o, serving.trust_shards, mount.removes_mountpoint)
+    )
+    return run(options, serving.foreground)
+
+
+def run(mount: ImageMount, foreground: bool) -> int:
+    """Mount an image; returns an exit code when that is done, in the foreground when the mount has ended.
+
+    Raises UsageError.
+    """
+    attributes, nonempty = _mount_attributes(mount.options)
+    mount.mountpoint = canonical(mount.mountpoint)
+
+    def check(needed: Sequence[bytes]) -> None:
+        check_mountpoint(mount.mountpoint, nonempty, needed)
+
+    if foreground:
+        ready = partial(daemon.notify_systemd, "READY=1")
+        return daemon.guarded(lambda: mount_and_guard(mount, attributes, check, None, lambda _: None, ready))
+    return daemon.fork(
+        mount.mountpoint,
+        lambda leave, ready: mount_and_guard(mount, attributes, check, open_log(mount.mountpoint), leave, ready),
+    )
+
+
+def _mount_attributes(options: Sequence[str]) -> tuple[int, bool]:
+    """Return the attributes of a mount, and if the mount point may have entries. Raises UsageError."""
+    parsed = parse_options(options)
+    attributes = mount_table.NO_SUID | mount_table.NO_DEVICES | mount_table.READ_ONLY
+    for option in sorted(parsed.fuse):
+        attributes = (attributes | _ADDED.get(option, 0)) & ~_TAKEN_AWAY.get(option, 0)
+        is_known = option in _HOLD_ANYWAY or option in _ADDED or option in _TAKEN_AWAY
+        if not is_known and not option.startswith(_NAMES):
+            raise UsageError(f"-o {option}: not for an image, which has no daemon; see docs/how-to/engines.md")
+    return attributes, parsed.nonempty
+
+
+def write_image(
+    specs: Sequence[str],
+    selection: Selection,
+    tree: TreeOptions,
+    opening: Opening,
+    output: str,
+    base: str | None,
+    owner: Owner,
+) -> tuple[Built, list[str]]:
+    """Write the image of the set that these words name; return what it has, and the paths of its shards.
+
+    Paths below `base` (its own directory) are relative to that in the image. Raises UsageError, ImageError, and
+    what `open_typed_set` raises.
+    """
+    from wdsfs.kernel.image import make_image  # late: a mount of an image needs none of these
+    from wdsfs.tree.merged_tree import make_tree
+    from wdsfs.tree.opening import open_typed_set
+
+    target, view = os.path.abspath(os.fsencode(output)), tree.view(partial=opening.tolerance.allow_missing)
+    top = os.path.dirname(target) if base is None else os.path.abspath(os.fsencode(base))
+    about = manifest.ImageOptions(
+        *(owner, top, erofs_header.OLDEST_KERNEL, tree.merge, tree.composition.public_text),
+        directory=os.getcwdb() if tree.composition.names_files else None,
+    )
+    with (
+        open_typed_set(specs, selection, opening, tree.composition, whole=True) as below,
+        opening.progress.shards("writing", len(below)) as on_shard,
+    ):
+        built = make_image(make_tree(below, view), target, about, on_shard)
+    return built, [device.shard(os.fsdecode(top)) for device in manifest.read_manifest(target).devices]
+
+
+# --- live mounts
 
 
 def is_guarded(specs: Sequence[str], mountpoint: str) -> bool:
@@ -40,7 +226,108 @@ def find_mount(mounted: MountPoint) -> KernelMount | None:
     """
     from wdsfs.kernel.live_kernel import KernelMount  # late: the process of a mount needs none of it
 
-    guard = registration_of(os.fsdecode(mounted.path), Guarded)
+    guard = mount_registry.registration_of(os.fsdecode(mounted.path), Guarded)
     if guard is not None and not guard.is_of(mounted):
         guard = None
     return None if guard is None and image_of(mounted) is None else KernelMount(mounted, guard)
+
+
+# --- what the kernel cannot serve
+
+
+def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
+    """Return why the kernel cannot serve these shards; None if no reason is known. Raises ShardErrors."""
+    if os.geteuid() != 0:
+        return "the kernel mounts sets for root only"
+    if host.kernel_version() < OLDEST_KERNEL:
+        return f"this kernel is older than Linux {_dotted(OLDEST_KERNEL)}"
+    refusal = refusal_of_kernel()
+    if refusal is not None:
+        return refusal
+    try:
+        require_file_limit(len(shards))
+    except MountError as error:
+        return str(error)
+    served = next(filter(None, (_not_plain(shard.path) for shard in shards)), None)
+    return served or (None if trusting else _on_network(shards))
+
+
+def _not_plain(path: bytes) -> str | None:
+    """Return why the kernel cannot read a shard, as far as its name tells; the maker of the image knows more."""
+    if is_remote(path):
+        return f"{os.fsdecode(path)} is remote, and the kernel reads files of this machine only"
+    if suffix_of(path) not in (b"", b".tar"):
+        from wdsfs.tree.open_shards import is_compressed
+
+        if is_compressed(path):
+            return f"{os.fsdecode(path)} is compressed, and the kernel reads plain tars only"
+    return None
+
+
+def _on_network(shards: Sequence[Shard]) -> str | None:
+    place = mount_table.on_network(shard.path for shard in shards)
+    return None if place is None else f"{os.fsdecode(place[0])} lies on {place[1]}, which other machines can write"
+
+
+def _obstacle_now(shards: Sequence[Shard]) -> str | None:
+    """Return why no guard can hold these shards now, such as a program that writes one. Raises ShardErrors."""
+    return next(filter(None, (_cannot_be_held(shard.path) for shard in shards)), None)
+
+
+def _cannot_be_held(path: bytes) -> str | None:
+    fd = source.open_shard(path)
+    try:
+        refusal = trust.foreign_link(path, fd)
+        if refusal is None and is_written(fd):
+            refusal = f"{os.fsdecode(path)}: a program has it open for writing"
+        return refusal
+    except OSError:
+        return None  # without leases its times are compared
+    finally:
+        source.close(fd)
+
+
+# --- for `wdsfs doctor`
+
+
+def check_machine(
+    version: tuple[int, ...] | None = None,
+    file_systems: str = "/proc/filesystems",
+    loops: str = LOOPS,
+    user: int | None = None,
+) -> MachineFinding:
+    """Check if `--engine kernel` can be used: EROFS, shards as its devices, and root."""
+    version = host.kernel_version() if version is None else version
+    if version < OLDEST_KERNEL:
+        text = f"needs Linux {_dotted(OLDEST_KERNEL)} or later; this is {_dotted(version)}"
+        return MachineFinding(KERNEL_ENGINE, "ok", text)
+    if not _has_erofs(file_systems):
+        text = "this kernel has no EROFS: the kernel cannot serve a set itself"
+        return MachineFinding(KERNEL_ENGINE, "warn", text, "sudo modprobe erofs")
+    by_files = version >= FILES_SINCE
+    if not by_files and not os.path.exists(loops):
+        text = f"there is no {loops}, which EROFS needs before Linux 6.12"
+        return MachineFinding(KERNEL_ENGINE, "warn", text, "modprobe loop")
+    shown = f"EROFS, shards as {'files' if by_files else 'loop devices'}"
+    if (os.geteuid() if user is None else user) != 0:
+        return MachineFinding(KERNEL_ENGINE, "ok", f"{shown}; only for root")
+    refusal = refusal_of_kernel() if user is None else None
+    return MachineFinding(KERNEL_ENGINE, "ok", shown if refusal is None else f"{shown}; but {refusal}")
+
+
+def _has_erofs(file_systems: str) -> bool:
+    """Return True if the kernel has EROFS, or can load it."""
+    try:
+        if any(line.split()[-1:] == ["erofs"] for line in Path(file_systems).read_text().splitlines()):
+            return True
+    except OSError:
+        return False
+    modprobe = shutil.which("modprobe")
+    if modprobe is None:
+        return False
+    dry = subprocess.run([modprobe, "--dry-run", "--quiet", "erofs"], check=False, capture_output=True)
+    return dry.returncode == 0
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

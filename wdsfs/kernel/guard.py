@@ -1,4 +1,4 @@
-"""Guards a mounted image: nobody reads a mix of old and new bytes of a shard that is written in place.
+"""Mounts an image and guards it: nobody reads a mix of old and new bytes of a shard that is written in place.
 
 The kernel does not look at the times of shards. So the guard holds a read lease (fcntl(2), F_SETLEASE) on each
 shard and on the image. A process that opens such a file for writing, or truncates it, then waits until the guard
@@ -6,8 +6,7 @@ has released the lease, at most for the time in /proc/sys/fs/lease-break-time. T
 waits until programs have closed all files of the mount, and only then releases the lease. Where a file system has
 no leases, the guard compares the times of the files every second.
 
-The guard ignores a shard that is replaced by another file, or removed: the kernel keeps the old file. A guard that
-was killed leaves the mount: the next one adopts it.
+The guard ignores a shard that is replaced by another file, or removed: the kernel keeps the old file.
 
 | what happens | while it is mounted | while it is unmounted, and programs have its files open |
 |---|---|---|
@@ -20,6 +19,9 @@ was killed leaves the mount: the next one adopts it.
 The wait for programs ends before the kernel would break a lease by force. When the guard ends, it releases the
 leases.
 
+The kernel serves the mount. The one process that stays, the guard, serves nothing: when it dies the mount goes on,
+unguarded. The next guard adopts such a mount, or ends it if it cannot be trusted.
+
 The guard is single-threaded and stateless: a signal only wakes the loop, which checks everything again. No command
 talks to it: commands read its registration (`mount_registry.py`).
 """
@@ -30,19 +32,20 @@ import contextlib
 import logging
 import os
 import select
+import shlex
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdsfs import host, mount_registry, mount_table
 from wdsfs.errors import MountError, StaleShard, several
-from wdsfs.kernel import erofs_mount
-from wdsfs.kernel.devices import HeldShards, check_image, superblocks
-from wdsfs.kernel.manifest import identity_of
+from wdsfs.kernel import devices, erofs_mount
+from wdsfs.kernel.devices import HeldShards, superblocks
+from wdsfs.kernel.manifest import Manifest, identity_of, image_of, is_mounted_at, read_manifest
 from wdsfs.shared_settings import setting
 
 if TYPE_CHECKING:
@@ -56,6 +59,8 @@ USUAL_SECONDS = 45.0  # that the kernel has a writer wait
 BREAK_TIME = Path("/proc/sys/fs/lease-break-time")
 _STEP_SECONDS = 0.02
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+Check = Callable[[Sequence[bytes]], None]  # of the mount point, given the paths that the mount needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,27 +105,168 @@ def guard_of(mountpoint: str) -> Guarded | None:
     return mount_registry.registration_of(mountpoint, Guarded)
 
 
+@dataclass(slots=True)
+class ImageMount:
+    """The options of a mount: image and mount point, both absolute; relative paths of shards are below `base`.
+
+    `options` are those of `-o`; `trusting`: shards may have other times, and lie where others can change them.
+    `specs` are SHARDS, or the image. `removes_mountpoint`: the directory of the mount point is removed when the
+    mount ends.
+    """
+
+    image: str
+    mountpoint: str
+    base: str
+    specs: Sequence[str]
+    options: Sequence[str] = ()
+    trusting: bool = False
+    removes_mountpoint: bool = False
+
+
+class Unguarded(NamedTuple):
+    """A mount without a living guard, of the image at the path `image`.
+
+    `known` is the registration that the guard left, if any.
+    """
+
+    mountpoint: str
+    image: str
+    known: Guarded | None
+
+    def shows(self, image: str) -> bool:
+        """Return True if this image is what is mounted, as far as can be known."""
+        identity = identity_of(image)
+        shown = is_mounted_at(identity, self.mountpoint)
+        return shown if shown is not None else self.known is not None and self.known.identity == identity
+
+    def end_if_written(self, about: Manifest, base: str, trusting: bool) -> None:
+        """End the mount if a shard was written in place: readers may get a mix.
+
+        A shard that was replaced by another file, according to the guard's registration, is whole in the mount.
+        """
+        replaced = set(() if self.known is None else self.known.replaced())
+        paths = [(device.shard(base), device) for device in about.devices]
+        changed = [
+            path for path, device in paths if path not in replaced and devices.was_written(path, device, trusting)
+        ]
+        shown = erofs_mount.filesystem_at(self.mountpoint)
+        if changed and shown is not None:
+            erofs_mount.detach_everywhere(shown)
+            log.error(
+                "%s: unmounted, because files that it reads were written while it had no guard: %s",
+                *(self.mountpoint, several(changed)),
+            )
+
+
+def unguarded(mountpoint: str) -> Unguarded | None:
+    """Return the mount at this path (canonical) if that is an image without a living guard."""
+    mounted = mount_table.mounted_at(mountpoint)
+    image = None if mounted is None or mounted.fstype != "erofs" else image_of(mounted)
+    known = guard_of(mountpoint)
+    if image is None or (known is not None and known.alive):
+        return None
+    return Unguarded(mountpoint, os.fsdecode(image), known)
+
+
+def end_if_wrong(mountpoint: str) -> None:
+    """End the mount at this path if it has no guard and its shards were written."""
+    current = unguarded(mount_registry.canonical(mountpoint))
+    if current is not None and current.shows(current.image):
+        known = current.known
+        base, trusting = (os.path.dirname(current.image), False) if known is None else (known.base, known.trusting)
+        current.end_if_written(read_manifest(current.image), base, trusting)
+
+
+def mount_and_guard(
+    mount: ImageMount,
+    attributes: int,
+    check: Check,
+    log_file: Path | None,
+    leave: Callable[[Path | None], None],
+    ready: Callable[[], None],
+) -> None:
+    """Mount an image with these attributes and guard it until the mount ends.
+
+    `check` raises MountError for a mount point that cannot be used. `leave` and `ready` are as in
+    `mount/daemon.fork`. Raises MountError, and what `open_devices` raises.
+    """
+    host.runtime_dir()  # its errors have to show before the mount
+    guard = Guard(mount, HeldShards(devices.open_image(mount.image)), check, log_file)
+    try:
+        guard.begin(attributes)
+        leave(log_file)
+        with guard.registered():
+            ready()
+            guard.run()
+            if mount.removes_mountpoint:
+                with contextlib.suppress(OSError):  # somebody has put something there
+                    os.rmdir(mount.mountpoint)
+    finally:
+        guard.close()
+
+
 class Guard:
     """The guard of a mount of an image over shards, all of which it keeps open.
 
-    `check` raises MountError for a mount point that cannot be used. `specs` are SHARDS, or the image.
+    `check` raises MountError for a mount point that cannot be used.
     """
 
-    def __init__(
-        self,
-        held: HeldShards,
-        mountpoint: str,
-        check: Callable[[Sequence[bytes]], None],
-        log_file: Path | None,
-        specs: Sequence[str],
-    ) -> None:
-        self.mountpoint, self.log_file, self.specs = mountpoint, log_file, specs
-        self._held, self._check = held, check
+    def __init__(self, options: ImageMount, held: HeldShards, check: Check, log_file: Path | None) -> None:
+        self.mountpoint = options.mountpoint
+        self._options, self._held, self._check, self._log_file = options, held, check, log_file
+        self._about: Manifest
         self._has_mounted = False
         self._end_signals = 0
         self._started = time.time()
         self._receiver, self._sender = socket.socketpair()
         self._handlers: dict[int, Any] = {}  # of signals, as they were before
+
+    # --- the start of the mount
+
+    def begin(self, attributes: int) -> None:
+        """Mount the image with these attributes, or adopt the mount that is there. Raises as `mount_and_guard`."""
+        options, held = self._options, self._held
+        about = self._about = read_manifest(options.image)
+        if host.kernel_version() < host.kernel_version(about.since):
+            log.warning(
+                "%s: was made for Linux %s; with this older kernel its files have the time 1970-01-01. Make the "
+                "image again: wdsfs image",
+                *(options.image, about.since),
+            )
+        devices.require_file_limit(len(about.devices))
+        current = self._left_by_a_guard()
+        try:
+            held.devices = devices.open_devices(about, options.base, options.trusting)
+        except StaleShard:
+            if current is not None:
+                current.end_if_written(about, options.base, options.trusting)
+            raise
+        if current is None:
+            self._check([os.fsencode(options.image), *(device.path for device in held.devices)])
+        if not options.trusting:
+            _refuse_network([*held.devices, held.image])
+        self.take()
+        devices.check_devices(held.devices, about, options.trusting)  # from now on nobody can write unnoticed
+        if current is not None:
+            self._adopt(current.known)
+        else:
+            self._mount(attributes)
+
+    def _left_by_a_guard(self) -> Unguarded | None:
+        """Return the mount of this image that is there without a guard, if any; end one whose shards were written.
+
+        Raises StaleShard if another image is mounted there.
+        """
+        current = unguarded(self.mountpoint)
+        if current is not None and not current.shows(self._options.image):
+            end_if_wrong(self.mountpoint)
+            current = unguarded(self.mountpoint)
+        if current is not None and not current.shows(self._options.image):
+            raise StaleShard(
+                f"{self.mountpoint}: other shards were mounted there, or these have changed since; to show what "
+                f"is there now: wdsfs umount {shlex.quote(self.mountpoint)}, and repeat the command"
+            )
+        return current
 
     def take(self) -> None:
         """Take leases, so that every later writer of a shard waits for this process.
@@ -138,7 +284,7 @@ class Guard:
     def _note_end(self, *_: object) -> None:
         self._end_signals += 1
 
-    def mount(self, attributes: int) -> None:
+    def _mount(self, attributes: int) -> None:
         """Mount the image, and note the name of the superblock (and of those that others make at that moment).
 
         Raises MountError, StaleShard.
@@ -152,14 +298,14 @@ class Guard:
             erofs_mount.mount_image(image, self.mountpoint, fds, attributes)
             held.superblocks = superblocks() - before
         try:
-            check_image(held.image)
+            devices.check_image(held.image)
         except StaleShard:
             erofs_mount.detach(self.mountpoint)
             raise
         self._has_mounted = True
         self._watch()
 
-    def adopt(self, known: Guarded | None) -> None:
+    def _adopt(self, known: Guarded | None) -> None:
         """Guard an existing mount of this image; `known` is the registration of its former guard, if any."""
         current = superblocks()
         self._held.superblocks = self._unknown() if known is None else current & set(known.superblocks)
@@ -220,15 +366,15 @@ class Guard:
             signal.signal(number, handler)
 
     def _registration(self) -> Guarded:
-        held, about, index = self._held, self._held.about, setting("INDEX_DIR")
+        held, about, index = self._held, self._about, setting("INDEX_DIR")
         return Guarded(
             engine=mount_registry.KERNEL,
             pid=os.getpid(),
             start_ticks=mount_registry.start_ticks(os.getpid()) or 0,
             mountpoint=self.mountpoint,
-            specs=[*self.specs],
+            specs=[*self._options.specs],
             started=self._started,
-            log=None if self.log_file is None else str(self.log_file),
+            log=None if self._log_file is None else str(self._log_file),
             layout=about.layout,
             names=about.names,
             merge=about.merge,
@@ -242,8 +388,8 @@ class Guard:
             identity=identity_of(held.image.path),
             superblocks=sorted(held.superblocks),
             device=0 if held.mounted is None else held.mounted.device,
-            base=held.base,
-            trusting=held.trusting,
+            base=self._options.base,
+            trusting=self._options.trusting,
         )
 
     def run(self) -> None:
@@ -254,11 +400,8 @@ class Guard:
                 with contextlib.suppress(BlockingIOError):
                     self._receiver.recv(4096)
                 changing = self._held.changing()
-                if changing:
-                    self._give_way(changing)
-                    return
-                if self._end_signals:
-                    self._end()
+                if changing or self._end_signals:
+                    self._end(changing)
                     return
 
     def _sleep(self, table: int) -> None:
@@ -274,30 +417,34 @@ class Guard:
     def _is_mounted(self) -> bool:
         return self._held.mounted is not None and erofs_mount.filesystem_at(self.mountpoint) == self._held.mounted
 
-    def _end(self) -> None:
-        """End the mount after a signal, but let nobody write into shards of which files are still open."""
+    def _end(self, changing: Sequence[str]) -> None:
+        """End the mount, and wait for its users as long as a writer of files that are `changing` can wait.
+
+        Without one a signal ends the mount: nobody is to write into shards of which files are still open.
+        """
+        if changing:
+            log.warning(
+                "%s: a program opens it for writing; so %s is unmounted", several(changing), self.mountpoint
+            )
         self._held.end()
-        if self._held.is_used():
+        if self._held.is_used() and not changing:
             log.info(
                 "%s: unmounted; waiting for programs that have its files open (a second signal ends the wait)",
                 self.mountpoint,
             )
-            if not self._wait_for_users():
-                log.warning(
-                    "%s: unmounted, but programs still have its files open; the shards are no longer protected "
-                    "against writing",
-                    self.mountpoint,
-                )
-
-    def _give_way(self, changing: Sequence[str]) -> None:
-        """End the mount, and wait for its users as long as the writer can be kept waiting."""
-        log.warning("%s: a program opens it for writing; so %s is unmounted", several(changing), self.mountpoint)
-        self._held.end()
-        if not self._wait_for_users():
+        if self._wait_for_users():
+            return
+        if changing:
             log.error(
                 "%s: programs still have its files open; from now on they may read a mix of old and new bytes of "
                 "%s",
                 *(self.mountpoint, several(changing)),
+            )
+        else:
+            log.warning(
+                "%s: unmounted, but programs still have its files open; the shards are no longer protected "
+                "against writing",
+                self.mountpoint,
             )
 
     def _wait_for_users(self) -> bool:
@@ -317,3 +464,14 @@ def writer_seconds() -> float:
     except (OSError, ValueError):
         seconds = USUAL_SECONDS
     return max(seconds - SPARE_SECONDS, seconds * 3 / 4)
+
+
+def _refuse_network(files: Sequence[devices.OpenDevice]) -> None:
+    """Raise MountError for files that another machine can change unnoticed."""
+    place = mount_table.on_network(device.path for device in files)
+    if place is not None:
+        path, fstype = place
+        raise MountError(
+            f"{os.fsdecode(path)}: lies on {fstype}, where other machines can write it unnoticed. Mount with "
+            "--trust-shards if nobody will; or mount the shards by FUSE"
+        )

@@ -1,7 +1,7 @@
 """A mount as a process: forked into the background, with a log, an exit code, known to systemd.
 
 `fork` does so before anything is done, so that the process that the user started can wait until the tree is
-usable. What the process then does is decided by `fuse_session.py` (FUSE) and `image_mount.py` (kernel).
+usable. What the process then does is decided by `fuse_session.py` (FUSE) and `guard.py` (kernel).
 """
 
 from __future__ import annotations

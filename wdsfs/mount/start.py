@@ -1,7 +1,7 @@
 """Starts a mount with plain options: an image, or a set by the kernel or by FUSE.
 
 `auto` takes the kernel where nothing is known to prevent it, and says which engine it takes, and why. What a
-daemon does is decided in `fuse_session.py`, what a guard does in `kernel/image_mount.py`.
+daemon does is decided in `fuse_session.py`, what a guard does in `kernel/guard.py`.
 """
 
 from __future__ import annotations
