@@ -34,7 +34,6 @@ from tests.tars import Case
 from tests.thorough import THOROUGH
 from wdsfs.door.pins import Pin
 from wdsfs.errors import MALFORMED, WdsfsError
-from wdsfs.extras import zstd
 from wdsfs.index import record_check, record_of_file
 from wdsfs.index.portable import PortableIndex
 from wdsfs.index.portable_writer import checked_target, write_index
@@ -57,6 +56,7 @@ from wdsfs.tree.label_table import open_labels
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.shown_names import ShownNames
 from wdsfs.tree.tree import View
+from wdsfs.wings import zstd
 
 LARGEST = 1 << 17  # bytes of an input: much less than what it may take
 

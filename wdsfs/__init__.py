@@ -10,8 +10,8 @@ inode number. Bytes: a shard is read through a `TarBytes` (`source.py`); a durab
 (`durable.py`) is whole after a crash, or not there at all. The machine: `host.py`, `mount_table.py` (the kernel's
 mounts), `mount_users.py` (who keeps one busy), `mount_registry.py` (live mounts), `trust.py` (who may have written
 a path), `waits.py`, `log_lines.py`. Commands and their processes: `shared_settings.py`, `daemon_threads.py`,
-`extras.py` (optional libraries), `wings.py` (rooms that may be missing), `cluster_workers.py`, for which
-`executors.py` opens an engine.
+`wings.py` (rooms and libraries that may be missing), `cluster_workers.py`, for which `executors.py` opens an
+engine.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from typing import Any
 
 from wdsfs.cluster_workers import Engine
 from wdsfs.errors import ExecutorUnusable, UsageError
-from wdsfs.extras import install_command
+from wdsfs.wings import install_command
 
 CONNECT_SECONDS = 10
 SPELLINGS = "dask:ADDRESS, ray[:ADDRESS], mpi, slurm:jobs=N[,NAME=VALUE...] or MODULE:CALLABLE"

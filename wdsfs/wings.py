@@ -1,4 +1,4 @@
-"""The wings: rooms that an installation may leave out. The rest of wdsfs works without them.
+"""The wings: rooms that an installation may leave out, and so are the libraries of extras. The rest needs neither.
 
 `load` returns the package of a wing, or a module in it. Call it at the one place that reaches the wing, just
 before a late import; a room that lies below the wing gets what it needs from the module that `load` returns.
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
+from typing import Any
 
-from wdsfs.errors import NotInstalled
+from wdsfs.errors import NotInstalled, UsageError
 
 # What cannot be done without it, by wing.
 WINGS = {
@@ -44,3 +45,26 @@ def is_installed(wing: str) -> bool:
     except NotInstalled:
         return False
     return True
+
+
+# --- optional libraries, those of the extras
+
+
+def install_command(extra: str) -> str:
+    """Return what to type for the libraries of an extra, for a message.
+
+    It names the checkout: wdsfs is on no package index that pip would look at.
+    """
+    return f"pip install '.[{extra}]' in a checkout of wdsfs; with pipx or uv as docs/how-to/extras.md says"
+
+
+def zstd() -> Any:
+    """Import zstd of Python 3.14, or the same for earlier ones. Raises UsageError."""
+    for name in ("compression.zstd", "backports.zstd"):
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    raise UsageError(
+        f"before Python 3.14, zstd needs the package backports.zstd; type: {install_command('compressed')}"
+    )

@@ -26,7 +26,7 @@ from tests.processes import PATIENCE
 from wdsfs import __version__, mount_registry
 from wdsfs.cli import help_commands, main
 from wdsfs.mount import mount_search
-from wdsfs.mount.live_fuse import FuseMount
+from wdsfs.mount.live_mount import FuseMount
 from wdsfs.tree import opening
 
 SAMPLES = tars.tar(

@@ -15,7 +15,7 @@ from wdsfs.cli import mount_helper
 from wdsfs.cli.mount_commands import mount
 from wdsfs.cli.mount_helper import own_options, translate
 from wdsfs.errors import UsageError
-from wdsfs.mount.mountpoint import split_options
+from wdsfs.mount.mount_options import split_options
 
 SPEC = "/d/t-{0..9}.tar"
 

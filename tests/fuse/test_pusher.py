@@ -35,7 +35,7 @@ from wdsfs.fuse.pusher import FAILURES_MAX
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
 from wdsfs.mount import live_mount
-from wdsfs.mount.live_fuse import FuseMount
+from wdsfs.mount.live_mount import FuseMount
 from wdsfs.mount_registry import children
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.shard_tree import ShardTree
@@ -896,7 +896,7 @@ def test_a_pusher_that_waits_for_a_read_that_nobody_has_received(program: Progra
 def test_umount_of_a_daemon_that_is_there_and_does_not_answer(patched: Patched) -> None:
     """As one that is about to end: the end of the mount is refused, and waits for no answer."""
     patched.write("s.tar", shard())
-    patched.patch = "from wdsfs.mount import live_fuse\nlive_fuse._continue = lambda daemon: None"
+    patched.patch = "from wdsfs.mount import live_mount\nlive_mount._continue = lambda daemon: None"
     with contextlib.ExitStack() as stack, patched.mounted("--layout", "files", "s.tar") as mounted:
         workers, _pusher, readers = stuck_pusher(mounted, stack)
         assert b"is in use by cat" in patched.run("umount", mounted.path, code=5).stderr

@@ -18,7 +18,7 @@ import pytest
 
 from tests.processes import Process
 from wdsfs import host, mount_registry, mount_table
-from wdsfs.mount.live_fuse import FuseMount
+from wdsfs.mount.live_mount import FuseMount
 from wdsfs.mount_registry import DEAD, FUSE, SILENT, Registration, Talk, registered, registrations
 
 

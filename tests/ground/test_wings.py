@@ -3,12 +3,15 @@
 import importlib
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import ROOT
 from wdsfs import wings
 from wdsfs.errors import NotInstalled
+from wdsfs.wings import install_command
 
 
 @pytest.mark.parametrize("wing", wings.WINGS)
@@ -41,3 +44,14 @@ def test_what_a_wing_needs_is_not_taken_for_the_wing(tmp_path: Path) -> None:
     code = f"import wdsfs; wdsfs.__path__[:0] = [{str(package)!r}]; from wdsfs import wings; wings.load('kernel')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.strip().endswith("No module named 'a_package_that_is_not_there'")
+
+
+def test_the_command_names_a_checkout_and_a_page() -> None:
+    """`wdsfs[view]` is found on no package index."""
+    assert install_command("view").startswith("pip install '.[view]' in a checkout")
+    page = (ROOT / "docs/how-to/extras.md").read_text()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    of_developers = {"demo", "test", "bench", "bench-torch", "tools", "tools-torch", "dali", "release", "dev"}
+    assert [name for name in extras if f"`{name}`" not in page and name not in of_developers] == []
+    for path in [*(ROOT / "wdsfs").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]:
+        assert "pip install 'wdsfs[" not in path.read_text().replace("'wdsfs[view] @ git+URL'", ""), path

@@ -45,7 +45,7 @@ from tests.kernel.mounts import need_erofs
 from tests.processes import PATIENCE, wait_until
 from wdsfs import mount_table
 from wdsfs.errors import UsageError
-from wdsfs.mount.mountpoint import parse_options
+from wdsfs.mount.mount_options import parse_options
 
 libc = ctypes.CDLL(None, use_errno=True)
 

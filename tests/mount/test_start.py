@@ -11,7 +11,7 @@ from wdsfs import wings
 from wdsfs.errors import NotInstalled
 from wdsfs.mount import mount_search, start
 from wdsfs.mount.mount_options import MountOptions, Serving
-from wdsfs.mount.mountpoint import obstacle
+from wdsfs.mount.mount_search import obstacle
 
 
 @pytest.fixture

@@ -18,9 +18,8 @@ import trio
 from tests import sets, wire
 from tests.processes import PATIENCE, wait_until
 from wdsfs.errors import Unreachable
-from wdsfs.mount import followed_set, shard_watch
-from wdsfs.mount.followed_set import Growth
-from wdsfs.mount.shard_watch import Watch
+from wdsfs.mount import followed_set
+from wdsfs.mount.followed_set import Growth, Watch
 from wdsfs.shards import Shard
 from wdsfs.spec import objects
 from wdsfs.tree.freshness import Generations
@@ -284,7 +283,7 @@ def test_changes_without_events_are_noticed_by_polling(
     tmp_path: Path, listen: Listen, monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Path], None]
 ) -> None:
     """One tree over all shards lets the kernel keep names for an hour, so nothing may be missed there."""
-    monkeypatch.setattr(shard_watch, "SCAN_SECONDS", 0.01)
+    monkeypatch.setattr(followed_set, "SCAN_SECONDS", 0.01)
     for directory in ("real", "elsewhere", "link"):
         (tmp_path / directory).mkdir()
     (tmp_path / "real" / "a.tar").write_bytes(b"old")
@@ -309,7 +308,7 @@ def test_a_busy_directory_does_not_keep_from_looking(
     tmp_path: Path, listen: Listen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody writes a log next to the shards, all the time."""
-    monkeypatch.setattr(shard_watch, "SCAN_SECONDS", 0.1)
+    monkeypatch.setattr(followed_set, "SCAN_SECONDS", 0.1)
     for directory in ("real", "elsewhere"):
         (tmp_path / directory).mkdir()
         (tmp_path / directory / "a.tar").write_bytes(b"old")
@@ -348,7 +347,7 @@ class Follower:
         self.tags = Generations.at_mount(len(heard.shards))
         self.heard, self.kernels = heard, kernels
         arguments = (heard.watch, ours.fileno(), heard.life, self.tags, epochs)
-        self.thread = threading.Thread(target=shard_watch.follow, args=arguments, daemon=True)
+        self.thread = threading.Thread(target=followed_set.follow, args=arguments, daemon=True)
 
     def __enter__(self) -> Follower:
         self.thread.start()
@@ -467,12 +466,12 @@ def test_stores_are_asked_once_in_less_than_a_minute_however_long_they_take(
         if len(slept) == 4:
             raise InterruptedError
 
-    monkeypatch.setattr(shard_watch, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    monkeypatch.setattr(followed_set, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
     monkeypatch.setattr(objects, "ask_again", ask_again)
     with pytest.raises(InterruptedError):
-        shard_watch._ask_stores([b"https://h/x.tar"])
+        followed_set._ask_stores([b"https://h/x.tar"])
     assert asked == [50.0, 100.0, 150.0]
-    assert slept[3] == shard_watch.ASK_PAUSE_SECONDS
+    assert slept[3] == followed_set.ASK_PAUSE_SECONDS
 
 
 def test_a_late_worker_of_a_new_list_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

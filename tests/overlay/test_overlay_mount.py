@@ -32,7 +32,7 @@ from tests.conftest import Mounted, Program, fails, need_fuse, open_the_way
 from tests.processes import PATIENCE, wait_until
 from tests.writables import shard
 from wdsfs.errors import MountError
-from wdsfs.mount import live_fuse, mount_search
+from wdsfs.mount import live_mount, mount_search
 from wdsfs.overlay.upper_files import EXCHANGE, NOREPLACE, SystemCalls
 
 MTIME = 1_600_000_000
@@ -736,9 +736,9 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        self._waits_for_disk = live_fuse.waits_for_disk
-        monkeypatch.setattr(live_fuse, "waits_for_disk", self._look)
-        monkeypatch.setattr(live_fuse, "time", self)
+        self._waits_for_disk = live_mount.waits_for_disk
+        monkeypatch.setattr(live_mount, "waits_for_disk", self._look)
+        monkeypatch.setattr(live_mount, "time", self)
 
     def monotonic(self) -> float:
         return self.now
@@ -788,9 +788,9 @@ def test_an_unmount_of_a_daemon_that_stays(small: Program, monkeypatch: pytest.M
     clock = types.SimpleNamespace(monotonic=lambda: float(next(passing)), sleep=time.sleep)
     with small.mounted(*OVERLAY, ends_itself=True) as mounted:
         os.kill(mounted.pid, signal.SIGSTOP)
-        monkeypatch.setattr(live_fuse, "_continue", lambda daemon: None)
-        monkeypatch.setattr(live_fuse, "time", clock)
-        monkeypatch.setattr(live_fuse, "waits_for_disk", lambda pid: False)  # its worker does, for a moment
+        monkeypatch.setattr(live_mount, "_continue", lambda daemon: None)
+        monkeypatch.setattr(live_mount, "time", clock)
+        monkeypatch.setattr(live_mount, "waits_for_disk", lambda pid: False)  # its worker does, for a moment
         try:
             with pytest.raises(MountError, match=f"process {mounted.pid} is still there, 8 s after the unmount"):
                 mount_search.require_mount(str(mounted.path)).end(wait_seconds=7.0)

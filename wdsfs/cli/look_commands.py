@@ -305,7 +305,7 @@ def view(
     wings.load("pages")
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        from wdsfs.extras import install_command
+        from wdsfs.wings import install_command
 
         raise UsageError(f"the page needs {several(missing)}; type: {install_command('view')}")
     from wdsfs.mount import mount_search

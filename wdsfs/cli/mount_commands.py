@@ -325,7 +325,7 @@ def _check_new(shards: Sequence[str], selection: Selection, serving: Serving) ->
 
 def _refuse_own_options(dash_o: Sequence[str]) -> None:
     """Raise UsageError for `-o layout=files`, which only mount(8) takes, and for `-o layot=files`."""
-    from wdsfs.mount.mountpoint import known_options, split_options
+    from wdsfs.mount.mount_options import known_options, split_options
     from wdsfs.names import closest
 
     own = {name[2:] for param in mount.params for name in param.opts if name.startswith("--")}

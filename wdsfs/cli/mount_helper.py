@@ -131,7 +131,7 @@ def translate(argv: Sequence[str]) -> Call:
 
 def _refuse_misspelt(option: str) -> None:
     """Raise UsageError for an unknown option that is nearly one of our own."""
-    from wdsfs.mount.mountpoint import known_options
+    from wdsfs.mount.mount_options import known_options
 
     known, name = {name.rstrip("=") for name in known_options()} | _NOT_FOR_US, option.partition("=")[0]
     meant = "" if name in known else names.meant(_name(option), sorted({*own_options()} | known))
@@ -145,7 +145,7 @@ def _options_of(flag: str, value: str) -> Iterator[str]:
         yield "ro"
     if flag != "-o":
         return
-    from wdsfs.mount.mountpoint import split_options  # late: it is slow, and most calls of mount(8) end before
+    from wdsfs.mount.mount_options import split_options  # late: it is slow, and most calls of mount(8) end before
 
     for option in split_options([value]):
         if option == "remount":

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 # Shards rarely change, so the kernel may cache names and attributes for long. When a shard does change, its inode
 # numbers get ESTALE, and the kernel looks up the entries of the top, which lead to them, again: within a
-# millisecond where inotify reports the change (`mount/shard_watch.py`), else after CHANGE_SECONDS.
+# millisecond where inotify reports the change (`mount/followed_set.py`), else after CHANGE_SECONDS.
 TIMEOUT_SECONDS = 3600
 CHANGE_SECONDS = 1
 # While the kernel has the attributes of the mount point cached, stat of a dead mount succeeds, and a script takes

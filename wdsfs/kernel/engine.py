@@ -31,8 +31,8 @@ from wdsfs.kernel.set_image import ServedSet, find_or_make
 from wdsfs.mount import daemon
 from wdsfs.mount.daemon import open_log
 from wdsfs.mount.engines import KERNEL_ENGINE, CannotServe
-from wdsfs.mount.mount_options import AUTO, MountOptions
-from wdsfs.mount.mountpoint import check_mountpoint, parse_options, split_options
+from wdsfs.mount.mount_options import AUTO, MountOptions, parse_options, split_options
+from wdsfs.mount.mount_search import check_mountpoint
 from wdsfs.mount_registry import canonical
 from wdsfs.names import suffix_of
 from wdsfs.tree.set_options import Opening, Owner, Selection, TreeOptions

@@ -27,7 +27,7 @@ from wdsfs.door import urls
 from wdsfs.door.shard_door import DOOR
 from wdsfs.errors import MountError, bytes_text, counted
 from wdsfs.host import MachineFinding
-from wdsfs.mount import mount_search, mountpoint
+from wdsfs.mount import mount_search
 from wdsfs.mount.engines import KERNEL_ENGINE, is_installed, kernel_engine
 from wdsfs.mount_registry import SILENT, canonical
 from wdsfs.shared_settings import setting
@@ -388,7 +388,7 @@ def check_mountpoint(path: str) -> MachineFinding:
     name = f"mount point {path}"
     place = canonical(path)
     try:
-        obstacle = mountpoint.obstacle(place)
+        obstacle = mount_search.obstacle(place)
     except MountError as error:  # without a runtime directory, which has a finding of its own
         return MachineFinding(name, "warn", "cannot be looked at without a runtime directory", str(error))
     if obstacle is not None and obstacle.mounted:

@@ -42,9 +42,9 @@ from wdsfs.mount.daemon import log_path, open_log
 from wdsfs.mount.followed_set import Growth
 from wdsfs.mount.hidden_directory import HiddenDirectory, HiddenDirectoryOperations, TextRing
 from wdsfs.mount.hints import hints
-from wdsfs.mount.mount_options import OFF, MountOptions, refuse_view
+from wdsfs.mount.mount_options import OFF, FuseOptions, MountOptions, parse_options, refuse_view
+from wdsfs.mount.mount_search import check_mountpoint
 from wdsfs.mount.mounted_set import MountedSet
-from wdsfs.mount.mountpoint import FuseOptions, check_mountpoint, parse_options
 from wdsfs.mount.reports import SetState
 from wdsfs.mount_registry import FUSE, Registration, listening, registered, start_ticks
 from wdsfs.overlay.mounted_overlay import MountedOverlay

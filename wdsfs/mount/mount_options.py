@@ -1,10 +1,12 @@
-"""The options of a mount as plain values: which set, how it is shown, opened and served. Light to import.
+"""The options of a mount as plain values: which set, how it is shown, opened and served, and `-o`.
 
-Options that cannot go together are refused before anything is done. The content of shards is not looked at here.
+Light to import. Options that cannot go together are refused before anything is done. The content of shards is not
+looked at here.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +16,9 @@ from wdsfs.door import urls
 from wdsfs.errors import UsageError
 from wdsfs.host import default_jobs
 from wdsfs.mount_registry import FUSE, KERNEL, canonical
-from wdsfs.names import text_of
+from wdsfs.names import meant, text_of
 from wdsfs.spec import objects
-from wdsfs.tree.set_options import Opening, Selection, TreeOptions
+from wdsfs.tree.set_options import Opening, Owner, Selection, TreeOptions
 
 if TYPE_CHECKING:
     from wdsfs.shards import Shard
@@ -25,6 +27,16 @@ if TYPE_CHECKING:
 AUTO = "auto"  # the engine that can serve the set, the kernel before FUSE
 ENGINES = (FUSE, KERNEL, AUTO)
 OFF = "off"
+ID_MAX = (1 << 32) - 2  # the last number means "no user" to the kernel
+# Options of `-o` that libfuse or the kernel understands. Anything else is refused as a typing error.
+_FLAGS = frozenset(
+    (
+        *("ro", "allow_other", "allow_root", "auto_unmount", "default_permissions", "nonempty"),
+        *("dev", "nodev", "suid", "nosuid", "exec", "noexec", "sync", "async", "dirsync"),
+        *("atime", "noatime"),
+    )
+)
+_VALUES = frozenset(["fsname", "subtype", "context", "fscontext", "defcontext", "rootcontext"])
 
 
 class Serving(NamedTuple):
@@ -140,3 +152,80 @@ def refuse_view(shards: Sequence[Shard], tree: TreeOptions) -> None:
             "--index-tree is for read-only mounts, because changes would give samples other numbers; leave out "
             "--index-tree, or --overlay"
         )
+
+
+# --- the options of -o
+
+
+@dataclass(slots=True)
+class FuseOptions:
+    """The options of `-o`, parsed."""
+
+    fuse: set[str] = field(default_factory=set)
+    owner: Owner = field(default_factory=lambda: Owner(os.getuid(), os.getgid()))
+    nonempty: bool = False
+
+
+def parse_options(options: Sequence[str], *, writable: bool = False) -> FuseOptions:
+    """Parse `-o` options. Raises UsageError for an unknown one."""
+    parsed = FuseOptions()
+    uid, gid, umask = parsed.owner.uid, parsed.owner.gid, 0
+    for option in split_options(options):
+        name, equals, value = option.partition("=")
+        if name == "remount" or (name == "rw" and not writable):
+            raise UsageError(f"-o {name}: this mount is read-only; --overlay DIR makes a writable one")
+        if name == "rw":
+            continue
+        if name in ("uid", "gid", "umask") and equals:
+            number = _parse_number(option, value, *((8, 0o777) if name == "umask" else (10, ID_MAX)))
+            uid, gid, umask = (
+                number if name == "uid" else uid,
+                number if name == "gid" else gid,
+                number if name == "umask" else umask,
+            )
+        elif option == "nonempty":
+            parsed.nonempty = True
+        elif option in _FLAGS or (equals and name in _VALUES):
+            parsed.fuse.add(option)
+        else:
+            known = sorted(known_options())
+            raise UsageError(f"-o {option}: no such option; known are {', '.join(known)}{meant(name, known)}")
+    parsed.owner = Owner(uid, gid, umask)
+    return parsed
+
+
+def known_options() -> set[str]:
+    """Return all options of `-o`; one with a value ends in `=`."""
+    return {*_FLAGS} | {f"{name}=" for name in _VALUES | {"uid", "gid", "umask"}}
+
+
+def split_options(options: Sequence[str]) -> list[str]:
+    """Return the single options of `-o`, which may be given several times, each with several options.
+
+    As for libfuse and mount(8), a comma after a backslash or in double quotes belongs to a value; in the result it
+    has a backslash. Raises UsageError for quotes without an end.
+    """
+    single, current = [], ""
+    quoted = escaped = False
+    for character in ",".join(options):
+        if character == "," and not quoted and not escaped:
+            single.append(current)
+            current = ""
+        else:
+            current += "\\," if character == "," and not escaped else character
+        quoted ^= character == '"' and not escaped
+        escaped = character == "\\" and not escaped
+    if quoted:
+        raise UsageError(f'-o {current}: a double quote has no end; a quote in a value is written \\"')
+    return [option for option in (*single, current) if option]
+
+
+def _parse_number(option: str, value: str, base: int, largest: int) -> int:
+    try:
+        number = int(value, base)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= largest:
+        kind = f"an octal number up to {largest:o}" if base == 8 else f"a number up to {largest}"
+        raise UsageError(f"-o {option}: {kind} is needed")
+    return number

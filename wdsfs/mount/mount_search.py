@@ -1,18 +1,32 @@
-"""Finds live mounts: at a path, around a path, or all, of both engines."""
+"""Finds what is at a path: a live mount of either engine, or what prevents one; the one around it; all mounts.
+
+What only fusermount3 refuses is explained by `doctor.py`.
+"""
 
 from __future__ import annotations
 
+import errno
+import functools
 import os
 import shlex
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import stat
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdsfs import mount_table
-from wdsfs.errors import MountError, UsageError
-from wdsfs.mount.engines import find_kernel_mount, kernel_engine
-from wdsfs.mount.live_fuse import FuseMount
-from wdsfs.mount.live_mount import LiveMount
-from wdsfs.mount_registry import FUSE, KERNEL, Registration, canonical, registration_of, registrations
+from wdsfs.errors import DEAD_MOUNT_ERRNOS, MountError, UsageError
+from wdsfs.mount.engines import find_kernel_mount, is_kernel_mount, kernel_engine
+from wdsfs.mount.live_mount import FuseMount, LiveMount
+from wdsfs.mount_registry import (
+    FUSE,
+    KERNEL,
+    Registration,
+    canonical,
+    find_registration,
+    registration_of,
+    registrations,
+)
+from wdsfs.trust import LINKS_MAX
 
 if TYPE_CHECKING:
     from wdsfs.mount_table import MountPoint
@@ -150,3 +164,118 @@ def path_below_top(path: str, mountpoint: str | None) -> bytes:
     if os.path.isabs(inside) or inside == ".." or inside.startswith("../"):
         raise UsageError(f"{path}: is outside of {mountpoint or 'the overlay'}")
     return b"" if inside == "." else os.fsencode(inside)
+
+
+# --- what prevents a mount
+
+
+class Obstacle(NamedTuple):
+    """The reason why a place cannot or should not be mounted on, and the remedy; empty if there is none to type.
+
+    `mounted`: a mount of wdsfs is there and answers, so nothing is wrong.
+    """
+
+    text: str
+    remedy: str = ""
+    mounted: bool = False
+
+
+def check_mountpoint(mountpoint: str, nonempty: bool, busy: Sequence[bytes]) -> None:
+    """Raise MountError if nothing can or should be mounted there.
+
+    `busy` are paths that the daemon itself needs: over one of them it would wait for itself forever.
+    """
+    problem = obstacle(mountpoint, busy, nonempty=nonempty)
+    if problem is not None:
+        raise MountError(f"{mountpoint}: {problem.text}" + (f"; {problem.remedy}" if problem.remedy else ""))
+
+
+def obstacle(mountpoint: str, busy: Sequence[bytes] = (), *, nonempty: bool = False) -> Obstacle | None:
+    """Return what prevents a mount here; None if nothing does. Raises MountError without a runtime directory."""
+    quoted = shlex.quote(mountpoint)
+    try:
+        os.statvfs(mountpoint)  # stat alone can be answered by the kernel when a mount is dead
+        status = os.stat(mountpoint)
+    except FileNotFoundError:
+        return Obstacle("no such directory", f"make it with: mkdir -p {quoted}")
+    except OSError as error:
+        if error.errno in DEAD_MOUNT_ERRNOS:
+            return Obstacle("a dead mount is there", f"clear it with: wdsfs umount {quoted}")
+        if error.errno == errno.EACCES:  # also what a FUSE mount of another user answers, even to root
+            return Obstacle("cannot be entered, or is another user's FUSE mount", f"see: findmnt {quoted}")
+        return Obstacle(error.strerror or str(error))
+    if not stat.S_ISDIR(status.st_mode):
+        return Obstacle("is not a directory")
+    mounted = mount_table.mounted_at(mountpoint)
+    registration = None if mounted is None else find_registration(mountpoint)
+    is_ours = mounted is not None and (mounted.fstype == "fuse.wdsfs" or is_kernel_mount(mounted))
+    if is_ours or registration is not None:
+        who = "" if registration is None else f" (process {registration.pid})"
+        remedy = f"end that mount with: wdsfs umount {quoted}; or take another directory"
+        return Obstacle(f"wdsfs is mounted there already{who}", remedy, mounted=True)
+    top = os.fsencode(mountpoint)
+    below = top.rstrip(b"/") + b"/"
+    for path, place in _places_on_the_way(busy):
+        if place.startswith(below) or place == top:
+            return Obstacle(f"the mount would hide {os.fsdecode(path)}, which it needs itself")
+    if mountpoint == "/":
+        return Obstacle("is the root directory", "make a directory for the mount, such as /mnt/train")
+    if not nonempty and _has_entries(mountpoint):
+        return Obstacle("is not empty", "take an empty directory; or -o nonempty, which hides what is there")
+    return None
+
+
+def _places_on_the_way(paths: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield each path with every directory and link on the way to it, those of a directory of many only once."""
+    parents: dict[bytes, bytes] = {}
+    for path in paths:
+        parent, _, name = path.rpartition(b"/")
+        if name in (b"", b".", b"..") or not path.startswith(b"/"):
+            path = os.path.abspath(path)
+            parent, _, name = path.rpartition(b"/")
+        if parent not in parents:
+            parents[parent] = whole = os.path.abspath(parent or b"/")
+            for place in _way(whole):
+                parents[parent] = place
+                yield path, place
+        if _read_link(path) is None:
+            yield path, parents[parent] + b"/" + name
+        else:
+            yield from ((path, place) for place in _way(path))
+
+
+def _way(path: bytes) -> Iterator[bytes]:
+    """Yield every directory and link on the way to a path: the path needs each of them.
+
+    Not the walk of `trust`: that opens each step and refuses some, while here a step may be missing or private.
+    """
+    place, ahead, links = b"/", path.split(b"/")[::-1], 0
+    while ahead and links < LINKS_MAX:
+        name = ahead.pop()
+        if name in (b"", b"."):
+            continue
+        place = os.path.dirname(place) if name == b".." else os.path.join(place, name)
+        yield place
+        target = _link_target(place)
+        if target is not None:
+            links += 1
+            place = b"/" if target.startswith(b"/") else os.path.dirname(place)
+            ahead.extend(target.split(b"/")[::-1])
+
+
+def _read_link(path: bytes) -> bytes | None:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
+
+
+_link_target = functools.lru_cache(1024)(_read_link)  # of directories, which many ways have in common
+
+
+def _has_entries(directory: str) -> bool:
+    try:
+        with os.scandir(directory) as entries:
+            return next(entries, None) is not None
+    except OSError:  # not readable: libfuse will say what is wrong with it
+        return False

@@ -26,7 +26,6 @@ from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 from tinytag import TinyTag, TinyTagException
 
 from wdsfs.errors import UsageError, counted
-from wdsfs.extras import zstd
 from wdsfs.pages.preview import (
     KIND_BYTES,
     PLAYERS,
@@ -44,6 +43,7 @@ from wdsfs.pages.preview import (
     text_preview,
     without_controls,
 )
+from wdsfs.wings import zstd
 
 PICKLE_NOTE = "A pickle can run any code when it is loaded, so it is not loaded here."
 

@@ -21,10 +21,10 @@ from urllib.parse import unquote
 from wdsfs.door.pins import Listing, Pin
 from wdsfs.door.urls import Url
 from wdsfs.errors import DeniedObject, MissingObject, ObjectChanged, ShardError, Unreachable
-from wdsfs.extras import install_command
 from wdsfs.remote.answers import THROTTLING, of_status, seconds_of
 from wdsfs.remote.retries import Clock, Result, Transient, blocking
 from wdsfs.remote.settings import pace
+from wdsfs.wings import install_command
 
 FRESH = 10.0  # seconds that a listing answers for
 PAGE = 1000  # entries of a listing that are asked for at a time

@@ -36,10 +36,10 @@ from wdsfs import __version__
 from wdsfs.door.pins import NO_LENGTH, Pin
 from wdsfs.door.urls import BUCKETS, Url, is_signed
 from wdsfs.errors import MissingObject, ShardError, Unreachable
-from wdsfs.extras import install_command
 from wdsfs.remote import answers
 from wdsfs.remote.retries import Transient
 from wdsfs.remote.settings import pace
+from wdsfs.wings import install_command
 
 Options = dict[str, str]
 

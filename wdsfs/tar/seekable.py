@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from wdsfs.errors import bytes_text
-from wdsfs.extras import install_command
+from wdsfs.wings import install_command
 
 POINT = 1 << 20  # compressed bytes between two seek points of a gzip: on average a read unpacks half of it first
 PIECE_MAX = 64 << 20  # bytes that a read may have to unpack first

@@ -23,11 +23,11 @@ from typing import Protocol
 
 from wdsfs import source
 from wdsfs.errors import counted, parse_size
-from wdsfs.extras import zstd
 from wdsfs.names import SHARD_SUFFIXES
 from wdsfs.shared_settings import setting
 from wdsfs.source import TarBytes
 from wdsfs.tar.headers import BLOCK, is_header
+from wdsfs.wings import zstd
 
 # What compressed files begin with; a zstd file also with a skippable frame (pzstd writes one first).
 COMPRESSED = {

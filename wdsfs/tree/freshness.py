@@ -1,7 +1,7 @@
 """Decides whether a shard is stale: no longer the file that it was when it was indexed.
 
 The path of a shard is checked when the shard is used: at most once a second, but at once after an alarm. An alarm
-is a change that a process of the mount has met, or that was reported to `mount/shard_watch.py`. `shard_set.py` is
+is a change that a process of the mount has met, or that was reported to `mount/followed_set.py`. `shard_set.py` is
 called back and drops records and open files. The processes of a mount share the generation of each shard in
 memory, so all of them give the same inode numbers to the same content.
 """

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple
 
-from wdsfs import extras
+from wdsfs import wings
 from wdsfs.door.shard_door import OpenShard
 from wdsfs.door.urls import is_remote
 from wdsfs.errors import CorruptShard, UsageError, ViewError
@@ -111,7 +111,7 @@ def label_file(text: str, option: str = LABELS) -> LabelFile:
     if not objects.is_file(path):
         raise UsageError(f"{option} {shown}: {_why_not(path)}{_of_a_column(text) if is_list else ''}")
     if kind == PARQUET and importlib.util.find_spec("pyarrow") is None:
-        raise UsageError(f"{option} {shown}: needs pyarrow; type: {extras.install_command('parquet')}")
+        raise UsageError(f"{option} {shown}: needs pyarrow; type: {wings.install_command('parquet')}")
     return LabelFile(os.fsencode(path), kind, table, column, is_list)
 
 
