@@ -18,7 +18,7 @@ from tests.processes import PATIENCE
 from tests.typed import steps_of, type_in
 from wdsfs.cli.main import main
 from wdsfs.index import index_directory, record, record_builder, store
-from wdsfs.interop import findings
+from wdsfs.interop import lint
 from wdsfs.mount import reports
 from wdsfs.overlay import upper_format
 from wdsfs.packing import reasons
@@ -155,7 +155,7 @@ def test_semantics_md_lists_every_kind_of_finding() -> None:
     rooms = [file for room in ("tar", "index", "interop") for file in (ROOT / "wdsfs" / room).glob("*.py")]
     sources = "".join(file.read_text() for file in rooms)
     kinds = set(re.findall(r"(?:Problem|Damage)\([^,\"]+, \"([a-z ]+)\"", sources))
-    kinds |= set(re.findall(r"(?:found\.add|Finding)\(\"([a-z ]+)\"", sources)) | findings.NOTES
+    kinds |= set(re.findall(r"(?:found\.add|Finding)\(\"([a-z ]+)\"", sources)) | lint.NOTES
     assert len(kinds) > 8
     for kind in kinds:
         assert f"`{kind}`" in text, kind

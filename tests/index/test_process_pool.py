@@ -20,7 +20,7 @@ from tests.processes import wait_until
 from wdsfs.cluster_workers import Workers
 from wdsfs.errors import CorruptShard, MissingShard, ShardError, UnreadableShard
 from wdsfs.index import process_pool, spread
-from wdsfs.index.far_side import Batch
+from wdsfs.index.spread import Batch
 from wdsfs.shards import Shard
 
 

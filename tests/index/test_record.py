@@ -29,7 +29,7 @@ from wdsfs.index import record, record_builder
 from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES, HAS_SAMPLES, LINK, STRAY, TWIN, Record
 from wdsfs.inodes import FOLDER, MEMBER, SAMPLE, index_of, kind_of, position
 from wdsfs.shards import Fingerprint
-from wdsfs.tar import member_reader, scan
+from wdsfs.tar import scan
 from wdsfs.tar.headers import DEPTH_MAX
 from wdsfs.tar.problems import Problem
 from wdsfs.tree.content import read_stored
@@ -459,7 +459,7 @@ def samples_of(tar: bytes) -> list[tuple[bytes, list[tuple[bytes, bytes]]]]:
             if not one.entry_flags[entry] & STRAY:
                 members = one.entry_members(entry)
                 head = one.member(members[0]).head
-                raw = member_reader.placed(fd, head).name
+                raw = scan.placed(fd, head).name
                 key = raw[: len(raw) - len(one.extension(members[0])) - 1]
                 files = [(one.extension(member), content_of(fd, one, member)) for member in members]
                 samples.append((head, (key, files)))

@@ -28,10 +28,10 @@ from wdsfs.errors import (
     WdsfsError,
 )
 from wdsfs.executors import opener
-from wdsfs.index import far_side, process_pool, record_builder, spread
-from wdsfs.index.far_side import Batch
+from wdsfs.index import process_pool, record_builder, spread
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
+from wdsfs.index.spread import Batch
 from wdsfs.shards import Fingerprint, Shard
 from wdsfs.shared_settings import setting
 
@@ -235,22 +235,22 @@ def test_a_worker_that_sees_another_file_is_found(tmp_path: Path, monkeypatch: p
         "look_again",
         lambda path: real(path)._replace(mtime_ns=5) if path == shards[0].path else real(path),
     )
-    seen = {one.path: far_side.SeenShard(one.path, real(one.path)) for one in shards}
+    seen = {one.path: spread.SeenShard(one.path, real(one.path)) for one in shards}
     with pytest.raises(StaleMount, match=r"/a: the worker on .* sees another file"):
-        far_side.agree(seen[shards[0].path])
-    assert far_side.agree(seen[shards[1].path]) == real(shards[1].path)  # what it knew was old
+        spread.agree(seen[shards[0].path])
+    assert spread.agree(seen[shards[1].path]) == real(shards[1].path)  # what it knew was old
 
 
 def test_inode_and_ctime_do_not_count(tmp_path: Path) -> None:
     [one] = shards_of(tmp_path, "a")
     here = Fingerprint.at(one.path)
-    far_side.agree(far_side.SeenShard(one.path, here.mixed_with(7)))
+    spread.agree(spread.SeenShard(one.path, here.mixed_with(7)))
 
 
 def test_a_file_that_a_worker_does_not_have_is_an_error_that_names_the_worker(tmp_path: Path) -> None:
     path = os.fsencode(tmp_path / "gone.tar")
     with pytest.raises(UnreadableShard, match=r"gone.tar: the worker on .* has no such file"):
-        far_side.agree(far_side.SeenShard(path, Fingerprint(1, 2, 3)))
+        spread.agree(spread.SeenShard(path, Fingerprint(1, 2, 3)))
 
 
 def test_a_shard_that_changes_before_the_worker_looks_is_sent_again(tmp_path: Path) -> None:
@@ -295,9 +295,9 @@ def test_a_record_of_a_worker_is_that_of_this_machine(tmp_path: Path) -> None:
 def test_options_travel_and_hold_for_one_command_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_settings, "_chosen", {})
     monkeypatch.setenv("WDSFS_STORE_OPTIONS", "region=here")
-    monkeypatch.setattr(far_side, "_OWN_PLACES", {"CACHE_DIR"})
+    monkeypatch.setattr(spread, "_OWN_PLACES", {"CACHE_DIR"})
     monkeypatch.setenv("WDSFS_CACHE_DIR", "/own")
-    options = far_side._Options()
+    options = spread._Options()
     first = {"STORE_OPTIONS": "region=one", "CACHE_DIR": "/theirs", "INDEX_DIR": None, "TRUST": None}
     second = {**first, "STORE_OPTIONS": None}
     entered = threading.Event()
@@ -322,8 +322,8 @@ def test_a_url_with_a_secret_travels_and_is_not_shown(monkeypatch: pytest.Monkey
     monkeypatch.setattr(DOOR, "_remote", None)
     url = parse("https://host/a.tar?signature=hush")
     path = DOOR.remote.path_of(url)
-    unit = work.length, far_side.SeenShard(path, Fingerprint(1, 2, 3), url), path
-    sent = pickle.loads(pickle.dumps(Batch(far_side.on_shard, [unit], far_side.options())))
+    unit = work.length, spread.SeenShard(path, Fingerprint(1, 2, 3), url), path
+    sent = pickle.loads(pickle.dumps(Batch(spread.on_shard, [unit], spread.options())))
     assert sent.units[0][1].url.query == "signature=hush"
     assert "hush" not in repr(sent)
     assert "hush" not in repr(sent.units)
@@ -333,7 +333,7 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Batch(work.length, [], {})
     batch.version = "0.0.1"
     with pytest.raises(ExecutorUnusable, match=r"has wdsfs .*, and this command 0\.0\.1"):
-        far_side.run(batch)
+        spread.run(batch)
     monkeypatch.setattr("wdsfs.cluster_workers.__version__", "0.0.1")
     workers = Workers("tests.work:threads")
     with pytest.raises(ExecutorUnusable, match=r"tests.work:threads: a worker has wdsfs .*: install 0\.0\.1"):
@@ -350,7 +350,7 @@ def test_every_error_can_be_sent_with_all_that_it_says() -> None:
     assert len(kinds) > 30
     for kind in kinds:
         error = kind("/a/b.tar:512: text")
-        found = pickle.loads(pickle.dumps(far_side._portable(error)))
+        found = pickle.loads(pickle.dumps(spread._portable(error)))
         assert type(found) is kind
         assert (str(found), found.errno, found.exit_code) == (str(error), error.errno, error.exit_code)
 
@@ -359,10 +359,10 @@ def test_an_error_that_cannot_be_sent_becomes_its_text() -> None:
     class Local(Exception):
         pass
 
-    found = far_side._portable(Local("what happened"))
+    found = spread._portable(Local("what happened"))
     assert type(found) is RuntimeError
     assert "what happened" in str(found)
-    assert isinstance(far_side._portable(ObjectChanged("x")), ObjectChanged)
+    assert isinstance(spread._portable(ObjectChanged("x")), ObjectChanged)
 
 
 # --- names ------------------------------------------------------------------------------------------------

@@ -18,9 +18,8 @@ from tests import tars
 from tests.tars import BLOCK, END, member, tar
 from wdsfs.errors import MissingShard, UnreadableShard
 from wdsfs.interop import lint as lint_module
-from wdsfs.interop.findings import EXAMPLES, KEPT, Lint, LintFinding
 from wdsfs.interop.judge import Judge
-from wdsfs.interop.lint import lint
+from wdsfs.interop.lint import EXAMPLES, KEPT, Lint, LintFinding, lint
 from wdsfs.names import shown
 from wdsfs.tar import scan
 

@@ -17,7 +17,7 @@ from wdsfs.errors import UsageError
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.interop import lint
-from wdsfs.interop.findings import EXAMPLES
+from wdsfs.interop.lint import EXAMPLES
 from wdsfs.tree.set_options import Tolerance
 
 CUT = tars.ODD["cut in content"].tar()

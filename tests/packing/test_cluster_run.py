@@ -21,7 +21,7 @@ from tests.processes import wait_until
 from wdsfs.cluster_workers import Workers
 from wdsfs.durable import Disk, temporary_of
 from wdsfs.errors import CommitError, ShardError, StaleShard
-from wdsfs.index.far_side import SeenShard
+from wdsfs.index.spread import SeenShard
 from wdsfs.packing import cluster_units
 from wdsfs.packing.cluster_units import ClusterRun, OutputUnit, remove_attempts
 from wdsfs.packing.plan import NEW, CopiedRange, NewMember, Output, SourceShard, Step, Zeros

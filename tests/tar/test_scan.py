@@ -23,7 +23,7 @@ from tests import tars
 from tests.tars import ABC, BLOCK, END, LONG, ODD, A, B, Listed, by_tarfile
 from tests.thorough import examples
 from wdsfs.errors import CorruptShard
-from wdsfs.tar import headers, member_reader, scan, sparse, streams
+from wdsfs.tar import headers, scan, sparse, streams
 from wdsfs.tar.columns import Chunk
 from wdsfs.tar.problems import NO_TAR, Problem
 from wdsfs.tar.sparse import Extents, Segments
@@ -451,10 +451,10 @@ def test_read_ends_with_the_member() -> None:
 def test_read_name() -> None:
     with tars.opened(tars.tar(A, tars.pax({b"path": b"p\xff.txt"}), B, gnu := tars.gnu_long(LONG), A)) as fd:
         found, _ = look(tars.tar(A, tars.pax({b"path": b"p\xff.txt"}), B, gnu, A))
-        assert [member_reader.placed(fd, one.head).name for one in found] == [b"a.txt", b"p\xff.txt", LONG]
+        assert [scan.placed(fd, one.head).name for one in found] == [b"a.txt", b"p\xff.txt", LONG]
         for offset in (BLOCK, os.fstat(fd).st_size - BLOCK, 1 << 40):
             with pytest.raises(CorruptShard):
-                member_reader.placed(fd, offset)
+                scan.placed(fd, offset)
 
 
 # --- against tarfile ---------------------------------------------------------------------------------------

@@ -81,8 +81,8 @@ def check(
       wdsfs check 'train-{000000..000999}.tar'
     """
     wings.load("interop")
-    from wdsfs.interop.findings import UNREADABLE, LintFinding
     from wdsfs.interop.judge import Judge
+    from wdsfs.interop.lint import UNREADABLE, LintFinding
     from wdsfs.spec.expand import expand
 
     judge = Judge()
@@ -211,8 +211,15 @@ def after_commit(shards: Sequence[Shard], in_place: bool, opening: Opening) -> b
     They go into the directory above all shards, or with `in_place` beside each. Returns True if one could not be
     written.
     """
+    from wdsfs.door.urls import is_remote
     from wdsfs.tree.opening import open_known_set
 
+    remote = next((shard for shard in shards if in_place and is_remote(shard.path)), None)
+    if remote is not None:
+        raise ExportError(
+            f"{os.fsdecode(remote.path)}: no index is written beside a shard in a store; "
+            "name a directory with --output"
+        )
     directory = None if in_place else os.path.commonpath([os.path.dirname(shard.path) for shard in shards])
     with open_known_set(shards, opening) as below:
         report = write_indexes(below, directory, opening)

@@ -2,14 +2,14 @@
 
 `record.py` answers questions about a shard from packed bytes, and decides what a record holds. `record_of_file.py`
 reads a shard for it; `record_builder.py` makes it of a scan: the members (`member_draft.py`), their order and
-aliases (`record_order.py`), the sections (`record_columns.py`). `store.py` keeps records in LMDB, in a directory
+aliases, the sections (`record_columns.py`). `store.py` keeps records in LMDB, in a directory
 that `index_directory.py` and `lmdb_check.py` check. Portable indexes (`portable.py`, `portable_writer.py`) bring
 records of others, checked by `record_check.py`.
 
 Records that are missing are built by processes (`process_pool.py`): of this machine, or of a cluster, to which an
 existing engine (Dask, Ray, MPI, Slurm) carries pickled units, without a protocol of our own.
-`spread.py` decides what goes into a batch and what is tried again, `far_side.py` runs it in a worker, which checks
-that it has the same wdsfs and sees the same shards. A unit is any function that can be pickled: the rooms above
+`spread.py` decides what goes into a batch and what is tried again, and runs it in a worker, which checks that it
+has the same wdsfs and sees the same shards. A unit is any function that can be pickled: the rooms above
 use the same processes. Which shards form a set, and what a mount shows of a record, is decided in the room `tree`.
 Start with `record.py`.
 """

@@ -2,7 +2,7 @@
 
 `MemberDraft` takes the chunks of a scan, or all members of a derived record at once. It decides which sample,
 folder and extension each member has. A hard link gets the content, times and kind of the member that it names.
-`record_order.py` puts the draft into the order of the record.
+`record_builder.py` puts the draft into the order of the record.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ from wdsfs.shared_settings import setting
 from wdsfs.source import TarBytes
 from wdsfs.spec import portable_head
 from wdsfs.spec.portable_head import SUFFIX, IndexFile, Row, Times
-from wdsfs.tar import member_reader
+from wdsfs.tar import scan
 
 if TYPE_CHECKING:
     from wdsfs.door.pins import Pin
@@ -277,7 +277,7 @@ def fits(record: Record, member: int, tar: TarBytes) -> bool:
     """Return True if the member of a record has its headers where the record says. Raises OSError."""
     place, entry = record.member(member), record.entry_of(member)
     try:
-        placed = member_reader.placed(tar, place.head)
+        placed = scan.placed(tar, place.head)
     except CorruptShard:
         return False
     path = record.entry_path(entry)

@@ -34,8 +34,7 @@ from wdsfs.daemon_threads import DaemonThreads
 from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_output, is_remote
 from wdsfs.errors import ShardError, StaleMount, UnreadableShard
-from wdsfs.index.far_side import SeenShard, on_shard
-from wdsfs.index.spread import InFlight, Job, spread
+from wdsfs.index.spread import InFlight, Job, SeenShard, on_shard, spread
 from wdsfs.shards import Fingerprint, Shard, wait_for_tick
 
 ALONE_BYTES = 64 << 20  # less work than this is finished here before other processes have started

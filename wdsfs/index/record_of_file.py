@@ -12,8 +12,8 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdsfs import source
 from wdsfs.door.shard_door import DOOR, OpenShard, failure_of, fingerprint_of
@@ -60,15 +60,36 @@ class ScanReader:
         self._tar.close()
 
 
-def begin(shard: OpenShard) -> None:
-    """Fetch the start of a remote shard in one request; smaller reads would look like a pass over the shard."""
-    if not isinstance(shard, int):
-        shard.pread(START, 0)
+class ToScan(NamedTuple):
+    """An open shard, the tar in it (`compressed.Opened`), and the reader of the tar for a scan."""
+
+    shard: OpenShard
+    content: compressed.Opened
+    reader: TarBytes
 
 
-def reader_of(shard: OpenShard, tar: TarBytes, together: int = 1) -> TarBytes:
-    """Return the reader of an open shard for a scan. `tar` is the reader for anything else."""
-    return ScanReader(shard, together) if tar is shard and not isinstance(shard, int) else tar
+@contextlib.contextmanager
+def opened_to_scan(
+    path: bytes, together: int = 1, open_file: Callable[[bytes], OpenShard] = DOOR.open_shard
+) -> Iterator[ToScan]:
+    """Open the shard at `path`; `together` remote shards are scanned at a time. Raises ShardErrors, OSErrors."""
+    shard = open_file(path)
+    try:
+        if not isinstance(shard, int):
+            shard.pread(START, 0)  # in one request; smaller reads would look like a pass over the shard
+        elif not stat.S_ISREG(os.fstat(shard).st_mode):
+            raise _no_file(path)
+        with compressed.open_tar(shard, path) as content:
+            reader = content.source
+            if reader is shard and not isinstance(shard, int):
+                reader = ScanReader(shard, together)
+            yield ToScan(shard, content, reader)
+    finally:
+        source.close(shard)
+
+
+def _no_file(path: bytes) -> UnreadableShard:
+    return UnreadableShard(f"{os.fsdecode(path)}: is not a regular file")
 
 
 PATIENCE_SECONDS, PAUSE_SECONDS = 10.0, 0.2  # how long to wait for a shard that is being written, and how often
@@ -117,7 +138,7 @@ def _opened_after_tick(path: bytes, open_file: Callable[[bytes], OpenShard]) -> 
         assert isinstance(fd, int)
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise UnreadableShard(f"{os.fsdecode(path)}: is not a regular file")
+            raise _no_file(path)
         if not wait_for_tick(status):
             opened.pop_all()
             return fd, Fingerprint.of(status)
@@ -128,14 +149,10 @@ def _build_remote(path: bytes, reading: Reading, open_file: Callable[[bytes], Op
     """Read a remote shard; an open one never changes, and is opened again when its store has a new version."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
-        shard = open_file(path)
         try:
-            begin(shard)
-            with compressed.open_tar(shard, path) as (tar, problem, kind):
-                scanned = reader_of(shard, tar, together)
+            with opened_to_scan(path, together, open_file) as (shard, (_, problem, kind), tar):
                 problem = _failure(shard) or problem
-                seen = fingerprint_of(shard)
-                return record_builder.build(scanned, seen, problem, reading, kind)
+                return record_builder.build(tar, fingerprint_of(shard), problem, reading, kind)
         except StaleShard as error:
             if time.monotonic() > deadline:
                 raise UnreadableShard(f"{error}, each time it is read; try again when it is complete") from None
@@ -143,8 +160,6 @@ def _build_remote(path: bytes, reading: Reading, open_file: Callable[[bytes], Op
             DOOR.look_again(path)
         except OSError as error:
             raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
-        finally:
-            source.close(shard)
 
 
 def _failure(shard: OpenShard) -> Problem | None:

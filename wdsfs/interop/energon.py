@@ -19,7 +19,7 @@ from wdsfs import names
 from wdsfs.errors import ExportError, counted
 from wdsfs.names import readable
 from wdsfs.source import TarBytes
-from wdsfs.tar import headers, member_reader, scan
+from wdsfs.tar import headers, scan
 from wdsfs.tar.columns import Chunk
 from wdsfs.tar.problems import HARMLESS, Problems
 
@@ -66,7 +66,7 @@ def borders(fd: TarBytes) -> array[int]:
     if damage:
         raise ExportError(f"the shard is damaged: {damage[0].text}")
     if offsets:
-        offsets.append(member_reader.end_of(fd, last))
+        offsets.append(scan.end_of(fd, last))
     return offsets
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wdsfs.cluster_workers import Workers
-from wdsfs.door.urls import is_remote
 from wdsfs.durable import Disk, make_directories, new_file
 from wdsfs.errors import ExportError, ShardError
 from wdsfs.index import process_pool
@@ -51,8 +50,6 @@ def export(
     are made by those of a cluster; the files are written here. `failures` of the report are the shards without an
     index. Raises ExportError if nothing can be written.
     """
-    if directory is None:
-        _refuse_remote(lower.shards)
     writer = _Writer(disk or Disk())
     try:
         for shard, index in _indexes(lower, jobs, workers):
@@ -63,15 +60,6 @@ def export(
         where = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
         raise ExportError(f"{where}{error.strerror}; mend that, then repeat the command") from None
     return writer.report
-
-
-def _refuse_remote(shards: Iterable[Shard]) -> None:
-    for shard in shards:
-        if is_remote(shard.path):
-            raise ExportError(
-                f"{os.fsdecode(shard.path)}: no index is written beside a shard in a store; "
-                "name a directory with --output"
-            )
 
 
 class _Writer:

@@ -16,7 +16,7 @@ from wdsfs.cluster_workers import Workers
 from wdsfs.errors import ShardError, counted, several
 from wdsfs.index import process_pool
 from wdsfs.index.record import Record
-from wdsfs.interop.findings import (
+from wdsfs.interop.lint import (
     EMPTY,
     EXAMPLES,
     EXTRA,
@@ -28,8 +28,9 @@ from wdsfs.interop.findings import (
     Lint,
     LintFinding,
     escaped,
+    lint,
+    lint_record,
 )
-from wdsfs.interop.lint import lint, lint_record
 from wdsfs.names import Reading
 from wdsfs.shards import Shard
 from wdsfs.tar.problems import BROKEN_FIELD

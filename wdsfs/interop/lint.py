@@ -9,24 +9,112 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import stat
-from collections.abc import Iterator
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsfs import names, source
-from wdsfs.door.shard_door import DOOR
+from wdsfs import names
 from wdsfs.errors import StaleShard, UnreadableShard
-from wdsfs.index import record_of_file
 from wdsfs.index.record import KINDS, STRAY, Record
+from wdsfs.index.record_of_file import ToScan, opened_to_scan
 from wdsfs.interop import dali, energon
-from wdsfs.interop.findings import EXAMPLES, FIRST_SAMPLES, KEPT, Column, FirstSample, Lint, escaped
 from wdsfs.names import PLAIN, Reading
 from wdsfs.source import TarBytes, open_beside
-from wdsfs.tar import compressed, headers, scan, streams
+from wdsfs.tar import headers, scan, streams
 from wdsfs.tar.columns import Chunk
 from wdsfs.tar.problems import HARMLESS, NO_TAR, Problem, Problems
+
+EXAMPLES = 100  # findings of one kind in one shard that are listed; further ones are counted
+KEPT = 1000  # samples of a shard that are remembered in case they lack an extension that others have
+FIRST_SAMPLES = 5  # NUM_EXAMPLES_FOR_FEATURES_INFERENCE of Hugging Face's `datasets`
+UNEVEN = "uneven columns"  # a kind
+EXTRA, LATE, EMPTY, UNREADABLE = "extra column", "late column", "empty member", "unreadable"  # kinds
+NOTES = frozenset(("directory", "meta", "unextractable", UNEVEN, EXTRA))  # kinds that webdataset does not mind
+
+
+class LintFinding(NamedTuple):
+    """One line of the report. `offset` is the byte where the member's first header is, -1 for a whole shard."""
+
+    kind: str
+    offset: int
+    member: str
+    text: str
+
+    @property
+    def is_note(self) -> bool:
+        """True if webdataset reads it without trouble."""
+        return self.kind in NOTES
+
+    def line(self, path: str) -> str:
+        """Return the line of a report on the shard at `path`."""
+        where = f"{path}:{self.offset}" if self.offset >= 0 else path
+        return ": ".join(filter(None, (where, self.member, f"[{self.kind}] {self.text}")))
+
+
+class FirstSample(NamedTuple):
+    """A sample at the start of a shard: where its first header is (bytes), its key, and its extensions."""
+
+    offset: int
+    key: str
+    extensions: frozenset[bytes]
+
+
+@dataclass(slots=True)
+class Column:
+    """Counts for one column of a shard: its members, those of 0 bytes, and some of the latter (offset, name)."""
+
+    members: int = 0
+    empty: int = 0
+    examples: list[tuple[int, str]] = field(default_factory=list)
+
+    def add_empty(self, name: bytes, offset: int) -> None:
+        """Count a member of 0 bytes."""
+        self.empty += 1
+        if len(self.examples) < EXAMPLES:
+            self.examples.append((offset, escaped(name)))
+
+
+@dataclass(slots=True)
+class Lint:
+    """The findings in one shard, and its counts for those in the whole set."""
+
+    findings: list[LintFinding] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    samples: int = 0
+    members: int = 0
+    # By set of extensions: how many samples have exactly these, and the first of them (offset, key).
+    patterns: dict[frozenset[bytes], int] = field(default_factory=dict)
+    examples: dict[frozenset[bytes], list[tuple[int, str]]] = field(default_factory=dict)
+    # 64-bit digests of the shard's keys and where each is first seen: for keys that several shards have.
+    keys: array[int] = field(default_factory=lambda: array("Q"))
+    offsets: array[int] = field(default_factory=lambda: array("q"))
+    first: list[FirstSample] = field(default_factory=list)  # a few samples at its start
+    columns: dict[bytes, Column] = field(default_factory=dict)
+
+    def add(self, kind: str, offset: int, member: str, text: str) -> None:
+        """Count a finding; it is listed if it is one of the first of its kind."""
+        self.counts[kind] += 1
+        if self.counts[kind] <= EXAMPLES:
+            self.findings.append(LintFinding(kind, offset, member, text))
+
+    def add_problems(self, problems: Sequence[Problem], count: int, last: tuple[int, bytes] = (-1, b"")) -> None:
+        """Add the problems of a shard, `count` in all; `last` has the head and the name of its last member."""
+        for problem in problems:
+            member = escaped(last[1]) if problem.offset == last[0] else ""
+            self.add(problem.kind, problem.offset, member, problem.text)
+        if count > len(problems):
+            self.add(problems[0].kind, -1, "", f"and {count - len(problems)} more problems")
+
+
+def escaped(name: bytes) -> str:
+    """Return a name as text, with bytes that are not UTF-8 escaped."""
+    return name.decode("utf-8", "backslashreplace")
+
 
 PATTERNS = 10_000  # different sets of extensions that are counted in one shard
 COLUMNS = 10_000  # columns of a shard whose members are counted
@@ -44,37 +132,35 @@ def lint(path: bytes, reading: Reading = PLAIN, together: int = 1) -> Lint:
     Data after an end mark and split samples are findings whatever `reading` is: other tools have no such options.
     """
     findings = Lint()
-    shard = DOOR.open_shard(path)
     try:
-        if isinstance(shard, int) and not stat.S_ISREG(os.fstat(shard).st_mode):
-            raise UnreadableShard(f"{os.fsdecode(path)}: is not a regular file")
-        record_of_file.begin(shard)
-        reader = _ShardLinter(findings, reading)
-        with compressed.open_tar(shard, path) as (tar, problem, kind):
-            if kind is not None and path.endswith(b".tar"):
-                text = f"is called .tar, but {kind}-compressed: webdataset reads it; DALI, Energon and wids do not"
-                findings.add("compressed", -1, "", text)
-            problems = Problems([] if problem is None else [problem])
-            marks = reading.marks()
-            for chunk in scan.scan(record_of_file.reader_of(shard, tar, together), problems, marks=marks):
-                reader.read(chunk)
-            reader.end()
-            reader.find_clashes(tar)
-            if not findings.samples and all(problem.kind in HARMLESS for problem in problems.listed()):
-                findings.add("no samples", -1, "", _no_samples_text(findings.members))
-        if marks:
-            findings.add("behind end mark", marks[0], "", _joined_text(len(marks)))
-        findings.add_problems(_with_way_out(problems.listed(), path), len(problems), reader.last)
-        fd = shard if isinstance(shard, int) and tar is shard else None
-        for side, text in () if fd is None else _side_indexes(path, fd, reading):
-            findings.add("wrong index", -1, "", f"{os.fsdecode(side)}: {text}")
+        with opened_to_scan(path, together) as opened:
+            _lint_opened(opened, path, reading, findings)
     except StaleShard as error:
         raise UnreadableShard(f"{error}; try again when it is finished") from None
     except OSError as error:
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
-    finally:
-        source.close(shard)
     return findings
+
+
+def _lint_opened(opened: ToScan, path: bytes, reading: Reading, findings: Lint) -> None:
+    tar, problem, kind = opened.content
+    if kind is not None and path.endswith(b".tar"):
+        text = f"is called .tar, but {kind}-compressed: webdataset reads it; DALI, Energon and wids do not"
+        findings.add("compressed", -1, "", text)
+    reader, marks = _ShardLinter(findings, reading), reading.marks()
+    problems = Problems([] if problem is None else [problem])
+    for chunk in scan.scan(opened.reader, problems, marks=marks):
+        reader.read(chunk)
+    reader.end()
+    reader.find_clashes(tar)
+    if not findings.samples and all(problem.kind in HARMLESS for problem in problems.listed()):
+        findings.add("no samples", -1, "", _no_samples_text(findings.members))
+    if marks:
+        findings.add("behind end mark", marks[0], "", _joined_text(len(marks)))
+    findings.add_problems(_with_way_out(problems.listed(), path), len(problems), reader.last)
+    if tar is opened.shard and isinstance(tar, int):
+        for side, misfit in _side_indexes(path, tar, reading):
+            findings.add("wrong index", -1, "", f"{os.fsdecode(side)}: {misfit}")
 
 
 def _with_way_out(problems: list[Problem], path: bytes) -> list[Problem]:

@@ -23,9 +23,8 @@ from wdsfs.door.shard_door import DOOR
 from wdsfs.door.urls import is_remote
 from wdsfs.durable import Disk, named, temporary_of, write_whole
 from wdsfs.errors import CommitError, ShardError, StaleShard
-from wdsfs.index.far_side import SeenShard, agree, here
 from wdsfs.index.process_pool import seen_here
-from wdsfs.index.spread import Job, spread
+from wdsfs.index.spread import Job, SeenShard, agree, here, spread
 from wdsfs.packing.plan import Output, SourceShard, Step
 from wdsfs.packing.shard_writer import Contents, ObjectOutputs, ShardWriter
 from wdsfs.shards import Fingerprint

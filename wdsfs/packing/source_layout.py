@@ -20,7 +20,7 @@ from wdsfs.index.record import LINK, Member, Record
 from wdsfs.packing import plan
 from wdsfs.shards import Fingerprint
 from wdsfs.source import TarBytes, size_of
-from wdsfs.tar import headers, member_reader
+from wdsfs.tar import headers, scan
 from wdsfs.tar.compressed import open_shard_and_tar
 from wdsfs.tar.problems import HARMLESS
 
@@ -107,7 +107,7 @@ class SourceLayout:
         with named(self.path), open_shard_and_tar(self.path) as (_, tar):
             for member, new in replaced.items():
                 start, end = self.member(member)
-                common = tuple(member_reader.global_headers(tar.source, start, end))
+                common = tuple(scan.global_headers(tar.source, start, end))
                 yield Edit(start, end, tuple(map(self._overriding, new)), common)
         for member, new in following.items():
             _, end = self.member(member)
@@ -186,14 +186,14 @@ def _measure(number: int, path: bytes, record: Record, fd: TarBytes) -> SourceLa
     first = record.array("entry.member").astype(np.int64)
     entries = np.repeat(np.arange(record.entries), first[1:] - first[:-1])
     for member in record.column.get("sparse.member", ()):  # their end does not follow from their size
-        ends[member] = member_reader.end_of(fd, int(heads[member]))
+        ends[member] = scan.end_of(fd, int(heads[member]))
     members = np.arange(record.members)
     if record.has_links:
         own = (record.array("entry.flags")[entries] & LINK) == 0
         members = members[own]
     members = members[np.argsort(heads[members], kind="stable")]
     size = size_of(fd)
-    tail = max((end for _, end, _ in member_reader.split_gap(fd, record.ends[0], size)), default=0)
+    tail = max((end for _, end, _ in scan.split_gap(fd, record.ends[0], size)), default=0)
     result = SourceLayout(
         number=number,
         path=path,
@@ -220,13 +220,13 @@ def _read_gaps(source: SourceLayout, fd: TarBytes) -> None:
     for gap in np.flatnonzero(starts < stops).tolist():
         at, stop = int(starts[gap]), int(stops[gap])
         while at < stop:
-            for start, end, words in member_reader.split_gap(fd, at, stop):
+            for start, end, words in scan.split_gap(fd, at, stop):
                 if words is not None:
                     source.globals.append((start, end))
                     keywords |= words
                 at = end
             if at < stop:  # another tar follows after the end mark
-                at = member_reader.end_of_zeros(fd, at, stop)
+                at = scan.end_of_zeros(fd, at, stop)
     source.common = tuple(key for key in headers.OVERRIDABLE if key in keywords)
 
 

@@ -17,7 +17,7 @@ from wdsfs import source
 from wdsfs.errors import CorruptShard, StaleShard, UnreadableShard
 from wdsfs.index.record import Record
 from wdsfs.source import TarBytes
-from wdsfs.tar import member_reader, sparse
+from wdsfs.tar import scan, sparse
 from wdsfs.tar.headers import BLOCK, read_fully
 from wdsfs.tar.sparse import Extents
 from wdsfs.tree.open_shards import ShardFile
@@ -188,7 +188,7 @@ def read_name(content: Content, head: int) -> bytes:
 
     Raises StaleShard, CorruptShard, OSError.
     """
-    name = member_reader.placed(content.file.source, head).name
+    name = scan.placed(content.file.source, head).name
     check_unchanged(content)
     return name
 
