@@ -65,9 +65,6 @@ def test_it_shows_what_is_there(filled: Path) -> None:
     lines = [line.split() for line in run("--long", "s3://b/train").splitlines()]
     assert ["s3://b/train/1.tar", "no", "8.0", "KiB", "97.7", "KiB"] in [line[:6] for line in lines]
     assert not any(line[0] == "https://h/0.tar" for line in lines)
-
-
-def test_it_shows_what_is_there_to_scripts(filled: Path) -> None:
     found = report()
     assert urls() == ["https://h/0.tar", "s3://b/train/0.tar", "s3://b/train/1.tar"]
     assert found["directory"] == str(filled / "cache")

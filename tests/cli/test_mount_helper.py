@@ -31,23 +31,14 @@ def options(option: str, spec: str = SPEC) -> list[str]:
     return found
 
 
-def test_a_plain_line() -> None:
-    assert arguments(SPEC, "/mnt/t", "-o", "rw") == ["mount", "-o", f"fsname={SPEC}", "--", SPEC, "/mnt/t"]
-
-
 def test_a_line_with_everything() -> None:
     """The options in the order in which mount(8) passed them on."""
     passed = "ro,relatime,nosuid,nodev,layout=files,index-dir=/tmp/i,uid=1000,allow_other,user,nofail,_netdev,exec"
-    assert arguments("/d x/t.tar", "/mnt/t", "-s", "-n", "-v", "-o", passed) == [
-        "mount",
-        "--layout=files",
-        "--index-dir=/tmp/i",
-        "-o",
-        "ro,nosuid,nodev,uid=1000,allow_other,exec,fsname=/d x/t.tar",
-        "--",
-        "/d x/t.tar",
-        "/mnt/t",
-    ]
+    own = ["--layout=files", "--index-dir=/tmp/i"]
+    through = ["-o", "ro,nosuid,nodev,uid=1000,allow_other,exec,fsname=/d x/t.tar"]
+    found = arguments("/d x/t.tar", "/mnt/t", "-s", "-n", "-v", "-o", passed)
+    assert found == ["mount", *own, *through, "--", "/d x/t.tar", "/mnt/t"]
+    assert arguments(SPEC, "/mnt/t", "-o", "rw") == ["mount", "-o", f"fsname={SPEC}", "--", SPEC, "/mnt/t"]
 
 
 NOT_FOR_US = (
@@ -103,9 +94,6 @@ def test_an_option(option: str) -> None:
 @pytest.mark.parametrize("spec", SHOWN_AS)
 def test_the_source_in_the_mount_table(spec: str) -> None:
     assert options("ro", spec) == ["-o", ",".join(["ro", *SHOWN_AS[spec]])]
-
-
-def test_a_source_that_is_not_shown_needs_no_option() -> None:
     assert options("rw", "/d/\t.tar") == []
 
 
@@ -133,9 +121,6 @@ def test_the_single_options(given: list[str], single: list[str]) -> None:
     """As for libfuse and mount(8); what comes out gives the same when it is joined and read again."""
     assert split_options(given) == single
     assert split_options(single) == single
-
-
-def test_a_quote_without_an_end() -> None:
     with pytest.raises(UsageError, match=r'fsname=a"b.*: a double quote has no end'):
         split_options(['uid=1,fsname=a"b,ro'])
 
@@ -162,27 +147,6 @@ def test_any_source_is_one_option(spec: str) -> None:
     assert apart == ["ro", f"fsname={spec}"]
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        ([], "are needed"),
-        ([SPEC], "are needed"),
-        ([SPEC, "/mnt", "/more"], "are needed"),
-        ([SPEC, "/mnt", "-z"], "-z"),
-        ([SPEC, "/mnt", "-o"], "-o"),
-        ([SPEC, "/mnt", "-o", "remount,ro"], "cannot be remounted"),
-        ([SPEC, "/mnt", "-o", "layout"], "layout needs a value"),
-        ([SPEC, "/mnt", "-o", "jobs="], "jobs needs a value"),
-        ([SPEC, "/mnt", "-o", "merge=yes"], "merge takes no value"),
-    ],
-)
-def test_wrong_arguments(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UsageError, match=message):
-        translate(argv)
-    assert mount_helper.main(argv) == mount_helper.WRONG_CALL
-    assert capsys.readouterr().err.startswith("mount.wdsfs: ")
-
-
 # -- the program -------------------------------------------------------------------------------------------
 
 
@@ -203,22 +167,18 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return calls
 
 
-def test_the_program_calls_the_command_line(called: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_calls_the_command_line(
+    called: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["mount.wdsfs", SPEC, "/mnt", "-o", "ro"])
     assert mount_helper.main() == mount_helper.MOUNT_FAILURE
     assert called == [["mount", "-o", f"ro,fsname={SPEC}", "--", SPEC, "/mnt"]]
-
-
-def test_a_fake_mount_checks_its_arguments_only(called: list[list[str]]) -> None:
-    """`mount -f`."""
+    # `mount -f` only checks.
     assert mount_helper.main([SPEC, "/mnt", "-f", "-o", "rw"]) == 0
     assert mount_helper.main([SPEC, "/mnt", "-fv", "-o", "layout="]) == mount_helper.WRONG_CALL
-    assert called == []
-
-
-def test_help(called: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     assert mount_helper.main(["--help"]) == 0
     assert capsys.readouterr().out.startswith("usage: mount.wdsfs SHARDS")
+    assert len(called) == 1
 
 
 # -- what the documentation says -----------------------------------------------------------------------------
@@ -235,32 +195,37 @@ def test_the_lines_in_the_documentation_are_understood(spec: str, mountpoint: st
 
 
 def test_every_option_of_mount_can_be_written_in_fstab() -> None:
-    """Except those that are for a user at a terminal."""
+    """Except those that are for a user at a terminal; docs/how-to/boot.md has a list of them."""
     known = {name.removeprefix("--") for one in mount.params for name in one.opts if name.startswith("--")}
     assert known - {"foreground", "quiet", "read-only"} == {*own_options()}  # the last is "ro" there
-
-
-def test_there_are_such_lines() -> None:
-    assert len(LINES) == 4
     offered = [name for name, option in own_options().items() if not option.hidden]
-    unnamed = [name for name in offered if not re.search(rf"`{name}=?`", DEPLOYMENT)]
-    assert not unnamed, "docs/how-to/boot.md has a list of the options that fstab takes"
+    assert not [name for name in offered if not re.search(rf"`{name}=?`", DEPLOYMENT)]
+    assert len(LINES) == 4
 
 
 @pytest.mark.parametrize(
-    ("option", "meant"),
+    ("argv", "message"),
     [
-        ("layot=files", "layout"),
-        ("colums=jpg", "columns"),
-        ("index_dri=/x", "index-dir"),
-        ("allow_othr", "allow_other"),
+        ([], "are needed"),
+        ([SPEC], "are needed"),
+        ([SPEC, "/mnt", "/more"], "are needed"),
+        ([SPEC, "/mnt", "-z"], "-z"),
+        ([SPEC, "/mnt", "-o"], "-o"),
+        ([SPEC, "/mnt", "-o", "remount,ro"], "cannot be remounted"),
+        ([SPEC, "/mnt", "-o", "layout"], "layout needs a value"),
+        ([SPEC, "/mnt", "-o", "jobs="], "jobs needs a value"),
+        ([SPEC, "/mnt", "-o", "merge=yes"], "merge takes no value"),
+        ([SPEC, "/mnt", "-o", "ro,layot=files"], "-o layot=files: no such option; did you mean layout?\n"),
+        ([SPEC, "/mnt", "-o", "ro,colums=jpg"], "-o colums=jpg: no such option; did you mean columns?\n"),
+        ([SPEC, "/mnt", "-o", "ro,index_dri=/x"], "-o index_dri=/x: no such option; did you mean index-dir?\n"),
+        ([SPEC, "/mnt", "-o", "ro,allow_othr"], "-o allow_othr: no such option; did you mean allow_other?\n"),
     ],
 )
-def test_a_misspelt_option_is_refused_with_what_was_meant(
-    option: str, meant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert mount_helper.main([SPEC, "/mnt", "-o", f"ro,{option}"]) == mount_helper.WRONG_CALL
-    assert capsys.readouterr().err == f"mount.wdsfs: -o {option}: no such option; did you mean {meant}?\n"
+def test_wrong_arguments(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert mount_helper.main(argv) == mount_helper.WRONG_CALL
+    said = capsys.readouterr().err
+    assert said.startswith("mount.wdsfs: ")
+    assert message in said
 
 
 @pytest.mark.parametrize(

@@ -49,71 +49,65 @@ def lines(out: bytes) -> list[str]:
 # --- diff --------------------------------------------------------------------------------------------------
 
 
+def overlaid(program: Program, *words: str | Path, code: int = 0) -> subprocess.CompletedProcess[bytes]:
+    """Run a command about the overlay `o`."""
+    return program.run(*words, "--overlay", "o", code=code)
+
+
 def test_diff(program: Program, here: Set) -> None:
-    done = program.run("diff", "--overlay", "o", SHARDS)
+    done = overlaid(program, "diff", SHARDS)
     assert lines(done.stdout) == ["changed  s0/d/a +txt ~jpg", "removed  s0/d/b", "added    s0/d/n"]
     assert b"samples: 1 added, 1 changed, 0 renamed, 1 removed; 0 cannot be packed\n" in done.stderr
-
-
-def test_an_overlay_that_is_not_named(program: Program, here: Set) -> None:
-    for words in (("diff",), ("commit", "-o", "n/%d.tar", "--merge"), ("commit", "--in-place")):
-        assert "name --overlay DIR" in program.refused(*words, "s0.tar", code=5)
+    here.edit({"s1": {b"\xff": {"txt": b""}}, "loose": b""})
+    report = json.loads(overlaid(program, "diff", "--json", SHARDS, code=1).stdout)
+    sample = {"kind": "changed", "path": "s0/d/a", "was": None, "added": ["txt"], "changed": ["jpg"]}
+    assert report["samples"][0] == {**sample, "removed": [], "times": []}
+    assert report["samples"][-1]["path"] == "s1/\udcff"
+    assert [row["path"] for row in report["unpackable"]] == ["loose"]
+    assert report["conflicts"] == report["notes"] == report["others"] == []
 
 
 def test_diff_tells_conflicts_apart(program: Program) -> None:
     """They stand in the way with --leave-out, too."""
     upper = {"s0": {"d": {"a": WHITEOUT, "z": {OPAQUE: True, "a.jpg": b"A"}}}, "loose": b""}
     Set(program.home, FIRST, SECOND, view=View(names="full")).edit(upper)
-    done = program.run("diff", "--overlay", "o", SHARDS, code=1)
+    done = overlaid(program, "diff", SHARDS, code=1)
     words = [line.partition(":")[0] for line in lines(done.stdout)]
     assert words == ["removed  s0/d/a", "conflict", "cannot be packed"]
     assert b"1 removed; 1 cannot be packed, 1 conflict\n" in done.stderr
-    report = json.loads(program.run("diff", "--json", "--overlay", "o", SHARDS, code=1).stdout)
+    report = json.loads(overlaid(program, "diff", "--json", SHARDS, code=1).stdout)
     assert [remark["path"] for remark in report["conflicts"] + report["unpackable"]] == ["s0/d/z/a.jpg", "loose"]
-
-
-def test_diff_as_json(program: Program, here: Set) -> None:
-    here.edit({"s1": {b"\xff": {"txt": b""}}, "loose": b""})
-    report = json.loads(program.run("diff", "--json", "--overlay", "o", SHARDS, code=1).stdout)
-    assert report["samples"][0] == {
-        "kind": "changed",
-        "path": "s0/d/a",
-        "was": None,
-        "added": ["txt"],
-        "changed": ["jpg"],
-        "removed": [],
-        "times": [],
-    }
-    assert report["samples"][-1]["path"] == "s1/\udcff"
-    assert [row["path"] for row in report["unpackable"]] == ["loose"]
-    assert report["conflicts"] == report["notes"] == report["others"] == []
 
 
 def test_an_overlay_without_changes(program: Program) -> None:
     Set(program.home, FIRST, SECOND)
-    assert program.run("diff", "--overlay", "o", SHARDS).stdout == b""
-    done = program.run("commit", "--overlay", "o", "--in-place", SHARDS)
-    assert done.stdout == b"the overlay changes no shard\n"
+    assert overlaid(program, "diff", SHARDS).stdout == b""
+    assert overlaid(program, "commit", "--in-place", SHARDS).stdout == b"the overlay changes no shard\n"
 
 
 # --- commit ------------------------------------------------------------------------------------------------
 
 
 def test_commit(program: Program, here: Set) -> None:
-    command = ("commit", "--overlay", "o", "--output", "out/t-%02d.tar", SHARDS)
-    done = program.run(*command)
-    assert b"shards: 1 rewritten, 1 copied; 5 samples" in done.stdout
+    command = ("commit", "--output", "out/t-%02d.tar", SHARDS)
+    done = overlaid(program, *command, "--dry-run")
+    assert [line.split()[1:3] for line in lines(done.stdout)[2:]] == [["rewrite", "3"], ["copy", "2"]]
+    [row, _] = json.loads(overlaid(program, *command, "--dry-run", "--json").stdout)
+    assert (row["action"], row["samples"]) == ("rewrite", 3)
+    assert not (program.home / "out").exists()
+    assert b"shards: 1 rewritten, 1 copied; 5 samples" in overlaid(program, *command).stdout
     assert sorted(os.listdir(program.home / "out")) == ["t-00.tar", "t-01.tar"]
+    assert row["bytes"] == (program.home / "out/t-00.tar").stat().st_size
     assert keys(*here.out()) == [["d/a", "c", "d/n"], ["e", "d/f"]]
-    assert b"2 of them there already" in program.run(*command).stdout
+    assert b"2 of them there already" in overlaid(program, *command).stdout
 
 
 def test_a_copied_folder_is_told(program: Program, here: Set) -> None:
     here.edit({"s0": {folder: {f"{number}.jpg": b"" for number in range(9)} for folder in ("cat", "dog")}})
-    notes = [line for line in lines(program.run("diff", "--overlay", "o", SHARDS).stdout) if "one sample" in line]
+    notes = [line for line in lines(overlaid(program, "diff", SHARDS).stdout) if "one sample" in line]
     assert notes[0].endswith("or pack the folder: wdsfs pack --layout classes")
     assert notes[1:] == ["note: s0/dog: is one sample with all its files as columns, too"]
-    done = program.run("commit", "--overlay", "o", "--output", "out/t-%02d.tar", "--dry-run", "--json", SHARDS)
+    done = overlaid(program, "commit", "--output", "out/t-%02d.tar", "--dry-run", "--json", SHARDS)
     (told_line,) = (line for line in lines(done.stderr) if "is one sample" in line)
     assert "s0/cat (and 1 more)" in told_line
     assert "pack --layout classes" in told_line
@@ -121,38 +115,41 @@ def test_a_copied_folder_is_told(program: Program, here: Set) -> None:
 
 def test_commit_in_place(program: Program, here: Set) -> None:
     here.edit({"more": {"x": {"txt": b""}}})
-    done = program.run("commit", "--overlay", "o", "--in-place", "--jobs", "2", SHARDS)
-    assert lines(done.stdout)[1:] == [
+    assert lines(overlaid(program, "commit", "--in-place", "--jobs", "2", SHARDS).stdout)[1:] == [
         f"new: {program.home}/s2.tar",
         "SHARDS of the next mount must include this shard, too: s2.tar",
     ]
     assert keys(*here.set()) == [["d/a", "c", "d/n"], ["e", "d/f"], ["x"]]
-    assert program.run("diff", "--overlay", "o", SHARDS).stdout == b""
+    assert overlaid(program, "diff", SHARDS).stdout == b""
 
 
-def test_dry_run(program: Program, here: Set) -> None:
-    command = ("commit", "--overlay", "o", "--output", "out/t-%02d.tar", "--dry-run", SHARDS)
-    done = program.run(*command)
-    assert [line.split()[1:3] for line in lines(done.stdout)[2:]] == [["rewrite", "3"], ["copy", "2"]]
-    [row, _] = json.loads(program.run(*command, "--json").stdout)
-    assert (row["action"], row["samples"]) == ("rewrite", 3)
-    assert not (program.home / "out").exists()
-    assert row["bytes"] == len(here.commit()[0])
+WRONG = [
+    ([], "--output"),
+    (["--in-place", "--link"], "there is no --link"),
+    (["--in-place", "--leave-out"], "there is no --leave-out"),
+    (["-o", "x-%d-%d"], "like %06d"),
+    (["--names", "full", "-o", "%d.tar"], "made with --layout samples --names ext"),
+    (["-o", "out{.tar"], "unbalanced braces in 'out{.tar': close them"),
+    (["-o", "new/"], "--output new/ is a directory: name the shards in it"),
+    (["-o", "x-%d.tar.GZ"], "shards are written as plain tars, and under a name in .tar.gz readers would unpack"),
+    (["-o", "o/upper/s%d.tar"], "would be in the directory of the overlay: name another directory with --output"),
+    (["-o", "o/s%d.tar"], "would be in the directory of the overlay"),
+    *((["--abandon", option], "it takes no option that says what to write")
+      for option in ("--in-place", "--link", "--dry-run")),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ([], b"--output"),
-        (["--in-place", "--link"], b"there is no --link"),
-        (["--in-place", "--leave-out"], b"there is no --leave-out"),
-        (["--output", "x-%d-%d"], b"like %06d"),
-        (["--names", "full", "-o", "%d.tar"], b"made with --layout samples --names ext"),
-    ],
-)
-def test_options_that_do_not_go_together(program: Program, here: Set, options: list[str], text: bytes) -> None:
-    done = program.run("commit", "--overlay", "o", *options, SHARDS, code=2)
-    assert text in done.stderr
+def test_what_does_not_go_together(program: Program, here: Set) -> None:
+    """Nothing is written, and a wrong name is said before what cannot be packed."""
+    for options, text in WRONG:
+        assert text in overlaid(program, "commit", *options, SHARDS, code=2).stderr.decode()
+    assert not (program.home / "new").exists()
+    assert sorted(os.listdir(program.home / "o")) == ["lock", "overlay.json", "upper", "work"]
+    here.edit({"README": b"outside"})
+    for pattern, code in (("out{.tar", 2), ("x-%d.tgz", 2), ("new/%d.tar", 7)):
+        overlaid(program, "commit", "-o", pattern, SHARDS, code=code)
+    for words in (("diff",), ("commit", "-o", "n/%d.tar", "--merge"), ("commit", "--in-place")):
+        assert "name --overlay DIR" in program.refused(*words, "s0.tar", code=5)
 
 
 # --- the overlay and its set -------------------------------------------------------------------------------
@@ -160,38 +157,27 @@ def test_options_that_do_not_go_together(program: Program, here: Set, options: l
 
 def test_the_view_is_that_of_the_overlay(program: Program) -> None:
     Set(program.home, FIRST, SECOND, view=View("files"), merge=True).edit({"d": {"a.jpg": b"new"}})
-    done = program.run("diff", "--overlay", "o", SHARDS)
-    assert lines(done.stdout) == ["changed  d/a ~jpg"]
-    done = program.run("diff", "--overlay", "o", "--layout", "samples", SHARDS, code=2)
+    assert lines(overlaid(program, "diff", SHARDS).stdout) == ["changed  d/a ~jpg"]
+    done = overlaid(program, "diff", "--layout", "samples", SHARDS, code=2)
     assert b"made with --layout files --merge" in done.stderr
 
 
-def test_an_upper_of_the_kernels_overlayfs_is_refused(program: Program) -> None:
-    """As any other directory that no mount has made; nothing in it is changed."""
-    Set(program.home, FIRST, SECOND)
+def test_an_overlay_that_cannot_be_used(program: Program, here: Set) -> None:
+    """That no mount has made, as the upper of a kernel's overlayfs; of more shards; in use; of a later version."""
     write_upper(program.home / "bare", {"s0": {"d": {"a.jpg": b"new"}}})
     for command in (["diff"], ["commit", "--in-place"], ["commit", "-o", "new/s%d.tar"]):
         done = program.run(*command, "--overlay", "bare", SHARDS, code=8)
         assert b"neither empty nor an overlay of wdsfs" in done.stderr
     assert os.listdir(program.home / "bare") == ["s0"]
-
-
-def test_a_set_with_a_shard_less(program: Program, here: Set) -> None:
-    done = program.run("diff", "--overlay", "o", "s1.tar", code=8)
-    assert b"an overlay of a set that has s0, too" in done.stderr
-
-
-def test_a_set_that_has_changed(program: Program, here: Set) -> None:
-    here.shards[1].write_bytes(FIRST)
-    done = program.run("diff", "--overlay", "o", SHARDS)
-    assert b"was made: s1; its changes still apply" in done.stderr
-
-
-def test_an_overlay_in_use(program: Program, here: Set) -> None:
+    assert b"an overlay of a set that has s0, too" in overlaid(program, "diff", "s1.tar", code=8).stderr
     with (program.home / "o/lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for command in (["diff"], ["commit", "--in-place"]):
-            assert b"in use" in program.run(*command, "--overlay", "o", SHARDS, code=8).stderr
+        assert all("in use" in error for error in again(program, SHARDS, 8))
+    here.place.outputs.write_text('{"version": 9}')
+    assert all("of version 9, by a newer wdsfs" in error for error in again(program, SHARDS, 8))
+    here.place.outputs.unlink()
+    here.shards[1].write_bytes(FIRST)
+    assert b"was made: s1; its changes still apply" in overlaid(program, "diff", SHARDS).stderr
 
 
 def test_an_unfinished_commit(program: Program, here: Set) -> None:
@@ -225,74 +211,55 @@ def test_an_unfinished_commit(program: Program, here: Set) -> None:
     assert keys(*here.set()) == [["d/a", "c", "d/n"], ["d/f"]]
 
 
-def test_outputs_that_mean_nothing(program: Program, here: Set) -> None:
-    """Braces that do not close, a directory, and places inside of the overlay."""
-    for pattern, text in (
-        ("out{.tar", "unbalanced braces in 'out{.tar': close them"),
-        ("new/", "--output new/ is a directory: name the shards in it"),
-        ("x-%d.tar.GZ", "shards are written as plain tars, and under a name in .tar.gz readers would unpack them"),
-        ("o/upper/s%d.tar", "would be in the directory of the overlay: name another directory with --output"),
-        ("o/s%d.tar", "would be in the directory of the overlay"),
-    ):
-        assert text in os.fsdecode(program.run("commit", "--overlay", "o", "-o", pattern, SHARDS, code=2).stderr)
-    assert not (program.home / "new").exists()
-    assert sorted(os.listdir(program.home / "o")) == ["lock", "overlay.json", "upper", "work"]
-
-
-def test_a_wrong_name_is_said_before_what_cannot_be_packed(program: Program, here: Set) -> None:
-    here.edit({"README": b"outside"})
-    for pattern in ("out{.tar", "x-%d.tgz"):
-        program.run("commit", "--overlay", "o", "-o", pattern, SHARDS, code=2)
-    program.run("commit", "--overlay", "o", "-o", "new/%d.tar", SHARDS, code=7)
-
-
 def again(program: Program, shards: str, code: int) -> list[str]:
     """Return the message of the commands about the overlay over these shards."""
     commands = (("diff",), ("commit", "--in-place", "--dry-run"), ("commit", "-o", "again/s%d.tar", "--dry-run"))
-    return [program.run(*command, "--overlay", "o", shards, code=code).stderr.decode() for command in commands]
+    return [overlaid(program, *command, shards, code=code).stderr.decode() for command in commands]
+
+
+def write_new(program: Program) -> None:
+    overlaid(program, "commit", "-o", "new/s%d.tar", SHARDS)
 
 
 def test_an_overlay_is_not_used_over_what_was_written_from_it(program: Program, here: Set) -> None:
     here.edit({"more": {"x": {"txt": b"x"}}})
-    program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
+    write_new(program)
     for error in again(program, "new/s{0..2}.tar", 8):
         assert "new/s0.tar, " in error
         assert "new/s2.tar were written by a commit of the overlay" in error
         assert "Begin with a new directory for --overlay, or name the shards that this one was made over" in error
         assert "s1.tar" not in error  # nothing of it was changed
     again(program, SHARDS, 0)
-    program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)  # repeated
-    mounted = program.run("mount", "--overlay", "o", "new/s{0..2}.tar", program.home / "mnt", code=8)
+    write_new(program)  # repeated
+    mounted = overlaid(program, "mount", "new/s{0..2}.tar", program.home / "mnt", code=8)
     assert b"were written by a commit of the overlay" in mounted.stderr
 
 
-@pytest.mark.parametrize("move", [["mv"], ["cp"]])
+@pytest.mark.parametrize("move", ["mv", "cp"])
 def test_an_overlay_is_not_used_over_outputs_in_the_place_of_the_sources(
-    move: list[str], program: Program, here: Set
+    move: str, program: Program, here: Set
 ) -> None:
-    program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
-    subprocess.run([*move, "new/s0.tar", "s0.tar"], cwd=program.home, check=True)
+    write_new(program)
+    subprocess.run([move, "new/s0.tar", "s0.tar"], cwd=program.home, check=True)
     assert all("s0.tar was written by a commit" in error for error in again(program, SHARDS, 8))
 
 
 def test_another_shard_of_the_same_size_in_their_place(program: Program, here: Set) -> None:
     """It is not what was written, and a new time does not make another shard of that."""
-    program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
-    written = (program.home / "new/s0.tar").read_bytes()
-    os.utime(program.home / "new/s0.tar")
+    write_new(program)
+    new = program.home / "new/s0.tar"
+    os.utime(new)
     assert all("new/s0.tar was written by a commit" in error for error in again(program, "{new/s0,s1}.tar", 8))
-    source = (program.home / "s0.tar").read_bytes()
-    (program.home / "new/s0.tar").write_bytes(source.ljust(len(written), b"\0"))
-    assert (program.home / "new/s0.tar").stat().st_size == len(written)
+    new.write_bytes((program.home / "s0.tar").read_bytes().ljust(new.stat().st_size, b"\0"))
     again(program, "{new/s0,s1}.tar", 0)
 
 
 LARGE = tars.tar(headers.encode(b"a.bin", 200_192, 5) + bytes(200_189) + b"old", tars.member(b"b.txt", b"b"))
-ALIKE: dict[str, tuple[bytes, bytes, dict[str, Any], tuple[str, ...]]] = {  # two shards, edits, options
-    "one is a sample shorter": (numbered(3), numbered(2, 50), {"s0": {"002": WHITEOUT}}, ()),
-    "one is that without a sample": (numbered(3), numbered(2), {"s0": {"002": WHITEOUT}}, ()),
-    "one has no samples": (numbered(1), tars.tar(), {"s0": {"000": WHITEOUT}}, ()),
-    "the changed one is as long": (LARGE, numbered(2), {"s0": {"a": {"bin": bytes(200_189) + b"new"}}}, ()),
+ALIKE: dict[str, tuple[bytes, bytes, dict[str, Any]]] = {  # two shards, edits
+    "one is a sample shorter": (numbered(3), numbered(2, 50), {"s0": {"002": WHITEOUT}}),
+    "one is that without a sample": (numbered(3), numbered(2), {"s0": {"002": WHITEOUT}}),
+    "one has no samples": (numbered(1), tars.tar(), {"s0": {"000": WHITEOUT}}),
+    "the changed one is as long": (LARGE, numbered(2), {"s0": {"a": {"bin": bytes(200_189) + b"new"}}}),
 }
 
 
@@ -304,11 +271,11 @@ def restamp(home: Path) -> None:
 
 @pytest.mark.parametrize("alike", ALIKE)
 def test_a_source_does_not_pass_for_what_was_written(alike: str, program: Program) -> None:
-    first, second, edits, arguments = ALIKE[alike]
+    first, second, edits = ALIKE[alike]
     Set(program.home, first, second).edit(edits)
     for changed in (program.home / "o/upper").rglob("bin"):
         os.utime(changed, (5, 5))
-    program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", *arguments, SHARDS)
+    write_new(program)
     again(program, SHARDS, 0)
     if alike != "one is that without a sample":  # nothing but its times tells it from the one written
         restamp(program.home)
@@ -319,7 +286,7 @@ def test_a_source_does_not_pass_for_what_was_written(alike: str, program: Progra
 def test_notes_of_zeros_of_an_earlier_version(program: Program) -> None:
     """Its samples began at the change: behind a last sample that was removed there are zeros only."""
     here = Set(program.home, numbered(3), numbered(2, 50)).edit({"s0": {"002": WHITEOUT}})
-    program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
+    write_new(program)
     notes = json.loads(here.place.outputs.read_text())
     [note] = notes["shards"]
     note["sample"] = [2048, zlib.crc32(bytes(note["size"] - 2048))]
@@ -331,24 +298,19 @@ def test_notes_of_zeros_of_an_earlier_version(program: Program) -> None:
 
 def test_an_overlay_whose_changes_were_restored_is_used_over_what_was_written(program: Program, here: Set) -> None:
     """Also once more, with new changes: it is an overlay of these shards now."""
-    program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
+    write_new(program)
     again(program, "new/s{0..1}.tar", 8)
-    program.run("restore", "--overlay", "o", "--all")
+    overlaid(program, "restore", "--all")
     again(program, "new/s{0..1}.tar", 0)
     here.edit({"more": {"x": {"txt": b"x"}}})
     again(program, "new/s{0..1}.tar", 0)
 
 
 def test_an_overlay_that_was_emptied_has_nothing_of_what_was_written_from_it(program: Program, here: Set) -> None:
-    program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
-    program.run("commit", "--overlay", "o", "--in-place", SHARDS)
+    write_new(program)
+    overlaid(program, "commit", "--in-place", SHARDS)
     assert not here.place.outputs.exists()
     again(program, "new/s{0..1}.tar", 0)
-
-
-def test_outputs_that_cannot_be_read(program: Program, here: Set) -> None:
-    here.place.outputs.write_text('{"version": 9}')
-    assert all("of version 9, by a newer wdsfs" in error for error in again(program, SHARDS, 8))
 
 
 def test_what_a_commit_left_that_was_killed_at_its_end_goes(program: Program, here: Set) -> None:
@@ -372,33 +334,24 @@ def test_in_place_without_a_shard_that_may_be_missing(missing: int, program: Pro
     assert b"the overlay changes no shard" in program.run(*command).stdout
 
 
-def test_there_is_nothing_to_abandon(program: Program, here: Set) -> None:
-    done = program.run("commit", "--abandon", "--overlay", "o", SHARDS, code=7)
-    assert b"was stopped half-way, so there is none to abandon" in done.stderr
-    for option in ("--in-place", "--link", "--dry-run"):
-        done = program.run("commit", "--abandon", option, "--overlay", "o", SHARDS, code=2)
-        assert b"it takes no option that says what to write" in done.stderr
-
-
 def test_abandoning(program: Program, tmp_path: Path) -> None:
     half, whole = half_way(tmp_path / "set")
     half.shards[1].write_bytes(FIRST)
-    overlay, shards = half.home / "o", f"{half.home}/{SHARDS}"
-    assert (
-        b"s1.tar: changed by" in program.run("commit", "--in-place", "--overlay", overlay, shards, code=7).stderr
-    )
-    done = program.run("commit", "--abandon", "--overlay", overlay, shards)
-    assert lines(done.stdout) == [
+    options = ("--overlay", half.home / "o", f"{half.home}/{SHARDS}")
+    assert b"s1.tar: changed by" in program.run("commit", "--in-place", *options, code=7).stderr
+    assert lines(program.run("commit", "--abandon", *options).stdout) == [
         "abandoned: 1 of 3 shards written",
         f"not written: {half.home}/s1.tar",
         f"not written: {half.home}/s2.tar",
         "changes that are in no shard are still in the overlay; see: wdsfs diff",
     ]
-    done = program.run("diff", "--overlay", overlay, shards)
+    done = program.run("diff", *options)
     assert lines(done.stdout) == ["added    s1/e", "added    more/x"]
     assert b"was made: s1; its changes still apply" in done.stderr
     assert b"s0.tar" not in done.stderr
     assert half.shards[0].read_bytes() == whole[0]
+    done = program.run("commit", "--abandon", *options, code=7)
+    assert b"was stopped half-way, so there is none to abandon" in done.stderr
 
 
 def test_abandoning_without_a_shard(program: Program, tmp_path: Path) -> None:
@@ -408,22 +361,18 @@ def test_abandoning_without_a_shard(program: Program, tmp_path: Path) -> None:
     for command in (["diff"], ["commit", "--in-place"], ["commit", "--abandon"]):
         error = program.run(*command, *options, code=7).stderr
         assert b"put the shard back, or an empty tar in its place (truncate -s 10240 FILE)" in error
-    subprocess.run(["truncate", "-s", "10240", half.shards[1]], check=True)
-    assert (
-        b"changed by another program, or removed" in program.run("commit", "--in-place", *options, code=7).stderr
-    )
+    half.shards[1].write_bytes(bytes(10240))
+    error = program.run("commit", "--in-place", *options, code=7).stderr
+    assert b"changed by another program, or removed" in error
     assert b"1 of 3 shards written" in program.run("commit", "--abandon", *options).stdout
     assert lines(program.run("diff", *options).stdout) == ["added    s1/e", "added    more/x"]
 
 
 def test_abandoning_as_json(program: Program, tmp_path: Path) -> None:
     half, _ = half_way(tmp_path / "set", merge=True)
-    overlay, shards = half.home / "o", f"{half.home}/{SHARDS}"
-    report = json.loads(program.run("commit", "--abandon", "--json", "--overlay", overlay, shards).stdout)
-    assert [[Path(row["shard"]).name for row in report[key]] for key in ("shards", "left")] == [
-        ["s0.tar"],
-        ["s1.tar"],
-    ]
+    report = program.json("commit", "--abandon", "--overlay", half.home / "o", f"{half.home}/{SHARDS}")
+    assert [Path(row["shard"]).name for row in report["shards"]] == ["s0.tar"]
+    assert [Path(row["shard"]).name for row in report["left"]] == ["s1.tar"]
     assert (Path(report["aside"]) / "e/txt").read_bytes() == b"new"
 
 

@@ -96,12 +96,11 @@ def test_everything_is_undone_for_whoever_looks(a_set: Program) -> None:
 def test_paths_as_they_are_typed(a_set: Program) -> None:
     """In the mount, from its top as `diff` shows them, from the working directory; a pattern is a plain name."""
     with a_set.mounted(*OVERLAY) as mounted:
-        top = mounted.path
+        top, home = mounted.path, a_set.home
         before = picture(top)
         for paths, where in (
-            ([top / "s0/a/txt"], a_set.home), (["s0/a/txt"], a_set.home), (["mnt/s0/a/txt"], a_set.home),
+            ([top / "s0/a/txt"], home), (["s0/a/txt"], home), (["mnt/s0/a/txt"], home), (["s0/a", "s0/c"], home),
             (["txt"], top / "s0/a"), (["../a"], top / "s0/c"), (["."], top / "s0/a"),
-            (["s0/a", "s0/c"], a_set.home),
         ):  # fmt: skip
             (top / "s0/a/txt").write_bytes(b"changed")
             done = a_set.run("restore", top, *paths, cwd=where)
@@ -126,13 +125,16 @@ REFUSED = [
 
 
 def test_what_is_refused(a_set: Program) -> None:
-    """Before anything is undone."""
+    """Before anything is undone; and everything, where the mount is read-only."""
     with a_set.mounted(*OVERLAY) as mounted:
         (mounted.path / "s0/a/txt").write_bytes(b"changed")
         shutil.rmtree(mounted.path / "s0/b")
         for paths, code, text in REFUSED:
             assert text in a_set.refused("restore", mounted.path, *paths, code=code)
         assert (mounted.path / "s0/a/txt").read_bytes() == b"changed"
+    with a_set.mounted("-r", *OVERLAY) as mounted:
+        said = a_set.refused("restore", mounted.path, "s0/a", code=8)
+        assert "nothing more can be restored: Read-only file system" in said
 
 
 @BOTH_ENGINES
@@ -147,14 +149,21 @@ def test_where_there_is_nothing_to_restore(a_set: Program) -> None:
 
 
 def test_a_path_without_its_mount_point(a_set: Program) -> None:
-    """As one types it inside the mount; the path need not be there any more."""
+    """As one types it inside the mount, as `where` takes it; the path need not be there any more."""
     with a_set.mounted(*OVERLAY) as mounted:
-        before = (mounted.path / "s0/a/txt").read_bytes()
-        for path in ("s0/a/txt", f"{mounted.path}/s0/a"):
-            (mounted.path / "s0/a/txt").unlink()
-            a_set.run("restore", path, cwd=mounted.path)
-            assert (mounted.path / "s0/a/txt").read_bytes() == before
-        assert "name the PATHs to restore" in a_set.refused("restore", ".", code=2, cwd=mounted.path)
+        top = mounted.path
+        before = picture(top)
+        for paths, where in (
+            ([Path("s0/a/txt")], top),
+            ([top / "s0/a"], top),
+            ([Path("a/txt"), top / "s0/b"], top / "s0"),
+        ):
+            (top / "s0/a/txt").unlink()
+            a_set.run("restore", *paths, cwd=where)
+            assert picture(top) == before
+        assert "name the PATHs to restore" in a_set.refused("restore", ".", code=2, cwd=top)
+    for other in ("gone", "s0.tar"):
+        assert f"{other}: no mount of wdsfs is there" in a_set.refused("restore", other, code=5)
 
 
 def test_an_overlay_that_is_not_mounted(a_set: Program) -> None:
@@ -192,14 +201,6 @@ def test_meanwhile_a_commit_is_under_way(a_set: Program, monkeypatch: pytest.Mon
             assert "nothing can be restored: it is being committed" in said
         wait_until(lambda: not a_set.run("restore", mounted.path, "s0/a", code=None).returncode, "the end of that")
         assert (mounted.path / "s0/a/txt").read_bytes() == content(0, "a", "txt")
-
-
-def test_a_mount_that_is_read_only(a_set: Program) -> None:
-    with a_set.mounted(*OVERLAY) as mounted:
-        (mounted.path / "s0/a/txt").write_bytes(b"changed")
-    with a_set.mounted("-r", *OVERLAY) as mounted:
-        said = a_set.refused("restore", mounted.path, "s0/a", code=8)
-        assert "nothing more can be restored: Read-only file system" in said
 
 
 def test_others_may_not(a_set: Program) -> None:

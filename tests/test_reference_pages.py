@@ -1,0 +1,111 @@
+"""docs/reference: the commands are those of `--help`, codes, words and versions those of the program."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import os
+import platform
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+from wdsfs import errors, host
+from wdsfs.cli.main import main
+from wdsfs.kernel import erofs_mount
+from wdsfs.kernel.erofs_header import OLDEST_KERNEL
+
+
+def section(page: str, title: str) -> str:
+    text = (ROOT / f"docs/reference/{page}.md").read_text()
+    return re.split(r"^## ", text.partition(f"\n## {title}\n")[2], flags=re.MULTILINE)[0]
+
+
+def test_the_page_of_commands_is_what_help_says() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / ".ci/commands.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# --- messages.md
+
+
+def test_every_exit_code_is_there() -> None:
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", section("messages", "Exit codes"), re.MULTILINE)}
+    classes = [value for value in vars(errors).values() if isinstance(value, type)]
+    raised = {value.exit_code for value in classes if issubclass(value, errors.WdsfsError)}
+    helped = {int(code) for code in re.findall(r"(?:^|, |: )(\d+) ", " ".join((main.epilog or "").split()))}
+    assert listed == raised | {0, 130}
+    assert listed == helped
+
+
+def test_messages_are_those_of_the_program() -> None:
+    """The words in backquotes that begin a row are in a message, unless they are of another program."""
+    rows = re.findall(r"^\| (`.*?) \| ", section("messages", "Messages that need action"), re.MULTILINE)
+    assert len(rows) > 15
+    texts = "\n".join(
+        node.value
+        for file in sorted((ROOT / "wdsfs").rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    for row in rows:
+        for words in re.findall(r"`([^`]+)`", row.partition(" (")[0]):
+            known = all(part in texts for part in re.split(r"\b[A-Z]{3,}\b(?=$|[^_A-Z])", words))
+            assert known or "(of fuse3)" in row, words
+
+
+# --- platforms.md
+
+KNOWN = {"tested", "tried", "by stand-in", "by its documents", "never tried"}
+
+
+def rows(title: str) -> list[list[str]]:
+    table = section("platforms", title).strip().partition("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
+
+
+def first(column: int, word: str) -> tuple[int, ...]:
+    """Return the oldest version of which a column of the table says so."""
+    return min(
+        host.kernel_version(row[0].partition(" to ")[0])
+        for row in rows("Linux")
+        if row[0][0].isdigit() and row[column].startswith(word)
+    )
+
+
+def test_versions_of_linux_are_those_of_the_program() -> None:
+    """And each Linux from 4.18 on has one row, but for those of one distribution."""
+    assert first(3, "yes") == OLDEST_KERNEL
+    assert first(3, "yes, shards as files") == erofs_mount.FILES_SINCE
+    assert first(2, "yes") == (6, 9)  # FUSE_NOTIFY_RESEND
+    ranges = [row[0].replace(" otherwise", "").split(" to ") for row in rows("Linux") if row[0][0].isdigit()]
+    bounds = [(host.kernel_version(words[0])[:2], host.kernel_version(words[-1])[:2]) for words in ranges]
+    whole = [(low, high) for low, high in bounds if (low, high) != ((6, 1), (6, 1))]
+    assert all(low <= high for low, high in whole)
+    assert all(below[1] < above[0] for above, below in itertools.pairwise(whole))
+
+
+def test_every_row_says_how_it_is_known() -> None:
+    for title in ("Linux", "Around it", "Containers"):
+        for row in rows(title):
+            assert any(word in row[-1] for word in KNOWN), row
+    assert [row for row in rows("Around it") if row[0].startswith("Python ") and row[-1] == "tested"]
+
+
+@pytest.mark.skipif("WDSFS_REQUIRE_FUSE" not in os.environ, reason="this machine runs no continuous integration")
+def test_what_runs_the_tests_is_known() -> None:
+    """Where continuous integration passes, no row says that nobody has tried it."""
+    linux = host.kernel_version()[:2]
+    around = {row[0]: row[-1] for row in rows("Around it")}
+    python = platform.python_version().rpartition(".")[0]
+    names = [name for name in around if name.startswith("Python") and re.search(rf"\b{re.escape(python)}\b", name)]
+    assert names, python
+    for name in (*names, platform.machine()):
+        assert around[name] != "never tried", name
+    newest = max(host.kernel_version(word) for row in rows("Linux") for word in re.findall(r"\d+\.\d+", row[0]))
+    assert linux <= newest, "a row for this Linux"
