@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     )
     from wdsfs.library.files import Tree, tree
     from wdsfs.library.samples import Samples, samples
+    from wdsfs.library.set_table import table
 
 __version__ = "1.0.0rc1"
 __all__ = [
@@ -55,10 +56,11 @@ __all__ = [
     "ViewError",
     "WdsfsError",
     "samples",
+    "table",
     "tree",
 ]
 
-_OF_LIBRARY = {"Samples": "samples", "samples": "samples", "Tree": "files", "tree": "files"}
+_OF_LIBRARY = {"Samples": "samples", "samples": "samples", "table": "set_table", "Tree": "files", "tree": "files"}
 
 
 def __getattr__(name: str) -> Any:

@@ -23,7 +23,11 @@ BLOCKS = {
     title: re.findall(r"^```pycon\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     for title, _, text in (part.partition("\n") for part in PAGE.split("\n## ")[1:])
 }
-NEEDS = {"PyTorch": ("torch",), "pandas, pyarrow, DuckDB, Hugging Face datasets": ("duckdb", "datasets", "pandas")}
+NEEDS = {
+    "PyTorch": ("torch",),
+    "Tables": ("duckdb", "pandas"),
+    "pandas, pyarrow, DuckDB, Hugging Face datasets": ("duckdb", "datasets", "pandas"),
+}
 # What the entry point of an installed wdsfs does.
 REGISTER = "import fsspec; fsspec.register_implementation('wdsfs', 'wdsfs.library.fsspec_files.WdsfsFileSystem')"
 ONLINE = {"HF_DATASETS_OFFLINE": "0", "HF_HUB_OFFLINE": "0"}  # to `datasets` other file systems are the network
@@ -58,7 +62,7 @@ def type_in(program: Program, titles: list[str], interpreter: str, *start: str) 
 
 
 def test_every_block_is_typed_in() -> None:
-    assert sum(map(len, BLOCKS.values())) == PAGE.count("\n```pycon") == 6 == PAGE.count("\n```") // 2
+    assert sum(map(len, BLOCKS.values())) == PAGE.count("\n```pycon") == 7 == PAGE.count("\n```") // 2
     assert NEEDS.keys() <= BLOCKS.keys()
 
 

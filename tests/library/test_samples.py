@@ -642,7 +642,17 @@ def test_importing_is_cheap_and_public_names_are_these() -> None:
     assert not {"numpy", "lmdb", "logging", "fsspec", "pyfuse3"} & set(loaded)
     assert wdsfs.__all__ == [
         *("CorruptShard", "EntryError", "MissingShard", "NoSuchEntry", "Samples", "ShardError", "SpecError"),
-        *("StaleShard", "Tree", "UnreadableShard", "UsageError", "ViewError", "WdsfsError", "samples", "tree"),
+        *(
+            "StaleShard",
+            "Tree",
+            "UnreadableShard",
+            "UsageError",
+            "ViewError",
+            "WdsfsError",
+            "samples",
+            "table",
+            "tree",
+        ),
     ]
     assert dir(wdsfs) == sorted([*wdsfs.__all__, "__version__"])
     for name in wdsfs.__all__:

@@ -176,6 +176,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Make something of them": {
         "pack": "Make shards of directories of files.",
         "image": "Make an image of names that the kernel mounts by itself.",
+        "table": "Write a table of a set: keys, sizes, labels, fields of JSON.",
         "export": "Write the index that NVIDIA DALI reads.",
     },
     "Prepare": {

@@ -15,7 +15,7 @@ import os
 import zlib
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from time import monotonic
 from typing import Any, NamedTuple
@@ -214,10 +214,14 @@ class SampleReader:
         """The number of shards."""
         return len(self._ends)
 
+    def numbers(self, shard: int) -> range:
+        """Return the numbers of the samples of a shard."""
+        return range(self._ends[shard - 1] if shard else 0, self._ends[shard])
+
     # --- reading
 
-    def sample(self, number: int) -> Sample:
-        """Return the sample with this number, which exists. Raises ShardErrors."""
+    def sample(self, number: int, is_read: Callable[[str], bool] | None = None) -> Sample:
+        """Return the sample with this number, which exists: all columns or those `is_read`. Raises ShardErrors."""
         ends = self._ends
         shard = bisect_right(ends, number)
         with self._lock:
@@ -225,11 +229,13 @@ class SampleReader:
             entry = columns.order[number - ends[shard - 1] if shard else number]
             sample: Sample = {"__key__": columns.key(entry), "__shard__": columns.shard}
             pieces = columns.pieces(entry)
+            members: Sequence[int] = [] if pieces else columns.members(entry)
+            if is_read is not None:
+                pieces = [piece for piece in pieces if is_read(piece[0])]
+                members = [member for member in members if is_read(columns.name(member))]
             if pieces and columns.read_cached(pieces, sample, self._scratch):
                 return sample
-            reads = (
-                columns.reads(pieces) if pieces else indexed(self._parts, shard, columns.members(entry), sample)
-            )
+            reads = columns.reads(pieces) if pieces else indexed(self._parts, shard, members, sample)
             for read in reads:
                 sample.update((name, b"") for name, _, _ in read.pieces)  # in the order of the shard
                 read.content.file.hold()
@@ -281,7 +287,7 @@ class SampleReader:
         self._columns[shard] = columns
         return columns
 
-    def _parts(self, shard: int, members: range, sample: Sample) -> list[_RangeRead]:
+    def _parts(self, shard: int, members: Sequence[int], sample: Sample) -> list[_RangeRead]:
         """Return the reads of members that lie anywhere; add those that have to be made to the sample."""
         reads = []
         for member in members:

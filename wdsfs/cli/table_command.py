@@ -1,0 +1,81 @@
+"""The command `table`: writes a table of a set, a row a sample."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from typing import TYPE_CHECKING
+
+import click
+
+from wdsfs import wings
+from wdsfs.cli.opening_options import opening_options_with
+from wdsfs.cli.option_kinds import Command, flag, shards_argument
+from wdsfs.cli.output import say
+from wdsfs.cli.process import ended_in_order
+from wdsfs.cli.view_options import composition_options, set_options
+from wdsfs.errors import UsageError, counted
+
+if TYPE_CHECKING:
+    from wdsfs.tree.composition import Composition
+    from wdsfs.tree.set_options import Opening, Selection
+
+log = logging.getLogger("wdsfs")
+
+
+@click.command(cls=Command)
+@shards_argument
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    required=True,
+    type=click.Path(dir_okay=False),
+    help="The table: a file .parquet, .csv or .jsonl. One that is there is replaced.",
+)
+@flag("--sizes", "Only keys and sizes, from the index: no shard is read.")
+@set_options
+@composition_options
+@opening_options_with("Processes that read shards.", executor=True)
+def table(
+    shards: tuple[str, ...],
+    output: str,
+    sizes: bool,
+    selection: Selection,
+    composition: Composition,
+    opening: Opening,
+) -> None:
+    """Write a table of SHARDS: a row for each sample.
+
+    Its columns: __key__, __shard__, __number__ in the set; bytes.EXT, the size of each column; the values of
+    classes and small texts (cls, txt ...); and the fields of JSON, as json.NAME. Values are kept in the cache, so
+    a set that has grown is read once. What you choose from the table goes back by --keys.
+
+    \b
+    Examples:
+      wdsfs table 'train-{000000..000999}.tar' -o train.parquet
+      duckdb -c "COPY (SELECT __key__ AS key FROM 'train.parquet' WHERE cls = 7) TO 'seven.csv'"
+      wdsfs mount --keys seven.csv 'train-{000000..000999}.tar' /mnt/seven
+    """
+    wings.load("library")
+    if importlib.util.find_spec("pyarrow") is None:
+        from wdsfs.extras import install_command
+
+        raise UsageError(f"tables need pyarrow; type: {install_command('parquet')}")
+    from wdsfs.library.set_table import SetTable, TableSource
+    from wdsfs.library.table_files import check_name, write_table
+    from wdsfs.tree.opening import open_typed_set
+
+    check_name(output)
+    source = TableSource(shards, selection, composition)
+    with ended_in_order(), open_typed_set(*source[:2], opening, composition, whole=True) as lower:
+        made = SetTable(lower, source, opening, with_values=not sizes)
+        write_table(output, made.schema, made.parts())
+    left = made.left
+    if left.unreadable:
+        log.warning("%s without a value, the first: %s", counted(left.unreadable, "file"), left.example)
+    if left.cut:
+        log.warning("%s cut after 1,024 bytes", counted(left.cut, "value"))
+    if left.columns:
+        log.warning("%s of columns beyond the first 200 left out", counted(left.columns, "value"))
+    say(f"{counted(made.rows, 'sample')}, {counted(len(made.schema), 'column')} in {output}", err=True)

@@ -1,0 +1,263 @@
+"""Tables of a set, made shard by shard: keys and sizes by the index, values by the cache, or read now.
+
+The values of a shard are kept in the cache as a file of Arrow. Its key has the content of the shard and how the
+set is shown: a set that has grown is read once, and a shard that has changed is read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple, Unpack
+
+import numpy as np
+import pyarrow as pa
+
+from wdsfs.cache import file_cache
+from wdsfs.cache.file_cache import NewFile
+from wdsfs.errors import ShardError, StaleShard, UnreadableShard
+from wdsfs.index import process_pool
+from wdsfs.inodes import MEMBER, position
+from wdsfs.library.opened_set import OpenedSet, SetOptions, Shards
+from wdsfs.library.table_rows import (
+    KEY,
+    NUMBER,
+    SHARD,
+    SIZE,
+    Left,
+    ShardMembers,
+    common_type,
+    keys_of,
+    kinds_of,
+    values_of,
+)
+from wdsfs.spec.spec_words import anchored, anchored_file
+from wdsfs.tree.composition import Composition
+from wdsfs.tree.indexing import indexed
+from wdsfs.tree.numbered_tree import samples_of
+from wdsfs.tree.opening import open_typed_set
+from wdsfs.tree.sample_reader import SampleReader
+from wdsfs.tree.set_options import Opening, Selection
+from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.shown_names import ShownNames
+from wdsfs.tree.tree import View
+
+FORMAT, KIND = "1", "rows"  # of values in the cache
+_LEFT = b"left"  # in the metadata of such a file: a `Left`
+_ALONE = 2000  # samples that this process reads before others have started
+
+
+class TableSource(NamedTuple):
+    """The words that name the set of a table, so that another process can open it, too."""
+
+    shards: Sequence[str]
+    selection: Selection
+    composition: Composition
+
+    def anchored(self) -> TableSource:
+        """Return words that mean the same in another working directory."""
+        shown = self.composition
+        composition = replace(
+            shown,
+            join=tuple(map(anchored, shown.join)),
+            associate=tuple(map(anchored_file, shown.associate)),
+            keys=shown.keys and anchored_file(shown.keys),
+            class_names=shown.class_names and anchored_file(shown.class_names),
+        )
+        return TableSource([anchored(spec) for spec in self.shards], self.selection, composition)
+
+
+class SetTable:
+    """The table of an open set, whose columns are settled when this has been made.
+
+    `with_values`: the values of columns are in it, too. `schema` is that of Arrow; `left` counts what is not in
+    the table. Raises ShardErrors of reading.
+    """
+
+    def __init__(
+        self, lower: ShardSet, source: TableSource, opening: Opening, *, with_values: bool = True
+    ) -> None:
+        self._lower, self._source, self._opening, self._with_values = lower, source, opening, with_values
+        self._shown = ShownNames(View())
+        self._reader = SampleReader(lower, nullcontext())
+        if with_values:
+            self._read_missing()
+        self.left = Left()
+        self.schema = self._settled()
+
+    @property
+    def rows(self) -> int:
+        """The number of samples."""
+        return self._reader.count
+
+    def parts(self) -> Iterator[Any]:
+        """Yield the rows of each shard, as a table of Arrow with the columns of `schema`. Raises ShardErrors."""
+        for shard in range(len(self._lower)):
+            numbers = self._reader.numbers(shard)
+            if not numbers:
+                continue
+            entries = self._entries(shard)
+            record = indexed(self._lower.record, shard)
+            name = pa.scalar(os.fsdecode(self._lower.shards[shard].name), pa.large_string())
+            columns = {
+                KEY: keys_of(record, entries),
+                SHARD: pa.repeat(name, len(entries)),
+                NUMBER: pa.array(np.arange(numbers.start, numbers.stop)),
+                **{SIZE + column: sizes for column, sizes in self._members(shard, entries).sizes().items()},
+            }
+            if self._with_values:
+                values = self._values(shard)
+                columns |= dict(zip(values.column_names, values.columns, strict=True))
+            arrays = [
+                _as_type(columns[field.name], field.type)
+                if field.name in columns
+                else pa.nulls(len(entries), field.type)
+                for field in self.schema
+            ]
+            yield pa.table(arrays, schema=self.schema)
+
+    def _settled(self) -> Any:
+        """Return the columns of the table, in the order in which the shards have them."""
+        sizes, values = dict[str, None](), dict[str, Any]()
+        for shard in range(len(self._lower)):
+            sizes.update(dict.fromkeys(self._members(shard, self._entries(shard)).names()))
+            if not self._with_values:
+                continue
+            table = self._values(shard)
+            self.left = self.left.plus(Left(*json.loads(table.schema.metadata[_LEFT])))
+            for field in table.schema:
+                values[field.name] = common_type(values.get(field.name, pa.null()), field.type)
+        fixed = [(KEY, pa.large_string()), (SHARD, pa.large_string()), (NUMBER, pa.int64())]
+        return pa.schema([*fixed, *((SIZE + name, pa.int64()) for name in sizes), *values.items()])
+
+    def _entries(self, shard: int) -> Any:
+        entries = indexed(samples_of, self._lower, shard)
+        return (
+            np.arange(entries.start, entries.stop) if isinstance(entries, range) else np.asarray(entries, np.int64)
+        )
+
+    def _members(self, shard: int, entries: Any) -> ShardMembers:
+        record = indexed(self._lower.record, shard)
+
+        def name_of(member: int) -> str:
+            return self._shown.shown(record, position(MEMBER, member)).decode("utf-8", "backslashreplace")
+
+        return ShardMembers(record, entries, name_of)
+
+    # --- values
+
+    def _values(self, shard: int, packed: bytes = b"") -> Any:
+        """Return the values of a shard: from the cache, or `packed`, or read now. Raises ShardErrors."""
+        cache = file_cache.cache()
+
+        def fill(file: NewFile) -> tuple[str, int]:
+            data = packed or _packed_values(self._reader, shard, self._source.composition)
+            file.write(data)
+            return KIND, len(data)
+
+        for _ in range(2):
+            try:
+                cached = cache.make(self._key(shard), (KIND,), fill)
+                with open(cached.fd, "rb") as file:
+                    return pa.ipc.open_file(pa.py_buffer(file.read())).read_all()
+            except pa.ArrowInvalid:  # damaged: the next turn makes it again
+                cache.drop(self._key(shard), KIND)
+            except file_cache.NoRoom as error:
+                raise UnreadableShard(f"the cache {cache.directory} has no room for a table: {error}") from None
+        raise UnreadableShard(f"the cache {cache.directory} does not keep what is written to it")
+
+    def _key(self, shard: int) -> str:
+        digest = self._lower.record(shard).digest().hex()
+        path = self._lower.shards[shard].path
+        about = FORMAT, path, *self._lower.fingerprint(shard), digest, self._source.composition.text
+        return hashlib.blake2b(repr(about).encode(), digest_size=16).hexdigest()
+
+    def _read_missing(self) -> None:
+        """Read the values of all shards that are not in the cache, by several processes. Raises ShardErrors."""
+        cache = file_cache.cache()
+        missing = [shard for shard in range(len(self._lower)) if not _is_in(cache, self._key(shard))]
+        samples = sum(len(self._reader.numbers(shard)) for shard in missing)
+        with self._opening.progress.shards("reading values", len(missing)) as advance:
+            workers = self._opening.workers
+            if workers is None and (samples <= _ALONE or self._opening.jobs == 1):
+                for shard in missing:
+                    self._values(shard)
+                    advance()
+                return
+            # A worker of a cluster has an index of its own.
+            index_dir = self._opening.index_dir if workers is None else None
+            sent = pickle.dumps((self._source.anchored(), index_dir, self._opening.tolerance, self._reader.digest))
+            work = process_pool.units(
+                _values_elsewhere,
+                missing,
+                self._opening.jobs,
+                workers,
+                name=lambda shard: os.fsdecode(self._lower.shards[shard].path),
+                prepare=lambda shard: (sent, shard),
+            )
+            with contextlib.closing(work):
+                for shard, packed in work:
+                    if isinstance(packed, ShardError):
+                        raise packed
+                    self._values(shard, packed)
+                    advance()
+
+
+def _values_elsewhere(unit: tuple[bytes, int]) -> bytes:
+    """Return the packed values of a shard; runs in a process of the pool."""
+    sent, shard = unit
+    reader, composition = _opened_elsewhere(sent)
+    return _packed_values(reader, shard, composition)
+
+
+@lru_cache(maxsize=1)
+def _opened_elsewhere(sent: bytes) -> tuple[SampleReader, Composition]:
+    """Open a set that the parent has open, too, for as long as this process lives. Raises StaleShard."""
+    source, index_dir, tolerance, digest = pickle.loads(sent)
+    opening = Opening(index_dir, jobs=1, quiet=True, tolerance=tolerance)
+    opened = open_typed_set(source.shards, source.selection, opening, source.composition, whole=True)
+    reader = SampleReader(opened.__enter__(), nullcontext())
+    if reader.digest != digest:
+        raise StaleShard("the set changes while it is read; repeat the command")
+    return reader, source.composition
+
+
+def _packed_values(reader: SampleReader, shard: int, composition: Composition) -> bytes:
+    """Return the values of a shard as a file of Arrow, with what is not in it. Raises ShardErrors."""
+    table, left = values_of(reader, reader.numbers(shard), kinds_of(composition))
+    table = table.replace_schema_metadata({_LEFT: json.dumps(left)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def _is_in(cache: file_cache.FileCache, key: str) -> bool:
+    cached = cache.find(key, (KIND,))
+    if cached is not None:
+        os.close(cached.fd)
+    return cached is not None
+
+
+def _as_type(array: Any, kind: Any) -> Any:
+    """Return a column of a shard as the whole set has it."""
+    return array if array.type == kind else array.cast(kind)
+
+
+def table(shards: Shards, *, sizes: bool = False, **options: Unpack[SetOptions]) -> Any:
+    """Return a table of a set as a `pyarrow.Table`, a row a sample; SHARDS and options are those of `samples`.
+
+    Its columns are those of `wdsfs table --help`; with `sizes` only keys and sizes, for which no shard is read.
+    Needs pyarrow (the extra `parquet`). Raises WdsfsError.
+    """
+    with contextlib.closing(OpenedSet(shards, "samples", True, **options)) as opened:
+        source = TableSource(opened.shards, opened.selection, opened.composition)
+        made = SetTable(opened.lower, source, opened.opening, with_values=not sizes)
+        return pa.concat_tables([made.schema.empty_table(), *made.parts()])

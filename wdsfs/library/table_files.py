@@ -1,0 +1,86 @@
+"""Writes a table of a set to a file: Parquet, CSV or JSON lines, by the end of its name.
+
+The file is written under a hidden name, synced and renamed: whole, or not there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from wdsfs.durable import Disk, new_file
+from wdsfs.errors import ExportError, UsageError
+from wdsfs.library.table_rows import SHARD
+
+ROWS = 1 << 16  # of a group in Parquet
+
+Write = Callable[[Any], None]
+
+
+@contextmanager
+def _parquet(stream: Any, schema: Any) -> Iterator[Write]:
+    repeating = [field.name for field in schema if pa.types.is_string(field.type)] + [SHARD]
+    with pa.parquet.ParquetWriter(stream, schema, compression="zstd", use_dictionary=repeating) as writer:
+        yield writer.write_table
+
+
+@contextmanager
+def _csv(stream: Any, schema: Any) -> Iterator[Write]:
+    with pa.csv.CSVWriter(stream, schema) as writer:
+        yield writer.write_table
+
+
+@contextmanager
+def _json_lines(stream: Any, schema: Any) -> Iterator[Write]:
+    def write(table: Any) -> None:
+        rows = (json.dumps(row, ensure_ascii=False) + "\n" for row in table.to_pylist())
+        stream.write("".join(rows).encode())
+
+    yield write
+
+
+_FORMS: dict[str, Callable[[Any, Any], AbstractContextManager[Write]]] = {
+    ".parquet": _parquet,
+    ".csv": _csv,
+    ".jsonl": _json_lines,
+}
+
+
+def check_name(path: str) -> None:
+    """Raise UsageError for a file whose name tells no form."""
+    if os.path.splitext(path)[1] not in _FORMS:
+        raise UsageError(f"{path}: a table is a .parquet, a .csv or a .jsonl file; name one")
+
+
+def write_table(path: str, schema: Any, parts: Iterable[Any]) -> None:
+    """Write the parts of a table to a new file, or in the place of one. Raises ExportError, ShardErrors."""
+    target, disk = os.fsencode(path), Disk()
+    form = _FORMS[os.path.splitext(path)[1]]
+    try:
+        with new_file(disk, target) as fd:
+            with open(fd, "wb", closefd=False) as stream, form(stream, schema) as write:
+                for group in _groups(parts):
+                    write(group)
+            disk.sync(fd)
+        disk.sync_directory(os.path.dirname(target))
+    except OSError as error:
+        raise ExportError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _groups(parts: Iterable[Any]) -> Iterator[Any]:
+    """Yield the parts, small ones together."""
+    waiting: list[Any] = []
+    for part in parts:
+        waiting.append(part)
+        if sum(map(len, waiting)) >= ROWS:
+            yield pa.concat_tables(waiting)
+            waiting = []
+    if waiting:
+        yield pa.concat_tables(waiting)
