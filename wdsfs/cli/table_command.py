@@ -59,9 +59,7 @@ def table(
     """
     wings.load("library")
     if importlib.util.find_spec("pyarrow") is None:
-        from wdsfs.extras import install_command
-
-        raise UsageError(f"tables need pyarrow; type: {install_command('parquet')}")
+        raise UsageError(f"tables need pyarrow; type: {wings.install_command('parquet')}")
     from wdsfs.library.set_table import SetTable, TableSource
     from wdsfs.library.table_files import check_name, write_table
     from wdsfs.tree.opening import open_typed_set
