@@ -5,18 +5,17 @@ Here the workers are threads of this process or of the command; real clusters ar
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests import sets
 from tests.conftest import Program
+from tests.packing.overlays import stops
 from tests.processes import wait_until
 from wdsfs.cluster_workers import Workers
 from wdsfs.durable import Disk, temporary_of
@@ -64,25 +63,6 @@ class World:
         return sorted(os.listdir(os.path.dirname(os.fsdecode(self.target))))
 
 
-class Killed(BaseException):
-    """The driver is killed."""
-
-
-class Killing(Disk):
-    """Lets the driver take so many steps, and none after that."""
-
-    def __init__(self, steps: int) -> None:
-        self.left = steps
-
-    def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        if callable(found):
-            self.left -= 1
-            if self.left < 0:
-                raise Killed
-        return found
-
-
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path)
@@ -99,16 +79,21 @@ def test_a_unit_becomes_a_shard_and_leaves_nothing_else(world: World) -> None:
     assert (made.st_mode, made.st_uid) == (usual.st_mode, usual.st_uid)
 
 
+Write = Callable[[OutputUnit], bytes]
+
+
+def when_written(monkeypatch: pytest.MonkeyPatch, act: Callable[[Write, OutputUnit], bytes]) -> None:
+    """Have workers do this instead of writing their units; it gets what they would do."""
+    real = cluster_units.write
+    monkeypatch.setattr(cluster_units, "write", lambda unit: act(real, unit))
+
+
 def test_attempts_that_were_given_up_are_removed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     older = temporary_of(world.target) + b".0123abcd"
     Path(os.fsdecode(older)).write_bytes(b"of a killed driver")
-    real = cluster_units.write
-
-    def twice(task: Any) -> bytes:
-        real(task)  # whose worker has died
-        return real(task)
-
-    monkeypatch.setattr(cluster_units, "write", twice)
+    when_written(
+        monkeypatch, lambda real, unit: real(unit) and real(unit)
+    )  # the first one by a worker that has died
     world.run()
     assert world.names() == ["out.tar", "s0.tar", "upper"]
 
@@ -128,24 +113,21 @@ def test_what_workers_of_a_killed_driver_have_left_goes(tmp_path: Path) -> None:
 
 
 def test_a_driver_that_is_killed_at_any_step_leaves_the_whole_shard_or_none(tmp_path: Path) -> None:
-    whole, steps = b"", 0
-    while True:
-        world = World(tmp_path / str(steps))
-        disk = Killing(steps)
-        with contextlib.suppress(Killed):
-            world.run(disk)
-        there = "out.tar" in world.names()
-        if not there:
+    whole = World(tmp_path / "whole")
+    whole.run()
+    content = Path(os.fsdecode(whole.target)).read_bytes()
+    worlds: list[World] = []
+
+    def run(disk: Disk) -> None:
+        worlds.append(World(tmp_path / str(len(worlds))))
+        worlds[-1].run(disk)
+
+    for _ in stops(lambda: None, run, least=5):
+        world = worlds[-1]
+        if "out.tar" not in world.names():
             world.run()
-        content = Path(os.fsdecode(world.target)).read_bytes()
-        whole = whole or content
-        assert content == whole
-        if disk.left >= 0:
-            break
-        steps += 1
-    assert there
-    assert world.names() == ["out.tar", "s0.tar", "upper"]
-    assert steps > 5
+        assert Path(os.fsdecode(world.target)).read_bytes() == content
+    assert worlds[-1].names() == ["out.tar", "s0.tar", "upper"]
 
 
 @pytest.mark.parametrize(
@@ -153,14 +135,8 @@ def test_a_driver_that_is_killed_at_any_step_leaves_the_whole_shard_or_none(tmp_
     [
         (lambda world: os.unlink(world.path), "s0.tar: the shard is gone"),
         (lambda world: os.utime(world.path, (1, 1)), "s0.tar has changed since the commit was planned"),
-        (
-            lambda world: os.rename(world.upper, world.upper + b"2"),
-            "upper/new: the worker on .* cannot read",
-        ),
-        (
-            lambda world: os.unlink(world.upper + b"/new"),
-            "upper/new: .* all machines need it",
-        ),
+        (lambda world: os.rename(world.upper, world.upper + b"2"), "upper/new: the worker on .* cannot read"),
+        (lambda world: os.unlink(world.upper + b"/new"), "upper/new: .* all machines need it"),
         (lambda world: os.utime(world.upper + b"/new", (1, 1)), "new has changed since the shards were planned"),
     ],
 )
@@ -181,41 +157,28 @@ def test_a_worker_writes_only_where_it_sees_the_commit(world: World) -> None:
     assert world.names() == ["s0.tar", "upper"]
 
 
-def test_a_file_that_the_driver_does_not_see_is_an_error(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = cluster_units.write
-
-    def elsewhere(task: Any) -> bytes:
-        path = real(task)
-        os.unlink(path)
-        return path
-
-    monkeypatch.setattr(cluster_units, "write", elsewhere)
-    with pytest.raises(CommitError, match="this machine does not see"):
-        world.run()
-
-    def shorter(task: Any) -> bytes:
-        path = real(task)
-        os.truncate(path, 7)
-        return path
-
-    monkeypatch.setattr(cluster_units, "write", shorter)
-    with pytest.raises(CommitError, match="and this machine sees 7"):
-        world.run()
-    assert world.names() == ["s0.tar", "upper"]
-
-
-def test_a_source_that_changes_before_the_shard_is_published_stops_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("spoil", "error", "text"),
+    [
+        (lambda world, path: os.unlink(path), CommitError, "this machine does not see"),
+        (lambda world, path: os.truncate(path, 7), CommitError, "and this machine sees 7"),
+        (lambda world, path: os.utime(world.path, (1, 1)), StaleShard, "has changed since the commit was planned"),
+    ],
+)
+def test_what_changes_before_a_shard_is_published_stops_it(
+    spoil: Callable[[World, bytes], object],
+    error: type[Exception],
+    text: str,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = cluster_units.write
-
-    def late(task: Any) -> bytes:
-        path = real(task)
-        os.utime(world.path, (1, 1))
+    def late(real: Write, unit: OutputUnit) -> bytes:
+        path = real(unit)
+        spoil(world, path)
         return path
 
-    monkeypatch.setattr(cluster_units, "write", late)
-    with pytest.raises(StaleShard, match="has changed since the commit was planned"):
+    when_written(monkeypatch, late)
+    with pytest.raises(error, match=text):
         world.run()
     assert world.names() == ["s0.tar", "upper"]
 

@@ -1,4 +1,4 @@
-"""Commits whose new shards are objects in a store: what is there afterwards, also when something comes between."""
+"""New shards that are objects in a store: what is there afterwards, also when something comes between."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from tests import servers, tars
 from tests.conftest import Program
 from tests.overlay.test_overlay_mount import a_disk
 from tests.packing.conftest import Answer, FakeS3, joined_parts
+from tests.packing.test_pack import CLASSES, pack, write
 from tests.processes import PATIENCE, wait_until
 from tests.servers import BUCKET, KEY, SECRET, Server
 
 SHARDS = [f"s{number}.tar" for number in range(3)]
 NAMES = [f"new/t-{number}.tar" for number in range(3)]
 PATTERN = f"s3://{BUCKET}/new/t-%d.tar"
+PARTS = ("--store-option", "part_size=5000")  # of the 90 kB of a shard
+ONE_BY_ONE = ("commit", "--overlay", "o", "-o", PATTERN, "--jobs", "1", *SHARDS)
 
 
 @pytest.fixture
@@ -34,9 +37,7 @@ def a_set(program: Program) -> Program:
     for number, name in enumerate(SHARDS):
         members = [tars.member(b"%03d.jpg" % sample, bytes([number]) * 3000) for sample in range(20)]
         (program.home / name).write_bytes(tars.tar(*members))
-    changed = program.home / "o/upper/s0/003/jpg"
-    changed.parent.mkdir(parents=True)
-    changed.write_bytes(b"changed")
+    program.write("o/upper/s0/003/jpg", b"changed")
     for name in list(program.environment):
         if name.startswith(("AWS_", "AZURE_")) or name.lower().endswith("_proxy"):
             del program.environment[name]
@@ -105,9 +106,7 @@ def test_the_objects_have_the_bytes_that_files_have(
     # Over its own output the overlay would be committed twice.
     refused = a_set.run("diff", "--overlay", "o", f"{place}/t-{{0..2}}.tar", code=8).stderr
     assert f"{place}/t-0.tar was written by a commit of the overlay" in refused.decode()
-    changed = a_set.home / "p/upper/t-1/003/jpg"
-    changed.parent.mkdir(parents=True)
-    changed.write_bytes(b"changed")
+    a_set.write("p/upper/t-1/003/jpg", b"changed")
     # Elsewhere in the bucket the store makes the copies.
     a_set.run("commit", "--overlay", "p", "-o", f"{place}/again/u-%d.tar", f"{place}/t-{{0..2}}.tar")
     for number, is_copy in ((0, True), (1, False), (2, True)):
@@ -126,12 +125,13 @@ def test_stores_whose_conditions_or_paths_are_others(a_set: Program, s3: FakeS3,
     configure(a_set, f"{scheme}://", {"endpoint": s3.web.url, **({"token": SECRET} if scheme == "gs" else {})})
     wanted, urls = expected(a_set), [f"{scheme}://{BUCKET}/{name}" for name in NAMES]
     output = f"{scheme}://{BUCKET}/new/t-%d.tar"
+    if scheme == "ais":
+        commit(a_set, *PARTS, output=output)
+        assert s3.begun == len(NAMES)
     commit(a_set, output=output)
     assert s3.objects == wanted
     assert "3 of them there already" in commit(a_set, output=output)[0]
-    changed = a_set.home / "p/upper/t-1/003/jpg"
-    changed.parent.mkdir(parents=True)
-    changed.write_bytes(b"changed")
+    a_set.write("p/upper/t-1/003/jpg", b"changed")
 
     def newer_one_of_somebody_else(key: str, _: bytes) -> None:
         s3.store(key, wanted[NAMES[2]])
@@ -165,27 +165,23 @@ def test_an_object_that_appears_meanwhile_is_not_overwritten(with_fake: Program,
     assert s3.objects[NAMES[0]] == b"newer"
 
 
-def test_workers_send_the_same_objects(with_fake: Program, s3: FakeS3) -> None:
-    wanted = expected(with_fake)
-    commit(with_fake, "--executor", "tests.work:threads")
-    assert s3.objects == wanted
-
-
-def test_an_answer_that_is_lost_is_no_error(with_fake: Program, s3: FakeS3) -> None:
+@pytest.mark.parametrize("how", [("--jobs", "1"), ("--executor", "tests.work:threads")])
+def test_an_answer_that_is_lost_is_no_error(with_fake: Program, s3: FakeS3, how: tuple[str, str]) -> None:
     def lost(key: str, content: bytes) -> Answer:
         s3.store(key, content)
         raise ConnectionResetError
 
     s3.faults.append(lost)
     wanted = expected(with_fake)
-    commit(with_fake, "--jobs", "1")
+    commit(with_fake, *how)
     assert s3.objects == wanted
-    assert s3.puts == [NAMES[0], *NAMES]
+    assert sorted(set(s3.puts)) == NAMES
+    assert len(s3.puts) == len(NAMES) + 1
 
 
 def test_a_store_that_is_busy_is_asked_again(with_fake: Program, s3: FakeS3) -> None:
     s3.faults += [lambda *_: (503, {}, b"<Error><Code>SlowDown</Code></Error>")] * 2
-    shown = with_fake.on_terminal("commit", "--overlay", "o", "-o", PATTERN, "--jobs", "1", *SHARDS)
+    shown = with_fake.on_terminal(*ONE_BY_ONE)
     assert b"packing and sending" in shown
     assert s3.puts == [NAMES[0], NAMES[0], *NAMES]
 
@@ -217,7 +213,7 @@ def test_a_commit_that_is_killed_sends_only_the_rest_when_it_is_repeated(
 ) -> None:
     wanted = expected(with_fake)
     s3.hangs = NAMES[2]
-    with with_fake.start("commit", "--overlay", "o", "--jobs", "1", "-o", PATTERN, *SHARDS) as process:
+    with with_fake.start(*ONE_BY_ONE) as process:
         wait_until(lambda: NAMES[2] in s3.hanging, "the upload of the last shard")
         assert list(s3.objects) == NAMES[:2]
         if whom == "fetcher":  # then the command starts another one, and goes on
@@ -243,9 +239,7 @@ def child_of(process: subprocess.Popen[bytes]) -> int:
 
 def test_an_interrupt_ends_an_upload(with_fake: Program, s3: FakeS3) -> None:
     s3.hangs = NAMES[1]
-    with with_fake.start(
-        "commit", "--overlay", "o", "--jobs", "1", "-o", PATTERN, *SHARDS, stderr=subprocess.PIPE
-    ) as process:
+    with with_fake.start(*ONE_BY_ONE, stderr=subprocess.PIPE) as process:
         wait_until(lambda: NAMES[1] in s3.hanging, "the upload of the second shard")
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=PATIENCE)
@@ -290,9 +284,29 @@ def test_remote_shards_are_sources(with_fake: Program, s3: FakeS3) -> None:
     assert {name: s3.objects[name] for name in NAMES} == wanted
 
 
-# --- in parts
+def test_packed_shards_and_classes_go_to_a_store(with_fake: Program, s3: FakeS3) -> None:
+    """With the bytes that files have. What is there is kept by the next run; something else is refused."""
+    write(with_fake.home / "tree", CLASSES)
+    arguments = (
+        "pack",
+        "--layout",
+        "classes",
+        "--maxcount",
+        "2",
+        "tree",
+        "-o",
+        "s3://bucket/new/%d.tar",
+        "--json",
+    )
+    first, second = pack(with_fake.home / "tree", layout="classes", maxcount=2)
+    s3.store("new/0.tar", first)
+    assert with_fake.json(*arguments)["written"] == 1
+    assert s3.objects == {"new/0.tar": first, "new/1.tar": second, "new/classes.txt": b"cat\ndog\n"}
+    s3.store("new/1.tar", second[:-1] + b"x")
+    assert "new/1.tar exists already with other content" in with_fake.refused(*arguments, code=7)
 
-PARTS = ("--store-option", "part_size=5000")  # of the 90 kB of a shard
+
+# --- in parts
 
 
 @pytest.mark.parametrize(("scheme", "by_sas"), [("s3", False), ("az", False), ("az", True)])
@@ -315,18 +329,9 @@ def test_what_is_too_large_for_one_request_goes_in_parts(
         assert content == wanted[name]
         assert scheme == "az" or headers["ETag"].endswith('-3"') == (len(content) > 11 << 20)
     assert "3 of them there already" in commit(a_set, output=f"{place}/t-%d.tar")[0]
-    changed = a_set.home / "p/upper/t-0/004/jpg"
-    changed.parent.mkdir(parents=True)
-    changed.write_bytes(b"changed")
+    a_set.write("p/upper/t-0/004/jpg", b"changed")
     a_set.run("commit", "--overlay", "p", "--in-place", f"{place}/t-{{0..2}}.tar")
     assert a_set.run("cat", f"{place}/t-0.tar", "t-0/004/jpg").stdout == b"changed"
-
-
-def test_parts_to_aistore(a_set: Program, s3: FakeS3) -> None:
-    configure(a_set, "ais://", {"endpoint": s3.web.url})
-    commit(a_set, *PARTS, output=f"ais://{BUCKET}/new/t-%d.tar")
-    assert s3.objects == expected(a_set)
-    assert s3.begun == len(NAMES)
 
 
 @pytest.mark.parametrize("replaces", [False, True])
@@ -388,7 +393,7 @@ def test_a_part_that_was_changed_on_its_way_is_an_error(with_fake: Program, s3: 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_parts_of_a_command_that_ends_are_aborted(with_fake: Program, s3: FakeS3, how: int) -> None:
     s3.part_hangs = 2
-    with with_fake.start("commit", "--overlay", "o", *PARTS, "--jobs", "1", "-o", PATTERN, *SHARDS) as process:
+    with with_fake.start(*ONE_BY_ONE, *PARTS) as process:
         wait_until(lambda: s3.hanging, "a part that hangs")
         process.send_signal(how)
         process.wait(PATIENCE)
@@ -402,7 +407,7 @@ def test_after_a_kill_of_the_fetcher_an_upload_begins_again_and_parts_are_left(
     with_fake: Program, s3: FakeS3
 ) -> None:
     s3.part_hangs = 2
-    with with_fake.start("commit", "--overlay", "o", *PARTS, "--jobs", "1", "-o", PATTERN, *SHARDS) as process:
+    with with_fake.start(*ONE_BY_ONE, *PARTS) as process:
         wait_until(lambda: s3.hanging, "a part that hangs")
         s3.part_hangs = None
         os.kill(child_of(process), signal.SIGKILL)
@@ -424,9 +429,7 @@ def in_store(with_fake: Program, s3: FakeS3) -> Program:
         s3.store(name, (with_fake.home / name).read_bytes())
         (with_fake.home / name).unlink()
     for path in ("s2/004/jpg", "more/x/jpg"):
-        file = with_fake.home / "o/upper" / path
-        file.parent.mkdir(parents=True)
-        file.write_bytes(b"new")
+        with_fake.write(f"o/upper/{path}", b"new")
     return with_fake
 
 
@@ -483,17 +486,11 @@ def test_a_shard_that_is_replaced_meanwhile_is_not_lost(in_store: Program, s3: F
 
 
 @pytest.mark.parametrize(
-    ("anywhere", "stored", "etag"),
-    [
-        ("here", False, "md5"),
-        ("here", True, "md5"),
-        ("here", False, "other"),
-        ("here", True, "other"),
-        ("elsewhere", False, "md5"),
-        ("elsewhere", True, "md5"),
-    ],
+    ("anywhere", "etag"),
+    [("here", "md5"), ("here", "other"), ("elsewhere", "md5")],
     indirect=["anywhere"],
 )
+@pytest.mark.parametrize("stored", [False, True])
 def test_a_commit_in_place_that_is_killed_is_finished_by_the_next(
     anywhere: Program, s3: FakeS3, stored: bool, etag: str
 ) -> None:

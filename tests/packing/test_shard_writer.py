@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from tests import tars
-from tests.packing.overlays import Faulty, full, stops
 from wdsfs import durable
 from wdsfs.durable import Disk, temporary_of
 from wdsfs.errors import CommitError, CorruptShard, StaleShard
@@ -126,10 +125,6 @@ def test_pieces_that_follow_each_other_are_one() -> None:
     assert joined(pieces) == [CopiedRange(0, 0, 1024), CopiedRange(1, 1024, 2048), CopiedRange(1, 0, 512)]
 
 
-def test_a_shard_without_changes_is_one_run(bench: Bench) -> None:
-    assert bench.layout().pieces({}, {}, ()) == [CopiedRange(0, 0, len(SAMPLES))]
-
-
 def test_places_within_ranges() -> None:
     heads = np.arange(0, 100, 10)
     places = plan.MemberPlaces(heads, heads + 10, heads + 1)
@@ -164,35 +159,12 @@ def test_new_members_behind_one_and_at_the_end(bench: Bench) -> None:
     pieces = layout.pieces({}, {bench.members()[b"d/a.jpg"]: (one,)}, [two])
     bench.writer.publish(bench.output(pieces, layout))
     tar = bench.target.read_bytes()
-    assert names(tar)[2:5] == [b"d/a.jpg", b"d/a.txt", b"README"]
-    assert names(tar)[-1] == b"z.txt"
+    assert names(tar)[2:5] + names(tar)[-1:] == [b"d/a.jpg", b"d/a.txt", b"README", b"z.txt"]
     assert tar.endswith(headers.END)
 
 
 def test_a_shard_that_loses_everything_is_an_empty_tar(bench: Bench) -> None:
-    tar = bench.write(dict.fromkeys(bench.members(), ()))
-    assert names(tar) == [b"d"]
-
-
-@pytest.mark.parametrize("kind", sorted(tars.FORMATS))
-def test_the_formats_of_tarfile(kind: str, tmp_path: Path) -> None:
-    """PAX and GNU long names, sizes and times belong to their member: they stay with it and go with it."""
-    import tarfile
-
-    members = []
-    for number in range(6):
-        name = f"{'long/' * 30 if kind != 'ustar' else ''}{number}.txt"
-        info = tarfile.TarInfo(name)
-        info.size, info.mtime = number, number + (0.5 if kind == "pax" else 0)
-        members.append((info, b"x" * number))
-    content = tars.with_tarfile(members, kind)
-    bench = Bench(tmp_path, content)
-    whole = tars.by_tarfile(content)
-    tar = bench.write(dict.fromkeys(list(bench.members())[1:6:2], ()))
-    kept = tars.by_tarfile(tar)
-    assert [one[:2] + one[4:] for one in kept] == [one[:2] + one[4:] for one in whole[::2]]
-    for old, new in zip(whole[::2], kept, strict=True):
-        assert content[old.head : old.data + old.size] == tar[new.head : new.data + new.size]
+    assert names(bench.write(dict.fromkeys(bench.members(), ()))) == [b"d"]
 
 
 CUTTABLE = {name: case for name, case in tars.ODD.items() if not set(case.problems) - HARMLESS}
@@ -250,21 +222,15 @@ def test_what_a_global_header_says_is_not_true_of_new_members(tmp_path: Path) ->
     assert [(one.name, one.mtime) for one in tars.by_tarfile(tar)] == [(b"a.txt", 7), (b"b.txt", 77)]
 
 
-def test_a_global_header_inside_a_member_stays(tmp_path: Path) -> None:
-    common = tars.pax({b"mtime": b"77"}, b"g")
-    first = tars.pax({b"path": b"a.txt"}) + common + tars.member(b"x", b"aaa")
-    bench = Bench(tmp_path, tars.tar(first, tars.B))
-    tar = bench.write({b"a.txt": ()})
-    assert tar == tars.tar(common, tars.B)
-
-
 COMMENT = tars.pax({b"comment": b"x"}, b"g")
 DIRECTORY = tars.member(b"d/", kind=tars.DIRECTORY)
+INSIDE = tars.pax({b"path": b"a.txt"}) + COMMENT + tars.member(b"x", b"aaa")  # a global header in a member
 
 
 @pytest.mark.parametrize(
     ("content", "gone", "left"),
     [
+        (tars.tar(INSIDE, tars.B), [b"a.txt"], tars.tar(COMMENT, tars.B)),
         (tars.tar(COMMENT, tars.A, COMMENT, tars.B), [b"b.txt"], tars.tar(COMMENT, tars.A)),
         (tars.tar(COMMENT, tars.A, COMMENT), [b"a.txt"], tars.END),
         (tars.tar(COMMENT, DIRECTORY, COMMENT, tars.A), [b"a.txt"], tars.tar(COMMENT, DIRECTORY)),
@@ -360,15 +326,6 @@ def test_a_source_that_changes_meanwhile(bench: Bench) -> None:
     assert sorted(os.listdir(bench.home)) == ["s.tar"]
 
 
-@pytest.mark.parametrize("content", [b"longer content", b"l"])
-def test_a_file_that_changes_meanwhile(content: bytes, bench: Bench) -> None:
-    new = bench.new(b"c.txt", b"content")
-    (bench.home / "new").write_bytes(content)
-    with pytest.raises(CommitError, match="new has changed"):
-        bench.write({b"c.txt": (new,)})
-    assert not bench.target.exists()
-
-
 def test_what_has_the_name_already_stays(bench: Bench) -> None:
     bench.target.write_bytes(b"mine")
     with pytest.raises(CommitError, match="exists already"):
@@ -399,20 +356,15 @@ def test_a_replaced_shard_keeps_its_mode(bench: Bench) -> None:
 
 
 def test_whether_it_is_there_already(bench: Bench) -> None:
-    layout = bench.layout()
-    new = bench.new(b"c.txt", b"content")
-    pieces = layout.pieces({bench.members()[b"c.txt"]: (new,)}, {}, ())
-    output = bench.output(pieces, layout)
+    layout, new = bench.layout(), bench.new(b"c.txt", b"content")
+    output = bench.output(layout.pieces({bench.members()[b"c.txt"]: (new,)}, {}, ()), layout)
     assert not bench.writer.is_there(output)
     bench.writer.publish(output)
     assert bench.writer.is_there(output)
-    for at in (0, len(SAMPLES) // 2, bench.target.stat().st_size - 1):
-        tar = bytearray(bench.target.read_bytes())
-        tar[at] ^= 1
-        bench.target.write_bytes(tar)
+    tar = bench.target.read_bytes()
+    for at in (0, len(SAMPLES) // 2, len(tar) - 1):
+        bench.target.write_bytes(tar[:at] + bytes([tar[at] ^ 1]) + tar[at + 1 :])
         assert not bench.writer.is_there(output)
-        tar[at] ^= 1
-        bench.target.write_bytes(tar)
     bench.target.write_bytes(tar[:-1])
     assert not bench.writer.is_there(output)
 
@@ -423,7 +375,7 @@ def test_whether_it_is_there_already(bench: Bench) -> None:
 class Wrong(Disk):
     """Writes something else than it was told, where `spoil` says so."""
 
-    def __init__(self, spoil: Callable[[bytearray], None]) -> None:
+    def __init__(self, spoil: Callable[[bytearray], object]) -> None:
         self.spoil = spoil
 
     def sync(self, fd: int) -> None:
@@ -434,14 +386,7 @@ class Wrong(Disk):
 
 
 def _flip(at: int) -> Callable[[bytearray], None]:
-    def spoil(data: bytearray) -> None:
-        data[at] ^= 1
-
-    return spoil
-
-
-def _cut(data: bytearray) -> None:
-    del data[-512:]
+    return lambda data: data.__setitem__(at, data[at] ^ 1)
 
 
 def _shift(data: bytearray) -> None:
@@ -449,20 +394,16 @@ def _shift(data: bytearray) -> None:
 
 
 def _rename(data: bytearray) -> None:
-    at = data.index(b"new.txt")
-    data[at : at + 7] = b"enw.txt"  # of the same checksum
+    data[:] = data.replace(b"new.txt", b"enw.txt")  # of the same checksum
 
 
-CONTENT_AT = len(SAMPLES) - 1024 + 512
-
-
-WRONG = [
-    (_cut, "length is wrong", "length is wrong"),
+WRONG: list[tuple[Callable[[bytearray], object], str, str]] = [
+    (lambda data: data.__delitem__(slice(-512, None)), "length is wrong", "length is wrong"),
     (_flip(10), "wrong checksum", "no header at byte 0"),  # in the header of a run
     (_flip(522), "wrong checksum", "are wrong"),  # in a later one
     (_shift, "are wrong", "are wrong"),
     (_flip(len(SAMPLES) - 1024), "are wrong", "are wrong"),  # in the new header
-    (_flip(CONTENT_AT), "are wrong", "are wrong"),
+    (_flip(len(SAMPLES) - 512), "are wrong", "are wrong"),
     (_rename, "are wrong", "are wrong"),
     (_flip(len(SAMPLES) + 40), "wrong checksum", "are wrong|no header"),  # after the end mark
 ]
@@ -472,7 +413,7 @@ WRONG = [
 @pytest.mark.parametrize("dense", [False, True])
 def test_what_is_wrong_is_never_published(
     dense: bool,
-    spoil: Callable[[bytearray], None],
+    spoil: Callable[[bytearray], object],
     scan: str,
     compare: str,
     tmp_path: Path,
@@ -485,38 +426,3 @@ def test_what_is_wrong_is_never_published(
     with pytest.raises(CommitError, match=text):
         bench.write({}, (bench.new(b"new.txt", b"new"),))
     assert sorted(os.listdir(tmp_path)) == ["new", "s.tar"]
-
-
-# --- stopping ----------------------------------------------------------------------------------------------
-
-
-def test_stopped_at_every_step(tmp_path: Path) -> None:
-    """The name is of nothing or of the whole shard, and the next run makes it."""
-
-    def run(disk: Faulty) -> None:
-        bench = Bench(tmp_path, SAMPLES, disk)
-        bench.write({b"c.txt": (bench.new(b"c.txt", b"content"),)})
-
-    target = tmp_path / "out.tar"
-    plain = Bench(tmp_path, SAMPLES)
-    whole = plain.write({b"c.txt": (plain.new(b"c.txt", b"content"),)})
-    for _ in stops(lambda: target.unlink(missing_ok=True), run, least=4):
-        assert not target.exists() or target.read_bytes() == whole
-    assert target.read_bytes() == whole
-
-
-def test_no_space_at_any_step(tmp_path: Path) -> None:
-    """Nothing is left over, and what is to be replaced is what it was."""
-
-    def run(disk: Faulty) -> None:
-        bench = Bench(tmp_path, SAMPLES, disk)
-        layout = bench.layout()
-        pieces = layout.pieces({bench.members()[b"c.txt"]: ()}, {}, ())
-        output = Output(bench.path, pieces, {0: layout.places})
-        bench.writer.publish(output, replaces=bench.source.stat())
-
-    source = tmp_path / "s.tar"
-    for _ in stops(lambda: None, run, full, least=4):
-        assert names(source.read_bytes())[-1] in (b"c.txt", b"d/b.jpg")
-        assert sorted(os.listdir(tmp_path)) in (["s.tar"], [".wdsfs-s.tar.tmp", "s.tar"])
-    assert names(source.read_bytes())[-1] == b"d/b.jpg"

@@ -7,6 +7,7 @@ import re
 import shlex
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -70,20 +71,6 @@ def test_what_a_mount_shows_is_in_the_new_shards(program: Program) -> None:
     assert re.sub(rb"~\w+", b"", shown) == re.sub(rb"~\w+", b"", made)
 
 
-def test_a_command_that_is_repeated_keeps_what_is_there(program: Program) -> None:
-    a_set(program.home)
-    command = ("pack", *KEEP, "-o", "new/%d.tar", "s{0..2}.tar")
-    program.run(*command)
-    before = {path.name: (path.stat().st_ino, path.read_bytes()) for path in (program.home / "new").iterdir()}
-    (program.home / "new/0.tar").unlink()
-    assert program.json(*command)["written"] == 1
-    after = {path.name: (path.stat().st_ino, path.read_bytes()) for path in (program.home / "new").iterdir()}
-    assert after["1.tar"] == before["1.tar"]
-    assert after["0.tar"][1] == before["0.tar"][1]
-    (program.home / "new/0.tar").write_bytes(b"something else")
-    assert "new/0.tar exists already with other content" in program.refused(*command, code=7)
-
-
 def test_samples_are_split_up_anew_and_sorted(program: Program) -> None:
     a_set(program.home)
     command = ("pack", *OPTIONS, "--sort", "--maxcount", "2", "-o", "new/%d.tar")
@@ -107,31 +94,33 @@ def test_joined_and_labelled_columns_are_packed(program: Program) -> None:
     assert found == {"k.big": bytes(3 << 20), "k.text": b"text", "k.depth": b"D", "k.label": b"7"}
 
 
-def test_what_cannot_be_packed_is_refused_before_anything_is_written(program: Program) -> None:
-    broken: list[Sample] = [(b"a", [(b"jpg", b"J"), (b"json", b"{")])]
-    write(program.home / "broken.tar", broken)
-    text = program.run("pack", *OPTIONS, "-o", "new/%d.tar", "broken.tar", code=7).stderr.decode()
-    assert "a.json: is not JSON" in text
-    write(program.home / "case.tar", [(b"a", [(b"jpg", b"J"), (b"PNG", b"P")])])
-    text = program.refused("pack", "--columns", "png=jpg", "--columns", "PNG", "-o", "n.tar", "case.tar", code=7)
-    assert "a.PNG cannot be packed: differs from another file" in text
-    text = program.refused("pack", "--columns", "__key__=jpg", "-o", "n.tar", "case.tar", code=7)
-    assert "a.__key__ cannot be packed: readers use this name" in text
-    write(program.home / "umlaut.tar", [(b"a", [("é".encode(), b"J"), ("É".encode(), b"P")])])
-    text = program.refused("pack", "--columns", "é", "--columns", "É=É", "-o", "n.tar", "umlaut.tar", code=7)
-    assert "only in letter case" in text
-    write(program.home / "long.tar", [(b"x" * 4000, [(b"jpg", b"J")])])
-    columns = ("--columns", f"{'n' * 100}=jpg")
-    text = program.refused("pack", *columns, "-o", "n.tar", "long.tar", code=7)
-    assert "the limit is 4,095" in text
-    # Two samples of one key between which another one is left out.
+CASE, UMLAUT = ((b"jpg", b"J"), (b"PNG", b"P")), (("é".encode(), b"J"), ("É".encode(), b"P"))
+
+
+@pytest.mark.parametrize(
+    ("key", "columns", "options", "text"),
+    [
+        (b"a", [(b"jpg", b"J"), (b"json", b"{")], OPTIONS, "a.json: is not JSON"),
+        (b"a", CASE, ("--columns", "png=jpg", "--columns", "PNG"), "a.PNG cannot be packed: differs from another"),
+        (b"a", CASE, ("--columns", "__key__=jpg"), "a.__key__ cannot be packed: readers use this name"),
+        (b"a", UMLAUT, ("--columns", "é", "--columns", "É=É"), "only in letter case"),
+        (b"x" * 4000, [(b"jpg", b"J")], ("--columns", f"{'n' * 100}=jpg"), "the limit is 4,095"),
+        (b"a", CASE, ("--columns", "jpg", "-o", "s.tar"), "s.tar is one of the shards"),
+    ],
+)
+def test_what_cannot_be_packed_is_refused_before_anything_is_written(
+    program: Program, key: bytes, columns: Sequence[tuple[bytes, bytes]], options: tuple[str, ...], text: str
+) -> None:
+    write(program.home / "s.tar", [(key, list(columns))])
+    assert text in program.run("pack", "-o", "new/%d.tar", *options, "s.tar", code=7).stderr.decode()
+    assert not (program.home / "new").exists()
+
+
+def test_samples_of_one_key_with_another_left_out_between_them_are_refused(program: Program) -> None:
     twice = [member(b"k.jpg", b"1"), member(b"x.txt", b"2"), member(b"k.jpg", b"3")]
-    (program.home / "twice.tar").write_bytes(tars.tar(*twice))
+    program.write("twice.tar", tars.tar(*twice))
     command = ("pack", "--keep-shards", "--columns", "img=jpg", "--missing", "skip", "-o", "n.tar", "twice.tar")
     assert "the key 'k' occurs twice in a row" in program.refused(*command, code=7)
-    text = program.refused("pack", "--columns", "jpg", "-o", "case.tar", "case.tar", code=7)
-    assert "case.tar is one of the shards" in text
-    assert not (program.home / "new").exists()
     assert not (program.home / "n.tar").exists()
 
 
@@ -160,6 +149,8 @@ def test_a_mount_is_named_by_its_shards(program: Program) -> None:
         text = program.refused("commit", "-o", "n.tar", mounted.path, code=5)
         options = "--columns 'img=jpg;png' --field caption.txt=json:caption"
         assert f"to write new shards of what it shows: wdsfs pack {options} -o PATTERN SHARDS" in text
+        text = program.refused("commit", "--columns", "jpg", "-o", "n.tar", mounted.path, code=2)
+        assert text.endswith("then pack the new shards: wdsfs pack --columns jpg -o PATTERN SHARDS")
 
 
 def test_parts_of_a_set_and_shards_that_are_missing(program: Program) -> None:
@@ -177,47 +168,42 @@ def test_parts_of_a_set_and_shards_that_are_missing(program: Program) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("words", "before", "counts"),
     [
-        ("--in-place",),
-        ("-o", "new/%d.tar", "--maxcount=2"),
-        ("--layout", "files", "--names=full", "--with-leavings", "-onew/%d.tar", "--maxcount=2"),
+        ((*OPTIONS, "--in-place", "s{0..2}.tar"), "option of pack", [2, 4]),
+        ((*OPTIONS, "-o", "new/%d.tar", "--maxcount=2", "s{0..2}.tar"), "option of pack", [2, 4]),
+        (
+            (*OPTIONS, "--layout", "files", "--names=full", "--with-leavings", "-onew/%d.tar", "s{0..2}.tar"),
+            "option of pack",
+            [2, 4],
+        ),
+        (("--group-by-key", "-o", "new/%d.tar", "s1.tar", "s2.tar"), "SHARDS alone type", [3, 6]),
     ],
 )
-def test_commit_names_the_command_of_a_view(program: Program, arguments: tuple[str, ...]) -> None:
+def test_commit_names_the_command_that_packs_shards(
+    program: Program, words: tuple[str, ...], before: str, counts: list[int]
+) -> None:
     """It can be typed as it is, but for the names of the new shards."""
     a_set(program.home)
-    words = (*OPTIONS, *arguments, "s{0..2}.tar")
     text = program.refused("commit", *words, code=2)
-    assert "commit: --columns is an option of pack: wdsfs pack " in text
-    command = shlex.split(text.partition("option of pack: wdsfs ")[2].replace("PATTERN", "new/%d.tar"))
-    program.run(*command)
-    found = [len(members(path)) for path in sorted((program.home / "new").iterdir())]
-    assert found == [2, 4]
+    program.run(*shlex.split(text.partition(f"{before}: wdsfs ")[2].replace("PATTERN", "new/%d.tar")))
+    assert [len(members(path)) for path in sorted((program.home / "new").iterdir())] == counts
 
 
-@pytest.mark.parametrize("shards", [("s1.tar",), ("s1.tar", "s2.tar")])
-def test_commit_without_an_overlay_names_pack(program: Program, shards: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("--maxcount 3 -o n-%d.tar", "{}--maxcount 3 -o PATTERN SHARDS"),
+        ("--keys k -o n-%d.tar", "{}--keys k -o PATTERN SHARDS"),
+        ("--decode-members", "--decode-members: no longer an option"),
+        ("--changed-only -o n-%d.tar", "commit: --changed-only is no longer an option"),
+    ],
+)
+def test_commit_of_an_overlay_names_what_pack_does(program: Program, words: str, text: str) -> None:
     a_set(program.home)
-    text = program.refused(
-        "commit", "--group-by-key", "-o", "n-%d.tar", *shards, code=5 if len(shards) == 1 else 2
-    )
-    assert "commit writes the changes of an overlay: name one MOUNTPOINT, or name --overlay DIR" in text
-    program.run(*shlex.split(text.partition("SHARDS alone type: wdsfs ")[2]))
-    assert len(list(program.home.glob("n-*.tar"))) == len(shards)
-
-
-@pytest.mark.parametrize("option", [("--maxcount", "3"), ("--maxsize", "3"), ("--sort",), ("--keys", "k")])
-def test_commit_of_an_overlay_names_what_pack_does(program: Program, option: tuple[str, ...]) -> None:
-    a_set(program.home)
-    text = program.refused(
-        "commit", "--overlay", program.directory("o"), *option, "-o", "n-%d.tar", "s1.tar", code=2
-    )
-    assert f"commit: {option[0]} is an option of pack: commit without it, then pack the new shards" in text
-    assert text.endswith(f": wdsfs pack {' '.join(option)} -o PATTERN SHARDS")
-    assert "--decode-members: no longer an option" in program.refused("commit", "--decode-members", "m", code=2)
-    text = program.refused("commit", "--overlay", "o", "--changed-only", "-o", "n-%d.tar", "s1.tar", code=2)
-    assert "commit: --changed-only is no longer an option" in text
+    refused = program.refused("commit", "--overlay", program.directory("o"), *words.split(), "s1.tar", code=2)
+    advice = "is an option of pack: commit without it, then pack the new shards: wdsfs pack "
+    assert text.format(f"commit: {words.split()[0]} {advice}") in refused
 
 
 def test_new_shards_may_be_objects(program: Program, s3: FakeS3) -> None:
@@ -264,10 +250,3 @@ def test_new_shards_show_what_the_view_shows(
             with a_view(home, [one], Composition()) as below:
                 found += contents(below)
         assert found == expected
-
-
-def test_commit_of_a_view_of_a_mount_names_no_mount_to_pack(program: Program) -> None:
-    a_set(program.home)
-    with program.mounted("s1.tar") as mounted:
-        text = program.refused("commit", "--columns", "jpg", "-o", "n-%d.tar", mounted.path, code=2)
-    assert text.endswith("then pack the new shards: wdsfs pack --columns jpg -o PATTERN SHARDS")
