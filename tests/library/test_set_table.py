@@ -263,3 +263,11 @@ def test_values_that_are_missing_are_said(program: Program) -> None:
     error = program.run("table", "s.tar", "-o", "t.csv").stderr
     assert b"1 file without a value, the first: s/a.json is not JSON" in error
     assert b"1 value cut after 1,024 bytes" in error
+
+
+def test_a_cache_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    write("s.tar", *sample("a", cls="1"))
+    monkeypatch.setenv("WDSFS_CACHE_SIZE", "100")
+    with pytest.raises(wdsfs.UnreadableShard, match="--cache-size"):
+        wdsfs.table("s.tar")
+    assert wdsfs.table("s.tar", sizes=True).num_rows == 1

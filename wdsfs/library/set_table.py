@@ -170,7 +170,9 @@ class SetTable:
             except pa.ArrowInvalid:  # damaged: the next turn makes it again
                 cache.drop(self._key(shard), KIND)
             except file_cache.NoRoom as error:
-                raise UnreadableShard(f"the cache {cache.directory} has no room for a table: {error}") from None
+                raise UnreadableShard(
+                    f"the cache {cache.directory} has no room for the values of a table: {error}; see --cache-size"
+                ) from None
         raise UnreadableShard(f"the cache {cache.directory} does not keep what is written to it")
 
     def _key(self, shard: int) -> str:
