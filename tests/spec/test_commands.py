@@ -222,6 +222,7 @@ def test_what_is_shown_is_no_command(here: Path) -> None:
     """Another process that has the path only does not run what it looks like; nor does a question what it is."""
     assert names_a_shard("pipe:touch run")
     assert names_a_shard("-")
+    assert names_a_shard("https://host/a.tar")
     assert not (here / "run").exists()
     path = b"pipe:touch-0123abcd/run"
     with pytest.raises(ShardError, match="only the process that was given its command can run it"):

@@ -50,27 +50,6 @@ def error_of(*specs: str, **selection: Any) -> str:
 # -- variables ---------------------------------------------------------------------------------------------
 
 
-def test_variables_are_replaced_before_braces(monkeypatch: pytest.MonkeyPatch) -> None:
-    touch("data/a-0.tar", "data/a-1.tar", "b-3.tar", "b-4.tar")
-    monkeypatch.setenv("WDS_DATA", "data")
-    monkeypatch.setenv("WDS_RANGE", "{3..4}")
-    monkeypatch.setenv("WDS_ALL", "${DATA}/a-{0..1}.tar")
-    assert found("${DATA}/a-{0..1}.tar::b-${RANGE}.tar") == found("${ALL}", "b-{3,4}.tar")
-    assert found("${ALL}") == ["data/a-0.tar", "data/a-1.tar"]
-
-
-def test_a_variable_that_is_not_set_is_named_with_the_spec(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAME", "x")
-    assert refused(SpecError, "${NAME}.tar") == (
-        "the environment variable WDS_NAME is not set; '${NAME}.tar' needs it"
-    )
-
-
-def test_a_name_with_a_variable_in_it_that_exists_is_taken_literally() -> None:
-    touch("${NAME}.tar", "$NAME.tar")
-    assert found("${NAME}.tar", "$NAME.tar") == ["${NAME}.tar", "$NAME.tar"]
-
-
 @pytest.mark.parametrize("value", ["${A}", "x${A}", "${A}${A}${A}${A}${A}${A}${A}${A}${A}${A}"])
 def test_variables_without_end(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("WDS_A", value)
@@ -134,11 +113,6 @@ def test_lists_name_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found("@~/some.txt") == ["a/1.tar", "a/b/2.tar"]
 
 
-def test_a_list_that_exists_with_its_sign_is_a_shard() -> None:
-    touch("@x.tar", "@b/x.tar", "@c.tar")
-    assert found("@x.tar", "@{b/x,c}.tar") == ["@x.tar", "@b/x.tar", "@c.tar"]
-
-
 def test_a_list_comes_from_standard_input_too() -> None:
     touch("a.tar", "b.tar")
     receiver, sender = os.pipe()
@@ -153,44 +127,6 @@ def test_a_list_comes_from_standard_input_too() -> None:
     finally:
         os.dup2(kept, 0)
         os.close(kept)
-
-
-def test_a_list_comes_from_a_pipe_too() -> None:
-    touch("a.tar")
-    receiver, sender = os.pipe()
-    os.write(sender, b"%b/a.tar\n" % os.getcwdb())
-    os.close(sender)
-    assert found(f"@/dev/fd/{receiver}") == ["a.tar"]
-    os.close(receiver)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"a.tar\n\nb.tar\n", "1 of 2 shards are missing: 'b.tar' (l.txt:3); "),
-        (b"# x\na.tar\na.tar", "/a.tar' is named twice (l.txt:2, l.txt:3): name it once"),
-        (b"a{.tar\n", "l.txt:1: unbalanced braces in 'a{.tar'"),
-        (b"\n${N}.tar\n", "l.txt:2: the environment variable WDS_N is not set"),
-        (b"a.tar::\n", "l.txt:1: an empty shard name in 'a.tar::'"),
-        (b"a.tar\0b.tar\0", "l.txt:1: a NUL in the shard name 'a.tar\\x00b.tar\\x00'"),
-        (b"x*\n", "l.txt:1: no file matches 'x*'"),
-        (b"hdfs://b/a.tar\n", "l.txt:1: 'hdfs://b/a.tar' is neither a path nor a URL"),
-        (b"l.fifo\n", "'l.fifo' (l.txt:1) is not a regular file"),
-        (b"@l.txt\n", "l.txt:1: the list 'l.txt' includes itself"),
-        (b"@m.txt\n", "l.txt:1: m.txt:1: the list './l.txt' includes itself"),
-        (b"@none.txt\n", "l.txt:1: 'none.txt' cannot be read: No such file or directory"),
-        (b"@.\n", "l.txt:1: '.' cannot be read: Is a directory"),
-        (b"# nothing\n\n \t\n", "the list 'l.txt' names no shards"),
-        (b"", "the list 'l.txt' names no shards"),
-        (b"\xff\xfea\0.\0", "'l.txt' is in UTF-16: save it as UTF-8"),
-    ],
-)
-def test_what_is_wrong_in_a_list_is_told_with_file_and_line(content: bytes, message: str) -> None:
-    touch("a.tar")
-    os.mkfifo("l.fifo")
-    write("l.txt", content)
-    write("m.txt", "@./l.txt")
-    assert message in error_of("@l.txt")
 
 
 def test_a_pipe_is_a_list_if_a_program_writes_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,75 +212,6 @@ def test_a_wids_index_of_several_datasets() -> None:
     assert found("all.json") == ["0.tar", "a/1.tar", "b/2.tar", "c/d/3.tar", "e/4.tar", "5.tar"]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (
-            {"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 1}, {}]},
-            "shardlist[1]: 'url' is missing",
-        ),
-        (index("a.tar", "b.tar"), "1 of 2 shards are missing: 'b.tar' (x.json: shardlist[1].url)"),
-        (index("a.tar", "./a.tar"), "is named twice (x.json: shardlist[0].url, x.json: shardlist[1].url)"),
-        (index("ftp://h/a.tar"), "x.json: shardlist[0].url: 'ftp://h/a.tar' is neither a path nor a URL"),
-        (index("a\0.tar"), "x.json: shardlist[0].url: a NUL in"),
-        (index("\ud800.tar"), "x.json: shardlist[0].url: the shard name '\\ud800.tar' cannot be encoded"),
-        (index(""), "x.json: shardlist[0].url: an empty shard name"),
-        ({**index("a.tar"), "wids_version": 2}, "x.json: wids_version: only version 1 is known"),
-        ({"files": {}}, "x.json: is not a list of shards"),
-        ({"wids_version": 1}, "x.json: names no shards"),
-        ({"wids_version": 1, "shardlist": {}}, "x.json: shardlist: a list is needed, not an object"),
-        ({"wids_version": 1, "shardlist": [[]]}, "x.json: shardlist[0]: an object is needed, not a list"),
-        (
-            {"wids_version": 1, "shardlist": [{"url": None, "nsamples": 1}]},
-            "x.json: shardlist[0].url: a text is needed, not nothing",
-        ),
-        (
-            {"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": True}]},
-            "x.json: shardlist[0].nsamples: a number from 0 on is needed, not true or false",
-        ),
-        (
-            {"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": -1}]},
-            "x.json: shardlist[0].nsamples: a number from 0 on is needed, not '-1'",
-        ),
-        ({"wids_version": 1, "datasets": [{}]}, "x.json: datasets[0]: 'shardlist' is missing"),
-        (
-            {"wids_version": 1, "datasets": [{"source_url": "y.json", "shardlist": []}]},
-            "x.json: datasets[0]: has both a source_url and a shardlist",
-        ),
-        (
-            {"wids_version": 1, "datasets": [{"source_url": "y.json"}]},
-            "y.json: source_url: x.json: datasets[0].source_url refers to this file, and a reference leads ",
-        ),
-        ({"wids_version": 1, "datasets": [{"source_url": "z.json"}]}, "z.json: datasets: x.json: datasets[0]"),
-        ({"wids_version": 1, "datasets": [{"source_url": "x.fifo"}]}, "'x.fifo' is not a regular file"),
-        ({"wids_version": 1, "datasets": [{"source_url": "gone"}]}, "'gone' cannot be read: No such file"),
-        ({"split_parts": {}, "exclude": []}, "x.json: a file of Energon belongs into the directory .nv-meta"),
-        ({"odd key": 1, "wids_version": 1, "shardlist": 7}, "x.json: shardlist: a list is needed, not a number"),
-        (b'{"wids_version": 1,\n "shardlist": [}', "x.json:2:16: not JSON: Expecting value"),
-        (b'{"wids_version": 1, "wids_version": 1}', "x.json: 'wids_version' occurs twice in one object"),
-        (b"", "x.json:1:1: not JSON: Expecting value"),
-        (b"[]", "x.json: an object is needed, not a list"),
-        (b"[" * 100_000, "x.json: nested too deeply"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "x.json: a number in it is too large"),
-        (b"\x80", "x.json:1:1: not JSON"),
-    ],
-    ids=lambda value: value[:30] if isinstance(value, str) else "",
-)
-def test_what_is_wrong_in_an_index_is_told_with_file_and_field(content: Any, message: str) -> None:
-    touch("a.tar")
-    os.mkfifo("x.fifo")
-    write("y.json", {"source_url": "z.json"})
-    write("z.json", index("a.tar", datasets=[{}]))
-    write("x.json", content)
-    assert message in error_of("x.json")
-
-
-def test_a_directory_may_be_called_like_an_index() -> None:
-    touch("x.json/a.tar", "x.yaml/b.tar")
-    assert found("x.json", "x.yaml") == ["x.json/a.tar", "x.yaml/b.tar"]
-    assert "no such shard: 'y.json'" in refused(MissingShard, "y.json")
-
-
 def test_what_an_index_names_is_a_shard_whatever_it_is_called() -> None:
     write("a.json", index("b.json"))
     write("b.json", index("a.json"))
@@ -398,54 +265,6 @@ def test_paths_in_yaml_are_below_its_directory() -> None:
     touch("a/b/1.tar", "a/2.tar")
     write("a/x.yaml", f"datasets:\n- shards: [b/1.tar]\n- shards: {os.getcwd()}/a/2.tar\n")
     assert found("a/x.yaml") == ["a/b/1.tar", "a/2.tar"]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("datasets:\n- shards: x.tar\n", "no such shard: 'x.tar' (x.yaml:2: datasets[0].shards)"),
-        ("datasets:\n- shards: [a.tar,\n   a.tar]", "is named twice (x.yaml:2: datasets[0].shards[0], x.yaml:3: "),
-        (
-            "datasets:\n- shards: hdfs://b/a.tar",
-            "x.yaml:2: datasets[0].shards: 'hdfs://b/a.tar' is neither a path nor a URL",
-        ),
-        (
-            "prefix: 'hdfs://b/'\ndatasets:\n- shards: a.tar",
-            "x.yaml:3: datasets[0].shards: 'hdfs://b/a.tar' is neither a path nor a URL",
-        ),
-        ("datasets:\n- shards: 'a{'", "x.yaml:2: datasets[0].shards: unbalanced braces in 'a{'"),
-        ("datasets:\n- shards: ''", "x.yaml:2: datasets[0].shards: an empty shard name"),
-        ("datasets:\n- shards:", "x.yaml:2: datasets[0].shards: a list is needed, not nothing"),
-        ("datasets:\n- shards: [~]", "x.yaml:2: datasets[0].shards[0]: a text is needed, not nothing"),
-        ("datasets:\n- shards: [[a]]", "x.yaml:2: datasets[0].shards[0]: a text is needed, not a list"),
-        ("datasets:\n- name: x", "x.yaml:2: datasets[0]: 'shards' is missing"),
-        ("datasets: x.tar", "x.yaml:1: datasets: a list is needed, not a text"),
-        ("datasets:\n- shard: x", "x.yaml:2: datasets[0].shard: no such key; known are buckets, choose, name, "),
-        ("dataset: []", "x.yaml:1: dataset: no such key; known are buckets, datasets, prefix"),
-        ("prefix: x", "x.yaml:1: 'datasets' is missing"),
-        ("datasets: []", "x.yaml: names no shards"),
-        ("buckets: [a, b]\ndatasets:\n- shards: x", "x.yaml:1: buckets: more than one bucket"),
-        ("split_parts: {}", "x.yaml:1: a file of Energon belongs into the directory .nv-meta"),
-        ("- a.tar", "x.yaml:1: an object is needed, not a list"),
-        ("", "x.yaml: an object is needed, not nothing"),
-        ("a: [", "x.yaml:2:1: not YAML: "),
-        ("a: 1\n a: 2", "x.yaml:2:3: not YAML: "),
-        ("datasets: []\ndatasets: []", "x.yaml:2: 'datasets' occurs twice in one object"),
-        ("[a]: 1", "x.yaml:1: a key that is not text"),
-        ("a: *b", "x.yaml:1: no anchor is called 'b'"),
-        ("a: 1\n---\nb: 1", "x.yaml:3: a second document"),
-        (b"a: \xff", "x.yaml: not YAML: "),
-        ("a: \x07", "x.yaml: not YAML: "),
-        (b"[" * 100_000, "x.yaml:1: nested too deeply"),
-        ("datasets: &a\n- *a", "x.yaml:1: datasets[0]: an object is needed, not a list"),
-        ("datasets:\n- shards: !!python/object/apply:os.system [exit]", "no such shard: 'exit'"),
-    ],
-    ids=lambda value: str(value)[:30],
-)
-def test_what_is_wrong_in_yaml_is_told_with_file_and_line(content: str | bytes, message: str) -> None:
-    touch("a.tar")
-    write("x.yaml", content)
-    assert message in error_of("x.yaml")
 
 
 def test_aliases_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -578,15 +397,6 @@ def test_the_info_of_older_versions() -> None:
     assert found("set/.nv-meta/.info.yaml") == ["set/a.tar", "set/b.tar"]
 
 
-def test_several_datasets_and_lists_of_them() -> None:
-    energon(SPLIT)
-    os.rename("set", "one")
-    energon(SPLIT)
-    write("l.txt", "one\nset")
-    assert listed("@l.txt", split="val") == ["one/b.tar", "set/b.tar"]
-    assert [shard.name for shard in expand(["one", "set"], split="val")] == [b"one--b", b"set--b"]
-
-
 @pytest.mark.parametrize("other", ["a.tar", "plain", "@l.txt", "x.json", "x.yaml", "{a,b}.tar"])
 def test_a_split_of_what_has_none(other: str) -> None:
     energon(SPLIT)
@@ -606,47 +416,6 @@ def test_a_dataset_without_a_split_file() -> None:
     assert "has no .info.json" in error_of("set/.nv-meta")
 
 
-@pytest.mark.parametrize(
-    ("split", "message"),
-    [
-        (
-            "split_parts: {train: [x.tar]}",
-            "split.yaml:1: split_parts.train[0]: 'x.tar' is not a shard of .info.json",
-        ),
-        ("split_parts: {train: [unprepared.tar]}", "split_parts.train[0]: 'unprepared.tar' is not a shard of"),
-        ("split_parts: {train: a.tar}", "split_parts.train: a list is needed, not a text"),
-        ("split_parts: [train]", "split_parts: an object is needed, not a list"),
-        ("exclude: []", "split.yaml:1: 'split_parts' is missing"),
-        ("split_parts: {train: [a.tar]}\nexcludes: [a.tar]", "split.yaml:2: excludes: no such key"),
-        ("split_parts: {train: [a.tar]}\nexclude: a.tar", "split.yaml:2: exclude: a list is needed"),
-        (
-            "split_parts: {train: [a.tar]}\nexclude: ['{a,d}.tar']",
-            "the split 'train' in 'set/.nv-meta' has no shard",
-        ),
-        ("split_parts: {train: ['a{']}", "split_parts.train[0]: unbalanced braces"),
-        ("split_parts: {train: [a.tar, a.tar]}", "is named twice"),
-    ],
-)
-def test_what_is_wrong_in_a_split_file(split: str, message: str) -> None:
-    energon(split)
-    assert message in error_of("set", split="train")
-
-
-@pytest.mark.parametrize(
-    ("counts", "message"),
-    [
-        ([], "set/.nv-meta/.info.json: shard_counts: an object is needed, not a list"),
-        ({}, "the dataset in 'set/.nv-meta' has no shard"),
-        ({"a.tar": "2"}, "set/.nv-meta/.info.json: shard_counts['a.tar']: a number from 0 on is needed, not '2'"),
-        ({"a\0.tar": 2}, "set/.nv-meta/.info.json: shard_counts['a\\x00.tar']: a NUL"),
-        ({"gone.tar": 2}, "no such shard: 'set/gone.tar' (set/.nv-meta/.info.json: shard_counts['gone.tar'])"),
-    ],
-)
-def test_what_is_wrong_in_an_info_file(counts: Any, message: str) -> None:
-    write("set/.nv-meta/.info.json", {"shard_counts": counts})
-    assert message in error_of("set")
-
-
 def test_an_exclude_that_excludes_nothing_is_told(caplog: pytest.LogCaptureFixture) -> None:
     energon("split_parts: {}\nexclude: [gone.tar, 'gone.tar/k{1..3}', a.tar, deep/c.tar/k/l, 'deep/c.tar/']")
     assert listed("set") == ["set/b.tar", "set/deep/c.tar", "set/d.tar"]
@@ -662,6 +431,140 @@ def test_a_shard_of_which_samples_are_left_out_is_not_written_to() -> None:
     refuse_left_out(expand(["set/*.tar"]), "no")
     with pytest.raises(SpecError, match=r"--overlay: samples of '.*/set/a.tar' are excluded .* name the shards"):
         refuse_left_out(expand(["set"], split="train"), "--overlay")
+
+
+# -- what is wrong is told with its place -----------------------------------------------------------------
+
+A = {"url": "a.tar", "nsamples": 1}
+
+
+def wids(*shards: object, **more: object) -> dict[str, Any]:
+    return {"wids_version": 1, "shardlist": list(shards), **more}
+
+
+def sources(*datasets: object) -> dict[str, Any]:
+    return {"wids_version": 1, "datasets": list(datasets)}
+
+
+WRONG: dict[str, list[tuple[Any, str]]] = {
+    "l.txt": [
+        (b"a.tar\n\nb.tar\n", "1 of 2 shards are missing: 'b.tar' (l.txt:3); "),
+        (b"# x\na.tar\na.tar", "/a.tar' is named twice (l.txt:2, l.txt:3): name it once"),
+        (b"a{.tar\n", "l.txt:1: unbalanced braces in 'a{.tar'"),
+        (b"\n${N}.tar\n", "l.txt:2: the environment variable WDS_N is not set"),
+        (b"a.tar::\n", "l.txt:1: an empty shard name in 'a.tar::'"),
+        (b"a.tar\0b.tar\0", "l.txt:1: a NUL in the shard name 'a.tar\\x00b.tar\\x00'"),
+        (b"x*\n", "l.txt:1: no file matches 'x*'"),
+        (b"hdfs://b/a.tar\n", "l.txt:1: 'hdfs://b/a.tar' is neither a path nor a URL"),
+        (b"fifo\n", "'fifo' (l.txt:1) is not a regular file"),
+        (b"@l.txt\n", "l.txt:1: the list 'l.txt' includes itself"),
+        (b"@m.txt\n", "l.txt:1: m.txt:1: the list './l.txt' includes itself"),
+        (b"@none.txt\n", "l.txt:1: 'none.txt' cannot be read: No such file or directory"),
+        (b"@.\n", "l.txt:1: '.' cannot be read: Is a directory"),
+        (b"# nothing\n\n \t\n", "the list 'l.txt' names no shards"),
+        (b"", "the list 'l.txt' names no shards"),
+        (b"\xff\xfea\0.\0", "'l.txt' is in UTF-16: save it as UTF-8"),
+    ],
+    "x.json": [
+        (wids(A, {}), "shardlist[1]: 'url' is missing"),
+        (index("a.tar", "b.tar"), "1 of 2 shards are missing: 'b.tar' (x.json: shardlist[1].url)"),
+        (index("a.tar", "./a.tar"), "is named twice (x.json: shardlist[0].url, x.json: shardlist[1].url)"),
+        (index("ftp://h/a.tar"), "x.json: shardlist[0].url: 'ftp://h/a.tar' is neither a path nor a URL"),
+        (index("a\0.tar"), "x.json: shardlist[0].url: a NUL in"),
+        (index("\ud800.tar"), "x.json: shardlist[0].url: the shard name '\\ud800.tar' cannot be encoded"),
+        (index(""), "x.json: shardlist[0].url: an empty shard name"),
+        ({**index("a.tar"), "wids_version": 2}, "x.json: wids_version: only version 1 is known"),
+        ({"files": {}}, "x.json: is not a list of shards"),
+        ({"wids_version": 1}, "x.json: names no shards"),
+        ({"wids_version": 1, "shardlist": {}}, "x.json: shardlist: a list is needed, not an object"),
+        (wids([]), "x.json: shardlist[0]: an object is needed, not a list"),
+        (wids({**A, "url": None}), "x.json: shardlist[0].url: a text is needed, not nothing"),
+        (wids({**A, "nsamples": True}), "shardlist[0].nsamples: a number from 0 on is needed, not true or false"),
+        (wids({**A, "nsamples": -1}), "x.json: shardlist[0].nsamples: a number from 0 on is needed, not '-1'"),
+        (sources({}), "x.json: datasets[0]: 'shardlist' is missing"),
+        (sources({"source_url": "y.json", "shardlist": []}), "datasets[0]: has both a source_url and a shardlist"),
+        (sources({"source_url": "y.json"}), "y.json: source_url: x.json: datasets[0].source_url refers to this "),
+        (sources({"source_url": "z.json"}), "z.json: datasets: x.json: datasets[0]"),
+        (sources({"source_url": "fifo"}), "'fifo' is not a regular file"),
+        (sources({"source_url": "gone"}), "'gone' cannot be read: No such file"),
+        ({"split_parts": {}, "exclude": []}, "x.json: a file of Energon belongs into the directory .nv-meta"),
+        ({"odd key": 1, "wids_version": 1, "shardlist": 7}, "x.json: shardlist: a list is needed, not a number"),
+        (b'{"wids_version": 1,\n "shardlist": [}', "x.json:2:16: not JSON: Expecting value"),
+        (b'{"wids_version": 1, "wids_version": 1}', "x.json: 'wids_version' occurs twice in one object"),
+        (b"", "x.json:1:1: not JSON: Expecting value"),
+        (b"[]", "x.json: an object is needed, not a list"),
+        (b"[" * 100_000, "x.json: nested too deeply"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "x.json: a number in it is too large"),
+        (b"\x80", "x.json:1:1: not JSON"),
+    ],
+    "x.yaml": [
+        ("datasets:\n- shards: x.tar\n", "no such shard: 'x.tar' (x.yaml:2: datasets[0].shards)"),
+        ("datasets:\n- shards: [a.tar,\n   a.tar]", "is named twice (x.yaml:2: datasets[0].shards[0], x.yaml:3: "),
+        ("datasets:\n- shards: hdfs://b/a.tar", "x.yaml:2: datasets[0].shards: 'hdfs://b/a.tar' is neither"),
+        ("prefix: 'hdfs://b/'\ndatasets:\n- shards: a.tar", "x.yaml:3: datasets[0].shards: 'hdfs://b/a.tar' is"),
+        ("datasets:\n- shards: 'a{'", "x.yaml:2: datasets[0].shards: unbalanced braces in 'a{'"),
+        ("datasets:\n- shards: ''", "x.yaml:2: datasets[0].shards: an empty shard name"),
+        ("datasets:\n- shards:", "x.yaml:2: datasets[0].shards: a list is needed, not nothing"),
+        ("datasets:\n- shards: [~]", "x.yaml:2: datasets[0].shards[0]: a text is needed, not nothing"),
+        ("datasets:\n- shards: [[a]]", "x.yaml:2: datasets[0].shards[0]: a text is needed, not a list"),
+        ("datasets:\n- name: x", "x.yaml:2: datasets[0]: 'shards' is missing"),
+        ("datasets: x.tar", "x.yaml:1: datasets: a list is needed, not a text"),
+        ("datasets:\n- shard: x", "x.yaml:2: datasets[0].shard: no such key; known are buckets, choose, name, "),
+        ("dataset: []", "x.yaml:1: dataset: no such key; known are buckets, datasets, prefix"),
+        ("prefix: x", "x.yaml:1: 'datasets' is missing"),
+        ("datasets: []", "x.yaml: names no shards"),
+        ("buckets: [a, b]\ndatasets:\n- shards: x", "x.yaml:1: buckets: more than one bucket"),
+        ("split_parts: {}", "x.yaml:1: a file of Energon belongs into the directory .nv-meta"),
+        ("- a.tar", "x.yaml:1: an object is needed, not a list"),
+        ("", "x.yaml: an object is needed, not nothing"),
+        ("a: [", "x.yaml:2:1: not YAML: "),
+        ("a: 1\n a: 2", "x.yaml:2:3: not YAML: "),
+        ("datasets: []\ndatasets: []", "x.yaml:2: 'datasets' occurs twice in one object"),
+        ("[a]: 1", "x.yaml:1: a key that is not text"),
+        ("a: *b", "x.yaml:1: no anchor is called 'b'"),
+        ("a: 1\n---\nb: 1", "x.yaml:3: a second document"),
+        (b"a: \xff", "x.yaml: not YAML: "),
+        ("a: \x07", "x.yaml: not YAML: "),
+        (b"[" * 100_000, "x.yaml:1: nested too deeply"),
+        ("datasets: &a\n- *a", "x.yaml:1: datasets[0]: an object is needed, not a list"),
+        ("datasets:\n- shards: !!python/object/apply:os.system [exit]", "no such shard: 'exit'"),
+    ],
+    "split.yaml": [
+        ("split_parts: {train: [x.tar]}", "split.yaml:1: split_parts.train[0]: 'x.tar' is not a shard of .in"),
+        ("split_parts: {train: [unprepared.tar]}", "split_parts.train[0]: 'unprepared.tar' is not a shard of"),
+        ("split_parts: {train: a.tar}", "split_parts.train: a list is needed, not a text"),
+        ("split_parts: [train]", "split_parts: an object is needed, not a list"),
+        ("exclude: []", "split.yaml:1: 'split_parts' is missing"),
+        ("split_parts: {train: [a.tar]}\nexcludes: [a.tar]", "split.yaml:2: excludes: no such key"),
+        ("split_parts: {train: [a.tar]}\nexclude: a.tar", "split.yaml:2: exclude: a list is needed"),
+        ("split_parts: {train: [a.tar]}\nexclude: ['{a,d}.tar']", "the split 'train' in 'set/.nv-meta' has no"),
+        ("split_parts: {train: ['a{']}", "split_parts.train[0]: unbalanced braces"),
+        ("split_parts: {train: [a.tar, a.tar]}", "is named twice"),
+    ],
+    ".info.json": [
+        ({"shard_counts": []}, "set/.nv-meta/.info.json: shard_counts: an object is needed, not a list"),
+        ({"shard_counts": {}}, "the dataset in 'set/.nv-meta' has no shard"),
+        ({"shard_counts": {"a.tar": "2"}}, ".info.json: shard_counts['a.tar']: a number from 0 on is needed, "),
+        ({"shard_counts": {"a\0.tar": 2}}, "set/.nv-meta/.info.json: shard_counts['a\\x00.tar']: a NUL"),
+        ({"shard_counts": {"g.tar": 2}}, "'set/g.tar' (set/.nv-meta/.info.json: shard_counts['g.tar'])"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("file", "at"), [(file, at) for file, cases in WRONG.items() for at in range(len(cases))])
+def test_what_is_wrong_is_told_with_its_place(file: str, at: int) -> None:
+    content, message = WRONG[file][at]
+    energon()
+    touch("a.tar")
+    os.mkfifo("fifo")
+    write("m.txt", "@./l.txt")
+    write("y.json", {"source_url": "z.json"})
+    write("z.json", index("a.tar", datasets=[{}]))
+    is_energon = file in ("split.yaml", ".info.json")
+    write(f"set/.nv-meta/{file}" if is_energon else file, content)
+    spec = "set" if is_energon else file
+    split = "train" if file == "split.yaml" else None
+    assert message in error_of(f"@{spec}" if file == "l.txt" else spec, split=split)
 
 
 # -- slices ------------------------------------------------------------------------------------------------
@@ -696,27 +599,22 @@ def test_every_rank_sees_that_a_shard_is_missing() -> None:
 # -- SHARDS... [PATH] --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("last", "is_path"),
-    [
-        ("@l.txt", False),
-        ("@gone.txt", True),
-        ("@-", False),
-        ("set", False),
-        ("set/.nv-meta", False),
-        ("x.json", False),
-        ("${UNSET}/a.tar", False),
-        ("$UNSET", True),
-        ("zipped", False),
-        ("t/x.json", True),
-    ],
-)
-def test_the_last_argument_is_a_path_when_it_is_nothing_else(last: str, is_path: bool) -> None:
+def test_the_last_argument_is_a_path_when_it_names_no_shard() -> None:
+    """Also not in part: `expand` says then what is missing. A directory without a shard is none."""
     energon()
-    touch("a.tar", "zipped/b.tgz")
+    touch("t-0.tar", "t-1.tar", "t-2.tar", "zipped/b.tgz", "extracted/jpg")
     write("l.txt", "@l.txt")
     write("x.json", "no JSON")
-    assert split_path(["a.tar", last]) == ((["a.tar"], last) if is_path else (["a.tar", last], None))
+    for last in (
+        *("t-0", "t-0/a/jpg", "t-9.tar", "t-{7..9}.tar", "t-[89].tar", "extracted", "odd{name", "", "/"),
+        *("@gone.txt", "$UNSET", "t/x.json"),
+    ):
+        assert split_path(["t-{0..2}.tar", last]) == (["t-{0..2}.tar"], last)
+    shards = ["t-1.tar", "t-{1..9}.tar", "t-[12].tar", "set", "set/.nv-meta", "zipped"]
+    for last in (*shards, "@l.txt", "@-", "x.json", "${UNSET}/a.tar"):
+        assert split_path(["t-0.tar", last]) == (["t-0.tar", last], None)
+    assert split_path(["missing.tar"]) == (["missing.tar"], None)
+    assert split_path(["t-0.tar", "t-1.tar", "t-9.tar"]) == (["t-0.tar", "t-1.tar"], "t-9.tar")
 
 
 # -- anything ----------------------------------------------------------------------------------------------

@@ -150,12 +150,16 @@ def test_a_link_in_the_way(place: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])
-def test_a_new_shard_of_the_same_owner(place: Path, mode: int) -> None:
+def test_a_new_shard_of_the_same_owner_or_of_the_mounter(place: Path, mode: int) -> None:
     path = os.fsencode(place / "theirs/s.tar")
     one = shard_access.access_of([path], shared=True)
     before = one.look(path)
     as_user(f'cp "$1/s.tar" "$1/n" && chmod {mode:o} "$1/n" && mv "$1/n" "$1/s.tar"', place / "theirs")
     assert one.look(path) != before
+    _close(one.open(path))
+    (place / "new").write_bytes(NEW)
+    os.rename(place / "new", place / "theirs/s.tar")
+    one.look(path)
     _close(one.open(path))
 
 
@@ -171,15 +175,6 @@ def test_a_shard_that_arrives_later(place: Path) -> None:
     os.chown(place / "theirs/other.tar", SOMEBODY, SOMEBODY)
     with pytest.raises(RefusedShard, match="belongs to another user"):
         one.look(paths[1])
-
-
-def test_a_new_shard_of_the_mounter(place: Path) -> None:
-    path = os.fsencode(place / "theirs/s.tar")
-    one = shard_access.access_of([path], shared=True)
-    (place / "new").write_bytes(NEW)
-    os.rename(place / "new", place / "theirs/s.tar")
-    one.look(path)
-    _close(one.open(path))
 
 
 def test_where_only_trusted_users_can_write(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,13 +339,6 @@ def test_a_planted_link_beside_shards_that_may_be_missing(program: Program, plac
         as_user('rm "$1/theirs/s.tar" && cp "$1/own.tar" "$1/theirs/s.tar"', place)
         wait_until(lambda: reads(mounted, "s/a/txt") == b"old", "the good one")
         mounted.allow_log("has changed")
-
-
-def test_a_mount_of_an_ordinary_user_follows_his_links(place: Path) -> None:
-    """Whose mount only its user sees, reads with the rights of that user."""
-    _link(place)
-    path = os.fsencode(place / "theirs/s.tar")
-    _close(shard_access.access_of([path], shared=False).open(path))
 
 
 def test_who_is_trusted_may_change_the_link(program: Program, place: Path) -> None:

@@ -43,36 +43,33 @@ def distribution_of(below: ShardSet) -> Distribution:
     return distribution
 
 
-def test_totals_and_sizes_equal_a_count_by_hand(tmp_path: Path) -> None:
+def test_totals_and_counts_equal_a_count_by_hand(tmp_path: Path) -> None:
     choose = random.Random(5)
     sizes: defaultdict[str, list[int]] = defaultdict(list)
-    contents = []
-    samples = 0
+    classes: Counter[bytes] = Counter()
+    contents, samples = [], []
     for _ in range(4):
-        members = []
-        for sample in range(choose.randrange(40)):
-            samples += 1
+        members = [tars.member(b"a/stray", b"1234")]
+        samples.append(choose.randrange(40))
+        for sample in range(samples[-1]):
+            folder = choose.choice([b"", b"dog/", b"cat/", b"cat/black/"])
+            classes[folder[:-1]] += 1
             for extension in choose.sample(["jpg", "cls", "json", "seg.png"], choose.randrange(1, 5)):
-                size = choose.choice([0, 1, choose.randrange(300), choose.randrange(5000)])
+                size = choose.choice([0, 1, 2, 511, 512, choose.randrange(300), choose.randrange(5000)])
                 sizes[extension].append(size)
-                members.append(tars.member(f"{sample}.{extension}".encode(), bytes(size)))
-        members.append(tars.member(b"no extension", b"1234"))
+                members.append(tars.member(b"%s%d.%s" % (folder, sample, extension.encode()), bytes(size)))
         contents.append(tars.tar(*members))
-    shards = write(tmp_path, *contents)
-    with a_lower(tmp_path, shards) as below:
-        report = statistics.gather(below)
+    with a_lower(tmp_path, write(tmp_path, *contents)) as below:
+        report, found = statistics.gather(below), distribution_of(below)
     rows = report.pop("extensions")
     assert report == {
+        **dict.fromkeys(("damaged", "apart", "joined", "more_extensions"), 0),
         "shards": 4,
-        "samples": samples,
+        "samples": sum(samples),
         "members": sum(map(len, sizes.values())) + 4,
-        "more_extensions": 0,
+        "in_no_sample": 4,
         "bytes": sum(map(sum, sizes.values())) + 16,
         "shard_bytes": sum(map(len, contents)),
-        "damaged": 0,
-        "in_no_sample": 4,
-        "apart": 0,
-        "joined": 0,
     }
     assert rows == [
         {
@@ -80,18 +77,18 @@ def test_totals_and_sizes_equal_a_count_by_hand(tmp_path: Path) -> None:
             "count": len(found),
             "bytes": sum(found),
             "min": min(found),
+            "max": max(found),
             "median": int(np.quantile(found, 0.5, method="nearest")),
             "p90": int(np.quantile(found, 0.9, method="nearest")),
-            "max": max(found),
         }
         for extension, found in sorted(sizes.items(), key=lambda item: (-len(item[1]), item[0]))
     ]
-
-
-def test_an_empty_set_of_members(tmp_path: Path) -> None:
-    with a_lower(tmp_path, write(tmp_path, tars.END, tars.tar(tars.member(b"stray")))) as below:
-        report = statistics.gather(below)
-    assert (report["members"], report["in_no_sample"], report["extensions"]) == (1, 1, [])
+    for name, own in sizes.items():
+        bits = dict(enumerate(found.sizes[name.encode()].tolist()))
+        assert {bit: count for bit, count in bits.items() if count} == Counter(map(int.bit_length, own))
+    assert found.samples.tolist() == samples
+    assert (found.in_no_class, found.samples_left, found.columns_left) == (classes.pop(b""), 0, 0)
+    assert found.classes == classes
 
 
 def test_names_that_are_no_utf8_and_sizes_beyond_32_bits(tmp_path: Path) -> None:
@@ -142,40 +139,13 @@ def test_a_shard_that_is_written_all_the_time_counts_as_damaged(
 # --- the counts that plots are drawn from ---
 
 
-def test_counts_equal_a_count_by_hand(tmp_path: Path) -> None:
-    choose = random.Random(7)
-    sizes: Counter[tuple[bytes, int]] = Counter()
-    classes: Counter[bytes] = Counter()
-    contents, samples, in_no_class = [], [], 0
-    for _ in range(3):
-        members, count = [tars.member(b"a/stray", b"12345")], choose.randrange(1, 30)
-        for sample in range(count):
-            folder = choose.choice([b"", b"dog/", b"cat/", b"cat/black/"])
-            classes[folder[:-1]] += bool(folder)
-            in_no_class += not folder
-            for extension in choose.sample([b"jpg", b"cls", b"seg.png"], choose.randrange(1, 4)):
-                size = choose.choice([0, 1, 2, 511, 512, choose.randrange(5000)])
-                sizes[extension, size.bit_length()] += 1
-                members.append(tars.member(b"%s%d.%s" % (folder, sample, extension), bytes(size)))
-        samples.append(count)
-        contents.append(tars.tar(*members))
-    with a_lower(tmp_path, write(tmp_path, *contents)) as below:
-        found = distribution_of(below)
-    counted = {
-        (name, bit): n for name, counts in found.sizes.items() for bit, n in enumerate(counts.tolist()) if n
-    }
-    assert counted == sizes
-    assert found.samples.tolist() == samples
-    assert found.classes == +classes
-    assert (found.in_no_class, found.samples_left, found.columns_left) == (in_no_class, 0, 0)
-
-
 def test_empty_and_unreadable_shards_have_their_place(tmp_path: Path) -> None:
-    shards = write(tmp_path, tars.END, tars.tar(tars.member(b"a.txt", b"1")), tars.END)
-    with a_lower(tmp_path, shards) as below:
+    contents = tars.END, tars.tar(tars.member(b"a.txt", b"1")), tars.END, tars.tar(tars.member(b"stray"))
+    with a_lower(tmp_path, write(tmp_path, *contents)) as below:
         (tmp_path / "s0.tar").unlink()
-        found = distribution_of(below)
-    assert found.samples.tolist() == [UNREADABLE, 1, 0]
+        found, report = distribution_of(below), statistics.gather(below)
+    assert found.samples.tolist() == [UNREADABLE, 1, 0, 0]
+    assert [report[name] for name in ("damaged", "samples", "members", "in_no_sample")] == [1, 1, 2, 1]
 
 
 def test_columns_and_classes_beyond_the_limits_are_counted_together(

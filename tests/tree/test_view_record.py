@@ -130,33 +130,27 @@ AB: list[Sample] = [
 # --- columns ----------------------------------------------------------------------------------------------
 
 
+def line(samples: Sequence[Sample]) -> str:
+    """The samples on one line: `KEY EXTENSION=CONTENT ...; KEY ...`."""
+    parts = [[key, *(ext + b"=" + content.strip() for ext, content in columns)] for key, columns in samples]
+    return b"; ".join(map(b" ".join, parts)).decode()
+
+
 def test_of_alternatives_the_first_in_the_tar_is_shown(tmp_path: Path) -> None:
-    columns = columns_of(["jpg;png", "cls"])
-    assert one_shard(tmp_path, AB, columns=columns, missing=SKIP) == [
-        (b"d/a", [(b"jpg", b"A"), (b"cls", b"0\n")]),
-        (b"d/b", [(b"png", b"BB"), (b"cls", b"1\n")]),
-    ]
+    both = "d/a jpg=A cls=0; d/b png=BB cls=1"
+    assert line(one_shard(tmp_path, AB, columns=columns_of(["jpg;png", "cls"]), missing=SKIP)) == both
     # The order of the alternatives does not matter, but names the file that stands for none of them.
-    turned = columns_of(["png;jpg", "cls"])
-    assert one_shard(tmp_path, AB, columns=turned, missing=EMPTY) == [
-        (b"c", [(b"png", b""), (b"cls", b"")]),
-        (b"d/a", [(b"jpg", b"A"), (b"cls", b"0\n")]),
-        (b"d/b", [(b"png", b"BB"), (b"cls", b"1\n")]),
-    ]
+    turned = one_shard(tmp_path, AB, columns=columns_of(["png;jpg", "cls"]), missing=EMPTY)
+    assert line(turned) == f"c png= cls=; {both}"
 
 
 def test_letter_case(tmp_path: Path) -> None:
-    assert one_shard(tmp_path, AB, columns=columns_of(["jpg;Png"]), ignore_case=True) == [
-        (b"c", [(b"jpg", b"C")]),
-        (b"d/a", [(b"jpg", b"A")]),
-        (b"d/b", [(b"Png", b"BB")]),
-    ]
-    assert one_shard(tmp_path, AB, ignore_case=True)[0] == (b"c", [(b"jpg", b"C"), (b"txt", b"c")])
-    accented: list[Sample] = [(b"k", [("É".encode(), b"E")])]
-    assert one_shard(tmp_path, accented, ignore_case=True) == [(b"k", [("é".encode(), b"E")])]
-    assert one_shard(tmp_path, accented, columns=columns_of(["é"]), ignore_case=True) == [
-        (b"k", [("é".encode(), b"E")])
-    ]
+    found = one_shard(tmp_path, AB, columns=columns_of(["jpg;Png"]), ignore_case=True)
+    assert line(found) == "c jpg=C; d/a jpg=A; d/b Png=BB"
+    assert line(one_shard(tmp_path, AB[2:], ignore_case=True)) == "c jpg=C txt=c"
+    for options in ({}, {"columns": columns_of(["é"])}):
+        found = one_shard(tmp_path, [(b"k", [("É".encode(), b"E")])], ignore_case=True, **options)
+        assert line(found) == "k é=E"
 
 
 def test_strays_are_shown_unless_columns_are_chosen(tmp_path: Path) -> None:
@@ -317,12 +311,12 @@ def test_a_shard_pairs_by_its_number_in_the_whole_set(tmp_path: Path) -> None:
 # --- label files ------------------------------------------------------------------------------------------
 
 ROWS: list[dict[str, Any]] = [
-    {"key": "d/a", "cls": "7", "score": 0.5, "n": 3},
-    {"key": "d/b", "cls": "8", "score": None, "n": 4},
-    {"key": "c", "cls": "9", "score": 1e-9, "n": None},
+    {"key": "d/a", "cls": "7", "score": 0.5, "n": 3, "whole": 1.0},
+    {"key": "d/b", "cls": "8", "score": None, "n": 4, "whole": None},
+    {"key": "c", "cls": "9", "score": 1e-9, "n": None, "whole": None},
 ]
 LABELLED = {
-    b"d/a": {b"cls": b"7", b"score": b"0.5", b"n": b"3"},
+    b"d/a": {b"cls": b"7", b"score": b"0.5", b"n": b"3", b"whole": b"1.0"},
     b"d/b": {b"cls": b"8", b"n": b"4"},
     b"c": {b"cls": b"9", b"score": b"1e-09"},
 }
@@ -360,6 +354,7 @@ def labelled(directory: Path, file: str | Path, **options: Any) -> dict[bytes, d
 
 
 def test_every_format_gives_the_same_columns(tmp_path: Path) -> None:
+    """Numbers are written as Python does; what is null or an empty field makes no file."""
     files: list[str | Path] = [
         as_csv(tmp_path / "l.csv"),
         as_csv(tmp_path / "l.tsv", delimiter="\t"),
@@ -397,27 +392,6 @@ def test_values_are_written_as_they_are(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "g.db")) as db:
         db.executescript(f"{generated} INSERT INTO t VALUES ('d/a', 1)")
     assert labelled(tmp_path, tmp_path / "g.db", missing=SKIP)[b"d/a"] == {b"cls": b"0\n", b"a": b"1", b"b": b"2"}
-
-
-def test_numbers_and_what_is_no_file(tmp_path: Path) -> None:
-    """Numbers are written as Python does; what is null, absent or an empty field makes no file."""
-    values = {"i": 3, "f": 0.5, "whole": 1.0, "none": None}
-    expected = {b"i": b"3", b"f": b"0.5", b"whole": b"1.0"}
-    for file in (
-        as_lines(tmp_path / "l.jsonl", [{"key": "d/a", **values}, {"key": "d/b", "absent": ""}]),
-        as_sqlite(tmp_path / "l.db", [{"key": "d/a", **values}]),
-        as_csv(tmp_path / "l.csv", [{"key": "d/a", **values, "none": ""}]),
-    ):
-        assert labelled(tmp_path, file, missing=SKIP)[b"d/a"] == {b"cls": b"0\n", **expected}, file
-
-
-def test_a_label_has_the_time_of_its_file(tmp_path: Path) -> None:
-    shard = write(tmp_path / "s.tar", AB)
-    file = as_csv(tmp_path / "l.csv", [{"key": "d/a", "label": "x"}])
-    os.utime(file, ns=(0, 1_600_000_000_123_456_789))
-    with a_view(tmp_path, [shard], Composition(associate=(str(file),), missing=SKIP)) as below:
-        label = make_tree(below, View()).resolve(b"s/d/a/label")
-        assert label.mtime_ns == 1_600_000_000_123_456_789
 
 
 def test_columns_that_differ_in_letter_case(tmp_path: Path) -> None:
@@ -624,16 +598,6 @@ def test_samples_lie_in_the_folders_of_their_classes(tmp_path: Path) -> None:
     ]
 
 
-def test_only_an_object_gives_two_classes_one_name(tmp_path: Path) -> None:
-    file = tmp_path / "names"
-    for text in ("a\nb\na\n", '["a", "b", "a"]'):
-        file.write_text(text)
-        with pytest.raises(UsageError, match="classes 0 and 2 are both called 'a'"):
-            read_class_names(str(file))
-    file.write_text('{"0": "a", "2": "a"}')
-    assert read_class_names(str(file)) == {"0": "a", "2": "a"}
-
-
 @pytest.mark.parametrize("policy", [ERROR, SKIP, EMPTY])
 def test_samples_without_a_class(tmp_path: Path, policy: str) -> None:
     texts = [
@@ -670,6 +634,12 @@ def test_names_of_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     ):
         file.write_bytes(text.encode())
         assert read_class_names(str(file)) == expected
+    for text in ("a\nb\na\n", '["a", "b", "a"]'):  # only an object gives two classes one name
+        file.write_text(text)
+        with pytest.raises(UsageError, match="classes 0 and 2 are both called 'a'"):
+            read_class_names(str(file))
+    file.write_text('{"0": "a", "2": "a"}')
+    assert read_class_names(str(file)) == {"0": "a", "2": "a"}
     for text in ("[1]", "{", '{"a": null}'):
         file.write_text(text)
         with pytest.raises(UsageError, match="--class-names"):
@@ -1005,6 +975,7 @@ def test_where_a_file_comes_from(tmp_path: Path) -> None:
     shard = write(tmp_path / "s.tar", [(b"d/k", [(b"json", b"{}")])])
     other = write(tmp_path / "j.tar", [(b"x", [(b"a", b"")]), (b"./d/k", [(b"depth", b"D")])])
     file = as_lines(tmp_path / "l.jsonl", [{"key": "d/k", "cls": 3}])
+    os.utime(file, ns=(0, 1_600_000_000_123_456_789))
     wanted = Composition(
         join=(str(tmp_path / "j.tar"),),
         associate=(str(file),),
@@ -1024,6 +995,7 @@ def test_where_a_file_comes_from(tmp_path: Path) -> None:
         assert told(b"depth", b"key") == b"./d/k"
         assert int(told(b"depth", b"offset")) == 3 * tars.BLOCK - tars.BLOCK
         assert told(b"cls", b"shard") == os.fsencode(file)
+        assert tree.resolve(b"s/d/k/cls").mtime_ns == 1_600_000_000_123_456_789
         assert (told(b"cls", b"key"), told(b"cls", b"member")) == (b"d/k", b"d/k.cls")
         assert told(b"none", b"shard") == shard.path
         assert tree.getxattr(tree.resolve(b"s/d/k").inode, b"user.wdsfs.shard") == shard.path
@@ -1233,16 +1205,14 @@ def test_options_that_do_not_go_together() -> None:
 def test_decode_members_is_refused_with_the_way_out(program: Program) -> None:
     """As typed, in fstab, by a program, and of a mount that an older wdsfs has made."""
     write(program.home / "s.tar", AB)
-    way_out = "decode compressed members in the loader, or with zcat FILE"
-    for command in ("ls", "cat", "mount"):
-        places = {"ls": [], "cat": ["s/a"], "mount": [str(program.mountpoint)]}[command]
+    way_out = "decode_members: no longer an option; decode compressed members in the loader, or with zcat FILE"
+    for command, places in (("ls", []), ("cat", ["s/a"]), ("mount", [str(program.mountpoint)])):
         said = program.refused(command, "s.tar", *places, "--decode-members", code=2)
-        assert f"--decode-members: no longer an option; {way_out}" in said
-    call = mount_helper.translate(["s.tar", "/m", "-o", "decode-members"])
-    assert "--decode-members" in call.arguments
-    with pytest.raises(UsageError, match=f"decode_members: no longer an option; {way_out}"):
+        assert f"--{way_out}".replace("_", "-") in said
+    assert "--decode-members" in mount_helper.translate(["s.tar", "/m", "-o", "decode-members"]).arguments
+    with pytest.raises(UsageError, match=way_out):
         wdsfs.samples(str(program.home / "s.tar"), decode_members=True)  # type: ignore[call-arg]  # a program of last year
-    with pytest.raises(UsageError, match=f"{way_out}, and mount without it"):
+    with pytest.raises(UsageError, match="with zcat FILE, and mount without it"):
         parse_composition("samples", "--columns jpg --decode-members")
 
 
