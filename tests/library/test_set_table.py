@@ -271,3 +271,13 @@ def test_a_cache_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(wdsfs.UnreadableShard, match="--cache-size"):
         wdsfs.table("s.tar")
     assert wdsfs.table("s.tar", sizes=True).num_rows == 1
+
+
+def test_a_joined_set_that_changes() -> None:
+    """Its shard has other bytes, and everything else as before."""
+    for directory in ("a", "b"):
+        Path(directory).mkdir()
+    write("a/s.tar", *sample("k", jpg="x"))
+    for value in ("3", "7"):
+        write("b/s.tar", *sample("k", cls=value))
+        assert rows("a/s.tar", join="b/s.tar")[0]["cls"] == int(value)
