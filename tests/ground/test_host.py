@@ -37,41 +37,32 @@ def test_a_lock_is_not_left_to_a_child(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "needed", "after"),
+    ("limits", "needed", "most", "after"),
     [
-        ((1024, 4096), 0, (4096, 4096)),
-        ((1024, 1 << 20), 0, (65536, 1 << 20)),
-        ((1024, RLIM_INFINITY), 0, (65536, RLIM_INFINITY)),
-        ((1024, RLIM_INFINITY), 70_000, (70_000, RLIM_INFINITY)),
-        ((RLIM_INFINITY, RLIM_INFINITY), 70_000, (RLIM_INFINITY, RLIM_INFINITY)),
-        ((100_000, 100_000), 0, (100_000, 100_000)),
-        ((1024, 4096), 5000, (5000, 5000)),  # by root
+        ((1024, 4096), 0, None, (4096, 4096)),
+        ((1024, 1 << 20), 0, None, (65536, 1 << 20)),
+        ((1024, RLIM_INFINITY), 0, None, (65536, RLIM_INFINITY)),
+        ((1024, RLIM_INFINITY), 70_000, None, (70_000, RLIM_INFINITY)),
+        ((RLIM_INFINITY, RLIM_INFINITY), 70_000, None, (RLIM_INFINITY, RLIM_INFINITY)),
+        ((100_000, 100_000), 0, None, (100_000, 100_000)),
+        ((1024, 4096), 5000, None, (5000, 5000)),  # by root
+        ((1024, 4096), 5000, 4096, (4096, 4096)),  # by others
+        ((1024, 4096), 5000, 1024, (1024, 4096)),  # in a container that forbids any change
     ],
 )
 def test_the_limit_of_open_files_is_raised_as_far_as_allowed(
-    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], needed: int, after: tuple[int, int]
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], needed: int, most: int | None, after: tuple[int, int]
 ) -> None:
     now = [limits]
-    monkeypatch.setattr(resource, "getrlimit", lambda _: now[-1])
-    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: now.append(limits))
-    limit = host.raise_file_limit(needed)
-    assert now[-1] == after
-    assert limit == host.file_limit()
 
-
-@pytest.mark.parametrize(("most", "after"), [(1024, 1024), (4096, 4096)])
-def test_a_limit_of_open_files_that_cannot_be_raised(
-    monkeypatch: pytest.MonkeyPatch, most: int, after: int
-) -> None:
-    """Only root may raise the hard limit, and a container may forbid any change."""
-
-    def refuse(_: int, limits: tuple[int, int]) -> None:
-        if max(limits) > most:
+    def set_limits(_: int, limits: tuple[int, int]) -> None:
+        if most is not None and max(limits) > most:
             raise ValueError("not allowed to raise maximum limit")
+        now.append(limits)
 
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
-    monkeypatch.setattr(resource, "setrlimit", refuse)
-    assert host.raise_file_limit(5000) == after
+    monkeypatch.setattr(resource, "getrlimit", lambda _: now[-1])
+    monkeypatch.setattr(resource, "setrlimit", set_limits)
+    assert (host.raise_file_limit(needed), now[-1]) == (host.file_limit(), after)
 
 
 # -- directories -------------------------------------------------------------------------------------------
@@ -84,10 +75,9 @@ def test_directories_follow_the_xdg_variables(monkeypatch: pytest.MonkeyPatch) -
     assert (host.cache_dir(), host.state_dir()) == (Path("/c/wdsfs"), Path("/s/wdsfs"))
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.delenv("XDG_STATE_HOME")
-    assert (host.cache_dir(), host.state_dir()) == (
-        Path("/h/.cache/wdsfs"),
-        Path("/h/.local/state/wdsfs"),
-    )
+    assert (host.cache_dir(), host.state_dir()) == (Path("/h/.cache/wdsfs"), Path("/h/.local/state/wdsfs"))
+    monkeypatch.delenv("HOME")  # at boot, systemd and mount(8) set none: the user database is asked
+    assert host.cache_dir().is_absolute()
 
 
 def test_what_is_set_for_numpy_is_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,13 +112,6 @@ def test_large_blocks_are_mapped_after_one_was_freed(how: str, is_in_heap: bytes
     assert answer.stdout.strip() == is_in_heap
 
 
-def test_without_home_the_user_database_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At boot, systemd and mount(8) set no HOME."""
-    monkeypatch.delenv("HOME", raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert host.cache_dir().is_absolute()
-
-
 @pytest.mark.parametrize("home", [None, "", "relative"])
 def test_a_user_without_a_home_has_a_directory_of_this_machine(
     monkeypatch: pytest.MonkeyPatch, home: str | None
@@ -161,72 +144,41 @@ def test_an_index_that_may_not_be_made_in_home_is_in_var_tmp(
 
 
 def test_a_private_directory_is_made_once(tmp_path: Path) -> None:
+    """A link or a file in its place is refused."""
     path = tmp_path / "p"
-    for _ in range(2):
+    for mode in (0o700, 0o755):
         assert host.private_directory(path, MountError) == path
-        assert path.stat().st_mode & 0o777 == 0o700
-    path.chmod(0o755)
+        path.chmod(mode)
     host.private_directory(path, MountError)
     assert path.stat().st_mode & 0o777 == 0o700
-
-
-def test_a_private_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "p").mkdir()
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(MountError, match=r"p belongs to another user \(uid \d+\)"):
-        host.private_directory(tmp_path / "p", MountError)
-
-
-def test_a_link_or_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "target").mkdir()
-    (tmp_path / "link").symlink_to("target")
+    (tmp_path / "link").symlink_to("p")
     (tmp_path / "file").touch()
     for name in ("link", "file", "missing/p"):
         with pytest.raises(IndexUnusable, match=f"cannot use the directory .*/{name}: "):
             host.private_directory(tmp_path / name, IndexUnusable)
 
 
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Stands in for private_directory: what it was asked for."""
-    asked: list[Path] = []
-
-    def private_directory(path: Path, error: type[Exception], *, create: bool = True) -> Path:
-        asked.append(path)
-        return path
-
-    monkeypatch.setattr(host, "private_directory", private_directory)
-    return asked
-
-
-def test_root_always_uses_run(made: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert host.runtime_dir() == Path("/run/wdsfs")
-
-
-def test_a_user_has_the_directory_of_the_session(
-    made: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("user", "session", "place"),
+    [
+        (0, "OWN", "/run/wdsfs"),
+        (54321, "OWN", "OWN/wdsfs"),
+        (54321, "", "/tmp/wdsfs-54321"),
+        (54321, "relative", "/tmp/wdsfs-54321"),
+        (54321, "/", "/tmp/wdsfs-54321"),  # of another user, as after `su`
+        (54321, "/nothing/here", "/tmp/wdsfs-54321"),
+    ],
+)
+def test_the_runtime_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, user: int, session: str, place: str
 ) -> None:
-    user = os.getuid() or 54321
-    os.chown(tmp_path, user, -1)
+    """Root's is always in /run, so that mounts made at boot are found in a session."""
+    user = os.getuid() or user if session == "OWN" and user else user
+    os.chown(tmp_path, user or -1, -1)
+    monkeypatch.setattr(host, "private_directory", lambda path, *_, create: path)
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert host.runtime_dir() == tmp_path / "wdsfs"
-
-
-@pytest.mark.parametrize("session", ["", "relative", "/", "/nothing/here"])
-def test_without_a_session_of_ones_own_it_is_in_tmp(
-    made: list[Path], monkeypatch: pytest.MonkeyPatch, session: str
-) -> None:
-    """ "/" stands for a directory of another user, as after `su`."""
-    monkeypatch.setattr(os, "geteuid", lambda: 54321)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", session)
-    assert host.runtime_dir() == Path("/tmp/wdsfs-54321")
-
-
-def test_the_node_local_directory(made: list[Path]) -> None:
-    assert host.node_local_dir() == Path(f"/var/tmp/wdsfs-{os.geteuid()}")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", session.replace("OWN", str(tmp_path)))
+    assert host.runtime_dir() == Path(place.replace("OWN", str(tmp_path)))
 
 
 # -- the kernel --------------------------------------------------------------------------------------------
@@ -244,11 +196,7 @@ def test_the_node_local_directory(made: list[Path]) -> None:
 )
 def test_the_kernels_version(release: str, version: tuple[int, ...]) -> None:
     assert host.kernel_version(release) == version
-
-
-def test_this_kernels_version() -> None:
-    release = subprocess.run(["uname", "-r"], capture_output=True, text=True, check=True).stdout
-    assert release.startswith(".".join(map(str, host.kernel_version())))
+    assert os.uname().release.startswith(".".join(map(str, host.kernel_version())))
 
 
 def test_default_jobs_are_the_cores_that_may_be_used() -> None:

@@ -19,7 +19,7 @@ import pytest
 from tests.processes import Process
 from wdsfs import host, mount_registry, mount_table
 from wdsfs.mount.live_mount import FuseMount
-from wdsfs.mount_registry import DEAD, FUSE, SILENT, Registration, Talk, registered, registrations
+from wdsfs.mount_registry import DEAD, FUSE, LINE_MAX, SILENT, Registration, Talk, registered, registrations
 
 
 @pytest.fixture
@@ -83,12 +83,17 @@ def test_identities_are_file_names(mountpoint: str) -> None:
 # --- registration ------------------------------------------------------------------------------------------
 
 
-def test_a_daemon_is_known_while_it_is_registered(runtime: Path) -> None:
-    one = a_registration()
-    with registered(one):
+@pytest.mark.parametrize(("mountpoint", "specs"), [("/mnt/a", ["a.tar"]), ("/mnt/\udcff\n", ["\udcfe.tar", "ü"])])
+def test_a_daemon_is_known_while_it_is_registered(runtime: Path, mountpoint: str, specs: list[str]) -> None:
+    """By a file, one object of JSON, and a socket, both of its user."""
+    one = replace(a_registration(mountpoint), specs=specs)
+    with registered(one), mount_registry.listening(mountpoint):
         assert registrations(Registration) == [one]
-        assert mount_registry.find_registration("/mnt/a") == mount_registry.find_registration("/mnt/./a/") == one
+        for name in (mountpoint, mountpoint.replace("mnt", "mnt/.") + "/"):
+            assert mount_registry.find_registration(name) == one
         assert mount_registry.find_registration("/mnt/b") is None
+        assert [json.loads(file.read_text()) for file in runtime.glob("*.json")] == [asdict(one)]
+        assert mount_registry.file_of(mountpoint, ".sock").stat().st_mode & 0o777 == 0o600
     assert registrations(Registration) == []
     assert list(runtime.iterdir()) == []
 
@@ -149,12 +154,6 @@ def test_what_cannot_be_understood_is_ignored(runtime: Path, content: bytes) -> 
     (runtime / "x.json").write_bytes(content)
     with registered(a_registration()):
         assert len(registrations(Registration)) == 1
-
-
-def test_any_path_survives(runtime: Path) -> None:
-    one = replace(a_registration("/mnt/inv\udcff\n"), specs=["\udcfe.tar", "ü"])
-    with registered(one):
-        assert registrations(Registration) == [one]
 
 
 # --- alive or dead -----------------------------------------------------------------------------------------
@@ -248,32 +247,14 @@ def test_nobody_answers(server: socket.socket) -> None:
     assert answer() is None
 
 
-def test_a_socket_is_that_of_its_user_and_goes_with_its_process(runtime: Path) -> None:
-    path = mount_registry.file_of("/mnt/a", ".sock")
-    with mount_registry.listening("/mnt/a"):
-        assert path.stat().st_mode & 0o777 == 0o600
-    assert not path.exists()
-
-
-def test_a_line_has_an_end(server: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mount_registry, "LINE_MAX", 10)
-    thread = answer_with(server, b'{"shards": 12345}\n')
-    assert answer() is None
-    thread.join()
-
-
-def test_no_descriptor_is_left_open(server: socket.socket) -> None:
+def test_a_line_has_an_end_and_no_descriptor_is_left_open(
+    server: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gc.collect()  # what earlier tests have left must not be closed meanwhile
     before = len(os.listdir("/proc/self/fd"))
-    for _ in range(5):
-        thread = answer_with(server, b"{}")
-        answer()
+    for most, expected in ((LINE_MAX, {"shards": 12345}), (10, None)):
+        monkeypatch.setattr(mount_registry, "LINE_MAX", most)
+        thread = answer_with(server, b'{"shards": 12345}\n')
+        assert answer() == expected
         thread.join()
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_registration_is_json(runtime: Path) -> None:
-    """One object with what `status` needs of a daemon that does not answer."""
-    with registered(a_registration()):
-        (file,) = runtime.glob("*.json")
-        assert json.loads(file.read_text()) == asdict(a_registration())

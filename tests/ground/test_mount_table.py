@@ -33,8 +33,8 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[mount_table.M
 # -- mounts ------------------------------------------------------------------------------------------------
 
 
-def test_a_line_of_mountinfo() -> None:
-    assert mount_table.parse_mountinfo(TABLE)[3] == mount_table.MountPoint(
+def test_lines_of_mountinfo(table: list[mount_table.MountPoint]) -> None:
+    assert table[3] == mount_table.MountPoint(
         path=b"/home/ann/with space\tand\\",
         fstype="fuse.wdsfs",
         source=b"/d/t-{0..9}.tar::/e x.tar",
@@ -42,12 +42,11 @@ def test_a_line_of_mountinfo() -> None:
         super_options=("ro", "uid=7"),
         device=os.makedev(0, 41),
     )
-
-
-def test_fields_that_may_be_there_or_empty() -> None:
-    root, autofs = mount_table.parse_mountinfo(TABLE)[1], mount_table.parse_mountinfo(TABLE)[4]
-    assert (root.path, root.device) == (b"/", os.makedev(254, 3))
-    assert (autofs.fstype, autofs.source) == ("autofs", b"")
+    # Fields that may be there, or empty.
+    assert (table[1].path, table[1].device) == (b"/", os.makedev(254, 3))
+    assert (table[4].fstype, table[4].source) == ("autofs", b"")
+    assert [mount_table.types_of(one.device) for one in table] == [{one.fstype} for one in table]
+    assert mount_table.types_of(os.makedev(0, 999)) == set()
 
 
 @given(st.binary(max_size=40).filter(lambda name: b"\0" not in name))
@@ -77,18 +76,14 @@ def test_the_longest_mount_point_holds_a_path(
     assert mount_table.filesystem_type(path) == fstype
 
 
-def test_a_path_is_looked_up_behind_its_links(tmp_path: Path, table: list[mount_table.MountPoint]) -> None:
-    (tmp_path / "link").symlink_to("/homework")
-    assert mount_table.filesystem_type(tmp_path / "link" / "below") == "fuse.sshfs"
-
-
 def test_what_is_mounted_at_a_path(tmp_path: Path, table: list[mount_table.MountPoint]) -> None:
-    assert mount_table.mounted_at("/home/ann") == table[5]
-    assert mount_table.mounted_at("/home/./ann/") == table[5]
+    """Also behind links on the way."""
+    (tmp_path / "link").symlink_to("/home")
+    for path in ("/home/ann", "/home/./ann/", tmp_path / "link/ann"):
+        assert mount_table.mounted_at(path) == table[5]
     assert mount_table.mounted_at("/") == table[1]
     assert mount_table.mounted_at("/home/bob") is None
-    (tmp_path / "link").symlink_to("/home")
-    assert mount_table.mounted_at(tmp_path / "link/ann") == table[5]
+    assert mount_table.filesystem_type(tmp_path / "link/below") == "nfs4"
 
 
 def test_files_that_another_machine_can_write(tmp_path: Path, table: list[mount_table.MountPoint]) -> None:
@@ -98,11 +93,6 @@ def test_files_that_another_machine_can_write(tmp_path: Path, table: list[mount_
     assert mount_table.on_network([b"/d/s0.tar", b"/home/ann/s.tar"]) is None
     assert mount_table.on_network([b"/d/s0.tar", b"/home/s.tar", b"/homework/s.tar"]) == (b"/home/s.tar", "nfs4")
     assert mount_table.on_network([b"/d/s0.tar", os.fsencode(link)]) == (os.fsencode(link), "fuse.sshfs")
-
-
-def test_the_type_of_a_device(table: list[mount_table.MountPoint]) -> None:
-    assert [mount_table.types_of(one.device) for one in table] == [{one.fstype} for one in table]
-    assert mount_table.types_of(os.makedev(0, 999)) == set()
 
 
 @contextlib.contextmanager
@@ -141,27 +131,19 @@ def test_a_mount_point_of_any_name(tmp_path: Path) -> None:
         assert mount_table.mounts_of(place.stat().st_dev) == [found]
 
 
-def test_without_proc_the_type_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mount_table, "MOUNTINFO", "/nothing/here")
-    assert mount_table.filesystem_type("/") == ""
-    assert mount_table.types_of(0) == set()
-
-
-def test_this_machine() -> None:
+def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mount_table.filesystem_type("/proc/self") == "proc"
     root = mount_table.mount_of("/")
     assert root is not None
     assert root.device == os.stat("/").st_dev
+    monkeypatch.setattr(mount_table, "MOUNTINFO", "/nothing/here")  # without /proc nothing is known
+    assert (mount_table.filesystem_type("/"), mount_table.types_of(0)) == ("", set())
 
 
-@pytest.mark.parametrize("fstype", ["nfs", "nfs4", "lustre", "beegfs", "gpfs", "9p", "fuse.sshfs", "fuse.juicefs"])
-def test_network_types(fstype: str) -> None:
-    assert mount_table.is_network(fstype)
-
-
-@pytest.mark.parametrize("fstype", ["ext4", "xfs", "tmpfs", "overlay", "fuseblk", "fuse.mergerfs", "fuse", ""])
-def test_local_types(fstype: str) -> None:
-    assert not mount_table.is_network(fstype)
+def test_network_and_local_types() -> None:
+    network = ["nfs", "nfs4", "lustre", "beegfs", "gpfs", "9p", "fuse.sshfs", "fuse.juicefs"]
+    local = ["ext4", "xfs", "tmpfs", "overlay", "fuseblk", "fuse.mergerfs", "fuse", ""]
+    assert [*filter(mount_table.is_network, network + local)] == network
 
 
 # -- holders -----------------------------------------------------------------------------------------------
