@@ -57,33 +57,18 @@ def test_numbers_slices_and_lists(samples: wdsfs.Samples) -> None:
     assert list(samples[0]) == ["__key__", "__shard__", "jpg", "cls", "json"]  # in the order of the tar
 
 
-@pytest.mark.parametrize("number", [12, -13, [0, 12]])
-def test_a_number_that_is_not_there(samples: wdsfs.Samples, number: Any) -> None:
-    with pytest.raises(IndexError, match="the set has 12"):
-        samples[number]
-
-
-@pytest.mark.parametrize("key", ["k", "", b"k"])
-def test_a_key_is_no_number(samples: wdsfs.Samples, key: Any) -> None:
-    with pytest.raises(TypeError, match="by_key finds one"):
-        samples[key]
-
-
-def test_numbers_of_numpy_are_numbers_and_booleans_are_none(samples: wdsfs.Samples) -> None:
+def test_what_is_a_number(samples: wdsfs.Samples) -> None:
+    """Those of NumPy are; booleans and keys are none."""
     assert samples[np.uint8(3)] == EXPECTED[3] == samples[np.int64(-9)]
     assert samples[np.array([3, -1])] == [EXPECTED[3], EXPECTED[-1]] == samples[range(3, 12, 8)]
-    wrong: Any
-    for wrong in (True, [True, False], [np.True_], np.array([False] * 12)):
-        with pytest.raises(TypeError, match=r"samples have numbers|as an integer"):
-            samples[wrong]
-
-
-def test_keys(samples: wdsfs.Samples) -> None:
-    assert list(samples.keys()) == [sample["__key__"] for sample in EXPECTED]
-    assert samples.by_key("d1/k2-3") == EXPECTED[-1] == samples.by_key("t-2/d1/k2-3")
-    for unknown in ("d1/k9-3", "t-1/d1/k2-3", "t-9/d1/k2-3", ""):
-        with pytest.raises(wdsfs.NoSuchEntry, match="no sample has the key"):
-            samples.by_key(unknown)
+    booleans = (True, [True, False], [np.True_], np.array([False] * 12))
+    for wrong, error, text in (
+        *((number, IndexError, "the set has 12") for number in (12, -13, [0, 12])),
+        *((key, TypeError, "by_key finds one") for key in ("k", "", b"k")),
+        *((value, TypeError, r"samples have numbers|as an integer") for value in booleans),
+    ):
+        with pytest.raises(error, match=text):
+            samples[wrong]  # type: ignore[index]
 
 
 def test_a_key_that_several_shards_have(tmp_path: Path) -> None:
@@ -111,12 +96,18 @@ def test_a_column_cannot_hide_the_key(tmp_path: Path) -> None:
             wdsfs.samples("s.tar", **options)
 
 
-def test_a_table_of_keys_that_is_kept_is_used_again(shards: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with wdsfs.samples(shards) as samples:
-        samples.by_key("d0/k1-0")
+def test_keys(samples: wdsfs.Samples, shards: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of them that is kept is used again; one that is gone with the index, after damage, is made again."""
+    assert list(samples.keys()) == [sample["__key__"] for sample in EXPECTED]
+    assert samples.by_key("d1/k2-3") == EXPECTED[-1] == samples.by_key("t-2/d1/k2-3")
+    for unknown in ("d1/k9-3", "t-1/d1/k2-3", "t-9/d1/k2-3", "", "\ud800"):
+        with pytest.raises(wdsfs.NoSuchEntry, match="no sample has the key"):
+            samples.by_key(unknown)
+    samples._set.lower.drop_tables([KEYS])
+    assert samples.by_key("d1/k2-3") == EXPECTED[11]
     monkeypatch.setattr(KeyTable, "build", lambda _: pytest.fail("it is made again"))
-    with wdsfs.samples(shards) as samples:
-        assert samples.by_key("d0/k1-0") == EXPECTED[4]
+    with wdsfs.samples(shards) as again:
+        assert again.by_key("d0/k1-0") == EXPECTED[4]
 
 
 def test_options_have_the_words_and_errors_of_the_mount(shards: str, tmp_path: Path) -> None:
@@ -147,8 +138,6 @@ def test_options_have_the_words_and_errors_of_the_mount(shards: str, tmp_path: P
     ):
         with pytest.raises(wdsfs.UsageError, match=text):
             wdsfs.samples(shards, **wrong)
-    with wdsfs.samples(shards) as samples, pytest.raises(wdsfs.NoSuchEntry):
-        samples.by_key("\ud800")
     with pytest.raises(wdsfs.ViewError, match="'png'"):
         wdsfs.samples(shards, columns=["png"])
     for name in ("colums", "layout", "whole"):
@@ -159,16 +148,6 @@ def test_options_have_the_words_and_errors_of_the_mount(shards: str, tmp_path: P
         wdsfs.samples("t-{0..5}.tar")
     with wdsfs.samples("t-{0..5}.tar", allow_missing=True) as samples:
         assert len(samples) == 12
-
-
-def test_a_sample_that_lacks_a_column_is_left_out(tmp_path: Path) -> None:
-    members = [b"a.jpg", b"a.cls", b"b.cls", b"c.cls", b"c.jpg"]
-    (tmp_path / "s.tar").write_bytes(tars.tar(*(tars.member(name, name) for name in members)))
-    with wdsfs.samples("s.tar", columns=["jpg", "cls"], missing="skip") as samples:
-        assert [sample["__key__"] for sample in samples] == ["a", "c"] == list(samples.keys())
-        assert samples[1]["jpg"] == b"c.jpg"
-    with wdsfs.samples("s.tar", columns=["jpg", "cls"], missing="empty") as samples:
-        assert [sample["jpg"] for sample in samples] == [b"a.jpg", b"", b"c.jpg"]
 
 
 def test_a_list_of_keys_chooses(shards: str, tmp_path: Path) -> None:
@@ -463,20 +442,6 @@ def test_after_a_fork_threads_of_several_sets_open_the_index_once(
         assert not first._set.lower.index.temporary
 
 
-def test_a_set_that_is_opened_after_a_fork_shares_the_index(samples: wdsfs.Samples, shards: str) -> None:
-    assert answer_of_child(lambda: samples[0]) == EXPECTED[0]
-    with wdsfs.samples(shards) as later:
-        assert (later[0], samples[0]) == (EXPECTED[0], EXPECTED[0])
-        assert [some._set.lower.index.temporary for some in (samples, later)] == [False, False]
-
-
-def test_a_table_of_keys_that_is_gone_is_made_again(samples: wdsfs.Samples) -> None:
-    """As after damage to the index, when another one has taken its place."""
-    assert samples.by_key("d1/k2-3") == EXPECTED[11]
-    samples._set.lower.drop_tables([KEYS])
-    assert samples.by_key("d1/k2-3") == EXPECTED[11]
-
-
 @pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
 def test_workers(samples: wdsfs.Samples, start: str) -> None:
     with multiprocessing.get_context(start).Pool(2) as pool:
@@ -522,37 +487,28 @@ def test_a_pickle_means_the_same_in_another_directory(shards: str, tmp_path: Pat
 
 
 def test_what_is_closed_answers_nothing(shards: str) -> None:
+    """Nor does its reader, for which threads may wait: the map of the index is gone when they get the lock."""
     samples = wdsfs.samples(shards)
-    begun = iter(samples)
+    begun, reader = iter(samples), samples._reader
+    assert (reader.sample(0), reader.keys(0)[0], reader.find("d1/k2-3")) == (EXPECTED[0], "d0/k0-0", [11])
     samples.close()
     for question in (
-        lambda: samples[0],
-        lambda: samples.by_key("k"),
-        lambda: [*samples],
-        lambda: [*samples.keys()],
-        lambda: next(begun),
-        lambda: pickle.dumps(samples),
+        *(lambda: samples[0], lambda: samples.by_key("k"), lambda: [*samples], lambda: [*samples.keys()]),
+        *(lambda: next(begun), lambda: pickle.dumps(samples)),
+        *(lambda: reader.sample(0), lambda: reader.keys(0), lambda: reader.find("d1/k2-3")),
     ):
         with pytest.raises(wdsfs.UsageError, match="this is closed"):
             question()
     samples.close()
 
 
-def test_threads_that_wait_while_it_is_closed_read_nothing(shards: str) -> None:
-    """The map of the index is gone when they get the lock."""
-    samples = wdsfs.samples(shards)
-    reader = samples._reader
-    assert (reader.sample(0), reader.keys(0)[0], reader.find("d1/k2-3")) == (EXPECTED[0], "d0/k0-0", [11])
+def test_sets_share_an_index_that_stays_open_until_all_are_closed(samples: wdsfs.Samples, shards: str) -> None:
+    """Also one that is opened after a fork."""
+    assert answer_of_child(lambda: samples[0]) == EXPECTED[0]
+    second = wdsfs.samples("t-0.tar")
+    assert (second[0], samples[0]) == (EXPECTED[0], EXPECTED[0])
+    assert [some._set.lower.index.temporary for some in (samples, second)] == [False, False]
     samples.close()
-    for question in (lambda: reader.sample(0), lambda: reader.keys(0), lambda: reader.find("d1/k2-3")):
-        with pytest.raises(wdsfs.UsageError, match="this is closed"):
-            question()
-
-
-def test_two_sets_share_an_index_that_stays_open_until_both_are_closed(shards: str) -> None:
-    first, second = wdsfs.samples(shards), wdsfs.samples("t-0.tar")
-    assert not second._set.lower.index.temporary
-    first.close()
     assert second[1] == EXPECTED[1]
     second.close()
     with wdsfs.samples(shards) as third:
@@ -661,12 +617,6 @@ def test_importing_is_cheap_and_public_names_are_these() -> None:
         wdsfs.nothing  # noqa: B018
 
 
-def test_a_program_that_ends_without_closing(shards: str) -> None:
-    assert run("import wdsfs; samples = wdsfs.samples('t-{0..2}.tar'); print(samples, samples[3]['cls'])") == (
-        "<wdsfs.samples: 12 in 3 shards> b'0'\n"
-    )
-
-
 def test_the_end_of_a_program_closes_samples_while_all_modules_are_there(shards: str) -> None:
     """Else the interpreter would, when modules are gone, and print what fails."""
     code = """import atexit
@@ -678,5 +628,6 @@ def ask():
 atexit.register(ask)
 import wdsfs
 samples = wdsfs.samples("t-{0..2}.tar")
+print(samples, samples[3]["cls"])
 """
-    assert run(code) == "this is closed; open it again\n"
+    assert run(code) == "<wdsfs.samples: 12 in 3 shards> b'0'\nthis is closed; open it again\n"
