@@ -15,7 +15,7 @@ import pytest
 from tests import tars
 from tests.conftest import Program, User, device_for_everyone, program_of
 from tests.ground.test_mount_registry import a_registration
-from wdsfs import host, mount_registry, mount_table, trust
+from wdsfs import __version__, host, mount_registry, mount_table, trust
 from wdsfs.host import MachineFinding
 from wdsfs.mount import doctor
 from wdsfs.tree.composition import Composition, columns_of, fields_of
@@ -82,12 +82,6 @@ def test_the_device(monkeypatch: pytest.MonkeyPatch, inside: str, code: int, rem
     assert_remedy(doctor.check_device("/dev/fuse"), "fail", os.strerror(code), remedy)
 
 
-def test_the_device_of_this_machine_is_what_mounts_need() -> None:
-    """So that a machine on which the mount tests cannot run is noticed here first."""
-    assert stat.S_ISCHR(os.stat("/dev/fuse").st_mode)
-    assert doctor.check_device().level == "ok"
-
-
 def test_a_mount_that_fails_says_what_doctor_finds(user_program: Program, user: int) -> None:
     program = user_program
     program.write("a.tar", tars.tar(tars.A))
@@ -100,25 +94,16 @@ def test_a_mount_that_fails_says_what_doctor_finds(user_program: Program, user: 
     assert "-> echo user_allow_other | sudo tee -a /etc/fuse.conf" in said
 
 
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
+def test_findings_that_prevent_a_mount_are_selected(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels = {"/dev/fuse": "fail", "kernel": "ok", "open files": "warn", "allow_other": "warn"}
+    findings = [MachineFinding(name, level, "detail", "remedy") for name, level in levels.items()]  # type: ignore[arg-type]
+    monkeypatch.setattr(doctor, "diagnose", lambda _: findings)
+    for options, names in (
         ([], ["/dev/fuse"]),
         (["ro", "allow_other"], ["/dev/fuse", "allow_other"]),
         (["allow_root"], ["/dev/fuse", "allow_other"]),
-    ],
-)
-def test_findings_that_prevent_a_mount_are_selected(
-    monkeypatch: pytest.MonkeyPatch, options: list[str], names: list[str]
-) -> None:
-    findings = [
-        MachineFinding("/dev/fuse", "fail", "is closed", "open it"),
-        MachineFinding("kernel", "ok", "is there"),
-        MachineFinding("open files", "warn", "few", "take more"),
-        MachineFinding("allow_other", "warn", "is not set", "set it"),
-    ]
-    monkeypatch.setattr(doctor, "diagnose", lambda _: findings)
-    assert [finding.name for finding in doctor.preventing("/mnt", options)] == names
+    ):
+        assert [finding.name for finding in doctor.preventing("/mnt", options)] == names
 
 
 ALL, NONE, DOCKER = "000001ffffffffff", "0000000000000000", "00000000a80425fb"
@@ -148,7 +133,7 @@ def test_privileges(
 
 
 def test_fusermount_is_found_setuid_and_usable(tmp_path: Path, user: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is there, setuid root, and not on a disk that takes that away."""
+    """It is there, setuid root, not on a disk that takes that away, and mounts for users who have a name."""
     program = fake_fusermount(tmp_path)
     assert doctor.fusermount_version(program) == (3, 14, 0)
     assert doctor.fusermount_version(str(tmp_path / "nothing")) == ()
@@ -156,23 +141,17 @@ def test_fusermount_is_found_setuid_and_usable(tmp_path: Path, user: int, monkey
     before = doctor.check_fusermount()
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     assert doctor.check_fusermount() == before  # as libfuse, which starts that of the system by its own path
+    with monkeypatch.context() as patch:
+        patch.setattr(trust, "user_name", str)
+        assert_remedy(doctor.check_fusermount(), "fail", f"user number {user} has no name", "/etc/passwd")
     of_system, statvfs = host.program("fusermount3"), os.statvfs
     nosuid = SimpleNamespace(f_flag=statvfs("/").f_flag | os.ST_NOSUID)
     monkeypatch.setattr(os, "statvfs", lambda path: nosuid)
     assert_remedy(doctor.check_fusermount(of_system), "fail", "mounted nosuid", "sudo mount -o remount,suid /")
     monkeypatch.setattr(host, "PROGRAMS", ())
     assert_remedy(doctor.check_fusermount(), "fail", "not found", "apt install fuse3")
-
-
-def test_fusermount_mounts_for_no_user_without_a_name(user: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "user_name", str)
-    assert_remedy(doctor.check_fusermount(), "fail", f"user number {user} has no name", "/etc/passwd")
-
-
-def test_root_does_without_the_helper(tmp_path: Path, root: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor.check_fusermount(fake_fusermount(tmp_path)).level == "ok"
-    monkeypatch.setattr(host, "PROGRAMS", ())
-    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)  # root does without it
+    assert doctor.check_fusermount(program).level == "ok"
     assert_remedy(doctor.check_fusermount(), "ok", "root does not need it", "")
 
 
@@ -197,10 +176,7 @@ def test_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("user_allow_other\n", "ok"),
         ("# comment\n  user_allow_other  # yes\nmount_max = 1000\n", "ok"),
-        ("#user_allow_other\n", "warn"),
-        ("user_allow_other = 1\n", "warn"),
-        ("", "warn"),
-        (None, "warn"),
+        *((conf, "warn") for conf in ("#user_allow_other\n", "user_allow_other = 1\n", "", None)),
     ],
 )
 def test_allow_other_is_read_as_fusermount_reads_it(
@@ -293,27 +269,18 @@ def test_a_place_that_is_mounted_already(place: Path, tmp_path: Path, monkeypatc
         assert_remedy(doctor.check_mountpoint(str(place)), "warn", "not answering", "wdsfs umount")
 
 
-def test_a_healthy_mount(program: Program) -> None:
-    """A healthy mount: neither command that checks it says to end it."""
-    program.write("a.tar", tars.tar(tars.member(b"a.txt", b"a")))
-    with program.mounted("a.tar") as mounted:
-        *_, finding = program.json("doctor", mounted.path)
-        assert finding["level"] == "ok"
-        assert finding["detail"] == f"wdsfs is mounted here, running (process {mounted.pid})"
-        said = program.refused("mount", "a.tar", mounted.path, code=5)
-        assert f"wdsfs is mounted there already (process {mounted.pid})" in said
-
-
 def test_doctor_and_mount_give_the_same_reason(program: Program) -> None:
-    """`mount` refuses what `doctor` warns of, in the same words."""
+    """`mount` refuses what `doctor` warns of, in the same words; of a healthy mount neither says to end it."""
     program.write("a.tar", tars.tar(tars.member(b"a.txt", b"a")))
     program.write("full/x", b"")
-    program.run("index", "a.tar")
     for place in ("full", "missing", "full/x"):
         *_, finding = program.json("doctor", place, code=5)
-        said = program.refused("mount", "a.tar", place, code=5)
         assert finding["level"] == "fail"
-        assert finding["detail"] in said
+        assert finding["detail"] in program.refused("mount", "a.tar", place, code=5)
+    with program.mounted("a.tar") as mounted:
+        *_, finding = program.json("doctor", mounted.path)
+        here = f"wdsfs is mounted here, running (process {mounted.pid})"
+        assert (finding["level"], finding["detail"]) == ("ok", here)
 
 
 @contextlib.contextmanager
@@ -331,39 +298,30 @@ def runtime_directory_of_root() -> Iterator[tuple[Path, User]]:
 
 @pytest.mark.root
 def test_a_runtime_directory_of_another_user() -> None:
-    """The one beside the logs is taken. If that cannot be, doctor says so, and what to do."""
+    """The one beside the logs is taken, for good. If that cannot be, doctor says so, and what to do."""
     environment = {"XDG_RUNTIME_DIR": "/nowhere"}
     with runtime_directory_of_root() as (wrong, user), program_of(user) as program:
+
+        def finding(code: int | None) -> dict[str, str]:
+            found = program.json("doctor", code=code, env=environment)
+            return next(one for one in found if one["name"] == "runtime directory")
+
         spare = program.home / "state/wdsfs" / f"run-{os.uname().nodename}"
-        findings = {one["name"]: one for one in program.json("doctor", code=None, env=environment)}
-        assert (findings["runtime directory"]["level"], findings["runtime directory"]["detail"]) == (
-            "ok",
-            str(spare),
-        )
+        assert (finding(None)["level"], finding(None)["detail"]) == ("ok", str(spare))
         assert not spare.exists()
-        environment["XDG_STATE_HOME"] = "/proc"
-        findings = {one["name"]: one for one in program.json("doctor", code=5, env=environment)}
-        finding = findings["runtime directory"]
-        assert finding["level"] == "fail"
-        assert f"{wrong} belongs to another user (uid 0): have it removed" in finding["detail"]
-        assert "set XDG_RUNTIME_DIR" in finding["remedy"]
-        assert "set XDG_RUNTIME_DIR" in program.refused("status", code=5, env=environment)
-
-
-@pytest.mark.root
-def test_all_processes_agree_on_the_spare_runtime_directory() -> None:
-    """Also when the other user removes the directory that was in the way."""
-    environment = {"XDG_RUNTIME_DIR": "/nowhere"}
-    with runtime_directory_of_root() as (wrong, user), program_of(user) as program:
-        spare = program.home / "state/wdsfs" / f"run-{os.uname().nodename}"
         assert program.json("status", env=environment) == []
         assert stat.S_IMODE(spare.stat().st_mode) == 0o700
         wrong.rmdir()
         try:
             assert program.json("status", env=environment) == []
-            assert not wrong.exists()
+            assert not wrong.exists(), "all processes agree, also when what was in the way is gone"
         finally:
             wrong.mkdir()
+        environment["XDG_STATE_HOME"] = "/proc"
+        assert finding(5)["level"] == "fail"
+        assert f"{wrong} belongs to another user (uid 0): have it removed" in finding(5)["detail"]
+        for said in (finding(5)["remedy"], program.refused("status", code=5, env=environment)):
+            assert "set XDG_RUNTIME_DIR" in said
 
 
 def test_directories_that_others_can_write(tmp_path: Path) -> None:
@@ -441,15 +399,16 @@ def test_a_report_has_versions_and_mounts_and_no_names(program: Program) -> None
     for output in (text, str(report)):
         for word in words:
             assert word not in output, word
-    assert report["wdsfs"] == host_version()
+    assert report["wdsfs"] == __version__
     assert report["linux"].startswith(os.uname().release)
     # Root sees the mounts of other tests, too.
     own = {"engine": "fuse", "state": "running", "mode": "rw", "samples": 1, "overlay": True}
     assert any(own.items() <= mount.items() for mount in report["mounts"])
     assert ": engine fuse, state running, mode rw" in text
+    assert "name nothing else" in program.refused("doctor", "--report", "/mnt", code=2)
 
 
-def test_a_report_has_of_urls_their_schemes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_has_no_path_and_of_urls_their_schemes() -> None:
     mount = {
         "engine": "fuse",
         "specs": [
@@ -465,43 +424,20 @@ def test_a_report_has_of_urls_their_schemes(monkeypatch: pytest.MonkeyPatch) -> 
     shown = doctor._shown_mount(mount)
     assert "secret" not in str(shown)
     assert "host.example" not in str(shown)
-    assert (shown["stores"], shown["views"], shown["notices"]) == (
-        ["https", "pipe", "s3"],
-        ["--columns", "--join", "--keys"],
-        1,
-    )
+    assert (shown["stores"], shown["notices"]) == (["https", "pipe", "s3"], 1)
+    assert shown["views"] == ["--columns", "--join", "--keys"]
+    for error, said in (
+        ("cannot be loaded: /home/alice/x.so", "fail"),
+        ("no libfuse3.so", "fail: no libfuse3.so"),
+    ):
+        assert doctor._shown_finding(MachineFinding("libfuse", "fail", error)) == said
 
 
 def test_a_report_names_the_options_of_a_view() -> None:
-    every = Composition(
-        columns=columns_of(["a"]),
-        fields=fields_of(["a=b:c"]),
-        ignore_case=True,
-        missing="skip",
-        duplicates="first",
-        join=("a",),
-        associate=("a",),
-        classes=True,
-        class_names="a",
-        class_digits=1,
-        keys="a",
-    )
+    several = {"columns": columns_of(["a"]), "fields": fields_of(["a=b:c"]), "join": ("a",), "associate": ("a",)}
+    single = {"ignore_case": True, "missing": "skip", "duplicates": "first", "keys": "a"}
+    classes = {"classes": True, "class_names": "a", "class_digits": 1}
+    every = Composition(**several, **single, **classes)  # type: ignore[arg-type]
     names = {word for word in every.text.split() if word.startswith("--")}
     assert doctor._shown_mount({"composition": every.text})["views"] == sorted(names)
     assert names == {*doctor._OF_VIEW.split()}
-
-
-def test_a_report_has_no_path_of_an_error() -> None:
-    finding = MachineFinding("libfuse", "fail", "pyfuse3 cannot be loaded: /home/alice/x.so: no symbol")
-    assert doctor._shown_finding(finding) == "fail"
-    assert doctor._shown_finding(finding._replace(detail="no libfuse3.so.3")) == "fail: no libfuse3.so.3"
-
-
-def test_a_report_is_of_the_whole_machine(program: Program) -> None:
-    assert "name nothing else" in program.refused("doctor", "--report", "/mnt", code=2)
-
-
-def host_version() -> str:
-    import wdsfs
-
-    return wdsfs.__version__

@@ -36,7 +36,6 @@ from tests.conftest import (
     USER_HOME,
     Mounted,
     Program,
-    device_for_everyone,
     fails,
     force_unmount,
     need_fuse,
@@ -91,7 +90,6 @@ TIMES = [-(1 << 31), -1, 0, 1, 1 << 31, 1 << 33, *(1 << n for n in range(34, 80)
 ORDER = random.Random(1).sample([f"{number:04d}" for number in range(3000)], 3000)
 EXTENSIONS = ["z", "a.b", "M", "m"]
 LONG = [b"k" * 255, b"k" * 256, b"k" * 1000]
-MANY = {b"%04d" % number: random.Random(number).randbytes(number) for number in range(1500)}
 
 
 def shown_shards() -> Iterator[tuple[str, bytes]]:
@@ -102,11 +100,9 @@ def shown_shards() -> Iterator[tuple[str, bytes]]:
     names = (f"{key}.{extension}".encode() for key in ORDER for extension in EXTENSIONS)
     yield "order", tars.tar(*map(tars.member, names))
     yield "huge", tars.tar(*(tars.header(b"%05d.x" % number) for number in range(50_000)))
-    yield "wide", tars.tar(*(tars.member(b"a.%d" % number, b"%d" % number) for number in range(10_000)))
     yield "long", tars.tar(*(tars.gnu_long(name + b".x") + tars.member(b"", name[:3]) for name in LONG))
     yield "up", tars.tar(tars.member(b"d/e/a.txt", b"x"), tars.member(b"../../b.txt", b"y"))
     yield "big", tars.tar(tars.A, tars.member(b"big.bin", BIG), tars.B)
-    yield "many", tars.tar(*(tars.member(name + b".x", content) for name, content in MANY.items()))
 
 
 @pytest.fixture(scope="module")
@@ -153,8 +149,6 @@ def test_stat_is_complete(shown: Mounted) -> None:
 def test_times_before_1970_and_after_2038(shown: Mounted) -> None:
     assert [(shown.path / f"times/{n}/txt").stat().st_mtime for n in range(6)] == TIMES[:6]
     assert len(read_back(shown.path / "times")) == len(TIMES)
-    listed = subprocess.check_output(["ls", "-lR", shown.path / "times"])
-    assert listed.count(b"-r--r--r--") == len(TIMES)
 
 
 def inodes(top: Path) -> dict[str, int]:
@@ -192,12 +186,9 @@ def test_df_shows_totals(program: Program) -> None:
         found = os.statvfs(mounted.path)
         assert found.f_blocks * found.f_frsize in range(6000, 6000 + 512)
         assert (found.f_bfree, found.f_bavail, found.f_ffree, found.f_files) == (0, 0, 0, 2)
-        assert found.f_namemax == 255
-        assert found.f_flag & os.ST_RDONLY
-        assert program.tool("df", "--output=size,avail", "--block-size=512", mounted.path).split()[-2:] == [
-            b"12",
-            b"0",
-        ]
+        assert (found.f_namemax, found.f_flag & os.ST_RDONLY) == (255, os.ST_RDONLY)
+        said = program.tool("df", "--output=size,avail", "--block-size=512", mounted.path)
+        assert said.split()[-2:] == [b"12", b"0"]
 
 
 def test_extended_attributes_tell_where_things_come_from(program: Program) -> None:
@@ -261,65 +252,6 @@ def test_a_huge_directory_in_small_pieces(shown: Mounted) -> None:
     expected = [b".", b"..", *(b"%05d" % number for number in range(50_000))]
     for size in (3000, 1 << 20):
         assert [name for _, name, _ in getdents(shown.path / "huge", size)] == expected
-
-
-@BOTH_ENGINES
-def test_a_huge_top_of_a_merged_tree_in_small_pieces(program: Program) -> None:
-    program.write("a.tar", tars.tar(*(tars.header(b"%05d.x" % number) for number in range(10_000))))
-    expected = [b".", b"..", *(b"%05d" % number for number in range(10_000))]
-    with program.mounted("--merge", "a.tar") as mounted:
-        for size in (3000, 1 << 20):
-            assert [name for _, name, _ in getdents(mounted.path, size)] == expected
-
-
-class _Dirent(ctypes.Structure):
-    _fields_ = (
-        ("inode", ctypes.c_uint64),
-        ("offset", ctypes.c_int64),
-        ("length", ctypes.c_uint16),
-        ("kind", ctypes.c_uint8),
-        ("name", ctypes.c_char * 256),
-    )
-
-
-@BY_FUSE
-def test_telldir_and_seekdir(shown: Mounted) -> None:
-    """A program can go back to a position in a listing, also beyond the end of one read."""
-    libc.opendir.restype = libc.readdir.restype = ctypes.c_void_p
-    libc.telldir.restype = ctypes.c_long
-    stream = ctypes.c_void_p(libc.opendir(bytes(shown.path / "order")))
-    assert stream
-
-    def next_name() -> bytes | None:
-        entry = libc.readdir(stream)
-        return bytes(_Dirent.from_address(entry).name) if entry else None
-
-    places = []
-    while True:
-        place = libc.telldir(stream)
-        name = next_name()
-        if name is None:
-            break
-        places.append((place, name))
-    assert len(places) == 3002
-    random.Random(2).shuffle(places)
-    for place, name in places[:200]:
-        libc.seekdir(stream, ctypes.c_long(place))
-        assert next_name() == name
-    libc.rewinddir(stream)
-    assert next_name() == b"."
-    assert libc.closedir(stream) == 0
-
-
-@BY_BOTH
-def test_10000_extensions_in_one_sample(shown: Mounted) -> None:
-    sample = shown.path / "wide/a"
-    listed = os.listdir(sample)  # by the kernel in the order of the names
-    in_order = listed if shown.program.engine == FUSE else sorted(listed, key=int)
-    assert in_order == [str(number) for number in range(10_000)]
-    for number in (0, 1, 4999, 9999):
-        assert (sample / str(number)).read_bytes() == b"%d" % number
-    assert not (sample / "10000").exists()
 
 
 def test_1000000_samples_in_one_shard(program: Program) -> None:
@@ -395,9 +327,8 @@ def sleeps(pid: int) -> int:
 @BY_BOTH
 def test_dot_dot_stays_in_the_tree(shown: Mounted) -> None:
     deep = shown.path / "up/d/e/a"
-    assert os.path.samefile(f"{deep}/../../..", shown.path / "up")
-    assert os.path.samefile(f"{deep}/../../../..", shown.path)
-    assert os.path.samefile(f"{deep}/../../../../..", shown.path.parent)
+    for steps, place in enumerate((shown.path / "up", shown.path, shown.path.parent), 3):
+        assert os.path.samefile(f"{deep}/" + "../" * steps, place)
     fd = os.open(deep, os.O_RDONLY)
     try:
         assert os.stat("..", dir_fd=fd).st_ino == deep.parent.stat().st_ino
@@ -472,16 +403,6 @@ def test_readers_at_the_same_time(shown: Mounted) -> None:
     context = multiprocessing.get_context("forkserver")
     with concurrent.futures.ProcessPoolExecutor(3, context) as processes:
         assert all(found == expected for found in processes.map(_digest_again_and_again, [path] * 3, range(3)))
-
-
-@BY_BOTH
-def test_many_small_files_by_many_readers(shown: Mounted) -> None:
-    def read(seed: int) -> bool:
-        names = random.Random(seed).sample([*MANY], len(MANY))
-        return all((shown.path / "many" / os.fsdecode(name) / "x").read_bytes() == MANY[name] for name in names)
-
-    with concurrent.futures.ThreadPoolExecutor(6) as threads:
-        assert all(threads.map(read, range(6)))
 
 
 @BY_BOTH
@@ -653,7 +574,7 @@ def test_symbolic_links_are_as_stored(program: Program) -> None:
 def test_an_ordinary_user_mounts(user_program: Program) -> None:
     program = user_program
     program.write("a.tar", SMALL)
-    with program.mounted("a.tar") as mounted:
+    with program.mounted("a.tar", ends_itself=True) as mounted:
         path = mounted.path / "a/b/txt"
         assert program.tool("cat", path) == tars.ABC
         assert program.tool("stat", "-c", "%u %a %A", path).split() == [b"%d" % program.uid, b"444", b"-r--r--r--"]
@@ -664,36 +585,15 @@ def test_an_ordinary_user_mounts(user_program: Program) -> None:
                 os.stat(path)
         line = next(one for one in mount_table.mounts() if one.path == bytes(mounted.path))
         assert {"nosuid", "nodev", "ro"} <= set(line.options)
-
-
-def test_an_ordinary_user_ends_it(user_program: Program) -> None:
-    """Also when it was killed."""
-    user_program.write("a.tar", SMALL)
-    for is_killed in (False, True):
-        with user_program.mounted("a.tar", ends_itself=True) as mounted:
-            if is_killed:
-                kill_all(mounted)
-            user_program.run("umount", mounted.path)
-            assert mounted.wait_for_exit() == (-signal.SIGKILL if is_killed else 0)
+        program.run("umount", mounted.path)
+        assert mounted.wait_for_exit() == 0
+    with program.mounted("a.tar", ends_itself=True) as mounted:
+        kill_all(mounted)
+        program.run("umount", mounted.path)
+        assert mounted.wait_for_exit() == -signal.SIGKILL
 
 
 needs_root = pytest.mark.root
-
-
-@needs_root
-def test_processes_that_run_tests_do_not_close_the_device_to_each_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The helper of the tests: the last one that needs the device open closes it."""
-    monkeypatch.setattr("tests.conftest.REQUIRED", True)
-    device, note = tmp_path / "fuse", tmp_path / "note"
-    device.touch(0o600)
-    for _ in range(2):
-        with contextlib.ExitStack() as others:
-            with device_for_everyone(str(device), note):
-                others.enter_context(device_for_everyone(str(device), note))
-            assert stat.S_IMODE(device.stat().st_mode) == 0o666
-        assert stat.S_IMODE(device.stat().st_mode) == 0o600
 
 
 @needs_root
@@ -755,25 +655,18 @@ def test_the_mount_table_says_what_is_mounted(program: Program) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "word"),
+    ("options", "word"),
     [
-        ("allow_others", "no such option"),
-        ("uid=me", "a number up to"),
-        ("uid=-1", "a number up to"),
-        ("gid=4294967295", "a number up to"),
-        ("umask=999", "an octal number"),
-        ("umask=1777", "an octal number"),
-        ("uid", "no such option"),
-        ("fsname", "no such option"),
-        ("max_read=4096", "no such option"),
-        ("rw", "read-only"),
-        ("remount", "read-only"),
+        ("allow_others uid fsname max_read=4096", "no such option"),
+        ("uid=me uid=-1 gid=4294967295", "a number up to"),
+        ("umask=999 umask=1777", "an octal number"),
+        ("rw remount", "read-only"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(option: str, word: str) -> None:
-    with pytest.raises(UsageError, match=word) as refused:
-        parse_options([f"ro,{option}"])
-    assert f"-o {option}" in str(refused.value)
+def test_options_that_mean_nothing_are_refused(options: str, word: str) -> None:
+    for option in options.split():
+        with pytest.raises(UsageError, match=f"-o {option}.*{word}"):
+            parse_options([f"ro,{option}"])
 
 
 @needs_root  # for others fusermount3 looks as root, which the kernel does not let in without allow_other
@@ -880,22 +773,16 @@ def workers(mounted: Mounted) -> set[int]:
     ("number", "foreground"), [(signal.SIGTERM, False), (signal.SIGINT, True), (signal.SIGHUP, True)]
 )
 def test_signals_end_a_mount_in_good_order(small: Program, number: signal.Signals, foreground: bool) -> None:
+    """Also one that is in use."""
     with small.mounted("a.tar", foreground=foreground, ends_itself=True) as mounted:
-        assert (mounted.path / "a/a/txt").read_bytes() == b"aaa"
-        os.kill(mounted.pid, number)
-        assert mounted.wait_for_exit() == 0
-        assert mount_table.mounted_at(mounted.path) is None
-        assert number.name in mounted.log()
-
-
-def test_a_signal_ends_a_mount_that_is_in_use(small: Program) -> None:
-    with small.mounted("a.tar", ends_itself=True) as mounted:
         fd = os.open(mounted.path / "a/a/txt", os.O_RDONLY)
-        os.kill(mounted.pid, signal.SIGTERM)
+        assert os.read(fd, 9) == b"aaa"
+        os.kill(mounted.pid, number)
         assert mounted.wait_for_exit() == 0
         assert mount_table.mounted_at(mounted.path) is None
         with fails(errno.ENOTCONN, errno.ECONNABORTED):  # the second if it was sent while the last process ended
             os.close(fd)
+        assert number.name in mounted.log()
 
 
 def test_an_early_signal_leaves_no_dead_mount(small: Program) -> None:
@@ -1038,24 +925,17 @@ def test_a_mount_lets_go_of_the_terminal(program: Program) -> None:
 
 
 def test_a_mount_in_the_foreground_tells_the_service_manager(small: Program) -> None:
-    """READY=1 comes when the tree is usable; `mounted` has waited for it."""
+    """READY=1 comes when the tree is usable; `mounted` has waited for it. Nor is one needed."""
     with small.mounted("a.tar", foreground=True) as mounted:
         assert os.listdir(mounted.path) == ["a"]
         assert mounted.status()["log"] == str(small.home / "foreground.log")  # where stderr goes
         assert f"mounted 1 shard at {mounted.path}" in mounted.log()
-
-
-def test_a_service_manager_that_does_not_listen(small: Program) -> None:
-    """The mount works all the same."""
-    need_fuse()
-    gone = small.home / "gone"
-    with small.start(
-        "mount", "-f", "a.tar", small.mountpoint, env={"NOTIFY_SOCKET": str(gone)}, stderr=subprocess.PIPE
-    ) as process:
+    gone = {"NOTIFY_SOCKET": str(small.home / "gone")}
+    with small.start("mount", "-f", "a.tar", small.mountpoint, env=gone, stderr=subprocess.PIPE) as process:
         wait_until(lambda: small.registration(small.mountpoint).exists(), "the mount")
         assert (small.mountpoint / "a/a/txt").read_bytes() == b"aaa"
         small.run("umount", small.mountpoint)
-        assert str(gone).encode() in process.stderr.read()  # type: ignore[union-attr]
+        assert gone["NOTIFY_SOCKET"].encode() in process.stderr.read()  # type: ignore[union-attr]
     assert process.returncode == 0
 
 
@@ -1063,24 +943,18 @@ def test_lazy_indexes_a_shard_when_it_is_used(program: Program) -> None:
     for name in "abc":
         program.write(f"{name}.tar", SMALL)
     with program.mounted("--lazy", "{a..c}.tar") as mounted:
-        assert mounted.status()["indexed"] == 0
         assert os.listdir(mounted.path) == ["a", "b", "c"]
         assert stat.S_ISDIR((mounted.path / "b").stat().st_mode)
         assert mounted.status()["indexed"] == 0
-        assert (mounted.path / "b/b/txt").read_bytes() == tars.ABC
+        with concurrent.futures.ThreadPoolExecutor(8) as threads:  # by many at once
+            contents = threads.map(lambda _: (mounted.path / "b/b/txt").read_bytes(), range(8))
+            assert {*contents} == {tars.ABC}
         report = mounted.status()
         assert (report["indexed"], report["members"]) == (1, 2)
         assert len(read_back(mounted.path)) == 6
         report = mounted.status()
         assert (report["indexed"], report["samples"]) == (3, 6)
         assert os.statvfs(mounted.path).f_files == 6
-
-
-def test_lazy_and_used_by_many_at_once(program: Program) -> None:
-    program.write("a.tar", tars.tar(*(tars.member(b"%04d.x" % number, b"x") for number in range(5000))))
-    paths = [f"a/{number:04d}/x" for number in range(0, 5000, 500)]
-    with program.mounted("--lazy", "a.tar") as mounted, concurrent.futures.ThreadPoolExecutor(8) as threads:
-        assert set(threads.map(lambda path: (mounted.path / path).read_bytes(), paths)) == {b"x"}
 
 
 def test_two_mounts_of_the_same_shards_at_once(program: Program) -> None:
@@ -1121,28 +995,11 @@ def test_paths_are_relative_to_where_it_was_typed(program: Program) -> None:
         assert (program.home / "own index" / "data.mdb").exists()
 
 
-def test_a_runtime_directory_with_a_long_name(user_program: Program) -> None:
-    """Longer than what fits into the address of a socket."""
-    user_program.write("a.tar", SMALL)
-    (user_program.home / "run").rmdir()
-    long = user_program.directory("r" * 100)
-    (user_program.home / "run").symlink_to(long)
-    with user_program.mounted("a.tar", env={"XDG_RUNTIME_DIR": str(long)}) as mounted:
-        (report,) = user_program.json("status", mounted.path, env={"XDG_RUNTIME_DIR": str(long)})
-        assert report["state"] == "running"
-
-
 def test_closed_standard_streams(small: Program) -> None:
     """Nothing that the daemon opens may take their numbers: what is written to them would go there."""
     need_fuse()
-    command = [*small.command("mount", "a.tar", small.mountpoint)]
-    done = subprocess.run(
-        ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command],
-        env=small.environment,
-        cwd=small.home,
-        timeout=PATIENCE,
-        check=False,
-    )
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *small.command("mount", "a.tar", small.mountpoint)]
+    done = subprocess.run(command, env=small.environment, cwd=small.home, timeout=PATIENCE, check=False)
     try:
         assert done.returncode == 0
         assert (small.mountpoint / "a/a/txt").read_bytes() == b"aaa"
@@ -1207,19 +1064,17 @@ def test_a_mount_point_has_to_be_an_empty_directory(small: Program) -> None:
 def test_a_mount_must_not_hide_what_it_needs(program: Program) -> None:
     """Over one of these it would wait for itself for ever."""
     program.write("shards/a.tar", SMALL)
-    assert "would hide" in refusal(program, "-o", "nonempty", "shards/a.tar", "shards")
-    assert "would hide" in refusal(program, "-o", "nonempty", "shards/a.tar", program.home)
     # A link in the mount point to a shard elsewhere is needed to find it, and so is one from elsewhere into it.
-    links = program.directory("links")
+    links, outside = program.directory("links"), program.directory("outside")
     (links / "b.tar").symlink_to(program.home / "shards/a.tar")
-    assert "would hide" in refusal(program, "-o", "nonempty", "links/b.tar", links)
-    outside = program.directory("outside")
     (outside / "c.tar").symlink_to(links / "b.tar")
-    assert "would hide" in refusal(program, "-o", "nonempty", "outside/c.tar", links)
-    # The index and the log are needed, too.
-    assert "would hide" in refusal(program, "-o", "nonempty", "shards/a.tar", program.home / "index")
     (program.home / "state/wdsfs").mkdir(parents=True)
-    assert "would hide" in refusal(program, "shards/a.tar", program.home / "state/wdsfs")
+    for shard, place in (
+        *(("shards/a.tar", "shards"), ("shards/a.tar", program.home)),
+        *(("links/b.tar", links), ("outside/c.tar", links)),
+        *(("shards/a.tar", program.home / "index"), ("shards/a.tar", program.home / "state/wdsfs")),  # the log
+    ):
+        assert "would hide" in refusal(program, "-o", "nonempty", shard, place)
 
 
 def test_mounting_twice_is_refused(small: Program) -> None:
@@ -1245,17 +1100,11 @@ def test_an_unreadable_shard_does_not_stop_the_mount(user_program: Program) -> N
         mounted.expect_log(r"b\.tar: Permission denied")
         assert user_program.tool("ls", mounted.path).split() == [b"a", b"b"]
         assert user_program.tool("cat", mounted.path / "a/a/txt") == b"aaa"
-        assert b"Input/output error" in user_program.tool(
-            "ls", mounted.path / "b", code=2, stderr=subprocess.STDOUT
-        )
+        said = user_program.tool("ls", mounted.path / "b", code=2, stderr=subprocess.STDOUT)
+        assert b"Input/output error" in said
         user_program.tool("cat", mounted.path / "b/a/txt", code=1)
         (damaged,) = mounted.status()["damaged"]
         assert damaged["shard"].endswith("b.tar")
-
-
-def test_an_unreadable_shard_in_one_tree(user_program: Program) -> None:
-    user_program.write("a.tar", SMALL)
-    os.chmod(user_program.write("b.tar", SMALL), 0)
     with user_program.mounted("--merge", "--allow-missing", "{a,b}.tar") as mounted:
         mounted.expect_log(r"b\.tar: Permission denied")
         assert user_program.tool("cat", mounted.path / "a/txt") == b"aaa"
