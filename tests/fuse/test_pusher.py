@@ -65,6 +65,16 @@ def shard(generation: int = 1, first: int = 0) -> bytes:
     return tars.tar(*members)
 
 
+@contextlib.contextmanager
+def a_mount(program: Program, *options: str, count: int = 1, ends_itself: bool = False) -> Iterator[Mounted]:
+    """A mount of `s.tar`, or of several shards, `0.tar` and so on."""
+    names = ["s.tar"] if count == 1 else [f"{number}.tar" for number in range(count)]
+    for number, name in enumerate(names):
+        program.write(name, shard(first=number * SAMPLES))
+    with program.mounted(*options, *names, ends_itself=ends_itself) as mounted:
+        yield mounted
+
+
 def key_of(path: Path) -> str:
     """The name of the member that a path stands for, in every layout."""
     return path.name.removeprefix("s--") if "." in path.name else f"{path.parent.name}.{path.name}"
@@ -91,6 +101,10 @@ def read(path: Path) -> bytes:
         data = file.readall()
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return data
+
+
+def look(path: Path) -> None:
+    assert is_right(path, read(path))
 
 
 def cost(mounted: Mounted, paths: list[Path]) -> int:
@@ -120,13 +134,15 @@ LAYOUTS = {
     "one tree": ("--merge",),
     "full names": ("--names", "full"),
     "classes": ("--layout", "classes", "--class-from", "c"),
+    "a copy of a compressed shard": ("--unpack", "always"),
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_pass_costs_a_request_for_many_files(program: Program, layout: str) -> None:
-    program.write("s.tar", shard())
-    with program.mounted(*LAYOUTS[layout], "s.tar") as mounted:
+    packed = program.write("s.tar.gz", gzip.compress(shard(), 1)).name
+    name = packed if "copy" in layout else program.write("s.tar", shard()).name
+    with program.mounted(*LAYOUTS[layout], name) as mounted:
         paths = paths_of(mounted)
         assert len(paths) > FILES // 2
         # The pusher may have to wait for a processor: then a pass costs more.
@@ -140,21 +156,11 @@ def test_a_pass_costs_a_request_for_many_files(program: Program, layout: str) ->
 
 def test_passes_over_several_shards_at_a_time(program: Program) -> None:
     """As the processes of a loader read, each a shard of its own."""
-    shards = ["q.tar", "r.tar", "s.tar", "t.tar"]
-    for name in shards:
-        program.write(name, shard())
-    with program.mounted("--layout", "files", *shards) as mounted:
+    with a_mount(program, "--layout", "files", count=4) as mounted:
         paths = paths_of(mounted)
         in_turn = [path for at in range(FILES) for path in paths[at::FILES]]
-        assert len({path.parent for path in in_turn[:4]}) == len(shards)
+        assert len({path.parent for path in in_turn[:4]}) == 4
         wait_until(lambda: cost(mounted, in_turn) < len(paths) // 2, "passes that were pushed")
-
-
-def test_a_pass_over_the_copy_of_a_compressed_shard(program: Program) -> None:
-    program.write("s.tar.gz", gzip.compress(shard(), 1))
-    with program.mounted("--unpack", "always", "s.tar.gz") as mounted:
-        paths = paths_of(mounted)
-        wait_until(lambda: cost(mounted, paths) < FILES // 2, "a pass that was pushed")
 
 
 def test_a_pass_over_a_remote_shard(web_program: Program) -> None:
@@ -167,15 +173,13 @@ def test_a_pass_over_a_remote_shard(web_program: Program) -> None:
 
 
 def test_without_push_each_file_costs_a_request(program: Program) -> None:
-    program.write("s.tar", shard())
-    with program.mounted("--push", "off", "s.tar") as mounted:
+    with a_mount(program, "--push", "off") as mounted:
         assert cost(mounted, paths_of(mounted)) >= FILES
         assert "pushed" not in mounted.status()
 
 
 def test_files_at_random_are_not_pushed(program: Program) -> None:
-    program.write("s.tar", shard())
-    with program.mounted("--layout", "files", "s.tar") as mounted:
+    with a_mount(program, "--layout", "files") as mounted:
         paths = paths_of(mounted)
         # From both ends: never forwards by a few files.
         order = [number for pair in zip(range(FILES - 1, 300, -1), range(300), strict=False) for number in pair]
@@ -219,8 +223,7 @@ def test_what_is_pushed_for_readers_who_stop_is_bounded(program: Program) -> Non
 
 
 def test_status_and_metrics_say_what_was_pushed(program: Program) -> None:
-    program.write("s.tar", shard())
-    with program.mounted("--layout", "files", "s.tar") as mounted:
+    with a_mount(program, "--layout", "files") as mounted:
         paths = paths_of(mounted)
         wait_until(lambda: cost(mounted, paths) < FILES // 2, "a pass that was pushed")
 
@@ -240,8 +243,7 @@ def test_status_and_metrics_say_what_was_pushed(program: Program) -> None:
 
 def test_what_is_edited_is_not_pushed(program: Program) -> None:
     """An inode that was copied up must not get the content of the shard: with an overlay nothing is pushed."""
-    program.write("s.tar", shard())
-    with program.mounted("--overlay", "edits", "s.tar") as mounted:
+    with a_mount(program, "--overlay", "edits") as mounted:
         paths = paths_of(mounted)
         paths[100].write_bytes(b"mine")
         for path in paths:
@@ -255,9 +257,7 @@ def test_what_is_edited_is_not_pushed(program: Program) -> None:
 @pytest.mark.parametrize("layout", [(), ("--merge",), ("--columns", "c", "--columns", "a")], ids="-".join)
 def test_samples_that_are_listed_in_order_and_read(program: Program, layout: tuple[str, ...]) -> None:
     """As `cp -r` and `grep -r` do: the kernel does not know the files before."""
-    for number in range(4):
-        program.write(f"{number}.tar", shard(first=number * SAMPLES))
-    with program.mounted(*layout, "{0..3}.tar") as mounted:
+    with a_mount(program, *layout, count=4) as mounted:
         files = 0
         for folder, _, names in os.walk(mounted.path):
             for path in (Path(folder, name) for name in names):
@@ -283,9 +283,7 @@ def walk(mounted: Mounted, name: str = "s") -> Iterator[int]:
 
 @pytest.mark.parametrize("layout", [(), ("--columns", "c", "--columns", "a")], ids="-".join)
 def test_files_of_samples_are_pushed_when_these_were_listed(program: Program, layout: tuple[str, ...]) -> None:
-    for number in range(5):
-        program.write(f"{number}.tar", shard(first=number * SAMPLES))
-    with program.mounted(*layout, "{0..4}.tar") as mounted:
+    with a_mount(program, *layout, count=5) as mounted:
         shards, files = map(str, range(5)), 0
 
         def is_pushed() -> object:
@@ -309,9 +307,7 @@ def test_files_of_samples_are_pushed_when_these_were_listed(program: Program, la
 @pytest.mark.parametrize("killed", [1, PROCESSES])
 def test_listers_that_are_killed(program: Program, killed: int) -> None:
     """That costs nothing but speed for a second: there are others while the pass goes on."""
-    for number in range(10):
-        program.write(f"{number}.tar", shard(first=number * SAMPLES))
-    with program.mounted("{0..9}.tar") as mounted:
+    with a_mount(program, count=10) as mounted:
         samples = chain.from_iterable(walk(mounted, str(number)) for number in range(10))
         wait_until(lambda: next(samples) and len(children(pusher_of(mounted))) == PROCESSES, "processes that list")
         listers = children(pusher := pusher_of(mounted))
@@ -327,8 +323,7 @@ def test_listers_that_are_killed(program: Program, killed: int) -> None:
 def test_listers_that_are_stopped_end_with_the_mount(patched: Patched) -> None:
     """Even in the middle of a listing, in which they have a directory of the mount open."""
     patched.patch = "from wdsfs.fuse import pusher\npusher.IDLE_SECONDS = 0.5"
-    patched.write("s.tar", shard())
-    with patched.mounted("s.tar") as mounted:
+    with a_mount(patched) as mounted:
         listers = list[int]()
         for _ in walk(mounted):
             if not listers and len(pids := children(pusher_of(mounted))) == PROCESSES:  # else it is forking them
@@ -340,8 +335,7 @@ def test_listers_that_are_stopped_end_with_the_mount(patched: Patched) -> None:
 
 
 def test_samples_at_random_are_not_listed(program: Program) -> None:
-    program.write("s.tar", shard())
-    with program.mounted("s.tar") as mounted:
+    with a_mount(program) as mounted:
         names = [name for name in os.listdir(mounted.path / "s") if name != "padding"]
         for pair in zip(names[:0:-1], names[: SAMPLES // 2], strict=False):
             for name in pair:
@@ -374,8 +368,7 @@ def listed(lister: Lister, samples: list[SampleDirectory]) -> list[list[SampleDi
 
 
 def test_a_listed_sample_costs_no_request(program: Program) -> None:
-    program.write("s.tar", shard())
-    with program.mounted("s.tar") as mounted:
+    with a_mount(program) as mounted:
         device = os.stat(mounted.path).st_dev
         with lister_of(mounted, device) as (lister, samples):
             assert [sample.path for sample in samples] == [b"s/%04d" % number for number in range(SAMPLES)]
@@ -389,8 +382,7 @@ def test_a_listed_sample_costs_no_request(program: Program) -> None:
 
 def test_samples_of_two_passes_are_listed_apart(program: Program) -> None:
     """What follows a listing is stored by the places of one shard."""
-    program.write("s.tar", shard())
-    with program.mounted("s.tar") as mounted:
+    with a_mount(program) as mounted:
         with lister_of(mounted, os.stat(mounted.path).st_dev) as (lister, samples):
             other = [SampleDirectory(sample.inode + (1 << 32), sample.path) for sample in samples[:3]]
             turns = listed(lister, [*samples[:3], *other, *samples[100:103]])
@@ -399,8 +391,7 @@ def test_samples_of_two_passes_are_listed_apart(program: Program) -> None:
 
 def test_nothing_is_listed_for_a_client_that_has_ended(program: Program) -> None:
     """Else the mount would be busy: `tar cf - mnt | head; fusermount3 -u mnt`."""
-    program.write("s.tar", shard())
-    with program.mounted("s.tar") as mounted:
+    with a_mount(program) as mounted:
         with Process(["true"]) as ended:
             ended.wait()
         before = mounted.status()["requests"].get("readdir", 0)
@@ -413,8 +404,7 @@ def test_nothing_is_listed_for_a_client_that_has_ended(program: Program) -> None
 
 
 def test_nothing_is_listed_where_something_else_is_mounted(program: Program) -> None:
-    program.write("s.tar", shard())
-    with program.mounted("s.tar") as mounted:
+    with a_mount(program) as mounted:
         before = mounted.status()["requests"].get("readdir", 0)
         with lister_of(mounted, 1) as (lister, samples):
             assert list(chain(*listed(lister, samples))) == []
@@ -452,8 +442,7 @@ OTHER_KERNEL = "from wdsfs.fuse import protocol\nprotocol._STORE = 77"
 
 def test_a_kernel_that_does_not_know_the_message(patched: Patched) -> None:
     patched.patch = OTHER_KERNEL
-    patched.write("s.tar", shard())
-    with patched.mounted("s.tar") as mounted:
+    with a_mount(patched) as mounted:
         paths = paths_of(mounted)
         assert cost(mounted, paths) >= FILES
         assert cost(mounted, paths) >= FILES
@@ -464,7 +453,7 @@ def test_a_kernel_that_does_not_know_the_message(patched: Patched) -> None:
 
 
 @contextlib.contextmanager
-def passes(paths: list[Path], look: Callable[[Path], None], readers: int = 3) -> Iterator[None]:
+def passes(paths: list[Path], look: Callable[[Path], None] = look, readers: int = 3) -> Iterator[None]:
     """As long as the block lasts, readers go over the files in order, again and again; `look` reads one."""
     stop, failures = threading.Event(), list[BaseException]()
 
@@ -494,7 +483,6 @@ def test_a_shard_that_changes_in_the_middle_of_passes(
     program: Program, change: Callable[[Path, bytes], None]
 ) -> None:
     """Whoever reads gets a file of one generation, or an error."""
-    program.write("s.tar", shard(1))
     generations, reads = [1], [0]
 
     def look(path: Path) -> None:
@@ -503,7 +491,7 @@ def test_a_shard_that_changes_in_the_middle_of_passes(
             assert is_right(path, data, tuple(generations)), (path, data[:20], set(data[8:]))
             reads[0] += 1
 
-    with program.mounted("--layout", "files", "s.tar") as mounted:
+    with a_mount(program, "--layout", "files") as mounted:
         mounted.allow_log(r"s\.tar", "Stale", "ends")
         paths = paths_of(mounted)
         with passes(paths, look):
@@ -518,16 +506,16 @@ def test_a_shard_that_changes_in_the_middle_of_passes(
 
 
 def test_a_shard_that_is_cut_in_the_middle_of_passes(program: Program) -> None:
-    file = program.write("s.tar", shard(1))
 
     def look(path: Path) -> None:
         data = unless_gone(lambda: read(path), errno.ENOENT)
         assert data is None or is_right(path, data)
 
-    with program.mounted("--layout", "files", "s.tar") as mounted:
+    with a_mount(program, "--layout", "files") as mounted:
         mounted.allow_log(r"s\.tar", "Stale", "ends")
         with passes(paths_of(mounted), look):
             wait_until(lambda: mounted.status()["pushed"]["files"] > FILES, "passes that are pushed")
+            file = program.home / "s.tar"
             os.truncate(file, file.stat().st_size // 3)
             wait_until(lambda: mounted.status()["damaged"], "the damage")
 
@@ -538,13 +526,8 @@ def pusher_of(mounted: Mounted) -> int:
 
 def test_a_pusher_that_is_killed_again_and_again(program: Program) -> None:
     """Readers do not notice; it is replaced while passes go on."""
-    program.write("s.tar", shard())
-
-    def look(path: Path) -> None:
-        assert is_right(path, read(path))
-
-    with program.mounted("--layout", "files", "s.tar") as mounted:
-        with passes(paths_of(mounted), look):
+    with a_mount(program, "--layout", "files") as mounted:
+        with passes(paths_of(mounted)):
             for _ in range(4):
                 wait_until(lambda: pusher_of(mounted), "a pusher")
                 victim = pusher_of(mounted)
@@ -574,15 +557,10 @@ pusher.Pusher.go_on = wrong
 def test_a_pusher_that_fails(patched: Patched, times: int) -> None:
     """It is replaced; if it fails again and again, readers go on without it."""
     patched.patch = DEFECTS.format(times=times, home=patched.home)
-    patched.write("s.tar", shard())
-
-    def look(path: Path) -> None:
-        assert is_right(path, read(path))
-
-    with patched.mounted("--layout", "files", "s.tar") as mounted:
+    with a_mount(patched, "--layout", "files") as mounted:
         mounted.allow_log("ahead of readers")
         mounted.allow_log("a defect")
-        with passes(paths_of(mounted), look):
+        with passes(paths_of(mounted)):
             wait_until((patched.home / f"failure-{times - 1}").exists, "the last failure")
             if times < FAILURES_MAX:
                 wait_until(lambda: mounted.status()["pushed"]["files"], "files that are pushed")
@@ -597,14 +575,9 @@ def workers_beside_pusher(mounted: Mounted) -> list[int]:
 
 
 def test_workers_that_are_killed_in_passes(program: Program) -> None:
-    program.write("s.tar", shard())
-
-    def look(path: Path) -> None:
-        assert is_right(path, read(path))
-
-    with program.mounted("--layout", "files", "s.tar") as mounted:
+    with a_mount(program, "--layout", "files") as mounted:
         mounted.allow_log("killed by SIGKILL")
-        with passes(paths_of(mounted), look):
+        with passes(paths_of(mounted)):
             for round_ in range(5 * THOROUGH):
                 wait_until(lambda: mounted.status()["pushed"]["files"], "content that was pushed")
                 done = sum(mounted.status()["requests"].values())
@@ -615,7 +588,6 @@ def test_workers_that_are_killed_in_passes(program: Program) -> None:
 def test_without_resend_a_killed_worker_costs_a_pass_one_request(patched: Patched) -> None:
     """On kernels before 6.9: a reader may lose the request that the worker had received, and no other."""
     patched.patch = OLD_KERNEL
-    patched.write("s.tar", shard())
     lost, kills = [], 5
 
     def look(path: Path) -> None:
@@ -626,7 +598,7 @@ def test_without_resend_a_killed_worker_costs_a_pass_one_request(patched: Patche
         else:
             assert is_right(path, data), path
 
-    with patched.mounted("--layout", "files", "s.tar") as mounted:
+    with a_mount(patched, "--layout", "files") as mounted:
         mounted.allow_log("killed by SIGKILL")
         with passes(paths_of(mounted), look):
             for number in range(kills):
@@ -662,12 +634,9 @@ def wait_for_pushed_passes(mounted: Mounted) -> None:
 
 
 def test_a_fetcher_that_is_killed_in_passes(web_program: Program) -> None:
-    def look(path: Path) -> None:
-        assert is_right(path, read(path))
-
     with far(web_program, 4) as (web, mounted, paths):
         asked = len(web.gets())
-        with passes(paths, look):
+        with passes(paths):
             for round_ in range(3):
                 if round_ == 2:
                     web.hold.set()
@@ -726,11 +695,20 @@ while True:
 """
 
 
+def end(mounted: Mounted, number: signal.Signals) -> None:
+    """End a mount by a signal to its daemon, or kill all of its processes at once."""
+    if number == signal.SIGTERM:
+        kill(mounted.pid, number)
+        return
+    mounted.allow_log("killed by SIGKILL")  # the supervisor may see a worker's death before its own
+    for pid in sorted(mounted.processes(), key=lambda pid: pid != mounted.pid):
+        kill(pid)  # the supervisor first: it would replace a worker, which serves without it, too
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_mount_that_ends_in_the_middle_of_passes(program: Program, number: signal.Signals) -> None:
     """With SIGKILL all of its processes at once. No reader waits for ever, and nothing of the mount is left."""
-    program.write("s.tar", shard())
-    with contextlib.ExitStack() as stack, program.mounted("s.tar", ends_itself=True) as mounted:
+    with contextlib.ExitStack() as stack, a_mount(program, ends_itself=True) as mounted:
         paths = paths_of(mounted)
         readers = []
         for _ in range(3):
@@ -741,12 +719,7 @@ def test_a_mount_that_ends_in_the_middle_of_passes(program: Program, number: sig
             reader.stdin.close()
             readers.append(reader)
         wait_until(lambda: mounted.status()["pushed"]["files"] > FILES, "passes that are pushed")
-        if number == signal.SIGTERM:
-            kill(mounted.pid, number)
-        else:
-            mounted.allow_log("killed by SIGKILL")  # the supervisor may see a worker's death before its own
-            for pid in sorted(mounted.processes(), key=lambda pid: pid != mounted.pid):
-                kill(pid)  # the supervisor first: it would replace a worker, which serves without it, too
+        end(mounted, number)
         for reader in readers:
             assert reader.wait(PATIENCE) == 1  # an OSError
         if number == signal.SIGKILL:
@@ -757,19 +730,11 @@ def test_a_mount_that_ends_in_the_middle_of_passes(program: Program, number: sig
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_mount_that_ends_while_samples_are_listed(program: Program, number: signal.Signals) -> None:
     """The lister is a client of its own mount: it does not keep that alive, nor waits for it for ever."""
-    names = [
-        program.write(f"{shard_number}.tar", shard(first=shard_number * SAMPLES)).name for shard_number in range(8)
-    ]
-    with contextlib.ExitStack() as stack, program.mounted(*names, ends_itself=True) as mounted:
+    with contextlib.ExitStack() as stack, a_mount(program, count=8, ends_itself=True) as mounted:
         reader = subprocess.Popen(["grep", "-rc", "nothing", mounted.path], stdout=-3, stderr=-3)
         stack.callback(reader.kill)
         wait_until(lambda: mounted.status()["pushed"]["listed"] or reader.poll() is not None, "listed samples")
-        if number == signal.SIGTERM:
-            kill(mounted.pid, number)
-        else:
-            mounted.allow_log("killed by SIGKILL")
-            for pid in sorted(mounted.processes(), key=lambda pid: pid != mounted.pid):
-                kill(pid)  # the supervisor first: it would replace a worker, which serves without it, too
+        end(mounted, number)
         reader.wait(PATIENCE)
         if number == signal.SIGKILL:
             mounted.wait_for_exit()
@@ -810,9 +775,7 @@ def times_full(group: Path) -> int:
 @pytest.mark.root
 def test_a_page_cache_under_pressure(program: Program) -> None:
     """There is room for half of what is read and pushed: pages go before anyone reads them."""
-    for number in range(4):
-        program.write(f"{number}.tar", shard(first=number * SAMPLES))
-    with memory_group(24 << 20) as group, program.mounted("--layout", "files", "{0..3}.tar") as mounted:
+    with memory_group(24 << 20) as group, a_mount(program, "--layout", "files", count=4) as mounted:
         paths = paths_of(mounted)
         for pid in mounted.processes():
             (group / "cgroup.procs").write_text(str(pid))
@@ -871,12 +834,8 @@ def state_of(pid: int) -> str:
 @pytest.mark.parametrize("order", ["supervisor workers", "pusher supervisor workers", "SIGTERM", "workers"])
 def test_a_pusher_that_waits_for_a_read_that_nobody_has_received(program: Program, order: str) -> None:
     """It cannot be killed then: yet the mount goes on, ends by itself, or is ended by `wdsfs umount`."""
-    program.write("s.tar", shard())
     ends = order != "workers"
-    with (
-        contextlib.ExitStack() as stack,
-        program.mounted("--layout", "files", "s.tar", ends_itself=ends) as mounted,
-    ):
+    with contextlib.ExitStack() as stack, a_mount(program, "--layout", "files", ends_itself=ends) as mounted:
         mounted.allow_log("killed by SIGKILL")
         workers, pusher, readers = stuck_pusher(mounted, stack)
         victims = {"supervisor": [mounted.pid], "workers": workers, "pusher": [pusher]}
@@ -895,9 +854,8 @@ def test_a_pusher_that_waits_for_a_read_that_nobody_has_received(program: Progra
 
 def test_umount_of_a_daemon_that_is_there_and_does_not_answer(patched: Patched) -> None:
     """As one that is about to end: the end of the mount is refused, and waits for no answer."""
-    patched.write("s.tar", shard())
     patched.patch = "from wdsfs.mount import live_mount\nlive_mount._continue = lambda daemon: None"
-    with contextlib.ExitStack() as stack, patched.mounted("--layout", "files", "s.tar") as mounted:
+    with contextlib.ExitStack() as stack, a_mount(patched, "--layout", "files") as mounted:
         workers, _pusher, readers = stuck_pusher(mounted, stack)
         assert b"is in use by cat" in patched.run("umount", mounted.path, code=5).stderr
         for worker in workers:

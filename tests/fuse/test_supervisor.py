@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
-import itertools
 import os
 import random
 import re
 import signal
 import subprocess
 import sys
-import tarfile
 import threading
-import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +19,7 @@ from typing import Any, cast
 import pytest
 import trio
 
+from tests import tars
 from tests.conftest import Mounted, Program, descriptors, drop_pages
 from tests.processes import PATIENCE, wait_until
 from wdsfs import mount_registry
@@ -33,9 +30,6 @@ from wdsfs.fuse.counters import DEADLY, Board
 from wdsfs.fuse.pass_notes import PassNotes
 from wdsfs.fuse.pusher import FAILURES_MAX, PushedMount, PusherProcess, push_ahead
 from wdsfs.fuse.supervisor import LATE_MAX, Duty, Supervisor, Worker
-from wdsfs.inodes import TAG_MAX
-from wdsfs.shards import Fingerprint
-from wdsfs.tree.freshness import Generations
 from wdsfs.tree.tree import LowerTree
 
 FILES = 200
@@ -49,13 +43,8 @@ def content(number: int) -> bytes:
 @pytest.fixture
 def shard(program: Program) -> Path:
     """A shard of small files with contents of their own."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for number in range(FILES):
-            info = tarfile.TarInfo(f"d/{number:04d}.bin")
-            info.size = SIZE
-            tar.addfile(info, io.BytesIO(content(number)))
-    return program.write("s.tar", buffer.getvalue())
+    members = (tars.member(b"d/%04d.bin" % number, content(number)) for number in range(FILES))
+    return program.write("s.tar", tars.tar(*members))
 
 
 class Patched(Program):
@@ -85,12 +74,8 @@ def files_of(mounted: Mounted) -> list[Path]:
     return [folder / name for name in sorted(os.listdir(folder))]
 
 
-def read(path: Path) -> bytes:
-    return path.read_bytes()
-
-
 def read_raw(path: Path) -> bytes:
-    """As `read`, without the ioctl by which Python before 3.13 asks whether it has opened a terminal."""
+    """Read without the ioctl by which Python before 3.13 asks whether it has opened a terminal."""
     with path.open("rb", buffering=0) as file:
         return file.read()
 
@@ -109,19 +94,6 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
 # --- what serving costs
 
 
-@pytest.fixture
-def warm(program: Program, shard: Path) -> Iterator[tuple[Mounted, list[Path]]]:
-    """A mount, and the files of a folder that was listed, which is the current directory.
-
-    What leads there is asked for again every second, and what the kernel asks only once it has asked.
-    """
-    with program.mounted("--layout", "files", "--push", "off", shard) as mounted:
-        names = [Path(path.name) for path in files_of(mounted)]
-        with contextlib.chdir(mounted.path / "s" / "d"):
-            os.close(os.open(names[0], os.O_RDONLY))
-            yield mounted, names
-
-
 @contextlib.contextmanager
 def costs(mounted: Mounted, **expected: int) -> Iterator[None]:
     """The block makes the kernel ask exactly this."""
@@ -132,30 +104,35 @@ def costs(mounted: Mounted, **expected: int) -> Iterator[None]:
     assert {kind: count for kind, count in spent.items() if count} == expected
 
 
-def test_reading_a_small_file_costs_one_request(warm: tuple[Mounted, list[Path]]) -> None:
-    """After a listing: no lookup, getattr, open, flush or release. The second time it costs nothing."""
-    mounted, paths = warm
-    with costs(mounted, read=FILES):
-        assert [read_raw(path) for path in paths] == [content(number) for number in range(FILES)]
-    assert mounted.status()["bytes_read"] == FILES * SIZE
-    with costs(mounted):
-        assert [read_raw(path) for path in paths] == [content(number) for number in range(FILES)]
+def test_what_serving_costs(program: Program, shard: Path) -> None:
+    """After a listing a small file costs one request: no lookup, getattr, open, flush or release.
 
-
-def test_opening_costs_nothing(warm: tuple[Mounted, list[Path]]) -> None:
-    mounted, paths = warm
-    with costs(mounted):
-        for path in paths:
-            os.close(os.open(path, os.O_RDONLY))
-
-
-def test_a_second_listing_costs_nothing(warm: tuple[Mounted, list[Path]]) -> None:
-    """Nor does a third, by somebody else and with everything that stat says."""
-    mounted, paths = warm
-    with costs(mounted):
-        assert sorted(os.listdir()) == [path.name for path in paths]
-        with os.scandir() as entries:
-            assert {entry.stat().st_size for entry in entries} == {SIZE}
+    In the folder, which is the current directory: what leads there is asked for again every second.
+    """
+    with program.mounted("--layout", "files", "--push", "off", shard) as mounted:
+        paths = [Path(path.name) for path in files_of(mounted)]
+        missing = [Path(f"nothing-{number}") for number in range(5)]
+        with contextlib.chdir(mounted.path / "s" / "d"):
+            os.close(os.open(paths[0], os.O_RDONLY))  # the kernel asks once whether files are opened
+            with costs(mounted):  # opening, stat, another listing, also with all that stat says
+                for path in paths:
+                    os.close(os.open(path, os.O_RDONLY))
+                assert {path.stat().st_size for path in paths} == {SIZE}
+                assert sorted(os.listdir()) == [path.name for path in paths]
+                with os.scandir() as entries:
+                    assert {entry.stat().st_size for entry in entries} == {SIZE}
+            with costs(mounted, read=FILES):
+                assert [read_raw(path) for path in paths] == [content(number) for number in range(FILES)]
+            assert mounted.status()["bytes_read"] == FILES * SIZE
+            with costs(mounted):
+                assert [read_raw(path) for path in paths] == [content(number) for number in range(FILES)]
+            with costs(mounted, lookup=len(missing)):
+                assert not any(path.exists() for path in 6 * missing)
+            with costs(mounted, read=3):  # what the kernel has dropped is read again
+                for _ in range(3):
+                    with paths[3].open("rb", buffering=0) as file:
+                        drop_pages(file.fileno())
+                        assert file.read() == content(3)
 
 
 def test_a_listing_in_one_tree_costs_what_the_first_did(program: Program, shard: Path) -> None:
@@ -167,82 +144,51 @@ def test_a_listing_in_one_tree_costs_what_the_first_did(program: Program, shard:
         assert mounted.status()["requests"]["readdir"] > before
 
 
-def test_a_file_that_does_not_exist_is_asked_for_once(warm: tuple[Mounted, list[Path]]) -> None:
-    mounted, paths = warm
-    missing = [paths[0].with_name(f"nothing-{number}") for number in range(5)]
-    with costs(mounted, lookup=len(missing)):
-        for path in missing:
-            assert not path.exists()
-    with costs(mounted):
-        for path in missing:
-            for _ in range(5):
-                assert not path.exists()
-
-
-def test_stat_after_a_listing_costs_nothing(warm: tuple[Mounted, list[Path]]) -> None:
-    mounted, paths = warm
-    with costs(mounted):
-        assert {path.stat().st_size for path in paths} == {SIZE}
-
-
-def test_what_the_kernel_has_dropped_is_read_again(warm: tuple[Mounted, list[Path]]) -> None:
-    mounted, paths = warm
-    with costs(mounted, read=3):
-        for _ in range(3):
-            with paths[3].open("rb", buffering=0) as file:
-                assert file.read() == content(3)
-                drop_pages(file.fileno())
-
-
 # --- death
 
 
-def _verify(paths: list[Path], seed: int, problems: list[str], stop: threading.Event) -> None:
-    """Read files at random until stopped; pages are dropped so that workers are asked each time."""
-    order = random.Random(seed)
-    while not stop.is_set():
-        number = order.randrange(FILES)
-        try:
-            with paths[number].open("rb", buffering=0) as file:
-                if file.read() != content(number):
-                    problems.append(f"wrong bytes in {paths[number]}")
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            if len(os.listdir(paths[number].parent)) != FILES:
-                problems.append("a listing is not whole")
-        except OSError as error:
-            problems.append(repr(error))
+@contextlib.contextmanager
+def readers(paths: list[Path], count: int, *, lists: bool = False) -> Iterator[None]:
+    """As long as the block lasts, threads read files at random, and drop their pages. None gets a wrong byte."""
+    stop, problems = threading.Event(), list[str]()
 
+    def verify(seed: int) -> None:
+        order = random.Random(seed)
+        while not stop.is_set():
+            path = order.choice(paths)
+            try:
+                with path.open("rb", buffering=0) as file:
+                    if file.read() != content(int(path.stem)):
+                        problems.append(f"wrong bytes in {path}")
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                if lists and len(os.listdir(path.parent)) != FILES:
+                    problems.append("a listing is not whole")
+            except OSError as error:
+                problems.append(repr(error))
 
-@pytest.fixture
-def readers() -> Iterator[list[threading.Thread]]:
-    threads: list[threading.Thread] = []
-    yield threads
+    threads = [threading.Thread(target=verify, args=(seed,)) for seed in range(count)]
     for thread in threads:
-        thread.join()
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert problems == []
 
 
-def test_killed_workers_cost_no_reader_an_error(
-    program: Program, shard: Path, readers: list[threading.Thread]
-) -> None:
+def test_killed_workers_cost_no_reader_an_error(program: Program, shard: Path) -> None:
     with program.mounted("--layout", "files", shard) as mounted:
         mounted.expect_log("killed by SIGKILL")
-        paths, problems, stop = files_of(mounted), list[str](), threading.Event()
-        try:
-            for seed in range(4):
-                readers.append(threading.Thread(target=_verify, args=(paths, seed, problems, stop)))
-                readers[-1].start()
+        paths = files_of(mounted)
+        with readers(paths, 4, lists=True):
             for round_ in range(20):
                 # A worker that has answered: five that die before they answer anything are another story.
                 assert not paths[0].with_name(f"nothing-{round_}").exists()
-                victim = random.Random(round_).choice(workers_of(mounted))
                 before = mounted.status()["restarts"]
-                kill(victim)
+                kill(random.Random(round_).choice(workers_of(mounted)))
                 wait_until(lambda before=before: mounted.status()["restarts"] > before, "a new worker")
-        finally:
-            stop.set()
-            for reader in readers:
-                reader.join()
-        assert problems == []
         assert mounted.status()["restarts"] == 20
 
 
@@ -258,13 +204,13 @@ def test_without_resend_a_killed_worker_fails_its_own_request_only(patched: Patc
     with patched.mounted("--layout", "files", shard) as mounted:
         mounted.expect_log("killed by SIGKILL")
         paths = files_of(mounted)
-        with _waiting(patched, paths[7]) as waiting:
+        with waiting(patched, paths[7]) as reader:
             victims = workers_of(mounted)
             for pid in victims:
                 kill(pid)
             wait_until(lambda: mounted.status()["restarts"] >= len(victims), "new workers")
-        assert (waiting.error, waiting.data) in ((errno.ECONNABORTED, b""), (None, content(7)))
-        assert read(paths[8]) == content(8)
+        assert (reader.error, reader.data) in ((errno.ECONNABORTED, b""), (0, content(7)))
+        assert paths[8].read_bytes() == content(8)
 
 
 # A read of the file 0007 waits until the file "go" is there, having made the file "waits".
@@ -286,35 +232,37 @@ content.read_cached = lambda *a: None
 """
 
 
-class _Reader(threading.Thread):
+class Reader(threading.Thread):
+    """Reads a file in a thread: a request that is lost would hold the tests where no signal reaches them."""
+
     def __init__(self, path: Path) -> None:
         super().__init__(daemon=True)
-        self.path = path
-        self.error: int | None = None
-        self.data = b""
+        self.path, self.data, self.error = path, b"", 0
+        self.start()
 
     def run(self) -> None:
         try:
-            self.data = read(self.path)
+            self.data = read_raw(self.path)
         except OSError as error:
-            self.error = error.errno
+            self.error = error.errno or 0
+
+    def end(self) -> int:
+        """Wait for its end; the errno, 0 without one."""
+        self.join(PATIENCE)
+        assert not self.is_alive(), "the request is lost"
+        return self.error
 
 
-class _waiting:
+@contextlib.contextmanager
+def waiting(program: Program, path: Path) -> Iterator[Reader]:
     """A reader of a file whose worker waits for a disk as long as the block lasts."""
-
-    def __init__(self, program: Program, path: Path) -> None:
-        self.home, self.reader = program.home, _Reader(path)
-
-    def __enter__(self) -> _Reader:
-        self.reader.start()
-        wait_until((self.home / "waits").exists, "the read")
-        return self.reader
-
-    def __exit__(self, *_: object) -> None:
-        (self.home / "go").touch()
-        self.reader.join(PATIENCE)
-        assert not self.reader.is_alive(), "the request is lost"
+    reader = Reader(path)
+    try:
+        wait_until((program.home / "waits").exists, "the read")
+        yield reader
+    finally:
+        (program.home / "go").touch()
+        reader.end()
 
 
 def test_reads_that_wait_for_a_disk_do_not_hold_up_others(patched: Patched, shard: Path) -> None:
@@ -322,11 +270,11 @@ def test_reads_that_wait_for_a_disk_do_not_hold_up_others(patched: Patched, shar
     patched.patch = SLOW
     with patched.mounted("--workers", "1", "--layout", "files", shard) as mounted:
         paths = files_of(mounted)
-        with _waiting(patched, paths[7]) as waiting:
+        with waiting(patched, paths[7]) as reader:
             for number in (3, 4, 5):
-                assert read(paths[number]) == content(number)
+                assert paths[number].read_bytes() == content(number)
             assert len(workers_of(mounted)) >= 2
-        assert waiting.data == content(7)
+        assert reader.data == content(7)
 
 
 # A worker that is asked for the content of the file 0007 dies.
@@ -348,47 +296,13 @@ def test_a_request_that_kills_every_worker_gets_eio_and_the_mount_goes_on(patche
     with patched.mounted("--layout", "files", shard) as mounted:
         mounted.expect_log("killed by SIGKILL", f"{DEADLY} workers have died at the same request")
         paths = files_of(mounted)
-        problems: list[str] = []
-        stop = threading.Event()
-        others = [path for number, path in enumerate(paths) if number != 7]
-        readers = [threading.Thread(target=_read_again, args=(others, seed, problems, stop)) for seed in range(2)]
-        for reader in readers:
-            reader.start()
-        try:
-            assert _errno_of(lambda: read(paths[7])) == errno.EIO
+        with readers([path for number, path in enumerate(paths) if number != 7], 2):
+            assert Reader(paths[7]).end() == errno.EIO
             restarts = mounted.status()["restarts"]
             assert restarts >= DEADLY
-            for _ in range(3):
-                assert _errno_of(lambda: read(paths[7])) == errno.EIO
+            assert [Reader(paths[7]).end() for _ in range(3)] == [errno.EIO] * 3
             assert mounted.status()["restarts"] == restarts, "it is known by now, and costs no further worker"
-        finally:
-            stop.set()
-            for reader in readers:
-                reader.join()
-        assert problems == []
         assert mounted.status()["state"] == "running"
-
-
-def _read_again(paths: list[Path], seed: int, problems: list[str], stop: threading.Event) -> None:
-    """As `_verify`, for some of the files."""
-    order = random.Random(seed)
-    while not stop.is_set():
-        path = order.choice(paths)
-        try:
-            with path.open("rb", buffering=0) as file:
-                if file.read() != content(int(path.stem)):
-                    problems.append(f"wrong bytes in {path}")
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        except OSError as error:
-            problems.append(repr(error))
-
-
-def _errno_of(question: Callable[[], object]) -> int:
-    try:
-        question()
-    except OSError as error:
-        return error.errno or 0
-    return 0
 
 
 # A worker that is asked for the content of the file 0007 writes its pid into the file `holder` and waits until the
@@ -420,11 +334,10 @@ def test_workers_that_are_killed_at_once_are_no_proof(patched: Patched, shard: P
     first, holder = patched.home / "first", patched.home / "holder"
     with patched.mounted("--layout", "files", "--workers", f"{DEADLY + 3}", shard) as mounted:
         mounted.expect_log("killed by SIGKILL")
-        path, found = files_of(mounted)[7], list[bytes]()
+        path = files_of(mounted)[7]
         wait_until(lambda: len(workers_of(mounted)) == DEADLY + 3, "all workers")
         first.touch()
-        reader = threading.Thread(target=lambda: found.append(read_raw(path)))
-        reader.start()
+        reader = Reader(path)
         try:
             for _ in range(DEADLY + 2):
                 wait_until(holder.exists, "a worker at the request")
@@ -435,8 +348,8 @@ def test_workers_that_are_killed_at_once_are_no_proof(patched: Patched, shard: P
         finally:
             (patched.home / "open").touch()
             first.unlink()
-            reader.join()
-        assert found == [content(7)]
+            assert reader.end() == 0
+        assert reader.data == content(7)
 
 
 def test_a_request_that_kills_on_a_kernel_that_cannot_resend(patched: Patched, shard: Path) -> None:
@@ -445,24 +358,15 @@ def test_a_request_that_kills_on_a_kernel_that_cannot_resend(patched: Patched, s
     with patched.mounted("--layout", "files", shard) as mounted:
         mounted.expect_log("killed by SIGKILL", f"{DEADLY} workers have died at the same request")
         paths = files_of(mounted)
-        seen: list[int | None] = []
+        seen = list[int]()
         while not seen or seen[-1] != errno.EIO:
-            seen.append(_error_of_reading(paths[7]))
+            seen.append(Reader(paths[7]).end())
             assert len(seen) < 20
         assert set(seen[:-1]) <= {errno.ECONNABORTED}
         restarts = mounted.status()["restarts"]
-        assert _error_of_reading(paths[7]) == errno.EIO
+        assert Reader(paths[7]).end() == errno.EIO
         assert mounted.status()["restarts"] == restarts
-        assert _error_of_reading(paths[8]) is None
-
-
-def _error_of_reading(path: Path) -> int | None:
-    """In a thread: a request that is lost would hold the tests where no signal reaches them."""
-    reader = _Reader(path)
-    reader.start()
-    reader.join(PATIENCE)
-    assert not reader.is_alive(), "the request is lost"
-    return reader.error
+        assert Reader(paths[8]).end() == 0
 
 
 def test_where_no_worker_comes_up_all_requests_get_eio(patched: Patched, shard: Path) -> None:
@@ -483,9 +387,10 @@ Operations.attach = attach
         (patched.home / "die").touch()
         for pid in workers_of(mounted):
             kill(pid)
-        assert _errno_of(lambda: read(paths[7])) == errno.EIO
+        assert Reader(paths[7]).end() == errno.EIO
         (patched.home / "die").unlink()
-        wait_until(lambda: _reads(paths[8], content(8)), "normal service")
+        wait_until(lambda: Reader(paths[8]).end() == 0, "normal service")
+        assert paths[8].read_bytes() == content(8)
         assert mounted.status()["state"] == "running"
 
 
@@ -508,11 +413,7 @@ def test_changes_are_noticed_though_who_hears_of_them_is_killed(
             wait_until(lambda: _followers(mounted), "somebody who hears")
             for pid in _followers(mounted):
                 kill(pid)
-            new = program.home / "new"
-            with tarfile.open(new, mode="w") as tar:
-                info = tarfile.TarInfo(f"d/{number}.new")
-                tar.addfile(info)
-            new.rename(shard)
+            program.write("new", tars.tar(tars.member(b"d/%d.new" % number))).rename(shard)
             wait_until(lambda: _names(folder) == [f"{number}.new"], "the change")  # noqa: B023  # at once
         assert mounted.status()["restarts"] == 0
 
@@ -524,15 +425,6 @@ def _names(folder: Path) -> list[str]:
         if error.errno not in (errno.ESTALE, errno.EIO, errno.ENOENT):
             raise
         return []
-
-
-def _reads(path: Path, expected: bytes) -> bool:
-    try:
-        return read(path) == expected
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        return False
 
 
 def test_a_worker_that_hangs_is_replaced(patched: Patched, shard: Path) -> None:
@@ -559,7 +451,7 @@ ShardTree.content, counters.Slot.busy_seconds = content, property(busy_seconds)
 """
     with patched.mounted("--workers", "1", "--layout", "files", shard) as mounted:
         mounted.expect_log("has been at one request for", "killed by SIGKILL")
-        assert read(files_of(mounted)[7]) == content(7)
+        assert files_of(mounted)[7].read_bytes() == content(7)
 
 
 def test_a_mount_whose_workers_cannot_be_forked_fails(patched: Patched, shard: Path) -> None:
@@ -603,7 +495,7 @@ os.fork = fork_unless_refused
         assert any("the log" in notice for notice in report["notices"])
         kill(workers[0])
         mounted.wait_for_log("a worker cannot be started")
-        assert [read(path) for path in paths] == [content(number) for number in range(FILES)]
+        assert [path.read_bytes() for path in paths] == [content(number) for number in range(FILES)]
         assert len(_links(mounted.pid)) <= len(before)
         refuse.unlink()
         wait_until(lambda: len(workers_of(mounted)) > 1, "another worker")
@@ -615,7 +507,7 @@ def test_the_mount_outlives_its_supervisor(program: Program, shard: Path) -> Non
         paths = files_of(mounted)
         kill(mounted.pid)
         mounted.wait_for_exit()
-        assert [read(path) for path in paths] == [content(number) for number in range(FILES)]
+        assert [path.read_bytes() for path in paths] == [content(number) for number in range(FILES)]
         (report,) = program.json("status", mounted.path)
         assert report["state"] == "without supervisor"
         program.run("umount", mounted.path)
@@ -673,12 +565,7 @@ def _inherited_sockets(pid: int) -> list[int]:
 def test_more_shards_than_descriptors(program: Program) -> None:
     """Shards are opened as needed and the longest unused closed; 300 of them under `ulimit -n 128`."""
     for number in range(300):
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as tar:
-            info = tarfile.TarInfo("a.txt")
-            info.size = 4
-            tar.addfile(info, io.BytesIO(b"%04d" % number))
-        program.write(f"n-{number:03d}.tar", buffer.getvalue())
+        program.write(f"n-{number:03d}.tar", tars.tar(tars.member(b"a.txt", b"%04d" % number)))
 
     def limit() -> None:
         import resource
@@ -688,128 +575,11 @@ def test_more_shards_than_descriptors(program: Program) -> None:
     with program.mounted(f"{program.home}/n-{{000..299}}.tar", preexec_fn=limit) as mounted:
         for _ in range(2):
             for number in range(300):
-                assert read(mounted.path / f"n-{number:03d}" / "a" / "txt") == b"%04d" % number
+                assert (mounted.path / f"n-{number:03d}" / "a" / "txt").read_bytes() == b"%04d" % number
         assert mounted.status()["open_files"] <= 128
 
 
-# --- the board
-
-
-def test_counters_survive_the_worker_that_counted() -> None:
-    board = Board()
-    slot = board.slot(3)
-    slot.begin(boards.KINDS.index("read"))
-    slot.read(17)
-    assert slot.busy_seconds >= 0
-    slot.wait(True)
-    assert (board.waiting, slot.busy_seconds) == (1, 0.0)
-    slot.reset()
-    slot.end()
-    board.slot(4).begin(boards.KINDS.index("read"))
-    assert board.counts() == {"read": 2}
-    assert (board.bytes_read, board.waiting, board.done) == (17, 0, 1)
-
-
-def test_three_deaths_in_a_row_make_a_request_deadly() -> None:
-    board = Board()
-    assert not board.watching
-    assert [board.blame(17) for _ in range(DEADLY)] == list(range(1, DEADLY + 1))
-    assert board.watching
-    assert board.is_deadly(17)
-    assert not board.is_deadly(18)
-    board.absolve(17)
-    assert board.is_deadly(17), "the answer was a refusal"
-    assert board.blame(18) == 1
-    board.absolve(18)
-    assert (board.blame(18), board.blame(18)) == (1, 2)
-    assert not board.is_deadly(18)
-
-
-def test_only_a_worker_that_came_after_the_last_death_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others were killed together with the one that had the request first."""
-    clock = itertools.count(10**15)
-    monkeypatch.setattr(time, "monotonic_ns", lambda: next(clock))
-    board, before = Board(), next(clock)
-    assert [board.blame(17, before) for _ in range(DEADLY + 1)] == [1] + [0] * DEADLY
-    assert [board.blame(17, next(clock)) for _ in range(2)] == [2, DEADLY]
-    assert board.is_deadly(17)
-
-
-@pytest.mark.parametrize("request_", [0, 1, -1, (1 << 63) - 1, -(1 << 63)])
-def test_any_number_can_be_a_request(request_: int) -> None:
-    """They are what `hash` gives."""
-    board = Board()
-    for _ in range(DEADLY):
-        assert not board.is_deadly(request_)
-        board.blame(request_)
-    assert board.is_deadly(request_)
-    slot = board.slot(0)
-    slot.begin(0, request_)
-    assert slot.request == request_
-    slot.end()
-    assert slot.request is None
-
-
-def test_a_deadly_request_is_tried_again_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [10**15]
-    monkeypatch.setattr(time, "monotonic_ns", lambda: clock[0])
-    board = Board()
-    for _ in range(DEADLY):
-        board.blame(17)
-        clock[0] += 10**9
-    clock[0] += boards.DEADLY_NS - 10**9 - 1
-    assert board.is_deadly(17)
-    clock[0] += 1
-    assert not board.is_deadly(17)
-    assert not board.watching
-    assert board.blame(17) == 1
-
-
-def test_what_is_known_of_deaths_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest are kept; which number a request has does not matter."""
-    clock = itertools.count(10**15)
-    monkeypatch.setattr(time, "monotonic_ns", lambda: next(clock))
-    board = Board()
-    for request in range(100):
-        for _ in range(DEADLY):
-            board.blame(request)
-    deadly = {request for request in range(100) if board.is_deadly(request)}
-    assert deadly == set(range(100 - len(deadly), 100))
-    assert len(deadly) >= 8
-
-
-def test_what_a_worker_died_of_is_known_behind_its_death() -> None:
-    board = Board()
-    pid = os.fork()
-    if not pid:
-        board.slot(5).begin(boards.KINDS.index("read"), 4711)
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(pid, 0)
-    assert board.slot(5).request == 4711
-    board.slot(5).reset()
-    assert board.slot(5).request is None
-    pid = os.fork()
-    if not pid:
-        os._exit(0 if board.blame(4711) == 1 and board.watching else 1)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert board.watching, "all processes know"
-
-
-def test_a_changed_shard_gets_another_tag_whatever_its_fingerprint() -> None:
-    tags = Generations.at_mount(2)
-    first = tags.of(0, Fingerprint(1, 2, 3))
-    assert (
-        tags.of(0, Fingerprint(1, 2, 3)) == first == Generations.at_mount(1).of(0, Fingerprint(1, 2, 3))
-    )  # after a remount, too
-    seen = [first]
-    for number in range(1000):
-        seen.append(tags.of(0, Fingerprint(1, 2, number + 4)))
-        assert tags.of(0, Fingerprint(1, 2, number + 4)) == seen[-1] <= TAG_MAX
-    assert all(one != other for one, other in itertools.pairwise(seen))
-    assert len(set(seen)) == len(seen)
-    tags.renew(0)
-    assert tags.of(0, Fingerprint(1, 2, 1003)) not in seen
-    assert tags.of(1, Fingerprint(1, 2, 3)) == first
+# --- without a mount
 
 
 def supervisor_of(*workers: Worker) -> Supervisor:
@@ -953,13 +723,3 @@ def test_a_worker_that_cannot_be_forked_leaves_no_descriptor(monkeypatch: pytest
     monkeypatch.setattr(os, "fork", refuse(errno.EAGAIN))
     own._fork()
     assert (own.workers, descriptors() - before) == ({}, set())
-
-
-def test_the_board_is_shared_with_children() -> None:
-    board = Board()
-    pid = os.fork()
-    if not pid:
-        board.slot(0).failed()
-        os._exit(0)
-    os.waitpid(pid, 0)
-    assert board.failures == 1

@@ -29,6 +29,7 @@ from wdsfs.index import record_builder
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import open_index
+from wdsfs.inodes import TAG_MAX
 from wdsfs.shards import GONE, Fingerprint, Shard
 from wdsfs.tree import content as content_module
 from wdsfs.tree import freshness, indexing, open_shards, shard_set
@@ -334,6 +335,21 @@ def test_processes_of_a_mount_agree_on_the_tags(tmp_path: Path, shards: list[Sha
             one.index_now(0)
             assert one.record(0, last) is one.record(0)
             assert one.tag(0) == last
+
+
+def test_a_changed_shard_gets_another_tag_whatever_its_fingerprint() -> None:
+    tags = Generations.at_mount(2)
+    first = tags.of(0, Fingerprint(1, 2, 3))
+    assert tags.of(0, Fingerprint(1, 2, 3)) == first
+    assert first == Generations.at_mount(1).of(0, Fingerprint(1, 2, 3))  # after a remount, too
+    seen = [first]
+    for number in range(4, 1004):
+        seen.append(tags.of(0, Fingerprint(1, 2, number)))
+        assert tags.of(0, Fingerprint(1, 2, number)) == seen[-1] <= TAG_MAX
+    assert len(set(seen)) == len(seen)
+    tags.renew(0)
+    assert tags.of(0, Fingerprint(1, 2, 1003)) not in seen
+    assert tags.of(1, Fingerprint(1, 2, 3)) == first
 
 
 def test_a_shard_that_is_gone_is_not_believed_to_be_anything(
