@@ -11,14 +11,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from tests import tars
 from tests.conftest import Program
 from tests.processes import wait_until
 from wdsfs import mount_table
 from wdsfs.cli import main
-from wdsfs.kernel.guard import Guarded, guard_of
+from wdsfs.kernel import engine
+from wdsfs.kernel.guard import Guarded, ImageMount, guard_of
 from wdsfs.mount_registry import forget
 
 KERNEL = ("mount", "--engine", "kernel", "-q")
+SHARD = tars.tar(tars.member(b"a.x", b"a"))
 
 
 def need_erofs() -> None:
@@ -48,6 +51,20 @@ def told(home: Path, *words: str | Path, code: int) -> str:
     root.setLevel(level)
     assert done.exit_code == code, done.output
     return done.output
+
+
+def shard_and_image(program: Program, content: bytes = SHARD) -> tuple[Path, Path]:
+    """A shard, and its image."""
+    need_erofs()
+    shard, image = program.write("s.tar", content), program.home / "set.erofs"
+    told(program.home, "image", shard, "-o", image, code=0)
+    return shard, image
+
+
+def run_image(program: Program, image: Path, *, foreground: bool = False) -> int:
+    """Mount an image from this process; the exit code."""
+    options = ImageMount(str(image), str(program.mountpoint), str(program.home), [str(image)])
+    return engine.run(options, foreground)
 
 
 def mount(program: Program, *words: str | Path) -> Guarded:

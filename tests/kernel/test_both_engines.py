@@ -195,11 +195,8 @@ def test_views(options: list[str], program: Program) -> None:
 
 
 def read(path: str, offset: int, size: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        return os.pread(fd, size, offset)
-    finally:
-        os.close(fd)
+    with open(path, "rb", buffering=0) as file:
+        return os.pread(file.fileno(), size, offset)
 
 
 DEEDS: dict[str, Callable[..., Any]] = {

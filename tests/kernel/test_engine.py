@@ -65,6 +65,20 @@ def test_an_image_is_made_kept_and_mounted_in_one_step(program: Program, shard: 
     assert said == [b"", b"", b""]  # nothing odd, no hints
 
 
+def test_hints_are_given_when_an_image_is_made(program: Program, shard: Path) -> None:
+    """As a mount by FUSE gives them; the next mount takes the image."""
+    shard.write_bytes(tars.tar(tars.member(b"a.jpg")))
+    said = list[bytes]()
+    try:
+        for _ in range(2):
+            said.append(program.run("mount", "--engine", "kernel", shard, program.mountpoint).stderr)
+            program.run("umount", program.mountpoint)
+    finally:
+        end_mount(program.mountpoint)
+    hint = b"wdsfs: loaders that look for *.jpg need --names full or --layout files\n"
+    assert said == [hint + b"wdsfs: which layout for which loader: wdsfs help layouts\n", b""]
+
+
 def test_a_kept_image_is_mounted_without_the_index(program: Program, shard: Path) -> None:
     """Its set is known by the shards alone; not if one has changed, or something is to be said of the set."""
     index = program.home / "index" / "data.mdb"
@@ -110,21 +124,6 @@ def test_two_mounts_of_one_image(program: Program, shard: Path) -> None:
     finally:
         end_mount(other)
         end_mount(program.mountpoint)
-
-
-def test_hints_are_given_when_an_image_is_made(program: Program) -> None:
-    """As a mount by FUSE gives them; the next mount takes the image."""
-    need_erofs()
-    shard = program.write("s0.tar", tars.tar(tars.member(b"a.jpg")))
-    mount, said = ("mount", "--engine", "kernel", shard, program.mountpoint), list[bytes]()
-    try:
-        for _ in range(2):
-            said.append(program.run(*mount).stderr)
-            program.run("umount", program.mountpoint)
-    finally:
-        end_mount(program.mountpoint)
-    hint = b"wdsfs: loaders that look for *.jpg need --names full or --layout files\n"
-    assert said == [hint + b"wdsfs: which layout for which loader: wdsfs help layouts\n", b""]
 
 
 def test_options_of_the_mount(program: Program, shard: Path) -> None:
@@ -180,7 +179,7 @@ def test_what_only_fuse_serves(words: list[str], reason: str, program: Program, 
     for name in ("packed.tar", "packed.tar.gz", "depth.tar.gz"):
         program.write(name, gzip.compress(sets.content(0)))
     message = program.refused("mount", "--engine", "kernel", *words, program.mountpoint, code=5)
-    assert f"{reason}" in message
+    assert reason in message
     assert "--engine auto takes FUSE instead" in message
     assert not (program.home / "edits").exists()
     assert mount_table.mounted_at(program.mountpoint) is None
@@ -326,7 +325,12 @@ def test_doctor_checks_the_requirements_of_the_engine(
     systems.write_text("nodev\tproc\n\text4\n" + "\terofs\n" * has_erofs)
     if has_loops:
         loops.touch()
-    found = engine.check_machine(version, str(systems), str(loops), user)
+    monkeypatch.setattr(host, "kernel_version", lambda: version)
+    monkeypatch.setattr(engine, "FILE_SYSTEMS", systems)
+    monkeypatch.setattr(engine, "LOOPS", str(loops))
+    monkeypatch.setattr(engine, "refusal_of_kernel", lambda: None)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    found = engine.check_machine()
     assert (found.level, text in found.detail) == (level, True), found
     assert bool(found.remedy) == (level == "warn")
 

@@ -17,13 +17,23 @@ from typing import Any
 
 import pytest
 
-from tests import sets, tars
+from tests import tars
 from tests.conftest import Program
-from tests.kernel.mounts import end_mount, is_mounted, kill, need_erofs, the_guard, told, wait_for_the_end
+from tests.kernel.mounts import (
+    end_mount,
+    is_mounted,
+    kill,
+    need_erofs,
+    run_image,
+    shard_and_image,
+    the_guard,
+    told,
+    wait_for_the_end,
+)
 from tests.processes import PATIENCE, Process, wait_until
 from wdsfs import host, mount_registry, mount_table
 from wdsfs.errors import MountError
-from wdsfs.kernel import devices, engine, erofs_header
+from wdsfs.kernel import devices, erofs_header
 from wdsfs.kernel import guard as guard_module
 from wdsfs.kernel.devices import OpenDevice
 from wdsfs.kernel.guard import ImageMount, guard_of
@@ -41,11 +51,7 @@ CUT = "import os, sys; os.truncate(sys.argv[1], 512)"
 @contextmanager
 def mounted(program: Program) -> Iterator[tuple[Path, Path]]:
     """An image over a shard of one large member: the paths of the shard and of the member."""
-    need_erofs()
-    content = tars.tar(tars.member(b"a.x", OLD * SIZE), tars.member(b"b.x", b"b"))
-    shard = program.write("s.tar", content)
-    image = program.home / "set.erofs"
-    told(program.home, "image", shard, "-o", image, code=0)
+    shard, image = shard_and_image(program, tars.tar(tars.member(b"a.x", OLD * SIZE), tars.member(b"b.x", b"b")))
     try:
         program.run("mount", image, program.mountpoint)
         yield shard, program.mountpoint / "s" / "a" / "x"
@@ -206,27 +212,17 @@ def test_a_writer_ends_all_mounts(program: Program) -> None:
     """Also a bind mount, and one in a container, both of which stay when the mount itself is ended."""
     other = program.directory("other")
     with mounted(program) as (shard, file), in_another_namespace(file) as exists_there:
-        subprocess.run(["mount", "--bind", program.mountpoint, other], check=True)
-        try:
-            write(shard)
-            assert mount_table.mounted_at(other) is None
-            assert not file.exists()
-            assert not exists_there()
-        finally:
-            end_mount(other)
-
-
-def test_an_unmount_names_what_keeps_the_shards(program: Program) -> None:
-    other = program.directory("other")
-    with mounted(program) as (shard, _):
         guard = the_guard(program)
         subprocess.run(["mount", "--bind", program.mountpoint, other], check=True)
         try:
             with pytest.raises(MountError, match=f"{guard.pid} still guards the shards.*grep -l .*set.erofs"):
                 mount_search.require_mount(str(program.mountpoint)).end(wait_seconds=0)
             assert (other / "s" / "b" / "x").read_bytes() == b"b"
+            assert exists_there()
             write(shard)
             assert mount_table.mounted_at(other) is None
+            assert not file.exists()
+            assert not exists_there()
             wait_until(lambda: not guard.alive, "the guard to end")
         finally:
             end_mount(other)
@@ -258,10 +254,9 @@ def test_a_signal_waits_for_readers(program: Program) -> None:
 
 def test_an_image_of_others_is_refused(program: Program) -> None:
     """Root would show what they want, and the kernel would believe what they have written."""
-    need_erofs()
-    shard = program.write("s.tar", tars.tar(tars.member(b"a.x", b"a")))
-    place = program.directory("place")
-    image, link = place / "set.erofs", program.home / "link.erofs"
+    shard, _ = shard_and_image(program)
+    place, link = program.directory("place"), program.home / "link.erofs"
+    image = place / "set.erofs"
     program.run("image", shard, "-o", image)
     link.symlink_to(image)
     mount = ("mount", image, program.mountpoint)
@@ -336,10 +331,7 @@ def test_links_of_others_lead_to_their_own_files_only(program: Program) -> None:
 
 
 def test_a_shard_that_is_being_written_is_refused(program: Program) -> None:
-    need_erofs()
-    shard = program.write("s.tar", tars.tar(tars.member(b"a.x", b"a")))
-    image = program.home / "set.erofs"
-    program.run("image", shard, "-o", image)
+    shard, image = shard_and_image(program)
     with shard.open("r+b"):
         message = program.refused("mount", image, program.mountpoint, code=5)
     assert message == f"wdsfs: {shard}: a program has it open for writing"
@@ -347,10 +339,7 @@ def test_a_shard_that_is_being_written_is_refused(program: Program) -> None:
 
 def test_without_leases_times_are_looked_at(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on file systems that have none; on one that is shared with other machines it takes --trust-shards."""
-    need_erofs()
-    shard = program.write("s.tar", tars.tar(tars.member(b"a.x", b"a")))
-    image = program.home / "set.erofs"
-    program.run("image", shard, "-o", image)
+    shard, image = shard_and_image(program)
     plainly = fcntl.fcntl
 
     def refuse(fd: int, command: int, argument: Any = 0) -> Any:
@@ -360,8 +349,8 @@ def test_without_leases_times_are_looked_at(program: Program, monkeypatch: pytes
 
     monkeypatch.setattr(fcntl, "fcntl", refuse)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(program.home / "run"))
-    wanted = ImageMount(str(image), str(program.mountpoint), str(program.home), [str(image)])
-    serving = multiprocessing.get_context("fork").Process(target=engine.run, args=(wanted, True))
+    forked = multiprocessing.get_context("fork")
+    serving = forked.Process(target=lambda: sys.exit(run_image(program, image, foreground=True)))
     try:
         serving.start()
         wait_until(lambda: guard_of(str(program.mountpoint)) is not None, "the mount")
@@ -382,36 +371,23 @@ def test_without_leases_times_are_looked_at(program: Program, monkeypatch: pytes
     assert "was made for Linux 6.15; with this older kernel its files have the time 1970" in says
 
 
-@contextmanager
-def layer(program: Program) -> Iterator[tuple[Path, Path]]:
-    """An overlay of the kernel's: the directory below it, and where its files are shown."""
-    below, work, shown = (program.directory(name) for name in ("below", "work", "shown"))
-    (work / "upper").mkdir()
-    (work / "work").mkdir()
-    layers = f"lowerdir={below},upperdir={work}/upper,workdir={work}/work"
+def test_a_write_below_an_overlay_layer_ends_the_mount(program: Program) -> None:
+    """An overlay of the kernel's. No lease tells of it; so the times are looked at."""
+    need_erofs()
+    below, _, upper, work, shown = map(program.directory, ("below", "w", "w/upper", "w/work", "shown"))
+    layers = f"lowerdir={below},upperdir={upper},workdir={work}"
     subprocess.run(["mount", "-t", "overlay", "-o", layers, "layers", shown], check=True)
     try:
-        yield below, shown
-    finally:
-        subprocess.run(["umount", "--lazy", shown], check=True)
-
-
-def test_a_write_below_an_overlay_layer_ends_the_mount(program: Program) -> None:
-    """No lease tells of it; so the times are looked at."""
-    need_erofs()
-    with layer(program) as (below, shown):
         (below / "s.tar").write_bytes(tars.tar(tars.member(b"a.x", OLD * 5000)))
-        try:
-            says = program.run("mount", "--engine", "kernel", shown / "s.tar", program.mountpoint).stderr.decode()
-            assert (
-                f"{shown}/s.tar: their file system shows files of another one, where writers do not wait" in says
-            )
-            with (below / "s.tar").open("r+b") as file:
-                file.seek(512)
-                file.write(NEW * 5000)
-            wait_for_the_end(program)
-        finally:
-            end_mount(program.mountpoint)
+        says = program.run("mount", "--engine", "kernel", shown / "s.tar", program.mountpoint).stderr.decode()
+        assert f"{shown}/s.tar: their file system shows files of another one, where writers do not wait" in says
+        with (below / "s.tar").open("r+b") as file:
+            file.seek(512)
+            file.write(NEW * 5000)
+        wait_for_the_end(program)
+    finally:
+        end_mount(program.mountpoint)
+        subprocess.run(["umount", "--lazy", shown], check=True)
 
 
 def test_which_changes_of_the_times_are_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -467,17 +443,14 @@ def test_signals_are_handled_as_before_when_a_guard_has_given_up(tmp_path: Path)
 
 def test_a_runtime_directory_that_is_full(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is mounted that commands could not find."""
-    need_erofs()
-    shard, image = program.write("s.tar", tars.tar(tars.member(b"a.x", b"a"))), program.home / "set.erofs"
-    told(program.home, "image", shard, "-o", image, code=0)
+    _, image = shard_and_image(program)
 
     def write(_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(mount_registry, "register", write)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(program.home / "run"))
-    wanted = ImageMount(str(image), str(program.mountpoint), str(program.home), [str(image)])
-    assert engine.run(wanted, foreground=False) == MountError.exit_code
+    assert run_image(program, image) == MountError.exit_code
     assert not is_mounted(program)
 
 
@@ -517,17 +490,14 @@ def test_an_image_that_was_removed(program: Program) -> None:
 
 def test_two_mounts_at_once(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one is made after this one has looked at the mount point: one of them is refused."""
-    need_erofs()
-    image = program.home / "set.erofs"
-    told(program.home, "image", program.write("s.tar", sets.content(0)), "-o", image, code=0)
+    _, image = shard_and_image(program)
 
     def overtaken(*_: object) -> None:
         program.run("mount", image, program.mountpoint)
 
     monkeypatch.setattr(guard_module, "_refuse_network", overtaken)
     try:
-        wanted = ImageMount(str(image), str(program.mountpoint), str(program.home), [str(image)])
-        assert engine.run(wanted, foreground=False) == MountError.exit_code
+        assert run_image(program, image) == MountError.exit_code
         there = [one for one in mount_table.mounts() if os.fsdecode(one.path) == str(program.mountpoint)]
         assert len(there) == 1
     finally:

@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from tests import sets, tars
 from tests.conftest import Program
 from tests.erofs import ErofsImage, Inode, Unreadable
-from tests.kernel.mounts import end_mount, need_erofs, told
+from tests.kernel.mounts import end_mount, need_erofs, shard_and_image, told
 from tests.processes import wait_until
 from tests.servers import need_server
 from tests.tars import member
@@ -42,7 +42,7 @@ from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
 from wdsfs.kernel import erofs_header, erofs_mount, manifest, shard_table
 from wdsfs.kernel.devices import close_devices, open_devices
-from wdsfs.kernel.erofs_encoding import Table, first_slots, first_slots_one_by_one
+from wdsfs.kernel.erofs_encoding import Table, first_slots
 from wdsfs.kernel.image import ImageFile, make_image
 from wdsfs.kernel.manifest import ImageOptions
 from wdsfs.spec.expand import expand
@@ -193,6 +193,22 @@ def test_many_members(view: View, merge: bool, since: tuple[int, int], tmp_path:
     """Keys of several shards are the same ones in part."""
     with a_tree(tmp_path, [plain_tar(seed, 150) for seed in range(3)], view, merge) as tree:
         check(tree, image_of(tmp_path, tree, since))
+
+
+def first_slots_one_by_one(slots: Sequence[int], whole: Sequence[bool]) -> list[int]:
+    """What `first_slots` returns: its specification, for one object after the other."""
+    first, end, at = [0] * len(slots), 0, 0
+    while at < len(slots):
+        behind, begin = at + 1, end  # the next object that does not go before this one
+        if whole[at]:
+            while begin % 16 + slots[at] > 16 and behind < len(slots) and not whole[behind]:
+                begin, behind = begin + slots[behind], behind + 1
+            if begin % 16 + slots[at] > 16:
+                behind, end = at + 1, end + -end % 16
+        for nth in (*range(at + 1, behind), at):
+            first[nth], end = end, end + slots[nth]
+        at = behind
+    return first
 
 
 @given(things=st.lists(st.tuples(st.integers(1, 16), st.booleans()), max_size=80))
@@ -505,14 +521,12 @@ def compare_mounted(tree: LowerTree, mountpoint: bytes) -> None:
 def test_image_and_mount_by_the_program(program: Program) -> None:
     """Made, mounted, shown by `status`, ended; with its shards moved to another directory."""
     need_erofs()
-    one = program.write("set/s0.tar", sets.content(0))
-    program.write("set/s1.tar", sets.content(1))
-    image = program.home / "set" / "set.erofs"
+    one, other = (program.write(f"set/s{number}.tar", sets.content(number)) for number in (0, 1))
+    image = one.parent / "set.erofs"
     made = program.json("image", str(one.parent / "s{0..1}.tar"), "-o", image)
     assert (made["devices"], made["size"]) == (2, image.stat().st_size)
-    assert made["files"] == [str(one), str(one.with_name("s1.tar"))]
-    (program.home / "set").rename(program.home / "moved")
-    image = program.home / "moved" / "set.erofs"
+    assert made["files"] == [str(one), str(other)]
+    image = one.parent.rename(program.home / "moved") / "set.erofs"
     try:
         program.run("mount", "-o", "noexec", image, program.mountpoint)
         assert (program.mountpoint / "s1" / "d1" / "1-1" / "txt").read_bytes() == b"1"
@@ -528,17 +542,15 @@ def test_image_and_mount_by_the_program(program: Program) -> None:
 
 
 def test_changed_shards_and_cut_images_are_not_mounted(program: Program) -> None:
-    need_erofs()
-    home, shard = program.home, program.write("s0.tar", sets.content(0))
-    image, mountpoint = home / "set.erofs", program.mountpoint
-    told(home, "image", shard, "-o", image, code=0)
+    shard, image = shard_and_image(program)
+    home, mountpoint = program.home, program.mountpoint
     os.utime(shard, (7, 7))
     message = told(home, "mount", "-f", image, mountpoint, code=3)
     assert f"shards have changed since the image was made: {shard}; make the image again" in message
     assert "--trust-shards" in message
     try:
         program.run("mount", "--trust-shards", image, mountpoint)
-        assert [file.name for file in mountpoint.iterdir()] == ["s0"]
+        assert [file.name for file in mountpoint.iterdir()] == ["s"]
         words = ("-f", "--trust-shards", image, mountpoint)
         assert "wdsfs is mounted there already" in told(home, "mount", *words, code=5)
     finally:
@@ -549,20 +561,13 @@ def test_changed_shards_and_cut_images_are_not_mounted(program: Program) -> None
     shard.unlink()
     message = told(home, "mount", "-f", image, mountpoint, code=3)
     assert f"{shard}: there is no such shard; --base DIR says where the shards of an image are" in message
-    whole = image.read_bytes()
+    whole, at = image.read_bytes(), 1024 + 14  # the number of the top
     for size in (-1, 2000, 100, 0):
         image.write_bytes(whole[:size])
         assert "the image is incomplete" in told(home, "mount", "-f", image, mountpoint, code=5)
-
-
-def test_an_image_whose_super_block_is_damaged(program: Program) -> None:
-    need_erofs()
-    shard, image = program.write("s0.tar", sets.content(0)), program.home / "set.erofs"
-    told(program.home, "image", shard, "-o", image, code=0)
-    whole = image.read_bytes()
-    at = 1024 + 14  # the number of the top
-    image.write_bytes(whole[:at] + b"\x99" + whole[at + 1 :])
-    message = told(program.home, "mount", "-f", image, program.mountpoint, code=5)
+    shard_and_image(program)
+    image.write_bytes(whole[:at] + b"\x99" + image.read_bytes()[at + 1 :])
+    message = told(home, "mount", "-f", image, mountpoint, code=5)
     assert f"does not mount {image}" in message
     assert "the image is damaged; remove it, and make it again" in message
 

@@ -48,6 +48,8 @@ __all__ = ["is_image"]
 
 log = logging.getLogger("wdsfs")
 
+FILE_SYSTEMS = Path("/proc/filesystems")  # that the kernel has loaded
+
 # Options of `-o` that need nothing: they hold for every mount of an image.
 _HOLD_ANYWAY = frozenset(
     (
@@ -290,35 +292,30 @@ def _cannot_be_held(path: bytes) -> str | None:
 # --- for `wdsfs doctor`
 
 
-def check_machine(
-    version: tuple[int, ...] | None = None,
-    file_systems: str = "/proc/filesystems",
-    loops: str = LOOPS,
-    user: int | None = None,
-) -> MachineFinding:
+def check_machine() -> MachineFinding:
     """Check if `--engine kernel` can be used: EROFS, shards as its devices, and root."""
-    version = host.kernel_version() if version is None else version
+    version = host.kernel_version()
     if version < OLDEST_KERNEL:
         text = f"needs Linux {_dotted(OLDEST_KERNEL)} or later; this is {_dotted(version)}"
         return MachineFinding(KERNEL_ENGINE, "ok", text)
-    if not _has_erofs(file_systems):
+    if not _has_erofs():
         text = "this kernel has no EROFS: the kernel cannot serve a set itself"
         return MachineFinding(KERNEL_ENGINE, "warn", text, "sudo modprobe erofs")
     by_files = version >= FILES_SINCE
-    if not by_files and not os.path.exists(loops):
-        text = f"there is no {loops}, which EROFS needs before Linux 6.12"
+    if not by_files and not os.path.exists(LOOPS):
+        text = f"there is no {LOOPS}, which EROFS needs before Linux 6.12"
         return MachineFinding(KERNEL_ENGINE, "warn", text, "modprobe loop")
     shown = f"EROFS, shards as {'files' if by_files else 'loop devices'}"
-    if (os.geteuid() if user is None else user) != 0:
+    if os.geteuid() != 0:
         return MachineFinding(KERNEL_ENGINE, "ok", f"{shown}; only for root")
-    refusal = refusal_of_kernel() if user is None else None
+    refusal = refusal_of_kernel()
     return MachineFinding(KERNEL_ENGINE, "ok", shown if refusal is None else f"{shown}; but {refusal}")
 
 
-def _has_erofs(file_systems: str) -> bool:
+def _has_erofs() -> bool:
     """Return True if the kernel has EROFS, or can load it."""
     try:
-        if any(line.split()[-1:] == ["erofs"] for line in Path(file_systems).read_text().splitlines()):
+        if any(line.split()[-1:] == ["erofs"] for line in FILE_SYSTEMS.read_text().splitlines()):
             return True
     except OSError:
         return False

@@ -325,32 +325,12 @@ class _Plan:
         return np.where(self.content == CHUNKS, self._bits, of_blocks)
 
 
-def first_slots_one_by_one(slots: Sequence[int], whole: Sequence[bool]) -> list[int]:
-    """Return what `first_slots` returns: its specification, for one object after the other."""
-
-    def crosses(begin: int, count: int) -> bool:
-        return begin % SLOTS_PER_BLOCK + count > SLOTS_PER_BLOCK
-
-    first, end, at = [0] * len(slots), 0, 0
-    while at < len(slots):
-        behind, begin = at + 1, end  # the next object that does not go before this one
-        if whole[at]:
-            while crosses(begin, slots[at]) and behind < len(slots) and not whole[behind]:
-                begin, behind = begin + slots[behind], behind + 1
-            if crosses(begin, slots[at]):
-                behind, end = at + 1, end + -end % SLOTS_PER_BLOCK
-        for nth in (*range(at + 1, behind), at):
-            first[nth], end = end, end + slots[nth]
-        at = behind
-    return first
-
-
 def first_slots(slots: Ints, whole: Marks) -> Ints:
     """Return the first slots of consecutive objects with these counts of slots. `whole` objects cross no block.
 
     Before a whole object that would cross the end of a block, as many of the next objects go as fill the block:
     before a directory, some of its files. Where these do not fill it, a gap is left. All of it in columns, for the
-    objects of a shard at once; `first_slots_one_by_one` is easier to read.
+    objects of a shard at once; the tests have it for one object after the other, which is easier to read.
     """
     row = _Row(slots, whole)
     first, gaps = row.arranged()

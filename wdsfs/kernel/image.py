@@ -52,16 +52,8 @@ class Built(NamedTuple):
     size: int
 
 
-class _Source(NamedTuple):
-    """A shard that becomes a device, and its fingerprint."""
-
-    path: bytes
-    fingerprint: Fingerprint
-
-    @property
-    def size(self) -> int:
-        """The bytes of the device."""
-        return self.fingerprint.size
+# The path of a shard that becomes a device, and its fingerprint.
+Source = tuple[bytes, Fingerprint]
 
 
 def make_image(tree: LowerTree, target: bytes, options: ImageOptions, on_shard: OnShard = lambda: None) -> Built:
@@ -84,13 +76,13 @@ def make_image(tree: LowerTree, target: bytes, options: ImageOptions, on_shard: 
 def write_image(tree: LowerTree, fd: int, options: ImageOptions, on_shard: OnShard) -> Built:
     """Write the image of a tree to an empty file. Raises ImageError, ShardErrors, OSError."""
     sources = _sources(tree.lower)
-    devices = {source.path: DeviceFile(number, source.size) for number, source in enumerate(sources, 1)}
+    devices = {path: DeviceFile(number, known.size) for number, (path, known) in enumerate(sources, 1)}
     missing = None
     if any(True for below in (*tree.lower.sources, tree.lower) for _ in below.damaged()):
         if erofs_header.missing_device(len(sources)) is None:
             sources.append(sources[-1])  # one number more, so that one is left without a device
         missing = erofs_header.missing_device(len(sources))
-    table = erofs_header.device_table([(os.path.basename(source.path)[:63], source.size) for source in sources])
+    table = erofs_header.device_table([(os.path.basename(path)[:63], known.size) for path, known in sources])
     shown = _set(tree.lower, options)
     times = Times(_common_time(tree), options.since)
     image = ImageFile(fd, len(sources), times, options.owner, private=options.private)
@@ -99,7 +91,7 @@ def write_image(tree: LowerTree, fd: int, options: ImageOptions, on_shard: OnSha
     if _set(tree.lower, options) != shown:
         raise StaleShard("label files have changed while the image was made; run the command again")
     manifest = Manifest(
-        [_device(source, options.base) for source in sources],
+        [_device(path, known, options.base) for path, known in sources],
         *(tree.view.layout, tree.view.names, options.merge, False),
         *(options.composition, ".".join(map(str, options.since)), shown),
     )
@@ -121,10 +113,8 @@ def write_image(tree: LowerTree, fd: int, options: ImageOptions, on_shard: OnSha
     return Built(len(sources), image.inodes, end + len(tail))
 
 
-def _device(source: _Source, base: bytes | None) -> Device:
-    size, mtime_ns, _ = source.fingerprint
-    path = os.fsdecode(source.path) if is_remote(source.path) else stored_path(source.path, base)
-    return Device(path, size, mtime_ns)
+def _device(path: bytes, known: Fingerprint, base: bytes | None) -> Device:
+    return Device(os.fsdecode(path) if is_remote(path) else stored_path(path, base), known.size, known.mtime_ns)
 
 
 def _set(lower: ShardSet, options: ImageOptions) -> ImageSet:
@@ -138,7 +128,7 @@ def _set(lower: ShardSet, options: ImageOptions) -> ImageSet:
         without={
             os.fsdecode(shard.name): sorted(map(os.fsdecode, shard.without)) for shard in shards if shard.without
         },
-        labels=[_device(_Source(path, _look_beside(path)), base) for path in lower.label_files],
+        labels=[_device(path, _look_beside(path), base) for path in lower.label_files],
         directory="" if directory is None else os.fsdecode(directory),
     )
 
@@ -152,12 +142,12 @@ def _look_beside(path: bytes) -> Fingerprint:
     return fingerprint if fingerprint.size else GONE
 
 
-def _sources(lower: ShardSet) -> list[_Source]:
+def _sources(lower: ShardSet) -> list[Source]:
     """Return all shards that files of the set may lie in.
 
     Raises ImageError for a shard that cannot be a device.
     """
-    sources: dict[bytes, _Source] = {}
+    sources: dict[bytes, Fingerprint] = {}
     for below in lower.sources:
         for number, shard in enumerate(below.shards):
             what = "remote" if is_remote(shard.path) else "compressed" if below.is_compressed(number) else None
@@ -166,8 +156,8 @@ def _sources(lower: ShardSet) -> list[_Source]:
                     f"{below.path_text(number)}: is {what}, and the kernel reads plain tars of this machine only; "
                     "mount the set by FUSE: wdsfs mount SHARDS... MOUNTPOINT"
                 )
-            sources.setdefault(shard.path, _Source(shard.path, below.fingerprint(number)))
-    return list(sources.values())
+            sources.setdefault(shard.path, below.fingerprint(number))
+    return list(sources.items())
 
 
 def _refuse_overwriting(shards: Iterable[bytes], target: bytes) -> None:
@@ -195,12 +185,11 @@ def _common_time(tree: LowerTree) -> int:
         inode = entry.node.inode
 
 
-def _refuse_changed(sources: Sequence[_Source]) -> None:
+def _refuse_changed(sources: Sequence[Source]) -> None:
     """Raise StaleShard if a shard has changed since the image was begun."""
-    for source in sources:
-        if DOOR.look(source.path) != source.fingerprint:
-            text = "has changed while the image was made; run the command again"
-            raise StaleShard(f"{os.fsdecode(source.path)} {text}")
+    for path, known in sources:
+        if DOOR.look(path) != known:
+            raise StaleShard(f"{os.fsdecode(path)} has changed while the image was made; run the command again")
 
 
 # --- the file
@@ -340,7 +329,7 @@ def put_tree(tree: LowerTree, image: ImageFile, places: ContentPlaces, on_shard:
     root = directories.reserve(TOP)
     directories.describe(root, indexed(tree.getattr, ROOT), root)
     shards = _Shards(tree, image, places, directories)
-    for number in shards.numbers():
+    for number in indexed(tree.numbers):
         shards.put(number)
         on_shard()
     directories.write()
@@ -355,10 +344,6 @@ class _Shards:
     ) -> None:
         self._tree, self._image, self._places, self._directories = tree, image, places, directories
         self._root = directories.reserve(TOP)
-
-    def numbers(self) -> Iterable[int]:
-        """Return the shards that are shown."""
-        return indexed(self._tree.numbers)
 
     def put(self, number: int) -> None:
         """Put what is shown of a shard into the image."""

@@ -14,7 +14,7 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from wdsfs import mount_registry, mount_table
 from wdsfs.door.shard_door import DOOR
@@ -91,13 +91,6 @@ def shown_at(mountpoint: str) -> ShownImage | None:
     return ShownImage(mountpoint, identity, about, base, paths, guard)
 
 
-class _Then(NamedTuple):
-    """A file as it was when the image was made, and the inode number of the one that its guard has opened."""
-
-    device: Device
-    inode: int | None = None
-
-
 class ShownAccess(Access):
     """Reaches the shards and label files of a mounted image, as long as they are what the mount shows."""
 
@@ -107,9 +100,12 @@ class ShownAccess(Access):
         inodes: list[int | None] = [None] * len(shown.paths)
         if shown.guard is not None and shown.guard.paths == shown.paths:
             inodes = [*shown.guard.inodes]
-        labels = {os.fsencode(label.shard(shown.base)): _Then(label) for label in shown.about.set.labels}
-        shards = zip(map(os.fsencode, shown.paths), map(_Then, shown.about.devices, inodes), strict=True)
-        self._files = {**dict(shards), **labels}
+        # Each file as it was when the image was made, and the inode number of the one that its guard has opened.
+        devices = zip(shown.about.devices, inodes, strict=True)
+        self._files = dict[bytes, tuple[Device, int | None]](
+            zip(map(os.fsencode, shown.paths), devices, strict=True)
+        )
+        self._files |= {os.fsencode(label.shard(shown.base)): (label, None) for label in shown.about.set.labels}
 
     def look(self, path: bytes) -> Fingerprint:
         try:
@@ -270,7 +266,7 @@ class KernelMount(LiveMount):
         guard, devices = self.guard, about.devices
         known = guard.paths if guard is not None and len(guard.paths) == len(devices) else None
         return {
-            **{name: getattr(about, name) for name in ("layout", "names", "merge", "index_tree", "composition")},
+            **about.options(),
             "shards": len({device.path for device in devices}),
             "bytes": sum(device.size for device in devices),
             "files": known or about.paths(self._source),

@@ -96,6 +96,10 @@ class Manifest(NamedTuple):
     since: str
     set: ImageSet
 
+    def options(self) -> dict[str, Any]:
+        """Return how the image shows its set, as a report and a registration name it."""
+        return {name: getattr(self, name) for name in ("layout", "names", "merge", "index_tree", "composition")}
+
     def paths(self, image: str | bytes) -> list[str]:
         """Return the paths of all shards, if they are where they were beside the image at the path `image`."""
         return [device.shard(os.fsdecode(os.path.dirname(image))) for device in self.devices]
