@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from wdsfs import mount_table
 from wdsfs.errors import DEAD_MOUNT_ERRNOS, MountError, UsageError
 from wdsfs.mount.engines import find_kernel_mount, is_kernel_mount, kernel_engine
-from wdsfs.mount.live_mount import FuseMount, LiveMount
 from wdsfs.mount_registry import (
     FUSE,
     KERNEL,
@@ -29,6 +28,7 @@ from wdsfs.mount_registry import (
 from wdsfs.trust import LINKS_MAX
 
 if TYPE_CHECKING:
+    from wdsfs.mount.live_mount import LiveMount
     from wdsfs.mount_table import MountPoint
 
 
@@ -40,7 +40,7 @@ def find_mount(path: str) -> LiveMount | None:
     mountpoint = canonical(path)
     registration = registration_of(mountpoint, Registration)
     if registration is not None and registration.engine == FUSE:
-        return FuseMount(mountpoint, registration)
+        return _by_fuse(mountpoint, registration)
     if registration is not None:
         kernel_engine()  # a mount of the kernel's engine cannot be told without it
     mounted = mount_table.mounted_at(mountpoint)
@@ -52,8 +52,15 @@ def _mount_of(mounted: MountPoint) -> LiveMount | None:
     mountpoint = os.fsdecode(mounted.path)
     if mounted.fstype == "fuse.wdsfs":
         daemon = registration_of(mountpoint, Registration)
-        return FuseMount(mountpoint, daemon if daemon is not None and daemon.engine == FUSE else None)
+        return _by_fuse(mountpoint, daemon if daemon is not None and daemon.engine == FUSE else None)
     return find_kernel_mount(mounted)
+
+
+def _by_fuse(mountpoint: str, daemon: Registration | None) -> LiveMount:
+    """Return the mount by FUSE at this path; None for a daemon that is not known."""
+    from wdsfs.mount.live_mount import FuseMount  # late: the process of a mount needs none of it
+
+    return FuseMount(mountpoint, daemon)
 
 
 def live_mounts() -> list[LiveMount]:
@@ -62,7 +69,7 @@ def live_mounts() -> list[LiveMount]:
     Root gets all mounts. Raises MountError.
     """
     daemons = [daemon for daemon in registrations(Registration) if daemon.engine == FUSE]
-    own: list[LiveMount] = [FuseMount(daemon.mountpoint, daemon) for daemon in daemons]
+    own: list[LiveMount] = [_by_fuse(daemon.mountpoint, daemon) for daemon in daemons]
     listed = [
         mounted for mounted in mount_table.mounts() if mounted.fstype != "fuse.wdsfs" or _is_foreign(mounted)
     ]
