@@ -54,7 +54,7 @@ def table(
     \b
     Examples:
       wdsfs table 'train-{000000..000999}.tar' -o train.parquet
-      duckdb -c "COPY (SELECT __key__ AS key FROM 'train.parquet' WHERE cls = 7) TO 'seven.csv'"
+      duckdb -c "COPY (SELECT __key__ FROM 'train.parquet' WHERE cls = 7) TO 'seven.csv'"
       wdsfs mount --keys seven.csv 'train-{000000..000999}.tar' /mnt/seven
     """
     wings.load("library")
