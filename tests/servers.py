@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import socket
@@ -149,19 +150,11 @@ def seaweedfs(directory: Path) -> Iterator[Server]:
     command: list[Any] = [weed, "server", "-s3", f"-dir={directory}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
     command += [f"-{name}={port}" for name, port in ports.items()]
     command += ["-s3.port.lance=0", "-s3.port.iceberg=0", "-master.telemetry=false", f"-s3.config={config}"]
-    command += [
-        "-master.volumeSizeLimitMB=100",
-        "-volume.max=20",
-        "-volume.minFreeSpace=0",
-        "-volume.preStopSeconds=0",
-    ]
+    command += ["-master.volumeSizeLimitMB=100", "-volume.max=20"]
+    command += ["-volume.minFreeSpace=0", "-volume.preStopSeconds=0"]
     port = ports["s3.port"]
-    options = {
-        "endpoint": f"http://127.0.0.1:{port}",
-        "access_key_id": KEY,
-        "secret_access_key": SECRET,
-        "region": "us-east-1",
-    }
+    options = {"endpoint": f"http://127.0.0.1:{port}", "access_key_id": KEY, "secret_access_key": SECRET}
+    options["region"] = "us-east-1"
     try:
         with process(command, directory, lambda: answers(port)):
             server = Server(options["endpoint"], directory, options)
@@ -282,32 +275,17 @@ def fake_gcs(directory: Path) -> Iterator[Server]:
 def certificates(directory: Path) -> tuple[Path, Path, Path]:
     """A certificate for 127.0.0.1 and localhost: its authority, itself, its key."""
     openssl = need_server(shutil.which("openssl"), "openssl")
-    make: list[str | Path] = [
-        openssl,
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "2",
-    ]
+    make = shlex.split("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2")
     authority, certificate, key = (directory / name for name in ("authority.pem", "certificate.pem", "key.pem"))
     signer = directory / "authority-key.pem"
-    ours = [
-        "-addext",
-        "subjectAltName=IP:127.0.0.1,DNS:localhost",
-        "-addext",
-        "basicConstraints=critical,CA:FALSE",
-    ]
+    ours = ["-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+    ours += ["-addext", "basicConstraints=critical,CA:FALSE"]
     requests: tuple[list[str | Path], ...] = (
         ["-subj", "/CN=wdsfs tests", "-keyout", signer, "-out", authority],
         ["-subj", "/CN=127.0.0.1", "-keyout", key, "-out", certificate, "-CA", authority, "-CAkey", signer, *ours],
     )
     for more in requests:
-        subprocess.run([*make, *more], check=True, capture_output=True, timeout=PATIENCE)
+        subprocess.run([openssl, *make, *more], check=True, capture_output=True, timeout=PATIENCE)
     return authority, certificate, key
 
 

@@ -189,12 +189,7 @@ def test_overlay_md_has_every_reason_and_every_attribute() -> None:
     assert len(texts) > 10
     for reason in texts:
         assert f"| {reason} |" in text, reason
-    for name in (
-        upper_format.OPAQUE,
-        upper_format.WHITED_OUT,
-        upper_format.ORIGIN,
-        upper_format.MODE,
-    ):
+    for name in (upper_format.OPAQUE, upper_format.WHITED_OUT, upper_format.ORIGIN, upper_format.MODE):
         assert f"`{name}`" in text, name
 
 

@@ -163,12 +163,7 @@ def tar(directory: Path) -> tuple[Sequence[bytes], Read]:
     return [case for case in cases if len(case) < LARGEST], read
 
 
-_COMPRESSED = {
-    "gzip": gzip.compress,
-    "bzip2": bz2.compress,
-    "xz": lzma.compress,
-    "zstd": zstd().compress,
-}
+_COMPRESSED = {"gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress, "zstd": zstd().compress}
 
 
 @target(examples=60)

@@ -34,30 +34,20 @@ def test_the_text_of_an_error() -> None:
     assert str(UsageError()) == ""
 
 
-@pytest.fixture
-def logged() -> tuple[logging.Logger, io.StringIO]:
+def test_a_message_is_one_line_of_a_log_and_a_traceback_forges_none() -> None:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(TerminalFormatter("%(levelname)s %(name)s: %(message)s"))
     logger = logging.Logger("wdsfs.test")
     logger.addHandler(handler)
-    return logger, stream
-
-
-def test_a_message_is_one_line_of_a_log(logged: tuple[logging.Logger, io.StringIO]) -> None:
-    logger, stream = logged
     logger.error("%s: gone", NAME)
     logger.error(f"{NAME}: gone")
     assert stream.getvalue() == f"ERROR wdsfs.test: {SHOWN}: gone\n" * 2
-
-
-def test_a_traceback_forges_no_message(logged: tuple[logging.Logger, io.StringIO]) -> None:
-    logger, stream = logged
     try:
         raise ValueError(NAME)
     except ValueError:
         logger.exception("it failed")
-    first, *further = stream.getvalue().splitlines()
+    first, *further = stream.getvalue().splitlines()[2:]
     assert first == "ERROR wdsfs.test: it failed"
     assert is_safe(stream.getvalue())
     assert all(line.startswith("  ") for line in further)

@@ -44,11 +44,7 @@ library | fuse trio lmdb terminal
 cli     | trio lmdb numpy
 """
 
-GROUPS = {
-    "fuse": {"pyfuse3"},
-    "terminal": {"click", "rich"},
-    "clock": {"time", "datetime"},
-}
+GROUPS = {"fuse": {"pyfuse3"}, "terminal": {"click", "rich"}, "clock": {"time", "datetime"}}
 
 # What the command line must not load before it knows that the command needs it: `wdsfs mount --help` is to be
 # there at once. The command line imports its commands by name.
@@ -307,8 +303,7 @@ def test_what_is_imported_is_a_declared_dependency() -> None:
     by_room = {room: names(EXTRAS_OF.get(room, ())) for room in ROOMS}
     expect_none(
         faults(
-            "not declared:",
-            lambda module, found: found.third_party and found.top not in by_room[room_of(module)],
+            "not declared:", lambda module, found: found.third_party and found.top not in by_room[room_of(module)]
         )
     )
 

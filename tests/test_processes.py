@@ -19,12 +19,6 @@ from wdsfs import mount_table
 SLEEP = "import signal; signal.pause()"
 
 
-def test_a_process_is_killed_where_its_block_fails() -> None:
-    with pytest.raises(ZeroDivisionError), Process([sys.executable, "-c", SLEEP]) as process:
-        raise ZeroDivisionError
-    assert process.returncode == -signal.SIGKILL
-
-
 # What pytest does at its start; then a program that leaves its session and its parent, and a fork.
 TESTS = f"""
 import os, subprocess, sys, time
@@ -58,6 +52,9 @@ def test_nothing_stays_of_tests_that_are_killed(tmp_path: Path) -> None:
         tests.kill()
     wait_until(lambda: not _left(tmp_path), "the end of the program, and of the keeper")
     wait_until(lambda: not _lives(forked), "the end of the fork")
+    with pytest.raises(ZeroDivisionError), Process([sys.executable, "-c", SLEEP]) as process:
+        raise ZeroDivisionError
+    assert process.returncode == -signal.SIGKILL
 
 
 def _lives(pid: int) -> bool:
@@ -65,14 +62,6 @@ def _lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def _kill_when(tests: str, file: Path) -> None:
-    """Run what pytest would, and kill it as soon as there is this file."""
-    with Process([sys.executable, "-c", tests], cwd=file.parent, env=ENVIRONMENT) as process:
-        wait_until(lambda: file.exists() or process.poll() is not None, file.name)
-        assert process.poll() is None
-        process.kill()
 
 
 MOUNTS = """
@@ -92,43 +81,11 @@ signal.pause()
 
 def test_the_mounts_of_tests_that_are_killed_end(tmp_path: Path) -> None:
     need_fuse()
-    _kill_when(MOUNTS, tmp_path / "mounted")
+    with Process([sys.executable, "-c", MOUNTS], cwd=tmp_path, env=ENVIRONMENT) as process:
+        wait_until(lambda: (tmp_path / "mounted").exists() or process.poll() is not None, "a mount")
+        assert process.poll() is None
+        process.kill()
     wait_until(lambda: mount_table.mounted_at(tmp_path / "mnt") is None, "the unmount")
-
-
-# A mount by hand, and a fork that waits there for an answer to a request that was received: it cannot be killed.
-# Its copy of the descriptor keeps the mount when the server is gone.
-WAITS = """
-import ctypes, os, signal, struct, sys
-device = os.open("/dev/fuse", os.O_RDWR)
-options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
-assert not ctypes.CDLL(None).mount(b"waits", os.fsencode(sys.argv[1]), b"fuse", 0, options.encode())
-[unique] = struct.unpack_from("<Q", os.read(device, 1 << 17), 8)
-start = struct.pack("<4I2HI", 7, 31, 4096, 0, 0, 0, 4096).ljust(64, bytes(1))  # struct fuse_init_out
-os.write(device, struct.pack("<IiQ", 16 + len(start), 0, unique) + start)
-if os.fork():
-    os.read(device, 1 << 17)
-    open("received", "w").close()
-    signal.pause()
-os.stat(sys.argv[1] + "/file")
-"""
-
-HANGS = f"""
-import os, signal, subprocess, sys
-from tests import processes
-processes.mark_programs()
-processes.start_keeper(os.getcwd())
-os.mkdir("mnt")
-subprocess.run([sys.executable, "-c", {WAITS!r}, os.path.abspath("mnt")])
-"""
-
-
-@pytest.mark.root
-def test_a_process_of_tests_that_waits_in_the_kernel_ends(tmp_path: Path) -> None:
-    need_fuse()
-    _kill_when(HANGS, tmp_path / "received")
-    wait_until(lambda: not _left(tmp_path), "the end of the server, of who waits for it, and of the keeper")
-    assert mount_table.mounted_at(tmp_path / "mnt") is None
 
 
 def test_orphans_that_have_ended_are_reaped() -> None:

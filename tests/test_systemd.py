@@ -77,14 +77,14 @@ def test_systemd_understands_the_units_of_the_system(tmp_path: Path, unit: str) 
 
 
 def test_systemd_understands_the_unit_of_a_user(tmp_path: Path) -> None:
+    """And a mistake would be noticed."""
     assert verify(tmp_path, USER, user=True) == ""
-
-
-def test_a_mistake_would_be_noticed(tmp_path: Path) -> None:
     broken = tmp_path / "broken" / SYSTEM.name
     broken.parent.mkdir()
     broken.write_text(SYSTEM.read_text().replace("RestrictRealtime=", "RestrictRealTime="))
     assert "RestrictRealTime" in verify(tmp_path, broken)
+    known = {USER.name, SYSTEM.name, "mnt-train.mount", "mnt-train.automount"}
+    assert {unit.name for unit in UNITS.iterdir()} == known, "each is checked here"
 
 
 def test_the_guard_may_end_the_mount_in_containers(program: Program) -> None:
@@ -112,35 +112,17 @@ def test_the_guard_may_end_the_mount_in_containers(program: Program) -> None:
         end_mount(program.mountpoint)
 
 
-def test_every_unit_is_checked_here() -> None:
-    assert {unit.name for unit in UNITS.iterdir()} == {
-        *(USER.name, SYSTEM.name, "mnt-train.mount", "mnt-train.automount")
-    }
-
-
-@pytest.mark.parametrize("unit", [USER, SYSTEM], ids=lambda unit: unit.name)
-def test_the_mount_is_visible_outside_of_the_service(unit: Path) -> None:
-    assert set(read(unit)["Service"]) & set(NAMESPACED.split()) == set()
-
-
-def test_nothing_in_a_users_unit_disables_fusermount() -> None:
-    assert set(read(USER)["Service"]) & set(UNPRIVILEGED.split()) == set()
-
-
 @pytest.mark.parametrize("unit", [USER, SYSTEM], ids=lambda unit: unit.name)
 def test_the_service_is_ready_when_the_mount_is(unit: Path) -> None:
+    """The mount is visible outside. A store that is away for hours is tried again, and a mistake is not."""
     service = read(unit)["Service"]
     assert service["Type"] == "notify"
     assert " mount --foreground $OPTIONS -- $SHARDS ${MOUNTPOINT}" in service["ExecStart"]
     assert PROGRAM.sub("wdsfs", service["ExecStop"]) == "-wdsfs umount ${MOUNTPOINT}"
-    assert service["Restart"] == "on-failure"
-
-
-@pytest.mark.parametrize("unit", [USER, SYSTEM], ids=lambda unit: unit.name)
-def test_a_store_that_is_away_for_hours_is_tried_again_and_a_mistake_is_not(unit: Path) -> None:
+    assert set(service) & {*NAMESPACED.split(), *(UNPRIVILEGED.split() if unit == USER else ())} == set()
+    assert (service["Restart"], service["RestartSec"]) == ("on-failure", "30")
     assert read(unit)["Unit"]["StartLimitIntervalSec"] == "0"
-    assert read(unit)["Service"]["RestartSec"] == "30"
-    assert int(read(unit)["Service"]["RestartPreventExitStatus"]) == UsageError.exit_code
+    assert int(service["RestartPreventExitStatus"]) == UsageError.exit_code
     assert UsageError.exit_code not in (NoMatch.exit_code, Unreachable.exit_code)
 
 

@@ -54,7 +54,7 @@ def type_section(program: Program, name: str, title: str, data: Path) -> None:
     # Of layouts, hints are on standard error, and are shown with the answers; what libraries say there is not.
     quiet = "2>/dev/null" if name == "layouts" else ""
     start = f'python() {{ {shlex.join(python)} "$@" {quiet}; }}\nPATH=$PATH:{shlex.quote(str(TOOLS / "bin"))}'
-    places = {"/mnt/train": program.mountpoint, "/mnt/pets": program.mountpoint, "/data": data}
+    places = {"/mnt/pets" if name == "layouts" else "/mnt/train": program.mountpoint, "/data": data}
     type_in(program, SECTIONS[name][title], places, start, merge_errors=name == "layouts")
 
 

@@ -51,10 +51,6 @@ def commands(workflow: Path) -> list[str]:
     return [line for step in steps(workflow) for line in step.get("run", "").splitlines()]
 
 
-def test_there_is_one_for_each_purpose() -> None:
-    assert {path.stem for path in WORKFLOWS} == {"checks", "codeql", "nightly", "release"}
-
-
 @pytest.mark.parametrize(
     ("schema", "pattern"),
     [
@@ -70,18 +66,13 @@ def test_the_schema(schema: str, pattern: str) -> None:
     checked(program("check-jsonschema"), "--builtin-schema", schema, *files)
 
 
-@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
-def test_actions_are_pinned(workflow: Path) -> None:
+def test_actions_are_pinned() -> None:
     """By the hash of a commit, with its version beside it, the same everywhere."""
-    uses = re.findall(r"uses: (.*)", workflow.read_text())
-    assert uses
-    for line in uses:
-        assert re.fullmatch(r"[a-z-]+/[a-z/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), line
-
-
-def test_an_action_has_one_version() -> None:
+    assert {path.stem for path in WORKFLOWS} == {"checks", "codeql", "nightly", "release"}
     lines = {line for path in WORKFLOWS for line in re.findall(r"uses: (.*)", path.read_text())}
-    assert len({line.partition("@")[0] for line in lines}) == len(lines)
+    for line in lines:
+        assert re.fullmatch(r"[a-z-]+/[a-z/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), line
+    assert len({line.partition("@")[0] for line in lines}) == len(lines) > 0
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
@@ -169,11 +160,9 @@ def test_hooks_run_what_make_lint_runs() -> None:
         assert any(entry.startswith(f".venv/bin/{check}") for entry in entries), check
 
 
-@pytest.mark.parametrize(
-    "name", [".github/ISSUE_TEMPLATE/bug.yml", ".github/pull_request_template.md", "SECURITY.md"]
-)
-def test_reports_are_asked_for(name: str) -> None:
-    assert "wdsfs doctor --report" in (ROOT / name).read_text()
+def test_reports_are_asked_for() -> None:
+    for name in (".github/ISSUE_TEMPLATE/bug.yml", ".github/pull_request_template.md", "SECURITY.md"):
+        assert "wdsfs doctor --report" in (ROOT / name).read_text()
     doctor = main.get_command(None, "doctor")  # type: ignore[arg-type]
     assert doctor is not None
     assert "--report" in {option for parameter in doctor.params for option in parameter.opts}
@@ -204,18 +193,16 @@ def test_what_packages_install_has_hashes_and_the_versions_of_the_tests() -> Non
     assert {name: version for name, version in pins.items() if tested.get(name, version) != version} == {}
 
 
-def test_a_release_of_another_tag_is_refused() -> None:
-    done = subprocess.run([ROOT / ".ci/release", "v0.0.0"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "the tag is v0.0.0, and wdsfs/__init__.py says" in done.stderr
-
-
-def test_a_release_of_what_is_not_committed_is_refused(tmp_path: Path) -> None:
+def test_a_release_of_another_tag_or_of_what_is_not_committed_is_refused(tmp_path: Path) -> None:
     for name in (".ci/release", "wdsfs/__init__.py", "CHANGELOG.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     subprocess.run(["git", "init", "-q", tmp_path], check=True, timeout=PATIENCE)
-    command = [str(tmp_path / ".ci/release"), f"v{__version__}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
-    assert done.returncode == 1
-    assert "not committed" in done.stderr
+    for tag, text in (
+        ("v0.0.0", "the tag is v0.0.0, and wdsfs/__init__.py says"),
+        (f"v{__version__}", "not committed"),
+    ):
+        command = [str(tmp_path / ".ci/release"), tag]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+        assert done.returncode == 1
+        assert text in done.stderr

@@ -43,11 +43,7 @@ def files_of(page: str) -> dict[str, str]:
 
 
 def type_in(
-    program: Program,
-    page: str,
-    places: Mapping[str, Path],
-    start: str = "",
-    merge_errors: bool = True,
+    program: Program, page: str, places: Mapping[str, Path], start: str = "", merge_errors: bool = True
 ) -> None:
     """Type every command of the page in one shell, in `/data`, and compare the answers word by word.
 

@@ -303,13 +303,7 @@ def walk_directory(top: bytes) -> dict[bytes, tuple[Any, ...]]:
                 found[below] = ("symlink", os.readlink(whole))
             elif stat.S_ISREG(status.st_mode):
                 data = Path(os.fsdecode(whole)).read_bytes()
-                found[below] = (
-                    "file",
-                    stat.S_IMODE(status.st_mode),
-                    status.st_nlink,
-                    data,
-                    _attributes_of(whole),
-                )
+                found[below] = ("file", stat.S_IMODE(status.st_mode), status.st_nlink, data, _attributes_of(whole))
             else:
                 found[below] = ("other",)
     return found

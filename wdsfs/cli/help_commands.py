@@ -240,9 +240,7 @@ def _show(findings: Sequence[MachineFinding], as_json: bool, code: int) -> None:
     else:
         for finding in findings:
             click.secho(
-                f"{finding.level:<5}",
-                nl=False,
-                fg={"ok": "green", "warn": "yellow", "fail": "red"}[finding.level],
+                f"{finding.level:<5}", nl=False, fg={"ok": "green", "warn": "yellow", "fail": "red"}[finding.level]
             )
             say(f"{finding.name}: {finding.detail}")
             if finding.remedy:

@@ -230,14 +230,7 @@ def after_commit(shards: Sequence[Shard], in_place: bool, opening: Opening) -> b
 @click.option("--format", "kinds", type=Format(), multiple=True, hidden=True)
 @shards_argument
 @set_options
-@click.option(
-    "-o",
-    "--output",
-    metavar="DIR",
-    type=Directory(),
-    required=True,
-    help="Where it goes.",
-)
+@click.option("-o", "--output", metavar="DIR", type=Directory(), required=True, help="Where it goes.")
 @retired("--md5", "`widsindex create` writes the index with the MD5 of each shard")
 @keys_option
 @json_option

@@ -333,10 +333,7 @@ def _traffic(store: dict[str, Any]) -> str:
 
 def _offline(report: dict[str, Any]) -> list[tuple[str, str]]:
     return [
-        (
-            "offline",
-            f"{store['store']} since {_when(store['offline_since'])}: only what is in the cache is served",
-        )
+        ("offline", f"{store['store']} since {_when(store['offline_since'])}: only what is in the cache is served")
         for store in report.get("remote", {}).get("stores", ())
         if store["offline_since"] is not None
     ]

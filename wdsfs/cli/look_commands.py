@@ -204,13 +204,7 @@ def cat(arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, ope
 @json_option
 @executor_opening_options
 @keys_option
-def info(
-    shards: tuple[str, ...],
-    selection: Selection,
-    as_json: bool,
-    opening: Opening,
-    keys: str | None,
-) -> None:
+def info(shards: tuple[str, ...], selection: Selection, as_json: bool, opening: Opening, keys: str | None) -> None:
     """Count shards, samples, members and bytes, and the sizes of each extension.
 
     \b
@@ -268,11 +262,7 @@ _NEEDED = ("jinja2", "PIL", "starlette", "tinytag", "uvicorn")
 
 @click.command(cls=Command)
 @click.argument(
-    "sources",
-    metavar="SHARDS...|MOUNT",
-    nargs=-1,
-    required=True,
-    shell_complete=offer_mounts_or_paths,
+    "sources", metavar="SHARDS...|MOUNT", nargs=-1, required=True, shell_complete=offer_mounts_or_paths
 )
 @set_options
 @composition_options

@@ -231,8 +231,7 @@ executor_option: Decorator[Any] = click.option(
 # The damage of a set that a command tolerates.
 _TOLERANCE: dict[str, Decorator[Any]] = {
     "allow_missing": flag(
-        "--allow-missing",
-        "Leave out shards that are missing or cannot be read: the set is smaller.",
+        "--allow-missing", "Leave out shards that are missing or cannot be read: the set is smaller."
     ),
     "strict": flag(
         "--strict",

@@ -208,11 +208,7 @@ class Made(NamedTuple):
 @composition_options
 @opening_options_with("Shards that are written at a time.", executor=True)
 def pack(
-    sources: tuple[str, ...],
-    packed: Packed,
-    selection: Selection,
-    composition: Composition,
-    opening: Opening,
+    sources: tuple[str, ...], packed: Packed, selection: Selection, composition: Composition, opening: Opening
 ) -> None:
     """Pack the files in each DIRECTORY, or the samples of SHARDS, into new shards.
 

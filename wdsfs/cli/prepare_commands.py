@@ -154,14 +154,7 @@ def _index_lines(report: Mapping[str, Any]) -> tuple[str, str]:
 @index_dir_option("The cache is beside this index.  [env WDSFS_INDEX_DIR; WDSFS_CACHE_DIR names another place]")
 @json_option
 @trust_option
-def cache(
-    urls: tuple[str, ...],
-    each: bool,
-    trim: str | None,
-    clear: bool,
-    verify: bool,
-    as_json: bool,
-) -> None:
+def cache(urls: tuple[str, ...], each: bool, trim: str | None, clear: bool, verify: bool, as_json: bool) -> None:
     """Show the remote shards in the cache, and the room that other cached files take; or remove them.
 
     The others are unpacked shards, images of `mount --engine kernel` and label tables.

@@ -66,7 +66,7 @@ _BASE: dict[str, Decorator[Any]] = {
         metavar="DIR|URL",
         shell_complete=offer_directories,
         help="Where the shards of a portable index (.wdsidx) or an image are.  [default: beside it]",
-    ),
+    )
 }
 
 # Of all commands that take SHARDS.
