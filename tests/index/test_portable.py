@@ -664,9 +664,9 @@ def test_shards_of_a_list_with_etags_are_taken_for_its_objects(
     object_cache.cache().keep_pin(os.fsdecode(shards[8].path), Pin(9, 10**9, '"later"', ""))
     remote = DOOR.remote
     assert isinstance(remote, RemoteShards)
-    remote._known.forget(shards[9].path)
+    remote._forget_pin(shards[9].path)
     assert DOOR.look(shards[8].path) == Pin(9, 10**9, '"later"', "").fingerprint(os.fsdecode(shards[8].path))
-    assert remote._known.pin(shards[9].path) is None
+    assert remote._known_pin(shards[9].path) is None
     index.close()
     DOOR.close()
 

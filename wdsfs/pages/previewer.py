@@ -186,67 +186,6 @@ def _range(work: Work, request: Any) -> bytes:
     return work.read(offset, min(length, work.size - offset))
 
 
-class Pool:
-    """A pool of at most `count` workers. Safe for threads; callers wait for a worker."""
-
-    def __init__(self, count: int, limits: Limits) -> None:
-        self._limits = limits
-        self._places: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
-        for _ in range(count):
-            self._places.put(None)  # a worker that has yet to be started
-        self._count = count
-        self._workers: set[_Worker] = set()  # that there are now
-        self._is_closed = False
-
-    def decode(self, work: Work) -> Preview:
-        """Return the preview of a member. Raises Undecoded, NoDecoder, and what reading the member raises."""
-        worker = self._places.get()
-        try:
-            if worker is not None and worker.has_ended:
-                self._end(worker)
-                worker = None
-            if worker is None:
-                worker = self._start()
-            try:
-                return worker.decode(work)
-            finally:
-                if worker.is_used_up:
-                    self._end(worker)
-                    worker = None
-        finally:
-            self._places.put(worker)
-
-    @property
-    def pids(self) -> list[int]:
-        """The process numbers of the workers that there are now."""
-        return [worker.pid for worker in list(self._workers)]
-
-    def _start(self) -> _Worker:
-        """Start a worker. Raises NoDecoder."""
-        if self._is_closed:
-            raise NoDecoder("no more previews are made")
-        worker = _Worker(self._limits)
-        self._workers.add(worker)
-        return worker
-
-    def _end(self, worker: _Worker) -> None:
-        self._workers.discard(worker)
-        worker.end()
-
-    def close(self) -> None:
-        """End all workers; previews that are being made are given up."""
-        self._is_closed = True
-        for busy in list(self._workers):
-            with contextlib.suppress(OSError):
-                busy.connection.shutdown(socket.SHUT_RDWR)
-        for _ in range(self._count):
-            worker = self._places.get()
-            if worker is not None:
-                self._end(worker)
-        for _ in range(self._count):
-            self._places.put(None)
-
-
 class Previewer:
     """Makes previews, several at a time. Safe for threads.
 
@@ -256,7 +195,14 @@ class Previewer:
     def __init__(
         self, workers: int = WORKERS, limits: Limits | None = None, cache_bytes: int = CACHE_BYTES
     ) -> None:
-        self._pool = Pool(workers, limits or Limits())
+        self._limits = limits or Limits()
+        # Callers wait here for a worker; None is one that has yet to be started.
+        self._places: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        for _ in range(workers):
+            self._places.put(None)
+        self._count = workers
+        self._workers: set[_Worker] = set()  # that there are now
+        self._is_closed = False
         self._cache = _Cache(cache_bytes)
 
     def preview(self, name: str, source: Source, detail: Detail = WHOLE) -> Preview:
@@ -289,18 +235,59 @@ class Previewer:
         is_known = content_of(name, b"").extension == content.extension
         name = name if is_known else content.extension
         try:
-            return self._pool.decode(Work(content.decoder, name, source.size, head, source.read, detail))
+            return self._by_worker(Work(content.decoder, name, source.size, head, source.read, detail))
         except Undecoded as error:
             return _undecoded(content, head, source.size, str(error))
+
+    # --- the workers
+
+    def _by_worker(self, work: Work) -> Preview:
+        """Return the preview of a member. Raises Undecoded, NoDecoder, and what reading the member raises."""
+        worker = self._places.get()
+        try:
+            if worker is not None and worker.has_ended:
+                self._end(worker)
+                worker = None
+            if worker is None:
+                worker = self._start()
+            try:
+                return worker.decode(work)
+            finally:
+                if worker.is_used_up:
+                    self._end(worker)
+                    worker = None
+        finally:
+            self._places.put(worker)
 
     @property
     def workers(self) -> list[int]:
         """The process numbers of the workers that there are now."""
-        return self._pool.pids
+        return [worker.pid for worker in list(self._workers)]
+
+    def _start(self) -> _Worker:
+        """Start a worker. Raises NoDecoder."""
+        if self._is_closed:
+            raise NoDecoder("no more previews are made")
+        worker = _Worker(self._limits)
+        self._workers.add(worker)
+        return worker
+
+    def _end(self, worker: _Worker) -> None:
+        self._workers.discard(worker)
+        worker.end()
 
     def close(self) -> None:
-        """End the workers; previews that are being made are given up."""
-        self._pool.close()
+        """End all workers; previews that are being made are given up."""
+        self._is_closed = True
+        for busy in list(self._workers):
+            with contextlib.suppress(OSError):
+                busy.connection.shutdown(socket.SHUT_RDWR)
+        for _ in range(self._count):
+            worker = self._places.get()
+            if worker is not None:
+                self._end(worker)
+        for _ in range(self._count):
+            self._places.put(None)
 
 
 def _read_beginning(source: Source, head: bytes, length: int) -> bytes:

@@ -99,7 +99,7 @@ def failure(error: Exception, url: Url) -> ShardError | Transient | OddName:
     if isinstance(error, exceptions.AlreadyExistsError):
         return ObjectExists(f"{url}: exists already")
     if isinstance(error, exceptions.PreconditionError):
-        return condition_failed(url)
+        return ConditionFailed(f"{url}: it has been replaced")
     if isinstance(error, exceptions.NotSupportedError):
         return whole_only(url)
     if isinstance(error, exceptions.InvalidPathError):
@@ -134,11 +134,6 @@ def untrusted(url: Url) -> Unreachable:
     return Unreachable(
         f"{url}: the certificate of its server is not trusted: --store-option {url.store}:certificates=FILE"
     )
-
-
-def condition_failed(url: Url) -> ConditionFailed:
-    """Return the error for a condition that does not hold."""
-    return ConditionFailed(f"{url}: it has been replaced")
 
 
 def require_same(url: Url, pin: Pin, now: Pin) -> None:

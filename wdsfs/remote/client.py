@@ -41,7 +41,7 @@ NOTE = 1 << 20  # bytes: reads from the cache are noted once for each stretch of
 PAUSES = (0.0, 0.05, 0.2, 0.5, 1.0)  # seconds before a request is repeated after the death of the fetcher
 
 _START = "import sys; sys.path[:] = sys.argv[2:]; from wdsfs.remote.fetcher import main; main(int(sys.argv[1]))"
-_TIMEVAL = struct.Struct("ll")
+_LOOK = struct.pack("ll", int(waits.LOOK_SECONDS), int(waits.LOOK_SECONDS % 1 * 1e6))  # a struct timeval
 
 
 class Launcher:
@@ -293,16 +293,12 @@ class FetcherClient:
 
     # --- connections
 
-    def _connected(self) -> FetcherConnection | None:
-        """Return the connection of this thread; none of the parent's after a fork."""
+    def _connection(self) -> FetcherConnection:
+        """Return the connection of this thread; after a fork a new one."""
         connection: FetcherConnection | None = getattr(self._local, "connection", None)
         if connection is not None and connection.process != os.getpid():
             self._disconnect()
-            return None
-        return connection
-
-    def _connection(self) -> FetcherConnection:
-        connection = self._connected()
+            connection = None
         if connection is None:
             try:
                 self._launcher.ensure()
@@ -358,7 +354,7 @@ class FetcherConnection:
         self._number = 0
         self._socket = connected
         # The kernel's timeout, for all receives: Python's would cost a system call for each send and receive.
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(waits.LOOK_SECONDS))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LOOK)
         if peer_user(self._socket) != os.geteuid():
             self._socket.close()
             raise ConnectionRefusedError("another user listens in the place of the fetcher")
@@ -562,11 +558,6 @@ class RemoteTar:
         if self._cached is not None:
             self._cached.close()
             self._cached = None
-
-
-def _timeval(seconds: float) -> bytes:
-    """Return the struct timeval for a time."""
-    return _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
 
 
 def _pause(seconds: float) -> None:

@@ -147,12 +147,7 @@ class ObjectCache:
 
     # --- what is known of URLs
 
-    def pin_of(self, shown: str) -> tuple[Pin, float] | None:
-        """Return the last known pin of a URL, and when it was seen (seconds since the epoch); None without one."""
-        note = self._note_of(shown)
-        return None if note is None or len(note) == 1 else (Pin(*note[1:]), note[0])
-
-    def pin_or(self, shown: str, unknown: Pin | None) -> Pin | None:
+    def pin_of(self, shown: str, unknown: Pin | None = None) -> Pin | None:
         """Return the last known pin of a URL; None if the object is gone, `unknown` if there is no note."""
         note = self._note_of(shown)
         if note is None:
@@ -161,10 +156,10 @@ class ObjectCache:
 
     def keep_pin(self, shown: str, pin: Pin) -> None:
         """Note the pin of a URL, as seen now. An object of another pin is removed. Raises OSError."""
-        before = self.pin_of(shown)
+        before = self.pin_of(shown, pin) or pin
         self._note(shown, [time.time(), *pin])
-        if before is not None and before[0] != pin:
-            self._directory.remove(CacheEntry(0.0, 0, key_of(shown, before[0]), TABLE))
+        if before != pin:
+            self._directory.remove(CacheEntry(0.0, 0, key_of(shown, before), TABLE))
 
     def drop_pin(self, shown: str) -> None:
         """Note that there is nothing at a URL any more, for all processes. Raises OSError."""

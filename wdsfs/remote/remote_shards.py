@@ -44,67 +44,6 @@ REPLACED_MAX = 3  # times that a shard is replaced while it is fetched
 COPIED_BYTES = 8 << 20  # that are copied into the cache at a time
 
 
-class KnownPins:
-    """The last known pin of each remote shard, by path."""
-
-    def __init__(self, cache: Callable[[], ObjectCache]) -> None:
-        self._cache = cache
-        self._pins: dict[bytes, Pin | None] = {}  # of this process: all, also those that the cache cannot keep
-        self._presumptions: dict[str, Presumption] = {}  # by list: what counts where nothing else is known
-        self._refused: dict[bytes, tuple[float, ShardError]] = {}  # until when (monotonic), which error
-
-    def pin(self, path: bytes) -> Pin | None:
-        """Return the last known pin; None without one, or if the store has said that the object is gone."""
-        if path not in self._pins and (pin := self.presumed(path)) is not None:
-            self._pins[path] = pin
-        return self._cache().pin_or(os.fsdecode(path), self._pins.get(path))
-
-    def own_pin(self, path: bytes) -> Pin | None:
-        """Return the last pin that this process has noted."""
-        return self._pins.get(path)
-
-    def paths(self) -> list[bytes]:
-        """Return the paths of the objects that this process knows."""
-        return [path for path, pin in self._pins.items() if pin is not None]
-
-    def note(self, path: bytes, pin: Pin) -> None:
-        self._pins[path] = pin
-        with contextlib.suppress(OSError):  # a full disk: this process still knows the pin
-            self._cache().keep_pin(os.fsdecode(path), pin)
-
-    def forget(self, path: bytes) -> None:
-        """Note that a store does not have an object any more: its bytes in the cache are not served."""
-        self._pins[path] = None
-        with contextlib.suppress(OSError):
-            self._cache().drop_pin(os.fsdecode(path))
-
-    # --- lists of objects
-
-    def presume(self, source: str, presumption: Presumption) -> None:
-        self._presumptions[source] = presumption
-
-    def is_presumed(self, path: bytes) -> bool:
-        return path not in self._pins and any(path in known.rows for known in self._presumptions.values())
-
-    def presumed(self, path: bytes) -> Pin | None:
-        for known in self._presumptions.values():
-            if path in known.rows:
-                return known.pin(known.rows[path])
-        return None
-
-    # --- refusals
-
-    def refuse(self, path: bytes, error: ShardError) -> None:
-        """Note the error that a store has answered."""
-        self._refused[path] = time.monotonic() + REFUSED_SECONDS, error
-
-    def raise_refusal(self, path: bytes) -> None:
-        """Raise the error that a store has just answered, so that it is not asked for each use of the shard."""
-        until, error = self._refused.get(path, (0.0, None))
-        if error is not None and time.monotonic() < until:
-            raise type(error)(f"{error}")
-
-
 def remote_side() -> RemoteSide:
     """Return the remote shards of this process, for the door."""
     return RemoteShards()
@@ -115,7 +54,10 @@ class RemoteShards:
 
     def __init__(self) -> None:
         self._opened_cache: ObjectCache | None = None
-        self._known = KnownPins(self._cache)
+        # The last known pins, by path: of this process all, also those that the cache cannot keep.
+        self._pins: dict[bytes, Pin | None] = {}
+        self._presumptions: dict[str, Presumption] = {}  # by list: what counts where nothing else is known
+        self._refused: dict[bytes, tuple[float, ShardError]] = {}  # until when (monotonic), which error
         self._urls: dict[bytes, Url] = {}  # by path: URLs with parts that the path does not show
         self._link: FetcherClient | None = None
         self._stdin: bytes | None = None  # the path of the standard input, once it is read
@@ -212,16 +154,31 @@ class RemoteShards:
     # --- pins
 
     def known_paths(self) -> list[bytes]:
-        return self._known.paths()
+        return [path for path, pin in self._pins.items() if pin is not None]
 
     def presume(self, source: str, presumption: Presumption) -> None:
-        self._known.presume(source, presumption)
+        self._presumptions[source] = presumption
 
     def is_presumed(self, path: bytes) -> bool:
-        return self._known.is_presumed(path)
+        return path not in self._pins and any(path in known.rows for known in self._presumptions.values())
 
     def presumed_pin(self, path: bytes) -> Pin | None:
-        return self._known.presumed(path)
+        for known in self._presumptions.values():
+            if path in known.rows:
+                return known.pin(known.rows[path])
+        return None
+
+    def _known_pin(self, path: bytes) -> Pin | None:
+        """Return the last known pin; None without one, or if the store has said that the object is gone."""
+        if path not in self._pins and (pin := self.presumed_pin(path)) is not None:
+            self._pins[path] = pin
+        return self._cache().pin_of(os.fsdecode(path), self._pins.get(path))
+
+    def _forget_pin(self, path: bytes) -> None:
+        """Note that a store does not have an object any more: its bytes in the cache are not served."""
+        self._pins[path] = None
+        with contextlib.suppress(OSError):
+            self._cache().drop_pin(os.fsdecode(path))
 
     def note_pin(self, url: Url, pin: Pin) -> bytes:
         path = self.path_of(url)
@@ -229,10 +186,12 @@ class RemoteShards:
         return path
 
     def pin_of(self, path: bytes) -> Pin:
-        pin = self._known.pin(path)
+        pin = self._known_pin(path)
         if pin is not None:
             return pin
-        self._known.raise_refusal(path)
+        until, error = self._refused.get(path, (0.0, None))
+        if error is not None and time.monotonic() < until:  # not asked for each use of the shard
+            raise type(error)(f"{error}")
         return self.pin_now(path)
 
     def pin_now(self, path: bytes) -> Pin:
@@ -248,11 +207,11 @@ class RemoteShards:
 
     def _can_run(self, path: bytes) -> bool:
         """Return True for a command that this process may still run: it has been given, and has no output yet."""
-        return path in self._urls and not self._known.own_pin(path)
+        return path in self._urls and not self._pins.get(path)
 
     def _pin_of_output(self, path: bytes) -> Pin | ShardError:
         """Return the pin of the output of a command that has been run, or why there is none."""
-        return self._known.pin(path) or self._known.own_pin(path) or _unknown_command(path)
+        return self._known_pin(path) or self._pins.get(path) or _unknown_command(path)
 
     def _ask(self, paths: Sequence[bytes]) -> list[Pin | ShardError]:
         """Ask the stores, and note their answers."""
@@ -263,14 +222,14 @@ class RemoteShards:
         """Note the answer of a store; return what counts from now on. Raises other errors than ShardError."""
         if isinstance(answer, Pin):
             self._note(path, answer)
-        elif isinstance(answer, Unreachable) and (known := self._known.pin(path)) is not None:
+        elif isinstance(answer, Unreachable) and (known := self._known_pin(path)) is not None:
             store, reason = self.url_of(path).store, str(answer).removeprefix(f"{os.fsdecode(path)}: ")
             self._warn(f"{store}: {reason}; its shards are read from the cache")
             return known
         elif isinstance(answer, ShardError):
-            self._known.refuse(path, answer)
+            self._refused[path] = time.monotonic() + REFUSED_SECONDS, answer
             if isinstance(answer, MissingObject):
-                self._known.forget(path)
+                self._forget_pin(path)
         else:
             raise answer
         return answer
@@ -278,7 +237,9 @@ class RemoteShards:
     def _note(self, path: bytes, pin: Pin) -> None:
         if pin.is_weak or pin.is_spooled:
             self._warn(f"{self.url_of(path).store}: {_weakness(pin)}")
-        self._known.note(path, pin)
+        self._pins[path] = pin
+        with contextlib.suppress(OSError):  # a full disk: this process still knows the pin
+            self._cache().keep_pin(os.fsdecode(path), pin)
         if is_output(path):
             with contextlib.suppress(OSError):  # without such locks the object stays as long as there is room
                 self._held.append(self._cache().open(os.fsdecode(path), pin))
@@ -312,7 +273,7 @@ class RemoteShards:
         return self.link.open(self.url_of(path), self.pin_of(path))
 
     def note_order(self, shard: OpenObject, following: bytes) -> None:
-        pin = self._known.pin(following)
+        pin = self._known_pin(following)
         if pin is not None:
             with contextlib.suppress(ShardError):  # whoever reads it meets the same
                 shard.following = self.url_of(following), pin

@@ -116,12 +116,12 @@ def pace(options: Mapping[str, str], rate: float = LOWEST_RATE) -> Pace:
     return Pace(min(float(options.get("timeout", SILENCE)), total), float(options.get("lowest_rate", rate)), total)
 
 
-def load_settings(arguments: Iterable[str] = (), file: Path | None = None) -> Settings:
-    """Return the settings of a configuration file (default: the user's) and of `--store-option`.
+def load_settings(arguments: Iterable[str] = ()) -> Settings:
+    """Return the settings of the user's configuration file and of `--store-option`.
 
     Raises UsageError.
     """
-    return Settings(_sorted(_from_file(file or default_file())) + parse_arguments(arguments))
+    return Settings(_sorted(_from_file(default_file())) + parse_arguments(arguments))
 
 
 def parse_arguments(arguments: Iterable[str]) -> list[tuple[str, dict[str, str]]]:

@@ -136,10 +136,10 @@ class SpooledObjects:
         cache = self._needed_cache(url)
         async with self._turns[url]:
             known = cache.pin_of(url.shown)
-            if known is not None and known[0].is_spooled and _is_marked(known[0], marks):
+            if known is not None and known.is_spooled and _is_marked(known, marks):
                 with contextlib.suppress(OSError):
-                    if cache.has_all(url.shown, known[0]):
-                        return known[0]
+                    if cache.has_all(url.shown, known):
+                        return known
             return await self._fetch(cache, url, marks, _version(marks), bodies)
 
     async def read(self, url: Url, pin: Pin, begin: int, end: int, bodies: Bodies) -> bytes:

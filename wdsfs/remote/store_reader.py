@@ -114,8 +114,8 @@ class StoreReader:
         """
         self._etags.note(url, now)
         known = None if self._cache is None else self._cache.pin_of(url.shown)
-        if now.etag and now.mtime_ns and known is not None and known[0] == now._replace(etag=""):
-            return known[0]
+        if now.etag and now.mtime_ns and known is not None and known == now._replace(etag=""):
+            return known
         return self._etags.trusted(url, now)
 
     async def _head(self, url: Url) -> Pin:
