@@ -133,10 +133,15 @@ def test_a_picture_that_is_too_large_for_a_card(previewer: Previewer) -> None:
 
 def test_a_member_that_needs_too_much_memory_is_refused_and_the_worker_replaced() -> None:
     """A list of a million empty lists: 4 MB of text, some 90 MB as values."""
-    limited = Previewer(workers=1, limits=Limits(memory=48 << 20))
+    memory = 48 << 20
+    limited = Previewer(workers=1, limits=Limits(memory=memory, seconds=7))
     try:
         assert limited.preview("json", Bytes(b"[1]")).kind == "json"
         [first] = limited.workers
+        assert resource.prlimit(first, resource.RLIMIT_NOFILE) == (0, 0)
+        assert resource.prlimit(first, resource.RLIMIT_FSIZE) == (0, 0)
+        assert resource.prlimit(first, resource.RLIMIT_CPU)[0] < 7 + 60
+        assert resource.prlimit(first, resource.RLIMIT_AS)[0] < memory + (1 << 30)
         source = Bytes(b"[" + b"[],[1]," * 500_000 + b"[]]")
         found = limited.preview("json", source)
         assert found.kind == "hex"
@@ -209,19 +214,6 @@ def test_a_worker_that_died_at_rest_is_replaced_unnoticed(impatient: Previewer) 
     wait_until(lambda: " Z " in Path(f"/proc/{pid}/stat").read_text(), "the worker's end")
     assert impatient.preview("json", Bytes(b"[1]")).kind == "json"
     assert impatient.workers != [pid]
-
-
-def test_the_limits_of_a_worker() -> None:
-    limited = Previewer(workers=1, limits=Limits(memory=MEMORY, seconds=7))
-    try:
-        limited.preview("json", Bytes(b"[1]"))
-        [pid] = limited.workers
-        assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (0, 0)
-        assert resource.prlimit(pid, resource.RLIMIT_FSIZE) == (0, 0)
-        assert resource.prlimit(pid, resource.RLIMIT_CPU)[0] < 7 + 60
-        assert resource.prlimit(pid, resource.RLIMIT_AS)[0] < MEMORY + (1 << 30)
-    finally:
-        limited.close()
 
 
 def test_many_callers_share_the_workers() -> None:

@@ -92,22 +92,18 @@ def test_a_shard_is_found_by_its_name_or_a_pattern() -> None:
         assert {name for name in (b"a[1]", b"a1", b"b") if Filter(shard=wanted).takes_shard(name)} == expected
 
 
-@pytest.mark.parametrize("total", [1, 5, 1000, 10**9])
-def test_a_random_order_goes_on_from_any_place(total: int) -> None:
+@pytest.mark.parametrize("total", [1, 2, 3, 17, 1000, 10**9])
+def test_a_random_order_has_every_sample_once_and_goes_on_from_any_place(total: int) -> None:
     """Also from one beyond millions of others, at once."""
     whole = list(itertools.islice(draws(total, 7), 50))
     for start in (0, 1, 20):
         assert list(itertools.islice(draws(total, 7, start), 10)) == [one for one in whole if one[0] >= start][:10]
     assert len(list(itertools.islice(draws(10**9, 7, 9 * 10**8), 10))) == 10
     assert list(draws(total, 7, 1 << 62)) == []
-
-
-@pytest.mark.parametrize("total", [1, 2, 3, 17, 1000])
-def test_a_random_order_has_every_sample_once(total: int) -> None:
-    orders = [list(draws(total, seed)) for seed in range(3)]
-    assert all(sorted(number for _, number in one) == list(range(total)) for one in orders)
-    if total > 3:
-        assert orders[0] != orders[1] != orders[2]
+    if total <= 1000:
+        orders = [list(draws(total, seed)) for seed in range(3)]
+        assert all(sorted(number for _, number in one) == list(range(total)) for one in orders)
+        assert total <= 3 or orders[0] != orders[1] != orders[2]
 
 
 def test_nobody_searches_for_a_client_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

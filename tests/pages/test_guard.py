@@ -31,7 +31,7 @@ HOSTILE = {
 KEY = b"<img src=x onerror=hit=1>&\"'\n\xff"  # no dot: that would end the key
 
 
-def test_only_this_machine_reaches_it(looking: Viewer) -> None:
+def test_only_this_machine_reaches_its_port_which_nobody_else_gets(program: Program, looking: Viewer) -> None:
     port = urlsplit(looking.address).port
     assert port is not None
     found = set()
@@ -39,14 +39,9 @@ def test_only_this_machine_reaches_it(looking: Viewer) -> None:
         rows = [line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
         found |= {row[1] for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")}
     assert found == {f"0100007F:{port:04X}"}
-
-
-def test_a_port_that_is_taken_is_named(program: Program, looking: Viewer) -> None:
     program.write("a.tar", tars.tar(tars.member(b"x.txt", b"x")))
-    port = str(urlsplit(looking.address).port)
-    assert f"port {port}: Address already in use; name another port, or leave out --port" in program.refused(
-        "view", "--no-browser", "--port", port, "a.tar", code=2
-    )
+    said = program.refused("view", "--no-browser", "--port", str(port), "a.tar", code=2)
+    assert f"port {port}: Address already in use; name another port, or leave out --port" in said
 
 
 @pytest.mark.parametrize(

@@ -122,21 +122,12 @@ def test_a_mount_that_ends_leaves_the_pages(shards: Program) -> None:
 
 
 @BOTH_ENGINES
-def test_a_merged_mount_says_how_the_pages_differ(shards: Program) -> None:
+def test_a_merged_mount_says_how_the_pages_differ_and_takes_no_options(shards: Program) -> None:
     with shards.mounted("--merge", "set") as mounted, viewing(shards, mounted.path) as viewer:
         assert "one tree over all shards" in viewer.ask("/").text
         assert len(viewer.paths()) == 4
-
-
-def test_an_empty_directory_is_no_mount(program: Program) -> None:
-    message = program.refused("view", program.directory("empty"), code=2)
-    assert "nothing is mounted" in message
-
-
-@BOTH_ENGINES
-def test_options_of_a_set_are_refused_for_a_mount(shards: Program) -> None:
-    with shards.mounted("set") as mounted:
         assert "a mount knows" in shards.refused("view", "--columns", "cls", mounted.path, code=2)
+    assert "nothing is mounted" in shards.refused("view", shards.directory("empty"), code=2)
 
 
 # --- writable mounts

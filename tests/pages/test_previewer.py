@@ -117,12 +117,8 @@ def test_a_picture_that_is_cut_off_is_shown_as_far_as_it_goes(previewer: Preview
     found = previewer.preview("jpg", Bytes(data[: len(data) // 2]))
     assert is_red(image_of(found.pictures[0]).getpixel((50, 10)))
     assert "damaged or cut off" in found.problem
-
-
-def test_a_file_that_is_no_picture_is_shown_in_hex(previewer: Previewer) -> None:
     found = previewer.preview("jpg", Bytes(b"not a picture"))
-    assert found.kind == "hex"
-    assert found.text.startswith("00000000  6e 6f 74 20")
+    assert (found.kind, found.text[:21]) == ("hex", "00000000  6e 6f 74 20")
     assert "none of JPEG" in found.problem
     assert previewer.thumbnail("jpg", Bytes(b"not a picture")) is None
 
@@ -148,18 +144,12 @@ def test_json_is_laid_out(previewer: Previewer) -> None:
         '  "e": {}',
         "}",
     ]
-
-
-def test_of_long_json_the_beginning_is_shown(previewer: Previewer) -> None:
-    """Also where a line for each value makes it a thousand times as long."""
+    # Of a long one the beginning is shown, also where a line for each value makes it a thousand times as long.
     for value in ("x" * 200_000, json.loads("[" * 300 + ", ".join("1" * 1_000_000) + "]" * 300)):
         found = previewer.preview("json", Bytes(json.dumps(value).encode()))
         assert (found.is_cut, len(found.text), found.problem) == (True, WHOLE.characters, "")
-
-
-def test_half_a_character_reaches_no_page(previewer: Previewer) -> None:
-    data = json.dumps({"\ud800": "\udfff" + "xxx", "short": "\ud800"}).encode()
-    text = previewer.preview("json", Bytes(data)).text
+    halves = json.dumps({"\ud800": "\udfff" + "xxx", "short": "\ud800"}).encode()  # of characters
+    text = previewer.preview("json", Bytes(halves)).text
     assert '"?": "?xxx' in text
     assert '"short": "?"' in text
     assert text.encode()
@@ -195,14 +185,9 @@ def test_texts(previewer: Previewer) -> None:
     assert of(b"7\n", "cls") == Preview("text", "label", text="7")
     assert of(b"", "cls").summary == "empty"
     assert of(b"", "jpg").summary == "empty"
-
-
-def test_a_long_text_is_cut_between_characters(previewer: Previewer) -> None:
     source = Bytes("€".encode() * 1000, 3_000_000_000)
     found = previewer.preview("txt", source, Detail(10, 100, 1))
-    assert found.text == "€" * 100
-    assert found.is_cut
-    assert not found.problem
+    assert (found.text, found.is_cut, found.problem) == ("€" * 100, True, "")  # cut between characters
     assert source.bytes_read < 10_000
 
 
@@ -234,6 +219,9 @@ def test_arrays(previewer: Previewer) -> None:
     assert "('f0', '<i4')" in mixed.summary
     nothing = previewer.preview("npy", Bytes(npy(np.zeros((0, 3)))))
     assert nothing.summary == "float64, 0 x 3, no values"
+    cut = previewer.preview("npy", Bytes(npy(np.arange(1000, dtype=np.int64))[:-4000]))
+    assert "500 of 1,000 values" in cut.problem
+    assert "from 0 to 499" in cut.summary
 
 
 def test_a_picture_of_an_array_has_its_colours(previewer: Previewer) -> None:
@@ -243,12 +231,6 @@ def test_a_picture_of_an_array_has_its_colours(previewer: Previewer) -> None:
         shown = image_of(previewer.preview("npy", Bytes(npy(array))).pictures[0])
         assert is_red(shown.convert("RGB").getpixel((10, 10)))
         assert not is_red(shown.convert("RGB").getpixel((50, 30)))
-
-
-def test_an_array_that_is_cut_off(previewer: Previewer) -> None:
-    found = previewer.preview("npy", Bytes(npy(np.arange(1000, dtype=np.int64))[:-4000]))
-    assert "500 of 1,000 values" in found.problem
-    assert "from 0 to 499" in found.summary
 
 
 def test_an_npz_file_is_a_table_of_its_arrays(previewer: Previewer) -> None:
@@ -264,6 +246,12 @@ def test_an_npz_file_is_a_table_of_its_arrays(previewer: Previewer) -> None:
     assert "never loaded" in found.rows[3][2]
     [picture] = found.pictures
     assert picture.alt.startswith("mask:")
+    noise = np.random.default_rng(1)
+    target = io.BytesIO()
+    np.savez(target, *(noise.integers(0, 255, (600, 600), np.uint8) for _ in range(12)))
+    found = previewer.preview("npz", Bytes(target.getvalue()))
+    assert len(found.pictures) == 12
+    assert found.weight < 1 << 20  # a page has all of them
 
 
 class Trap:
@@ -308,19 +296,7 @@ def test_csv_and_tsv(previewer: Previewer) -> None:
     assert (wide.summary, wide.rows[1]) == ("1 row of 2 columns", ("1", "ü"))
 
 
-def test_the_pictures_of_many_arrays_are_small(previewer: Previewer) -> None:
-    """A page has all of them."""
-    arrays: dict[str, Any] = {
-        f"a{at}": np.random.default_rng(at).integers(0, 255, (600, 600), np.uint8) for at in range(12)
-    }
-    target = io.BytesIO()
-    np.savez(target, **arrays)
-    found = previewer.preview("npz", Bytes(target.getvalue()))
-    assert len(found.pictures) == 12
-    assert found.weight < 1 << 20
-
-
-def test_sound(previewer: Previewer) -> None:
+def test_sound_and_video(previewer: Previewer) -> None:
     target = io.BytesIO()
     with wave.open(target, "wb") as sound:
         sound.setparams((2, 2, 16000, 0, "NONE", ""))
@@ -333,12 +309,9 @@ def test_sound(previewer: Previewer) -> None:
     broken = previewer.preview("flac", Bytes(b"nothing of the kind"))
     assert broken.kind == "audio"
     assert broken.problem
-
-
-def test_a_video_is_left_to_the_browser(previewer: Previewer) -> None:
-    source = Bytes(bytes(5_000_000))
-    assert previewer.preview("mp4", source) == Preview("video", "MP4")
-    assert source.bytes_read < 1_000_000
+    film = Bytes(bytes(5_000_000))  # left to the browser
+    assert previewer.preview("mp4", film) == Preview("video", "MP4")
+    assert film.bytes_read < 1_000_000
     assert "do not play" in previewer.preview("avi", Bytes(b"RIFF....AVI ")).problem
     assert previewer.preview("parquet", Bytes(b"PAR1\x00\x15")).kind == "hex"
 

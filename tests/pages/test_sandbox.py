@@ -86,7 +86,7 @@ def test_the_filter_alone(victim: Path) -> None:
     assert victim.read_bytes() == b"content"
 
 
-def test_a_hidden_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hidden_process() -> None:
     def is_dumpable(hidden: bool) -> int:
         if hidden:
             sandbox.hide()
@@ -108,27 +108,22 @@ class _Reached(Exception):
     """The server has come to this step."""
 
 
-def _reached(*_: object) -> None:
-    raise _Reached
-
-
-def test_the_server_hides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it serves anything: a decoder is a process of the same user."""
-    monkeypatch.setattr(sandbox, "hide", _reached)
-    nothing: Any = None
-    with pytest.raises(_Reached):
-        server.serve(nothing, nothing, nothing)
-
-
 @pytest.mark.parametrize("missing", [[], ["Landlock"], ["Landlock", "seccomp"]])
-def test_the_server_says_which_part_the_kernel_lacks(
+def test_the_server_hides_and_says_which_part_the_kernel_lacks(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: list[str]
 ) -> None:
-    monkeypatch.setattr(sandbox, "hide", lambda: None)
+    """Before it serves anything: a decoder is a process of the same user."""
+    steps: list[str] = []
+
+    def guard(*_: object) -> None:
+        raise _Reached
+
+    monkeypatch.setattr(sandbox, "hide", lambda: steps.append("hidden"))
     monkeypatch.setattr(sandbox, "missing", lambda: missing)
-    monkeypatch.setattr(server, "Guard", _reached)
+    monkeypatch.setattr(server, "Guard", guard)
     nothing: Any = SimpleNamespace(app=None, getsockname=lambda: ("", 0))
     with pytest.raises(_Reached):
         server.serve(nothing, nothing, nothing)
+    assert steps == ["hidden"]
     assert len(caplog.messages) == bool(missing)
     assert all(part in caplog.text for part in missing)

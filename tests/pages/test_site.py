@@ -64,14 +64,6 @@ def test_the_extracting_command_extracts(program: Program, options: tuple[str, .
     assert program.run(*words[1:-2]).stdout == content
 
 
-def test_the_address_of_a_file_is_no_sample(program: Program) -> None:
-    program.write("a.tar", tars.tar(tars.member(b"b.txt", b"b")))
-    with viewing(program, "a.tar") as viewer:
-        answer = viewer.ask("/sample/a/b/txt")
-    assert answer.status == 404
-    assert "a/b/txt: is a file, not a sample" in answer.text
-
-
 def test_samples_and_search_by_key(browser: Browser, looking: Viewer) -> None:
     browser.open(looking)
     browser.follow(".grid a")
@@ -121,6 +113,8 @@ def test_a_search_for_a_value_goes_on_by_itself(browser: Browser, program: Progr
 
 def test_the_parts_of_a_page_add_up(looking: Viewer) -> None:
     """As the script asks for them: what is found goes into one page of up to 60."""
+    assert 'href="/preview/train-000000/class0/image0000/json"' in looking.ask(SAMPLE).text  # without scripts
+    assert "&#34;label&#34;: 0" in looking.ask("/preview/train-000000/class0/image0000/json").text
     page = looking.ask("/?column=json&field=label&value=*&at=40&start=0&have=20&turn=1").text
     assert "60 samples found here; looked at 80 of" in " ".join(page.split())
     assert page.count('href="/sample/') == 40
@@ -183,6 +177,8 @@ def test_media_come_first_on_the_page_of_a_sample(program: Program) -> None:
     program.write("a.tar", tars.tar(*(tars.member(b"x." + name, b"0") for name in names)))
     with viewing(program, "a.tar") as viewer:
         page = viewer.ask("/sample/a/x").text
+        answer = viewer.ask("/sample/a/x/txt")
+        assert (answer.status, "a/x/txt: is a file, not a sample" in answer.text) == (404, True)
         shown = [part.partition('"')[0] for part in page.split('<section id="')[1:]]
         assert shown == ["seg.png", "jpg", "mp4", "wav", "npy", "cls", "json", "txt"]
 
@@ -196,6 +192,7 @@ def test_tiles_of_samples_without_pictures(browser: Browser, program: Program) -
         b"e": {b"sentence": "in a column of another name, in Czech: \u017elu\u0165".encode()},
         b"f": {b"bin": bytes(range(256))},
         b"g": {b"txt": "\ufeffwide".encode("utf-16-le")},
+        b"h": {b"mp4": b"film", b"txt": b"words"},
     }
     members = [
         tars.member(key + b"." + name, data) for key, files in columns.items() for name, data in files.items()
@@ -214,10 +211,16 @@ def test_tiles_of_samples_without_pictures(browser: Browser, program: Program) -
             "bin",
             "wide",
         ]
-        assert browser.texts(".caption") == ["3", "4"]
+        assert browser.texts(".caption") == ["3", "4", "words"]
         player = browser.one(".grid audio")
         assert [player.get_attribute("preload"), player.get_attribute("aria-label")] == ["none", "Sound of a"]
         assert (player.get_attribute("src") or "").endswith("/media/a/a/wav")
+        player = browser.one(".grid video")
+        assert (player.get_attribute("preload"), player.get_attribute("controls")) == ("metadata", None)
+        assert (player.get_attribute("src") or "").endswith("/media/a/h/mp4")
+        browser.go(viewer, "/sample/a/h")
+        browser.wait_for_previews(2)
+        assert browser.one("video").get_attribute("preload") == "metadata"
 
 
 def test_a_page_shows_a_bounded_number_of_lines(program: Program) -> None:
@@ -331,23 +334,3 @@ def test_nothing_is_loaded_from_elsewhere(browser: Browser, looking: Viewer) -> 
     assert names
     assert [name for name in names if not name.startswith((f"http://{looking.netloc}/", "data:"))] == []
     assert browser.driver.get_log("browser") == []
-
-
-def test_the_pages_work_without_scripts(looking: Viewer) -> None:
-    """Every page links to what a script would fill in."""
-    assert 'href="/preview/train-000000/class0/image0000/json"' in looking.ask(SAMPLE).text
-    assert "&#34;label&#34;: 0" in looking.ask("/preview/train-000000/class0/image0000/json").text
-
-
-def test_a_video_is_shown_by_the_browser(browser: Browser, program: Program) -> None:
-    program.write("v.tar", tars.tar(tars.member(b"a.mp4", b"film"), tars.member(b"a.txt", b"words")))
-    with viewing(program, "v.tar") as viewer:
-        browser.open(viewer)
-        player = browser.one(".grid video")
-        assert (player.get_attribute("preload"), player.get_attribute("controls")) == ("metadata", None)
-        assert (player.get_attribute("src") or "").endswith("/media/v/a/mp4")
-        browser.wait_for_what_is_seen()
-        assert browser.texts(".grid .caption") == ["words"]
-        browser.go(viewer, "/sample/v/a")
-        browser.wait_for_previews(2)
-        assert browser.one("video").get_attribute("preload") == "metadata"

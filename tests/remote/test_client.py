@@ -106,27 +106,20 @@ def is_alive(pid: int) -> bool:
     return False
 
 
-def test_a_remote_tar_reads_as_a_file(remote: Clients) -> None:
-    tar = remote().open(url("plain"), PIN)
-    whole = body_of("plain/o.tar")
-    assert tar.size == SIZE
-    assert tar.pread(100, 5000) == whole[5000:5100]
-    assert tar.pread(100, SIZE - 50) == whole[-50:]
-    assert tar.pread(100, SIZE) == b""
-    assert tar.pread(SIZE + 5, 0) == whole
-    tar.close()
-
-
 def test_stores_are_asked_by_the_fetcher(remote: Clients) -> None:
     ours = remote()
     found = ours.stat([url("plain"), url("missing")])
     assert found[0] == PIN
     assert isinstance(found[1], MissingObject)
     assert str(found[1]) == "s3://b/missing/o.tar: there is no such object"
-    assert [one.shown for one, _ in ours.list(Url(STORE, "plain"), deep=True).objects] == [
-        f"s3://b/plain/{n}" for n in range(3)
-    ]
+    listed = [one.shown for one, _ in ours.list(Url(STORE, "plain"), deep=True).objects]
+    assert listed == [f"s3://b/plain/{n}" for n in range(3)]
     assert ours.describe(url("plain")) == {"reachable": True}
+    tar, whole = ours.open(url("plain"), PIN), body_of("plain/o.tar")
+    assert tar.size == SIZE
+    for size, offset in ((100, 5000), (100, SIZE - 50), (100, SIZE), (SIZE + 5, 0)):
+        assert tar.pread(size, offset) == whole[offset:][:size]
+    tar.close()
 
 
 def test_many_clients_make_one_request_for_each_range(remote: Clients, gate: Path) -> None:
@@ -187,31 +180,19 @@ def test_the_fetcher_killed_in_the_middle_of_reads(remote: Clients) -> None:
     assert len(killed) == 4
 
 
-def test_a_request_at_which_every_fetcher_dies_is_an_error(remote: Clients) -> None:
+def test_a_fetcher_that_dies_at_each_request_or_cannot_start_is_an_error(
+    remote: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours = remote()
     with pytest.raises(Unreachable, match="has died 5 times"):
         ours.stat([url("crash")])
     assert ours.stat([url("plain")]) == [PIN]
-
-
-def test_a_fetcher_that_cannot_start_is_an_error(remote: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_START", "import sys; sys.exit(1)")
     with pytest.raises(Unreachable, match="has died"):
         remote().stat([url("plain")])
     monkeypatch.setattr(sys, "executable", "/nothing")
     with pytest.raises(Unreachable, match="cannot be started: /nothing: No such file or directory"):
         remote().stat([url("plain")])
-
-
-def test_of_two_that_start_a_fetcher_one_does(remote: Clients) -> None:
-    ours = remote()
-    children = [in_child(lambda: ours.stat([url("plain")]) == [PIN]) for _ in range(3)]
-    assert ours.stat([url("plain")]) == [PIN]
-    assert codes_of(*children) == {0}
-    first = ours.fetcher
-    assert first
-    ours.ensure()
-    assert ours.fetcher == first
 
 
 def test_the_fetcher_ends_with_the_last_process_that_could_ask(remote: Clients) -> None:
@@ -245,23 +226,6 @@ def test_the_fetcher_ends_with_the_last_process_that_could_ask(remote: Clients) 
     wait_until(lambda: not is_alive(fetcher), "the end of the fetcher")
     for fd in (out, wait):
         os.close(fd)
-
-
-def test_errors_keep_their_kind(remote: Clients) -> None:
-    ours = remote({"total": "0.05"})
-    for kind, error in (("denied", DeniedObject), ("changed", ObjectChanged), ("never", Unreachable)):
-        with pytest.raises(error, match=f"^s3://b/{kind}/o.tar"):
-            ours.open(url(kind), PIN).pread(10, 0)
-
-
-def test_a_changed_object_raises_the_alarm_before_its_reader_hears_of_it(
-    remote: Clients,
-) -> None:
-    ours = remote()
-    assert ours.alarm.count == 0
-    with pytest.raises(ObjectChanged):
-        ours.open(url("changed"), PIN).pread(10, 0)
-    assert ours.alarm.count == 1
 
 
 def test_a_thousand_reads_of_one_connection_are_under_way(
@@ -326,6 +290,7 @@ def test_a_request_that_was_handed_out_again_is_answered_once_under_its_new_numb
     gate.touch()
     assert reply(answers) == (6 | 1 << 63, 0, body_of("gated/o.tar")[:4])
     wait_until(lambda: ours.stats()["handed_over"] == 0, "the reply")
+    assert ours.stats()["requests"] == 1
     answers.setblocking(False)
     with pytest.raises(BlockingIOError):
         answers.recv(10)
@@ -366,24 +331,6 @@ async def test_what_arrives_at_once_is_done_in_order() -> None:
     await until(lambda: len(replies.found) == 2)
     assert replies.found[1] == (4, 0, content(100_000)[8192:8200])
     await until(lambda: item.cached.closed)  # type: ignore[union-attr]
-
-
-@in_loop
-async def test_a_request_that_is_handed_out_again_asks_the_store_once() -> None:
-    """After the death of a worker: the range is on its way, and the next answer joins it."""
-    store, replies = MemoryStore(gated=True), Replies()
-    where, pin = store.put(content(100_000))
-    opened, fetcher = opened_by(store, None, Alarm(), replies)
-    item = opened.open(where, pin, "a user")
-    fetcher.hand_over(item, HandOver(2, 0, 0, 10, [], 0))
-    await settled()
-    fetcher.hand_over(item, HandOver(2 | IS_RESENT, 0, 0, 10, [], 0))
-    await settled()
-    store.let()
-    await until(lambda: replies.found)
-    await until(lambda: not fetcher.count)
-    assert replies.found == [(2 | IS_RESENT, 0, content(100_000)[:10])]
-    assert (store.requests, store.cancelled) == ([(0, 4096)], [])
 
 
 @in_loop
@@ -449,14 +396,16 @@ async def test_a_cache_is_closed_when_nothing_writes_to_it_any_more() -> None:
     assert len(cached.blocks) == 256
 
 
-def test_errors_are_answered_as_errno_and_logged_once(
+def test_errors_keep_their_kind_are_answered_as_errno_and_logged_once(
     remote: Clients, tmp_path: Path, kernel: tuple[socket.socket, int]
 ) -> None:
     answers, device = kernel
     ours = remote({"total": "0.05"}, device=device, log=tmp_path / "log")
     found = {}
-    for kind in ("denied", "changed", "never"):
+    for kind, error in (("denied", DeniedObject), ("changed", ObjectChanged), ("never", Unreachable)):
         tar = ours.open(url(kind), PIN)
+        with pytest.raises(error, match=f"^s3://b/{kind}/o.tar"):
+            tar.pread(10, 0)
         for unique in (2, 4, 6):
             tar.hand_over(unique, 0, 4)
         found[kind] = {reply(answers)[1] for _ in range(3)}
@@ -470,32 +419,19 @@ def test_errors_are_answered_as_errno_and_logged_once(
     ]
 
 
-def test_a_stranger_is_not_served(remote: Clients, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The fetcher belongs to another user, as far as it knows."""
+def test_strangers_do_not_speak_to_each_other(
+    remote: Clients, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The fetcher belongs to another user, as far as it knows, or as far as its client knows."""
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: 12_345)
         ours = remote(log=tmp_path / "log")
     with pytest.raises(Unreachable):
         ours.stat([url("plain")])
     assert "is not served" in (tmp_path / "log").read_text()
-
-
-def test_a_client_does_not_speak_to_a_stranger(remote: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = remote()
     monkeypatch.setattr(client, "peer_user", lambda connection: 12_345)
     with pytest.raises(Unreachable):
-        ours.stat([url("plain")])
-
-
-def test_an_object_is_forgotten_when_all_have_closed_it(remote: Clients) -> None:
-    ours = remote()
-    for _ in range(3):
-        tar = ours.open(url("plain"), PIN)
-        tar.pread(10, 0)
-        assert ours.stats()["objects"] == 1
-        tar.close()
-    wait_until(lambda: ours.stats()["objects"] == 0, "the end of the object")
-    assert ours.stats()["memory"] == 0
+        remote().stat([url("plain")])
 
 
 def test_the_fetcher_may_open_as_many_files_as_it_can(remote: Clients) -> None:
@@ -531,6 +467,7 @@ def test_an_object_is_closed_for_all_threads_that_have_read_it(remote: Clients) 
         assert set(pool.map(read, range(4))) == {body_of("plain/o.tar")[:10]}
         tar.close()
         wait_until(lambda: ours.stats()["objects"] == 0, "the end of the object")
+        assert ours.stats()["memory"] == 0
         assert set(pool.map(read, range(4))) == {body_of("plain/o.tar")[:10]}
 
 

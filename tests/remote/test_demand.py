@@ -121,12 +121,12 @@ async def test_a_thousand_reads_are_under_way_at_once() -> None:
     await settled()
     assert len(store.waiting) == demand_module.REQUESTS
     assert demand.queued == 1000 - demand_module.REQUESTS
+    readers.pop().cancel()  # one that waits for its turn makes no request
+    await settled()
     async for _ in answered(store, readers):
         pass
-    assert [await one for one in readers] == [
-        store.objects[item.url][4096 * n : 4096 * n + 5] for n in range(1000)
-    ]
-    assert store.requests == [(4096 * n, 4096 * n + 4096) for n in range(1000)]
+    assert [await one for one in readers] == [store.objects[item.url][4096 * n : 4096 * n + 5] for n in range(999)]
+    assert store.requests == [(4096 * n, 4096 * n + 4096) for n in range(999)]
 
 
 @in_loop
@@ -329,18 +329,6 @@ async def test_what_is_interrupted_is_dropped() -> None:
     assert store.requests == [(4096, 8192), (4096 * 9, 4096 * 10), (4096, 8192)]
 
 
-@in_loop
-async def test_an_interrupted_read_that_waits_for_its_turn_makes_no_request() -> None:
-    store, demand, item = made(gated=True, data=bytes(4096 * 300))
-    readers = [asyncio.create_task(read(demand, item, 4096 * n, 4096 * n + 9)) for n in range(300)]
-    await settled()
-    readers[299].cancel()
-    await settled()
-    async for _ in answered(store, readers):
-        pass
-    assert len(store.requests) == 299
-
-
 @pytest.mark.parametrize("cached", [True, False])
 @in_loop
 async def test_an_error_reaches_every_reader_and_nothing_is_left(cached: bool) -> None:
@@ -430,12 +418,7 @@ async def test_a_server_without_ranges_needs_room_in_the_cache() -> None:
     item.cached.blocks.clear()  # as by other objects; it comes again
     assert await read(demand, item, 0, 5) == DATA[:5]
     assert store.requests.count((0, SIZE)) == 2
-
-
-@in_loop
-async def test_a_server_without_ranges_needs_a_cache() -> None:
-    store, demand, item = made(cached=False)
-    store.ranges = False
+    item.cached = None
     with pytest.raises(NoRanges):
         await read(demand, item, 0, 5)
 

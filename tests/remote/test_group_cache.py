@@ -104,31 +104,6 @@ def test_what_one_member_puts_others_read_change_and_remove(shared: Path) -> Non
     assert not list(shared.glob("*.data"))
 
 
-def test_a_member_that_is_killed_leaves_no_claim(shared: Path) -> None:
-    ready, claimed = os.pipe()
-
-    def claims_and_hangs() -> None:
-        cached = ObjectCache(shared, LIMIT).open(URL, pin_of(SIZE))
-        assert cached.claim(0, SIZE)
-        os.write(claimed, b"x")
-        signal.pause()
-
-    def finds(is_free: bool) -> Callable[[], None]:
-        def work() -> None:
-            with contextlib.closing(ObjectCache(shared, LIMIT).open(URL, pin_of(SIZE))) as cached:
-                assert cached.claim(BLOCK, SIZE) == is_free
-                assert not is_free or cached.put(0, content_of(SIZE))
-
-        return work
-
-    hanging = become(ANNA, claims_and_hangs)
-    assert os.read(ready, 1) == b"x"
-    by(BERT, finds(is_free=False))
-    os.kill(hanging, signal.SIGKILL)
-    os.waitpid(hanging, 0)
-    by(BERT, finds(is_free=True))
-
-
 def test_a_whole_file_is_made_again_after_a_member_was_killed_at_it(shared: Path) -> None:
     def fill(new: NewFile) -> tuple[str, int]:
         new.write(b"content")

@@ -47,12 +47,8 @@ def test_all_files_below_a_prefix(apart: Apart, hub: HubServer) -> None:
         "train/b.tar",
     ]
     assert [url.key for url, _ in apart.listing("hf://datasets/me/set/train/b").objects] == ["train/b.tar"]
-
-
-def test_a_directory_of_the_hub_has_files_and_folders(apart: Apart, hub: HubServer) -> None:
-    found = apart.listing("hf://datasets/me/set/", deep=False)
-    assert [url.key for url, _ in found.objects] == ["README"]
-    assert found.folders == ["train/"]
+    top = apart.listing("hf://datasets/me/set/", deep=False)
+    assert ([url.key for url, _ in top.objects], top.folders) == (["README"], ["train/"])
 
 
 def test_a_commit_that_leaves_the_file_alone_changes_nothing(apart: Apart, hub: HubServer) -> None:
@@ -68,20 +64,15 @@ def test_a_file_that_was_replaced(apart: Apart, hub: HubServer) -> None:
     first, pin = hub.branch, apart.head(URL)
     hub.commit(train__a_tar=CONTENT[::-1])
     assert apart.get(URL, pin, 0, 9) == CONTENT[:9]
+    assert apart.head(URL) == pin  # a listing answers for some seconds
+    apart.later(11)
+    assert apart.head(URL) != pin
     apart.configure(("hf://", {"endpoint": hub.hub.url}))
     with pytest.raises(ObjectChanged):
         apart.get(URL, pin, 0, 9)
     new = apart.head(URL)
     assert apart.get(URL, new, 0, 9) == CONTENT[::-1][:9]
     assert apart.get(URL.replace("me/set", f"me/set@{first}"), pin, 0, 9) == CONTENT[:9]
-
-
-def test_a_listing_answers_for_some_seconds(apart: Apart, hub: HubServer) -> None:
-    old = apart.head(URL)
-    hub.commit(train__a_tar=CONTENT[::-1])
-    assert apart.head(URL) == old
-    apart.later(11)
-    assert apart.head(URL) != old
 
 
 def test_a_place_that_has_expired_is_asked_for_anew(apart: Apart, hub: HubServer) -> None:
@@ -101,6 +92,9 @@ def test_what_is_not_there(apart: Apart, hub: HubServer) -> None:
             apart.head(url)
     with pytest.raises(DeniedObject, match="no such data set, or it is private"):
         apart.head("hf://datasets/me/other/a.tar")
+    apart.configure(("hf://", {"endpoint": "http://127.0.0.1:9"}))
+    with pytest.raises(Unreachable, match="cannot be connected to"):
+        apart.head(URL)
 
 
 def test_a_token_goes_to_the_hub_only(apart: Apart, hub: HubServer) -> None:
@@ -127,9 +121,3 @@ def test_a_hub_that_is_throttling_says_for_how_long(apart: Apart, hub: HubServer
     hub.hub.handler = answer
     assert apart.head(URL).size == len(CONTENT)
     assert sum(apart.waits()) == pytest.approx(21)
-
-
-def test_a_hub_that_is_not_there(apart: Apart) -> None:
-    apart.configure(("hf://", {"endpoint": "http://127.0.0.1:9"}))
-    with pytest.raises(Unreachable, match="cannot be connected to"):
-        apart.head(URL)

@@ -75,39 +75,20 @@ def blocks_of(worker: int, workers: int, block: int) -> list[int]:
     return [number for number in range(COUNT) if number // block % workers == worker]
 
 
-def test_a_pass_in_order_is_fetched_in_a_few_large_requests() -> None:
-    store, requests = fetched_for([range(COUNT)])
-    assert store.fetched == SIZE
-    assert requests < 60
-    assert max(end - begin for begin, end in store.requests) >= 4 * MIB
-
-
-def test_a_pass_that_begins_in_the_middle_is_recognized_later() -> None:
-    store, requests = fetched_for([range(COUNT // 2, COUNT)])
-    assert store.fetched <= 1.01 * SIZE / 2
-    assert requests < 60
-
-
 def test_a_pass_that_ends_early_has_fetched_little_in_vain() -> None:
     for read in (3, 10, 30, 100):
         store, _ = fetched_for([range(read)])
         assert store.fetched <= max(9.5 * read * SAMPLE, MIB + read * SAMPLE)
 
 
-def test_the_first_window_is_as_wide_as_latency_asks() -> None:
+@pytest.mark.parametrize("window", [WINDOW_MAX, 8 * MIB])
+def test_the_first_window_is_as_wide_as_latency_asks_and_memory_allows(window: int) -> None:
     """The first read after the head of an object may be chance; the next one is not."""
-    passes = Passes(SIZE)
-    passes.opening = 20 * MIB
-    assert passes.seen(0, SAMPLE, SAMPLE) is None
-    assert passes.seen(SAMPLE, 2 * SAMPLE, SAMPLE) == (2 * SAMPLE, 2 * SAMPLE + WINDOW_MIN)
-    assert passes.seen(2 * SAMPLE, 3 * SAMPLE, SAMPLE) == (2 * SAMPLE + WINDOW_MIN, 3 * SAMPLE + 20 * MIB)
-
-
-def test_the_first_window_is_within_the_memory_for_fetching() -> None:
-    passes = Passes(SIZE, 8 * MIB)
+    passes = Passes(SIZE, window)
     passes.opening = 20 * MIB
     ahead = [passes.seen(at, at + SAMPLE, SAMPLE) for at in range(0, 3 * SAMPLE, SAMPLE)]
-    assert ahead[-1] == (2 * SAMPLE + WINDOW_MIN, 3 * SAMPLE + 8 * MIB)
+    wide = 3 * SAMPLE + min(20 * MIB, window)
+    assert ahead == [None, (2 * SAMPLE, 2 * SAMPLE + WINDOW_MIN), (2 * SAMPLE + WINDOW_MIN, wide)]
 
 
 @pytest.mark.parametrize("members", [COUNT, 13_000])
@@ -125,30 +106,28 @@ def test_random_readers_of_a_distant_store_fetch_next_to_nothing_in_vain(members
     assert vain <= 0.02 * 10 * reads * size
 
 
-@pytest.mark.parametrize("block", [1, 4, 16, 64])
-def test_four_workers_that_share_a_pass_in_blocks(block: int) -> None:
-    store, requests = fetched_for(blocks_of(worker, 4, block) for worker in range(4))
-    assert store.fetched <= 1.01 * SIZE
-    assert requests < 100
+ORDERS: dict[str, tuple[list[Iterable[int]], float, int]] = {  # what is read, shares of the object, requests
+    "in order": ([range(COUNT)], 1, 60),
+    "from the middle": ([range(COUNT // 2, COUNT)], 0.505, 60),
+    **{
+        f"by workers in blocks of {n}": ([blocks_of(at, 4, n) for at in range(4)], 1.01, 100)
+        for n in (1, 4, 16, 64)
+    },
+    "four passes at a time": ([range(start, start + 300) for start in range(0, COUNT, 300)], 1.01, 150),
+    "as ls sorts 0, 1, 10, 100, 1000": ([sorted(range(COUNT), key=str)], 1.01, 200),
+    "every tenth": ([range(0, COUNT, 10)], 0.11, COUNT // 10 + 1),
+}
 
 
-def test_four_passes_at_a_time() -> None:
-    store, requests = fetched_for(range(start, start + 300) for start in range(0, COUNT, 300))
-    assert store.fetched <= 1.01 * SIZE
-    assert requests < 150
-
-
-def test_the_order_of_ls_is_several_passes() -> None:
-    """Names without leading zeros: 0, 1, 10, 100, 1000, 1001 ... 2, 20, 200 ..."""
-    store, requests = fetched_for([sorted(range(COUNT), key=str)])
-    assert store.fetched <= 1.01 * SIZE
-    assert requests < 200
-
-
-def test_every_tenth_sample_is_fetched_alone() -> None:
-    store, requests = fetched_for([range(0, COUNT, 10)])
-    assert requests == COUNT // 10
-    assert store.fetched <= 1.1 * requests * SAMPLE
+@pytest.mark.parametrize("order", ORDERS)
+def test_passes_are_fetched_in_few_requests_and_little_in_vain(order: str) -> None:
+    streams, share, most = ORDERS[order]
+    store, requests = fetched_for(streams)
+    assert store.fetched <= share * SIZE
+    assert requests < most
+    if order == "in order":
+        assert store.fetched == SIZE
+        assert max(end - begin for begin, end in store.requests) >= 4 * MIB
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -13,9 +13,7 @@ from tests.remote.clocks import JumpingClock
 from wdsfs.remote.retries import Limit, Patience, Traffic, Transient, again, blocking
 
 
-def failing(
-    *failures: Exception, took: float = 0.0, clock: JumpingClock | None = None
-) -> Callable[[], Awaitable[str]]:
+def failing(*failures: Exception) -> Callable[[], Awaitable[str]]:
     """An attempt that fails in these ways, one after the other, and then succeeds."""
     left = list(failures)
 
