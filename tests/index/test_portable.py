@@ -175,27 +175,6 @@ def test_a_set_is_used_from_the_file_without_being_read(tmp_path: Path, caplog: 
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize("unit", [1, 1_000, 1_000_000])
-def test_times_that_a_copy_has_cut_are_the_same(tmp_path: Path, unit: int) -> None:
-    shards = sets.make(tmp_path / "a", 2)
-    for one in shards:  # not in the first moment of a second: what is left of such a time says nothing
-        os.utime(one.path, ns=(DAY, 20_000 * DAY + 123_456_789))
-    write(tmp_path / "a", shards)
-
-    def cut(path: str, target: str) -> None:
-        shutil.copyfile(path, target)
-        time = os.stat(path).st_mtime_ns // unit * unit
-        os.utime(target, ns=(time, time))
-
-    shards = moved(tmp_path / "a", tmp_path / "b", cut)
-    index = opened(tmp_path / "new", shards)
-    for one in shards:
-        record = index.record(one.key, Fingerprint.at(one.path))
-        assert record is not None
-        assert record.moved is None
-    index.close()
-
-
 def test_shards_without_their_times_are_known_by_their_headers(tmp_path: Path) -> None:
     write(tmp_path / "a", sets.make(tmp_path / "a", 3))
     shards = moved(tmp_path / "a", tmp_path / "b", touched)
@@ -384,6 +363,9 @@ def test_where_the_shards_are(tmp_path: Path) -> None:
     [
         ((10, 5 * DAY + 700, ""), (10, 5 * DAY + 700, ""), Match.SAME),
         ((10, 5 * DAY + 700, ""), (10, 5 * DAY + 777, ""), Match.SAME),
+        # Times that a copy has cut.
+        *(((10, DAY + 123_456_789, ""), (10, DAY + at, ""), Match.SAME) for at in (123_456_000, 123_000_000)),
+        ((10, DAY + 123_456_789, ""), (10, DAY + 120_000_001, ""), Match.PERHAPS),
         ((10, 5 * DAY, ""), (10, 5 * DAY, ""), Match.PERHAPS),  # a pinned time
         ((10, 5 * DAY + 7, ""), (10, 5 * DAY, ""), Match.PERHAPS),
         ((10, 5 * DAY + 7, ""), (10, 5 * DAY + 8, ""), Match.PERHAPS),
@@ -417,6 +399,21 @@ def test_what_counts_as_the_same_shard(
 # --- damaged and hostile ------------------------------------------------------------------------------------
 
 
+def sealed(found: bytearray) -> bytes:
+    """A file whose head and table have right checksums again."""
+    size = int.from_bytes(found[28:36], "little")
+    if size < len(found):
+        found[44:48] = zlib.crc32(found[HEADER_SIZE : HEADER_SIZE + size]).to_bytes(4, "little")
+    found[60:64] = zlib.crc32(found[:60]).to_bytes(4, "little")
+    return bytes(found)
+
+
+def replaced(file: Path, content: bytes) -> None:
+    """Write another file in its place: one that is written over is dropped."""
+    file.unlink()
+    file.write_bytes(content)
+
+
 def spoiled(data: bytes, random: random.Random) -> bytes:
     """Some bits turned, cut off, or parts exchanged; checksums of head and table may be made right again."""
     found = bytearray(data)
@@ -426,12 +423,7 @@ def spoiled(data: bytes, random: random.Random) -> bytes:
     for _ in range(random.randrange(1, 6)):
         at = random.randrange(len(found) if way == 1 else min(len(found), HEADER_SIZE + 4 * ROW_SIZE))
         found[at] ^= 1 << random.randrange(8)
-    if way == 3:
-        size = int.from_bytes(found[28:36], "little")
-        if size < len(found):
-            found[44:48] = zlib.crc32(found[HEADER_SIZE : HEADER_SIZE + size]).to_bytes(4, "little")
-        found[60:64] = zlib.crc32(found[:60]).to_bytes(4, "little")
-    return bytes(found)
+    return sealed(found) if way == 3 else bytes(found)
 
 
 def test_a_damaged_file_gives_no_wrong_answer(tmp_path: Path) -> None:
@@ -442,8 +434,7 @@ def test_a_damaged_file_gives_no_wrong_answer(tmp_path: Path) -> None:
     listings = [sets.listing(Record(build_file(one.path))) for one in shards]
     index = open_index(tmp_path / "new")
     for seed in range(300):
-        file.unlink()
-        file.write_bytes(spoiled(data, random.Random(seed)))
+        replaced(file, spoiled(data, random.Random(seed)))
         index.portables = attached(shards)
         for one, listing in zip(shards, listings, strict=True):
             record = index.record(one.key, Fingerprint.at(one.path))
@@ -456,11 +447,7 @@ def test_counts_that_no_answer_to_the_kernel_can_hold_are_refused(tmp_path: Path
     file = write(tmp_path, sets.make(tmp_path, 1))
     found = bytearray(file.read_bytes())
     found[HEADER_SIZE + ROW_SIZE - 40 : HEADER_SIZE + ROW_SIZE] = b"\xff" * 40
-    table = int.from_bytes(found[28:36], "little")
-    found[44:48] = zlib.crc32(found[HEADER_SIZE : HEADER_SIZE + table]).to_bytes(4, "little")
-    found[60:64] = zlib.crc32(found[:60]).to_bytes(4, "little")
-    file.unlink()
-    file.write_bytes(found)
+    replaced(file, sealed(found))
     with pytest.raises(SpecError, match="counts of shard 0 are impossible"):
         expand([str(file)])
 
@@ -488,8 +475,7 @@ def test_a_row_that_disagrees_with_its_record(
         rows[0] = rows[0]._replace(numbers=numbers)
     data = file.read_bytes()
     changed = portable_head.head_of(rows, "", RECORD.version, PLAIN, len(data))
-    file.unlink()
-    file.write_bytes(changed + data[len(changed) :])
+    replaced(file, changed + data[len(changed) :])
     index = opened(tmp_path / "new", shards)
     below = ShardSet(shards, index)
     assert [path for path, _, _ in below.known_damage()] == []
@@ -510,8 +496,7 @@ def test_every_bit_that_turns_is_noticed(tmp_path: Path, caplog: pytest.LogCaptu
     for at in chosen.sample(range(len(data)), 200):
         found = bytearray(data)
         found[at] ^= 1 << chosen.randrange(8)
-        file.unlink()
-        file.write_bytes(found)
+        replaced(file, bytes(found))
         caplog.clear()
         index.portables = attached(shards)
         read = [index.record(one.key, Fingerprint.at(one.path)) for one in shards]
@@ -604,9 +589,7 @@ def test_of_another_version(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     def changed(at: int, number: int) -> None:
         found = bytearray(data)
         found[at : at + 4] = number.to_bytes(4, "little")
-        found[60:64] = zlib.crc32(found[:60]).to_bytes(4, "little")
-        file.unlink()
-        file.write_bytes(found)
+        replaced(file, sealed(found))
 
     changed(12, RECORD.version + 1)
     assert [one.path for one in expand([str(file)])] == [one.path for one in shards]
@@ -622,27 +605,24 @@ def test_of_another_version(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
 
 @pytest.mark.parametrize("text", ["../x.tar", "a/../../x.tar", "pipe:rm x", "-"])
 def test_a_file_does_not_lead_out_of_its_place(tmp_path: Path, text: str) -> None:
-    row = Row(1, 1, 0, 8, 0, text, "", "", (0,) * 9)
-    size = len(portable_head.head_of([row], "", RECORD.version, PLAIN, 0)) + 8
-    offset = size - 8 + -size % 8
-    head = portable_head.head_of([row._replace(offset=offset)], "", RECORD.version, PLAIN, offset + 8)
-    file = tmp_path / "x.wdsidx"
-    file.write_bytes(head.ljust(offset + 8, b"\0"))
     with pytest.raises(SpecError):
-        expand([str(file)])
+        expand([str(of_rows(tmp_path / "x.wdsidx", [Row(1, 1, 0, 8, 0, text, "", "", (0,) * 9)]))])
+
+
+def of_rows(file: Path, rows: list[Row], base: str = "") -> Path:
+    """An index with these rows, and no records."""
+    size = len(portable_head.head_of(rows, base, RECORD.version, PLAIN, 0))
+    offset = size + -size % 8
+    there = [row._replace(offset=offset) for row in rows]
+    head = portable_head.head_of(there, base, RECORD.version, PLAIN, offset + 8)
+    file.write_bytes(head.ljust(offset + 8, b"\0"))
+    return file
 
 
 def listing_remote(file: Path, etags: list[str]) -> Path:
     """An index of shards at a port where nothing listens, with these ETags; there are no records in it."""
     rows = [Row(9, 10**9, 0, 8, 0, f"x-{number}.tar", etag, "", (0,) * 9) for number, etag in enumerate(etags)]
-    base = "http://127.0.0.1:9/set/"
-    size = len(portable_head.head_of(rows, base, RECORD.version, PLAIN, 0)) + 8
-    offset = size - 8 + -size % 8
-    head = portable_head.head_of(
-        [row._replace(offset=offset) for row in rows], base, RECORD.version, PLAIN, offset + 8
-    )
-    file.write_bytes(head.ljust(offset + 8, b"\0"))
-    return file
+    return of_rows(file, rows, "http://127.0.0.1:9/set/")
 
 
 def test_shards_of_a_list_with_etags_are_taken_for_its_objects(

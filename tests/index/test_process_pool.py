@@ -37,6 +37,12 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
             yield {"jobs": 2, "workers": Workers.of(executor)}
 
 
+@pytest.fixture
+def by_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little work there is."""
+    monkeypatch.setattr(process_pool, "ALONE_BYTES", -1)
+
+
 def shards_of(directory: Path, *names: str) -> list[Shard]:
     for name in names:
         (directory / name).write_bytes(name.encode())
@@ -94,8 +100,8 @@ def test_much_work_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert {result for _, result in process_pool.each(work.process, shards, 2)} == {os.getpid()}
 
 
-def test_no_more_processes_than_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_pool, "ALONE_BYTES", -1)
+@pytest.mark.usefixtures("by_processes")
+def test_no_more_processes_than_shards(tmp_path: Path) -> None:
     results = process_pool.each(work.process, shards_of(tmp_path, "a", "b"), 50)
     next(results)
     assert len(new_processes()) <= 2
@@ -128,8 +134,8 @@ def test_only_so_many_results_wait_to_be_taken(tmp_path: Path, monkeypatch: pyte
     assert executor.submitted == 50
 
 
-def test_a_slow_shard_does_not_hold_up_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_pool, "ALONE_BYTES", -1)
+@pytest.mark.usefixtures("by_processes")
+def test_a_slow_shard_does_not_hold_up_the_others(tmp_path: Path) -> None:
     shards = shards_of(tmp_path, "forever-1", *(f"{number}" for number in range(20)))
     results = process_pool.each(work.length, shards, 2)
     others = [next(results)[0] for _ in range(20)]
@@ -155,10 +161,8 @@ def test_nothing_is_left_behind(tmp_path: Path, way: dict[str, Any]) -> None:
             assert {*threading.enumerate()} - threads == set()
 
 
-def test_a_process_that_is_killed_costs_its_own_shard_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process_pool, "ALONE_BYTES", -1)
+@pytest.mark.usefixtures("by_processes")
+def test_a_process_that_is_killed_costs_its_own_shard_only(tmp_path: Path) -> None:
     shards = shards_of(tmp_path, *(f"{number}" if number % 3 else f"deadly-{number}" for number in range(12)))
     before = descriptors()
     found = dict(process_pool.each(work.length, shards, 2))
@@ -173,45 +177,18 @@ def test_a_process_that_is_killed_costs_its_own_shard_only(
     assert descriptors() - before == set()
 
 
-def test_a_process_that_ends_by_itself_is_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_pool, "ALONE_BYTES", -1)
+@pytest.mark.usefixtures("by_processes")
+def test_a_process_that_ends_by_itself_is_a_bug(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="exit code 3"):
         list(process_pool.each(work.length, shards_of(tmp_path, "a", "exit-1", "b"), 2))
     assert new_processes() == set()
 
 
-def test_an_interrupt_of_the_terminal_does_not_reach_the_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process_pool, "ALONE_BYTES", -1)
+@pytest.mark.usefixtures("by_processes")
+def test_an_interrupt_of_the_terminal_does_not_reach_the_processes(tmp_path: Path) -> None:
     for _, result in process_pool.each(work.group_and_signals, shards_of(tmp_path, "a", "b", "c"), 2):
         assert not isinstance(result, ShardError)
         assert result[0] != os.getpgrp()
-
-
-def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    shards = shards_of(tmp_path, *(f"{number}" for number in range(50)))
-    code = """
-import sys
-from pathlib import Path
-from tests import sets
-from tests import work
-from wdsfs.index import process_pool as pool
-pool.ALONE_BYTES = -1
-shards = [sets.at(Path(path)) for path in sys.argv[1:]]
-for _ in pool.each(work.two_at_once, shards, 2):
-    print(flush=True)
-    sys.stdin.read(1)
-"""
-    parent = sets.start(code, *(sets.path_of(one) for one in shards))
-    assert parent.stdout is not None
-    parent.stdout.readline()
-    workers = descendants(parent.pid)
-    assert len(workers) == 2
-    parent.kill()
-    assert parent.communicate()[1] == b""
-    # They are this process's now, see conftest.py.
-    wait_until(lambda: all(_has_ended(pid) for pid in workers), "the end of the processes")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -250,11 +227,11 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
+@pytest.mark.usefixtures("by_processes")
 def test_processes_import_nothing_from_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = shards_of(tmp_path, "a", "b")
-    monkeypatch.setattr(process_pool, "ALONE_BYTES", -1)
     for name in ("pickle", "wdsfs", "numpy"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(9)")
     monkeypatch.chdir(tmp_path)

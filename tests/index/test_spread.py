@@ -154,11 +154,11 @@ def test_a_callable_that_makes_no_executor(name: str, what: str) -> None:
         _ = Workers(name).engine
 
 
-@pytest.mark.parametrize("address", ["nonsense", "missing.json", "tcp://host"])
-def test_what_is_no_address_of_dask(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+def test_what_is_no_address_of_dask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executors, "_package", lambda *_: None)
-    with pytest.raises(UsageError, match=f"--executor dask:{address}: is neither an existing scheduler file"):
-        _ = Workers(f"dask:{address}").engine
+    for address in ("nonsense", "missing.json", "tcp://host"):
+        with pytest.raises(UsageError, match=f"--executor dask:{address}: is neither an existing scheduler file"):
+            _ = Workers(f"dask:{address}").engine
 
 
 def _raise(*_: object) -> Future[Any]:
@@ -227,27 +227,15 @@ def test_closing_cancels_what_has_not_begun(tmp_path: Path) -> None:
 def test_a_worker_that_sees_another_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = shards_of(tmp_path, "a", "b")
     real = Fingerprint.at
-    monkeypatch.setattr(
-        DOOR, "look", lambda path: real(path)._replace(mtime_ns=5 if path == shards[0].path else 6)
-    )
-    monkeypatch.setattr(
-        DOOR,
-        "look_again",
-        lambda path: real(path)._replace(mtime_ns=5) if path == shards[0].path else real(path),
-    )
+    other = {path: real(path)._replace(mtime_ns=5) for path in (shards[0].path, shards[1].path)}
+    monkeypatch.setattr(DOOR, "look", lambda path: other.get(path) or real(path))
+    monkeypatch.setattr(DOOR, "look_again", {**other, shards[1].path: real(shards[1].path)}.__getitem__)
     seen = {one.path: spread.SeenShard(one.path, real(one.path)) for one in shards}
     with pytest.raises(StaleMount, match=r"/a: the worker on .* sees another file"):
         spread.agree(seen[shards[0].path])
-    assert spread.agree(seen[shards[1].path]) == real(shards[1].path)  # what it knew was old
-
-
-def test_inode_and_ctime_do_not_count(tmp_path: Path) -> None:
-    [one] = shards_of(tmp_path, "a")
-    here = Fingerprint.at(one.path)
-    spread.agree(spread.SeenShard(one.path, here.mixed_with(7)))
-
-
-def test_a_file_that_a_worker_does_not_have_is_an_error_that_names_the_worker(tmp_path: Path) -> None:
+    now = spread.agree(seen[shards[1].path])  # what it knew was old
+    assert now == real(shards[1].path)
+    spread.agree(spread.SeenShard(shards[1].path, now.mixed_with(7)))  # inode and ctime do not count
     path = os.fsencode(tmp_path / "gone.tar")
     with pytest.raises(UnreadableShard, match=r"gone.tar: the worker on .* has no such file"):
         spread.agree(spread.SeenShard(path, Fingerprint(1, 2, 3)))
@@ -368,20 +356,16 @@ def test_an_error_that_cannot_be_sent_becomes_its_text() -> None:
 # --- names ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("", "write dask:ADDRESS"),
-        ("dask", "write dask:ADDRESS"),
-        ("mpi:3", "write dask:ADDRESS"),
-        ("no such:thing", "write dask:ADDRESS"),
-        ("slurm", "the number of jobs is missing"),
-        ("slurm:jobs=0", "the number of jobs is missing"),
-        ("slurm:jobs=2,what", "'what' is not NAME=VALUE"),
-    ],
-)
-def test_a_name_that_means_nothing_is_refused_at_once(name: str, text: str) -> None:
-    with pytest.raises(UsageError, match=text):
+NAMES = {
+    **dict.fromkeys(("", "dask", "mpi:3", "no such:thing"), "write dask:ADDRESS"),
+    **dict.fromkeys(("slurm", "slurm:jobs=0"), "the number of jobs is missing"),
+    "slurm:jobs=2,what": "'what' is not NAME=VALUE",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_that_means_nothing_is_refused_at_once(name: str) -> None:
+    with pytest.raises(UsageError, match=NAMES[name]):
         opener(name)
 
 

@@ -70,14 +70,27 @@ def test_the_note_is_right(program: Program) -> None:
     }
 
 
-def test_a_commit_says_so(program: Program) -> None:
+def test_commands_that_write_shards_say_so(program: Program) -> None:
+    """`commit` of each new or replaced first shard, `pack` of files and of a view; with `-q` nobody."""
     program.write("a.tar", EVEN)
     program.write("b.tar", EVEN)
+    program.write("b.csv", b"key,mask\ns1,x\n")
+    files = program.directory("files")
+    for name in ("a.txt", "a.cls", "b.txt", "c.txt", "c.cls"):
+        (files / name).write_bytes(b"1")
+    others = f"the sample b has the columns txt, the first sample a has cls, txt: {REFUSES}"
+    for options in (["-n"], []):
+        assert (
+            f"{others}: {REFUSES}" in program.run("pack", *options, "-o", "packed/%d.tar", files).stderr.decode()
+        )
+    (files / "b.cls").write_bytes(b"1")
+    assert REFUSES not in program.run("pack", "-o", "even/%d.tar", files).stderr.decode()
+    words = ("pack", "--associate", "b.csv", "--missing", "empty", "-o", "view/%d.tar", "a.tar")
+    assert "the sample s1 has the columns cls, mask, txt, the first" in program.run(*words).stderr.decode()
     with program.mounted("--overlay", "up", "{a,b}.tar") as mounted:
         note = f"the sample s2 has the columns cls, thumb.jpg, txt, the first sample s0 has cls, txt: {REFUSES}"
         (mounted.path / "b/s1/thumb.jpg").write_bytes(b"x")
-        done = program.run("commit", "-o", "one/%d.tar", mounted.path)
-        assert done.stderr == b""
+        assert program.run("commit", "-o", "one/%d.tar", mounted.path).stderr == b""
         (mounted.path / "a/s2/thumb.jpg").write_bytes(b"x")
         for options in (["-n"], [], ["--json"]):
             place = program.home / f"new{'-'.join(options)}"
@@ -88,26 +101,3 @@ def test_a_commit_says_so(program: Program) -> None:
         assert done.stderr.decode() == f"wdsfs: note: {program.home}/a.tar: {note}\n"
         (mounted.path / "b/s2/thumb.jpg").write_bytes(b"x")
         assert program.run("commit", "--in-place", mounted.path).stderr == b""
-
-
-def test_a_pack_of_a_view_says_so(program: Program) -> None:
-    program.write("a.tar", EVEN)
-    program.write("b.csv", b"key,mask\ns1,x\n")
-    options = ("--associate", "b.csv", "--missing", "empty")
-    done = program.run("pack", *options, "-o", "new/%d.tar", "a.tar")
-    assert f"the sample s1 has the columns cls, mask, txt, the first sample s0 has cls, txt: {REFUSES}" in (
-        done.stderr.decode()
-    )
-
-
-def test_pack_says_so(program: Program) -> None:
-    files = program.directory("files")
-    for name in ("a.txt", "a.cls", "b.txt", "c.txt", "c.cls"):
-        (files / name).write_bytes(b"1")
-    for options in (["-n"], []):
-        done = program.run("pack", *options, "-o", "new/%d.tar", files)
-        assert (
-            f"the sample b has the columns txt, the first sample a has cls, txt: {REFUSES}" in done.stderr.decode()
-        )
-    (files / "b.cls").write_bytes(b"1")
-    assert REFUSES not in program.run("pack", "-o", "even/%d.tar", files).stderr.decode()

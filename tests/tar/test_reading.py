@@ -22,6 +22,7 @@ from tests import sets, tars
 from tests.conftest import Program
 from tests.interop.test_lint import findings, write
 from tests.packing.overlays import Set, files_of
+from tests.tar.test_scan import count_reads
 from tests.tars import BLOCK, END, member, tar
 from tests.tree.test_view_record import a_view
 from tests.uppers import WHITEOUT
@@ -40,7 +41,6 @@ from wdsfs.tar import scan, streams
 from wdsfs.tar.problems import Problem
 from wdsfs.tree.composition import Composition
 from wdsfs.tree.indexing import indexed
-from wdsfs.tree.set_options import Selection
 from wdsfs.tree.shard_set import ShardSet
 
 
@@ -209,33 +209,14 @@ def test_a_global_header_goes_on_behind_an_end_mark(tmp_path: Path) -> None:
         assert [one.mtime for one in archive] == [77] * 3
 
 
-def test_many_end_marks_are_read_in_little_time(tmp_path: Path) -> None:
+def test_many_end_marks_are_read_in_little_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros are read a little at a time, not a mebibyte for each mark."""
-    path = tmp_path / "s.tar"
     count = 3000
-    path.write_bytes(b"".join(member(b"%d.txt" % n) + bytes(BLOCK) for n in range(count)))
-    read = 0
-
-    class Counting:
-        size = path.stat().st_size
-
-        def __init__(self) -> None:
-            self.fd = os.open(path, os.O_RDONLY)
-
-        def pread(self, size: int, offset: int, /) -> bytes:
-            nonlocal read
-            data = os.pread(self.fd, size, offset)
-            read += len(data)
-            return data
-
-        def close(self) -> None:
-            os.close(self.fd)
-
-    source = Counting()
-    record = Record(build(source, GONE, None, ZEROS))
-    source.close()
+    content = b"".join(member(b"%d.txt" % n) + bytes(BLOCK) for n in range(count))
+    with tars.opened(content) as fd:
+        count_reads(monkeypatch, 40 * len(content))
+        record = Record(build(fd, GONE, None, ZEROS))
     assert (record.members, record.end_marks) == (count, count - 1)
-    assert read < 40 * source.size
 
 
 parts = st.lists(
@@ -269,20 +250,12 @@ APART = tar(
 TOGETHER = [(b"d/" + key, [b"jpg", b"cls"]) for key in (b"a", b"b", b"c")]
 
 
-def test_a_sample_has_all_members_of_its_key(tmp_path: Path) -> None:
-    path = tmp_path / "s.tar"
-    path.write_bytes(APART)
-    assert len(shown(record_of(path))) == 6
-    record = record_of(path, BY_KEY)
-    assert shown(record) == TOGETHER
-    assert (record.samples, record.apart, record_of(path).apart) == (3, 3, 0)
-
-
 def test_members_are_in_the_order_of_the_tar(tmp_path: Path) -> None:
     path = tmp_path / "s.tar"
     names = (b"b.z", b"a.y", b"b.a", b"stray", b"c.x", b"b.z", b"a.x", b"./a.q", b"c.w", b"c.v")
     path.write_bytes(tar(*(member(name, name) for name in names)))
-    record = record_of(path, BY_KEY)
+    record, plain = record_of(path, BY_KEY), record_of(path)
+    assert (record.samples, plain.samples, plain.apart) == (4, 8, 0)
     # `./a` and `a` are two keys for every reader; a stray ends no sample; an extension may come twice.
     found = [(b"b", [b"z", b"a", b"z"]), (b"a", [b"y", b"x"]), (b"c", [b"x", b"w", b"v"]), (b"a", [b"q"])]
     assert shown(record) == found
@@ -327,13 +300,6 @@ def test_a_reading_is_part_of_what_a_record_is_kept_under() -> None:
     assert all(key.partition(b"\0")[0] == b"/x.tar" for key in keys)
 
 
-def test_the_selection_tells_how_shards_are_read(tmp_path: Path) -> None:
-    sets.make(tmp_path, 2)
-    selection = Selection(reading=BOTH)
-    assert selection.arguments == ["--ignore-zeros", "--group-by-key"]
-    assert [one.reading for one in expand([str(tmp_path)], *selection)] == [BOTH, BOTH]
-
-
 def test_a_shard_is_indexed_on_demand_in_each_way(tmp_path: Path) -> None:
     """As a `--lazy` mount does; and the records of one that is gone go, of all readings."""
     path = tmp_path / "x.tar"
@@ -372,16 +338,6 @@ def test_two_mounts_of_one_shard_are_both_right(program: Program) -> None:
     assert program.json("index", "x.tar")["rebuilt"] == 0
     assert program.json("index", *BOTH.arguments, "x.tar")["rebuilt"] == 0
     assert program.json("index", "--group-by-key", "x.tar")["rebuilt"] == 1
-
-
-def test_compressed_joined_tars(program: Program) -> None:
-    joined = tar(member(b"a.txt", b"a")).ljust(20 * BLOCK, b"\0") + tar(member(b"b.txt", b"b"))
-    program.write("one.tgz", gzip.compress(joined))
-    program.write("two.tar.gz", gzip.compress(joined[: 20 * BLOCK]) + gzip.compress(joined[20 * BLOCK :]))
-    for name in ("one", "two"):
-        assert program.run("cat", "--ignore-zeros", ".", f"{name}/b/txt", cwd=program.home).stdout == b"b"
-    program.run("pack", "--ignore-zeros", "-o", "n-%d.tar", "one.tgz")
-    assert by_webdataset((program.home / "n-0.tar").read_bytes()) == [(b"a", [b"txt"]), (b"b", [b"txt"])]
 
 
 def test_the_options_go_with_views(program: Program) -> None:

@@ -12,7 +12,6 @@ from array import array
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,13 +127,6 @@ class TooManyFolders(Exception):
     """Raised where a shard gets more folders than one of its size can have."""
 
 
-class HardLink(NamedTuple):
-    """A hard link, resolved after the scan; `row` counts members."""
-
-    row: int
-    target: bytes
-
-
 class MemberDraft:
     """Entries and members of a shard, collected chunk by chunk in compact arrays."""
 
@@ -151,7 +143,7 @@ class MemberDraft:
         self.member_entry, self.member_extension = array("I"), array("I")
         self.columns: dict[str, list[NDArray[np.int64]]] = {"head": [], "data": [], "size": [], "mtime": []}
         self.symlinks: dict[int, bytes] = {}
-        self.links: list[HardLink] = []
+        self.links: dict[int, bytes] = {}  # hard links, resolved after the scan: member -> target
         self.sparse: dict[int, NDArray[np.int64]] = {}  # a row for each segment
         self.unshown: list[Problem] = []
         self.unshown_count = 0
@@ -245,7 +237,7 @@ class MemberDraft:
             if kind == headers.SYMLINK:
                 self.symlinks[member] = chunk.links[row]
             elif kind == headers.HARD_LINK:
-                self.links.append(HardLink(member, chunk.links[row]))
+                self.links[member] = chunk.links[row]
             if row in chunk.sparse:
                 self.sparse[member] = np.array(chunk.sparse[row], dtype=np.int64).reshape(-1, 2)
 
@@ -325,14 +317,14 @@ def resolve(draft: MemberDraft, columns: dict[str, NDArray[np.int64]], problems:
         return {}
     targets: dict[int, int] = {}
     last_members = _last_members(draft)
-    for link in draft.links:
-        target = last_members.get(link.row)
+    for row, name in draft.links.items():
+        target = last_members.get(row)
         if target is None:
-            offset = int(columns["head"][link.row])
-            text = f"hard link at offset {offset} to {readable(link.target)!r}, which is not before it"
+            offset = int(columns["head"][row])
+            text = f"hard link at offset {offset} to {readable(name)!r}, which is not before it"
             problems.append(Problem(offset, "dangling link", text))
         else:
-            targets[link.row] = targets.get(target, target)
+            targets[row] = targets.get(target, target)
     for row, target in targets.items():
         for column in columns.values():
             column[row] = column[target]
@@ -342,9 +334,9 @@ def resolve(draft: MemberDraft, columns: dict[str, NDArray[np.int64]], problems:
 def _last_members(draft: MemberDraft) -> dict[int, int]:
     """Map each link (its row) to the row of the last earlier member with the name that it points to."""
     targets: dict[int, tuple[int | None, bytes]] = {}
-    for link in draft.links:
-        folder, base = names.split_folder(link.target)
-        targets[link.row] = draft.folders.find(folder), base
+    for link, target in draft.links.items():
+        folder, base = names.split_folder(target)
+        targets[link] = draft.folders.find(folder), base
     places = set(targets.values())
     last: dict[tuple[int | None, bytes], int] = {}
     members = {}

@@ -75,7 +75,8 @@ class PortableWriter:
     def write(self, fd: int) -> None:
         """Write the index to an empty file. Raises StaleShard, OSError."""
         rows = [self._row(listed, 0, 0, 0, Summary(*listed.fingerprint, *_NO_NUMBERS)) for listed in self._listed]
-        at = _aligned(len(self._head(rows, 0)))
+        at = len(self._head(rows, 0))
+        at += -at % ALIGNMENT
         os.lseek(fd, at, os.SEEK_SET)
         for number, listed in enumerate(self._listed):
             rows[number] = self._append(fd, listed, at)
@@ -147,10 +148,6 @@ class PortableWriter:
 
 
 _NO_NUMBERS = (0,) * (len(Summary._fields) - len(Fingerprint._fields))
-
-
-def _aligned(size: int) -> int:
-    return size + -size % ALIGNMENT
 
 
 def _known(path: bytes) -> tuple[Fingerprint, str, str]:

@@ -63,16 +63,12 @@ def together(shards: Sequence[Shard], workers: Workers | None = None) -> int:
     return min(max(sum(is_remote(shard.path) for shard in shards), 1), TOGETHER)
 
 
-def _path_of(shard: Shard) -> bytes:
-    return shard.path
-
-
 def each(
     function: Callable[[Any], Result],
     shards: Sequence[Shard],
     jobs: int,
     workers: Workers | None = None,
-    argument: Callable[[Shard], Any] = _path_of,
+    argument: Callable[[Shard], Any] = lambda shard: shard.path,
     adopt: Callable[[Result, Fingerprint], Result] = lambda result, _: result,
 ) -> Results[Result]:
     """Yield each shard with `function(argument(shard))`, or with the ShardError that this raised, in any order.
@@ -82,7 +78,8 @@ def each(
     `spread.py` says; `adopt` then makes a result ours: it gets the fingerprint that the shard has here.
     """
     if workers is not None:
-        local, elsewhere = _divided(shards)
+        local = [shard for shard in shards if is_output(shard.path)]  # only this machine can read it
+        elsewhere = [shard for shard in shards if not is_output(shard.path)]
         yield from _in_threads(function, local, argument)
         yield from _by_workers(workers, function, elsewhere, argument, adopt)
         return
@@ -114,12 +111,6 @@ def units(
             yield item, _try(lambda item: function(prepare(item)), item)
     else:
         yield from _in_processes(function, items, min(jobs, len(items)), name, prepare)
-
-
-def _divided(shards: Sequence[Shard]) -> tuple[list[Shard], list[Shard]]:
-    """Divide shards into those that only this machine can read, which are outputs of commands, and all others."""
-    here = [shard for shard in shards if is_output(shard.path)]
-    return here, [shard for shard in shards if not is_output(shard.path)] if here else list(shards)
 
 
 def _by_workers(

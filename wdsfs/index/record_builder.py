@@ -506,7 +506,7 @@ def _pack(draft: MemberDraft, problems: Problems, sections: Sections) -> dict[st
     _put_members(sections, ordered, columns)
     _put_symlinks(sections, ordered, draft)
     _put_sparse(sections, ordered, draft)
-    dangling = {int(ordered.new_member[link.row]) for link in draft.links if link.row not in targets}
+    dangling = {int(ordered.new_member[row]) for row in draft.links if row not in targets}
     for domain, aliases in find_aliases(ordered, dangling).items():
         if aliases:
             _put_aliases(sections, f"alias{domain}", aliases, ordered)

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import pairwise
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 T = TypeVar("T")
 
@@ -62,17 +62,10 @@ class MadeOfColumns(Generic[T]):
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, record: HasColumns, owner: type) -> T:
+    def __get__(self, record: Any, owner: type) -> T:
         value = record.__dict__[self._name] = self._make(record.column)
         record.made.append(self._name)
         return value
-
-
-class HasColumns(Protocol):
-    """A record, as far as its attributes need it."""
-
-    column: Columns
-    made: list[str]
 
 
 class PackedNames:

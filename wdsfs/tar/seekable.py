@@ -9,6 +9,7 @@ before it) and some unpacked pieces.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import io
@@ -18,7 +19,7 @@ import os
 import threading
 import weakref
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from wdsfs.errors import bytes_text
@@ -195,13 +196,8 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 
 def check(kind: str, fd: int) -> None:
     """Raise Unusable if a quick check shows that `index_of` would."""
-    raw, failures = _open_by_library(kind, fd)
-    try:
+    with _opened(kind, fd) as raw:
         _FORMATS[kind].check(raw)
-    except failures as error:
-        raise Unusable(f"{_FORMATS[kind].package} cannot read it: {error}") from None
-    finally:
-        raw.close()
 
 
 def index_of(kind: str, fd: int) -> tuple[bytes, int]:
@@ -210,16 +206,23 @@ def index_of(kind: str, fd: int) -> tuple[bytes, int]:
     Correct for a whole file only: some of the libraries take a truncated file for a whole one. Raises Unusable if
     there is no library for it, or no seek point but its start.
     """
-    raw, failures = _open_by_library(kind, fd)
-    try:
+    with _opened(kind, fd) as raw:
         places = _FORMATS[kind].places(raw)
         size: int = raw.seek(0, io.SEEK_END)
+    body = size.to_bytes(8, "little") + places
+    return _MAGIC + zlib.crc32(body).to_bytes(4, "little") + body, size
+
+
+@contextlib.contextmanager
+def _opened(kind: str, fd: int) -> Iterator[Any]:
+    """Open a file by the library of its format. Raises Unusable, also for what the library raises in the block."""
+    raw, failures = _open_by_library(kind, fd)
+    try:
+        yield raw
     except failures as error:
         raise Unusable(f"{_FORMATS[kind].package} cannot read it: {error}") from None
     finally:
         raw.close()
-    body = size.to_bytes(8, "little") + places
-    return _MAGIC + zlib.crc32(body).to_bytes(4, "little") + body, size
 
 
 def _open_by_library(kind: str, fd: int) -> tuple[Any, tuple[type[Exception], ...]]:
