@@ -605,7 +605,9 @@ def test_members_over_4_gib(tmp_path: Any, by_pax: bool) -> None:
     with tars.opened(path) as fd:
         one = Record(record_builder.build(fd, FINGERPRINT))
         files = files_of(one)
-        assert one.member(files[b"big.bin"]).size == (9 << 30) + 7
+        big = one.member(files[b"big.bin"])
+        assert big.size == (9 << 30) + 7
+        assert read_stored(fd, big.data, big.size, None, big.size - 4, 100) == b"\0end"
         assert content_of(fd, one, files[b"a.txt"]) == b"aaa"
         assert one.total_size() == (9 << 30) + 10
 

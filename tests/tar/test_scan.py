@@ -170,18 +170,6 @@ def test_pax_global() -> None:
     assert (found[2].link, problems) == (b"t", [])
 
 
-@pytest.mark.parametrize("by_pax", [False, True])
-def test_members_over_8_gib(tmp_path: Path, by_pax: bool) -> None:
-    """Members over 8 GiB are read, whether their size is in base-256 or in a PAX header."""
-    path = tmp_path / "big.tar"
-    tars.write_large(path, (9 << 30) + 100, by_pax)
-    assert path.stat().st_blocks < 1000
-    (big, small), problems = look(path)
-    assert (big.size, small.content, problems) == ((9 << 30) + 100, b"aaa", [])
-    with tars.opened(path) as fd:
-        assert read_stored(fd, big.data, big.size, None, big.size - 4, 100) == b"\0end"
-
-
 @pytest.mark.parametrize(
     "options",
     [["--format=gnu"], *(["--format=posix", f"--sparse-version={version}"] for version in ("0.0", "0.1", "1.0"))],
