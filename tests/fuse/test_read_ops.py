@@ -429,6 +429,15 @@ def test_a_surprise_is_told_once_with_its_traceback(
     assert "getattr failed with ZeroDivisionError('surprise')" in record.message
 
 
+def test_what_is_remembered_of_messages_is_bounded(
+    operations: ReadOperations, tree: FakeTree, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3 * log_lines.QUIET_MAX):
+        fail(operations, tree, CorruptShard(f"{number}.tar is cut"))
+    assert len(operations._logged._logged) <= log_lines.QUIET_MAX
+    assert len(caplog.messages) == 3 * log_lines.QUIET_MAX
+
+
 def test_what_is_normal_is_not_logged(
     operations: ReadOperations, tree: FakeTree, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import random
 import signal
 import sys
-import tarfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,18 +14,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, Mounted, Program, drop_pages
-from tests.fuse.test_supervisor import FILES, Patched, content, files_of, kill, read_raw, workers_of
-from tests.fuse.test_supervisor import shard as shard  # a fixture
+from tests import tars
+from tests.conftest import ROOT, Mounted, drop_pages
+from tests.fuse.test_supervisor import (  # fixtures
+    FILES,
+    OLD_KERNEL,
+    Patched,
+    content,
+    files_of,
+    kill,
+    patched,
+    read_raw,
+    shard,
+    workers_of,
+)
 from tests.processes import PATIENCE, Process, wait_until
 from wdsfs import mount_registry
 
-
-@pytest.fixture
-def patched(program: Program) -> Patched:
-    program.__class__ = Patched
-    assert isinstance(program, Patched)
-    return program
+__all__ = ["patched", "shard"]
 
 
 class Far:
@@ -70,57 +74,45 @@ def drop(path: Path) -> None:
         drop_pages(file.fileno())
 
 
-def test_a_remote_shard_is_read_like_a_file(patched: Patched, shard: Path) -> None:
-    with far(patched, shard, "slow") as there:
-        assert [read_raw(path) for path in there.paths] == [content(number) for number in range(FILES)]
+@contextmanager
+def reads_at_once(patched: Patched, shard: Path, count: int) -> Iterator[tuple[Far, list[bytes]]]:
+    """Reads of so many files that a single worker has handed over; answered at the end of the block."""
+    gate, found = patched.home / "gate", [b""] * count
+    with far(patched, shard, "gated", workers=1, gate=str(gate)) as there:
+
+        def read(number: int) -> None:
+            found[number] = read_raw(there.paths[number])
+
+        threads = [threading.Thread(target=read, args=(number,)) for number in range(count)]
+        try:
+            for thread in threads:
+                thread.start()
+            wait_until(lambda: there.mounted.status()["requests"].get("read", 0) >= count, "all reads")
+            yield there, found
+        finally:
+            gate.touch()
+            for thread in threads:
+                thread.join()
+        assert there.mounted.status()["requests"]["read"] == count
 
 
 def test_more_reads_are_under_way_than_there_are_workers(patched: Patched, shard: Path) -> None:
     """All of them with one worker, which goes on answering."""
-    gate = patched.home / "gate"
-    with far(patched, shard, "gated", workers=1, gate=str(gate)) as there:
-        try:
-            found: dict[int, bytes] = {}
-            threads = [
-                threading.Thread(target=lambda n=n: found.__setitem__(n, read_raw(there.paths[n])))
-                for n in range(100)
-            ]
-            for thread in threads:
-                thread.start()
-            wait_until(lambda: there.mounted.status()["requests"].get("read", 0) >= 100, "all reads")
-            assert len(workers_of(there.mounted)) == 1
-            assert found == {}
-            assert len(os.listdir(there.paths[0].parent)) == FILES
-        finally:
-            gate.touch()
-        for thread in threads:
-            thread.join()
-        assert found == {number: content(number) for number in range(100)}
+    with reads_at_once(patched, shard, 100) as (there, found):
+        assert len(workers_of(there.mounted)) == 1
+        assert set(found) == {b""}
+        assert len(os.listdir(there.paths[0].parent)) == FILES
+    assert found == [content(number) for number in range(100)]
 
 
 def test_many_readers_at_once_make_one_request_each(patched: Patched, tmp_path: Path) -> None:
     """The kernel takes no device for congested that only waits for the network: it reads small files whole."""
-    shard, gate, body, readers = tmp_path / "s.tar", patched.home / "gate", bytes(range(256)) * 240, 80
-    with tarfile.open(shard, "w") as tar:
-        for number in range(readers):
-            member = tarfile.TarInfo(f"d/{number:03d}.bin")
-            member.size = len(body)
-            tar.addfile(member, io.BytesIO(body))
-    with far(patched, shard, "gated", workers=1, gate=str(gate)) as there:
-        try:
-            found: list[bytes] = []
-            threads = [
-                threading.Thread(target=lambda path=path: found.append(path.read_bytes())) for path in there.paths
-            ]
-            for thread in threads:
-                thread.start()
-            wait_until(lambda: there.mounted.status()["requests"].get("read", 0) >= readers, "all reads")
-        finally:
-            gate.touch()
-        for thread in threads:
-            thread.join()
-        assert found == [body] * readers
-        assert there.mounted.status()["requests"]["read"] == readers
+    body = bytes(range(256)) * 240
+    members = (tars.member(b"d/%03d.bin" % number, body) for number in range(80))
+    (tmp_path / "s.tar").write_bytes(tars.tar(*members))
+    with reads_at_once(patched, tmp_path / "s.tar", 80) as (_, found):
+        pass
+    assert found == [body] * 80
 
 
 def test_the_fetcher_and_workers_killed_in_the_middle_of_reads(patched: Patched, shard: Path) -> None:
@@ -219,8 +211,7 @@ def test_an_error_of_the_store_is_an_errno_and_one_line(
 
 def test_without_resend_workers_wait_for_the_fetcher(patched: Patched, shard: Path) -> None:
     """On kernels before 6.9; a fetcher that dies costs no error there, either."""
-    more = "from wdsfs.fuse.supervisor import Supervisor\nSupervisor._notify = lambda self, note: False"
-    with far(patched, shard, "slow", more=more) as there:
+    with far(patched, shard, "slow", more=OLD_KERNEL) as there:
         for number in range(0, FILES, 20):
             assert read_raw(there.paths[number]) == content(number)
             fetcher = there.fetcher
