@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from tests.conftest import Program
 from tests.thorough import examples
-from tests.tree.test_view_record import Sample, a_view, as_lines, one_shard, write
+from tests.tree.test_view_record import BROKEN, Sample, a_view, as_lines, one_shard, shown, write
 from wdsfs.errors import CorruptShard, UsageError, ViewError
-from wdsfs.index.record import STRAY
 from wdsfs.tar.problems import BROKEN_FIELD
 from wdsfs.tree import content as content_module
 from wdsfs.tree import json_fields
@@ -232,9 +231,9 @@ def test_any_depth_is_shown_or_fails_to_be_read(tmp_path: Path) -> None:
     samples: list[Sample] = [(b"k%d" % n, [(b"json", data)]) for n, data in documents.items()]
     shard = write(tmp_path / "s.tar", samples)
     with a_view(tmp_path, [shard], Composition(fields=fields_of(["t=json:t"]))) as below:
-        found = dict(contents(below))
+        found = dict(shown(below, 0))
     for key, columns in samples:
-        assert dict(found[key])[b"t"] in (None, columns[0][1][6:-1])
+        assert dict(found[key])[b"t"] in (BROKEN, columns[0][1][6:-1])
     assert dict(found[b"k1"])[b"t"] == b"[]"
 
 
@@ -334,34 +333,13 @@ def test_a_view_with_names_and_fields_is_what_the_model_says(
     with tempfile.TemporaryDirectory() as directory:
         shard = write(Path(directory) / "s.tar", samples)
         with a_view(Path(directory), [shard], wanted) as below:
-            found = contents(below)
+            found = shown(below, 0)
     assert found == [one for sample in samples if (one := model(*sample, wanted)) is not None]
 
 
-Shown = tuple[bytes, list[tuple[bytes, bytes | None]]]  # None: cannot be read
-
-
-def contents(below: Any) -> list[Shown]:
-    record, found = indexed(below.record, 0), []
-    for entry in range(record.entries):
-        assert not record.entry_flags[entry] & STRAY
-        columns: list[tuple[bytes, bytes | None]] = []
-        for member in record.entry_members(entry):
-            content, size = below.content(0, below.tag(0), member), record.size_and_time(member)[0]
-            try:
-                data = content_module.read(content, 0, size + 1)
-                assert len(data) == size
-            except CorruptShard:
-                data = None
-                assert size
-            columns.append((record.extension(member), data))
-        found.append((record.entry_path(entry), columns))
-    return found
-
-
-def model(key: bytes, own: list[tuple[bytes, bytes]], wanted: Composition) -> Shown | None:
+def model(key: bytes, own: list[tuple[bytes, bytes]], wanted: Composition) -> Sample | None:
     named = {one for column in wanted.columns for one in column.alternatives}
-    columns: list[tuple[bytes, bytes | None]] = [*own]
+    columns = [*own]
     made = []
     for field in wanted.fields:
         data = dict(own).get(field.column)
@@ -374,8 +352,8 @@ def model(key: bytes, own: list[tuple[bytes, bytes]], wanted: Composition) -> Sh
             if wanted.duplicates == SKIP:
                 return None
             continue
-        made.append((field.name, value if value != "broken" else None))
-    columns += made  # type: ignore[arg-type]  # a text is "broken" alone
+        made.append((field.name, value))
+    columns += made
     if wanted.columns:
         free = [len(own) + at for at, (name, _) in enumerate(made) if name not in named]
         found = [(at, columns[at][0]) for at in free]
@@ -393,15 +371,15 @@ def model(key: bytes, own: list[tuple[bytes, bytes]], wanted: Composition) -> Sh
             elif at[0] not in taken:
                 taken.add(at[0])
                 found.append((at[0], columns[at[0]][0]))
-        columns = [(name, columns[n][1]) for n, name in sorted(found, key=lambda one: one[0])] + empty  # type: ignore[operator]
+        columns = [(name, columns[n][1]) for n, name in sorted(found, key=lambda one: one[0])] + empty
     return (key, columns) if columns else None
 
 
-def field_of(data: bytes, path: str) -> bytes | str | None:
+def field_of(data: bytes, path: str) -> bytes | None:
     try:
         value = json.loads(data)
     except ValueError:
-        return "broken"
+        return BROKEN
     for step in path.replace("[0]", ".0").split("."):
         try:
             value = value[0] if step == "0" and isinstance(value, list) else dict(value)[step]

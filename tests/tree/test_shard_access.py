@@ -240,68 +240,37 @@ def test_a_private_tar_is_not_read_through_a_mount_of_root(program: Program, pla
 # --- at the mount -------------------------------------------------------------------------------------------
 
 
-def _of_a_shard(at: Path) -> tuple[object, ...]:
-    _link(at)
-    return (at / "theirs/s.tar",)
-
-
-def _of_a_directory(at: Path) -> tuple[object, ...]:
-    (at / "dir").mkdir(mode=0o700)
-    (at / "dir/s.tar").write_bytes(SECRET)
-    as_user('ln -s "$1/dir" "$1/theirs/sub"', at)
-    return (at / "theirs/sub/s.tar",)
-
-
-def _of_a_hard_link(at: Path) -> tuple[object, ...]:
-    _hard_link(at)
-    return (at / "theirs/s.tar",)
-
-
-def _of_a_glob(at: Path) -> tuple[object, ...]:
-    _link(at)
-    return (at / "theirs/*.tar",)
-
-
-def _of_a_joined_set(at: Path) -> tuple[object, ...]:
-    _link(at)
-    return "--join", at / "theirs/s.tar", at / "own.tar"
-
-
-def _of_labels(at: Path) -> tuple[object, ...]:
-    (at / "private.csv").write_text("key,secret\na,secret\n")
-    os.chmod(at / "private.csv", 0o600)
-    as_user('ln -s "$1/private.csv" "$1/theirs/l.csv"', at)
-    return "--associate", at / "theirs/l.csv", at / "own.tar"
-
-
-def _of_class_names(at: Path) -> tuple[object, ...]:
-    (at / "private.txt").write_text("secret\nsecret too\n")
-    os.chmod(at / "private.txt", 0o600)
-    as_user('ln -s "$1/private.txt" "$1/theirs/names.txt"', at)
-    return "--layout", "classes", "--class-names", at / "theirs/names.txt", at / "own.tar"
-
-
-def _of_a_list(at: Path) -> tuple[object, ...]:
-    (at / "private.txt").write_text(f"{at}/private.tar\n")
-    as_user('ln -s "$1/private.txt" "$1/theirs/list.txt"', at)
-    return (f"@{at}/theirs/list.txt",)
-
-
-PLANTED = [
-    *(_of_a_shard, _of_a_directory, _of_a_hard_link, _of_a_glob, _of_a_joined_set),
-    *(_of_labels, _of_class_names, _of_a_list),
-]
+# Which file of root's nobody links, by which name, and SHARDS and options that lead there.
+PLANTED = {
+    "a shard": ("private.tar", "s.tar", "{place}/theirs/s.tar"),
+    "a directory": ("dir", "sub", "{place}/theirs/sub/s.tar"),
+    "a hard link": (None, "s.tar", "{place}/theirs/s.tar"),
+    "a glob": ("private.tar", "s.tar", "{place}/theirs/*.tar"),
+    "a joined set": ("private.tar", "s.tar", "--join {place}/theirs/s.tar {place}/own.tar"),
+    "labels": ("private.csv", "l.csv", "--associate {place}/theirs/l.csv {place}/own.tar"),
+    "names of classes": ("names", "n", "--layout classes --class-names {place}/theirs/n {place}/own.tar"),
+    "a list": ("list.txt", "list.txt", "@{place}/theirs/list.txt"),
+}
 
 
 @BOTH_ENGINES
-@pytest.mark.parametrize("plant", PLANTED)
-def test_what_others_planted_before_the_mount_is_refused(
-    program: Program, place: Path, plant: Callable[[Path], tuple[object, ...]]
-) -> None:
+@pytest.mark.parametrize("case", PLANTED)
+def test_what_others_planted_before_the_mount_is_refused(program: Program, place: Path, case: str) -> None:
     """A link, or a hard link, of another user to a file that only root can read: at a boot, or after a restart."""
     (place / "own.tar").write_bytes(OLD)
+    (place / "dir").mkdir(mode=0o700)
+    (place / "dir/s.tar").write_bytes(SECRET)
+    (place / "list.txt").write_text(f"{place}/private.tar\n")
+    for name, text in (("private.csv", "key,secret\na,secret\n"), ("names", "secret\nsecret too\n")):
+        (place / name).write_text(text)
+        os.chmod(place / name, 0o600)
+    target, name, typed = PLANTED[case]
+    if target is None:
+        _hard_link(place)
+    else:
+        as_user(f'ln -s "$1/{target}" "$1/theirs/link" && mv -T "$1/theirs/link" "$1/theirs/{name}"', place)
     engine = ("--engine", "kernel") if program.engine == KERNEL else ()
-    arguments = (*engine, "-o", "allow_other", *plant(place), place / "mnt")
+    arguments = (*engine, "-o", "allow_other", *typed.format(place=place).split(), place / "mnt")
     message = program.refused("mount", *arguments, code=3)
     assert re.search(
         r"a link of another user \(nobody\) leads to a file of root|is a hard link of a file", message
