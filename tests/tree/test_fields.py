@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -300,79 +301,147 @@ CONTENTS = {b"json": st.one_of(DOCUMENTS, st.just(b"{"))}
 
 
 @st.composite
-def samples_of(draw: st.DrawFn) -> list[Sample]:
+def samples_of(draw: st.DrawFn, extensions: Sequence[bytes] = EXTENSIONS) -> list[Sample]:
     found: list[Sample] = []
-    for number in range(draw(st.integers(0, 3))):
-        chosen = draw(st.lists(st.sampled_from(EXTENSIONS), unique=True, min_size=1))
+    for number in sorted(draw(st.sets(st.integers(0, 3), max_size=3))):
+        chosen = draw(st.lists(st.sampled_from(extensions), unique=True, min_size=1))
         columns = [(one, draw(CONTENTS.get(one, st.binary(max_size=3)))) for one in chosen]
         found.append((b"k%d" % number, columns))
     return found
 
 
-COLUMNS = st.lists(
-    st.sampled_from(["img=jpg;png", "img=png;jpg", "jpg;png", "png", "x=txt;c", "txt", "c", "y=json;c;d"]),
-    max_size=3,
-    unique=True,
-)
+TYPED = ["img=jpg;png", "img=png;jpg", "jpg;png", "png", "x=txt;c", "txt", "c", "y=json;c;d", "PNG;depth", "n;TXT"]
+COLUMNS = st.lists(st.sampled_from(TYPED), max_size=3, unique=True)
 TYPED_FIELDS = ["c=json:a", "d=json:a.b", "txt=json:b", "e=json:a[0]"]
 FIELDS = st.lists(st.sampled_from(TYPED_FIELDS), max_size=2, unique=True)
 
 
-@examples(60)
-@given(samples_of(), COLUMNS, FIELDS, st.sampled_from([SKIP, EMPTY]), st.sampled_from([SKIP, EMPTY]))
-def test_a_view_with_names_and_fields_is_what_the_model_says(
-    samples: list[Sample], columns: list[str], fields: list[str], missing: str, duplicates: str
+OTHERS = st.lists(samples_of([b"depth", b"TXT", b"json"]), max_size=2)
+ROW = st.fixed_dictionaries(
+    {"key": st.sampled_from(["k0", "k1", "k2"]), "n": st.just("N"), "TXT": st.just("L")},
+    optional={"json": st.just('{"a": "of a label"}')},
+)
+POLICY = st.sampled_from([SKIP, EMPTY])
+
+
+@examples(150)
+@given(
+    *(st.lists(samples_of(), min_size=1, max_size=2), OTHERS, st.lists(ROW, max_size=3), COLUMNS, FIELDS),
+    *(POLICY, POLICY, st.booleans(), st.booleans()),
+)
+def test_a_view_is_what_the_model_says(
+    sets: list[list[Sample]],
+    others: list[list[Sample]],
+    rows: list[dict[str, str]],
+    columns: list[str],
+    fields: list[str],
+    missing: str,
+    duplicates: str,
+    ignore_case: bool,
+    lazy: bool,
 ) -> None:
     typed: dict[str, Any] = {"columns": columns, "field": fields, "missing": missing, "duplicates": duplicates}
-    others = dict.fromkeys(["class_from", "class_names", "class_digits"])
-    others |= {"ignore_case": False, "join": (), "associate": ()}
+    typed |= dict.fromkeys(["class_from", "class_names", "class_digits"]) | {"ignore_case": ignore_case}
     try:
-        wanted = composition_of("samples", **typed, **others)
+        wanted = composition_of("samples", **typed, join=(), associate=())
     except UsageError:
         return
     with tempfile.TemporaryDirectory() as directory:
-        shard = write(Path(directory) / "s.tar", samples)
-        with a_view(Path(directory), [shard], wanted) as below:
-            found = shown(below, 0)
-    assert found == [one for sample in samples if (one := model(*sample, wanted)) is not None]
+        home = Path(directory)
+        shards = [write(home / f"s{number}.tar", samples) for number, samples in enumerate(sets)]
+        if others:
+            wanted = replace(wanted, join=(f"{home}/j*.tar",))
+            for number, samples in enumerate(others):
+                write(home / f"j{number}.tar", samples)
+        if rows:
+            wanted = replace(wanted, associate=(str(as_lines(home / "l.jsonl", rows)),))
+        with a_view(home, shards, wanted, indexed=not lazy) as below:
+            found = [shown(below, number) for number in range(len(shards))]
+    for number, samples in enumerate(sets):
+        beside = others[number] if len(others) == len(sets) else []
+        expected = [model(sample, wanted, beside, others, rows) for sample in samples]
+        assert found[number] == [one for one in expected if one is not None]
 
 
-def model(key: bytes, own: list[tuple[bytes, bytes]], wanted: Composition) -> Sample | None:
-    named = {one for column in wanted.columns for one in column.alternatives}
-    columns = [*own]
-    made = []
+Columns = list[tuple[bytes, bytes]]
+
+
+def model(
+    sample: Sample, wanted: Composition, beside: list[Sample], others: list[list[Sample]], rows: Sequence[Any]
+) -> Sample | None:
+    """The sample as it should be shown; None if it is left out."""
+    key, columns, read = sample[0], [*sample[1]], [field.column for field in wanted.fields]
+    if others:
+        joined = [one for one in beside if one[0] == key]
+        joined = joined or [one for other in others for one in other if one[0] == key]
+        if not is_kept(joined, wanted):
+            return None
+        further = [one for one in joined[0][1] if asks(wanted, one[0], read)] if len(joined) == 1 else []
+        new = [one for one in further if fold(wanted, one[0]) not in names_in(wanted, columns)]
+        if new != further and wanted.duplicates == SKIP:
+            return None
+        columns += new
+    if rows:
+        lines = [row for row in rows if row["key"].encode() == key]
+        if not is_kept(lines, wanted):
+            return None
+        labels = [(name.encode(), value.encode()) for name, value in lines[0].items()] if len(lines) == 1 else []
+        new = [one for one in labels if one[0] != b"key" and asks(wanted, one[0], read)]
+        columns = [one for one in columns if fold(wanted, one[0]) not in names_in(wanted, new)] + new
+    made: Columns = []
     for field in wanted.fields:
-        data = dict(own).get(field.column)
-        if data is None:
-            continue
-        value = field_of(data, field.path)
-        if value is None:
-            continue
-        if field.name in dict(own) and (not named or field.name in named):
+        source = [data for ext, data in columns if fold(wanted, ext) == fold(wanted, field.column)]
+        value = field_of(source[0], field.path) if source else None
+        is_there = fold(wanted, field.name) in names_in(wanted, columns)
+        if value is not None and is_there and asks(wanted, field.name):
             if wanted.duplicates == SKIP:
                 return None
-            continue
-        made.append((field.name, value))
-    columns += made
+        elif value is not None:
+            made.append((field.name, value))
     if wanted.columns:
-        free = [len(own) + at for at, (name, _) in enumerate(made) if name not in named]
-        found = [(at, columns[at][0]) for at in free]
-        taken, empty = set(free), []
-        for column in wanted.columns:
-            at = [n for n, (name, _) in enumerate(columns) if name in column.alternatives and n not in free]
-            if column.name:
-                at.sort(key=lambda n: column.alternatives.index(columns[n][0]))  # used at once
-            if not at:
-                if wanted.missing == SKIP:
-                    return None
-                empty.append((column.name or column.alternatives[0], b""))
-            elif column.name:
-                found.append((at[0], column.name))
-            elif at[0] not in taken:
-                taken.add(at[0])
-                found.append((at[0], columns[at[0]][0]))
-        columns = [(name, columns[n][1]) for n, name in sorted(found, key=lambda one: one[0])] + empty
-    return (key, columns) if columns else None
+        chosen = choice(wanted, columns + made, len(columns))
+    else:
+        chosen = [(fold(wanted, ext), data) for ext, data in columns + made]
+    return (key, chosen) if chosen else None
+
+
+def fold(wanted: Composition, extension: bytes) -> bytes:
+    return extension.lower() if wanted.ignore_case else extension
+
+
+def asks(wanted: Composition, extension: bytes, further: Sequence[bytes] = ()) -> bool:
+    named = [*further, *(one for column in wanted.columns for one in column.alternatives)]
+    return not wanted.columns or fold(wanted, extension) in {fold(wanted, one) for one in named}
+
+
+def names_in(wanted: Composition, columns: Columns) -> set[bytes]:
+    return {fold(wanted, ext) for ext, _ in columns}
+
+
+def is_kept(matches: Sequence[object], wanted: Composition) -> bool:
+    policy = {0: wanted.missing, 1: EMPTY}.get(len(matches), wanted.duplicates)
+    return policy != SKIP
+
+
+def choice(wanted: Composition, columns: Columns, own: int) -> Columns | None:
+    """The columns that outputs name, and files of fields, those from `own` on, that none names."""
+    free = [at for at in range(own, len(columns)) if not asks(wanted, columns[at][0])]
+    found, taken, empty = [(at, columns[at][0]) for at in free], set[int](), []
+    for column in wanted.columns:
+        typed = {fold(wanted, one): one for one in reversed(column.alternatives)}
+        typed |= {one: one for one in column.alternatives}
+        names = {at: typed.get(ext) or typed.get(fold(wanted, ext)) for at, (ext, _) in enumerate(columns)}
+        matches = [(at, name) for at, name in names.items() if name is not None]
+        if column.name:
+            matches.sort(key=lambda match: column.alternatives.index(match[1]))  # used at once
+        if not matches and wanted.missing == SKIP:
+            return None
+        if not matches:
+            empty.append((column.name or column.alternatives[0], b""))
+        elif column.name or matches[0][0] not in taken:
+            taken |= set() if column.name else {matches[0][0]}
+            found.append((matches[0][0], column.name or matches[0][1]))
+    return [(name, columns[at][1]) for at, name in sorted(found, key=lambda one: one[0])] + empty
 
 
 def field_of(data: bytes, path: str) -> bytes | None:

@@ -12,10 +12,9 @@ import io
 import itertools
 import json
 import os
-import random
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -735,142 +734,6 @@ def test_numbers_from_a_field_and_from_a_file_of_names_have_one_width(tmp_path: 
     names.write_text('{"cat": "3", "dog": "12"}')
     shard = numbered(tmp_path / "n.tar", b"cat", b"dog")
     assert folders(tmp_path, [shard], class_names=str(names)) == ["03", "12"]
-
-
-# --- against a model --------------------------------------------------------------------------------------
-
-
-@dataclass
-class Case:
-    """Small sets and options at random."""
-
-    shards: list[list[Sample]]
-    others: list[list[Sample]]
-    rows: list[dict[str, Any]]
-    without: list[bytes]
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-def a_case(seed: int) -> Case:
-    choose = random.Random(seed)
-    keys = [b"%s%d" % (choose.choice([b"", b"d/", b"e.f/g/"]), n) for n in range(8)]
-    extensions = [b"jpg", b"PNG", b"cls", b"json"]
-
-    def samples(count: int, columns: Sequence[bytes], whole: float) -> list[Sample]:
-        chosen = list(columns)
-        return [
-            (key, [(ext, content(ext, key)) for ext in chosen if choose.random() < whole] or [(b"jpg", key)])
-            for key in choose.sample(keys, count)
-        ]
-
-    def content(ext: bytes, key: bytes) -> bytes:
-        return key + ext + b"%d" % choose.randrange(9)
-
-    options: dict[str, Any] = {"missing": choose.choice([SKIP, EMPTY]), "duplicates": choose.choice([SKIP, EMPTY])}
-    if choose.random() < 0.6:
-        options["columns"] = columns_of(choose.choice([["jpg;png"], ["cls", "json", "depth"], ["png;depth", "n"]]))
-        options["ignore_case"] = choose.random() < 0.5
-    name = choose.choice(["cls", "Cls"])
-    rows = [{"key": os.fsdecode(key), "n": str(n), name: "L"} for n, key in enumerate(choose.choices(keys, k=6))]
-    return Case(
-        [samples(choose.randrange(5), extensions, 0.8) for _ in range(choose.randrange(1, 4))],
-        [
-            samples(choose.randrange(5), [b"depth", choose.choice([b"cls", b"CLS"])], 0.7)
-            for _ in range(choose.randrange(4))
-        ],
-        rows if choose.random() < 0.6 else [],
-        choose.sample(keys, choose.randrange(2)),
-        options,
-    )
-
-
-def model(case: Case, number: int) -> list[Sample]:
-    """Return the samples that the shard with this number should show, one after the other."""
-    wanted = Composition(**case.options)
-    found: list[Sample] = []
-    for key, columns in case.shards[number]:
-        if key not in case.without:
-            shown_ = model_of(case, wanted, number, key, list(columns))
-            if shown_:
-                found.append((key, shown_))
-    return sorted(found)
-
-
-def model_of(
-    case: Case, wanted: Composition, number: int, key: bytes, columns: list[tuple[bytes, bytes]]
-) -> list[tuple[bytes, bytes]] | None:
-    named = {one for column in wanted.columns for one in column.alternatives}
-    folded = {one.lower() for one in named}
-
-    def fold(ext: bytes) -> bytes:
-        return ext.lower() if wanted.ignore_case else ext
-
-    def asked(ext: bytes) -> bool:
-        return not named or ext in named or (wanted.ignore_case and ext.lower() in folded)
-
-    if case.others:
-        beside = case.others[number] if len(case.others) == len(case.shards) else []
-        matches = [one for one in beside if one[0] == key] or [
-            one for other in case.others for one in other if one[0] == key
-        ]
-        if not matches and wanted.missing == SKIP:
-            return None
-        if len(matches) > 1 and wanted.duplicates == SKIP:
-            return None
-        if len(matches) == 1:
-            own = {fold(ext) for ext, _ in columns}
-            further = [(ext, content) for ext, content in matches[0][1] if asked(ext)]
-            if any(fold(ext) in own for ext, _ in further) and wanted.duplicates == SKIP:
-                return None
-            columns += [(ext, content) for ext, content in further if fold(ext) not in own]
-    if case.rows:
-        rows = [row for row in case.rows if os.fsencode(row["key"]) == key]
-        if (not rows and wanted.missing == SKIP) or (len(rows) > 1 and wanted.duplicates == SKIP):
-            return None
-        if len(rows) == 1:
-            new = [(os.fsencode(name), value.encode()) for name, value in rows[0].items() if name != "key"]
-            new = [(ext, value) for ext, value in new if asked(ext)]
-            columns = [one for one in columns if fold(one[0]) not in {fold(ext) for ext, _ in new}] + new
-    return choice(wanted, columns) if wanted.columns else columns
-
-
-def choice(wanted: Composition, columns: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]] | None:
-    taken: dict[int, bytes] = {}
-    empty: list[tuple[bytes, bytes]] = []
-    for column in wanted.columns:
-        alternatives = column.alternatives
-        for at, (ext, _) in enumerate(columns):
-            typed = [one for one in alternatives if one == ext] or [
-                one for one in alternatives if wanted.ignore_case and one.lower() == ext.lower()
-            ]
-            if typed:
-                taken.setdefault(at, typed[0])
-                break
-        else:
-            if wanted.missing == SKIP:
-                return None
-            empty.append((alternatives[0], b""))
-    return [(taken[at], columns[at][1]) for at in sorted(taken)] + empty
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_a_view_is_what_the_model_says(tmp_path: Path, seed: int) -> None:
-    case = a_case(seed)
-    shards = [
-        replace(write(tmp_path / f"s{n}.tar", samples), without=frozenset(case.without))
-        for n, samples in enumerate(case.shards)
-    ]
-    for number, samples in enumerate(case.others):
-        write(tmp_path / f"j{number}.tar", samples)
-    options = dict(case.options)
-    if case.others:
-        options["join"] = (str(tmp_path / "j*.tar"),)
-    if case.rows:
-        options["associate"] = (str(as_lines(tmp_path / "l.jsonl", case.rows)),)
-    for lazy in (True, False):  # the second one finds what the first one has kept
-        with a_view(tmp_path, shards, Composition(**options), indexed=not lazy) as below:
-            for number in range(len(shards)):
-                assert shown(below, number) == model(case, number)
 
 
 # --- when something changes -------------------------------------------------------------------------------
