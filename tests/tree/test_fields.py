@@ -155,41 +155,17 @@ def test_what_a_file_of_a_field_holds(tmp_path: Path, path: str, content: bytes 
     ]
 
 
-def test_fields_beside_chosen_columns(tmp_path: Path) -> None:
-    samples: list[Sample] = [
-        (b"a", [(b"json", document(t="A", n=1)), (b"jpg", b"J"), (b"txt", b"own")]),
-        (b"b", [(b"json", document(n=2)), (b"jpg", b"JJ")]),
-        (b"c", [(b"jpg", b"JJJ")]),
-    ]
-    fields = fields_of(["t.txt=json:t", "n=json:n"])
-    assert one_shard(tmp_path, samples, fields=fields, columns=columns_of(["img=jpg"])) == [
-        (b"a", [(b"img", b"J"), (b"t.txt", b"A"), (b"n", b"1")]),
-        (b"b", [(b"img", b"JJ"), (b"n", b"2")]),
-        (b"c", [(b"img", b"JJJ")]),
-    ]
-    # One that --columns names is a column like others: an alternative, renamed, refused where it is missing.
-    named = {"fields": fields, "columns": columns_of(["caption=txt;t.txt"])}
-    with pytest.raises(ViewError, match="sample 'b' has no column"):
-        one_shard(tmp_path, samples, **named)
-    assert one_shard(tmp_path, samples[:1], **named) == [(b"a", [(b"caption", b"own"), (b"n", b"1")])]
-    named["columns"] = columns_of(["caption=t.txt;txt"])
-    assert one_shard(tmp_path, samples[:1], **named) == [(b"a", [(b"caption", b"A"), (b"n", b"1")])]
-
-
 def test_a_column_of_the_name_of_a_field(tmp_path: Path) -> None:
-    samples: list[Sample] = [
-        (b"a", [(b"json", document(t="A")), (b"txt", b"own")]),
-        (b"b", [(b"json", document(t="B"))]),
-    ]
+    samples: list[Sample] = [(b"a", [(b"json", document(t="A")), (b"txt", b"own")])]
     fields = fields_of(["txt=json:t"])
     with pytest.raises(ViewError, match=r"'a' has a column with the name of a --field; --duplicates skip"):
         one_shard(tmp_path, samples, fields=fields)
-    assert [key for key, _ in one_shard(tmp_path, samples, fields=fields, duplicates=SKIP)] == [b"b"]
-    own, made = one_shard(tmp_path, samples, fields=fields, duplicates=EMPTY)
-    assert (own[1][1], made[1][1]) == ((b"txt", b"own"), (b"txt", b"B"))
     # What is not shown does not clash.
-    found = one_shard(tmp_path, samples, fields=fields, columns=columns_of(["meta=json"]))
-    assert [columns[1] for _, columns in found] == [(b"txt", b"A"), (b"txt", b"B")]
+    [(_, columns)] = one_shard(tmp_path, samples, fields=fields, columns=columns_of(["meta=json"]))
+    assert columns[1] == (b"txt", b"A")
+    # A field that --columns names is a column like others: refused where it is missing.
+    with pytest.raises(ViewError, match="sample 'a' has no column"):
+        one_shard(tmp_path, samples, fields=fields_of(["t=json:none"]), columns=columns_of(["caption=t"]))
 
 
 def test_fields_of_joined_and_labelled_columns(tmp_path: Path) -> None:
