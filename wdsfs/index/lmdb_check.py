@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 KEY_MAX = 64  # bytes of a key; those of the index have 17
-DEPTH_MAX = 32  # levels of a tree; LMDB's own limit
+LEVELS_MAX = 32  # levels of a tree; LMDB's own limit
 SPARE_PAGES = 1 << 20  # pages past the end of the file that may count as given out: a bound on nonsense
 AT_ONCE = 4096  # pages that are checked together
 
@@ -171,7 +171,7 @@ class _Checker:
         if tree.root == _NONE:
             _require(tree[2:7] == (0, 0, 0, 0, 0), "an empty tree is not empty")
             return
-        _require(1 <= tree.depth <= DEPTH_MAX and tree.root <= self.meta.last, "a tree has no root")
+        _require(1 <= tree.depth <= LEVELS_MAX and tree.root <= self.meta.last, "a tree has no root")
         numbers = np.array([tree.root], dtype=np.int64)
         levels: list[tuple[NDArray[Any], Numbers]] = []
         branches = overflows = 0
