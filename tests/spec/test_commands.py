@@ -311,8 +311,3 @@ def test_the_standard_input_is_a_shard() -> None:
 )
 def test_what_the_standard_input_cannot_be(content: bytes, specs: list[str], message: bytes) -> None:
     assert message in expanded(content, *specs).stderr
-
-
-def test_a_file_of_this_name_is_a_file(here: Path) -> None:
-    (here / "-").write_bytes(TAR)
-    assert [shard.path for shard in expand(["-"])] == [os.fsencode(here / "-")]

@@ -310,12 +310,7 @@ def test_a_prepared_dataset_has_the_shards_of_its_info() -> None:
     for name in ("set", "set/", "set/.nv-meta", "set/.nv-meta/", "set/.nv-meta/.info.json", "./set//"):
         assert found(name) == expected
     assert [shard.expected_samples for shard in expand(["set"])] == [3, 2, 4, 1]
-    assert found("set/*.tar") == [
-        "set/a.tar",
-        "set/b.tar",
-        "set/d.tar",
-        "set/unprepared.tar",
-    ]
+    assert found("set/*.tar") == ["set/a.tar", "set/b.tar", "set/d.tar", "set/unprepared.tar"]
     os.chdir("set")
     assert listed(".nv-meta") == listed(".") == ["b.tar", "a.tar", "deep/c.tar", "d.tar"]
 

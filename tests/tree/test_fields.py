@@ -270,8 +270,7 @@ EXTENSIONS = [b"jpg", b"png", b"txt", b"json"]
 LISTS = st.lists(st.integers(), max_size=2)
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=3), LISTS)
 DOCUMENTS = st.one_of(
-    st.dictionaries(st.sampled_from("ab"), st.one_of(VALUES, st.dictionaries(st.just("b"), VALUES))),
-    VALUES,
+    st.dictionaries(st.sampled_from("ab"), st.one_of(VALUES, st.dictionaries(st.just("b"), VALUES))), VALUES
 ).map(lambda value: json.dumps(value).encode())
 CONTENTS = {b"json": st.one_of(DOCUMENTS, st.just(b"{"))}
 

@@ -59,10 +59,7 @@ def as_database(path: Path, *statements: str) -> Path:
 
 ENDLESS = "WITH RECURSIVE n(key) AS (SELECT 1 UNION ALL SELECT key + 1 FROM n) SELECT key FROM n"
 COMPUTED = {
-    "an endless view": (
-        ["CREATE TABLE u (x)", f"CREATE VIEW v AS {ENDLESS}"],
-        "'v' is computed by SQL",
-    ),
+    "an endless view": (["CREATE TABLE u (x)", f"CREATE VIEW v AS {ENDLESS}"], "'v' is computed by SQL"),
     "only a view": ([f"CREATE VIEW v AS {ENDLESS}"], "'v' is computed by SQL"),
     "a view of much": (["CREATE VIEW v AS SELECT hex(zeroblob(400000000)) AS key"], "'v' is computed by SQL"),
     "a column of much": (

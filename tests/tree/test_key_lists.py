@@ -175,10 +175,7 @@ def test_keys_of_one_checksum_are_told_apart(tmp_path: Path, monkeypatch: pytest
         assert [place >= 0 for place in places.tolist()] == [False] * len(others) + [True] * len(listed)
         assert opened.missing([used]) == Missing(1, 2 * len(listed) + 1, [b"none"])
     monkeypatch.setattr(label_table, "_EQUAL_MAX", 5)
-    with (
-        pytest.raises(ViewError, match="made to have one checksum"),
-        open_key_list(file, Fingerprint(1, 2, 3)),
-    ):
+    with pytest.raises(ViewError, match="made to have one checksum"), open_key_list(file, Fingerprint(1, 2, 3)):
         pass
 
 

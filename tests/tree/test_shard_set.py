@@ -282,17 +282,9 @@ def test_a_changed_shard_is_indexed_again_or_an_error(
     assert below.generation == generation + 1
     assert [entry.message.split()[0].removesuffix(":") for entry in caplog.records] == [str(path)]
     if change == "removed":
-        asks = (
-            below.fingerprint,
-            below.tag,
-            below.summary,
-            below.record,
-            below.build,
-            below.was_indexed_elsewhere,
-        )
-        for ask in asks:
+        for question in ("fingerprint", "tag", "summary", "record", "build", "was_indexed_elsewhere"):
             with pytest.raises(MissingShard, match=r"s1\.tar"):
-                ask(1)
+                getattr(below, question)(1)
     elif change in ("a directory", "a pipe"):
         with pytest.raises(UnreadableShard, match="not a regular file"):
             below.index_now(1)

@@ -284,10 +284,7 @@ MERGED: dict[str, tuple[list[list[Item]], View, dict[bytes, bytes]]] = {
         },
     ),
     "plain names that end like those with a shard": (
-        [
-            [("a.x", b"a"), ("a~s1.x", b"a~s1"), ("b~s7.x", b"no such shard")],
-            [("a.x", b"a"), ("a~s1.x", b"a~s1")],
-        ],
+        [[("a.x", b"a"), ("a~s1.x", b"a~s1"), ("b~s7.x", b"no such shard")], [("a.x", b"a"), ("a~s1.x", b"a~s1")]],
         View(),
         {
             b"/a/x": b"a",

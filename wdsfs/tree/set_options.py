@@ -31,7 +31,6 @@ class Owner(NamedTuple):
     umask: int = 0
 
 
-# Returns all that is wrong in a set, but for the shards that cannot be read.
 class Tolerance(NamedTuple):
     """The damage that is tolerated.
 
