@@ -13,7 +13,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
@@ -31,6 +31,7 @@ from wdsfs.cli.option_kinds import (
     offer_paths,
     retired,
     shards_argument,
+    typed_params,
 )
 from wdsfs.cli.output import say, write_json
 from wdsfs.cli.view_options import numbered_tree_options, set_options, set_options_without_base, tree_options
@@ -41,7 +42,7 @@ from wdsfs.names import suffix_of, without_suffix
 from wdsfs.spec.objects import SHARD_SUFFIXES
 
 if TYPE_CHECKING:
-    from wdsfs.tree.set_options import Opening, Selection, TreeOptions
+    from wdsfs.tree.set_options import Opening, Owner, Selection, TreeOptions
 
 log = logging.getLogger("wdsfs")
 
@@ -149,20 +150,10 @@ serving_options = gather_options(
 
 
 # Options that a mount of an image has, too. All others are about what the image holds already, or about a daemon.
-_FOR_IMAGES = frozenset(
-    (
-        "shards",
-        "mountpoint",
-        "base",
-        "trust_shards",
-        "wdsfs_trust",
-        "options",
-        "read_only",
-        "quiet",
-        "foreground",
-        "engine",
-    )
-)
+_FOR_IMAGES = {
+    *("shards", "mountpoint", "base", "trust_shards", "wdsfs_trust", "options", "read_only", "quiet"),
+    *("foreground", "engine"),
+}
 
 
 @click.command(cls=MountCommand)
@@ -292,21 +283,14 @@ def _are_swapped(shards: Sequence[str], mountpoint: str) -> bool:
 
 def _refuse_options_of_shards(serving: Serving) -> None:
     """Raise UsageError for options that the mount of an image does not have."""
-    from click.core import ParameterSource
-
-    context = click.get_current_context()
-    typed = [
-        param
-        for param in mount.params
-        if context.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
-    ]
-    for param in typed:
-        if param.name not in _FOR_IMAGES:
+    typed = {str(param.name): param.opts[0] for param in typed_params()}
+    for name, option in typed.items():
+        if name not in _FOR_IMAGES:
             raise UsageError(
-                f"{param.opts[0]}: not for the mount of an image, but for the command that makes the image: "
+                f"{option}: not for the mount of an image, but for the command that makes the image: "
                 "wdsfs image --help"
             )
-    if serving.engine == FUSE and "engine" in {param.name for param in typed}:
+    if serving.engine == FUSE and "engine" in typed:
         raise UsageError("--engine fuse: an image is for the kernel; by FUSE mount its shards")
 
 
@@ -358,25 +342,23 @@ def _incomplete(given: str | None) -> UsageError:
 _ID_MAX = (1 << 32) - 2
 
 
-class Making(NamedTuple):
-    """The options of what an image is like, as they were typed."""
+def _owner(uid: int, gid: int, umask: str) -> Owner:
+    """Return who owns the files of an image. Raises UsageError."""
+    from wdsfs.tree.set_options import Owner
 
-    base: str | None
-    uid: int
-    gid: int
-    umask: str
+    try:
+        bits = int(umask, 8)
+    except ValueError:
+        bits = -1
+    if not 0 <= bits <= 0o777:
+        raise UsageError(f"--umask {umask}: an octal number up to 777 is needed")
+    return Owner(uid, gid, bits)
 
 
-_making_options = gather_options(
-    "making",
-    Making,
+_owner_options = gather_options(
+    "owner",
+    _owner,
     {
-        "base": click.option(
-            "--base",
-            type=Directory(),
-            metavar="DIR",
-            help="Paths of shards below DIR are kept relative to it.  [default: the directory of FILE]",
-        ),
         "uid": click.option(
             "--uid", type=click.IntRange(0, _ID_MAX), default=0, help="Owner of all files.  [default: root]"
         ),
@@ -404,7 +386,13 @@ _making_options = gather_options(
 @tree_options
 @retired("--index-tree", "an image has no links by number; mount by FUSE: wdsfs mount --index-tree")
 @retired("--linux", "every image is for Linux 5.16 and later; leave it out", metavar="VERSION")
-@_making_options
+@click.option(
+    "--base",
+    type=Directory(),
+    metavar="DIR",
+    help="Paths of shards below DIR are kept relative to it.  [default: the directory of FILE]",
+)
+@_owner_options
 @json_option
 @opening_options
 def image(
@@ -412,7 +400,8 @@ def image(
     selection: Selection,
     output: str,
     tree: TreeOptions,
-    making: Making,
+    base: str | None,
+    owner: Owner,
     as_json: bool,
     opening: Opening,
 ) -> None:
@@ -427,22 +416,10 @@ def image(
       wdsfs mount train.erofs /mnt/train
     """
     from wdsfs.mount.engines import kernel_engine
-    from wdsfs.tree.set_options import Owner
 
-    owner = Owner(making.uid, making.gid, _octal(making.umask))
-    made, files = kernel_engine().write_image(shards, selection, tree, opening, output, making.base, owner)
+    made, files = kernel_engine().write_image(shards, selection, tree, opening, output, base, owner)
     if as_json:
         write_json({"image": output, **made._asdict(), "files": files})
     else:
         shown = counted(len(set(files)), "shard")  # one may be a device twice
         say(f"{output}: {shown}, {counted(made.inodes, 'inode')}, {bytes_text(made.size)}")
-
-
-def _octal(text: str) -> int:
-    try:
-        number = int(text, 8)
-    except ValueError:
-        number = -1
-    if not 0 <= number <= 0o777:
-        raise UsageError(f"--umask {text}: an octal number up to 777 is needed")
-    return number

@@ -173,14 +173,17 @@ def gather_options(name: str, make: Callable[..., object], group: Mapping[str, D
     return decorate
 
 
+def typed_params() -> list[click.Parameter]:
+    """Return the arguments and options of the command that were typed."""
+    context, typed = click.get_current_context(), click.core.ParameterSource.COMMANDLINE
+    return [param for param in context.command.params if context.get_parameter_source(str(param.name)) is typed]
+
+
 def refuse_typed(reasons: Mapping[str, str], where: str) -> None:
     """Raise UsageError, with the reason, for an option that was typed and is not to be used here."""
-    context = click.get_current_context()
-    for param in context.command.params:
-        reason = reasons.get(str(param.name))
-        typed = context.get_parameter_source(str(param.name)) is click.core.ParameterSource.COMMANDLINE
-        if reason is not None and typed:
-            raise UsageError(f"{param.opts[-1]}: not with {where}: {reason}")
+    for param in typed_params():
+        if param.name in reasons:
+            raise UsageError(f"{param.opts[-1]}: not with {where}: {reasons[param.name]}")
 
 
 def flag(*names: str) -> Decorator[Any]:

@@ -16,7 +16,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,7 +26,6 @@ from wdsfs.errors import UsageError, bytes_text, counted
 from wdsfs.names import shown
 
 if TYPE_CHECKING:
-    from rich.progress import ProgressColumn
     from rich.table import Table
 
     from wdsfs.packing.plan import Plan, Step
@@ -172,58 +171,46 @@ def is_directory(node: Node) -> bool:
 
 
 @contextlib.contextmanager
-def _bar(
-    label: str, total: int, quiet: bool, columns: Callable[[], Iterable[ProgressColumn]], **fields: Any
-) -> Iterator[Callable[..., None]]:
-    """Show a bar with these columns; the block gets a function that takes the arguments of rich's `update`."""
+def _bar(label: str, total: int, quiet: bool, shown: str, **fields: Any) -> Iterator[Callable[..., None]]:
+    """Show a bar; the block gets a function that takes the arguments of rich's `update`.
+
+    `shown` is what is counted (`shards`), "bytes" with their speed, or "%".
+    """
     if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield lambda **_: None
         return
+    from rich import progress
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    around = TextColumn(label), BarColumn(), *columns(), TimeRemainingColumn()
-    with Progress(*around, console=Console(stderr=True)) as progress:
-        yield functools.partial(progress.update, progress.add_task(label, total=total, **fields))
-
-
-def _counting(unit: str) -> Iterator[ProgressColumn]:
-    from rich.progress import MofNCompleteColumn, TextColumn
-
-    return iter((MofNCompleteColumn(), TextColumn(unit)))
-
-
-def _percentage() -> Iterator[ProgressColumn]:
-    from rich.progress import TaskProgressColumn
-
-    yield TaskProgressColumn()
-
-
-def _bytes_and_speed() -> Iterator[ProgressColumn]:
-    from rich.progress import DownloadColumn, ProgressColumn, Task
     from rich.text import Text
 
-    class Speed(ProgressColumn):
+    class Speed(progress.ProgressColumn):
         """Speed in powers of two, as the bytes beside it; rich's own column has powers of ten."""
 
-        def render(self, task: Task) -> Text:
+        def render(self, task: progress.Task) -> Text:
             speed = task.finished_speed or task.speed
             return Text("?" if speed is None else f"{bytes_text(speed)}/s", style="progress.data.speed")
 
-    return iter((DownloadColumn(binary_units=True), Speed()))
+    columns: list[progress.ProgressColumn] = [progress.MofNCompleteColumn(), progress.TextColumn(shown)]
+    if shown == "bytes":
+        columns = [progress.DownloadColumn(binary_units=True), Speed()]
+    elif shown == "%":
+        columns = [progress.TaskProgressColumn()]
+    around = progress.TextColumn(label), progress.BarColumn(), *columns, progress.TimeRemainingColumn()
+    with progress.Progress(*around, console=Console(stderr=True)) as bar:
+        yield functools.partial(bar.update, bar.add_task(label, total=total, **fields))
 
 
 @contextlib.contextmanager
 def bytes_bar(label: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
     """Show a bar over bytes; the block gets a function to call, in any thread, with each number of bytes done."""
-    with _bar(label, total, quiet, _bytes_and_speed) as update:
+    with _bar(label, total, quiet, "bytes") as update:
         yield lambda count: update(advance=count)
 
 
 @contextlib.contextmanager
 def shards_bar(label: str, total: int, quiet: bool) -> Iterator[Callable[[], None]]:
     """Show a bar over shards; the block gets a function to call after each of them."""
-    with _bar(label, total, quiet, functools.partial(_counting, "shards")) as update:
+    with _bar(label, total, quiet, "shards") as update:
         yield lambda: update(advance=1)
 
 
@@ -234,11 +221,11 @@ def bars(quiet: bool) -> Progress:
     class Bars(Progress):
         @contextlib.contextmanager
         def indexing(self, shards: int) -> Iterator[Callable[[int], None]]:
-            columns = functools.partial(_counting, "shards, {task.fields[rate]} members/s")
+            speed = "shards, {task.fields[rate]} members/s"
             total, start = 0, time.monotonic()
             with (
                 when_interrupted("; what was indexed is kept"),
-                _bar("indexing", shards, quiet, columns, rate="-") as update,
+                _bar("indexing", shards, quiet, speed, rate="-") as update,
             ):
 
                 def advance(members: int) -> None:
@@ -256,7 +243,7 @@ def bars(quiet: bool) -> Progress:
 
         @contextlib.contextmanager
         def composing(self, shards: int) -> Iterator[Callable[[int], None]]:
-            with _bar("composing", shards, quiet, _percentage) as update:
+            with _bar("composing", shards, quiet, "%") as update:
                 yield lambda done: update(completed=done)
 
     return Bars()

@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.core import ParameterSource
 
 from wdsfs.cli.opening_options import index_options, set_for_all
-from wdsfs.cli.option_kinds import Command, flag, gather_options, json_option, offer_mounts_or_paths
+from wdsfs.cli.option_kinds import Command, Decorator, flag, gather_options, json_option, offer_mounts_or_paths
 from wdsfs.cli.output import say, write_json
 from wdsfs.cli.process import disk_errors
 from wdsfs.cli.view_options import set_options, view_options
@@ -33,12 +33,9 @@ if TYPE_CHECKING:
 
 # --- naming an overlay -------------------------------------------------------------------------------------
 
-overlay_option = click.option(
-    "--overlay",
-    metavar="DIR",
-    type=click.Path(exists=True, file_okay=False),
-    help="The directory with the changes of a writable mount.",
-)
+
+def _overlay_option(text: str) -> Decorator[Any]:
+    return click.option("--overlay", metavar="DIR", type=click.Path(exists=True, file_okay=False), help=text)
 
 
 class NamedOverlay(NamedTuple):
@@ -91,7 +88,7 @@ named_overlay = gather_options(
             "sources", metavar="[MOUNTPOINT|SHARDS...]", nargs=-1, shell_complete=offer_mounts_or_paths
         ),
         "selection": set_options,
-        "overlay": overlay_option,
+        "overlay": _overlay_option("The directory with the changes of a writable mount."),
         "tree": view_options,
     },
 )
@@ -188,12 +185,7 @@ def _sample_line(sample: ChangedSample) -> str:
 
 @click.command(cls=Command)
 @click.argument("arguments", metavar="[MOUNTPOINT] [PATH]...", nargs=-1, shell_complete=offer_mounts_or_paths)
-@click.option(
-    "--overlay",
-    metavar="DIR",
-    type=click.Path(exists=True, file_okay=False),
-    help="The directory with the changes, if it is not mounted.",
-)
+@_overlay_option("The directory with the changes, if it is not mounted.")
 @flag("-a", "--all", "everything", "Undo every change.")
 @flag("-n", "--dry-run", "Only show what would be undone.")
 @json_option
