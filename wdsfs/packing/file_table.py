@@ -66,11 +66,6 @@ def _refuse_overlap(roots: Sequence[bytes], typed: Sequence[str]) -> None:
                 raise UsageError(f"{typed[number]} lies in {typed[other]}: its files would be packed twice")
 
 
-class _Found(NamedTuple):
-    files: list[FoundFile]
-    directories: list[bytes]
-
-
 class _Walk:
     """The walk of one tree."""
 
@@ -85,20 +80,20 @@ class _Walk:
         while waiting:
             path, above = waiting.pop()
             try:
-                entries, identity = self._directory(path, above)
+                files, directories, identity = self._directory(path, above)
             except OSError as error:
                 raise CommitError(f"{os.fsdecode(self._absolute(path))}: {error.strerror}") from None
-            if entries.files:
-                self.table.add(self.root, path, entries.files)
+            if files:
+                self.table.add(self.root, path, files)
             prefix = path + b"/" if path else b""
-            waiting.extend((prefix + name, identity) for name in reversed(entries.directories))
+            waiting.extend((prefix + name, identity) for name in reversed(directories))
 
     def _absolute(self, path: bytes) -> bytes:
         return self.top + b"/" + path if path else self.top
 
     def _directory(
         self, path: bytes, above: tuple[tuple[int, int], ...]
-    ) -> tuple[_Found, tuple[tuple[int, int], ...]]:
+    ) -> tuple[list[FoundFile], list[bytes], tuple[tuple[int, int], ...]]:
         """Return the files and directories in a directory, sorted, and the parents of these. Raises OSErrors."""
         # The directory itself may be a link only where links are followed, or if the user has named it.
         flags = _OPEN_DIRECTORY | (0 if self.rules.follow_links or not path else os.O_NOFOLLOW)
@@ -109,16 +104,14 @@ class _Walk:
                 identity = (own.st_dev, own.st_ino)
                 if identity in above:
                     self.left_out.refuse(self._absolute(path), LOOP)
-                    return _Found([], []), above
+                    return [], [], above
                 above = (*above, identity)
-            entries = self._entries(fd, path)
+            files, directories = self._entries(fd, path)
         finally:
             os.close(fd)
-        entries.files.sort()
-        entries.directories.sort()
-        return entries, above
+        return sorted(files), sorted(directories), above
 
-    def _entries(self, fd: int, path: bytes) -> _Found:
+    def _entries(self, fd: int, path: bytes) -> tuple[list[FoundFile], list[bytes]]:
         files, directories = [], []
         follow, leavings = self.rules.follow_links, self.rules.with_leavings
         is_leaving, regular_kind = names.is_leaving, stat.S_IFREG
@@ -148,7 +141,7 @@ class _Walk:
                     directories.append(name)
                 else:
                     self.left_out.refuse(self._absolute(path) + b"/" + name, _reason(mode))
-        return _Found(files, directories)
+        return files, directories
 
     def _may_read(self, mode: int, fd: int, name: bytes) -> bool:
         # Checked only for the few files that not everybody can read: it is one more system call.

@@ -34,7 +34,7 @@ from wdsfs.packing.plan import Key, ShownSamples, Step, canonical
 from wdsfs.packing.replacement import Replacement, read_plan
 from wdsfs.packing.runner import Runner
 from wdsfs.packing.shard_writer import Files
-from wdsfs.packing.source_layout import SourceLayout, layout, unpacked_size
+from wdsfs.packing.source_layout import layout, unpacked_size
 from wdsfs.packing.upper_walk import Rules
 from wdsfs.tar import headers
 from wdsfs.tree.indexing import indexed
@@ -197,20 +197,6 @@ class Planner:
                 if record.entry_flags[record.entry_of(member)] & STRAY:
                     yield from (new.path for new in news)
 
-    def _source(self, number: int) -> Record:
-        """Return the record of a shard, and add the shard to the plan."""
-        record = indexed(self.lower.record, number)
-        self.plan.sources[number] = plan.SourceShard(self.lower.shards[number].path, record.fingerprint)
-        return record
-
-    def _layout(self, number: int) -> tuple[Record, SourceLayout]:
-        record = self._source(number)
-        changes = self.changes.shards.get(number)
-        if changes is not None and changes.fingerprint != self.plan.sources[number].fingerprint:
-            # The changes have the numbers of the record that they were found with.
-            raise StaleShard(f"{self.lower.path_text(number)} has changed since it was looked at; start again")
-        return record, layout(number, self.lower.shards[number].path, record)
-
     def _refuse_clashes(self) -> None:
         places = Counter(plan.canonical(shard.path) for shard in self.lower.shards)
         targets = plan.Targets(() if self.options.in_place else places, "choose another --output, or --in-place")
@@ -243,11 +229,15 @@ class Planner:
         )
 
     def _rewritten(self, number: int) -> plan.Step:
-        record, source = self._layout(number)
+        record, path = indexed(self.lower.record, number), self.lower.shards[number].path
         changes = self.changes.shards[number]
+        if changes.fingerprint != record.fingerprint:
+            # The changes have the numbers of the record that they were found with.
+            raise StaleShard(f"{self.lower.path_text(number)} has changed since it was looked at; start again")
+        self.plan.sources[number] = plan.SourceShard(path, record.fingerprint)
         samples = record.samples + len(changes.appended) - _removed(record, changes)
         appended = [new for sample in changes.appended for new in sample.members]
-        pieces = source.pieces(changes.members, changes.following, appended)
+        pieces = layout(number, path, record).pieces(changes.members, changes.following, appended)
         return plan.Step(plan.Output(b"", pieces), plan.REWRITE, number, samples)
 
     def _further(self) -> Iterator[plan.Step]:

@@ -401,15 +401,16 @@ class Replacement:
         settings = read_settings(self.place)
         if settings is not None:
             write_settings(self.place, renewed(settings, {self._path(step) for step in done}))
-        self.show(_further(done), self._replaced(done))
+        self._show_replaced(done)
         self.disk.remove(os.fsencode(self.journal))
         self.disk.sync_directory(os.fsencode(self.directory))
         clean(self.place)
         return done, aside
 
-    def _replaced(self, steps: Sequence[Step]) -> list[bytes]:
-        """Return the replaced shards, under their paths in the set."""
-        return [self._path(step) for step in steps if step.number is not None]
+    def _show_replaced(self, steps: Sequence[Step]) -> None:
+        """Have the new shards shown, and the replaced ones, under their paths in the set."""
+        replaced = [self._path(step) for step in steps if step.number is not None]
+        self.show([step.target for step in steps if step.action == NEW], replaced)
 
     def _path(self, step: Step) -> bytes:
         return self.runner.plan.sources[step.number].path if step.number is not None else b""
@@ -443,7 +444,7 @@ class Replacement:
         """
         self._exchange_upper()
         self.place.outputs.unlink(missing_ok=True)  # the changes that it is about are no longer in the overlay
-        self.show(_further(done), self._replaced(done))
+        self._show_replaced(done)
         self.disk.remove(os.fsencode(self.journal))  # this ends the commit; the rest is cleaning up
         self.disk.sync_directory(os.fsencode(self.directory))
         self.disk.remove(os.fsencode(self.log))
@@ -516,10 +517,6 @@ def _are_published(lines: Sequence[dict[str, Any]]) -> bool:
 
 def _done(states: Sequence[tuple[Step, str]]) -> list[Step]:
     return [step for step, state in states if state == DONE]
-
-
-def _further(steps: Sequence[Step]) -> list[bytes]:
-    return [step.target for step in steps if step.action == NEW]
 
 
 def _sum(journal: bytes) -> str:

@@ -41,8 +41,7 @@ class Edit(NamedTuple):
 class SourceLayout:
     """The places of the members in a shard, in the order of the tar, without hard links, directories and devices.
 
-    `heads` and `ends` are the first byte of a member's headers and the byte after its padding, `sizes` those of
-    the content; `members` and `entries` are numbers in the record. `tail` is where the end mark starts, or would
+    `places` verify the shard; `members` are numbers in the record. `tail` is where the end mark starts, or would
     start. `globals` are the first and last bytes (the latter exclusive) of global PAX headers between members, in
     order, `common` the keywords of all global PAX headers.
     """
@@ -50,21 +49,12 @@ class SourceLayout:
     number: int
     path: bytes
     size: int
-    fingerprint: Fingerprint
-    heads: plan.Numbers
-    ends: plan.Numbers
-    sizes: plan.Numbers
+    places: plan.MemberPlaces
     members: plan.Numbers
-    entries: plan.Numbers
     tail: int
     globals: list[tuple[int, int]] = field(default_factory=list)
     common: tuple[bytes, ...] = ()
     _place: plan.Numbers | None = None
-
-    @property
-    def places(self) -> plan.MemberPlaces:
-        """Return the places of all members, with which a shard is verified."""
-        return plan.MemberPlaces(self.heads, self.ends, self.sizes)
 
     def place(self, member: int) -> int:
         """Return the place of a member (by its number in the record) in the order of the tar."""
@@ -79,7 +69,7 @@ class SourceLayout:
     def member(self, member: int) -> tuple[int, int]:
         """Return the first byte of a member, and the one after its padding."""
         at = self.place(member)
-        return int(self.heads[at]), int(self.ends[at])
+        return int(self.places.heads[at]), int(self.places.ends[at])
 
     def pieces_of(self, member: int) -> Iterator[plan.Piece]:
         """Yield the pieces of an unchanged member, with the padding that the last one of a shard may lack."""
@@ -183,37 +173,26 @@ def _measure(number: int, path: bytes, record: Record, fd: TarBytes) -> SourceLa
     datas = heads + record.array("member.body").astype(np.int64) * headers.BLOCK
     sizes = record.array("member.size").astype(np.int64)
     ends = datas + ((sizes + headers.BLOCK - 1) & -headers.BLOCK)
-    first = record.array("entry.member").astype(np.int64)
-    entries = np.repeat(np.arange(record.entries), first[1:] - first[:-1])
     for member in record.column.get("sparse.member", ()):  # their end does not follow from their size
         ends[member] = scan.end_of(fd, int(heads[member]))
     members = np.arange(record.members)
     if record.has_links:
-        own = (record.array("entry.flags")[entries] & LINK) == 0
-        members = members[own]
+        first = record.array("entry.member").astype(np.int64)
+        flags = np.repeat(record.array("entry.flags"), first[1:] - first[:-1])
+        members = members[(flags & LINK) == 0]
     members = members[np.argsort(heads[members], kind="stable")]
     size = size_of(fd)
     tail = max((end for _, end, _ in scan.split_gap(fd, record.ends[0], size)), default=0)
-    result = SourceLayout(
-        number=number,
-        path=path,
-        size=size,
-        fingerprint=record.fingerprint,
-        heads=heads[members],
-        ends=ends[members],
-        sizes=sizes[members],
-        members=members,
-        entries=entries[members],
-        tail=tail,
-    )
+    places = plan.MemberPlaces(heads[members], ends[members], sizes[members])
+    result = SourceLayout(number, path, size, places, members, tail)
     _read_gaps(result, fd)
     return result
 
 
 def _read_gaps(source: SourceLayout, fd: TarBytes) -> None:
     """Read the gaps between members: global PAX headers, with their keywords, and end marks of joined tars."""
-    starts = np.concatenate(([0], source.ends))
-    stops = np.concatenate((source.heads, [source.tail]))
+    starts = np.concatenate(([0], source.places.ends))
+    stops = np.concatenate((source.places.heads, [source.tail]))
     if (starts > stops).any():
         raise CommitError(f"{os.fsdecode(source.path)}: its members overlap")
     keywords: set[bytes] = set()

@@ -285,7 +285,7 @@ class Walk:
                 if not parent.opaque:
                     self.notes.append(Remark(path, reasons.DANGLING))
             else:
-                self._hide_child(spot, name, inode, path)
+                self._hide_entry(inode, path)
             return None
         if inode is None and not spot.path and name == names.HIDDEN_DIRECTORY:
             self.unpackable.append(Remark(path, reasons.OF_MOUNT))  # made by hand, or by an earlier release
@@ -298,7 +298,7 @@ class Walk:
                 self.covering.setdefault(number, set()).add(index_of(where))
                 self.covered.add(path)
                 return None
-            self._hide_child(spot, name, inode, path)
+            self._hide_entry(inode, path)
             inode = None
         if inode is None and self._is_left(spot, name, child):
             self.leavings.append(Remark(path, reasons.LEAVING))
@@ -322,7 +322,7 @@ class Walk:
 
     def _enter(self, spot: Spot, name: bytes, child: UpperNode, inode: int | None) -> Spot:
         if inode is not None and kind_of(inode) == MEMBER:
-            self._hide_child(spot, name, inode, spot.below(name))
+            self._hide_entry(inode, spot.below(name))
             inode = None
         inner = self._inside(spot, name, inode)
         if inode is None and inner.components:
@@ -386,33 +386,22 @@ class Walk:
             self.paths[number, entry] = path
             self.gone.setdefault(number, set()).update(self.record(number).entry_members(entry))
             return
-        for name, child, cursor in self._listed(inode):
-            self._hide_entry(child, cursor, path + b"/" + name if path else name)
+        for listed in list(self.tree.listing(inode, AT_PARENT)):
+            # A hard link has the number of its member, and a cursor of its own.
+            is_member = index_of(listed.cursor) == index_of(listed.node.inode)
+            inner = path + b"/" + listed.name if path else listed.name
+            self._hide_entry(listed.node.inode, inner, with_links=is_member)
 
-    def _listed(self, inode: int) -> list[tuple[bytes, int, int]]:
-        return [(e.name, e.node.inode, e.cursor) for e in self.tree.listing(inode, AT_PARENT)]
-
-    def _hide_entry(self, inode: int, cursor: int, path: bytes) -> None:
-        # The first shards at the mount's top have low cursors; their numbers suffice there.
+    def _hide_entry(self, inode: int, path: bytes, *, with_links: bool = False) -> None:
+        """Collect the removal of an entry. `with_links`: if it is a member, also one that has hard links."""
         if kind_of(inode) != MEMBER:
             self.hide(inode, path)
-        elif self._is_link(inode, cursor):
+        elif self._is_linked(inode) and not with_links:
             self.conflicts.append(Remark(path, reasons.LINKED))
         else:
-            self._hide_member(inode, path)
-
-    def _hide_child(self, spot: Spot, name: bytes, inode: int, path: bytes) -> None:
-        if kind_of(inode) == MEMBER and self._is_linked(inode):
-            self.conflicts.append(Remark(path, reasons.LINKED))
-        elif kind_of(inode) == MEMBER:
-            self._hide_member(inode, path)
-        else:
-            self.hide(inode, path)
-
-    def _hide_member(self, inode: int, path: bytes) -> None:
-        _, number, where = inodes.unpack(inode)
-        self._note_path(number, index_of(where), path)
-        self.gone.setdefault(number, set()).add(index_of(where))
+            _, number, where = inodes.unpack(inode)
+            self._note_path(number, index_of(where), path)
+            self.gone.setdefault(number, set()).add(index_of(where))
 
     def _note_path(self, number: int, member: int, path: bytes) -> None:
         """Keep the path of a member's sample: its directory; in the files layout the member without extension."""
@@ -431,10 +420,6 @@ class Walk:
             shown = path.rpartition(b"/")[0]
         self.paths.setdefault((number, entry), shown)
 
-    def _is_link(self, inode: int, cursor: int) -> bool:
-        """Return True if the entry of a listing at `cursor` is another name of the member with this number."""
-        return self._is_linked(inode) and index_of(cursor) != index_of(inode)
-
     def _is_linked(self, inode: int) -> bool:
         _, number, where = inodes.unpack(inode)
         record = self.record(number)
@@ -446,7 +431,7 @@ class Walk:
         _, number, where = inodes.unpack(inode)
         member, file = index_of(where), self._file(child, path)
         if self.record(number).symlink(member) is not None:
-            self._hide_child(spot, name, inode, path)
+            self._hide_entry(inode, path)
             self._add(spot, name, child, path, False)
             return
         same = self.has_content(number, member, file)
