@@ -11,6 +11,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import shutil
 import stat
 import tarfile
@@ -310,7 +311,8 @@ def walk_directory(top: bytes) -> dict[bytes, tuple[Any, ...]]:
 
 
 def _attributes_of(path: bytes) -> dict[bytes, bytes]:
-    return {os.fsencode(name): os.getxattr(path, name) for name in os.listxattr(path) if name.startswith("user.")}
+    names = [os.fsencode(name) for name in os.listxattr(path) if re.match(r"user\.(?!wdsfs\.)", name)]
+    return {name: os.getxattr(path, name) for name in names}
 
 
 def copy_out(mount: Mount, top: bytes) -> None:

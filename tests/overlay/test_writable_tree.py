@@ -18,12 +18,13 @@ from tests import sets, tars
 from tests.overlay.test_model import SETS, Refusing, WithoutDevices
 from tests.packing.overlays import Set
 from tests.thorough import THOROUGH
-from tests.writables import FILES, MTIME, Mount, a_set, check_whiteouts, fast_directory, shard
+from tests.writables import MTIME, Members, Mount, a_set, check_whiteouts, fast_directory, shard
 from wdsfs import shards
 from wdsfs.errors import EntryError, NoSuchEntry, Unsupported
 from wdsfs.inodes import ROOT, UP
 from wdsfs.overlay.overlay_shards import check_set
 from wdsfs.overlay.upper_files import EXCHANGE, NOREPLACE, SystemCalls
+from wdsfs.overlay.writable_tree import JOURNAL_BYTES, Key, RequestJournal
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.tree import LowerTree, View
 
@@ -66,14 +67,12 @@ def test_a_copy_keeps_number_time_and_mode(mount: Mount) -> None:
     assert mount.look(b"s0/a/x")[:5] == before[:5]
 
 
-@pytest.mark.parametrize(("change", "is_written"), [(-1, True), (1, True), (0, False)])
-def test_a_file_that_is_cut_or_grown_before_its_first_write_has_a_new_time(
-    change: int, is_written: bool, mount: Mount
-) -> None:
+def test_a_file_that_is_cut_or_grown_before_its_first_write_has_a_new_time(mount: Mount) -> None:
     """As truncate(2) of another file system: the kernel passes no time along."""
-    before = mount.look(b"s0/a/x")
-    mount.change(b"s0/a/x", size=before.size + change)
-    assert (mount.look(b"s0/a/x").mtime_ns > before.mtime_ns) == is_written
+    for path, change, is_written in ((b"s0/a/x", -1, True), (b"s0/a/y", 1, True), (b"s0/d/b/x", 0, False)):
+        before = mount.look(path)
+        mount.change(path, size=before.size + change)
+        assert (mount.look(path).mtime_ns > before.mtime_ns) == is_written
 
 
 def test_a_changed_directory_has_one_link(mount: Mount) -> None:
@@ -93,18 +92,6 @@ def test_a_directory_above_a_copy_keeps_its_time(mount: Mount) -> None:
     assert mount.look(b"s0/a").mtime_ns != before[b"s0/a"]
 
 
-def test_who_has_a_file_open_sees_what_is_written(mount: Mount) -> None:
-    inode = mount.look(b"s0/a/x").inode
-    mount.write(b"s0/a/x", b"new")
-    assert mount.tree.read(inode, 0, 9) == b"new"
-    mount.put(b"s0/tmp", b"newer")
-    mount.rename(b"s0/tmp", b"s0/a/x")
-    assert (mount.tree.read(inode, 0, 9), mount.read(b"s0/a/x")) == (b"new", b"newer")
-    mount.replace_worker()
-    assert mount.tree.read(inode, 0, 9) == b"new"
-    assert mount.tree.getattr(inode).links == 0
-
-
 def test_a_removed_file_of_a_shard_can_still_be_read_and_written(mount: Mount) -> None:
     inode = mount.look(b"s0/a/x").inode
     mount.unlink(b"s0/a/x")
@@ -119,25 +106,23 @@ def test_a_removed_file_of_a_shard_can_still_be_read_and_written(mount: Mount) -
         mount.look(b"s0/a/x")
 
 
-def test_an_orphan_goes_when_the_kernel_has_forgotten_it(mount: Mount) -> None:
-    inode = mount.create(b"s0/new")
-    mount.unlink(b"s0/new")
-    orphans = mount.home / "work/orphans"
-    assert len(os.listdir(orphans)) == 1
-    mount.forget(inode)
-    assert os.listdir(orphans) == []
-    with pytest.raises(NoSuchEntry):
-        mount.tree.getattr(inode)
-
-
-def test_the_number_of_a_removed_directory_is_not_used_again(mount: Mount) -> None:
+def test_the_number_of_what_was_removed_is_not_used_again(mount: Mount) -> None:
+    """It is an orphan until the kernel has forgotten it."""
     mount.mkdir(b"s0/one")
-    first = mount.look(b"s0/one").inode
+    first, orphans = mount.look(b"s0/one").inode, mount.home / "work/orphans"
     mount.rmdir(b"s0/one")
     mount.mkdir(b"s0/two")
     assert mount.look(b"s0/two").inode != first
     assert mount.tree.getattr(first).links == 0
     assert [entry.name for entry in mount.tree.listing(first)] == [b".", b".."]
+    file = mount.create(b"s0/new")
+    mount.unlink(b"s0/new")
+    assert len(os.listdir(orphans)) == 2
+    for inode in (first, file):
+        mount.forget(inode)
+        with pytest.raises(NoSuchEntry):
+            mount.tree.getattr(inode)
+    assert os.listdir(orphans) == []
 
 
 def test_a_shard_or_a_folder_of_keys_cannot_be_renamed(mount: Mount) -> None:
@@ -147,34 +132,18 @@ def test_a_shard_or_a_folder_of_keys_cannot_be_renamed(mount: Mount) -> None:
 
 
 def test_a_renamed_sample_keeps_its_numbers(mount: Mount) -> None:
+    """And its names: found by the model, those that were listed before were left out of its new names for ever."""
     before = mount.look(b"s0/d/b").inode, mount.look(b"s0/d/b/x").inode
+    mount.change(b"s0/d/b", mtime_ns=1)
+    assert mount.names(b"s0/d/b") == [b"x"]
     mount.rename(b"s0/d/b", b"s1/other")
+    assert mount.names(b"s1/other") == [b"x"]
     assert (mount.look(b"s1/other").inode, mount.look(b"s1/other/x").inode) == before
     mount.remount()
     assert (mount.look(b"s1/other").inode, mount.look(b"s1/other/x").inode) == before
     mount.mkdir(b"s0/d/b")
     assert mount.names(b"s0/d/b") == []
     assert mount.look(b"s0/d/b").inode & UP
-
-
-def test_a_listed_directory_that_is_renamed_shows_its_names(mount: Mount) -> None:
-    """Found by the model: the names that it showed of the lower were left out of its new names for ever."""
-    mount.change(b"s0/d/b", mtime_ns=1)
-    assert mount.names(b"s0/d/b") == [b"x"]
-    mount.rename(b"s0/d/b", b"s1/other")
-    assert mount.names(b"s1/other") == [b"x"]
-
-
-def test_links_within_a_shard_stay_one_file() -> None:
-    with a_set([[("a.x", b"ax"), ("b", "== a.x"), ("d/c", "== a.x")]], FILES) as tree, fast_directory() as home:
-        mount = Mount(tree, home)
-        mount.unlink(b"s0/b")
-        assert mount.look(b"s0/a.x").links == 2
-        mount.write(b"s0/d/c", b"!")
-        assert (mount.read(b"s0/a.x"), mount.look(b"s0/a.x").links) == (b"!x", 2)
-        mount.remount()
-        assert (mount.read(b"s0/a.x"), mount.look(b"s0/a.x").links) == (b"!x", 2)
-        mount.close()
 
 
 def test_attributes_of_the_format_are_neither_seen_nor_set(mount: Mount) -> None:
@@ -243,17 +212,22 @@ def test_deeper_than_a_path_can_be_long(mount: Mount) -> None:
     assert mount.read(b"up") == b"deep"
 
 
-def test_a_shard_that_changes_under_the_overlay(tmp_path: Path) -> None:
+def replace_shard(tree: LowerTree, members: Members) -> None:
+    """Put another file into the place of the first shard."""
+    path = Path(os.fsdecode(tree.lower.shards[0].path))
+    path.with_suffix(".new").write_bytes(shard(members))
+    path.with_suffix(".new").rename(path)
+    tree.lower.distrust()
+
+
+def test_a_shard_that_changes_under_the_overlay() -> None:
     """Changes stay where they were made; a copy's number is not that of another content."""
     with a_set([[("a.x", b"ax"), ("b.x", b"bx")], [("c.x", b"cx")]]) as tree, fast_directory() as home:
         mount = Mount(tree, home)
         mount.write(b"s0/a/x", b"!")
         mount.unlink(b"s1/c/x")
         held = mount.look(b"s0/a/x").inode
-        path = Path(os.fsdecode(tree.lower.shards[0].path))
-        path.with_suffix(".new").write_bytes(shard([("a.x", b"AX"), ("a.y", b"AY"), ("z.x", b"zx")]))
-        path.with_suffix(".new").rename(path)
-        tree.lower.distrust()
+        replace_shard(tree, [("a.x", b"AX"), ("a.y", b"AY"), ("z.x", b"zx")])
         tree.lower._freshness.states.clear()
         tree.lower.index.refresh(tree.lower.shards)
         tree.lower.was_indexed_elsewhere(0)
@@ -267,16 +241,13 @@ def test_a_shard_that_changes_under_the_overlay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["walk", "listing"])
-def test_the_way_to_a_changed_directory_meets_the_shard_that_was_replaced(way: str, tmp_path: Path) -> None:
+def test_the_way_to_a_changed_directory_meets_the_shard_that_was_replaced(way: str) -> None:
     """The kernel repeats a walk that gives ESTALE, and no listing: so what comes before has to notice."""
     with a_set([[("a.x", b"ax"), ("b.x", b"bx")]]) as tree, fast_directory() as home:
         mount = Mount(tree, home)
         mount.write(b"s0/a/x", b"!")
         assert mount.names(b"s0") == [b"a", b"b"]
-        path = Path(os.fsdecode(tree.lower.shards[0].path))
-        path.with_suffix(".new").write_bytes(shard([("a.x", b"AX"), ("z.x", b"zx")]))
-        path.with_suffix(".new").rename(path)
-        tree.lower.distrust()
+        replace_shard(tree, [("a.x", b"AX"), ("z.x", b"zx")])
         if way == "listing":
             [_, _, top] = indexed(lambda: list(mount.tree.listing(ROOT)))
             names = [entry.name for entry in indexed(lambda: list(mount.tree.listing(top.node.inode)))]
@@ -553,13 +524,10 @@ class Disk(SystemCalls):
 
 
 def _about(entry: os.DirEntry[str]) -> tuple[str, os.stat_result, dict[str, bytes], str]:
-    attributes = {key: os.getxattr(entry.path, key, follow_symlinks=False) for key in _keys(entry.path)}
+    keys = os.listxattr(entry.path, follow_symlinks=False)
+    attributes = {key: os.getxattr(entry.path, key, follow_symlinks=False) for key in keys}
     target = os.readlink(entry.path) if entry.is_symlink() else ""
     return entry.name, entry.stat(follow_symlinks=False), attributes, target
-
-
-def _keys(path: str) -> list[str]:
-    return os.listxattr(path, follow_symlinks=False)
 
 
 class Cutting:
@@ -666,3 +634,51 @@ def test_shards_that_an_older_version_knew_by_inode_numbers_have_not_changed(
     os.utime(here.shards[0])
     check_set(here.place, [sets.at(path) for path in here.shards], View())
     assert "changed" in caplog.text
+
+
+# --- the journal: what a worker that takes over knows of the request that was under way
+
+KEY = (1, b"name")
+
+
+def journal(memory: bytearray, requester: int = 7, resent: bool = True) -> RequestJournal:
+    """That of a new worker, which gets a request."""
+    journal = RequestJournal(memory)
+    journal.requester, journal.resent = requester, resent
+    if not resent:
+        journal.drop_previous()
+    return journal
+
+
+def begun() -> bytearray:
+    """Return the journal of a worker that was killed at a mkdir of thread 7."""
+    memory = bytearray(JOURNAL_BYTES)
+    journal(memory, resent=False).begin("mkdir", KEY, (5,))
+    return memory
+
+
+def test_only_the_same_request_is_recognised_and_once() -> None:
+    one = journal(begun())
+    assert [one.repeats("mkdir", KEY), one.repeats("mkdir", KEY)] == [(5,), None]
+    assert journal(begun()).repeats("rmdir", KEY) is None
+    assert journal(begun()).repeats("mkdir", (2, b"name")) is None
+    assert journal(begun(), requester=8).repeats("mkdir", KEY) is None
+    assert journal(begun(), resent=False).repeats("mkdir", KEY) is None
+
+
+@pytest.mark.parametrize(
+    ("step", "about"),
+    [
+        (lambda memory: (one := journal(memory), one.repeats("mkdir", KEY), one.clear()), None),  # it is answered
+        (lambda memory: journal(memory).clear(), (5,)),  # a worker is killed before its first request
+        # Nothing was in flight: else a later mkdir of this thread, killed twice, would be taken for the first.
+        (lambda memory: journal(memory, resent=False), None),
+        (lambda memory: journal(memory, resent=False).begin("mkdir", (1, b"x" * JOURNAL_BYTES)), None),  # no room
+    ],
+)
+def test_a_note_stays_until_its_request_cannot_come_again(
+    step: Callable[[bytearray], object], about: Key | None
+) -> None:
+    memory = begun()
+    step(memory)
+    assert journal(memory).repeats("mkdir", KEY) == about
