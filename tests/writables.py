@@ -66,14 +66,21 @@ def a_set(shards: Sequence[Members], view: View = EXT, merge: bool = False) -> I
     with tempfile.TemporaryDirectory() as home:
         for number, members in enumerate(shards):
             Path(home, f"s{number}.tar").write_bytes(shard(members))
-        found = expand([f"{home}/s{{0..{len(shards) - 1}}}.tar"])
-        index = open_index(Path(home, "index"))
-        index.refresh(found)
-        tree = make_tree(ShardSet(found, index), replace(view, merge=merge))
-        try:
+        paths = [Path(home, f"s{number}.tar") for number in range(len(shards))]
+        with tree_over(paths, Path(home, "index"), view, merge) as tree:
             yield tree
-        finally:
-            tree.lower.close()
+
+
+@contextlib.contextmanager
+def tree_over(shards: Sequence[Path], index: Path, view: View, merge: bool) -> Iterator[LowerTree]:
+    """The tree over these shards."""
+    found, opened = expand([os.fspath(path) for path in shards]), open_index(index)
+    opened.refresh(found)
+    tree = make_tree(ShardSet(found, opened), replace(view, merge=merge))
+    try:
+        yield tree
+    finally:
+        tree.lower.close()
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ from `WDSFS_FIRST_EDIT` on; what was found this way has tests with names in test
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import os
@@ -18,8 +17,7 @@ import stat
 import subprocess
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,8 +25,7 @@ import pytest
 
 from tests import tars
 from tests.uppers import find
-from tests.writables import EXT, FILES, FULL, Members, Mount, check_whiteouts, fast_directory, shard
-from wdsfs.index.store import open_index
+from tests.writables import EXT, FILES, FULL, Members, Mount, check_whiteouts, fast_directory, shard, tree_over
 from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, ShardSeen, write_settings
 from wdsfs.overlay.upper_files import EXCHANGE
 from wdsfs.packing import diff, reasons
@@ -39,9 +36,6 @@ from wdsfs.packing.runner import Runner
 from wdsfs.packing.shard_writer import Files
 from wdsfs.packing.upper_walk import Rules
 from wdsfs.shards import Fingerprint
-from wdsfs.spec.expand import expand
-from wdsfs.tree.merged_tree import make_tree
-from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import View
 
 SEEDS = int(os.environ.get("WDSFS_EDITS", "60"))
@@ -462,21 +456,9 @@ def check_readers(home: Path, data: bytes, expected: dict[bytes, bytes], may_mee
     assert extracted == expected or (extracted is None and may_meet)
 
 
-@contextlib.contextmanager
-def a_tree(shards: list[Path], index: Path, view: View, merge: bool) -> Iterator[Any]:
-    named = expand([os.fspath(path) for path in shards])
-    opened = open_index(index)
-    opened.refresh(named)
-    tree = make_tree(ShardSet(named, opened), replace(view, merge=merge))
-    try:
-        yield tree
-    finally:
-        tree.lower.close()
-
-
 def mounted_files(home: Path, shards: list[Path], view: View, merge: bool) -> dict[bytes, bytes]:
     """Return the files that a new mount of these shards shows."""
-    with a_tree(shards, home / "index", view, merge) as tree:
+    with tree_over(shards, home / "index", view, merge) as tree:
         mount = Mount(tree, home / f"again-{len(os.listdir(home))}")
         try:
             walked = mount.walk()
@@ -501,7 +483,7 @@ def run(seed: int, counts: Counter[str]) -> None:
         for number, members in enumerate(SHARDS):
             shards.append(home / f"s{number}.tar")
             shards[-1].write_bytes(shard(members))
-        with a_tree(shards, home / "index", view, merge) as tree:
+        with tree_over(shards, home / "index", view, merge) as tree:
             mount = Mount(tree, home / "o")
             world = World(mount, view, merge, rng)
             try:
@@ -535,17 +517,12 @@ def finish(home: Path, shards: list[Path], world: World, tree: Any, counts: Coun
     for sample in [*report.samples, *report.others]:
         counts[sample.kind] += 1
     may_meet = any(remark.reason == reasons.FILE_AND_FOLDER for remark in report.notes)
-    kinds = ["plain", "ignore times"] + ["in place", "in place"] * (not after.bad)
-    kind = world.rng.choice(kinds)
+    kind = world.rng.choice(["plain", "ignore times"] + ["in place", "in place"] * (not after.bad))
     counts[kind] += 1
-    choices: dict[str, dict[str, Any]] = {
-        "plain": {},
-        "ignore times": {"ignore_times": True},
-        "in place": {"in_place": True},
-    }
-    options = choices[kind]
+    options: dict[str, Any] = {"in_place": True}
     if kind != "in place":
-        options |= {"output": f"{home}/out/o-%03d.tar", "leave_out": bool(after.bad)}
+        options = {"ignore_times": kind == "ignore times", "leave_out": bool(after.bad)}
+        options["output"] = f"{home}/out/o-%03d.tar"
     outputs, left_out = commit(home, shards, world, tree, CommitOptions(**options))
     contents = [path.read_bytes() for path in outputs]
     assert left_out == after.left | after.bad

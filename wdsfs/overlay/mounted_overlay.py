@@ -14,13 +14,7 @@ from pathlib import Path
 
 from wdsfs import trust
 from wdsfs.errors import OverlayUnusable
-from wdsfs.overlay.overlay_directory import (
-    OverlayDirectory,
-    clean,
-    hold,
-    unfinished,
-    write_settings,
-)
+from wdsfs.overlay.overlay_directory import OverlayDirectory, clean, hold, unfinished, write_settings
 from wdsfs.overlay.overlay_shards import check_set, judge_reading
 from wdsfs.overlay.upper_directory import UpperDirectory
 from wdsfs.overlay.writable_tree import JOURNAL_BYTES, RequestJournal, WritableTree
@@ -40,12 +34,7 @@ class MountedOverlay:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        shards: Sequence[Shard],
-        view: View,
-        owner: tuple[int, int],
-        umask: int = 0,
+        self, directory: Path, shards: Sequence[Shard], view: View, owner: tuple[int, int], umask: int = 0
     ) -> None:
         self.place = OverlayDirectory(directory.absolute())
         self.owner, self.umask = owner, umask

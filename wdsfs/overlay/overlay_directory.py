@@ -25,7 +25,6 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from wdsfs import mount_table, trust
 from wdsfs.durable import write_whole
@@ -39,30 +38,13 @@ from wdsfs.shards import Fingerprint
 OVERLAY = Format("an overlay", (1, 2), "use the wdsfs that wrote it; nothing in it was changed")
 
 
-class OverlayDirectory(NamedTuple):
+class OverlayDirectory:
     """Paths of everything in an overlay's directory."""
 
-    path: Path
-
-    @property
-    def upper(self) -> Path:
-        return self.path / "upper"
-
-    @property
-    def work(self) -> Path:
-        return self.path / "work"
-
-    @property
-    def settings(self) -> Path:
-        return self.path / "overlay.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "lock"
-
-    @property
-    def outputs(self) -> Path:
-        return self.path / "outputs.json"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.upper, self.work = path / "upper", path / "work"
+        self.settings, self.lock, self.outputs = path / "overlay.json", path / "lock", path / "outputs.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -288,10 +288,5 @@ def _is_output(path: bytes, output: Written) -> bool:
 
 def _has_changes(place: OverlayDirectory) -> bool:
     """Return True if the upper has more than the plain directories that a restored file leaves."""
-    waiting = list(load_upper(place).children.values())
-    while waiting:
-        node = waiting.pop()
-        if node.kind != DIRECTORY or node.opaque or node.origin is not None:
-            return True
-        waiting += node.children.values()
-    return False
+    nodes = (node for _, _, node in load_upper(place).walk())
+    return any(node.kind != DIRECTORY or node.opaque or node.origin is not None for node in nodes)

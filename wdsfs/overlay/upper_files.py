@@ -21,14 +21,7 @@ from typing import Any, NamedTuple
 
 from wdsfs import host
 from wdsfs.inodes import ROOT
-from wdsfs.overlay.upper_format import (
-    DIRECTORY,
-    FILE,
-    MODE,
-    OPEN_DIRECTORY,
-    SYMLINK,
-    UpperNode,
-)
+from wdsfs.overlay.upper_format import DIRECTORY, FILE, MODE, OPEN_DIRECTORY, SYMLINK, UpperNode
 
 NOREPLACE, EXCHANGE, WITH_WHITEOUT = 1, 2, 4  # flags of renameat2(2)
 FILE_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # of open(2), for files of the upper

@@ -26,6 +26,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wdsfs.errors import OverlayUnusable
@@ -57,6 +58,7 @@ class Origin(NamedTuple):
     sum: int
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class UpperNode:
     """A node of the upper: a file, a directory, a symbolic link, a whiteout, or another kind (fifo ...).
 
@@ -66,39 +68,25 @@ class UpperNode:
     `NodeTable` sets both, too.
     """
 
-    __slots__ = (
-        "children",
-        "dirty",
-        "inode",
-        "is_unread",
-        "kind",
-        "known",
-        "lower",
-        "merged",
-        "mode",
-        "more",
-        "name",
-        "opaque",
-        "origin",
-        "own",
-        "parent",
-    )
+    kind: int
+    inode: int
+    parent: UpperNode | None  # of one of its names; None for the top, a whiteout, and what has been removed
+    name: bytes
+    more: list[Place] | None = None  # its other names
+    opaque: bool = False
+    merged: bool = False  # a directory with the attribute of that name
+    origin: Origin | None = None
+    lower: int = 0
+    is_unread: bool = False
+    mode: int = -1  # permission bits to show; -1: those on disk
+    dirty: bool = True  # not known to be on disk: a directory's names, a file's bytes
+    known: int | None = None  # lookup count of the kernel; None: not known
+    own: int = field(init=False)
+    children: dict[bytes, UpperNode] = field(init=False)
 
-    def __init__(self, kind: int, inode: int, parent: UpperNode | None, name: bytes) -> None:
-        self.kind = kind
-        self.inode = self.own = inode
-        self.parent = parent  # of one of its names; None for the top, a whiteout, and what has been removed
-        self.name = name
-        self.more: list[Place] | None = None  # its other names
-        self.children: dict[bytes, UpperNode] = {} if kind == DIRECTORY else _NO_CHILDREN
-        self.opaque = False
-        self.merged = False  # a directory with the attribute of that name
-        self.origin: Origin | None = None
-        self.lower = 0
-        self.is_unread = False
-        self.mode = -1  # permission bits to show; -1: those on disk
-        self.dirty = True  # not known to be on disk: a directory's names, a file's bytes
-        self.known: int | None = None  # lookup count of the kernel; None: not known
+    def __post_init__(self) -> None:
+        self.own = self.inode
+        self.children = {} if self.kind == DIRECTORY else _NO_CHILDREN
 
     def __repr__(self) -> str:
         kind = ("file", "directory", "symlink", "whiteout", "other")[self.kind]

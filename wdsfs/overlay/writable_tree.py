@@ -96,27 +96,20 @@ class WritableTree(OverlaidTree):
 
     # --- new nodes
 
-    def _check_vacant(self, what: str, parent: int, name: bytes) -> Node | None:
-        """Return the node that the previous worker made for this request. Raises EntryExists."""
-        repeated = self.journal.repeats(what, (parent, name)) is not None
-        there = self.copies.child(parent, name)
-        if there is None:
-            return None
-        if not repeated:
-            raise errors.EntryExists(f"{text_of(name)!r} exists already")
-        return there if isinstance(there, Node) else self.status(there)
-
     def _make(
         self, what: str, parent: int, name: bytes, make: Callable[..., UpperNode], *arguments: object
     ) -> Node:
-        """Make a new node by `make(directory, name, *arguments)`, for the request `what`.
+        """Make a new node by `make(directory, name, *arguments)`, for the request `what`; return it.
 
-        Raises EntryExists, NameTooLong.
+        The previous worker may have made it. Raises EntryExists, NameTooLong.
         """
         self._follow()
-        there = self._check_vacant(what, parent, name)
+        repeated = self.journal.repeats(what, (parent, name)) is not None
+        there = self.copies.child(parent, name)
         if there is not None:
-            return there
+            if not repeated:
+                raise errors.EntryExists(f"{text_of(name)!r} exists already")
+            return there if isinstance(there, Node) else self.status(there)
         directory = self.copies.directory(parent)
         self.journal.begin(what, (parent, name))
         return self._welcome(make(directory, name, *arguments), directory, name)
@@ -176,34 +169,11 @@ class WritableTree(OverlaidTree):
 
     def unlink(self, parent: int, name: bytes) -> None:
         """Remove a name of a file. Raises NoSuchEntry, IsADirectory."""
-        self._follow()
-        there = self._removable("unlink", parent, name)
-        if there is None:
-            return
-        if is_directory(there):
-            raise errors.IsADirectory(f"{text_of(name)!r} is a directory")
-        self._remove("unlink", parent, name, there)
+        self._remove("unlink", parent, name)
 
     def rmdir(self, parent: int, name: bytes) -> None:
         """Remove an empty directory. Raises NoSuchEntry, NotADirectory, NotEmpty."""
-        self._follow()
-        there = self._removable("rmdir", parent, name)
-        if there is None:
-            return
-        if not is_directory(there):
-            raise errors.NotADirectory(f"{text_of(name)!r} is a file")
-        self.check_empty(there)
-        self._remove("rmdir", parent, name, there)
-
-    def _removable(self, what: str, parent: int, name: bytes) -> Child | None:
-        """Return the node to remove; None if the previous worker has removed it. Raises NoSuchEntry."""
-        about = self.journal.repeats(what, (parent, name))
-        there = self.copies.child(parent, name)
-        if about is not None and (there is None or there.inode != about[0]):
-            return None
-        if there is None:
-            raise errors.NoSuchEntry(f"no {text_of(name)!r} in the directory {parent}")
-        return there
+        self._remove("rmdir", parent, name)
 
     def check_empty(self, there: Child) -> None:
         """Raise NotEmpty for a directory that shows a name."""
@@ -216,8 +186,16 @@ class WritableTree(OverlaidTree):
         ):
             raise errors.NotEmpty(f"the directory {there.inode} is not empty")
 
-    def _remove(self, what: str, parent: int, name: bytes, there: Child) -> None:
-        """Remove a name; `there` is what it stands for, `what` the request in the journal."""
+    def _remove(self, what: str, parent: int, name: bytes) -> None:
+        """Remove a name, if the previous worker has not done it; `what` is the request in the journal."""
+        self._follow()
+        about = self.journal.repeats(what, (parent, name))
+        there = self.copies.child(parent, name)
+        if about is not None and (there is None or there.inode != about[0]):
+            return
+        if there is None:
+            raise errors.NoSuchEntry(f"no {text_of(name)!r} in the directory {parent}")
+        self._check_removable(what, name, there)
         directory = self.copies.directory(parent)
         self.journal.begin(what, (parent, name), (there.inode,))
         if isinstance(there, Node):
@@ -226,6 +204,15 @@ class WritableTree(OverlaidTree):
         else:
             self.upper.changes.remove(directory, name, there, hide=self.nodes.shows(directory, name))
             self.note_removed(there)
+
+    def _check_removable(self, what: str, name: bytes, there: Child) -> None:
+        if not is_directory(there):
+            if what == "rmdir":
+                raise errors.NotADirectory(f"{text_of(name)!r} is a file")
+        elif what == "unlink":
+            raise errors.IsADirectory(f"{text_of(name)!r} is a directory")
+        else:
+            self.check_empty(there)
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
         """Rename; an existing target is replaced, or with RENAME_EXCHANGE gets the old name.
