@@ -240,27 +240,6 @@ def _ask_stores(paths: Sequence[bytes]) -> None:
         took = time.monotonic() - begun
 
 
-def follower(
-    served: MountedSet,
-    directories: Sequence[str] = (),
-    on_names: Callable[[], None] = lambda: None,
-) -> Callable[[Supervisor], None] | None:
-    """Return the function that follows changes of the shards, for a process of its own; None without inotify.
-
-    It calls `on_names` when a name has come or gone in one of `directories`.
-    """
-    try:
-        remote = any(is_remote(path) for path in served.files)
-        look = served.mount.merge or remote
-        seen = Watch(served.shards, served.companions.files, directories, on_names, look=look)
-    except OSError as error:
-        log.warning(
-            "a change of a shard is noticed a second late, because inotify is unavailable: %s", error.strerror
-        )
-        return None
-    return lambda supervisor: follow(seen, supervisor.device, supervisor.life, served.tags, supervisor.epochs)
-
-
 # --- a set that grows: the supervisor
 
 
@@ -307,13 +286,21 @@ class Growth:
         self._failure = ""  # the last one that was logged
 
     def follower(self) -> Callable[[Supervisor], None] | None:
-        """Return the function that follows changes of the shards, for a process of its own.
+        """Return the function that follows changes of the shards, for a process of its own; None without inotify.
 
-        None without inotify.
+        In a set that grows it gives a hint when a name has come or gone in one of the directories.
         """
-        if self._hints is None:
-            return follower(self.served)
-        return follower(self.served, self._directories, self._hints.give)
+        served, hints = self.served, self._hints
+        directories, on_names = ((), lambda: None) if hints is None else (self._directories, hints.give)
+        look = served.mount.merge or any(map(is_remote, served.files))
+        try:
+            seen = Watch(served.shards, served.companions.files, directories, on_names, look=look)
+        except OSError as error:
+            log.warning(
+                "a change of a shard is noticed a second late, because inotify is unavailable: %s", error.strerror
+            )
+            return None
+        return lambda supervisor: follow(seen, supervisor.device, supervisor.life, served.tags, supervisor.epochs)
 
     def attach(self, supervisor: Supervisor) -> None:
         """Use this supervisor to show changes."""
