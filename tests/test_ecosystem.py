@@ -224,15 +224,10 @@ def read_with_webdataset(*shards: Path) -> Samples:
     return {sample.pop("__key__"): sample for sample in samples}
 
 
-def test_webdataset_reads_a_committed_set(committed: Path) -> None:
-    samples = read_with_webdataset(*sorted(committed.glob("*.tar")))
-    assert samples == changed()
-    assert list(samples) == list(changed())
-
-
-def test_webdataset_reads_a_packed_set(made: Path) -> None:
-    samples = read_with_webdataset(*sorted(made.glob("*.tar")))
-    assert list(samples.items()) == list(in_folders().items())
+def test_webdataset_reads_committed_and_packed_sets(committed: Path, made: Path) -> None:
+    for directory, expected in ((committed, changed()), (made, in_folders())):
+        samples = read_with_webdataset(*sorted(directory.glob("*.tar")))
+        assert list(samples.items()) == list(expected.items())
 
 
 @pytest.mark.parametrize(
@@ -400,9 +395,9 @@ def test_wids_finds_samples_by_number(program: Program, committed: Path) -> None
 
 @pytest.mark.dali
 def test_dali_reads_exported_indexes_and_mounts(
-    program: Program, committed: Path, packed: Path, made: Path, classes: Mounted
+    program: Program, committed: Path, packed: Path, made: Path, classes: Mounted, twelve: Mounted
 ) -> None:
-    """With the indexes of a commit, a pack and an export; and images from a mount by class."""
+    """With the indexes of a commit, a pack and an export; and images from mounts by class, as numbered."""
     need_tool("nvidia.dali", DALI)
     program.run("export", f"{packed}/t-{SHARDS}", "--output", "indexes")
     jobs: list[dict[str, Any]] = [
@@ -413,18 +408,13 @@ def test_dali_reads_exported_indexes_and_mounts(
         }
         for shards, indexes in ((committed, committed), (made, made), (packed, program.home / "indexes"))
     ]
-    *sets, images = run_script(program, "dali", [*jobs, {"file_root": str(classes.path)}], DALI)
+    jobs += [{"file_root": str(mounted.path)} for mounted in (classes, twelve)]
+    *sets, images, many = run_script(program, "dali", jobs, DALI)
     for found, samples in zip(sets, (changed(), in_folders(), original()), strict=True):
         assert found == [
             [columns["jpg"], columns["cls"], columns["left.txt"]] for columns in digests(samples).values()
         ]
     assert sorted(images) == sorted([digest, int(label)] for _, label, digest in in_classes(changed()))
-
-
-@pytest.mark.dali
-def test_dali_numbers_classes_as_the_samples_do(program: Program, twelve: Mounted) -> None:
-    need_tool("nvidia.dali", DALI)
-    (images,) = run_script(program, "dali", [{"file_root": str(twelve.path)}], DALI)
     contents = {sha256(path.read_bytes()): number_in(str(path)) for path in twelve.path.glob("*/*.jpg")}
-    assert len(images) == 24
-    assert {label == contents[digest] for digest, label in images} == {True}
+    assert len(many) == 24
+    assert {label == contents[digest] for digest, label in many} == {True}

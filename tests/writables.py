@@ -173,42 +173,41 @@ class Mount:
 
     # --- as os
 
-    def create(self, path: bytes, mode: int = 0o644) -> int:
-        node = self._tell(self._call(self.tree.create, *self.at(path), mode))
+    def _change(self, function: Callable[..., Any], *arguments: Any, is_told: bool = False) -> Any:
+        """A change of names, which the journal notes until the kernel has its answer."""
+        answer = self._call(function, *arguments)
+        if is_told:
+            self._tell(answer)
         self.tree.journal.clear()
+        return answer
+
+    def create(self, path: bytes, mode: int = 0o644) -> int:
+        node: Node = self._change(self.tree.create, *self.at(path), mode, is_told=True)
         return node.inode
 
     def mkdir(self, path: bytes, mode: int = 0o755) -> None:
-        self._tell(self._call(self.tree.mkdir, *self.at(path), mode))
-        self.tree.journal.clear()
+        self._change(self.tree.mkdir, *self.at(path), mode, is_told=True)
 
     def mkfifo(self, path: bytes) -> None:
-        self._tell(self._call(self.tree.mknod, *self.at(path), stat.S_IFIFO | 0o600))
-        self.tree.journal.clear()
+        self._change(self.tree.mknod, *self.at(path), stat.S_IFIFO | 0o600, is_told=True)
 
     def symlink(self, target: bytes, path: bytes) -> None:
-        self._tell(self._call(self.tree.symlink, *self.at(path), target))
-        self.tree.journal.clear()
+        self._change(self.tree.symlink, *self.at(path), target, is_told=True)
 
     def link(self, path: bytes, new: bytes) -> None:
-        node = self.look(path)
-        self._tell(self._call(self.tree.link, node.inode, *self.at(new)))
-        self.tree.journal.clear()
+        self._change(self.tree.link, self.look(path).inode, *self.at(new), is_told=True)
 
     def unlink(self, path: bytes) -> None:
         self.look(path)
-        self._call(self.tree.unlink, *self.at(path))
-        self.tree.journal.clear()
+        self._change(self.tree.unlink, *self.at(path))
 
     def rmdir(self, path: bytes) -> None:
         self.look(path)
-        self._call(self.tree.rmdir, *self.at(path))
-        self.tree.journal.clear()
+        self._change(self.tree.rmdir, *self.at(path))
 
     def rename(self, path: bytes, new: bytes, flags: int = 0) -> None:
         self.look(path)
-        self._call(self.tree.rename, *self.at(path), *self.at(new), flags)
-        self.tree.journal.clear()
+        self._change(self.tree.rename, *self.at(path), *self.at(new), flags)
 
     def write(self, path: bytes, data: bytes, offset: int = 0) -> None:
         node = self.look(path)
@@ -230,12 +229,10 @@ class Mount:
         self._call(self.tree.fsync, self.look(path).inode)
 
     def setxattr(self, path: bytes, name: bytes, value: bytes, flags: int = 0) -> None:
-        self._call(self.tree.setxattr, self.look(path).inode, name, value, flags)
-        self.tree.journal.clear()
+        self._change(self.tree.setxattr, self.look(path).inode, name, value, flags)
 
     def removexattr(self, path: bytes, name: bytes) -> None:
-        self._call(self.tree.removexattr, self.look(path).inode, name)
-        self.tree.journal.clear()
+        self._change(self.tree.removexattr, self.look(path).inode, name)
 
     def read(self, path: bytes) -> bytes:
         return self.read_inode(self.look(path).inode)
