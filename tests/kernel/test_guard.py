@@ -404,7 +404,7 @@ def test_which_changes_of_the_times_are_writes(tmp_path: Path, monkeypatch: pyte
         held = devices.HeldShards(opened(image))
         held.devices = [opened(shard)]
         held.take_leases()
-        assert held.on_layers() == [str(shard), str(image)]
+        assert held.watched(has_lease=True) == [str(shard), str(image)]
         try:
             # Times of file systems go by the clock's tick: until the next one a change may not be seen in them.
             before = shard.stat().st_ctime_ns

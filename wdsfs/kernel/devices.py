@@ -173,10 +173,11 @@ def superblocks() -> set[str]:
 
 @dataclass(slots=True)
 class _Watched:
-    """An open file whose times are compared; `before` are those at the last look."""
+    """An open file whose times are compared, also in spite of a lease; `before` are those at the last look."""
 
     device: OpenDevice
     before: os.stat_result
+    has_lease: bool
     was_written: bool = False
 
     def is_written(self) -> bool:
@@ -215,8 +216,7 @@ class HeldShards:
         self.superblocks: set[str] = set()
         self.mounted: FileSystem | None = None
         self.leased: list[OpenDevice] = []
-        self._without_lease: list[_Watched] = []
-        self._on_layers: list[_Watched] = []
+        self._watched: list[_Watched] = []
         self.ending: int | None = None  # the descriptor that is readable when the mount has ended
         self._has_ended = False
 
@@ -237,31 +237,26 @@ class HeldShards:
                 if status.st_dev not in layers:
                     layers[status.st_dev] = mount_table.is_layer(mount_table.filesystem_type(device.path))
                 if layers[status.st_dev] and is_watched:
-                    self._on_layers.append(_Watched(device, status))
+                    self._watched.append(_Watched(device, status, has_lease=True))
             except OSError as error:
                 if error.errno == errno.EAGAIN:
                     raise MountError(f"{os.fsdecode(device.path)}: a program has it open for writing") from None
                 if is_watched:
-                    self._without_lease.append(_Watched(device, status))
+                    self._watched.append(_Watched(device, status, has_lease=False))
 
     @property
     def is_watching(self) -> bool:
         """True if times have to be compared."""
-        return bool(self._without_lease or self._on_layers)
+        return bool(self._watched)
 
-    def without_lease(self) -> list[str]:
-        """Return the files that have no lease, so that their times are compared."""
-        return [os.fsdecode(watched.device.path) for watched in self._without_lease]
-
-    def on_layers(self) -> list[str]:
-        """Return the files that can be written in spite of their lease, so that their times are compared, too."""
-        return [os.fsdecode(watched.device.path) for watched in self._on_layers]
+    def watched(self, *, has_lease: bool) -> list[str]:
+        """Return the files whose times are compared: those without a lease, or those that show others' content."""
+        return [os.fsdecode(file.device.path) for file in self._watched if file.has_lease == has_lease]
 
     def changing(self) -> list[str]:
         """Return the files that somebody is about to write, or has written."""
-        watched = (*self._without_lease, *self._on_layers)
         changing = [file for file in self.leased if fcntl.fcntl(file.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK]
-        changing += [file.device for file in watched if file.is_written()]
+        changing += [file.device for file in self._watched if file.is_written()]
         return [os.fsdecode(device.path) for device in changing]
 
     def watch_mount(self, mountpoint: str) -> None:
@@ -299,4 +294,4 @@ class HeldShards:
         """Give up the leases and close all files."""
         self._stop_watching()
         close_devices([*self.devices, self.image])
-        self.devices, self.leased, self._without_lease, self._on_layers = [], [], [], []
+        self.devices, self.leased, self._watched = [], [], []

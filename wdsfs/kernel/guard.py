@@ -327,11 +327,11 @@ class Guard:
     def _watch(self) -> None:
         """Watch for the end of the mount; warn where writers of its shards do not wait."""
         self._held.watch_mount(self.mountpoint)
-        for files, reason in (
-            (self._held.without_lease(), "their file system gives no lease"),
-            (self._held.on_layers(), "their file system shows files of another one, where writers do not wait"),
+        for has_lease, reason in (
+            (False, "their file system gives no lease"),
+            (True, "their file system shows files of another one, where writers do not wait"),
         ):
-            if files:
+            if files := self._held.watched(has_lease=has_lease):
                 log.warning(
                     "%s: %s; so changes are noticed up to a second late, and until then programs may read a mix "
                     "of old and new bytes",
