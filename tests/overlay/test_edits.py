@@ -1,9 +1,9 @@
 """Random edits of writable sets against a model: what diff says, what commit writes, and what others then read.
 
-The model is a dictionary of files, changed by the same steps as the mount, and a rule of its own for which name in
-the mount is which member. From these follow the samples that diff should list, the members of the new shards, and
-what tarfile, GNU tar, the webdataset library and a new mount find in them. `WDSFS_EDITS=1000` runs so many seeds,
-from `WDSFS_FIRST_EDIT` on; what was found this way has tests with names in test_changes.py and test_commit.py.
+The model is the files that the mount shows (`test_model.py` compares these with a plain directory), and a rule of
+its own for which name in the mount is which member. From these follow the samples that diff should list,
+the members of the new shards, and what tarfile, GNU tar, the webdataset library and a new mount find in them.
+`WDSFS_EDITS=1000` runs so many seeds, from `WDSFS_FIRST_EDIT` on; what was found this way has tests with names.
 """
 
 from __future__ import annotations
