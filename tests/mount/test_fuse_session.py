@@ -88,6 +88,7 @@ BIG = random.Random(3).randbytes((3 << 20) + 12_345)
 # Times that no file system has, too: these are shown as some time, and nothing breaks.
 TIMES = [-(1 << 31), -1, 0, 1, 1 << 31, 1 << 33, *(1 << n for n in range(34, 80))]
 ORDER = random.Random(1).sample([f"{number:04d}" for number in range(3000)], 3000)
+MANY = {b"%04d" % number: random.Random(number).randbytes(number) for number in range(1500)}
 EXTENSIONS = ["z", "a.b", "M", "m"]
 LONG = [b"k" * 255, b"k" * 256, b"k" * 1000]
 
@@ -99,6 +100,8 @@ def shown_shards() -> Iterator[tuple[str, bytes]]:
     yield "times", tars.tar(*(tars.member(b"%d.txt" % n, mtime=time) for n, time in enumerate(TIMES)))
     names = (f"{key}.{extension}".encode() for key in ORDER for extension in EXTENSIONS)
     yield "order", tars.tar(*map(tars.member, names))
+    yield "wide", tars.tar(*(tars.member(b"a.%d" % number, b"%d" % number) for number in range(10_000)))
+    yield "many", tars.tar(*(tars.member(name + b".x", content) for name, content in MANY.items()))
     yield "huge", tars.tar(*(tars.header(b"%05d.x" % number) for number in range(50_000)))
     yield "long", tars.tar(*(tars.gnu_long(name + b".x") + tars.member(b"", name[:3]) for name in LONG))
     yield "up", tars.tar(tars.member(b"d/e/a.txt", b"x"), tars.member(b"../../b.txt", b"y"))
@@ -252,6 +255,75 @@ def test_a_huge_directory_in_small_pieces(shown: Mounted) -> None:
     expected = [b".", b"..", *(b"%05d" % number for number in range(50_000))]
     for size in (3000, 1 << 20):
         assert [name for _, name, _ in getdents(shown.path / "huge", size)] == expected
+
+
+@BOTH_ENGINES
+def test_a_huge_top_of_a_merged_tree_in_small_pieces(program: Program) -> None:
+    program.write("a.tar", tars.tar(*(tars.header(b"%05d.x" % number) for number in range(10_000))))
+    expected = [b".", b"..", *(b"%05d" % number for number in range(10_000))]
+    with program.mounted("--merge", "a.tar") as mounted:
+        for size in (3000, 1 << 20):
+            assert [name for _, name, _ in getdents(mounted.path, size)] == expected
+
+
+class _Dirent(ctypes.Structure):
+    _fields_ = (
+        ("inode", ctypes.c_uint64),
+        ("offset", ctypes.c_int64),
+        ("length", ctypes.c_uint16),
+        ("kind", ctypes.c_uint8),
+        ("name", ctypes.c_char * 256),
+    )
+
+
+@BY_FUSE
+def test_telldir_and_seekdir(shown: Mounted) -> None:
+    """A program can go back to a position in a listing, also beyond the end of one read."""
+    libc.opendir.restype = libc.readdir.restype = ctypes.c_void_p
+    libc.telldir.restype = ctypes.c_long
+    stream = ctypes.c_void_p(libc.opendir(bytes(shown.path / "order")))
+    assert stream
+
+    def next_name() -> bytes | None:
+        entry = libc.readdir(stream)
+        return bytes(_Dirent.from_address(entry).name) if entry else None
+
+    places = []
+    while True:
+        place = libc.telldir(stream)
+        name = next_name()
+        if name is None:
+            break
+        places.append((place, name))
+    assert len(places) == 3002
+    random.Random(2).shuffle(places)
+    for place, name in places[:200]:
+        libc.seekdir(stream, ctypes.c_long(place))
+        assert next_name() == name
+    libc.rewinddir(stream)
+    assert next_name() == b"."
+    assert libc.closedir(stream) == 0
+
+
+@BY_BOTH
+def test_10000_extensions_in_one_sample(shown: Mounted) -> None:
+    sample = shown.path / "wide/a"
+    listed = os.listdir(sample)  # by the kernel in the order of the names
+    in_order = listed if shown.program.engine == FUSE else sorted(listed, key=int)
+    assert in_order == [str(number) for number in range(10_000)]
+    for number in (0, 1, 4999, 9999):
+        assert (sample / str(number)).read_bytes() == b"%d" % number
+    assert not (sample / "10000").exists()
+
+
+@BY_BOTH
+def test_many_small_files_by_many_readers(shown: Mounted) -> None:
+    def read(seed: int) -> bool:
+        names = random.Random(seed).sample([*MANY], len(MANY))
+        return all((shown.path / "many" / os.fsdecode(name) / "x").read_bytes() == MANY[name] for name in names)
+
+    with concurrent.futures.ThreadPoolExecutor(6) as threads:
+        assert all(threads.map(read, range(6)))
 
 
 def test_1000000_samples_in_one_shard(program: Program) -> None:

@@ -113,6 +113,15 @@ def test_lists_name_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found("@~/some.txt") == ["a/1.tar", "a/b/2.tar"]
 
 
+def test_a_list_comes_from_a_pipe_too() -> None:
+    touch("a.tar")
+    receiver, sender = os.pipe()
+    os.write(sender, b"%b/a.tar\n" % os.getcwdb())
+    os.close(sender)
+    assert found(f"@/dev/fd/{receiver}") == ["a.tar"]
+    os.close(receiver)
+
+
 def test_a_list_comes_from_standard_input_too() -> None:
     touch("a.tar", "b.tar")
     receiver, sender = os.pipe()

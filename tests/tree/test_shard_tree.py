@@ -474,6 +474,19 @@ def test_every_member_is_shown_once_under_a_name_of_its_own(
             assert set(files.values()) == written
 
 
+def test_odd_bytes_in_the_path_of_a_shard(tmp_path: Path) -> None:
+    directory = os.fsencode(tmp_path) + b"/\xff\xfe"
+    os.mkdir(directory)
+    with open(directory + b"/\xffx.tar", "wb") as file:
+        file.write(tar(ORDINARY))
+    index = open_index(tmp_path / "index")
+    shards = expand([directory + b"/\xffx.tar"])
+    index.refresh(shards)
+    tree = make_tree(ShardSet(shards, index), View())
+    assert names_in(tree) == [b"\xffx"]
+    tree.lower.close()
+
+
 @pytest.mark.parametrize("view", VIEWS, ids=str)
 def test_a_run_is_the_rest_of_a_listing(view: View) -> None:
     """From every place in a directory: the same names, numbers, sizes and times; none where something is odd."""
