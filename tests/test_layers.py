@@ -40,7 +40,7 @@ fuse    | fuse lmdb terminal
 mount   | lmdb numpy terminal
 kernel  | fuse trio lmdb terminal
 pages   | fuse trio lmdb terminal
-library | fuse trio lmdb terminal
+library | fuse trio lmdb numpy terminal
 cli     | trio lmdb numpy
 """
 
@@ -75,7 +75,7 @@ REACHED_BY: dict[str, set[str]] = {
     "remote": set(),
     "kernel": set(),
     "pages": {"wdsfs.cli.look_commands"},
-    "library": {"wdsfs", "wdsfs.cli.table_command"},
+    "library": {"wdsfs"},
     "interop": {"wdsfs.cli.interop_commands"},
     "executors": set(),
 }
@@ -288,7 +288,7 @@ def _odd_introduction(file: Path) -> str:
 
 
 # The rooms that need an extra.
-EXTRAS_OF = {"pages": ("view",), "library": ("fsspec", "parquet")}
+EXTRAS_OF = {"pages": ("view",), "library": ("fsspec", "parquet"), "tree": ("parquet",)}
 
 
 def test_what_is_imported_is_a_declared_dependency() -> None:

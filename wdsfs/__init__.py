@@ -37,8 +37,7 @@ if TYPE_CHECKING:
         WdsfsError,
     )
     from wdsfs.library.files import Tree, tree
-    from wdsfs.library.samples import Samples, samples
-    from wdsfs.library.set_table import table
+    from wdsfs.library.samples import Samples, samples, table
 
 __version__ = "1.0.0rc1"
 __all__ = [
@@ -60,7 +59,7 @@ __all__ = [
     "tree",
 ]
 
-_OF_LIBRARY = {"Samples": "samples", "samples": "samples", "table": "set_table", "Tree": "files", "tree": "files"}
+_OF_LIBRARY = {"Samples": "samples", "samples": "samples", "table": "samples", "Tree": "files", "tree": "files"}
 
 
 def __getattr__(name: str) -> Any:

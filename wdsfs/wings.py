@@ -18,7 +18,7 @@ WINGS = {
     "remote": "shards at URLs and the output of commands cannot be read",
     "kernel": "the kernel cannot serve a mount, and no image can be made",
     "pages": "`wdsfs view` has no pages to show",
-    "library": "there are no `wdsfs.samples` and `wdsfs.tree`, and no table can be made",
+    "library": "there are no `wdsfs.samples`, `wdsfs.table` and `wdsfs.tree`",
     "interop": "indexes for other tools cannot be written, nor shards be checked",
     "executors": "`--executor` has no workers to give",
 }

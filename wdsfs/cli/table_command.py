@@ -57,12 +57,11 @@ def table(
       duckdb -c "COPY (SELECT __key__ FROM 'train.parquet' WHERE cls = 7) TO 'seven.csv'"
       wdsfs mount --keys seven.csv 'train-{000000..000999}.tar' /mnt/seven
     """
-    wings.load("library")
     if importlib.util.find_spec("pyarrow") is None:
         raise UsageError(f"tables need pyarrow; type: {wings.install_command('parquet')}")
-    from wdsfs.library.set_table import SetTable, TableSource
-    from wdsfs.library.table_files import check_name, write_table
     from wdsfs.tree.opening import open_typed_set
+    from wdsfs.tree.set_table import SetTable, TableSource
+    from wdsfs.tree.table_files import check_name, write_table
 
     check_name(output)
     source = TableSource(shards, selection, composition)

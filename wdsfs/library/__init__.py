@@ -1,8 +1,7 @@
 """wdsfs as a library: the samples, the files and the table of a set without a mount.
 
 Users import `wdsfs` itself, which loads this room when it is used. `opened_set.py` takes the options and opens a
-set for threads, forks and pickles; `samples.py` is its sequence of samples, `files.py` its tree of files, and
-`fsspec_files.py` that tree as a file system of fsspec; `set_table.py` its table, of the rows of `table_rows.py`,
-which `table_files.py` writes. How a set is opened and read is decided in `tree`.
-Start with `opened_set.py`.
+set for threads, forks and pickles; `samples.py` is its sequence of samples, and its table; `files.py` its tree of
+files, and `fsspec_files.py` that tree as a file system of fsspec. How a set is opened and read is decided in
+`tree`. Start with `opened_set.py`.
 """

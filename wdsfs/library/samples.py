@@ -1,7 +1,8 @@
-"""The samples of a set as a sequence: also a data set for PyTorch, which is not needed for it."""
+"""The samples of a set: as a sequence, which PyTorch takes as a data set without being needed; as a table."""
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, SupportsIndex, TypeAlias, Unpack, overload
@@ -124,3 +125,19 @@ def samples(shards: Shards, **options: Unpack[SetOptions]) -> Samples:
     with what is being done, how many shards are done, and how many there are. Raises WdsfsError.
     """
     return Samples(shards, **options)
+
+
+def table(shards: Shards, *, sizes: bool = False, **options: Unpack[SetOptions]) -> Any:
+    """Return a table of a set as a `pyarrow.Table`, a row a sample; SHARDS and options are those of `samples`.
+
+    Its columns are those of `wdsfs table --help`; with `sizes` only keys and sizes, for which no shard is read.
+    Needs pyarrow (the extra `parquet`). Raises WdsfsError.
+    """
+    import pyarrow as pa  # late: only tables need it
+
+    from wdsfs.tree.set_table import SetTable, TableSource
+
+    with contextlib.closing(OpenedSet(shards, "samples", True, **options)) as opened:
+        source = TableSource(opened.shards, opened.selection, opened.composition)
+        made = SetTable(opened.lower, source, opened.opening, with_values=not sizes)
+        return pa.concat_tables([made.schema.empty_table(), *made.parts()])

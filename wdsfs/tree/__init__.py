@@ -7,7 +7,8 @@ files and records open, `shard_access.py` opens files on behalf of other users, 
 
 The trees (interface: `tree.py`) decide which names and inodes exist: `shard_tree.py`, `merged_tree.py` (with the
 tables of `path_table.py`) and `numbered_tree.py`. The names in a shard are those of `shown_names.py`; `texts.py`
-has them in columns. `statistics.py` counts.
+has them in columns. `statistics.py` counts, and `set_table.py` makes a table with a row a sample, of the rows of
+`table_rows.py`, which `table_files.py` writes to a file.
 
 A view is a set of shards with records of its own (`view_set.py`), so trees and listings serve it as they serve
 shards; `composition.py` has its options. `view_record.py` makes such a record in steps over a `draft.py`, with
@@ -15,5 +16,5 @@ shards; `composition.py` has its options. `view_record.py` makes such a record i
 `label_rows.py` reads. `companions.py` has what else a view depends on (joined sets, names of classes), and notices
 when one of these changes; `view_content.py` finds the bytes.
 
-Everything here only reads: changes are for `overlay`, serving is for `fuse` and `kernel`. Start with `tree.py`.
+Sets are only read here: changes are for `overlay`, serving is for `fuse` and `kernel`. Start with `tree.py`.
 """

@@ -17,7 +17,7 @@ import pyarrow.parquet
 
 from wdsfs.durable import Disk, new_file
 from wdsfs.errors import ExportError, UsageError
-from wdsfs.library.table_rows import SHARD
+from wdsfs.tree.table_rows import SHARD
 
 ROWS = 1 << 16  # of a group in Parquet
 

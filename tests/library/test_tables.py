@@ -17,8 +17,8 @@ import pytest
 import wdsfs
 from tests import tars
 from tests.conftest import Program
-from wdsfs.library import set_table, table_rows
-from wdsfs.library.table_files import write_table
+from wdsfs.tree import set_table, table_rows
+from wdsfs.tree.table_files import write_table
 
 FIXED = ["__key__", "__shard__", "__number__"]
 

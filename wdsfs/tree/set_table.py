@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,8 +25,16 @@ from wdsfs.cache.file_cache import NewFile
 from wdsfs.errors import ShardError, StaleShard, UnreadableShard
 from wdsfs.index import process_pool
 from wdsfs.inodes import MEMBER, position
-from wdsfs.library.opened_set import OpenedSet, SetOptions, Shards
-from wdsfs.library.table_rows import (
+from wdsfs.spec.spec_words import anchored, anchored_file
+from wdsfs.tree.composition import Composition
+from wdsfs.tree.indexing import indexed
+from wdsfs.tree.numbered_tree import samples_of
+from wdsfs.tree.opening import open_typed_set
+from wdsfs.tree.sample_reader import SampleReader
+from wdsfs.tree.set_options import Opening, Selection
+from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.shown_names import ShownNames
+from wdsfs.tree.table_rows import (
     KEY,
     NUMBER,
     SHARD,
@@ -38,15 +46,6 @@ from wdsfs.library.table_rows import (
     kinds_of,
     values_of,
 )
-from wdsfs.spec.spec_words import anchored, anchored_file
-from wdsfs.tree.composition import Composition
-from wdsfs.tree.indexing import indexed
-from wdsfs.tree.numbered_tree import samples_of
-from wdsfs.tree.opening import open_typed_set
-from wdsfs.tree.sample_reader import SampleReader
-from wdsfs.tree.set_options import Opening, Selection
-from wdsfs.tree.shard_set import ShardSet
-from wdsfs.tree.shown_names import ShownNames
 from wdsfs.tree.tree import View
 
 FORMAT, KIND = "1", "rows"  # of values in the cache
@@ -251,15 +250,3 @@ def _is_in(cache: file_cache.FileCache, key: str) -> bool:
 def _as_type(array: Any, kind: Any) -> Any:
     """Return a column of a shard as the whole set has it."""
     return array if array.type == kind else array.cast(kind)
-
-
-def table(shards: Shards, *, sizes: bool = False, **options: Unpack[SetOptions]) -> Any:
-    """Return a table of a set as a `pyarrow.Table`, a row a sample; SHARDS and options are those of `samples`.
-
-    Its columns are those of `wdsfs table --help`; with `sizes` only keys and sizes, for which no shard is read.
-    Needs pyarrow (the extra `parquet`). Raises WdsfsError.
-    """
-    with contextlib.closing(OpenedSet(shards, "samples", True, **options)) as opened:
-        source = TableSource(opened.shards, opened.selection, opened.composition)
-        made = SetTable(opened.lower, source, opened.opening, with_values=not sizes)
-        return pa.concat_tables([made.schema.empty_table(), *made.parts()])
