@@ -544,7 +544,7 @@ def test_a_release_before_is_answered(release: dict[str, str], shards: Path, pro
 DYING = """
 import os, signal
 from wdsfs.cli.main import main
-from wdsfs.durable import Disk
+from wdsfs.storage.durable import Disk
 rename = Disk.rename
 def rename_and_die(disk, source, target):
     rename(disk, source, target)

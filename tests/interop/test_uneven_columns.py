@@ -80,9 +80,7 @@ def test_commands_that_write_shards_say_so(program: Program) -> None:
         (files / name).write_bytes(b"1")
     others = f"the sample b has the columns txt, the first sample a has cls, txt: {REFUSES}"
     for options in (["-n"], []):
-        assert (
-            f"{others}: {REFUSES}" in program.run("pack", *options, "-o", "packed/%d.tar", files).stderr.decode()
-        )
+        assert others in program.run("pack", *options, "-o", "packed/%d.tar", files).stderr.decode()
     (files / "b.cls").write_bytes(b"1")
     assert REFUSES not in program.run("pack", "-o", "even/%d.tar", files).stderr.decode()
     words = ("pack", "--associate", "b.csv", "--missing", "empty", "-o", "view/%d.tar", "a.tar")
