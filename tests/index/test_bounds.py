@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import random
 import subprocess
 import sys
@@ -220,12 +221,15 @@ class Counted(Sequence[int]):
         return self.numbers[at]
 
 
-def test_a_part_of_a_sparse_member_is_found_by_bisection() -> None:
+def test_a_part_of_a_sparse_member_is_found_by_bisection(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, pread = list[int](), os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: reads.append(size) or pread(fd, size, offset))
     count = 100_000
     columns = [Counted(column) for column in (range(0, 3 * count, 3), [1] * count, range(count))]
     with tars.opened(bytes(512) + bytes(n % 251 for n in range(count))) as fd:
         got = sparse.read_extents(fd, 512, Extents(*columns), 150_000, 30)
     assert got == b"".join(bytes([(50_000 + n) % 251, 0, 0]) for n in range(10))
+    assert reads == [10]
     assert sum(column.reads for column in columns) < 200
 
 

@@ -260,6 +260,22 @@ def unlink_while_open(at: Place) -> Any:
     return outcomes
 
 
+def remove(at: Place) -> Any:
+    wrong = [outcome(os.rmdir, at.sample(0)), outcome(os.unlink, at.sample(0)) in ("EISDIR", "EPERM")]
+    for number in range(2):
+        at.file(number, "txt").unlink()
+        at.file(number, "cls").unlink()
+        if at.view != "files":
+            at.sample(number).rmdir()
+    wrong += [outcome(os.unlink, at.file(0, "txt")), outcome(os.rmdir, at.file(2, "txt"))]
+    if at.view != "files":
+        at.sample(0).mkdir()
+        wrong.append(os.listdir(at.sample(0)))
+        shutil.rmtree(at.sample(2))
+    (at.top / "folder/deep").mkdir(parents=True)
+    return wrong, outcome(os.rmdir, at.top / "folder")
+
+
 def links(at: Place) -> Any:
     os.link(at.file(0, "txt"), at.top / "hard")
     put(at.top / "hard", b"seen under both names")
@@ -460,7 +476,7 @@ def replaced_kinds(at: Place) -> Any:
 DONE = {
     action.__name__: action
     for action in (
-        *(create, write, rename_files, rename_samples, unlink_while_open, links, modes, owners, times),
+        *(create, write, rename_files, rename_samples, unlink_while_open, remove, links, modes, owners, times),
         *(extended_attributes, mapped, locks, synced, saved_by_an_editor, copied, a_repository, allocated),
         replaced_kinds,
     )

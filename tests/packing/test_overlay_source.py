@@ -270,6 +270,15 @@ def test_the_output_is_not_one_of_the_shards(output: str, tmp_path: Path) -> Non
         here.commit(output=f"{tmp_path}/{output}")
 
 
+def test_names_that_are_taken(tmp_path: Path) -> None:
+    here = Set(tmp_path, FIRST, SECOND)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/o-001.tar").write_bytes(b"mine")
+    with pytest.raises(CommitError, match=r"o-001.tar exists already with"):
+        here.commit()
+    assert files_of(tmp_path / "out") == {"o-001.tar": b"mine"}
+
+
 DIRECTORIES = ("new/", "new/{0..1}/", "new/%d/..", ".", "/tmp")
 
 

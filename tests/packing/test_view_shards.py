@@ -71,6 +71,19 @@ def test_what_a_mount_shows_is_in_the_new_shards(program: Program) -> None:
     assert re.sub(rb"~\w+", b"", shown) == re.sub(rb"~\w+", b"", made)
 
 
+def test_a_command_that_is_repeated_keeps_what_is_there(program: Program) -> None:
+    a_set(program.home)
+    command = ("pack", *KEEP, "-o", "new/%d.tar", "s{0..2}.tar")
+    program.run(*command)
+    first, second = (program.home / f"new/{number}.tar" for number in range(2))
+    before = first.read_bytes(), second.read_bytes(), second.stat().st_ino
+    first.unlink()
+    assert program.json(*command)["written"] == 1
+    assert (first.read_bytes(), second.read_bytes(), second.stat().st_ino) == before
+    first.write_bytes(b"something else")
+    assert "new/0.tar exists already with other content" in program.refused(*command, code=7)
+
+
 def test_samples_are_split_up_anew_and_sorted(program: Program) -> None:
     a_set(program.home)
     command = ("pack", *OPTIONS, "--sort", "--maxcount", "2", "-o", "new/%d.tar")

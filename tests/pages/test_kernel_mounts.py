@@ -72,6 +72,14 @@ def test_a_shard_that_was_replaced_is_not_shown_in_the_place_of_the_old_one(moun
         wait_until(lambda: viewer.paths() == [], "the removed shard to be left out, too")
 
 
+def test_a_removed_shard_is_one_that_the_page_cannot_show(mounts: Program) -> None:
+    mount(mounts, "set")
+    (mounts.home / "set/t-1.tar").unlink()
+    with viewing(mounts, mounts.mountpoint) as viewer:
+        assert viewer.paths() == ALL[:2]
+        assert f"since they were mounted: {mounts.home}/set/t-1.tar" in viewer.ask("/").text
+
+
 def test_labels_are_those_of_the_mount(mounts: Program) -> None:
     """The image has the old ones, wherever the file with them has gone to."""
     mounts.write("labels.csv", b"key,mood\na,good\nb,bad\n")

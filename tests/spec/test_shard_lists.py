@@ -393,6 +393,15 @@ def test_a_split_file_of_another_name_is_taken_by_its_path() -> None:
     assert len(expand(["set/.nv-meta/mine.yaml"])) == 4
 
 
+def test_several_datasets_and_lists_of_them() -> None:
+    energon(SPLIT)
+    os.rename("set", "one")
+    energon(SPLIT)
+    write("l.txt", "one\nset")
+    assert listed("@l.txt", split="val") == ["one/b.tar", "set/b.tar"]
+    assert [shard.name for shard in expand(["one", "set"], split="val")] == [b"one--b", b"set--b"]
+
+
 def test_the_info_of_older_versions() -> None:
     energon(SPLIT)
     os.remove("set/.nv-meta/.info.json")

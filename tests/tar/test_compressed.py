@@ -563,7 +563,9 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.
 # --- libraries that are not there --------------------------------------------------------------------------
 
 
-def test_missing_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_libraries_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: file_cache.FileCache
+) -> None:
     """... where Python itself cannot do it, also when there is an index of places from before."""
     monkeypatch.setenv("WDSFS_UNPACK", "never")
     write(tmp_path / "gz", WHOLE["gz"])
@@ -576,6 +578,7 @@ def test_missing_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in ("gz", "bz2", "xz"):
         with opened(tmp_path / name) as (tar, _, _):
             assert content_of(tar) == TAR
+    assert kinds_in(cache) == ["seek", "tar", "tar", "tar"]
     write(tmp_path / "zst", WHOLE["zst"])
     with pytest.raises(UnreadableShard, match=r"backports.zstd; type: .*pip install .*\[compressed\]'"):
         record_of_file.build_file(os.fsencode(tmp_path / "zst"))

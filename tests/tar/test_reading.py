@@ -424,8 +424,11 @@ def test_pack_writes_samples_together(program: Program) -> None:
     program.write("x.tar", APART)
     program.write("y.tar", tar(member(b"ok.x"), member(b"ok.y")))
     joined = tar(member(b"a.txt", b"1")).ljust(20 * BLOCK, b"\0") + tar(member(b"b.txt", b"2"))
-    program.write("z.tar.gz", gzip.compress(joined))
-    first, second, third = packed(program, *BOTH.arguments, "x.tar", "y.tar", "z.tar.gz")
+    program.write("z.tgz", gzip.compress(joined))
+    program.write("zz.tar.gz", gzip.compress(joined[: 20 * BLOCK]) + gzip.compress(joined[20 * BLOCK :]))
+    for name in ("z", "zz"):
+        assert program.run("cat", "--ignore-zeros", ".", f"{name}/b/txt", cwd=program.home).stdout == b"2"
+    first, second, third = packed(program, *BOTH.arguments, "x.tar", "y.tar", "z.tgz")
     assert by_webdataset(first) == TOGETHER
     assert second == tar(member(b"ok.x"), member(b"ok.y"))
     assert third == tar(member(b"a.txt", b"1"), member(b"b.txt", b"2"))

@@ -160,13 +160,13 @@ def test_pax_time(text: bytes, ns: int) -> None:
 
 def test_pax_global() -> None:
     """The path, link target and time of a global PAX header hold for all members after it, unless their own
-    PAX header says otherwise; a size in it is ignored."""
+    PAX header says otherwise, or takes it back with an empty value; a size in it is ignored."""
     glob = tars.pax({b"mtime": b"77", b"size": b"5", b"linkpath": b"t"}, b"g")
-    link = tars.member(b"l", kind=tars.SYMLINK, link=b"x")
+    link, empty = tars.member(b"l", kind=tars.SYMLINK, link=b"x"), tars.pax({b"mtime": b""})
     found, problems = look(
-        tars.tar(A, glob, tars.pax({b"mtime": b"8"}), B, link, tars.pax({b"mtime": b""}, b"g"), A)
+        tars.tar(A, glob, tars.pax({b"mtime": b"8"}), B, link, empty, A, tars.pax({b"mtime": b""}, b"g"), A)
     )
-    assert [one.mtime // 10**9 for one in found] == [1, 8, 77, 1]
+    assert [one.mtime // 10**9 for one in found] == [1, 8, 77, 1, 1]
     assert (found[2].link, problems) == (b"t", [])
 
 
