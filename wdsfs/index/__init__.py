@@ -1,10 +1,10 @@
 """The index: one record for each shard, built once, stored on disk, found by path and fingerprint.
 
 `record.py` answers questions about a shard from packed bytes, and decides what a record holds. `record_of_file.py`
-reads a shard for it; `record_builder.py` makes it of a scan: the members (`member_draft.py`), their order and
-aliases, the sections (`record_columns.py`). `store.py` keeps records in LMDB, in a directory
-that `index_directory.py` and `lmdb_check.py` check. Portable indexes (`portable.py`, `portable_writer.py`) bring
-records of others, checked by `record_check.py`.
+reads a shard for it, once nobody writes to that; `record_builder.py` makes it of a scan: the members
+(`member_draft.py`), their order and aliases, the sections (`record_columns.py`). `store.py` keeps records in LMDB,
+in a directory that `index_directory.py` and `lmdb_check.py` check. Portable indexes (`portable.py`,
+`portable_writer.py`) bring records of others, checked by `record_check.py`.
 
 Records that are missing are built by processes (`process_pool.py`): of this machine, or of a cluster, to which an
 existing engine (Dask, Ray, MPI, Slurm) carries pickled units, without a protocol of our own.
