@@ -65,6 +65,10 @@ def test_diff(program: Program, here: Set) -> None:
     assert report["samples"][-1]["path"] == "s1/\udcff"
     assert [row["path"] for row in report["unpackable"]] == ["loose"]
     assert report["conflicts"] == report["notes"] == report["others"] == []
+    here.edit({"s1": {"txt~": b"", "n": {"txt~": b""}, "empty": {}}})
+    report = json.loads(overlaid(program, "diff", "--json", SHARDS, code=1).stdout)
+    assert "s1/n/txt~" in [row["path"] for row in report["leavings"]]
+    assert "s1/empty" in [row["path"] for row in report["notes"]]
 
 
 def test_diff_tells_conflicts_apart(program: Program) -> None:

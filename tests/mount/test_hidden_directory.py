@@ -8,7 +8,9 @@ import json
 import os
 import random
 import shutil
+import signal
 import stat
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -467,6 +469,31 @@ def test_there_is_no_snapshot_of_other_numbers() -> None:
 # --- real mounts -------------------------------------------------------------------------------------------
 
 
+def check_many_readers(hidden: Path, workers: list[int]) -> None:
+    """Every text that anybody reads is whole, also while workers are replaced."""
+    wrong: list[object] = []
+
+    def keep_reading(choose: random.Random) -> None:
+        for _ in range(15):
+            name = choose.choice(["status.json", "metrics"])
+            try:
+                text = (hidden / name).read_text()
+                if not text.endswith("}\n" if name == "status.json" else "\n") or "shards" not in text:
+                    wrong.append(text)
+            except OSError as error:
+                wrong.append(error)
+
+    readers = [threading.Thread(target=keep_reading, args=(random.Random(seed),)) for seed in range(4)]
+    for reader in readers:
+        reader.start()
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    for reader in readers:
+        reader.join()
+    assert wrong == []
+    assert json.loads((hidden / "status.json").read_text())["restarts"] == len(workers)
+
+
 @pytest.mark.parametrize("writable", [False, True])
 def test_unmodified_tools_and_the_hidden_directory(program: Program, writable: bool) -> None:
     program.write("s-0.tar", sets.content(0))
@@ -511,3 +538,6 @@ def test_unmodified_tools_and_the_hidden_directory(program: Program, writable: b
             with fails(errno.EROFS, errno.EACCES, errno.EEXIST, errno.EBUSY):
                 change()
         assert not (program.home / "edits/upper/.wdsfs").exists()
+        if not writable:
+            mounted.expect_log("worker [0-9]+ ended")
+            check_many_readers(hidden, told["processes"][1:])

@@ -310,6 +310,19 @@ def test_a_listing_that_is_under_way(program: Program) -> None:
         wait_until(lambda: (names(mounted.path / "a") or [""])[0] == "2-00000", "the new content")
 
 
+def test_one_tree_after_a_change(program: Program) -> None:
+    program.write("a.tar", shard(1))
+    program.write("b.tar", tars.tar(tars.member(b"d/x.txt", b"x"), tars.member(b"small.txt", b"second")))
+    with program.mounted("--merge", "{a,b}.tar") as mounted:
+        assert sorted(os.listdir(mounted.path)) == ["1", "big", "d", "small", "small~b"]
+        replace(program.home / "a.tar", tars.tar(tars.member(b"d/y.txt", b"y"), tars.member(b"e.txt", b"e")))
+        mounted.expect_log(CHANGED)
+        mounted.allow_log(r"a\.tar", "was listed")
+        wait_until(lambda: sorted(names(mounted.path) or []) == ["d", "e", "small"], "the new content")
+        assert names(mounted.path / "d") == ["y", "x"]
+        assert (mounted.path / "small/txt").read_bytes() == b"second"
+
+
 # --- again and again ---------------------------------------------------------------------------------------
 
 

@@ -178,6 +178,11 @@ def test_samples(upper: dict[Any, Any], options: dict[str, Any], changes: str, t
     assert not result.unpackable + result.conflicts
 
 
+def test_members_of_no_sample_are_told_as_json(tmp_path: Path) -> None:
+    report = found(tmp_path, {"s0": {"README": b"changed"}}, **FILES).as_json()
+    assert [(row["kind"], row["path"]) for row in report["others"]] == [("changed", "s0/README")]
+
+
 def test_new_samples(tmp_path: Path) -> None:
     upper = {
         "s0": {"z": {"txt": b"z"}, "d": {"n": {"jpg": b"j", "cls": b"c"}}},
@@ -542,6 +547,7 @@ def test_a_renamed_sample_stays_where_it_was(tmp_path: Path) -> None:
     os.utime(tmp_path / "upper/s0/d/z/jpg", (9, 9))
     result = found(tmp_path, {})
     assert told(result) == "renamed s0/d/a > s0/d/z +txt ~cls @jpg"
+    assert result.as_json()["samples"][0]["was"] == "s0/d/a"
     assert list(result.shards[0].following) == [max(result.shards[0].members)]
     assert not result.shards[0].appended
     assert names_of(result.shards[0].members.values()) == [b"d/z.cls", b"d/z.jpg"]

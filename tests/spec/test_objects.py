@@ -80,6 +80,16 @@ def test_what_the_server_refuses_is_missing_and_named_with_its_reason(web: WebSe
         expand([web.url + "/set/x-1.tar"], allow_missing=True)
 
 
+def test_of_many_shards_that_are_refused_some_are_named(web: WebServer) -> None:
+    for number in range(10):
+        web.put(f"/set/y-{number}.tar", b"").always = Fault(status=403)
+    with pytest.raises(
+        ShardError, match=r"^11 of 14 shards cannot be read: .*y-2.tar.* and 8 more; --allow"
+    ) as caught:
+        expand([web.url + "/set/{y-{0..9},x-{0..3}}.tar"], allow_missing=False)
+    assert "y-3" not in str(caught.value)
+
+
 def test_a_directory_that_is_refused_is_named_and_not_a_file_that_may_be_in_it(web: WebServer) -> None:
     web.put("/set/.nv-meta/.info.json", b"").always = Fault(status=403)
     with pytest.raises(ShardError, match="/set/: a web server does not list"):

@@ -21,6 +21,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -324,8 +325,9 @@ def test_without_a_copy_damage_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         (gzip.compress(b""), 0, "empty"),
         (gzip.compress(WHOLE["gz"]), 0, "compressed"),  # it is unpacked once; what is inside is called what it is
         (gzip.compress(b"<html>")[:12], 0, "truncated"),  # it may be a tar
+        (WHOLE["gz"][:-8] + bytes(4) + WHOLE["gz"][-4:], 0, "damaged"),  # no checksum vouches for a byte
     ],
-    ids=["something behind it", "no byte", "nothing packed", "packed twice", "cut off"],
+    ids=["something behind it", "no byte", "nothing packed", "packed twice", "cut off", "damaged"],
 )
 def test_what_is_no_whole_tar(tmp_path: Path, content: bytes, members: int, kind: str) -> None:
     record = Record(record_of_file.build_file(write(tmp_path / "a.tar.gz", content).path))
@@ -550,6 +552,17 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: fil
     with opened(tmp_path / "several") as (tar, _, _):
         assert content_of(tar) == TAR
     assert kinds_in(cache) == ["seek"]
+
+
+def test_something_of_a_disk_is_left_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimpleNamespace(f_frsize=4096, f_blocks=1 << 20, f_bavail=(1 << 20) // 20 + 10)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    write(tmp_path / "a", WHOLE["zst"])
+    with pytest.raises(UnreadableShard, match=r"larger than the cache may be"), opened(tmp_path / "a"):
+        pass
+    disk.f_bavail += 1000
+    with opened(tmp_path / "a") as (tar, _, _):
+        assert content_of(tar) == TAR
 
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

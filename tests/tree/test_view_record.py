@@ -253,6 +253,8 @@ def test_a_column_that_the_shard_has_itself(tmp_path: Path) -> None:
     both = [[(key, [(b"png", b"other"), (b"depth", b"D" + key)]) for key, _ in AB]]
     with pytest.raises(ViewError, match="has the column 'png', and so"):
         joined(tmp_path, both)
+    with pytest.raises(ViewError, match="has the column 'Png', and so"):
+        joined(tmp_path, [depth(b"c"), depth(b"d/a", b"d/b", ext=b"Png")], ignore_case=True, missing=EMPTY)
     # A column that nobody asks for clashes with none.
     chosen = joined(tmp_path, both, columns=columns_of(["depth"]))
     assert chosen == [(key, [(b"depth", b"D" + key)]) for key in (b"c", b"d/a", b"d/b")]
@@ -408,6 +410,11 @@ def test_rows_that_are_missing_or_there_twice(tmp_path: Path) -> None:
 def settled_or_refused(below: ShardSet, number: int) -> None:
     with contextlib.suppress(ViewError):
         indexed(below.record, number)
+
+
+def test_a_label_wins_over_a_column_in_another_letter_case(tmp_path: Path) -> None:
+    file = as_csv(tmp_path / "l.csv", [{"key": "d/a", "CLS": "7"}])
+    assert labelled(tmp_path, file, missing=SKIP, ignore_case=True) == {b"d/a": {b"cls": b"7"}}
 
 
 def test_samples_that_are_refused_have_no_numbers(tmp_path: Path) -> None:
