@@ -414,7 +414,8 @@ def settled_or_refused(below: ShardSet, number: int) -> None:
 
 def test_a_label_wins_over_a_column_in_another_letter_case(tmp_path: Path) -> None:
     file = as_csv(tmp_path / "l.csv", [{"key": "d/a", "CLS": "7"}])
-    assert labelled(tmp_path, file, missing=SKIP, ignore_case=True) == {b"d/a": {b"cls": b"7"}}
+    found = one_shard(tmp_path, AB, associate=(str(file),), missing=SKIP, ignore_case=True)
+    assert line(found) == "d/a jpg=A png=AA cls=7"
 
 
 def test_samples_that_are_refused_have_no_numbers(tmp_path: Path) -> None:
