@@ -17,7 +17,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -68,19 +67,20 @@ class Writer(threading.Thread):
         self._fd = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
 
     def run(self) -> None:
-        freely: list[Callable[[], None]] = [self.make, self.make, self.mkdir, self.rmdir, self.hold]
-        freely += [self.touch_sample, self.drop_sample, self.rename_sample]
-        with_file = [self.change, self.replace, self.rename, self.exchange, self.unlink, self.link, self.attribute]
+        actions = [
+            *(self.make, self.make, self.change, self.replace, self.rename, self.exchange, self.unlink),
+            *(self.mkdir, self.rmdir, self.link, self.attribute, self.touch_sample, self.drop_sample),
+            *(self.rename_sample, self.hold),
+        ]
         try:
             while not self.stopped:
-                at = self.random.randrange(len(freely) + len(with_file))
-                if at < len(freely):
-                    freely[at]()
-                elif self.files:
-                    with_file[at - len(freely)](self._some())
+                action = self.random.choice(actions)
+                try:
+                    action()
+                except OSError as error:
+                    self.problems.append(f"{action.__name__}: {error!r}")
+                    return
                 self.done += 1
-        except OSError:
-            self.problems.append(traceback.format_exc())
         except BaseException as error:
             self.problems.append(repr(error))
             raise
@@ -94,13 +94,8 @@ class Writer(threading.Thread):
         folder = self.random.choice([*sorted(self.folders), ""])
         return f"{folder}/{self._new_name()}" if folder else self._new_name()
 
-    def _some(self) -> str:
-        return self.random.choice(sorted(self.files))
-
-    def _moved(self, path: str, new: str) -> None:
-        self.files[new] = self.files.pop(path)
-        if path in self.attributes:
-            self.attributes[new] = self.attributes.pop(path)
+    def _some(self) -> str | None:
+        return self.random.choice(sorted(self.files)) if self.files else None
 
     def _flagged(self, old: str, new: str, flags: int) -> None:
         SystemCalls().rename(os.fsencode(old), self._fd, os.fsencode(new), self._fd, flags)
@@ -116,7 +111,10 @@ class Writer(threading.Thread):
             (self.top / path).open("x").close()
             self.problems.append(f"{path} was made twice")
 
-    def change(self, path: str) -> None:
+    def change(self) -> None:
+        path = self._some()
+        if path is None:
+            return
         data, offset = self.random.randbytes(3000), self.random.randrange(10_000)
         fd = os.open(self.top / path, os.O_RDWR)
         try:
@@ -134,31 +132,39 @@ class Writer(threading.Thread):
             os.close(fd)
         self.files[path] = after
 
-    def replace(self, path: str) -> None:
-        temporary, data = self._temporary()
-        os.rename(self.top / temporary, self.top / path)
+    def replace(self) -> None:
+        path = self._some()
+        if path is None:
+            return
+        with self.random_temporary() as (temporary, data):
+            os.rename(self.top / temporary, self.top / path)
         self.files[path] = data
         self.attributes.pop(path, None)
 
-    def _temporary(self) -> tuple[str, bytes]:
+    @contextlib.contextmanager
+    def random_temporary(self) -> Iterator[tuple[str, bytes]]:
         name, data = self._new_name(), self.random.randbytes(500)
         (self.top / name).write_bytes(data)
-        return name, data
+        yield name, data
 
-    def rename(self, path: str) -> None:
-        new = self._place()
+    def rename(self) -> None:
+        path, new = self._some(), self._place()
+        if path is None:
+            return
         if self.random.random() < 0.5:
             self._flagged(path, new, NOREPLACE)
         else:
             os.rename(self.top / path, self.top / new)
-        self._moved(path, new)
+        self.files[new] = self.files.pop(path)
+        if path in self.attributes:
+            self.attributes[new] = self.attributes.pop(path)
         with contextlib.suppress(FileNotFoundError):
             os.rename(self.top / path, self.top / "x")
             self.problems.append(f"{path} was there twice")
 
-    def exchange(self, path: str) -> None:
-        other = self._some()
-        if path == other:
+    def exchange(self) -> None:
+        path, other = self._some(), self._some()
+        if path is None or other is None or path == other:
             return
         self._flagged(path, other, EXCHANGE)
         files, own = self.files, self.attributes
@@ -166,7 +172,10 @@ class Writer(threading.Thread):
         first, second = own.pop(path, None), own.pop(other, None)
         own |= {name: value for name, value in ((path, second), (other, first)) if value is not None}
 
-    def unlink(self, path: str) -> None:
+    def unlink(self) -> None:
+        path = self._some()
+        if path is None:
+            return
         os.unlink(self.top / path)
         del self.files[path]
         self.attributes.pop(path, None)
@@ -185,16 +194,23 @@ class Writer(threading.Thread):
                     self.gone.add(folder)
                 return
 
-    def link(self, path: str) -> None:
+    def link(self) -> None:
         """Two names at once, and the old one goes."""
-        new = self._place()
+        path, new = self._some(), self._place()
+        if path is None:
+            return
         os.link(self.top / path, self.top / new)
         if os.stat(self.top / new).st_nlink != 2:
             self.problems.append(f"{path} has not two names")
         os.unlink(self.top / path)
-        self._moved(path, new)
+        self.files[new] = self.files.pop(path)
+        if path in self.attributes:
+            self.attributes[new] = self.attributes.pop(path)
 
-    def attribute(self, path: str) -> None:
+    def attribute(self) -> None:
+        path = self._some()
+        if path is None:
+            return
         if path in self.attributes:
             if os.getxattr(self.top / path, "user.label") != self.attributes[path]:
                 self.problems.append(f"{path} has another attribute")
@@ -240,8 +256,7 @@ class Writer(threading.Thread):
 
     def hold(self) -> None:
         """A file that has lost its name stays readable as long as it is open."""
-        name, data = self._temporary()
-        with (self.top / name).open("r+b", buffering=0) as file:
+        with self.random_temporary() as (name, data), (self.top / name).open("r+b", buffering=0) as file:
             os.unlink(self.top / name)
             for _ in range(3):
                 file.seek(0)
