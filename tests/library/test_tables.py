@@ -101,6 +101,8 @@ def test_a_table_has_what_the_shards_have(alone: int, monkeypatch: pytest.Monkey
         ([1, "a", None, True, 2.5], ["1", "a", None, "true", "2.5"]),
         ([[1, "é"], {}], ['[1, "\\u00e9"]', "{}"]),
         ([1 << 63, 1], ["9223372036854775808", "1"]),
+        (["a", 1.0], ["a", "1.0"]),
+        ([(1 << 53) + 1, 0.5], [float(1 << 53), 0.5]),
         ([-(1 << 63), (1 << 63) - 1], [-(1 << 63), (1 << 63) - 1]),
     ],
 )
@@ -142,6 +144,36 @@ def test_names_and_values_of_a_hostile_author() -> None:
     assert (c["txt"], c["txt~2"], c["bytes.txt~2"]) == ("first", "second", 6)
     assert (d["cls"], e["value.bytes.txt"], e["bytes.bytes.txt"]) == ("dog", "not a size", 10)
     assert (f["bytes.json"], "json" in f) == (100_000, False)
+
+
+def test_texts_that_are_cut_and_classes_that_are_no_numbers() -> None:
+    write(
+        "s.tar",
+        ("a.txt", b"\xff" * 2000),
+        ("b.txt", b"caf\xe9 " * 400),
+        ("c.txt", b"x" * 1023 + "é".encode() * 9),
+        ("d.cls", b"007"),
+        ("e.cls", b"7"),
+        ("f.cls", b""),
+        ("f.json", json.dumps({"cls": 5, "a.b": 1, "a": {"b": 2}}).encode()),
+        ("f.json.cls", b"9"),
+        ("g.id", b"9223372036854775807"),
+    )
+    a, b, c, d, e, f, g = rows("s.tar")
+    assert ("txt" in a, "txt" in b, c["txt"], d["cls"], e["cls"]) == (False, False, "x" * 1021 + "...", "007", "7")
+    assert ("cls" in f, f["json.cls"], f["json.cls~2"], f["json.a.b"], f["json.a.b~2"]) == (False, 5, 9, 1, 2)
+    assert g["id"] == (1 << 63) - 1
+
+
+def test_shards_that_standard_input_names(program: Program) -> None:
+    """Their names can be read only once; several processes read the values."""
+    samples = [tars.member(b"k%04d.cls" % number, b"%d" % number) for number in range(3000)]
+    for number in range(2):
+        program.write(f"s-{number}.tar", tars.tar(*samples))
+    names = program.write("list.txt", b"s-0.tar\ns-1.tar\n")
+    with names.open("rb") as typed:
+        program.run("table", "@-", "-j", "2", "-o", "t.csv", stdin=typed)
+    assert pa.csv.read_csv(program.home / "t.csv")["cls"].to_pylist() == [*range(3000)] * 2
 
 
 def _below(value: Any, levels: int) -> Any:

@@ -60,13 +60,12 @@ def table(
     if importlib.util.find_spec("pyarrow") is None:
         raise UsageError(f"tables need pyarrow; type: {wings.install_command('parquet')}")
     from wdsfs.tree.opening import open_typed_set
-    from wdsfs.tree.set_table import SetTable, TableSource
+    from wdsfs.tree.set_table import SetTable
     from wdsfs.tree.table_files import check_name, write_table
 
     check_name(output)
-    source = TableSource(shards, selection, composition)
-    with ended_in_order(), open_typed_set(*source[:2], opening, composition, whole=True) as lower:
-        made = SetTable(lower, source, opening, with_values=not sizes)
+    with ended_in_order(), open_typed_set(shards, selection, opening, composition, whole=True) as lower:
+        made = SetTable(lower, composition, opening, with_values=not sizes)
         write_table(output, made.schema, made.parts())
     left = made.left
     if left.unreadable:

@@ -96,9 +96,9 @@ class OpenedSet:
         for name in self.options.keys() & _PATHS.keys():
             if not isinstance(self.options[name], str | os.PathLike):
                 raise UsageError(f"{name}={self.options[name]!r:.40}: give the path of {_PATHS[name]}")
-        self.selection, self.opening = _selection_of(self.options), _opening_of(self.options, progress)
-        self.composition = self._composition()
-        set_ = open_typed_set(self.shards, self.selection, self.opening, self.composition, whole=whole)
+        self.opening, self.composition = _opening_of(self.options, progress), self._composition()
+        selection = _selection_of(self.options)
+        set_ = open_typed_set(self.shards, selection, self.opening, self.composition, whole=whole)
         self.lower: ShardSet = self._stack.enter_context(set_)
 
     def _composition(self) -> Composition:

@@ -135,9 +135,8 @@ def table(shards: Shards, *, sizes: bool = False, **options: Unpack[SetOptions])
     """
     import pyarrow as pa  # late: only tables need it
 
-    from wdsfs.tree.set_table import SetTable, TableSource
+    from wdsfs.tree.set_table import SetTable
 
     with contextlib.closing(OpenedSet(shards, "samples", True, **options)) as opened:
-        source = TableSource(opened.shards, opened.selection, opened.composition)
-        made = SetTable(opened.lower, source, opened.opening, with_values=not sizes)
+        made = SetTable(opened.lower, opened.composition, opened.opening, with_values=not sizes)
         return pa.concat_tables([made.schema.empty_table(), *made.parts()])

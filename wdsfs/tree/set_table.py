@@ -11,11 +11,11 @@ import hashlib
 import json
 import os
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,9 +29,9 @@ from wdsfs.spec.spec_words import anchored, anchored_file
 from wdsfs.tree.composition import Composition
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.numbered_tree import samples_of
-from wdsfs.tree.opening import open_typed_set
+from wdsfs.tree.opening import open_known_set
 from wdsfs.tree.sample_reader import SampleReader
-from wdsfs.tree.set_options import Opening, Selection
+from wdsfs.tree.set_options import Opening
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.shown_names import ShownNames
 from wdsfs.tree.table_rows import (
@@ -53,26 +53,6 @@ _LEFT = b"left"  # in the metadata of such a file: a `Left`
 _ALONE = 2000  # samples that this process reads before others have started
 
 
-class TableSource(NamedTuple):
-    """The words that name the set of a table, so that another process can open it, too."""
-
-    shards: Sequence[str]
-    selection: Selection
-    composition: Composition
-
-    def anchored(self) -> TableSource:
-        """Return words that mean the same in another working directory."""
-        shown = self.composition
-        composition = replace(
-            shown,
-            join=tuple(map(anchored, shown.join)),
-            associate=tuple(map(anchored_file, shown.associate)),
-            keys=shown.keys and anchored_file(shown.keys),
-            class_names=shown.class_names and anchored_file(shown.class_names),
-        )
-        return TableSource([anchored(spec) for spec in self.shards], self.selection, composition)
-
-
 class SetTable:
     """The table of an open set, whose columns are settled when this has been made.
 
@@ -81,9 +61,10 @@ class SetTable:
     """
 
     def __init__(
-        self, lower: ShardSet, source: TableSource, opening: Opening, *, with_values: bool = True
+        self, lower: ShardSet, composition: Composition, opening: Opening, *, with_values: bool = True
     ) -> None:
-        self._lower, self._source, self._opening, self._with_values = lower, source, opening, with_values
+        self._lower, self._composition, self._opening = lower, composition, opening
+        self._with_values = with_values
         self._shown = ShownNames(View())
         self._reader = SampleReader(lower, nullcontext())
         if with_values:
@@ -157,7 +138,7 @@ class SetTable:
         cache = file_cache.cache()
 
         def fill(file: NewFile) -> tuple[str, int]:
-            data = packed or _packed_values(self._reader, shard, self._source.composition)
+            data = packed or _packed_values(self._reader, shard, self._composition)
             file.write(data)
             return KIND, len(data)
 
@@ -177,7 +158,7 @@ class SetTable:
     def _key(self, shard: int) -> str:
         digest = self._lower.record(shard).digest().hex()
         path = self._lower.shards[shard].path
-        about = FORMAT, path, *self._lower.fingerprint(shard), digest, self._source.composition.text
+        about = FORMAT, path, *self._lower.fingerprint(shard), digest, self._composition.text
         return hashlib.blake2b(repr(about).encode(), digest_size=16).hexdigest()
 
     def _read_missing(self) -> None:
@@ -194,7 +175,9 @@ class SetTable:
                 return
             # A worker of a cluster has an index of its own.
             index_dir = self._opening.index_dir if workers is None else None
-            sent = pickle.dumps((self._source.anchored(), index_dir, self._opening.tolerance, self._reader.digest))
+            # Not the words of the user: standard input can be read only once.
+            shards, composition = list(self._lower.shards), _anchored(self._composition)
+            sent = pickle.dumps((shards, composition, index_dir, self._opening.tolerance, self._reader.digest))
             work = process_pool.units(
                 _values_elsewhere,
                 missing,
@@ -221,13 +204,13 @@ def _values_elsewhere(unit: tuple[bytes, int]) -> bytes:
 @lru_cache(maxsize=1)
 def _opened_elsewhere(sent: bytes) -> tuple[SampleReader, Composition]:
     """Open a set that the parent has open, too, for as long as this process lives. Raises StaleShard."""
-    source, index_dir, tolerance, digest = pickle.loads(sent)
+    shards, composition, index_dir, tolerance, digest = pickle.loads(sent)
     opening = Opening(index_dir, jobs=1, quiet=True, tolerance=tolerance)
-    opened = open_typed_set(source.shards, source.selection, opening, source.composition, whole=True)
+    opened = open_known_set(shards, opening, composition, whole=True)
     reader = SampleReader(opened.__enter__(), nullcontext())
     if reader.digest != digest:
         raise StaleShard("the set changes while it is read; repeat the command")
-    return reader, source.composition
+    return reader, composition
 
 
 def _packed_values(reader: SampleReader, shard: int, composition: Composition) -> bytes:
@@ -247,6 +230,21 @@ def _is_in(cache: file_cache.FileCache, key: str) -> bool:
     return cached is not None
 
 
+def _anchored(composition: Composition) -> Composition:
+    """Return options that mean the same in another working directory."""
+    return replace(
+        composition,
+        join=tuple(map(anchored, composition.join)),
+        associate=tuple(map(anchored_file, composition.associate)),
+        keys=composition.keys and anchored_file(composition.keys),
+        class_names=composition.class_names and anchored_file(composition.class_names),
+    )
+
+
 def _as_type(array: Any, kind: Any) -> Any:
-    """Return a column of a shard as the whole set has it."""
-    return array if array.type == kind else array.cast(kind)
+    """Return a column of a shard as the set has it; whole numbers of more than 53 bits are rounded to fractions."""
+    if array.type == kind:
+        return array
+    if pa.types.is_string(kind) and not pa.types.is_null(array.type):
+        return pa.array([None if value is None else json.dumps(value) for value in array.to_pylist()], kind)
+    return array.cast(kind, safe=False)

@@ -7,6 +7,7 @@ depth of fields and the length of a text are bounded, and values that are left o
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -38,6 +39,7 @@ _KINDS = {
     **dict.fromkeys(("json", "jsn"), _JSON),
 }
 _INT64 = range(-(1 << 63), 1 << 63)
+_Decoder = codecs.getincrementaldecoder("utf-8")
 
 Ints = NDArray[np.int64]
 KindOf = Callable[[str], int | None]
@@ -183,9 +185,8 @@ class _Values:
                 return
             value = _flat(document)
         else:
-            is_long = len(data) > TEXT_MAX
-            # One character may take four bytes, and the last one may be cut in the middle.
-            text = data[: TEXT_MAX + 4].decode("utf-8", "ignore" if is_long else "strict")
+            # A character has up to four bytes; that in the middle of which the text is cut is not decoded.
+            text = _Decoder().decode(data[: TEXT_MAX + 4], final=len(data) <= TEXT_MAX)
             value = _number(text) if kind == _NUMBER else text
         self._put(row, column, value)
 
@@ -200,6 +201,9 @@ class _Values:
         if isinstance(value, str) and len(value) > TEXT_MAX // 4 and len(value.encode()) > TEXT_MAX:
             value = value.encode()[: TEXT_MAX - len(CUT)].decode("utf-8", "ignore") + CUT
             self.counts["cut"] += 1
+        if column[row] is not None:  # as a field of JSON and a column with one name
+            self._put(row, name + "~2", value)
+            return
         column[row] = value
         self._types[name].add(type(value))
 
@@ -233,10 +237,13 @@ def _unicode(text: str) -> str:
     return text.encode("utf-8", "surrogatepass").decode("utf-8", "backslashreplace")
 
 
-def _number(text: str) -> int | str:
-    """Return the number that a class is, else its text."""
+def _number(text: str) -> int | str | None:
+    """Return the number that a class is, else its text; None for an empty one. `007` is a text."""
     text = text.strip()
-    return int(text) if len(text) < 19 and text.isascii() and text.removeprefix("-").isdigit() else text
+    if len(text) <= len(str(_INT64.start)) and text.isascii() and text.removeprefix("-").isdigit():
+        number = int(text)
+        return number if number in _INT64 and str(number) == text else text
+    return text or None
 
 
 def _fields(document: dict[str, Any], path: str, depth: int = 1) -> Iterator[tuple[str, Any]]:
