@@ -242,7 +242,7 @@ def _anchored(composition: Composition) -> Composition:
 
 
 def _as_type(array: Any, kind: Any) -> Any:
-    """Return a column of a shard as the set has it; beside fractions, whole numbers of over 53 bits are rounded."""
+    """Return a column of a shard as the set has it; beside fractions whole numbers of 54 bits are rounded."""
     if array.type == kind:
         return array
     if pa.types.is_string(kind) and not pa.types.is_null(array.type):
