@@ -31,7 +31,7 @@ log = logging.getLogger("wdsfs")
     metavar="FILE",
     required=True,
     type=click.Path(dir_okay=False),
-    help="The table: a file .parquet, .csv or .jsonl. One that is there is replaced.",
+    help="The file of the table: .parquet, .csv or .jsonl. An older file of that name is replaced.",
 )
 @flag("--sizes", "Only keys and sizes, from the index: no shard is read.")
 @set_options

@@ -2,7 +2,7 @@
 
 `protocol.py` has the layouts of the kernel's messages; `read_ops.py` and `write_ops.py` translate requests into
 calls of a tree, and errors into errnos; `fuse_device.py` is the descriptor, and the loop of a worker that answers
-its requests; `supervisor.py` forks workers, replaces those that die or hang, and makes the kernel send their
+its requests; `supervisor.py` forks workers, replaces workers that die or hang, and makes the kernel send their
 requests again; `child_process.py` has the other processes that it forks, `counters.py` the memory that these
 processes share. Workers note readers in order (`pass_notes.py`); the pusher (`pusher.py`) puts what these will
 read into the kernel's cache (`page_cache.py`), and has what they will list listed (`lister.py`).
