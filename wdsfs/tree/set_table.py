@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from wdsfs.cache import file_cache
-from wdsfs.cache.file_cache import NewFile
+from wdsfs.cache.file_cache import FileCache, NewFile
 from wdsfs.errors import ShardError, StaleShard, UnreadableShard
 from wdsfs.index import process_pool
 from wdsfs.inodes import MEMBER, position
@@ -133,27 +133,31 @@ class SetTable:
 
     # --- values
 
-    def _values(self, shard: int, packed: bytes = b"") -> Any:
-        """Return the values of a shard: from the cache, or `packed`, or read now. Raises ShardErrors."""
+    def _values(self, shard: int) -> Any:
+        """Return the values of a shard, from the cache or read now. Raises ShardErrors."""
         cache = file_cache.cache()
+        for _ in range(2):
+            try:
+                with open(self._kept(cache, shard), "rb") as file:
+                    return pa.ipc.open_file(pa.py_buffer(file.read())).read_all()
+            except pa.ArrowInvalid:  # damaged: the next turn makes it again
+                cache.drop(self._key(shard), KIND)
+        raise UnreadableShard(f"the cache {cache.directory} does not keep what is written to it")
+
+    def _kept(self, cache: FileCache, shard: int, packed: bytes = b"") -> int:
+        """Return a descriptor of values in the cache; new ones are `packed`, or read now. Raises ShardErrors."""
 
         def fill(file: NewFile) -> tuple[str, int]:
             data = packed or _packed_values(self._reader, shard, self._composition)
             file.write(data)
             return KIND, len(data)
 
-        for _ in range(2):
-            try:
-                cached = cache.make(self._key(shard), (KIND,), fill)
-                with open(cached.fd, "rb") as file:
-                    return pa.ipc.open_file(pa.py_buffer(file.read())).read_all()
-            except pa.ArrowInvalid:  # damaged: the next turn makes it again
-                cache.drop(self._key(shard), KIND)
-            except file_cache.NoRoom as error:
-                raise UnreadableShard(
-                    f"the cache {cache.directory} has no room for the values of a table: {error}; see --cache-size"
-                ) from None
-        raise UnreadableShard(f"the cache {cache.directory} does not keep what is written to it")
+        try:
+            return cache.make(self._key(shard), (KIND,), fill).fd
+        except file_cache.NoRoom as error:
+            raise UnreadableShard(
+                f"the cache {cache.directory} has no room for the values of a table: {error}; see --cache-size"
+            ) from None
 
     def _key(self, shard: int) -> str:
         digest = self._lower.record(shard).digest().hex()
@@ -170,7 +174,7 @@ class SetTable:
             workers = self._opening.workers
             if workers is None and (samples <= _ALONE or self._opening.jobs == 1):
                 for shard in missing:
-                    self._values(shard)
+                    os.close(self._kept(cache, shard))
                     advance()
                 return
             # A worker of a cluster has an index of its own.
@@ -190,7 +194,7 @@ class SetTable:
                 for shard, packed in work:
                     if isinstance(packed, ShardError):
                         raise packed
-                    self._values(shard, packed)
+                    os.close(self._kept(cache, shard, packed))
                     advance()
 
 
@@ -223,7 +227,7 @@ def _packed_values(reader: SampleReader, shard: int, composition: Composition) -
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 
-def _is_in(cache: file_cache.FileCache, key: str) -> bool:
+def _is_in(cache: FileCache, key: str) -> bool:
     cached = cache.find(key, (KIND,))
     if cached is not None:
         os.close(cached.fd)
