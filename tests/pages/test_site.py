@@ -262,6 +262,20 @@ def test_a_broken_shard_does_not_hide_the_others(program: Program) -> None:
         assert [name in page for name in ("/a.tar:", "/b.tar:", "/cut.tar:")] == [False, True, True]
 
 
+def test_the_findings_of_check_that_the_index_knows_lead_to_their_samples(program: Program) -> None:
+    samples = [tars.member(b"s%d.%s" % (at, name), b"1") for at in range(9) for name in (b"txt", b"cls")]
+    split = [tars.member(b"s0.json", b"{}"), tars.member(b"<b>\x1b.txt", b"x")]
+    program.write("a.tar", tars.tar(*samples, *split))
+    with viewing(program, "a.tar") as viewer:
+        page = viewer.ask("/problems").text
+        rows = [re.sub("<[^>]*>", "|", row) for row in page.partition("<tbody>")[2].split("<tr>")[1:]]
+        assert ["split sample" in rows[0], "s0" in rows[0], "side by side" in rows[0]] == [True] * 3
+        assert ["missing extension" in row and "has no" in row for row in rows[1:]] == [True] * 2
+        assert "&lt;b&gt;\\x1b" in page
+        for link in re.findall('href="([^"]*q=[^"]*)"', page):
+            assert viewer.paths(html.unescape(link), ""), link
+
+
 def test_a_narrow_screen_has_nothing_beside_it_and_everything_has_a_name(
     browser: Browser, looking: Viewer
 ) -> None:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import base64
 import functools
+import itertools
 import os
 import secrets
 import shlex
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import quote
 
 import anyio
@@ -31,6 +32,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from wdsfs import names as naming
+from wdsfs import wings
 from wdsfs.errors import NoSuchEntry, NotADirectory, StaleShard, UsageError, WdsfsError, bytes_text, counted
 from wdsfs.index.record import Record
 from wdsfs.names import shown
@@ -51,6 +53,8 @@ QUICK, SLOW = 8, 12  # threads that read the index, and threads that wait for by
 SEEN = ("picture", "video", "audio", "array", "arrays")
 
 SEARCHES = ("/", "/random", "/next", "/previous")  # which read files where values are looked for
+FINDINGS_MAX = 500  # findings that the page of problems lists
+SAMPLE_KINDS = ("split sample", "sample count")  # kinds of findings beside damage, which shards are listed with
 BYTES = ("/preview/", "/thumb/", "/snippet/")  # which read one file, and may wait for a slow shard
 
 _HERE = Path(__file__).parent
@@ -75,8 +79,8 @@ class Site:
         self._snapshots = subject.snapshots
         self._previewer = Previewer()
         self._quick, self._slow = anyio.CapacityLimiter(QUICK), anyio.CapacityLimiter(SLOW)
-        self._plots: tuple[tuple[int, int], list[Plot]] = (-1, -1), []
-        self._plotting = threading.Lock()  # once for all who ask meanwhile
+        self._made: dict[Callable[[Snapshot], Any], tuple[tuple[int, int], Any]] = {}
+        self._making = threading.Lock()  # once for all who ask meanwhile
         self._downloads = Downloads(self._with_source, self._slow, self._refused)
         self._masks = Masks()
         self._grid = Grid(self._masks, self._page, secrets.token_hex(4))
@@ -100,13 +104,13 @@ class Site:
             "/next": functools.partial(self._grid.turn, back=False),
             "/previous": functools.partial(self._grid.turn, back=True),
             "/sample/{path:path}": self.sample,
-            "/problems": self.problems,
         }
         slow: dict[str, PageMaker] = {
             "/preview/{path:path}": self.preview,
             "/thumb/{path:path}": self.thumbnail,
             "/snippet/{path:path}": self.snippet,
             "/plots": self.plots,
+            "/problems": self.problems,
         }
         return [
             *(Route(path, self._answering(answer, self._quick)) for path, answer in quick.items()),
@@ -277,16 +281,21 @@ class Site:
 
     def plots(self, now: Snapshot, request: Request) -> Response:
         """Return the plots."""
-        with self._plotting:
-            version, plots = self._plots
-            if now.version != version:
-                plots = plots_of(_counted(now))
-                self._plots = now.version, plots
-        return self._page("plots.html", plots=plots)
+        return self._page("plots.html", plots=self._of_version(now, _plots))
 
     def problems(self, now: Snapshot, request: Request) -> Response:
-        """Return the shards that cannot be read or are damaged, as far as the index knows."""
-        return self._page("problems.html", known=now.damaged())
+        """Return the shards that are damaged, and the findings of `check`, as far as the index knows."""
+        findings = self._of_version(now, _findings) if wings.is_installed("interop") else []
+        return self._page("problems.html", known=now.damaged(), findings=findings, limit=FINDINGS_MAX)
+
+    def _of_version(self, now: Snapshot, make: Callable[[Snapshot], Value]) -> Value:
+        """Return what a function makes of the present version of the set; it is called once for each version."""
+        with self._making:
+            version, made = self._made.get(make, (None, None))
+            if version != now.version:
+                made = make(now)
+                self._made[make] = now.version, made
+        return cast(Value, made)
 
 
 async def _wait_for_the_end(request: Request) -> None:
@@ -326,6 +335,26 @@ def _rank(name: bytes) -> int:
     """Return the place of a file on the page of its sample: what is seen or heard comes first, arrays next."""
     kind = content_of(os.fsdecode(name), b"").decoder
     return SEEN.index(kind) if kind in SEEN else len(SEEN)
+
+
+def _findings(now: Snapshot) -> list[tuple[bytes, Any]]:
+    """Return the first findings of `check` that records show, with names of shards. Raises StaleShard."""
+    return list(itertools.islice(_all_findings(now), FINDINGS_MAX + 1))
+
+
+def _all_findings(now: Snapshot) -> Iterator[tuple[bytes, Any]]:
+    rules = wings.load("interop", "judge")
+    judge = rules.Judge()
+    for number in now.readable:
+        shard = now.shards[number]
+        lint = now.record(number, rules.lint_record)
+        findings = judge.add(os.fsdecode(shard.name), lint, shard.miscount(lint.samples))
+        yield from ((shard.name, finding) for finding in findings if finding.kind in SAMPLE_KINDS)
+    yield from ((os.fsencode(name), finding) for name, finding in judge.missing())
+
+
+def _plots(now: Snapshot) -> list[Plot]:
+    return plots_of(_counted(now))
 
 
 def _counted(now: Snapshot) -> Distribution:
