@@ -17,8 +17,7 @@ import pytest
 import wdsfs
 from tests import tars
 from tests.conftest import Program
-from wdsfs.tree import set_table, table_rows
-from wdsfs.tree.table_files import write_table
+from wdsfs.tree import set_table, table_files, table_rows
 
 FIXED = ["__key__", "__shard__", "__number__"]
 
@@ -63,6 +62,8 @@ def by_hand(shards: Mapping[str, list[list[tuple[str, bytes]]]]) -> list[dict[st
 @pytest.mark.parametrize("alone", [1 << 30, 0], ids=["here", "by processes"])
 def test_a_table_has_what_the_shards_have(alone: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(set_table, "_ALONE", alone)
+    monkeypatch.setattr(set_table, "ROWS", 16)  # of the 40 of a shard
+    monkeypatch.setattr(table_files, "ROWS", 50)
     choose = random.Random(7)
     shards = {}
     for number in range(3):
@@ -79,6 +80,9 @@ def test_a_table_has_what_the_shards_have(alone: int, monkeypatch: pytest.Monkey
         shards[f"s-{number}"] = samples
         write(f"s-{number}.tar", *(file for files in samples for file in files))
     assert rows("s-{0..2}.tar", jobs=2) == by_hand(shards)
+    table = wdsfs.table("s-{0..2}.tar")
+    table_files.write_table("t.parquet", table.schema, [table.slice(at, 20) for at in range(0, 120, 20)])
+    assert pa.parquet.read_table("t.parquet").equals(table)
     assert rows("s-{0..2}.tar", sizes=True) == [
         {name: value for name, value in row.items() if name in FIXED or name[:6] == "bytes."}
         for row in by_hand(shards)
@@ -187,6 +191,15 @@ def test_columns_are_bounded() -> None:
     assert len(names) == len(FIXED) + 2 * table_rows.COLUMNS_MAX
 
 
+def test_values_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a shard whose values would take too much memory the first ones are in the table."""
+    write("s.tar", *(file for number in range(99) for file in sample(f"k{number:02d}", txt="x" * 900, cls="1")))
+    monkeypatch.setattr(table_rows, "ROOM", 20_000)
+    table = wdsfs.table("s.tar")
+    assert 0 < table.num_rows - table["txt"].null_count < 20
+    assert table["txt"].null_count - table["cls"].null_count in (0, 1)
+
+
 def test_a_set_that_grows_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
     values_of = table_rows.values_of
@@ -271,7 +284,7 @@ def test_a_full_disk_leaves_the_old_file(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(wdsfs.WdsfsError, match="No space left"):
-        write_table("t.csv", table.schema, [table])
+        table_files.write_table("t.csv", table.schema, [table])
     assert Path("t.csv").read_text() == "old"
     assert not list(Path().glob(".wdsfs-*"))
 

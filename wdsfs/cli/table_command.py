@@ -72,6 +72,8 @@ def table(
         log.warning("%s without a value, the first: %s", counted(left.unreadable, "file"), left.example)
     if left.cut:
         log.warning("%s cut after 1,024 bytes", counted(left.cut, "value"))
-    if left.columns:
-        log.warning("%s of columns beyond the first 200 left out", counted(left.columns, "value"))
+    if left.excess:
+        log.warning(
+            "%s left out: a shard has up to 200 columns and 2 GiB of values", counted(left.excess, "value")
+        )
     say(f"{counted(made.rows, 'sample')}, {counted(len(made.schema), 'column')} in {output}", err=True)

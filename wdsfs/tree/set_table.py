@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from wdsfs.cache import file_cache
-from wdsfs.cache.file_cache import FileCache, NewFile
+from wdsfs.cache.file_cache import NewFile
 from wdsfs.errors import ShardError, StaleShard, UnreadableShard
 from wdsfs.index import process_pool
 from wdsfs.inodes import MEMBER, position
@@ -50,7 +50,67 @@ from wdsfs.tree.tree import View
 
 FORMAT, KIND = "1", "rows"  # of values in the cache
 _LEFT = b"left"  # in the metadata of such a file: a `Left`
+ROWS = 1 << 16  # of a part
 _ALONE = 2000  # samples that this process reads before others have started
+
+
+class ShardValues:
+    """The values of each shard of an open set, from the cache, or read now by `reader`."""
+
+    def __init__(self, lower: ShardSet, composition: Composition, reader: SampleReader) -> None:
+        self._lower, self._composition, self._reader = lower, composition, reader
+
+    def table(self, shard: int) -> Any:
+        """Return the values of a shard as a table of Arrow. Raises ShardErrors."""
+        return self._stored(shard, pa.RecordBatchFileReader.read_all)
+
+    def schema(self, shard: int) -> Any:
+        """Return the columns of `table`, and in their metadata what is not in it. Raises ShardErrors."""
+        return self._stored(shard, lambda stored: stored.schema)
+
+    def find(self, shard: int) -> Any | None:
+        """Return `table` if it is in the cache, else None. Raises ShardErrors."""
+        return self.table(shard) if self.is_cached(shard) else None
+
+    def is_cached(self, shard: int) -> bool:
+        """Return True if the values of a shard are in the cache. Raises ShardErrors."""
+        cached = file_cache.cache().find(self.key(shard), (KIND,))
+        if cached is not None:
+            os.close(cached.fd)
+        return cached is not None
+
+    def key(self, shard: int) -> str:
+        """Return the key of values in the cache: another one for other bytes or options. Raises ShardErrors."""
+        digest = self._lower.record(shard).digest().hex()
+        path = self._lower.shards[shard].path
+        about = FORMAT, path, *self._lower.fingerprint(shard), digest, self._composition.text
+        return hashlib.blake2b(repr(about).encode(), digest_size=16).hexdigest()
+
+    def store(self, shard: int, packed: bytes = b"") -> int:
+        """Return a descriptor of values in the cache; new ones are `packed`, or read now. Raises ShardErrors."""
+        cache = file_cache.cache()
+
+        def fill(file: NewFile) -> tuple[str, int]:
+            data = packed or packed_values(self._reader, shard, self._composition)
+            file.write(data)
+            return KIND, len(data)
+
+        try:
+            return cache.make(self.key(shard), (KIND,), fill).fd
+        except file_cache.NoRoom as error:
+            raise UnreadableShard(
+                f"the cache {cache.directory} has no room for the values of a table: {error}; see --cache-size"
+            ) from None
+
+    def _stored(self, shard: int, ask: Callable[[Any], Any]) -> Any:
+        """Ask the file of a shard. Raises ShardErrors."""
+        for _ in range(2):
+            try:
+                with open(self.store(shard), "rb") as file:
+                    return ask(pa.ipc.open_file(file))
+            except pa.ArrowInvalid:  # damaged: the next turn makes it again
+                file_cache.cache().drop(self.key(shard), KIND)
+        raise UnreadableShard(f"the cache {file_cache.cache().directory} does not keep what is written to it")
 
 
 class SetTable:
@@ -67,6 +127,7 @@ class SetTable:
         self._with_values = with_values
         self._shown = ShownNames(View())
         self._reader = SampleReader(lower, nullcontext())
+        self._values = ShardValues(lower, composition, self._reader)
         if with_values:
             self._read_missing()
         self.left = Left()
@@ -78,41 +139,46 @@ class SetTable:
         return self._reader.count
 
     def parts(self) -> Iterator[Any]:
-        """Yield the rows of each shard, as a table of Arrow with the columns of `schema`. Raises ShardErrors."""
+        """Yield the rows, of each shard or a part of it, as tables of Arrow with the columns of `schema`.
+
+        Raises ShardErrors.
+        """
         for shard in range(len(self._lower)):
-            numbers = self._reader.numbers(shard)
-            if not numbers:
-                continue
             entries = self._entries(shard)
-            record = indexed(self._lower.record, shard)
-            name = pa.scalar(os.fsdecode(self._lower.shards[shard].name), pa.large_string())
-            columns = {
-                KEY: keys_of(record, entries),
-                SHARD: pa.repeat(name, len(entries)),
-                NUMBER: pa.array(np.arange(numbers.start, numbers.stop)),
-                **{SIZE + column: sizes for column, sizes in self._members(shard, entries).sizes().items()},
-            }
-            if self._with_values:
-                values = self._values(shard)
-                columns |= dict(zip(values.column_names, values.columns, strict=True))
-            arrays = [
-                _as_type(columns[field.name], field.type)
-                if field.name in columns
-                else pa.nulls(len(entries), field.type)
-                for field in self.schema
-            ]
-            yield pa.table(arrays, schema=self.schema)
+            values = self._values.table(shard) if self._with_values and len(entries) else None
+            for begin in range(0, len(entries), ROWS):
+                part = None if values is None else values.slice(begin, ROWS)
+                yield self._part(shard, begin, entries[begin : begin + ROWS], part)
+
+    def _part(self, shard: int, begin: int, entries: Any, values: Any | None) -> Any:
+        record, name = indexed(self._lower.record, shard), os.fsdecode(self._lower.shards[shard].name)
+        first = self._reader.numbers(shard).start + begin
+        columns = {
+            KEY: keys_of(record, entries),
+            SHARD: pa.repeat(pa.scalar(name, pa.large_string()), len(entries)),
+            NUMBER: pa.array(np.arange(first, first + len(entries))),
+            **{SIZE + column: sizes for column, sizes in self._members(shard, entries).sizes().items()},
+        }
+        if values is not None:
+            columns |= dict(zip(values.column_names, values.columns, strict=True))
+        arrays = [
+            _as_type(columns[field.name], field.type)
+            if field.name in columns
+            else pa.nulls(len(entries), field.type)
+            for field in self.schema
+        ]
+        return pa.table(arrays, schema=self.schema)
 
     def _settled(self) -> Any:
         """Return the columns of the table, in the order in which the shards have them."""
         sizes, values = dict[str, None](), dict[str, Any]()
         for shard in range(len(self._lower)):
-            sizes.update(dict.fromkeys(self._members(shard, self._entries(shard)).names()))
+            sizes.update(dict.fromkeys(self._members(shard, self._entries(shard)).names))
             if not self._with_values:
                 continue
-            table = self._values(shard)
-            self.left = self.left.plus(Left(*json.loads(table.schema.metadata[_LEFT])))
-            for field in table.schema:
+            schema = self._values.schema(shard)
+            self.left = self.left.plus(Left(*json.loads(schema.metadata[_LEFT])))
+            for field in schema:
                 values[field.name] = common_type(values.get(field.name, pa.null()), field.type)
         fixed = [(KEY, pa.large_string()), (SHARD, pa.large_string()), (NUMBER, pa.int64())]
         return pa.schema([*fixed, *((SIZE + name, pa.int64()) for name in sizes), *values.items()])
@@ -131,50 +197,15 @@ class SetTable:
 
         return ShardMembers(record, entries, name_of)
 
-    # --- values
-
-    def _values(self, shard: int) -> Any:
-        """Return the values of a shard, from the cache or read now. Raises ShardErrors."""
-        cache = file_cache.cache()
-        for _ in range(2):
-            try:
-                with open(self._kept(cache, shard), "rb") as file:
-                    return pa.ipc.open_file(pa.py_buffer(file.read())).read_all()
-            except pa.ArrowInvalid:  # damaged: the next turn makes it again
-                cache.drop(self._key(shard), KIND)
-        raise UnreadableShard(f"the cache {cache.directory} does not keep what is written to it")
-
-    def _kept(self, cache: FileCache, shard: int, packed: bytes = b"") -> int:
-        """Return a descriptor of values in the cache; new ones are `packed`, or read now. Raises ShardErrors."""
-
-        def fill(file: NewFile) -> tuple[str, int]:
-            data = packed or _packed_values(self._reader, shard, self._composition)
-            file.write(data)
-            return KIND, len(data)
-
-        try:
-            return cache.make(self._key(shard), (KIND,), fill).fd
-        except file_cache.NoRoom as error:
-            raise UnreadableShard(
-                f"the cache {cache.directory} has no room for the values of a table: {error}; see --cache-size"
-            ) from None
-
-    def _key(self, shard: int) -> str:
-        digest = self._lower.record(shard).digest().hex()
-        path = self._lower.shards[shard].path
-        about = FORMAT, path, *self._lower.fingerprint(shard), digest, self._composition.text
-        return hashlib.blake2b(repr(about).encode(), digest_size=16).hexdigest()
-
     def _read_missing(self) -> None:
         """Read the values of all shards that are not in the cache, by several processes. Raises ShardErrors."""
-        cache = file_cache.cache()
-        missing = [shard for shard in range(len(self._lower)) if not _is_in(cache, self._key(shard))]
+        missing = [shard for shard in range(len(self._lower)) if not self._values.is_cached(shard)]
         samples = sum(len(self._reader.numbers(shard)) for shard in missing)
         with self._opening.progress.shards("reading values", len(missing)) as advance:
             workers = self._opening.workers
             if workers is None and (samples <= _ALONE or self._opening.jobs == 1):
                 for shard in missing:
-                    os.close(self._kept(cache, shard))
+                    os.close(self._values.store(shard))
                     advance()
                 return
             # A worker of a cluster has an index of its own.
@@ -194,7 +225,7 @@ class SetTable:
                 for shard, packed in work:
                     if isinstance(packed, ShardError):
                         raise packed
-                    os.close(self._kept(cache, shard, packed))
+                    os.close(self._values.store(shard, packed))
                     advance()
 
 
@@ -202,7 +233,7 @@ def _values_elsewhere(unit: tuple[bytes, int]) -> bytes:
     """Return the packed values of a shard; runs in a process of the pool."""
     sent, shard = unit
     reader, composition = _opened_elsewhere(sent)
-    return _packed_values(reader, shard, composition)
+    return packed_values(reader, shard, composition)
 
 
 @lru_cache(maxsize=1)
@@ -217,7 +248,7 @@ def _opened_elsewhere(sent: bytes) -> tuple[SampleReader, Composition]:
     return reader, composition
 
 
-def _packed_values(reader: SampleReader, shard: int, composition: Composition) -> bytes:
+def packed_values(reader: SampleReader, shard: int, composition: Composition) -> bytes:
     """Return the values of a shard as a file of Arrow, with what is not in it. Raises ShardErrors."""
     table, left = values_of(reader, reader.numbers(shard), kinds_of(composition))
     table = table.replace_schema_metadata({_LEFT: json.dumps(left)})
@@ -225,13 +256,6 @@ def _packed_values(reader: SampleReader, shard: int, composition: Composition) -
     with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(table)
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
-
-
-def _is_in(cache: FileCache, key: str) -> bool:
-    cached = cache.find(key, (KIND,))
-    if cached is not None:
-        os.close(cached.fd)
-    return cached is not None
 
 
 def _anchored(composition: Composition) -> Composition:

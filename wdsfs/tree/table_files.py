@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -19,7 +20,7 @@ from wdsfs.durable import Disk, new_file
 from wdsfs.errors import ExportError, UsageError
 from wdsfs.tree.table_rows import SHARD
 
-ROWS = 1 << 16  # of a group in Parquet
+ROWS, BYTES = 1 << 17, 64 << 20  # of a group in Parquet, about
 
 Write = Callable[[Any], None]
 
@@ -27,7 +28,10 @@ Write = Callable[[Any], None]
 @contextmanager
 def _parquet(stream: Any, schema: Any) -> Iterator[Write]:
     repeating = [field.name for field in schema if pa.types.is_string(field.type)] + [SHARD]
-    with pa.parquet.ParquetWriter(stream, schema, compression="zstd", use_dictionary=repeating) as writer:
+    whole = {field.name: "DELTA_BINARY_PACKED" for field in schema if pa.types.is_int64(field.type)}
+    with pa.parquet.ParquetWriter(
+        stream, schema, compression="zstd", use_dictionary=repeating, column_encoding=whole
+    ) as writer:
         yield writer.write_table
 
 
@@ -66,21 +70,34 @@ def write_table(path: str, schema: Any, parts: Iterable[Any]) -> None:
     try:
         with new_file(disk, target) as fd:
             with open(fd, "wb", closefd=False) as stream, form(stream, schema) as write:
-                for group in _groups(parts):
-                    write(group)
+                _write_groups(write, parts)
             disk.sync(fd)
         disk.sync_directory(os.path.dirname(target))
     except OSError as error:
         raise ExportError(f"{path}: cannot be written: {error.strerror}") from None
 
 
+def _write_groups(write: Write, parts: Iterable[Any]) -> None:
+    """Write the parts, while the next ones are made: two groups are in memory."""
+    with ThreadPoolExecutor(1) as thread:
+        writing: Future[None] | None = None
+        for group in _groups(parts):
+            if writing is not None:
+                writing.result()
+            writing = thread.submit(write, group)
+        if writing is not None:
+            writing.result()
+
+
 def _groups(parts: Iterable[Any]) -> Iterator[Any]:
     """Yield the parts, small ones together."""
     waiting: list[Any] = []
+    rows = size = 0
     for part in parts:
         waiting.append(part)
-        if sum(map(len, waiting)) >= ROWS:
+        rows, size = rows + len(part), size + part.nbytes
+        if rows >= ROWS or size >= BYTES:
             yield pa.concat_tables(waiting)
-            waiting = []
+            waiting, rows, size = [], 0, 0
     if waiting:
         yield pa.concat_tables(waiting)

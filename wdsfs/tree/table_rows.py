@@ -10,7 +10,8 @@ from __future__ import annotations
 import codecs
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ SIZE = "bytes."  # before the name of a column: its size in bytes
 COLUMNS_MAX = 200  # columns with sizes, and columns with values, of a shard
 DEPTH_MAX = 4  # names in the path to a field; a value that lies deeper is part of a text of JSON
 TEXT_MAX = 1024  # bytes of a value; a longer one is cut
+ROOM, CELL = 1 << 31, 32  # bytes of memory for the values of a shard; of each, without its text
 CUT = "..."  # the end of a value that was cut
 
 _NUMBER, _TEXT, _JSON = range(3)
@@ -46,14 +48,14 @@ KindOf = Callable[[str], int | None]
 
 
 class Left(NamedTuple):
-    """Counts of what is not in a table: values that were cut, unreadable files, values of too many columns.
+    """Counts of what is not in a table: values that were cut, unreadable files, values beyond limits.
 
     `example` names the first unreadable file, and says why.
     """
 
     cut: int = 0
     unreadable: int = 0
-    columns: int = 0
+    excess: int = 0
     example: str = ""
 
     def plus(self, other: Left) -> Left:
@@ -61,7 +63,7 @@ class Left(NamedTuple):
         return Left(
             self.cut + other.cut,
             self.unreadable + other.unreadable,
-            self.columns + other.columns,
+            self.excess + other.excess,
             self.example or other.example,
         )
 
@@ -74,7 +76,7 @@ def kinds_of(composition: Composition) -> KindOf:
         first = column.partition("~")[0]  # a second one of a sample is `txt~2`
         return _KINDS.get(named.get(first, first).rpartition(".")[2].lower())
 
-    return kind_of
+    return lru_cache(maxsize=1024)(kind_of)
 
 
 # --- keys and sizes ---------------------------------------------------------------------------------------------
@@ -82,12 +84,13 @@ def kinds_of(composition: Composition) -> KindOf:
 
 def keys_of(record: Record, entries: Ints) -> Any:
     """Return the keys of samples as an array of texts; bytes that are not UTF-8 are written as `\\xNN`."""
-    bounds = record.array("folder.entry").astype(np.int64)
-    folders = np.searchsorted(bounds, entries, "right") - 1
-    paths = [record.folder_path(folder) + b"/" if folder else b"" for folder in range(record.folders)]
     names = record.entry_name
-    packed = Texts.packed(np.frombuffer(names.text, np.uint8), np.asarray(names.starts))
-    keys = Texts.chained([Texts.of(paths).take(folders), packed.take(entries)])
+    keys = Texts.packed(np.frombuffer(names.text, np.uint8), np.asarray(names.starts)).take(entries)
+    if record.folders > 1:
+        folders = np.searchsorted(record.array("folder.entry").astype(np.int64), entries, "right") - 1
+        paths = [record.folder_path(folder) + b"/" if folder else b"" for folder in range(record.folders)]
+        keys = Texts.chained([Texts.of(paths).take(folders), keys])
+    keys = keys.compact()
     text = keys.text.tobytes()
     try:
         text.decode()
@@ -98,43 +101,48 @@ def keys_of(record: Record, entries: Ints) -> Any:
 
 
 class ShardMembers:
-    """The members of the samples of a shard, as columns: the row of each, its number, the number of its extension.
+    """The members of the samples of a shard, as columns: the row of each, its number, and that of its column.
 
     `name_of` returns the name of the column of a member, which only further members with one extension have alone.
     """
 
     def __init__(self, record: Record, entries: Ints, name_of: Callable[[int], str]) -> None:
-        self._record, self._name_of, self._count = record, name_of, len(entries)
+        self._record, self._count = record, len(entries)
         firsts = record.array("entry.member").astype(np.int64)
         begin, counts = firsts[entries], firsts[entries + 1] - firsts[entries]
         self._rows = np.repeat(np.arange(len(entries)), counts)
         self._members = np.arange(len(self._rows)) + np.repeat(begin - (np.cumsum(counts) - counts), counts)
-        self._extensions = record.array("member.ext")[self._members]
-        self._further = np.zeros(len(self._rows), np.bool_)
-        if record.aliases[BY_EXTENSION] is not None:
-            self._further = _repeated(self._rows, self._extensions)
+        self.names: dict[str, int] = {}  # of at most COLUMNS_MAX columns, each with its number
+        self._columns = self._columns_of(record.array("member.ext")[self._members], name_of)
 
-    def names(self) -> dict[str, NDArray[np.bool_]]:
-        """Return the columns by name, each with a mask of the members; at most COLUMNS_MAX."""
-        names: dict[str, NDArray[np.bool_]] = {}
-        for extension in np.flatnonzero(np.bincount(self._extensions)).tolist()[:COLUMNS_MAX]:
-            of = (self._extensions == extension) & ~self._further
-            names[self._name_of(int(self._members[int(of.argmax())]))] = of
-        for at in np.flatnonzero(self._further).tolist():
-            name = self._name_of(int(self._members[at]))
-            if name in names or len(names) < COLUMNS_MAX:
-                names.setdefault(name, np.zeros(len(self._rows), np.bool_))[at] = True
-        return names
+    def _columns_of(self, extensions: NDArray[Any], name_of: Callable[[int], str]) -> Ints:
+        """Return the column of each member, -1 for one beyond COLUMNS_MAX."""
+        used = np.flatnonzero(np.bincount(extensions))
+        firsts = np.zeros(len(used) and used[-1] + 1, np.int64)
+        firsts[extensions[::-1]] = np.arange(len(extensions))[::-1]
+        column_of = np.full(len(firsts), -1)
+        for extension in used.tolist()[:COLUMNS_MAX]:
+            column_of[extension] = self._column(name_of(int(self._members[firsts[extension]])))
+        columns: Ints = column_of[extensions]
+        if self._record.aliases[BY_EXTENSION] is not None:
+            for at in np.flatnonzero(_repeated(self._rows, extensions)).tolist():
+                columns[at] = self._column(name_of(int(self._members[at])))
+        return columns
+
+    def _column(self, name: str) -> int:
+        return (
+            self.names.setdefault(name, len(self.names))
+            if len(self.names) < COLUMNS_MAX
+            else self.names.get(name, -1)
+        )
 
     def sizes(self) -> dict[str, Any]:
         """Return the sizes (bytes) of each column, null where a sample has none."""
-        sizes = self._record.array("member.size")[self._members]
-        columns = {}
-        for name, of in self.names().items():
-            column, missing = np.zeros(self._count, np.int64), np.ones(self._count, np.bool_)
-            column[self._rows[of]], missing[self._rows[of]] = sizes[of], False
-            columns[name] = pa.array(column, mask=missing)
-        return columns
+        shape = len(self.names) + 1, self._count  # the last one is for what has no column
+        sizes, missing = np.zeros(shape, np.int64), np.ones(shape, np.bool_)
+        sizes[self._columns, self._rows] = self._record.array("member.size")[self._members]
+        missing[self._columns, self._rows] = False
+        return {name: pa.array(sizes[at], mask=missing[at]) for name, at in self.names.items()}
 
 
 def _repeated(rows: Ints, extensions: NDArray[Any]) -> NDArray[np.bool_]:
@@ -151,9 +159,9 @@ def _repeated(rows: Ints, extensions: NDArray[Any]) -> NDArray[np.bool_]:
 
 def values_of(reader: SampleReader, numbers: range, kind_of: KindOf) -> tuple[Any, Left]:
     """Return the values of samples as a table of Arrow, and what is not in it. Raises ShardErrors of reading."""
-    values = _Values(len(numbers))
+    values, is_read = _Values(len(numbers)), lru_cache(maxsize=1024)(lambda column: kind_of(column) is not None)
     for row, number in enumerate(numbers):
-        sample = reader.sample(number, lambda column: kind_of(column) is not None)
+        sample = reader.sample(number, is_read)
         key, shard = sample.pop(KEY), sample.pop(SHARD)
         for column, data in sample.items():
             try:
@@ -169,10 +177,9 @@ class _Values:
     """The values of some samples, by column and row."""
 
     def __init__(self, rows: int) -> None:
-        self._rows = rows
+        self._rows, self._room = rows, ROOM
         self._columns: dict[str, list[Any]] = {}
-        self._types: dict[str, Any] = {}
-        self.counts = {"cut": 0, "unreadable": 0, "columns": 0}
+        self.counts = {"cut": 0, "unreadable": 0, "excess": 0}
         self.example = ""
 
     def add(self, row: int, column: str, kind: int | None, data: bytes) -> None:
@@ -180,48 +187,60 @@ class _Values:
         if kind == _JSON:
             document = json_fields.parse(data)
             if isinstance(document, dict):
-                for name, value in _fields(document, column):
-                    self._put(row, name, value)
+                self._put_fields(row, column, document)
                 return
             value = _flat(document)
         else:
             # A character has up to four bytes; that in the middle of which the text is cut is not decoded.
-            text = _Decoder().decode(data[: TEXT_MAX + 4], final=len(data) <= TEXT_MAX)
+            text = data.decode() if len(data) <= TEXT_MAX else _Decoder().decode(data[: TEXT_MAX + 4])
             value = _number(text) if kind == _NUMBER else text
         self._put(row, column, value)
 
+    def _put_fields(self, row: int, path: str, document: dict[str, Any], depth: int = 1) -> None:
+        """Add the fields of a document; their names begin with `path`."""
+        for name, value in document.items():
+            field = f"{path}.{name[:TEXT_MAX]}"
+            if isinstance(value, dict) and value and depth < DEPTH_MAX:
+                self._put_fields(row, field, value, depth + 1)
+            else:
+                self._put(row, field, _flat(value))
+
     def _put(self, row: int, name: str, value: Any) -> None:
-        column = self._columns.get(name)
-        if column is None:
-            if len(self._columns) >= COLUMNS_MAX:
-                self.counts["columns"] += 1
-                return
-            column = self._columns[name] = [None] * self._rows
-            self._types[name] = set()
-        if isinstance(value, str) and len(value) > TEXT_MAX // 4 and len(value.encode()) > TEXT_MAX:
-            value = value.encode()[: TEXT_MAX - len(CUT)].decode("utf-8", "ignore") + CUT
-            self.counts["cut"] += 1
-        if column[row] is not None:  # as a field of JSON and a column with one name
+        column = self._columns.get(name) or self._new_column(name)
+        if isinstance(value, str):
+            if len(value) > TEXT_MAX // 4 and len(value.encode()) > TEXT_MAX:
+                value = value.encode()[: TEXT_MAX - len(CUT)].decode("utf-8", "ignore") + CUT
+                self.counts["cut"] += 1
+            self._room -= len(value)
+        self._room -= CELL
+        if column is None or self._room < 0:
+            self.counts["excess"] += 1
+        elif column[row] is not None:  # as a field of JSON and a column with one name
             self._put(row, name + "~2", value)
-            return
-        column[row] = value
-        self._types[name].add(type(value))
+        else:
+            column[row] = value
+
+    def _new_column(self, name: str) -> list[Any] | None:
+        """Return a new column; None if there are too many."""
+        if len(self._columns) >= COLUMNS_MAX or self._room < 0:
+            return None
+        self._room -= CELL * self._rows
+        return self._columns.setdefault(name, [None] * self._rows)
 
     def table(self) -> Any:
         """Return the values as a table of Arrow."""
-        arrays = {_column_name(name): self._array(name) for name in self._columns}
-        return pa.table(arrays)
+        return pa.table({_column_name(name): _array(column) for name, column in self._columns.items()})
 
-    def _array(self, name: str) -> Any:
-        kind = pa.null()
-        for python_type in self._types[name]:
-            kind = common_type(kind, _ARROW[python_type])
-        column = self._columns[name]
-        if pa.types.is_string(kind):
-            column = [value if value is None or isinstance(value, str) else json.dumps(value) for value in column]
-        elif pa.types.is_floating(kind):
-            column = [None if value is None else float(value) for value in column]
-        return pa.array(column, kind)
+
+def _array(column: list[Any]) -> Any:
+    kind = pa.null()
+    for python_type in set(map(type, column)):
+        kind = common_type(kind, _ARROW[python_type])
+    if pa.types.is_string(kind):
+        column = [value if value is None or isinstance(value, str) else json.dumps(value) for value in column]
+    elif pa.types.is_floating(kind):
+        column = [None if value is None else float(value) for value in column]
+    return pa.array(column, kind)
 
 
 def _column_name(name: str) -> str:
@@ -244,16 +263,6 @@ def _number(text: str) -> int | str | None:
         number = int(text)
         return number if number in _INT64 and str(number) == text else text
     return text or None
-
-
-def _fields(document: dict[str, Any], path: str, depth: int = 1) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a document with their paths, which begin with `path`."""
-    for name, value in document.items():
-        field = f"{path}.{name[:TEXT_MAX]}"
-        if isinstance(value, dict) and value and depth < DEPTH_MAX:
-            yield from _fields(value, field, depth + 1)
-        else:
-            yield field, _flat(value)
 
 
 def _flat(value: Any) -> Any:

@@ -84,6 +84,9 @@ class Texts(NamedTuple):
 
     def compact(self) -> Texts:
         """Return the same texts over a buffer that has nothing else, in their order."""
+        ends = self.starts + self.lengths
+        if len(ends) and bool(np.array_equal(self.starts[1:], ends[:-1])):  # side by side
+            return Texts(self.text[self.starts[0] : ends[-1]].copy(), self.starts - self.starts[0], self.lengths)
         return Texts.chained([self])
 
     def to_list(self) -> list[bytes]:
