@@ -52,6 +52,7 @@ Exit code 1 is also what `wdsfs check` and `diff` give when they have findings, 
 """
 
 import errno
+import re
 from collections.abc import Sequence
 
 from wdsfs.names import shown
@@ -284,12 +285,15 @@ for _power, _letter in enumerate("KMGT", 1):
     _UNITS |= {_letter: 1024**_power, f"{_letter}IB": 1024**_power, f"{_letter}B": 1000**_power}
 
 
+_SIZE = re.compile(r"\s*(\d{1,20})(\.\d{1,20})?\s*([A-Za-z]*)\s*", re.ASCII)
+
+
 def parse_size(text: str) -> int:
-    """Return the bytes of `800M`, `32GiB`, `1GB`, or plain bytes. Raises UsageError."""
-    unit = text.lstrip("0123456789")
-    number = text.removesuffix(unit)
-    if unit.upper() not in _UNITS or not number:
+    """Return the bytes of `800M`, `32GiB`, `1.5 GB`, or plain bytes. Raises UsageError."""
+    size = _SIZE.fullmatch(text)
+    unit = _UNITS.get(size[3].upper()) if size else None
+    if size is None or unit is None or (size[2] and unit == 1):
         raise UsageError(
             f"{text!r} is not a size: write bytes, or a number and a unit, such as 32G, 32GiB or 34GB"
         )
-    return int(number) * _UNITS[unit.upper()]
+    return int(size[1]) * unit + int(float(size[2] or 0) * unit)

@@ -202,9 +202,9 @@ def test_sizes() -> None:
     assert [parse_size(text) for text in ("0", "12", "3k", "2M", "1G", "5T")] == [
         *(0, 12, 3 << 10, 2 << 20, 1 << 30, 5 << 40)
     ]
-    assert [parse_size(text) for text in ("7B", "1kB", "500MB", "2GiB", "1TB")] == [
-        *(7, 1000, 500_000_000, 2 << 30, 10**12)
-    ]
-    for text in ("", "G", "1.5G", "-1", "1XB", "1iB", "1GBB", "1 G", "\u0661"):
+    assert [
+        parse_size(text) for text in ("7B", "1kB", "500MB", "2GiB", "1TB", "1gb", "1 GB", "1.5GB", "1.5k")
+    ] == [*(7, 1000, 500_000_000, 2 << 30, 10**12, 10**9, 10**9, 1_500_000_000, 1536)]
+    for text in ("", "G", "1.5", "-1", "1XB", "1iB", "1GBB", ".5G", "1 2G", "9" * 9999, "\u0661"):
         with pytest.raises(UsageError, match="is not a size"):
             parse_size(text)

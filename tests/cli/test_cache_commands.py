@@ -130,7 +130,7 @@ def test_verify(filled: Path) -> None:
     [
         (["--clear", "--verify"], "exclude each other"),
         (["--trim", "1G", "s3://b/"], "--trim takes no URL"),
-        (["--trim", "1.5G"], "is not a size"),
+        (["--trim", "1.5X"], "is not a size"),
         (["train.tar"], "train.tar is not a URL"),
         (["s3://"], "no name of a bucket"),
     ],

@@ -58,7 +58,7 @@ def test_the_layout_of_an_image_folder(shard: Program, command: str, layout: str
     assert b"--layout classes" in done.stderr
 
 
-@pytest.mark.parametrize(("size", "shards"), [("1kB", 2), ("1KiB", 1), ("1012", 2)])
+@pytest.mark.parametrize(("size", "shards"), [("1kB", 2), ("1.0 KiB", 1), ("1012", 2)])
 def test_sizes_have_units(program: Program, size: str, shards: int) -> None:
     program.write("a.tar", tars.tar(*(tars.member(b"%d.txt" % n, bytes(506)) for n in range(3))))
     done = program.run("pack", "--maxsize", size, "a.tar", "-o", "new/%d.tar")

@@ -43,6 +43,7 @@ from wdsfs.packing.shard_writer import Files as TreeFiles
 from wdsfs.packing.shard_writer import ShardWriter
 from wdsfs.tar import headers
 from wdsfs.tree.companions import read_class_names
+from wdsfs.tree.composition import columns_of
 from wdsfs.tree.tree import View
 
 Files = Mapping[Any, bytes]
@@ -220,8 +221,8 @@ SPLITS = in_parts("train", "Val")
         (in_parts("one", "train"), "classes", "directories cat, dog"),
         ({**CLASSES, "cat/x/1.jpg": b"", "dog/x/1.jpg": b"", "cat/y/1.jpg": b""}, "classes", ""),
         (SPLITS, "files", ""),
-        ({**CLASSES, "captions.csv": b""}, "files", "captions.csv: a table .* --associate"),
-        ({**CLASSES, "dog/captions.csv": b""}, "classes", "dog/captions.csv: a table .* --associate"),
+        ({**CLASSES, "captions.csv": b""}, "files", "captions.csv: a table .* --table FILE"),
+        ({**CLASSES, "dog/captions.csv": b""}, "classes", "dog/captions.csv: a table .* --table FILE"),
         ({"1.csv": b"", "1.json": b"", "2.csv": b""}, "files", ""),
         ({"1.csv": b"", "1.jpg": b"", "2.csv": b"", "2.jpg": b""}, "files", ""),
     ],
@@ -234,7 +235,7 @@ def test_what_readers_may_not_expect_is_told(tmp_path: Path, files: Files, layou
 
 def test_splits_are_no_classes(tmp_path: Path) -> None:
     tree = write(tmp_path / "tree", SPLITS)
-    way_out = f"pack --layout classes {tree}/train -o 'train/.*--class-names train/classes.txt.*--layout files"
+    way_out = f"wdsfs pack {tree} -o 'out/{{split}}-%06d.tar'.*--layout files"
     for layout in ("classes", "auto"):
         with pytest.raises(CommitError, match=way_out):
             plan_of(tree, layout=layout)
@@ -245,6 +246,102 @@ def test_splits_are_no_classes(tmp_path: Path) -> None:
     (tree / "Val/dog/1.jpg").unlink()
     (remark,) = plan_of(tree / "train", tree / "Val", layout="classes").remarks
     assert "train, Val become one set" in remark
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "layout"),
+    [
+        ({}, {}, "classes"),
+        ({"README.md": b"", "train/metadata.csv": b""}, {"leave_out": True}, "classes"),
+        ({"train/cat/1.txt": b""}, {"layout": "files"}, "files"),
+        ({"extra/1.jpg": b""}, {"walk": WalkRules(exclude=("extra/",))}, "classes"),
+        ({"extra/1.jpg": b""}, {}, "tree/extra is no split"),
+        ({"1.jpg": b""}, {"layout": "classes"}, "outside of a split"),
+        ({"Val/2.jpg": b""}, {"layout": "classes"}, "outside of a class"),
+    ],
+)
+def test_folders_are_splits(tmp_path: Path, change: Files, options: dict[str, Any], layout: str) -> None:
+    """One numbering of the classes, of which the second split lacks the first one."""
+    tree = write(tmp_path / "tree", {**in_parts("train"), "Val/dog/1.jpg": b"", "Val/eel/1.jpg": b"", **change})
+    options |= {"output": "out/{split}-%d.tar"}
+    if layout not in ("files", "classes"):
+        with pytest.raises((CommitError, UsageError), match=layout):
+            pack(tree, **options)
+        return
+    plan = plan_of(tree, **options)
+    assert (plan.layout.name, plan.splits) == (layout, ["Val", "train"])
+    val, train = pack(tree, **options)
+    assert len(keys(train)) == 3
+    if layout == "files":
+        assert keys(val) == ["Val/dog/1", "Val/eel/1"]
+    else:
+        assert {name: content for name, content in members(val) if name.endswith(b".cls")} == {
+            b"Val/dog/1.cls": b"1",
+            b"Val/eel/1.cls": b"2",
+        }
+        assert left_behind(tmp_path) == ["Val-0.tar", "classes.txt", "train-0.tar"]
+
+
+def test_folders_in_splits_that_are_hardly_classes(tmp_path: Path) -> None:
+    tree = write(tmp_path / "tree", {"train/images/1.jpg": b"", "val/images/1.jpg": b""})
+    with pytest.raises(CommitError, match=r"images/1\.jpg: its directory can be a class"):
+        plan_of(tree, output="out/{split}-%d.tar")
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        (["*.log"], "a.jpg b/c.jpg b/raw/d.jpg"),
+        (["raw", "x/*"], "a.jpg b/c.jpg b/e.log b/raw.log"),
+        (["b/*.jpg", "raw*"], "a.jpg b/e.log"),
+        (["b"], "a.jpg"),
+    ],
+)
+def test_excluded_files_are_not_looked_at(tmp_path: Path, patterns: list[str], names: str) -> None:
+    """Not even those that could not be packed."""
+    files = dict.fromkeys(["a.jpg", "b/c.jpg", "b/e.log", "b/raw.log", "b/raw/d.jpg", "x/README"], b"")
+    walk = WalkRules(exclude=(*patterns, "x"))
+    plan = plan_of(tree := write(tmp_path / "tree", files), walk=walk, layout="files")
+    assert plan.losses.summary.endswith("--exclude names")
+    assert [name.decode() for name, _ in members(*pack(tree, walk=walk, layout="files"))] == names.split()
+    assert len(plan.remarks) == ("x/*" in patterns)  # it excludes nothing that `x` leaves
+
+
+# --- tables --------------------------------------------------------------------------------------------------
+
+
+TABLE = b"key,caption,stars\ncat/1,A cat,5\ndog/1,A dog,\n"
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "added"),
+    [
+        (TABLE, {}, {"cat/1.caption": b"A cat", "cat/1.stars": b"5", "dog/1.caption": b"A dog"}),
+        (TABLE, {"columns": ["txt=caption"]}, {"cat/1.txt": b"A cat", "dog/1.txt": b"A dog"}),
+        (TABLE, {"columns": ["stars"]}, {"cat/1.stars": b"5"}),
+        (TABLE, {"columns": ["txt=stars;caption"]}, {"cat/1.txt": b"5", "dog/1.txt": b"A dog"}),
+        (TABLE, {"columns": ["nothing"]}, "no table has the column 'nothing'; there are caption, stars"),
+        (TABLE, {"columns": ["cls=stars"]}, "column cls of the table .* --class-as none"),
+        (TABLE, {"columns": ["JPG=stars"]}, "1.jpg is a column that --table would add.*--columns NAME="),
+        (TABLE, {"columns": ["__key__=stars"]}, "'__key__' cannot be an extension"),
+        (TABLE + b"cat/1,Another,1\n", {}, "table.csv: the sample 'cat/1' has several rows"),
+        (b"key,x,X\ncat/1,1,2\n", {}, "'X' cannot be an extension: differs from 'x' only in letter case"),
+    ],
+)
+def test_columns_of_a_table_become_members(
+    tmp_path: Path, table: bytes, options: dict[str, Any], added: dict[str, bytes] | str
+) -> None:
+    tree = write(tmp_path / "tree", {**CLASSES, "table.csv": table})
+    options = {"columns": columns_of(options.get("columns", [])), "tables": (str(tree / "table.csv"),), **CLASSED}
+    if isinstance(added, str):
+        with pytest.raises((CommitError, UsageError), match=added):
+            plan_of(tree, **options)
+        return
+    shards = pack(tree, **options, maxcount=2)
+    labels = {"cat/1.cls": b"0", "cat/2.cls": b"0", "dog/1.cls": b"1"}
+    everything = {os.fsencode(name): content for name, content in (CLASSES | labels | added).items()}
+    assert members(*shards) == sorted(everything.items())
+    assert pack(tree, **options, jobs=2, maxcount=2) == shards  # they are there already
 
 
 # --- what cannot be packed -----------------------------------------------------------------------------------
@@ -313,7 +410,7 @@ def test_a_column_of_the_class_that_readers_leave_out_is_refused(
 @pytest.mark.parametrize(
     ("files", "options", "text"),
     [
-        ({**CLASSES, "a.csv": b""}, CLASSED, r"a\.csv: is a table.*--associate.*\n--leave-out packs all others"),
+        ({**CLASSES, "a.csv": b""}, CLASSED, r"a\.csv: is a table.*--table FILE.*\n--leave-out packs all others"),
         ({**CLASSES, "readme.txt": b""}, CLASSED, "outside of a class"),
         ({**CLASSES, "cat/1.CLS": b"9"}, CLASSED, r"cat/1.CLS is the column .* --class-column"),
         (FLAT, {"output": "tree/out/%03d.tar"}, r"tree/out/000\.tar would be in .*/tree, which is packed"),
@@ -523,7 +620,9 @@ def test_splits_that_mean_nothing(texts: str) -> None:
     ("options", "wrong"),
     [
         ({"shuffle": "1", "order": "x"}, "exclude each other"),
-        ({"output": "{split}-%d.tar"}, "belong together"),
+        ({"output": "{split}-%d.tar"}, "/d is no split .*--exclude, or type fractions"),
+        ({"splits": SPLIT["splits"]}, "belong together"),
+        ({"columns": columns_of(["txt=caption"])}, "name the table"),
         ({"output": "s.tar.gz"}, "readers would unpack"),
         ({"class_column": ".x"}, "not an extension"),
         ({"class_as": "none", "class_names": "x"}, "--class-names is for"),

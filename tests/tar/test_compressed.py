@@ -837,7 +837,7 @@ def test_commands(program: Program) -> None:
     assert len(list((program.home / "index/cache").glob("*.*"))) == 2
     assert program.json("index", "--prune", "cut.tar.gz")["pruned"] == 1
     assert len(list((program.home / "index/cache").glob("*.*"))) == 1
-    assert "'1.5G' is not a size" in program.refused("index", "--cache-size", "1.5G", "cut.tar.gz", code=2)
+    assert "'1.5X' is not a size" in program.refused("index", "--cache-size", "1.5X", "cut.tar.gz", code=2)
     program.write("bomb.tar.zst", zstd.compress(bytes(9 << 20)))
     done = program.run("index", "--cache-size", "8M", "bomb.tar.zst", code=3)
     assert b"is larger than the cache may be (8.0 MiB)" in done.stderr

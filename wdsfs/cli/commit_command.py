@@ -289,14 +289,14 @@ def _warn_of_folders(made: OverlayCommit) -> None:
 
 def _uneven(made: OverlayCommit) -> str:
     """Return a note if Hugging Face's loader would refuse the set after this commit, which changes its start."""
-    from wdsfs.packing.plan import member_names
+    from wdsfs.packing.plan import planned_members
 
     if made.changes is None or not made.plan.steps:
         return ""
     first = made.plan.steps[0].output
     if made.options.in_place and first.target != made.lower.shards[0].path:
         return ""
-    return interop_commands.uneven_text(first.target, member_names(first, made.lower))
+    return interop_commands.uneven_text(first.target, planned_members(first, made.lower))
 
 
 @contextlib.contextmanager

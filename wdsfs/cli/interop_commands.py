@@ -38,6 +38,7 @@ from wdsfs.errors import ExportError, UsageError, counted, several
 
 if TYPE_CHECKING:
     from wdsfs.interop.export import Report
+    from wdsfs.packing.plan import PlannedMember
     from wdsfs.shards import Shard
     from wdsfs.tree.set_options import Opening, Selection
     from wdsfs.tree.shard_set import ShardSet
@@ -132,16 +133,16 @@ def _remarks(shards: Sequence[Shard]) -> Iterator[str]:
         yield f"not looked for: indexes of other tools beside {counted(remote, 'remote shard')}"
 
 
-def uneven_text(path: bytes, members: Iterable[tuple[bytes, bytes]]) -> str:
+def uneven_text(path: bytes, members: Iterable[PlannedMember]) -> str:
     """Return a note if Hugging Face's loader would refuse a set that begins with this new shard, else "".
 
-    `members` are key and extension of its members, in order.
+    `members` are its members, in order.
     """
     if not wings.is_installed("interop"):
         return ""
     from wdsfs.interop.judge import first_samples, uneven
 
-    finding = uneven(first_samples(members))
+    finding = uneven(first_samples((member.key, member.extension) for member in members))
     return "" if finding is None else f"note: {os.fsdecode(path)}: the sample {finding.member} {finding.text}"
 
 

@@ -136,7 +136,7 @@ class Bytes(AtLeastOne):
     """The type of options with a number of bytes, which may have a unit."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and value[:1].isdigit() and value[-1:].isalpha():
+        if isinstance(value, str) and value.strip()[:1].isdigit() and value.strip()[-1:].isalpha():
             value = parse_size(value)
         return super().convert(value, param, ctx)
 

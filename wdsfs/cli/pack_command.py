@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -30,14 +32,17 @@ from wdsfs.cli.output import bytes_bar, note_uneven, say, shards_bar, write_json
 from wdsfs.cli.process import disk_errors, ended_in_order, when_interrupted
 from wdsfs.cli.view_options import composition_options, list_file, set_options_without_split
 from wdsfs.errors import ExportError, UsageError, counted, several
+from wdsfs.names import readable
 
 if TYPE_CHECKING:
     from wdsfs.packing.file_source import PackOptions
-    from wdsfs.packing.plan import Plan, Step
+    from wdsfs.packing.plan import Plan, PlannedMember, Step
     from wdsfs.tree.composition import Composition
     from wdsfs.tree.set_options import Opening, Selection
 
 log = logging.getLogger("wdsfs")
+
+SAMPLES_SHOWN, VALUE_SHOWN = 3, 80  # by --dry-run: samples, and bytes of each value
 
 
 class Packed(NamedTuple):
@@ -62,6 +67,7 @@ def _pack_options(
     splits: tuple[str, ...],
     follow_links: bool,
     with_leavings: bool,
+    exclude: tuple[str, ...],
     **given: Any,
 ) -> Packed:
     from wdsfs.packing.file_samples import parse_splits
@@ -69,7 +75,7 @@ def _pack_options(
     from wdsfs.packing.file_table import WalkRules
 
     typed = {name: value for name, value in given.items() if value is not None}
-    rules = WalkRules(follow_links, with_leavings)
+    rules = WalkRules(follow_links, with_leavings, exclude)
     split = splits[0] if len(splits) == 1 and "=" not in splits[0] else ""
     made = () if split else tuple(parse_splits(splits))
     chosen = PackOptions(splits=made, walk=rules, **typed).check()
@@ -113,6 +119,15 @@ packed_options = gather_options(
             help="Take the numbers of the classes from here: one name a line for 0, 1, 2 ..., or a JSON list or "
             "object.",
         ),
+        "tables": click.option(
+            "--table",
+            "tables",
+            multiple=True,
+            metavar="FILE[:COLUMN]",
+            shell_complete=offer_paths,
+            help="Pack the values of each row of FILE with the sample that its COLUMN names: caption becomes "
+            "KEY.caption; --columns txt=caption chooses and renames; repeatable.",
+        ),
         "shuffle": click.option(
             "--shuffle",
             metavar="SEED",
@@ -131,7 +146,8 @@ packed_options = gather_options(
             multiple=True,
             metavar="NAME=FRACTION",
             help="Put this fraction of the samples (of each class) into shards with this name for {split}: "
-            "--split train=0.9 --split val=0.1. NAME alone: only this split of an Energon dataset.",
+            "--split train=0.9 --split val=0.1. NAME alone: only this split of an Energon dataset. Without it "
+            "{split} is the folder (train, val ...) below DIRECTORY.",
         ),
         "sort": flag("--sort", "Sort the samples of each of SHARDS by key."),
         "keep_shards": flag("--keep-shards", "Make one new shard of each of SHARDS."),
@@ -156,6 +172,13 @@ packed_options = gather_options(
         "with_leavings": flag(
             "--with-leavings", "Also pack what programs have left behind (`1.cls~`, `Thumbs.db`)."
         ),
+        "exclude": click.option(
+            "--exclude",
+            multiple=True,
+            metavar="PATTERN",
+            help="Leave out the files and directories with this name, or path below DIRECTORY: '*.log', raw; "
+            "repeatable.",
+        ),
         "exports": interop_commands.export_option,
         "space_check": space_check_option("Go ahead where the file system seems too full."),
         "dry_run": dry_run_option,
@@ -167,7 +190,7 @@ packed_options = gather_options(
 # Options that are about SHARDS.
 _NOT_FOR_FILES = {
     **dict.fromkeys(
-        ("columns", "field", "ignore_case", "missing", "duplicates", "join", "associate", "keys"),
+        ("field", "ignore_case", "missing", "duplicates", "join", "associate", "keys"),
         "it is for the samples of SHARDS",
     ),
     **dict.fromkeys(
@@ -186,18 +209,23 @@ _NOT_FOR_SHARDS = {
     "mtime": "members keep their headers",
     "follow_links": "there are none to follow",
     "with_leavings": "members in samples are all packed",
+    "exclude": "--columns and --keys choose",
+    "tables": "--associate FILE adds its columns",
     "executor": "shards are packed by this process",
 }
 
 
 class Made(NamedTuple):
-    """New shards that are planned, or made: their plan, those written now, and what is said of them."""
+    """New shards that are planned, or made: their plan, those written now, and what is said of them.
+
+    `first` are members at the start of the first shard.
+    """
 
     plan: Plan
     done: Sequence[Step]
     facts: dict[str, Any]
     left_out: str
-    uneven: str
+    first: Sequence[PlannedMember]
     classes: Sequence[str] = ()
 
 
@@ -232,17 +260,17 @@ def pack(
     from wdsfs.spec.expand import expand
 
     since = time.monotonic()
-    if not composition.is_plain:
+    if not composition.is_plain and not packed.options.tables:
         _refuse_mount(sources)
     with ended_in_order():
         if _are_files(sources, packed.options.layout):
-            made = _pack_files(sources, packed, opening)
+            made = _pack_files(sources, packed, composition, opening)
         else:
             made = _pack_shards(
                 sources, packed, selection._replace(split=packed.split or None), composition, opening
             )
     _report_pack(made, packed, time.monotonic() - since)
-    note_uneven(made.uneven, opening.quiet)
+    note_uneven(interop_commands.uneven_text(made.plan.steps[0].target, made.first), opening.quiet)
     if packed.exports and not packed.dry_run:
         shards = expand([step.target for step in made.plan.steps])
         if interop_commands.after_commit(shards, False, opening):
@@ -259,19 +287,19 @@ def _are_files(sources: Sequence[str], layout: str) -> bool:
     return are_files.pop()
 
 
-def _pack_files(directories: Sequence[str], packed: Packed, opening: Opening) -> Made:
+def _pack_files(directories: Sequence[str], packed: Packed, composition: Composition, opening: Opening) -> Made:
     from wdsfs.packing.file_source import make_plan, pack_files
-    from wdsfs.packing.plan import Step, member_names
+    from wdsfs.packing.plan import FIRST_MEMBERS, Step, planned_members
 
     refuse_typed(_NOT_FOR_FILES, "directories of files")
     if packed.split:
         raise UsageError(f"--split {packed.split}: write NAME=FRACTION, for example train=0.9")
     done = list[Step]()
     with disk_errors():
-        plan = make_plan(directories, packed.options)
+        plan = make_plan(directories, replace(packed.options, columns=composition.columns))
     output.refuse_exports([step.target for step in plan.steps], packed.exports)
-    if packed.options.layout == "auto" and not packed.as_json and not opening.quiet:
-        log.info("packed as %s; if that is wrong, use --layout", plan.layout.text)
+    for guess in () if packed.as_json or opening.quiet else plan.guesses:
+        log.info("%s", guess)
     for remark in plan.remarks:
         log.warning("%s", remark)
     if not packed.dry_run:
@@ -282,11 +310,11 @@ def _pack_files(directories: Sequence[str], packed: Packed, opening: Opening) ->
             when_interrupted(output.STOPPED),
         ):
             done = pack_files(plan, opening.jobs, on_bytes, opening.workers, space_check=packed.space_check)
-    first = plan.steps[0].output
+    first = [*itertools.islice(planned_members(plan.steps[0].output), FIRST_MEMBERS)]
     facts = {**_facts(plan, plan.splits), "layout": plan.layout.name}
-    facts["left_out_count"] = plan.losses.unpackable_count + plan.losses.leavings_count
-    uneven = interop_commands.uneven_text(first.target, member_names(first))
-    return Made(plan, done, facts, plan.losses.summary, uneven, [*map(os.fsdecode, plan.samples.classes)])
+    losses = plan.losses
+    facts["left_out_count"] = losses.unpackable_count + losses.leavings_count + losses.excluded.total()
+    return Made(plan, done, facts, plan.losses.summary, first, [*map(os.fsdecode, plan.samples.classes)])
 
 
 def _pack_shards(
@@ -296,6 +324,7 @@ def _pack_shards(
     from wdsfs.tree.opening import open_typed_set
 
     refuse_typed(_NOT_FOR_SHARDS, "SHARDS")
+    packed.options.check(of_files=False)
     _refuse_own_directory(sources, packed)
     output.refuse_exports([name(0) for name in packed.options.names], packed.exports)
     tolerant = opening.tolerance.allow_missing
@@ -309,9 +338,7 @@ def _pack_shards(
         made.run(write=not packed.dry_run)
     strays = f"{counted(made.left_out, 'member')} in no sample" if made.left_out else ""
     facts = {**_facts(made.plan, made.splits), "layout": "shards", "left_out_count": made.left_out}
-    return Made(
-        made.plan, made.done, facts, strays, interop_commands.uneven_text(made.plan.steps[0].target, made.first)
-    )
+    return Made(made.plan, made.done, facts, strays, made.first)
 
 
 def _refuse_mount(sources: Sequence[str]) -> None:
@@ -334,12 +361,18 @@ def _report_pack(made: Made, packed: Packed, seconds: float) -> None:
     """Print the shards that are planned, or that were written, and in how many seconds."""
     if packed.as_json:
         report = made.facts
-        if not packed.dry_run:
+        if packed.dry_run:
+            report["first"] = _first_rows(made.first)
+        else:
             report |= {"written": len(made.done), "seconds": round(seconds, 3)}
         write_json(report)
         return
     if packed.dry_run:
         output.print_steps(made.plan.steps)
+        table = output.table_of("first samples", "column", "bytes", "value")
+        for row in _first_rows(made.first):
+            table.add_row(row["key"], row["column"], f"{row['bytes']:,}", row["value"] or "")
+        output.print_table(table)
     output.say_left_out(made.plan)
     if made.left_out:
         say(f"left out: {made.left_out}")
@@ -347,6 +380,21 @@ def _report_pack(made: Made, packed: Packed, seconds: float) -> None:
         output.say_done(made.plan, made.done, seconds)
         for file in made.plan.beside:
             say(f"classes: {os.fsdecode(file.target)} ({several(made.classes, 5)})")
+
+
+def _first_rows(members: Sequence[PlannedMember]) -> list[dict[str, Any]]:
+    """Return the members of the first samples, with the start of each value that is not that of a file."""
+    shown = list(dict.fromkeys(member.key for member in members))[:SAMPLES_SHOWN]
+    return [
+        {
+            "key": readable(member.key),
+            "column": readable(member.extension),
+            "bytes": member.size,
+            "value": None if member.content is None else readable(member.content[:VALUE_SHOWN]),
+        }
+        for member in members
+        if member.key in shown
+    ]
 
 
 def _facts(plan: Plan, splits: Sequence[str]) -> dict[str, Any]:

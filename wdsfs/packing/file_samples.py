@@ -41,15 +41,24 @@ AUTO, FILES, SAMPLES, CLASSES = "auto", "files", "samples", "classes"
 
 
 class Layout(NamedTuple):
-    """A layout; `full`: in `samples`, the names of files begin with that of their sample."""
+    """A layout; `full`: in `samples`, the names of files begin with that of their sample.
+
+    `by_split`: each directory at the top is a split; in `classes` the directories in it are the classes.
+    """
 
     name: str
     full: bool = False
+    by_split: bool = False
 
     @property
     def text(self) -> str:
         """Return the layout in words, for messages."""
         return _TEXTS[self.name] + (", named in full" if self.full else "")
+
+    def class_of(self, directory: FoundDirectory) -> bytes:
+        """Return the directory that would be the class of files in this one; empty if there is none."""
+        parts = directory.path.split(b"/", 2)
+        return parts[self.by_split] if len(parts) > self.by_split else b""
 
 
 _TEXTS = {
@@ -75,32 +84,40 @@ class _Looks(NamedTuple):
     media: bool
 
 
-def layout_of(table: FileTable, name: str) -> Layout:
+def layout_of(table: FileTable, name: str, *, by_split: bool = False) -> Layout:
     """Return the layout of this name, or for AUTO the one that the files have.
 
-    Raises CommitError where they could mean several things, or there are none.
+    Raises CommitError where they could mean several things, or there are none; UsageError if they should be in
+    splits and are not.
     """
     if not len(table):
         raise CommitError(f"there is no file to pack in {' or '.join(map(os.fsdecode, table.roots))}")
+    if by_split:
+        _expect_splits(table)
     if name in (FILES, CLASSES):
-        return Layout(name)
+        return Layout(name, by_split=by_split)
     looks = [_looks(table, directory) for directory in table.directories]
     deep = [look for look in looks if look.path]
     full = bool(deep) and all(look.full for look in deep)
-    layout = Layout(SAMPLES, full) if name == SAMPLES else _detected(looks, deep, full)
-    if layout.name == FILES and _are_classes(looks, above=1):
-        _refuse_splits(table)
-    return layout
+    layout = Layout(SAMPLES, full) if name == SAMPLES else _detected(table, looks, full, by_split=by_split)
+    return layout._replace(by_split=by_split)
 
 
-def _detected(looks: list[_Looks], deep: list[_Looks], full: bool) -> Layout:
+def _detected(table: FileTable, looks: list[_Looks], full: bool, *, by_split: bool) -> Layout:
+    deep = [look for look in looks if look.path]
     bare = next((os.fsdecode(look.bare) for look in deep if look.bare is not None), None)
     dotted = next((os.fsdecode(look.dotted) for look in looks if look.dotted is not None), "")
     at_top = any(look.dotted and not look.path for look in looks)
     if bare is None:
         if full and not at_top:
             return Layout(SAMPLES, True)
-        if _are_classes(looks):
+        if _are_classes(looks, above=1):
+            if not by_split:
+                _refuse_splits(table)
+            # A single directory in each split (`images`) is hardly a class.
+            elif len({look.path.rpartition(b"/")[2] for look in deep if b"/" in look.path}) > 1:
+                return Layout(CLASSES)
+        if _are_classes(looks, above=int(by_split)):
             example = next(os.fsdecode(look.dotted) for look in deep if look.dotted is not None)
             raise CommitError(
                 f"{example}: its directory can be a class (--layout classes, which adds the column cls), or only "
@@ -118,10 +135,10 @@ def _detected(looks: list[_Looks], deep: list[_Looks], full: bool) -> Layout:
 def _are_classes(looks: list[_Looks], above: int = 0) -> bool:
     """Return True if all directories look like classes, `above` directories below the top.
 
-    Files at the top are about them: `captions.csv`, `README.txt`.
+    Files above them are about them: `captions.csv`, `README.txt`.
     """
-    deep = [look for look in looks if look.path]
-    if any(look.media for look in looks if not look.path):
+    deep = [look for look in looks if look.path and look.path.count(b"/") >= above]
+    if any(look.media for look in looks if not look.path or look.path.count(b"/") < above):
         return False
     return bool(deep) and all(look.path.count(b"/") == above and look.alone and look.media for look in deep)
 
@@ -149,7 +166,10 @@ def _looks(table: FileTable, directory: FoundDirectory) -> _Looks:
 
 OUTSIDE = "is outside of a sample: in --layout samples its files are in a directory of its own"
 OUTSIDE_CLASS = "is outside of a class: in --layout classes each class is a directory"
-OUTSIDE_TABLE = "is a table, not a sample: a mount of the new shards shows its columns with --associate FILE"
+OUTSIDE_SPLIT = "is outside of a split: with {split} in --output each split is a directory"
+OUTSIDE_TABLE = (
+    "is a table, not a sample: --table FILE packs its columns with the samples, --exclude leaves it out"
+)
 TABLES = frozenset(os.fsencode(suffix[1:]) for suffix in (*KIND_OF_SUFFIX, ".parquet"))  # extensions
 
 # Names of directories that are parts of a data set, and hardly ever classes.
@@ -224,24 +244,46 @@ class Samples:
         return self.rows[np.repeat(self.starts[numbers], counts) + within], starts
 
 
-def group(table: FileTable, layout: Layout, left_out: LeftOut, class_column: bytes | None = None) -> Samples:
-    """Return the samples; files of none go to `left_out`. `class_column` is added to each sample of a class.
+def group(
+    table: FileTable,
+    layout: Layout,
+    left_out: LeftOut,
+    class_column: bytes | None = None,
+    columns: frozenset[bytes] = frozenset(),
+) -> Samples:
+    """Return the samples; files of none go to `left_out`.
 
-    Raises CommitError for two samples of one key, for a sample that has this column already, and for classes that
-    are splits.
+    `class_column` is added to each sample of a class, `columns` (extensions in lower case) may be.
+
+    Raises CommitError for two samples of one key, for a sample that has one of these columns already, and for
+    classes that are splits; UsageError for two columns of one name.
     """
-    if layout.name == CLASSES:
+    if layout == Layout(CLASSES):
         _refuse_splits(table)
-    samples = _Grouping(table, layout, left_out, class_column).run()
+    if class_column in columns:
+        raise UsageError(
+            f"the column {os.fsdecode(class_column)} of the table is that of the class, too: rename one with "
+            "--class-column, or leave out the class with --class-as none"
+        )
+    added = columns if class_column is None else columns | {class_column}
+    samples = _Grouping(table, layout, left_out, class_column, added).run()
     if len(table.roots) > 1:
         _refuse_equal_keys(samples)
     return samples
 
 
 class _Grouping:
-    def __init__(self, table: FileTable, layout: Layout, left_out: LeftOut, class_column: bytes | None) -> None:
+    def __init__(
+        self,
+        table: FileTable,
+        layout: Layout,
+        left_out: LeftOut,
+        class_column: bytes | None,
+        added: frozenset[bytes],
+    ) -> None:
         self.table, self.layout, self.left_out, self.class_column = table, layout, left_out, class_column
-        classes = {_class_of(directory) for directory in table.directories if directory.path}
+        self.added, self.longest = added, max(added, key=len, default=None)  # extensions of columns
+        classes = set(map(layout.class_of, table.directories)) - {b""}
         self.samples = Samples(table, layout, sorted(classes) if layout.name == CLASSES else [])
 
     def run(self) -> Samples:
@@ -250,7 +292,7 @@ class _Grouping:
             if self.layout.name == SAMPLES:
                 self._sample_directory(number, directory)
             else:
-                self._files(number, directory, labels.get(_class_of(directory), NO_CLASS))
+                self._files(number, directory, labels.get(self.layout.class_of(directory), NO_CLASS))
         self.samples.finish()
         return self.samples
 
@@ -267,6 +309,8 @@ class _Grouping:
             reason = None if key else _outside(name, OUTSIDE)
             if reason is None and not name.startswith(start):
                 reason = reasons.OTHER_STEM
+            if not begun and self.longest is not None:
+                reason = reason or reasons.misread(key, self.longest)
             reason = reason or reasons.obstacle(key, extension, taken)
             if reason is not None:
                 self._refuse(directory, name, reason)
@@ -274,21 +318,25 @@ class _Grouping:
             if not begun:
                 self.samples.begin(number, NO_CLASS)
                 begun = True
+            if not self.added.isdisjoint(taken):
+                self._refuse_column(directory, name, names.lower_case(extension))
             self.samples.add(row)
 
     def _files(self, number: int, directory: FoundDirectory, label: int) -> None:
         """Take the files of a directory as samples by what their names begin with."""
-        is_outside = self.layout.name == CLASSES and not directory.path
+        outside = OUTSIDE_SPLIT if self.layout.by_split and not directory.path else ""
+        if self.layout.name == CLASSES and label == NO_CLASS:
+            outside = outside or OUTSIDE_CLASS
         last, taken, prefix = None, set[bytes](), directory.prefix
         for row, name in enumerate(self.table.names_in(directory), directory.first):
             stem, dot, extension = name.partition(b".")
             if stem != last:
                 taken = set()
-            reason = _outside(name, OUTSIDE_CLASS) if is_outside else None
+            reason = _outside(name, outside) if outside else None
             reason = reason or (None if dot else reasons.NO_EXTENSION)
             reason = reason or reasons.obstacle(prefix + stem, extension, taken)
-            if stem != last and label != NO_CLASS and self.class_column is not None:
-                reason = reason or reasons.misread(prefix + stem, self.class_column)
+            if stem != last and self.longest is not None:
+                reason = reason or reasons.misread(prefix + stem, self.longest)
             if reason is not None:
                 self._refuse(directory, name, reason)
                 continue
@@ -299,15 +347,20 @@ class _Grouping:
                 self.samples.dotted_names.add(prefix + name, extension)
             if extension.lower() in TABLES:
                 self.samples.tables.append(len(self.samples) - 1)
-            if label != NO_CLASS and self.class_column in taken:
-                self._refuse_column(directory, name)
+            if not self.added.isdisjoint(taken):
+                self._refuse_column(directory, name, names.lower_case(extension))
             self.samples.add(row)
 
-    def _refuse_column(self, directory: FoundDirectory, name: bytes) -> None:
+    def _refuse_column(self, directory: FoundDirectory, name: bytes, column: bytes) -> None:
         where = os.fsdecode(self.table.path_of(directory) + b"/" + name)
+        if column == self.class_column:
+            raise CommitError(
+                f"{where} is the column that the class of each sample would be written to: name another one with "
+                "--class-column, or use --class-as none, or --layout files"
+            )
+        text = os.fsdecode(column)
         raise CommitError(
-            f"{where} is the column that the class of each sample would be written to: name another one with "
-            "--class-column, or use --class-as none, or --layout files"
+            f"{where} is a column that --table would add: rename that with --columns NAME={text}, or choose others"
         )
 
 
@@ -323,20 +376,38 @@ def _is_table(name: bytes) -> bool:
 def _refuse_splits(table: FileTable) -> None:
     """Raise CommitError if the directories that would be classes are splits, with the classes below."""
     below = [directory for directory in table.directories if directory.path]
-    are_splits = all(_class_of(directory).lower() in SPLIT_NAMES for directory in below)
+    are_splits = all(_top_of(directory).lower() in SPLIT_NAMES for directory in below)
     if below and are_splits and all(b"/" in directory.path for directory in below):
-        # The training set has all classes, so its numbers fit the others.
-        best = min(below, key=lambda directory: not _class_of(directory).lower().startswith(b"train"))
-        first = os.fsdecode(table.roots[best.root] + b"/" + _class_of(best))
-        split = os.path.basename(first)
+        root = os.fsdecode(table.roots[below[0].root])
         raise CommitError(
-            f"{first} looks like a split, whose directories are the classes: pack each split by itself, such as "
-            f"`wdsfs pack --layout classes {shlex.quote(first)} -o '{split}/%06d.tar'`, and the others with "
-            f"--class-names {split}/classes.txt; --layout files packs all as one set without classes"
+            f"{root}/{os.fsdecode(_top_of(below[0]))} looks like a split, whose directories are the classes: "
+            f"`wdsfs pack {shlex.quote(root)} -o 'out/{{split}}-%06d.tar'` packs each split into its own shards, "
+            "with one numbering of the classes; --layout files packs all as one set without classes"
         )
 
 
-def _class_of(directory: FoundDirectory) -> bytes:
+def _expect_splits(table: FileTable) -> None:
+    """Raise UsageError unless all directories at the top are splits by their names."""
+    tops = {(directory.root, _top_of(directory)) for directory in table.directories if directory.path}
+    for root, top in sorted(tops) or [(0, b"")]:
+        if top.lower() not in SPLIT_NAMES:
+            where = os.fsdecode(os.path.join(table.roots[root], top))
+            raise UsageError(
+                f"{where} is no split (train, val, test ...), as {{split}} in --output needs it: name the folder "
+                "above the splits, leave others out with --exclude, or type fractions, such as --split train=0.9"
+            )
+
+
+def folder_splits(samples: Samples, order: Numbers) -> dict[str, Numbers]:
+    """Return the samples of each directory at the top, by its name, in their order."""
+    tops = [_top_of(directory) for directory in samples.table.directories]
+    names = sorted(set(tops))
+    numbers = {name: number for number, name in enumerate(names)}
+    place = np.array([numbers[top] for top in tops])[samples.directory_of[order]]
+    return {os.fsdecode(names[at]): order[place == at] for at in np.unique(place).tolist()}
+
+
+def _top_of(directory: FoundDirectory) -> bytes:
     return directory.path.partition(b"/")[0]
 
 
@@ -372,11 +443,14 @@ def remarks(samples: Samples) -> Iterator[str]:
         table = os.fsdecode(samples.directory(alone[0]).prefix + samples.table.name(samples.rows[first]))
         yield (
             f"{table}: a table is packed as a sample of its own{and_others(len(alone))}; if it describes the "
-            "samples, move it elsewhere, and mount the new shards with --associate FILE"
+            "samples, --table FILE packs its columns with them, and --exclude leaves it out"
         )
     roots = [os.path.basename(root) for root in samples.table.roots]
     if len(roots) > 1 and all(root.lower() in SPLIT_NAMES for root in roots):
-        yield f"{several(list(map(os.fsdecode, roots)))} become one set: pack each by itself to keep them apart"
+        yield (
+            f"{several(list(map(os.fsdecode, roots)))} become one set: to keep them apart, pack the folder above "
+            "them, with {split} in --output"
+        )
     inner = _equal_directories(samples)
     if inner:
         yield (
@@ -388,7 +462,7 @@ def remarks(samples: Samples) -> Iterator[str]:
 def _equal_directories(samples: Samples) -> list[str]:
     """Return the directories that all classes share, if they are several and no class has files beside them."""
     below: dict[bytes, set[bytes]] = {}
-    for directory in samples.table.directories if samples.layout.name == CLASSES else ():
+    for directory in samples.table.directories if samples.layout == Layout(CLASSES) else ():
         top, _, path = directory.path.partition(b"/")
         if top:
             below.setdefault(top, set()).add(path.partition(b"/")[0])

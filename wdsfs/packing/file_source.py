@@ -12,13 +12,14 @@ import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs.cluster_workers import Workers
-from wdsfs.errors import CommitError, UsageError, counted
+from wdsfs.errors import CommitError, UsageError, counted, several
 from wdsfs.names import bytes_of, lower_case
 from wdsfs.packing import file_samples, reasons
 from wdsfs.packing.file_table import LeftOut, WalkRules, walk
@@ -41,10 +42,12 @@ from wdsfs.packing.plan import (
     rolled,
 )
 from wdsfs.packing.runner import Runner
+from wdsfs.packing.sample_tables import AT_ONCE, Added, SampleTables
 from wdsfs.packing.shard_writer import Files
 from wdsfs.tar import headers
 from wdsfs.tar.headers import BLOCK
 from wdsfs.tree.companions import class_names_in, read_class_names
+from wdsfs.tree.composition import Column
 
 # Less work than this is finished here before other processes have started.
 ALONE_FILES, ALONE_BYTES = 4_000, 64 << 20
@@ -64,11 +67,13 @@ LISTED_FILES_MAX = 10  # files left out that an error names
 class PackOptions:
     """Options of the command line.
 
-    `output` names the new shards: `%06d` or braces for the number, `{split}` for the split. `class_as` is the
+    `output` names the new shards: `%06d` or braces for the number, `{split}` for the split: of `splits`, or if
+    there are none, the directory at the top that the files are in. `class_as` is the
     content of the column of the class: AS_NUMBER, AS_NAME, or AS_NONE for no such column. `class_names` is a file
     of classes by number. `shuffle` is a seed, `order` a file of keys. `mtime` (seconds) is the time of all
     members. `leave_out`: go ahead without files that cannot be packed. Of SHARDS, `keep_shards` makes a new shard
-    of each one, and `sort` puts the samples of each in the order of their keys.
+    of each one, and `sort` puts the samples of each in the order of their keys. `tables` are files with a row for
+    each sample, of which `columns` become members, or all columns.
     """
 
     output: str
@@ -86,8 +91,10 @@ class PackOptions:
     sort: bool = False
     keep_shards: bool = False
     walk: WalkRules = field(default_factory=WalkRules)
+    tables: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
 
-    def check(self) -> PackOptions:
+    def check(self, *, of_files: bool = True) -> PackOptions:
         """Return the same. Raises UsageError for options that do not go together, and names no shard can have."""
         column = os.fsencode(self.class_column)
         odd = column.startswith(b".") or b"/" in column or b"\0" in column
@@ -103,38 +110,32 @@ class PackOptions:
                 "--keep-shards makes a new shard of each one: no --maxcount, --maxsize, --shuffle, --order "
                 "and --split"
             )
-        if bool(self.splits) != (SPLIT_FIELD in self.output):
+        if (self.splits and SPLIT_FIELD not in self.output) or (not of_files and self.by_folder):
             raise UsageError(
                 "--split and {split} in --output belong together: --split train=0.9 --split val=0.1 "
                 "-o 'out/{split}-%06d.tar'"
             )
         if self.class_as == AS_NONE and self.class_names is not None:
             raise UsageError("--class-names is for the column of the classes, which --class-as none leaves out")
-        for pattern in self._patterns:
-            refuse_output(pattern)
+        if of_files and self.columns and not self.tables:
+            raise UsageError("--columns chooses columns of SHARDS, or of --table FILE: name the table")
+        for split in [split.name for split in self.splits] or ["train"]:
+            refuse_output(self.output.replace(SPLIT_FIELD, split))
         return self
+
+    @property
+    def by_folder(self) -> bool:
+        """True if each directory at the top is a split."""
+        return SPLIT_FIELD in self.output and not self.splits
+
+    def name_of(self, split: str) -> Callable[[int], bytes]:
+        """Return the paths of the new shards of a split by number. Raises UsageError."""
+        return namer(self.output.replace(SPLIT_FIELD, split))
 
     @property
     def names(self) -> list[Callable[[int], bytes]]:
         """Return the paths of new shards by number, for each split, or for the whole set. Raises UsageError."""
-        return list(map(namer, self._patterns))
-
-    @property
-    def _patterns(self) -> list[str]:
-        return [self.output.replace(SPLIT_FIELD, split.name) for split in self.splits] or [self.output]
-
-
-@dataclass(frozen=True, slots=True)
-class ClassColumn:
-    """A member that each sample gets: its extension, and its content by class.
-
-    `starts` has the first file of each sample among those of the shard, `class_of` its class.
-    """
-
-    extension: bytes
-    contents: tuple[bytes, ...]
-    starts: array[int]
-    class_of: array[int]
+        return [self.name_of(split.name) for split in self.splits] or [self.name_of("")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,8 @@ class FileColumns:
 
     `directories` are absolute paths; `prefixes` stand in front of the names of their files in the tar. Of each
     file there are: its name, with a NUL between any two; the number of its directory; its size in bytes; its mtime
-    in ns. `seconds` is the time of all members; None: each has its own.
+    in ns. `seconds` is the time of all members; None: each has its own. `added` has further members of each
+    sample, whose first file `starts` has; it is empty if no sample gets any.
     """
 
     directories: tuple[bytes, ...]
@@ -152,11 +154,12 @@ class FileColumns:
     directory_of: array[int]
     sizes: array[int]
     times_ns: array[int]
-    classes: ClassColumn | None = None
+    starts: array[int]
+    added: Sequence[Added] = ()
     seconds: int | None = None
 
     def __iter__(self) -> Iterator[Piece]:
-        yield from self._files() if self.classes is None else self._with_classes(self.classes)
+        yield from self._with_added() if self.added else self._files()
         yield Zeros(len(headers.END))
 
     def _files(self) -> Iterator[NewMember]:
@@ -173,18 +176,18 @@ class FileColumns:
             itertools.repeat(self.seconds),
         )
 
-    def _with_classes(self, classes: ClassColumn) -> Iterator[NewMember]:
+    def _with_added(self) -> Iterator[NewMember]:
         files = list(self._files())
-        stops = itertools.chain(classes.starts[1:], [len(files)])
-        for start, stop, label in zip(classes.starts, stops, classes.class_of, strict=True):
+        stops = itertools.chain(self.starts[1:], [len(files)])
+        for start, stop, added in zip(self.starts, stops, self.added, strict=True):
             first, prefix = files[start], self.prefixes[self.directory_of[start]]
-            name = prefix + first.name[len(prefix) :].partition(b".")[0] + b"." + classes.extension
-            content = classes.contents[label]
-            # At its place among the names, with the time of the sample.
-            place = start + sum(file.name < name for file in files[start:stop])
-            yield from files[start:place]
-            yield NewMember(name, b"", len(content), first.mtime_ns, (), content, self.seconds)
-            yield from files[place:stop]
+            key = prefix + first.name[len(prefix) :].partition(b".")[0]
+            # Each at its place among the names, with the time of the sample.
+            new = (
+                NewMember(key + b"." + extension, b"", len(content), first.mtime_ns, (), content, self.seconds)
+                for extension, content in added
+            )
+            yield from sorted([*files[start:stop], *new], key=itemgetter(0))
 
 
 class PlannedFiles:
@@ -205,11 +208,6 @@ class PlannedFiles:
         rows, starts = samples.rows_of(self._samples)
         directories, directory_of = np.unique(samples.directory_of[self._samples], return_inverse=True)
         counts = np.diff(np.append(starts, len(rows)))
-        column = None
-        if self._plan.labels:
-            extension = os.fsencode(options.class_column)
-            class_of = array("i", samples.class_of[self._samples].tobytes())
-            column = ClassColumn(extension, tuple(self._plan.labels), array("q", starts.tobytes()), class_of)
         return FileColumns(
             tuple(table.path_of(table.directories[number]) for number in directories.tolist()),
             tuple(map(samples.prefix, directories.tolist())),
@@ -217,7 +215,8 @@ class PlannedFiles:
             array("i", np.repeat(directory_of.astype(np.int32), counts).tobytes()),
             array("q", np.frombuffer(table.sizes, np.int64)[rows].tobytes()),
             array("q", np.frombuffer(table.times_ns, np.int64)[rows].tobytes()),
-            column,
+            array("q", starts.tobytes()),
+            self._plan.added_to(self._samples),
             options.mtime,
         )
 
@@ -229,10 +228,16 @@ class FilePlan(Plan):
     """
 
     def __init__(
-        self, samples: file_samples.Samples, options: PackOptions, labels: Sequence[bytes], losses: LeftOut
+        self,
+        samples: file_samples.Samples,
+        options: PackOptions,
+        labels: Sequence[bytes],
+        losses: LeftOut,
+        tables: SampleTables,
     ) -> None:
         super().__init__(left_out=losses.named)
         self.samples, self.options, self.labels, self.losses = samples, options, labels, losses
+        self.tables = tables
         self.splits: list[str] = []
 
     @property
@@ -241,15 +246,35 @@ class FilePlan(Plan):
 
     @property
     def remarks(self) -> list[str]:
-        """Return what readers of the new set may not expect, a line each."""
-        return list(file_samples.remarks(self.samples))
+        """Return what users and readers of the new set may not expect, a line each."""
+        unused = [text for text in self.options.walk.exclude if not self.losses.excluded[text]]
+        return [f"--exclude {text}: no file has this name, or path below DIRECTORY" for text in unused] + list(
+            file_samples.remarks(self.samples)
+        )
 
-    def class_header(self, sample: int) -> bytes:
-        """Return the header of the member that has the class of a sample."""
-        name = self.samples.key(sample) + b"." + os.fsencode(self.options.class_column)
-        first = int(self.samples.rows[self.samples.starts[sample]])
-        size = len(self.labels[int(self.samples.class_of[sample])])
-        return headers.encode(name, size, self.mtime_of(self.samples.table.times_ns[first]))
+    @property
+    def guesses(self) -> list[str]:
+        """Return what was guessed, and the option that decides otherwise, a line each."""
+        options = self.options
+        lines = []
+        if options.layout == file_samples.AUTO:
+            lines.append(f"packed as {self.layout.text}; if that is wrong, use --layout")
+        if self.labels and options.class_as == AS_NUMBER and options.class_names is None:
+            lines.append(f"{options.class_column} is the number of the class: --class-as name packs its name")
+        if options.by_folder:
+            folders = several(list(dict.fromkeys(self.splits)))
+            lines.append(f"the splits are the folders {folders}: --split NAME=FRACTION draws them")
+        return lines
+
+    def added_to(self, samples: Numbers) -> list[Added]:
+        """Return the members that each of these samples gets beside its files; an empty list if none gets any."""
+        column = os.fsencode(self.options.class_column)
+        members: list[Added] = [((column, label),) for label in self.labels]
+        added = [members[label] for label in self.samples.class_of[samples].tolist()] if members else []
+        if not self.tables.paths:
+            return added
+        rows = self.tables.members_of([*map(self.samples.key, samples.tolist())])
+        return [(*label, *row) for label, row in zip(added or itertools.repeat(()), rows, strict=False)]
 
     def mtime_of(self, mtime_ns: int) -> int:
         """Return the time that a member has in its header, in seconds."""
@@ -285,17 +310,21 @@ def make_plan(directories: Sequence[str], options: PackOptions) -> FilePlan:
     """
     options.check()
     left_out = LeftOut()
-    table = walk(directories, options.walk, left_out)
+    tables = SampleTables(options.tables, options.columns)
+    table = walk(directories, options.walk._replace(tables=tables.paths), left_out)
     if not len(table):
         _refuse_losses(left_out, options)
-    layout = file_samples.layout_of(table, options.layout)
-    column = None if options.class_as == AS_NONE else lower_case(os.fsencode(options.class_column))
-    samples = file_samples.group(table, layout, left_out, column)
+    layout = file_samples.layout_of(table, options.layout, by_split=options.by_folder)
+    is_labelled = layout.name == file_samples.CLASSES and options.class_as != AS_NONE
+    column = lower_case(os.fsencode(options.class_column)) if is_labelled else None
+    samples = file_samples.group(table, layout, left_out, column, tables.extensions)
     order = file_samples.order_of(samples, options.shuffle, options.order, left_out)
     _refuse_losses(left_out, options)
     if not len(order):
         raise CommitError(f"there is no sample to pack in {', '.join(directories)}, {layout.text}")
-    plan = FilePlan(samples, options, _labels(samples, options), left_out)
+    tables.measure(samples)
+    samples.sizes = samples.sizes + tables.sizes
+    plan = FilePlan(samples, options, _labels(samples, options), left_out, tables)
     _distribute(plan, order)
     _refuse_clashes(plan)
     _account(plan)
@@ -368,11 +397,9 @@ def _classes_file(plan: FilePlan) -> Step | None:
 def _distribute(plan: FilePlan, order: Numbers) -> None:
     """Make the shards of the plan."""
     options = plan.options
-    parts = file_samples.split_of(plan.samples, order, options.splits) if options.splits else [order]
-    titles = [split.name for split in options.splits] or [""]
     sizes, lengths = plan.samples.sizes, _lengths(plan)
-    for name, title, numbers in zip(options.names, titles, parts, strict=True):
-        count = 0
+    for title, numbers in _splits(plan, order).items():
+        name, count = options.name_of(title), 0
         stop = 0
         # Only counted: a set may have 100 million samples.
         sized = zip(itertools.repeat(None), sizes[numbers].tolist(), itertools.repeat(None), strict=False)
@@ -384,6 +411,15 @@ def _distribute(plan: FilePlan, order: Numbers) -> None:
             plan.splits.append(title)
         if "%" in options.output:
             plan.beyond.append(name(count))
+
+
+def _splits(plan: FilePlan, order: Numbers) -> dict[str, Numbers]:
+    """Return the samples of each split by its name, "" if there are none. Raises CommitError."""
+    splits = plan.options.splits
+    if plan.options.by_folder:
+        return file_samples.folder_splits(plan.samples, order)
+    parts = file_samples.split_of(plan.samples, order, splits) if splits else [order]
+    return dict(zip([split.name for split in splits] or [""], parts, strict=True))
 
 
 def _account(plan: FilePlan) -> None:
@@ -406,11 +442,16 @@ def _lengths(plan: FilePlan) -> Numbers:
         for row in range(directory.first, directory.stop):
             time = plan.mtime_of(table.times_ns[row])
             lengths[row] += len(headers.encode(prefix + table.name(row), table.sizes[row], time)) - BLOCK
-    totals: Numbers = np.add.reduceat(lengths[samples.rows], samples.starts[:-1])
+    totals: Numbers = np.add.reduceat(lengths[samples.rows], samples.starts[:-1]) + plan.tables.lengths
     if plan.labels:
         totals += _in_blocks(np.array([len(label) for label in plan.labels], np.int64))[samples.class_of]
-        for sample in np.flatnonzero(long[samples.directory_of]).tolist():
-            totals[sample] += len(plan.class_header(sample)) - BLOCK
+    numbers = np.flatnonzero(long[samples.directory_of])
+    for some in np.split(numbers, range(AT_ONCE, len(numbers), AT_ONCE)):
+        for sample, added in zip(some.tolist(), plan.added_to(some), strict=False):
+            key, first = samples.key(sample), int(samples.rows[samples.starts[sample]])
+            time = plan.mtime_of(table.times_ns[first])
+            for extension, content in added:
+                totals[sample] += len(headers.encode(key + b"." + extension, len(content), time)) - BLOCK
     return totals
 
 
@@ -427,7 +468,7 @@ def _long_headers(plan: FilePlan) -> NDArray[np.bool_]:
         seconds = np.full(1, plan.options.mtime, np.int64)
     odd = bool(((seconds < 0) | (seconds > headers.OCTAL_MAX)).any())
     odd = odd or bool((np.frombuffer(table.sizes, np.int64) > headers.OCTAL_MAX).any())
-    column = len(os.fsencode(plan.options.class_column)) + 1
+    column = 1 + max(map(len, (os.fsencode(plan.options.class_column), *plan.tables.extensions)))
     result = np.full(len(table.directories), odd)
     for number, directory in enumerate(table.directories):
         longest = max(map(len, table.names_in(directory))) + column

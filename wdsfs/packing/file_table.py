@@ -8,11 +8,13 @@ of memory, a directory about 200. Only directories are read. Single-threaded.
 from __future__ import annotations
 
 import errno
+import fnmatch
 import itertools
 import os
 import stat
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -38,10 +40,16 @@ LOOP = "is a symbolic link to a directory above it"
 
 
 class WalkRules(NamedTuple):
-    """Rules for which files are packed: targets of links; files left behind by programs (`names.is_leaving`)."""
+    """Rules for which files are packed: targets of links; files left behind by programs (`names.is_leaving`).
+
+    `exclude` are shell patterns for the path of a file or directory below its tree, or for its name. `tables` are
+    absolute paths of files that describe the samples; they are not packed.
+    """
 
     follow_links: bool = False
     with_leavings: bool = False
+    exclude: tuple[str, ...] = ()
+    tables: tuple[bytes, ...] = ()
 
 
 def walk(directories: Sequence[str], rules: WalkRules, left_out: LeftOut) -> FileTable:
@@ -73,6 +81,9 @@ class _Walk:
         self.table, self.root, self.rules, self.left_out = table, root, rules, left_out
         self.top = table.roots[root]
         self.checks_access = os.geteuid() != 0
+        self.patterns = {os.fsencode(pattern).rstrip(b"/"): pattern for pattern in rules.exclude}
+        real = os.path.realpath(self.top)
+        self.tables = {os.path.relpath(os.path.realpath(path), real) for path in rules.tables}
 
     def run(self) -> None:
         # When links are followed, the parents of each directory are needed to notice a loop.
@@ -114,10 +125,13 @@ class _Walk:
     def _entries(self, fd: int, path: bytes) -> tuple[list[FoundFile], list[bytes]]:
         files, directories = [], []
         follow, leavings = self.rules.follow_links, self.rules.with_leavings
+        above, excludes = path + b"/" if path else b"", bool(self.patterns or self.tables)
         is_leaving, regular_kind = names.is_leaving, stat.S_IFREG
         with os.scandir(fd) as entries:
             for entry in entries:
                 name = entry.name.encode(*_ENCODING)
+                if excludes and self._is_excluded(above + name, name):
+                    continue
                 try:
                     about = entry.stat(follow_symlinks=follow)
                 except FileNotFoundError:
@@ -142,6 +156,14 @@ class _Walk:
                 else:
                     self.left_out.refuse(self._absolute(path) + b"/" + name, _reason(mode))
         return files, directories
+
+    def _is_excluded(self, path: bytes, name: bytes) -> bool:
+        """Return True for a table, and for a path below the tree that a pattern excludes, which is counted."""
+        for pattern, typed in self.patterns.items():
+            if fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(name, pattern):
+                self.left_out.excluded[typed] += 1
+                return True
+        return path in self.tables
 
     def _may_read(self, mode: int, fd: int, name: bytes) -> bool:
         # Checked only for the few files that not everybody can read: it is one more system call.
@@ -235,13 +257,15 @@ class FileTable:
 class LeftOut:
     """Files that go into no shard: `unpackable` ones, which are never left out silently, and leavings of programs.
 
-    The first of each are named, with the reason; all are counted.
+    The first of each are named, with the reason; all are counted. `excluded` counts files and directories by the
+    pattern that excludes them.
     """
 
     def __init__(self) -> None:
         self.unpackable: list[Remark] = []
         self.leavings: list[Remark] = []
         self.unpackable_count = self.leavings_count = 0
+        self.excluded = Counter[str]()
 
     def refuse(self, path: bytes, reason: str) -> None:
         """Note something that cannot be packed."""
@@ -267,4 +291,6 @@ class LeftOut:
             parts.append(f"{counted(self.unpackable_count, 'file')} that cannot be packed")
         if self.leavings_count:
             parts.append(f"{counted(self.leavings_count, 'file')} that programs have left behind")
+        if self.excluded:
+            parts.append(f"{counted(self.excluded.total(), 'path')} that --exclude names")
         return ", ".join(parts)

@@ -34,6 +34,7 @@ from wdsfs.tree.shard_set import ShardSet
 
 MAXCOUNT, MAXSIZE = 100_000, 3e9  # of a new shard, ShardWriter's defaults: samples, bytes of content
 
+FIRST_MEMBERS = 1000  # of the first shard, that a command reports
 COPY, LINK, REWRITE, NEW = "copy", "link", "rewrite", "new"
 
 Numbers = NDArray[np.int64]
@@ -233,8 +234,17 @@ class Output:
         return at
 
 
-def member_names(output: Output, lower: ShardSet | None = None) -> Iterator[tuple[bytes, bytes]]:
-    """Yield key and extension of the members of samples in a shard to be written, in the order of the tar.
+class PlannedMember(NamedTuple):
+    """A member of a sample in a shard to be written. `size` is in bytes; `content` is None if a file has it."""
+
+    key: bytes
+    extension: bytes
+    size: int
+    content: bytes | None = None
+
+
+def planned_members(output: Output, lower: ShardSet | None = None) -> Iterator[PlannedMember]:
+    """Yield the members of samples in a shard to be written, in the order of the tar.
 
     `lower` has the source shards, if there are any.
     """
@@ -242,18 +252,19 @@ def member_names(output: Output, lower: ShardSet | None = None) -> Iterator[tupl
         if isinstance(piece, NewMember):
             split = names.split(piece.name)
             if split is not None:
-                yield split.folder + split.stem, split.extension
+                yield PlannedMember(split.folder + split.stem, split.extension, piece.size, piece.content)
         elif isinstance(piece, CopiedRange) and lower is not None:
-            yield from _copied_names(indexed(lower.plain.record, piece.shard), piece)
+            yield from _copied_members(indexed(lower.plain.record, piece.shard), piece)
 
 
-def _copied_names(record: Record, piece: CopiedRange) -> Iterator[tuple[bytes, bytes]]:
+def _copied_members(record: Record, piece: CopiedRange) -> Iterator[PlannedMember]:
     heads = record.array("member.head").astype(np.int64) * headers.BLOCK
     rows = np.flatnonzero((heads >= piece.start) & (heads < piece.end))
     for member in rows[np.argsort(heads[rows])].tolist():
         entry = record.entry_of(member)
         if not record.entry_flags[entry] & STRAY:
-            yield record.entry_path(entry), record.extension_name[record.array("member.ext")[member]]
+            extension = record.extension_name[record.array("member.ext")[member]]
+            yield PlannedMember(record.entry_path(entry), extension, int(record.array("member.size")[member]))
 
 
 class Remark(NamedTuple):
@@ -401,8 +412,8 @@ class ShownSamples:
             return  # nearly always: all names are looked at otherwise
         folders = Folders(limit)
         try:
-            for key, _ in member_names(output, lower):
-                folders.number(names.split_folder(key)[0])
+            for member in planned_members(output, lower):
+                folders.number(names.split_folder(member.key)[0])
         except TooManyFolders:
             target = os.fsdecode(output.target)
             raise CommitError(

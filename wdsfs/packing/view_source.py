@@ -26,19 +26,21 @@ from wdsfs.packing import reasons
 from wdsfs.packing.file_samples import NO_CLASS, shuffled, split_of
 from wdsfs.packing.file_source import PackOptions
 from wdsfs.packing.plan import (
+    FIRST_MEMBERS,
     NEW,
     Key,
     NewMember,
     Output,
     Piece,
     Plan,
+    PlannedMember,
     ShownSamples,
     SourceShard,
     Step,
     Targets,
     Zeros,
     joined,
-    member_names,
+    planned_members,
     rolled,
 )
 from wdsfs.packing.runner import Runner
@@ -79,7 +81,6 @@ class ViewContents:
             yield content_module.read(content, at, CHUNK)
 
 
-FIRST_MEMBERS = 1000  # of the first shard, that a command reports
 LAYOUTS = 64  # of shards with sparse members that are kept, for samples in another order
 SAMPLES_AT_ONCE = 1000  # samples of a shard that are made with one look into its record
 
@@ -134,8 +135,7 @@ class ViewPack:
         self.splits: list[str] = []  # of each shard of the plan, "" for none
         self.done: list[Step] = []  # those of them that were written now
         self.left_out = 0  # members of the set that are in no sample
-        # Members at the start of the first shard, as `member_names` has them.
-        self.first: list[tuple[bytes, bytes]] = []
+        self.first: list[PlannedMember] = []  # members at the start of the first shard
 
     def run(self, *, write: bool) -> None:
         """Write the shards, or only plan them. Shards that a killed command has finished are kept.
@@ -149,7 +149,7 @@ class ViewPack:
             for step in steps:
                 targets.add(step.target)
                 self.first = self.first or [
-                    *itertools.islice(member_names(step.output, self.lower), FIRST_MEMBERS)
+                    *itertools.islice(planned_members(step.output, self.lower), FIRST_MEMBERS)
                 ]
             written = self._runner(steps).write_missing() if write else []
             # Only the lengths are kept, or memory would grow with the set.

@@ -58,6 +58,11 @@ class OpenLabels:
         self._db = db
         self._columns = dict(db.execute("SELECT number, name FROM columns"))
 
+    @property
+    def columns(self) -> list[bytes]:
+        """The columns that have a value, in the order of the file."""
+        return list(self._columns.values())
+
     def find(self, keys: Sequence[bytes]) -> dict[bytes, list[dict[bytes, bytes]]]:
         """Return the rows of each of these keys that has any: values by extension."""
         rows: dict[bytes, list[dict[bytes, bytes]]] = {}

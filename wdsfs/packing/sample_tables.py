@@ -1,0 +1,122 @@
+"""Tables whose rows describe the samples of `pack`: a row's values become members of its sample.
+
+Rows are looked up by the key of the sample, in the table that `tree/label_table.py` keeps in the cache: once to
+measure all samples, and again when a shard is written, so that no value stays in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from wdsfs.door.shard_door import DOOR
+from wdsfs.errors import CommitError, UsageError, several
+from wdsfs.names import lower_case, readable
+from wdsfs.packing import reasons
+from wdsfs.packing.cluster_units import changed_since_planned
+from wdsfs.tar.headers import BLOCK, padded
+from wdsfs.tree.composition import Column
+from wdsfs.tree.label_files import label_file
+from wdsfs.tree.label_table import open_labels
+
+AT_ONCE = 10_000  # samples whose rows are looked up together
+NAMED = 3  # samples without a row that are named
+
+Added = Sequence[tuple[bytes, bytes]]  # members that a sample gets beside its files: extension and content
+Row = dict[bytes, bytes]  # values by column
+
+
+class Keyed(Protocol):
+    """Samples by number, each with its key."""
+
+    def __len__(self) -> int: ...
+
+    def key(self, sample: int) -> bytes: ...
+
+
+class SampleTables:
+    """The tables of `--table`, and the `columns` of them that become members; without any all columns do.
+
+    `extensions` are those of the members, in lower case. After `measure`, `sizes` has the bytes of content that
+    each sample gets, and `lengths` those in the tar. Raises UsageError, ViewError, ShardErrors.
+    """
+
+    def __init__(self, texts: Sequence[str], columns: Sequence[Column]) -> None:
+        self._tables = [(file, DOOR.look(file.path)) for file in map(label_file, texts)]
+        self._columns = columns
+        self.without: list[bytes] = []  # the first samples without a row
+        self.without_count = 0
+        self.extensions = self._checked(texts)
+
+    @property
+    def paths(self) -> tuple[bytes, ...]:
+        """The files of the tables."""
+        return tuple(path for file, _ in self._tables for path in file.parts)
+
+    def _checked(self, texts: Sequence[str]) -> frozenset[bytes]:
+        """Return the extensions of the members. Raises UsageError for a column that cannot be one, or is none."""
+        there = dict[bytes, str]()
+        for text, (file, fingerprint) in zip(texts, self._tables, strict=True):
+            with open_labels(file, fingerprint) as labels:
+                there |= dict.fromkeys(labels.columns, text)
+        names = [column.name or some for column in self._columns for some in column.alternatives] or list(there)
+        for some in (name for column in self._columns for name in column.alternatives):
+            if some not in there:
+                raise UsageError(f"--columns: no table has the column {readable(some)!r}; {_listed(there)}")
+        lower = dict[bytes, bytes]()
+        for name in dict.fromkeys(names):
+            reason = reasons.misread(b"sample", name)
+            if lower.setdefault(lower_case(name), name) != name:
+                reason = f"differs from {readable(lower[lower_case(name)])!r} only in letter case"
+            if reason is not None:
+                raise UsageError(
+                    f"--table: the column {readable(name)!r} cannot be an extension: {reason}; choose and rename "
+                    f"columns: --columns NAME=COLUMN"
+                )
+        return frozenset(lower)
+
+    def members_of(self, keys: Sequence[bytes]) -> list[Added]:
+        """Return the members that the samples of these keys get; none for a sample without a row.
+
+        Raises CommitError for a sample with two rows, ViewError, ShardErrors.
+        """
+        rows: list[Row] = [{} for _ in keys]
+        for file, fingerprint in self._tables:
+            with open_labels(file, fingerprint) as labels:
+                there = labels.find(keys)
+            if DOOR.look(file.path) != fingerprint:
+                raise changed_since_planned(file.path)
+            for key, row in zip(keys, rows, strict=True):
+                given = there.get(key, ())
+                if len(given) > 1 or (given and not row.keys().isdisjoint(given[0])):
+                    text = "has several rows: write one, with a JSON list in a column that has several values"
+                    raise CommitError(f"{file.text}: the sample {readable(key)!r} {text}")
+                row |= given[0] if given else {}
+        return [tuple(self._renamed(row)) for row in rows]
+
+    def _renamed(self, row: Row) -> Iterator[tuple[bytes, bytes]]:
+        if not self._columns:
+            yield from row.items()
+        for column in self._columns:
+            some = next((name for name in column.alternatives if name in row), None)
+            if some is not None:
+                yield column.name or some, row[some]
+
+    def measure(self, samples: Keyed) -> None:
+        """Look up the rows of all samples."""
+        self.sizes, self.lengths = np.zeros(len(samples), np.int64), np.zeros(len(samples), np.int64)
+        for start in range(0, len(samples), AT_ONCE):
+            numbers = range(start, min(start + AT_ONCE, len(samples)))
+            keys = [*map(samples.key, numbers)]
+            for number, key, added in zip(numbers, keys, self.members_of(keys), strict=True):
+                self.sizes[number] = sum(len(content) for _, content in added)
+                self.lengths[number] = sum(BLOCK + padded(len(content)) for _, content in added)
+                if not added:
+                    self.without_count += 1
+                    self.without += [key] if len(self.without) < NAMED else []
+
+
+def _listed(columns: Sequence[bytes] | dict[bytes, str]) -> str:
+    return f"there are {several([readable(name) for name in columns], 10)}" if columns else "there is none"
