@@ -111,7 +111,8 @@ def test_the_newest_samples_are_of_these_versions() -> None:
         replacement.JOURNAL: re.search(r'version\\": (\d+),\\n \\"sources', half_done),
         manifest.IMAGE: re.search(rb'"format":(\d+)', image),
         mount_registry.PROTOCOL: re.search(r"(\d+)", str(registration["protocol"])),
-        portable_head.WDSIDX: re.search(r"(\d+)", str((newest / "set.wdsidx").read_bytes()[8])),
+        # Version 2 is only of sets with --key-ends last-dot.
+        Format("an index", (1,)): re.search(r"(\d+)", str((newest / "set.wdsidx").read_bytes()[8])),
     }
     for form, match in written.items():
         assert match, form
@@ -209,7 +210,7 @@ def test_an_index_file(samples: Path, shards: Path, program: Program) -> None:
     data[8:12] = (portable_head.WDSIDX.version + 1).to_bytes(4, "little")
     (shards / "set.wdsidx").write_bytes(data)
     text = program.refused("ls", "set.wdsidx", code=2)
-    assert "set.wdsidx is an index of version 2, by a newer wdsfs" in text
+    assert "set.wdsidx is an index of version 3, by a newer wdsfs" in text
     assert portable_head.WDSIDX.way_out in text
 
 

@@ -6,9 +6,9 @@ bytes: no disks, no FUSE, no state.
 A member name such as `images17/image194.left.jpg` has the key `images17/image194` and the extension
 `left.jpg`. The part of the key after the last slash is its stem, the part before it its folder.
 
-All shards of a set are read in the same way (`Reading`). In a plain reading a tar ends at its first end mark and a
-sample is a run of adjacent members, as for every reader of the format; both options are for tars of which such a
-reader sees only a part.
+All shards of a set are read in the same way (`Reading`). In a plain reading a tar ends at its first end mark, a
+sample is a run of adjacent members and a key ends at the first dot, as for every reader of the format; the options
+are for tars of which such a reader sees only a part, or takes parts of names for columns.
 """
 
 from __future__ import annotations
@@ -17,12 +17,18 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+KEY_ENDS = ("first-dot", "last-dot")  # the values of --key-ends; the first is the default
+
 
 class Reading(NamedTuple):
-    """`ignore_zeros`: a tar goes on after end marks. `group_by_key`: a sample has all members of its key."""
+    """`ignore_zeros`: a tar goes on after end marks. `group_by_key`: a sample has all members of its key.
+
+    `last_dot`: a key ends at the last dot of a name, not at the first.
+    """
 
     ignore_zeros: bool = False
     group_by_key: bool = False
+    last_dot: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -31,7 +37,12 @@ class Reading(NamedTuple):
     @property
     def arguments(self) -> list[str]:
         """The command line options that select this reading."""
-        return ["--ignore-zeros"] * self.ignore_zeros + ["--group-by-key"] * self.group_by_key
+        last_dot = ["--key-ends", KEY_ENDS[1]] * self.last_dot
+        return ["--ignore-zeros"] * self.ignore_zeros + ["--group-by-key"] * self.group_by_key + last_dot
+
+    def as_json(self) -> dict[str, bool]:
+        """Return the options as arguments of `Reading`; `last_dot` only if set: other releases do not know it."""
+        return {name: on for name, on in self._asdict().items() if on or name in ("ignore_zeros", "group_by_key")}
 
     def marks(self) -> list[int] | None:
         """Return a new list for `scan.scan`, which reads on after end marks if it gets one; else None."""
@@ -118,27 +129,38 @@ class Split(NamedTuple):
     extension: bytes
 
 
-def split(name: bytes) -> Split | None:
+def split(name: bytes, *, last_dot: bool = False) -> Split | None:
     """Split a member name into folder, stem and extension; None when the member is in no sample."""
-    key = raw_key(name)
+    key = raw_key(name, last_dot=last_dot)
     if key is None:
         return None
     start = key.rfind(b"/") + 1
     return Split(key[:start], key[start:], name[len(key) + 1 :])
 
 
-def raw_key(name: bytes) -> bytes | None:
+# Semantics decision: where keys end at the last dot, a suffix of compression belongs to the extension before it
+# (`a.nii.gz`). That begins with a letter: of `11.708.gz` the extension is `gz`.
+_COMPRESSED = re.compile(rb"[.][a-z][a-z0-9]*[.](?:gz|bz2|xz|zst|lz4)\Z", re.IGNORECASE)
+
+
+def raw_key(name: bytes, *, last_dot: bool = False) -> bytes | None:
     """Return the key of the sample that a member belongs to, without escapes; None when it is in no sample.
 
     The rule is the webdataset library's `base_plus_ext` (`^((?:.*/|)[^.]+)[.]([^/]*)$`): the key ends at the
-    first dot after the last slash, everything after that dot is the extension.
+    first dot after the last slash, everything after that dot is the extension. With `last_dot` the key ends at the
+    last dot.
     """
     start = name.rfind(b"/") + 1
     dot = name.find(b".", start)
     # Semantics decision: a name without a dot has no extension and is in no sample (as everywhere).
     # Semantics decision: a base name that starts with a dot is in no sample, as for DALI and Hugging Face;
     # the webdataset library makes `d/.hidden` a sample with the key `d/`, which no tree can show.
-    return None if dot <= start or is_meta(name) else name[:dot]
+    if dot <= start or is_meta(name):
+        return None
+    if last_dot:
+        double = _COMPRESSED.search(name, start + 1)
+        dot = name.rfind(b".") if double is None else double.start()
+    return name[:dot]
 
 
 # Between the first and the last dot of a name, characters of titles and not of extensions: `Track 2.0 (Live).mp3`.
@@ -198,8 +220,8 @@ class DottedNames:
         better = stem.replace(b".", b"_")[:_SHOWN_MAX] + b"." + suffix[:_SHOWN_MAX]
         return (
             f"the key of a sample ends at the first dot of a name, so parts of names become columns, "
-            f"{count:,} in {samples:,} sample{'' if samples == 1 else 's'}: rename such files, "
-            f"for example to {readable(better)}"
+            f"{count:,} in {samples:,} sample{'' if samples == 1 else 's'}: use --key-ends last-dot, or rename "
+            f"such files, for example to {readable(better)}"
         )
 
 

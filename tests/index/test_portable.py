@@ -595,8 +595,8 @@ def test_of_another_version(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     assert [one.path for one in expand([str(file)])] == [one.path for one in shards]
     assert attached(shards).files == []
     assert "is a record of version 4, by a newer wdsfs" in caplog.text
-    changed(8, 2)
-    with pytest.raises(SpecError, match="is an index of version 2, by a newer wdsfs"):
+    changed(8, 3)
+    with pytest.raises(SpecError, match="is an index of version 3, by a newer wdsfs"):
         expand([str(file)])
     changed(20, 1 << 31)
     with pytest.raises(SpecError, match="its table does not fit into it"):

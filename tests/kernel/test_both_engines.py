@@ -111,6 +111,8 @@ WAYS = [
     ["--merge", "--layout", "files"],
     ["-o", "uid=7,gid=8,umask=027"],
     ["--ignore-zeros", "--group-by-key"],
+    ["--key-ends", "last-dot"],
+    ["--key-ends", "last-dot", "--merge", "--layout", "files"],
     ["--field", "t.txt=json:t"],
     ["--field", "t.txt=json:t", "--merge", "--layout", "files"],
 ]

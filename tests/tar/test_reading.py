@@ -548,8 +548,8 @@ def test_changes_of_such_an_overlay_are_not_committed_but_saved(program: Program
 def test_such_an_overlay_is_not_begun(program: Program) -> None:
     """Before an edit is made, and before anything is indexed; one without changes is refused, too."""
     program.write("x.tar", APART)
-    for option in ("--group-by-key", "--ignore-zeros"):
-        text = program.refused("mount", option, "--overlay", "o", "x.tar", program.mountpoint, code=8)
+    for option in ("--group-by-key", "--ignore-zeros", "--key-ends last-dot"):
+        text = program.refused("mount", *option.split(), "--overlay", "o", "x.tar", program.mountpoint, code=8)
         assert f"shards that are read with {option} cannot be edited" in text
         assert f"wdsfs pack --keep-shards {option} -o 'new/%06d.tar' SHARDS" in text
     assert not (program.home / "o").exists()

@@ -194,7 +194,7 @@ _NOT_FOR_FILES = {
         "it is for the samples of SHARDS",
     ),
     **dict.fromkeys(
-        ("shard_id", "num_shards", "ignore_zeros", "group_by_key", "base", "allow_missing", "strict"),
+        ("shard_id", "num_shards", "ignore_zeros", "group_by_key", "last_dot", "base", "allow_missing", "strict"),
         "it is for SHARDS",
     ),
     **dict.fromkeys(("sort", "keep_shards"), "it is for SHARDS; files are packed by name"),

@@ -23,6 +23,7 @@ from wdsfs.cli.option_kinds import (
 )
 from wdsfs.cli.process import ended_in_order
 from wdsfs.errors import UsageError
+from wdsfs.names import KEY_ENDS
 
 if TYPE_CHECKING:
     from wdsfs.tree.composition import Composition
@@ -58,6 +59,15 @@ _PART: dict[str, Decorator[Any]] = {
     ),
     "group_by_key": flag(
         "--group-by-key", "Take all members of a key in a shard for one sample, also where they lie apart."
+    ),
+    "last_dot": click.option(
+        "--key-ends",
+        "last_dot",
+        type=click.Choice(KEY_ENDS),
+        default=KEY_ENDS[0],
+        show_default=True,
+        callback=lambda _ctx, _param, value: value == KEY_ENDS[1],
+        help="Where the key of a name such as 1.2.840.7.dcm or talk_11.708.flac ends.",
     ),
 }
 _BASE: dict[str, Decorator[Any]] = {

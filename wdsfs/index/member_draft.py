@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from wdsfs import names
 from wdsfs.index.record import KINDS, LINK, STRAY
-from wdsfs.names import readable
+from wdsfs.names import PLAIN, Reading, readable
 from wdsfs.tar import headers
 from wdsfs.tar.columns import Chunk
 from wdsfs.tar.problems import PROBLEMS_MAX, Problem, Problems
@@ -130,10 +130,11 @@ class TooManyFolders(Exception):
 class MemberDraft:
     """Entries and members of a shard, collected chunk by chunk in compact arrays."""
 
-    def __init__(self, *, group_by_key: bool = False, size: int = 1 << 62) -> None:
+    def __init__(self, reading: Reading = PLAIN, size: int = 1 << 62) -> None:
         """Make a draft for a shard of `size` bytes, which limit the number of folders."""
+        self.last_dot = reading.last_dot
         # With `group_by_key`: samples by raw key, and the samples whose members are not adjacent.
-        self.known: dict[bytes, int] | None = {} if group_by_key else None
+        self.known: dict[bytes, int] | None = {} if reading.group_by_key else None
         self.apart: set[int] = set()
         self.folders = Folders(folders_max(size))
         self.entry_folder, self.entry_crc = array("I"), array("I")
@@ -177,13 +178,13 @@ class MemberDraft:
     def _add_plain(self, member_names: Iterator[bytes]) -> None:
         """Add, on the fast path, regular members, none of them sparse, whose names need no escape."""
         key, entry, extensions, folders = self.key, self.key_entry, self.extensions, self.folders
-        apart = self.known is not None
+        apart, last_dot = self.known is not None, self.last_dot
         quick = None  # the key, if names that start with it and have no more slashes surely belong to its sample
         add_entry, add_extension = self.member_entry.append, self.member_extension.append
         for name in member_names:
             head, dot, extension = name.partition(b".")
             if head != quick or not dot or b"/" in extension:
-                split = names.split(name)
+                split = names.split(name, last_dot=last_dot)
                 if split is None:
                     add_entry(self._stray(name))
                     add_extension(0)
@@ -195,7 +196,8 @@ class MemberDraft:
                     # Calls `_sample` only where it must: one more call per sample costs one percent.
                     where = folders.number(folder)
                     entry = self._sample(key, where, stem) if apart else self._entry(where, stem, 0)
-                quick = None if key.startswith(b"__") else key  # `__a.b` is in a sample, `__a.b__` is not
+                # `__a.b` is in a sample, `__a.b__` is not.
+                quick = None if last_dot or key.startswith(b"__") else key
             add_entry(entry)
             number = extensions.get(extension)
             if number is None:
@@ -215,7 +217,7 @@ class MemberDraft:
                 self._leave_out(int(chunk.heads[row]), name, KINDS[kind])
                 continue
             member = base + len(keep)
-            split = names.split(name) if kind == headers.REGULAR else None
+            split = names.split(name, last_dot=self.last_dot) if kind == headers.REGULAR else None
             if split is not None:
                 extension = split.extension
                 # The key has the raw folder: `./a` and `a` are two keys for every reader of the format.

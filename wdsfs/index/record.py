@@ -197,6 +197,7 @@ class Record:
         # Only with options of `names.Reading`: end marks with tars after them, samples with members not adjacent.
         self.end_marks: int = meta.get("end_marks", 0)
         self.apart: int = meta.get("apart", 0)
+        self.last_dot = bool(meta.get("last_dot"))  # keys may have dots
         # Of a record that was derived from others (`tree/view_record.py`): where its members are. Else None.
         self.view: dict[str, Any] | None = meta.get("view")
         # Of a record that only some headers show to be of its shard (`index/portable.py`): the members whose

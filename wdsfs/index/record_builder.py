@@ -53,7 +53,7 @@ class OrderedDraft:
     """
 
     def __init__(self, draft: MemberDraft) -> None:
-        self.plain = draft.plain  # no name needs an escape
+        self.plain, self.last_dot = draft.plain, draft.last_dot  # `plain`: no name needs an escape
         self._order_folders(draft.folders)
         self._order_entries(draft)
         self._order_members(draft)
@@ -240,6 +240,9 @@ class _AliasFinder:
         dotted = {n for n, name in enumerate(draft.folder_names) if n and b"." in name}
         dirty = self.dirty_folders | self._folders_of(self.repeating) | self._parents_of(dotted)
         dirty |= self._folders_with_strays()
+        if draft.last_dot and any(b"." in extension for extension in draft.extensions):
+            # A view may have `a.b` of one sample as a column `c.x`, and `a` as a column `b.c.x`.
+            dirty |= set(draft.entry_folder.tolist())
         aliases: list[Alias] = []
         for folder in dirty:
             children = draft.child_folders(folder)
@@ -444,7 +447,7 @@ def build(
     record can number.
     """
     problems = Problems([] if problem is None else [problem])
-    draft = MemberDraft(group_by_key=reading.group_by_key, size=size_of(fd))
+    draft = MemberDraft(reading, size_of(fd))
     marks = reading.marks()
     for chunk in scan.scan(fd, problems, marks=marks):
         damage = draft.add(chunk)
@@ -467,13 +470,15 @@ def build(
     return sections.to_bytes({**directory, **about})
 
 
-def derive(source: DerivedMembers, fingerprint: Fingerprint, view: dict[str, Any]) -> bytes:
-    """Return a record of `source`, with `view` in its directory.
+def derive(
+    source: DerivedMembers, fingerprint: Fingerprint, view: dict[str, Any], reading: Reading = PLAIN
+) -> bytes:
+    """Return a record of `source`, with `view` in its directory. `reading` is that of the shard.
 
     Raises CorruptShard when it has more members than a record can number.
     """
     _check_count(len(source.entry))
-    draft = MemberDraft()
+    draft = MemberDraft(reading)
     draft.take(source)
     sections = Sections()
     directory = _pack(draft, Problems(source.problems), sections)
@@ -523,6 +528,7 @@ def _pack(draft: MemberDraft, problems: Problems, sections: Sections) -> dict[st
         "problem_count": len(problems),
         "unshown": draft.unshown,
         "unshown_count": draft.unshown_count,
+        **({"last_dot": True} if draft.last_dot else {}),
     }
 
 

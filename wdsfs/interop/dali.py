@@ -146,7 +146,7 @@ def dali_misfit(fd: int, index: BinaryIO, reading: Reading = PLAIN) -> str | Non
         columns = (chunk.names, chunk.types.tolist(), chunk.datas.tolist(), chunk.sizes.tolist())
         for name, kind, data, size in zip(*columns, strict=True):
             if kind == headers.REGULAR:
-                split = names.split(name)
+                split = names.split(name, last_dot=reading.last_dot)
                 expected += split is not None
                 extension = numbers.setdefault(split.extension, len(numbers)) if split is not None else -1
                 there.add(data, size, extension)

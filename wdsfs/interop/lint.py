@@ -274,7 +274,7 @@ class _ShardLinter:
                 self._enter(name)
             if len(name) > names.NAME_MAX or b".." in name or b"\0" in name:
                 self._extractable(name, offset)
-            split = names.split(name) if kind == headers.REGULAR else None
+            split = names.split(name, last_dot=self.reading.last_dot) if kind == headers.REGULAR else None
             if split is None:
                 self._stray(name, kind, offset)
             else:
@@ -302,7 +302,7 @@ class _ShardLinter:
     def find_clashes(self, source: TarBytes) -> None:
         """Find files with the names of folders. For names of columns headers are read again, which is rare."""
         clashes = [(offset, name) for name, offset in self.strays.items() if hash(name) in self.folders]
-        splits = filter(None, map(names.split, self.dotted))
+        splits = filter(None, (names.split(name, last_dot=self.reading.last_dot) for name in self.dotted))
         if any(_digest(sample.folder + sample.stem) in self.seen for sample in splits):
             for chunk in scan.scan(source, Problems(), marks=self.reading.marks()):
                 rows = zip(chunk.heads.tolist(), chunk.names, chunk.types.tolist(), strict=True)
@@ -361,7 +361,7 @@ class _ShardLinter:
             column.members += 1
             if not size:
                 column.add_empty(name, offset)
-        if b"." in extension:
+        if b"." in extension and not self.reading.last_dot:
             self.dotted_names.add(name, extension, offset)
         if not name.isascii() and not names.is_utf8(name):
             text = "the name is not UTF-8: Hugging Face datasets and Energon cannot store it; rename the file"

@@ -124,7 +124,7 @@ def _set(lower: ShardSet, options: ImageOptions) -> ImageSet:
         directory = os.path.relpath(directory, base)
     return ImageSet(
         shards=[os.fsdecode(shard.name) for shard in shards],
-        reading=shards[0].reading._asdict(),
+        reading=shards[0].reading.as_json(),
         without={
             os.fsdecode(shard.name): sorted(map(os.fsdecode, shard.without)) for shard in shards if shard.without
         },

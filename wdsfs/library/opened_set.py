@@ -14,6 +14,7 @@ from typing import Any, Self, TypeAlias, TypedDict, TypeVar
 
 from wdsfs import host
 from wdsfs.errors import UsageError
+from wdsfs.names import KEY_ENDS
 from wdsfs.spec.spec_words import anchored, anchored_file
 from wdsfs.tree.composition import DECODE_OTHERWISE, OF_CLASSES, Composition, composition_of
 from wdsfs.tree.opening import open_typed_set
@@ -46,6 +47,7 @@ class SetOptions(TypedDict, total=False):
     num_shards: int | None
     ignore_zeros: bool
     group_by_key: bool
+    key_ends: str
     base: str | None
     allow_missing: bool
     strict: bool
@@ -187,7 +189,9 @@ def texts(values: Shards) -> list[str]:
 
 def _selection_of(options: dict[str, Any]) -> Any:
     chosen = {name: options[name] for name in _SELECTION if name in options}
-    return selection_of(**chosen)
+    key_ends = options.get("key_ends", KEY_ENDS[0])
+    check_choice("key_ends", key_ends, KEY_ENDS)
+    return selection_of(**chosen, last_dot=key_ends == KEY_ENDS[1])
 
 
 def _opening_of(options: dict[str, Any], report: Report | None) -> Opening:

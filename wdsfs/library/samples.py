@@ -120,9 +120,9 @@ def samples(shards: Shards, **options: Unpack[SetOptions]) -> Samples:
         train[0]["jpg"], train[-1]["__key__"], len(train), train[[5, 3]]
 
     `columns`, `field`, `join`, `associate` (each a text or several), `ignore_case`, `missing`,
-    `duplicates`, `keys`, `split`, `shard_id` of `num_shards`, `ignore_zeros`, `group_by_key`, `base`,
-    `allow_missing`, `strict`, `index_dir` and `jobs` mean what `wdsfs mount --help` says. `progress` is called
-    with what is being done, how many shards are done, and how many there are. Raises WdsfsError.
+    `duplicates`, `keys`, `split`, `shard_id` of `num_shards`, `ignore_zeros`, `group_by_key`, `key_ends`,
+    `base`, `allow_missing`, `strict`, `index_dir` and `jobs` mean what `wdsfs mount --help` says. `progress` is
+    called with what is being done, how many shards are done, and how many there are. Raises WdsfsError.
     """
     return Samples(shards, **options)
 

@@ -193,7 +193,7 @@ class ControlSocket:
     def _shards(self) -> dict[str, Any]:
         shards = [shard for shard in self.served.shards if shard.gone is None]
         names = [[os.fsdecode(shard.name), os.fsdecode(shard.path)] for shard in shards]
-        reading = self.mount.selection.reading._asdict()
+        reading = self.mount.selection.reading.as_json()
         without = {
             os.fsdecode(shard.path): [*map(os.fsdecode, shard.without)] for shard in shards if shard.without
         }

@@ -33,7 +33,7 @@ def hints(below: ShardSet, tree: TreeOptions, writable: bool) -> Sequence[str]:
     of_classes = tree.layout == "classes"
     hint = _class_hint(below, tree.composition.class_names) if of_classes else _suffix_hint(below, tree)
     layout = () if hint is None else (hint, "which layout for which loader: wdsfs help layouts")
-    return (*(() if tree.layout == "files" else _dots_hint(below)), *layout)
+    return (*(() if tree.layout == "files" or below.shards[0].reading.last_dot else _dots_hint(below)), *layout)
 
 
 def _dots_hint(below: ShardSet) -> Iterator[str]:
@@ -49,7 +49,10 @@ def _dots_hint(below: ShardSet) -> Iterator[str]:
                         dotted.add(extension, extension, members=counts[position])
             if dotted.count(record.samples):
                 path = below.path_text(number)
-                yield f"{path}: keys end at the first dot, and columns are parts of names: wdsfs check {path}"
+                yield (
+                    f"{path}: keys end at the first dot, and columns are parts of names: use --key-ends last-dot; "
+                    f"wdsfs check {path} says more"
+                )
                 return
 
 

@@ -82,7 +82,7 @@ class OverlaySettings:
             for shard in self.shards
         ]
         view = {"version": OVERLAY.version, "layout": self.layout, "names": self.names, "merge": self.merge}
-        content = {**view, "reading": self.reading._asdict(), "shards": shards}
+        content = {**view, "reading": self.reading.as_json(), "shards": shards}
         return json.dumps(content, indent=1).encode() + b"\n"
 
     @staticmethod

@@ -30,7 +30,7 @@ from wdsfs.spec import objects
 
 SUFFIX = objects.INDEX_SUFFIX
 MAGIC = b"wdsfs-x\n"
-WDSIDX = Format("an index", (1,), "make it again with `wdsfs index -o`, or use the wdsfs that wrote it")
+WDSIDX = Format("an index", (1, 2), "make it again with `wdsfs index -o`, or use the wdsfs that wrote it")
 ALIGNMENT = 8  # bytes; of each record
 
 # Magic, version, format of the records, flags, number of shards, bytes of the base, bytes of the table and the
@@ -41,7 +41,6 @@ _TIMES = struct.Struct("<Qq")
 _NUMBERS = struct.Struct("<IIIIIIQII")
 _ROW = struct.Struct("<QqQQIHHI" + _NUMBERS.format[1:])
 ROW_SIZE = _ROW.size
-_FLAGS = ("ignore_zeros", "group_by_key")  # the bits of the flags, lowest first
 READ_BYTES = (
     4 << 20
 )  # bytes of the file that are asked for at a time: the first has the table of some 30,000 shards
@@ -240,7 +239,7 @@ def _parse_header(path: str, header: bytes, size: int) -> _Head:
     fits = HEADER_SIZE + table <= size and count * ROW_SIZE + base <= table <= _TABLE_MAX
     if not fits or not count or base > _TEXT_MAX:
         raise _damaged(path, "its table does not fit into it")
-    reading = Reading(*(bool(flags >> bit & 1) for bit in range(len(_FLAGS))))
+    reading = Reading(*(bool(flags >> bit & 1) for bit in range(len(Reading._fields))))
     return _Head(record_format, reading, count, base, table, crc)
 
 
@@ -303,9 +302,10 @@ def head_of(rows: Sequence[Row], base: str, record_format: int, reading: Reading
         packed.append(_ROW.pack(*numbers, *row.numbers))
         texts += [path, etag, version]
     table = b"".join([*packed, *texts])
-    flags = sum(on << bit for bit, on in enumerate(reading))
+    flags = sum(on << bit for bit, on in enumerate(reading))  # the lowest bit is the first option
+    form = WDSIDX.version if reading.last_dot else WDSIDX.reads[0]  # earlier releases read all but `last_dot`
     counts = (len(rows), len(texts[0]), len(table), size, zlib.crc32(table))
-    header = _FILE_HEADER.pack(MAGIC, WDSIDX.version, record_format, flags, *counts).ljust(HEADER_SIZE - 4, b"\0")
+    header = _FILE_HEADER.pack(MAGIC, form, record_format, flags, *counts).ljust(HEADER_SIZE - 4, b"\0")
     return header + zlib.crc32(header).to_bytes(4, "little") + table
 
 

@@ -139,12 +139,13 @@ def selection_of(
     *,
     ignore_zeros: bool = False,
     group_by_key: bool = False,
+    last_dot: bool = False,
     base: str | None = None,
 ) -> Selection:
     """Return the selection that these options mean. Raises UsageError."""
     from wdsfs.spec.expand import Slice
 
-    reading = Reading(ignore_zeros, group_by_key)
+    reading = Reading(ignore_zeros, group_by_key, last_dot)
     if shard_id is None and num_shards is None:
         return Selection(split, reading=reading, base=base)
     if shard_id is None or num_shards is None:

@@ -366,7 +366,7 @@ class ShardTree:
             return b"%d" % place.data
         content = below.content(number, tag, member)
         raw = read_name(content, place.head)
-        key = raw_key(raw)
+        key = raw_key(raw, last_dot=below.shards[number].reading.last_dot)
         if what == b"member":
             return raw
         if key is None:

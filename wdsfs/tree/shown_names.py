@@ -85,10 +85,11 @@ class ShownNames:
 
     def find_file(self, record: Record, folder: int, name: bytes, crc: int) -> Iterator[int]:
         """Yield the files that are shown under this name in a folder of the files layout."""
-        stem, dot, extension = name.partition(b".")
-        if dot and stem:
-            for member in record.find_files(folder, stem, extension):
+        end = name.find(b".", 1)
+        while end > 0:
+            for member in record.find_files(folder, name[:end], name[end + 1 :]):
                 yield position(MEMBER, member)
+            end = name.find(b".", end + 1) if record.last_dot else -1
         for entry in record.find_entries(folder, name, crc):
             if record.entry_flags[entry] & STRAY:
                 for member in record.entry_members(entry):

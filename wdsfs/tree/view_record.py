@@ -89,7 +89,8 @@ def _compose(draft: Draft, fingerprint: Fingerprint) -> bytes:
     if options.classes:
         classes.into_classes(draft)
     draft.keep(np.bincount(draft.rows.entry, minlength=len(draft.paths)) > 0)
-    return derive(_derived(draft), fingerprint, {"shift": _shift(draft), "places": draft.places})
+    view = {"shift": _shift(draft), "places": draft.places}
+    return derive(_derived(draft), fingerprint, view, draft.source.shard.reading)
 
 
 def _leave_out(draft: Draft) -> None:
