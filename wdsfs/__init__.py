@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from wdsfs.errors import (
         CorruptShard,
+        DecodeError,
         EntryError,
         MissingShard,
         NoSuchEntry,
@@ -37,11 +38,13 @@ if TYPE_CHECKING:
         WdsfsError,
     )
     from wdsfs.library.files import Tree, tree
-    from wdsfs.library.samples import Samples, samples, table
+    from wdsfs.library.samples import Samples, decode, samples, table
+    from wdsfs.library.temporary_mount import mount
 
 __version__ = "1.0.0rc1"
 __all__ = [
     "CorruptShard",
+    "DecodeError",
     "EntryError",
     "MissingShard",
     "NoSuchEntry",
@@ -54,12 +57,18 @@ __all__ = [
     "UsageError",
     "ViewError",
     "WdsfsError",
+    "decode",
+    "mount",
     "samples",
     "table",
     "tree",
 ]
 
-_OF_LIBRARY = {"Samples": "samples", "samples": "samples", "table": "samples", "Tree": "files", "tree": "files"}
+_OF_LIBRARY = {
+    **dict.fromkeys(("Samples", "decode", "samples", "table"), "samples"),
+    **dict.fromkeys(("Tree", "tree"), "files"),
+    "mount": "temporary_mount",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -79,16 +88,15 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
 
+def _function(name: str) -> Any:
+    """Return a public function that has the name of a room: importing the room does not hide the function."""
+    return property(lambda _: __getattr__(name), lambda _, room: None)
+
+
 class _Package(ModuleType):
-    """The package, in which a room has the name of a public function: importing it does not hide the function."""
+    """The package, with its functions that have names of rooms."""
 
-    @property
-    def tree(self) -> Any:
-        return __getattr__("tree")
-
-    @tree.setter
-    def tree(self, room: ModuleType) -> None:
-        pass
+    mount, tree = _function("mount"), _function("tree")
 
 
 sys.modules[__name__].__class__ = _Package

@@ -17,6 +17,7 @@
     |   |   |-- NotATar        EIO        3   it is another file, such as a failed download leaves
     |   |   '-- Unreachable    EIO        3   its store does not answer, or not as it should
     |   |-- CorruptShard       EIO        3   its bytes are no (whole) tar
+    |   |-- DecodeError        EIO        3   a file is not what its extension says, or holds a pickle
     |   |-- ViewError          EIO        3   its view (`--columns`, `--join` ...) cannot be made
     |   |-- RefusedShard       EACCES     3   others may have replaced it since the mount
     |   |-- ObjectExists       EIO        3   its store has an object of this name already
@@ -127,6 +128,10 @@ class Unreachable(UnreadableShard):
 
 
 class CorruptShard(ShardError):
+    pass
+
+
+class DecodeError(ShardError):
     pass
 
 

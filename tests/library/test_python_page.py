@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from tests import tars
-from tests.conftest import ROOT, Program
+from tests.conftest import ROOT, Program, need_fuse
 from tests.peers import LONG_PATIENCE, TOOLS, environment_of, need_tool
 
 PAGE = (ROOT / "docs/how-to/python.md").read_text()
@@ -62,12 +62,14 @@ def type_in(program: Program, titles: list[str], interpreter: str, *start: str) 
 
 
 def test_every_block_is_typed_in() -> None:
-    assert sum(map(len, BLOCKS.values())) == PAGE.count("\n```pycon") == 7 == PAGE.count("\n```") // 2
+    assert sum(map(len, BLOCKS.values())) == PAGE.count("\n```pycon") == 9 == PAGE.count("\n```") // 2
     assert NEEDS.keys() <= BLOCKS.keys()
 
 
 @pytest.mark.parametrize("title", BLOCKS)
 def test_a_chapter_can_be_typed_in(program: Program, title: str) -> None:
+    if title.startswith("Paths"):
+        need_fuse()
     for tool in NEEDS.get(title, ()):
         need_tool(tool)
     if title in NEEDS:

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 
 import wdsfs
@@ -36,6 +37,7 @@ from wdsfs.tar.seekable import SeekReader
 from wdsfs.tree import content, sample_reader
 from wdsfs.tree.companions import KEYS
 from wdsfs.tree.path_table import KeyTable
+from wdsfs.tree.view_set import ViewSet
 
 EXPECTED = expected()
 
@@ -131,7 +133,6 @@ def test_options_have_the_words_and_errors_of_the_mount(shards: str, tmp_path: P
         ({"jobs": 0}, "at least one process"),
         ({"keys": ""}, "name the file"),
         ({"keys": "."}, "is a directory"),
-        ({"keys": ["d0/k0-1", "d0/k1-2"]}, "keys=.*: give the path of a file"),
         ({"class_names": ["cat", "dog"]}, "class_names=.*: give the path of a file"),
         ({"keys": "/dev/null"}, "is no file that can be read again"),
         ({"columns": "\ud800"}, "UTF-8"),
@@ -157,6 +158,64 @@ def test_a_list_of_keys_chooses(shards: str, tmp_path: Path) -> None:
         assert samples.by_key("d1/k2-3") == samples[1]
         with pytest.raises(wdsfs.NoSuchEntry):
             samples.by_key("d0/k0-0")
+
+
+LISTED = ["t-2/d1/k2-3", "d0/k0-2", "d0/k0-2", "d9/nothing"]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        LISTED,
+        tuple(key.encode() for key in LISTED),
+        {*LISTED},
+        (key for key in LISTED),
+        np.array(LISTED),
+        np.array(LISTED, "S"),
+        pyarrow.chunked_array([LISTED[:1], LISTED[1:]]),
+    ],
+    ids=["list", "bytes", "set", "generator", "texts of NumPy", "bytes of NumPy", "pyarrow"],
+)
+def test_keys_in_memory_choose(shards: str, keys: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """As those of a file: in the order of the set, and a key of no sample is said; also in other processes."""
+    with wdsfs.samples(shards, keys=keys) as samples:
+        assert list(samples) == [EXPECTED[2], EXPECTED[11]]
+        assert "of its 4 keys 1 is not in the set: 'd9/nothing'" in caplog.text.replace("of its 3", "of its 4")
+        with pickle.loads(pickle.dumps(samples)) as same:
+            assert list(same) == list(samples)
+        with wdsfs.tree(shards, keys=LISTED, layout="files") as tree:
+            assert tree.listdir("t-1") == []
+    assert wdsfs.table(shards, keys=["d0/k0-2"])["__key__"].to_pylist() == ["d0/k0-2"]
+
+
+def test_the_records_of_equal_keys_are_used_again(shards: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wdsfs.samples(shards, keys=LISTED).close()
+    monkeypatch.setattr(ViewSet, "build", lambda *_: pytest.fail("a record is made again"))
+    with wdsfs.samples(shards, keys=LISTED) as samples:
+        assert len(samples) == 2
+        wdsfs.samples(shards, keys=LISTED).close()
+        assert samples[1] == EXPECTED[11]
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "text"),
+    [
+        ([], wdsfs.ViewError, "keys: lists no key"),
+        (5, wdsfs.UsageError, "keys=5: give a list or a column"),
+        (b"d0/k0-2", wdsfs.UsageError, "keys=b'd0/k0-2': give"),
+        (np.array([["a"]]), wdsfs.UsageError, "give a list or a column"),
+        (["a", 7], wdsfs.UsageError, r"keys\[1\]=7: a key is a text or bytes"),
+        (["a", None], wdsfs.UsageError, r"keys\[1\]=None: a key is"),
+        (pyarrow.table({"a": ["b"]}), wdsfs.UsageError, "give a list or a column|a key is"),
+        (["d0/k0-2\0d0/k0-1"], wdsfs.UsageError, "a key has a NUL"),
+        (["\ud800"], wdsfs.UsageError, "is not UTF-8"),
+        (["k" * (2 << 20)], wdsfs.UsageError, "longer than 1 MiB"),
+        (["nothing"], wdsfs.ViewError, "none is that of a sample"),
+    ],
+)
+def test_what_is_no_list_of_keys(shards: str, keys: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        wdsfs.samples(shards, keys=keys)
 
 
 @pytest.mark.parametrize("view", [{}, {"columns": ["cls", "jpg"]}], ids=["plain", "columns"])
@@ -597,18 +656,9 @@ def test_importing_is_cheap_and_public_names_are_these() -> None:
     assert len(loaded) < 40  # of which typing and importlib bring most, where nothing else has loaded these
     assert not {"numpy", "lmdb", "logging", "fsspec", "pyfuse3"} & set(loaded)
     assert wdsfs.__all__ == [
-        *("CorruptShard", "EntryError", "MissingShard", "NoSuchEntry", "Samples", "ShardError", "SpecError"),
-        *(
-            "StaleShard",
-            "Tree",
-            "UnreadableShard",
-            "UsageError",
-            "ViewError",
-            "WdsfsError",
-            "samples",
-            "table",
-            "tree",
-        ),
+        *("CorruptShard", "DecodeError", "EntryError", "MissingShard", "NoSuchEntry", "Samples", "ShardError"),
+        *("SpecError", "StaleShard", "Tree", "UnreadableShard", "UsageError", "ViewError", "WdsfsError"),
+        *("decode", "mount", "samples", "table", "tree"),
     ]
     assert dir(wdsfs) == sorted([*wdsfs.__all__, "__version__"])
     for name in wdsfs.__all__:

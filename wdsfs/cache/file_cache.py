@@ -76,16 +76,19 @@ class NewFile:
 Fill = Callable[[NewFile], tuple[str, int]]  # writes a file; returns its kind, and how many bytes are valid
 
 
-def cache() -> FileCache:
+def cache(*, notes_use: bool = True) -> FileCache:
     """Return the cache that this process uses. Raises UsageError, IndexUnusable."""
-    return FileCache(cache_directory.place(), chosen_limit())
+    return FileCache(cache_directory.place(), chosen_limit(), notes_use=notes_use)
 
 
 class FileCache:
-    """The cache in `directory`, of at most `limit` bytes: None for a share of the disk."""
+    """The cache in `directory`, of at most `limit` bytes: None for a share of the disk.
 
-    def __init__(self, directory: Path, limit: int | None) -> None:
-        self.directory, self.limit = directory, limit
+    Without `notes_use` the ctime of a file stays the same when the file is used again.
+    """
+
+    def __init__(self, directory: Path, limit: int | None, *, notes_use: bool = True) -> None:
+        self.directory, self.limit, self._notes_use = directory, limit, notes_use
         self._directory = CacheDirectory(directory)
         self.room = CacheRoom(self._directory, limit)
 
@@ -97,7 +100,8 @@ class FileCache:
             except FileNotFoundError:
                 continue
             with contextlib.suppress(OSError):  # another user's, or the directory is read-only
-                os.utime(fd, ns=(time.time_ns(), os.fstat(fd).st_mtime_ns))
+                if self._notes_use:
+                    os.utime(fd, ns=(time.time_ns(), os.fstat(fd).st_mtime_ns))
             with contextlib.suppress(BlockingIOError):  # it is being evicted; its bytes stay until it is closed
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return CachedFile(fd, kind)

@@ -7,13 +7,14 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypedDict, TypeVar
 
 from wdsfs import host
 from wdsfs.errors import UsageError
+from wdsfs.library.key_lists import file_of_keys
 from wdsfs.names import KEY_ENDS
 from wdsfs.spec.spec_words import anchored, anchored_file
 from wdsfs.tree.composition import DECODE_OTHERWISE, OF_CLASSES, Composition, composition_of
@@ -28,6 +29,7 @@ DIGITS_MAX = 18  # of classes that are numbers
 
 Report: TypeAlias = Callable[[str, int, int], object]
 Shards: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Keys: TypeAlias = str | os.PathLike[str] | Iterable[str | bytes]
 Part = TypeVar("Part")
 
 
@@ -41,7 +43,7 @@ class SetOptions(TypedDict, total=False):
     ignore_case: bool
     missing: str
     duplicates: str
-    keys: str | os.PathLike[str] | None
+    keys: Keys | None
     split: str | None
     shard_id: int | None
     num_shards: int | None
@@ -64,7 +66,6 @@ _DEFAULTS: dict[str, Any] = {
 _SELECTION = ("split", "shard_id", "num_shards", "ignore_zeros", "group_by_key", "base")
 _POLICIES = ("error", "skip", "empty")
 _PATHS = {  # options that are paths, and what lies there
-    "keys": "a file with a key in each line; write the keys into one",
     "class_names": "a file with a class in each line; write the classes into one",
     "index_dir": "a directory",
     "base": "a directory",
@@ -82,14 +83,14 @@ class OpenedSet:
         self.shards, self._layout = texts(shards), layout
         self.options = {name: value for name, value in options.items() if value is not None and name != "progress"}
         self.lock = threading.RLock()
-        self._stack = ExitStack()
-        with _opening:
-            self._open(whole, options.get("progress"))
+        with _opening, ExitStack() as stack:
+            self._open(whole, options.get("progress"), stack)
+            self._stack = stack.pop_all()
             _sets.add(self)
         # What opens the same set in another process, whose working directory may be another one.
         self.sent = [anchored(spec) for spec in self.shards], _anchored(self.options)
 
-    def _open(self, whole: bool, progress: Report | None) -> None:
+    def _open(self, whole: bool, progress: Report | None, stack: ExitStack) -> None:
         if self.options.pop("decode_members", False):
             raise UsageError(f"decode_members: no longer an option; {DECODE_OTHERWISE}")
         known = {*SetOptions.__annotations__, *OF_CLASSES}
@@ -98,10 +99,12 @@ class OpenedSet:
         for name in self.options.keys() & _PATHS.keys():
             if not isinstance(self.options[name], str | os.PathLike):
                 raise UsageError(f"{name}={self.options[name]!r:.40}: give the path of {_PATHS[name]}")
+        if "keys" in self.options:
+            self.options["keys"] = stack.enter_context(file_of_keys(self.options["keys"]))
         self.opening, self.composition = _opening_of(self.options, progress), self._composition()
         selection = _selection_of(self.options)
         set_ = open_typed_set(self.shards, selection, self.opening, self.composition, whole=whole)
-        self.lower: ShardSet = self._stack.enter_context(set_)
+        self.lower: ShardSet = stack.enter_context(set_)
 
     def _composition(self) -> Composition:
         typed: dict[str, Any] = {**dict.fromkeys((*OF_CLASSES, "keys")), **_DEFAULTS}
@@ -110,7 +113,6 @@ class OpenedSet:
             check_choice(name, typed[name], _POLICIES)
         for name in ("columns", "field", "join", "associate"):
             typed[name] = texts(typed[name])
-        typed["keys"] = None if typed["keys"] is None else os.fspath(typed["keys"])
         digits = typed["class_digits"]
         if digits is not None and not 0 <= digits <= DIGITS_MAX:
             raise UsageError(f"class_digits={digits}: is a number from 0 to {DIGITS_MAX}")

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, SupportsIndex, TypeAlias, Unpack, overload
 
 from wdsfs.errors import NoSuchEntry, StaleShard, UsageError
 from wdsfs.library.opened_set import Closed, OfSet, OpenedSet, SetOptions, Shards, texts
+from wdsfs.tree.sample_decoder import Decoder, SampleDecoder
 from wdsfs.tree.sample_reader import RESERVED, SampleReader
 
 Sample: TypeAlias = dict[str, Any]
+Decode: TypeAlias = bool | Mapping[str, Decoder]
 
 
 class Samples(OfSet, Sequence[Sample]):
     """The samples of a set by their numbers, made by `wdsfs.samples`.
 
-    A sample is a dict of the bytes of its columns by their names, with the texts `__key__` and `__shard__`. A
-    number, a slice or a list of numbers can be in the brackets. It can be used by several threads, after a fork,
-    and in processes to which it is pickled; a set that is another one there raises StaleShard.
+    A sample is a dict of the bytes of its columns by their names, or of their values if it is decoded, with the
+    texts `__key__` and `__shard__`. A number, a slice or a list of numbers can be in the brackets. It can be used
+    by several threads, after a fork, and in processes to which it is pickled; a set that is another one there
+    raises StaleShard.
     """
 
-    def __init__(self, shards: Shards, **options: Any) -> None:
+    def __init__(self, shards: Shards, decode: Decode = False, **options: Any) -> None:
         for text in (*texts(options.get("columns") or ()), *texts(options.get("field") or ())):
             if text.partition("=")[0] in RESERVED:
                 raise UsageError(f"{text!r}: each sample has a key and a shard of that name; take another name")
+        self._decode = decode
+        self._decoder = None if decode is False else SampleDecoder({} if decode is True else decode)
         self._set = OpenedSet(shards, "samples", True, **options)
         self._reader = self._set.build(lambda lower: SampleReader(lower, self._set.lock))
         self._count = self._reader.count
@@ -47,20 +53,24 @@ class Samples(OfSet, Sequence[Sample]):
         Raises IndexError, StaleShard for a shard that has changed since the set was opened, other ShardErrors.
         """
         if type(number) is int and 0 <= number < self._count:  # nearly always
-            return self._reader.sample(number)
+            return self._decoded(self._reader.sample(number))
         if isinstance(number, slice):
-            return self._reader.samples(range(self._count)[number])
+            return self.__getitems__(range(self._count)[number])
         try:
             operator.index(number)  # type: ignore[arg-type]
         except TypeError:
             if isinstance(number, str | bytes):
                 raise TypeError("samples have numbers: by_key finds one by its key") from None
             return self.__getitems__(number)  # type: ignore[arg-type]
-        return self._reader.sample(self._checked(number))  # type: ignore[arg-type]
+        return self._decoded(self._reader.sample(self._checked(number)))  # type: ignore[arg-type]
 
     def __getitems__(self, numbers: Iterable[SupportsIndex]) -> list[Sample]:
         """Return many samples, in the order of the numbers. They are read in the order of the shards."""
-        return self._reader.samples([self._checked(number) for number in numbers])
+        read = self._reader.samples([self._checked(number) for number in numbers])
+        return read if self._decoder is None else list(map(self._decoder.decode, read))
+
+    def _decoded(self, sample: Sample) -> Sample:
+        return sample if self._decoder is None else self._decoder.decode(sample)
 
     def _checked(self, number: SupportsIndex) -> int:
         """Return the number of a sample, which may be counted from the end. Raises IndexError, TypeError."""
@@ -99,19 +109,19 @@ class Samples(OfSet, Sequence[Sample]):
         return f"<wdsfs.samples: {self._count:,} in {len(self._set.lower):,} shards>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _sent, (*self._set.sent, self._reader.digest)
+        return _sent, (*self._set.sent, self._reader.digest, self._decode)
 
 
-def _sent(shards: list[str], options: dict[str, Any], digest: bytes) -> Samples:
+def _sent(shards: list[str], options: dict[str, Any], digest: bytes, decode: Decode) -> Samples:
     """Open the samples that another process has sent. Raises StaleShard if they are others by now."""
-    samples = Samples(shards, **options)
+    samples = Samples(shards, decode, **options)
     if samples._reader.digest != digest:
         samples.close()
         raise StaleShard("the set has changed since it was sent to this process: open it again")
     return samples
 
 
-def samples(shards: Shards, **options: Unpack[SetOptions]) -> Samples:
+def samples(shards: Shards, *, decode: Decode = False, **options: Unpack[SetOptions]) -> Samples:
     """Open the samples of a set; SHARDS and options are those of `wdsfs mount`.
 
     ::
@@ -121,10 +131,22 @@ def samples(shards: Shards, **options: Unpack[SetOptions]) -> Samples:
 
     `columns`, `field`, `join`, `associate` (each a text or several), `ignore_case`, `missing`,
     `duplicates`, `keys`, `split`, `shard_id` of `num_shards`, `ignore_zeros`, `group_by_key`, `key_ends`,
-    `base`, `allow_missing`, `strict`, `index_dir` and `jobs` mean what `wdsfs mount --help` says. `progress` is
-    called with what is being done, how many shards are done, and how many there are. Raises WdsfsError.
+    `base`, `allow_missing`, `strict`, `index_dir` and `jobs` mean what `wdsfs mount --help` says. `keys` may also
+    be a list, an array or a column of keys; samples stay in the order of the set. `decode`: True for the values
+    that `wdsfs.decode` returns, or its decoders. `progress` is called with what is being done, how many shards are
+    done, and how many there are. Raises WdsfsError.
     """
-    return Samples(shards, **options)
+    return Samples(shards, decode, **options)
+
+
+def decode(sample: Mapping[str, Any], decoders: Mapping[str, Decoder] = MappingProxyType({})) -> Sample:
+    """Return a sample with the values of its columns, by the last part of the extension.
+
+    Pictures (`jpg`, `png` ...) as those of Pillow, `npy` and `npz` as arrays of NumPy, `txt` as text, `cls` as a
+    number, `json` parsed; other columns stay bytes, and nothing is unpickled. `decoders` are functions of bytes by
+    extension, which come first. Raises DecodeError, which names sample and column.
+    """
+    return SampleDecoder(decoders).decode(sample)
 
 
 def table(shards: Shards, *, sizes: bool = False, **options: Unpack[SetOptions]) -> Any:

@@ -22,6 +22,7 @@ from wdsfs.errors import ShardError
 from wdsfs.index.record import BY_EXTENSION, Record
 from wdsfs.tree import json_fields
 from wdsfs.tree.composition import Composition
+from wdsfs.tree.sample_decoder import INTEGER, JSON, KINDS
 from wdsfs.tree.sample_reader import SampleReader
 from wdsfs.tree.texts import Texts
 
@@ -34,12 +35,6 @@ TEXT_MAX = 1024  # bytes of a value; a longer one is cut
 ROOM, CELL = 1 << 31, 32  # bytes of memory for the values of a shard; of each, without its text
 CUT = "..."  # the end of a value that was cut
 
-_NUMBER, _TEXT, _JSON = range(3)
-_KINDS = {
-    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _NUMBER),
-    **dict.fromkeys(("txt", "text", "transcript", "caption"), _TEXT),
-    **dict.fromkeys(("json", "jsn"), _JSON),
-}
 _INT64 = range(-(1 << 63), 1 << 63)
 _Decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -74,7 +69,7 @@ def kinds_of(composition: Composition) -> KindOf:
 
     def kind_of(column: str) -> int | None:
         first = column.partition("~")[0]  # a second one of a sample is `txt~2`
-        return _KINDS.get(named.get(first, first).rpartition(".")[2].lower())
+        return KINDS.get(named.get(first, first).rpartition(".")[2].lower())
 
     return lru_cache(maxsize=1024)(kind_of)
 
@@ -184,7 +179,7 @@ class _Values:
 
     def add(self, row: int, column: str, kind: int | None, data: bytes) -> None:
         """Add the content of a file. Raises CorruptShard, UnicodeDecodeError."""
-        if kind == _JSON:
+        if kind == JSON:
             document = json_fields.parse(data)
             if isinstance(document, dict):
                 self._put_fields(row, column, document)
@@ -193,7 +188,7 @@ class _Values:
         else:
             # A character has up to four bytes; that in the middle of which the text is cut is not decoded.
             text = data.decode() if len(data) <= TEXT_MAX else _Decoder().decode(data[: TEXT_MAX + 4])
-            value = _number(text) if kind == _NUMBER else text
+            value = _number(text) if kind == INTEGER else text
         self._put(row, column, value)
 
     def _put_fields(self, row: int, path: str, document: dict[str, Any], depth: int = 1) -> None:
