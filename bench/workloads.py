@@ -41,6 +41,7 @@ from bench.systems import (
     processor_seconds,
     run,
 )
+from bench.tables import table
 
 MICRO = 1e6
 
@@ -579,6 +580,7 @@ WORKLOADS: dict[str, tuple[str, Callable[[Bench], None]]] = {
     "commit": ("commit", commit),
     "loader": ("training loader", loader),
     "library": ("samples from Python", library),
+    "table": ("tables", table),
     "remote": ("remote shards", remote),
     "remote-training": ("remote shards", remote_training),
 }

@@ -310,6 +310,19 @@ def test_values_that_are_missing_are_said(program: Program) -> None:
     assert b"1 value cut after 1,024 bytes" in error
 
 
+def test_numbers_that_json_or_python_do_not_take(program: Program) -> None:
+    """JSON lines have null for numbers that JSON has not; a whole number without an end is no value."""
+    documents = [b'{"v": NaN, "n": 1}', b'{"v": -Infinity}', b'{"v": 1.5}', b'{"v": %s}' % (b"9" * 5000)]
+    program.write("s.tar", tars.tar(*(tars.member(b"%d.json" % at, data) for at, data in enumerate(documents))))
+    done = program.run("table", "s.tar", "-o", "t.jsonl")
+    lines = (program.home / "t.jsonl").read_text().splitlines()
+    assert [json.loads(line, parse_constant=pytest.fail)["json.v"] for line in lines] == [None, None, 1.5, None]
+    assert (
+        b"1 file without a value, the first: s/3.json is not JSON (Exceeds the limit (4300 digits)" in done.stderr
+    )
+    assert b"set_int_max_str_digits" not in done.stderr
+
+
 def test_a_cache_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
     write("s.tar", *sample("a", cls="1"))
     monkeypatch.setenv("WDSFS_CACHE_SIZE", "100")

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 
@@ -44,6 +45,10 @@ def _csv(stream: Any, schema: Any) -> Iterator[Write]:
 @contextmanager
 def _json_lines(stream: Any, schema: Any) -> Iterator[Write]:
     def write(table: Any) -> None:
+        for at, field in enumerate(table.schema):
+            if pa.types.is_floating(field.type):  # JSON has no NaN and no infinity
+                finite = pa.compute.if_else(pa.compute.is_finite(table[at]), table[at], None)
+                table = table.set_column(at, field, finite)
         rows = (json.dumps(row, ensure_ascii=False) + "\n" for row in table.to_pylist())
         stream.write("".join(rows).encode())
 
