@@ -361,18 +361,13 @@ def _report_pack(made: Made, packed: Packed, seconds: float) -> None:
     """Print the shards that are planned, or that were written, and in how many seconds."""
     if packed.as_json:
         report = made.facts
-        if packed.dry_run:
-            report["first"] = _first_rows(made.first)
-        else:
+        if not packed.dry_run:
             report |= {"written": len(made.done), "seconds": round(seconds, 3)}
         write_json(report)
         return
     if packed.dry_run:
         output.print_steps(made.plan.steps)
-        table = output.table_of("first samples", "column", "bytes", "value")
-        for row in _first_rows(made.first):
-            table.add_row(row["key"], row["column"], f"{row['bytes']:,}", row["value"] or "")
-        output.print_table(table)
+        _print_first(made.first)
     output.say_left_out(made.plan)
     if made.left_out:
         say(f"left out: {made.left_out}")
@@ -382,19 +377,16 @@ def _report_pack(made: Made, packed: Packed, seconds: float) -> None:
             say(f"classes: {os.fsdecode(file.target)} ({several(made.classes, 5)})")
 
 
-def _first_rows(members: Sequence[PlannedMember]) -> list[dict[str, Any]]:
-    """Return the members of the first samples, with the start of each value that is not that of a file."""
+def _print_first(members: Sequence[PlannedMember]) -> None:
+    """Write the members of the first samples, with the start of each value that does not come from a file."""
+    table = output.table_of("first samples", "column", "bytes", "value")
     shown = list(dict.fromkeys(member.key for member in members))[:SAMPLES_SHOWN]
-    return [
-        {
-            "key": readable(member.key),
-            "column": readable(member.extension),
-            "bytes": member.size,
-            "value": None if member.content is None else readable(member.content[:VALUE_SHOWN]),
-        }
-        for member in members
-        if member.key in shown
-    ]
+    for key, extension, size, content in members:
+        if key in shown:
+            table.add_row(
+                readable(key), readable(extension), f"{size:,}", readable((content or b"")[:VALUE_SHOWN])
+            )
+    output.print_table(table)
 
 
 def _facts(plan: Plan, splits: Sequence[str]) -> dict[str, Any]:

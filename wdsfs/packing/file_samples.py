@@ -20,7 +20,7 @@ import math
 import os
 import shlex
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -244,45 +244,25 @@ class Samples:
         return self.rows[np.repeat(self.starts[numbers], counts) + within], starts
 
 
-def group(
-    table: FileTable,
-    layout: Layout,
-    left_out: LeftOut,
-    class_column: bytes | None = None,
-    columns: frozenset[bytes] = frozenset(),
-) -> Samples:
+def group(table: FileTable, layout: Layout, left_out: LeftOut, added: Mapping[bytes, str]) -> Samples:
     """Return the samples; files of none go to `left_out`.
 
-    `class_column` is added to each sample of a class, `columns` (extensions in lower case) may be.
-
-    Raises CommitError for two samples of one key, for a sample that has one of these columns already, and for
-    classes that are splits; UsageError for two columns of one name.
+    `added` are the extensions, in lower case, that a sample may get beside its files, each with the option that
+    renames it. Raises CommitError for two samples of one key, for a sample that has such an extension already, and
+    for classes that are splits.
     """
     if layout == Layout(CLASSES):
         _refuse_splits(table)
-    if class_column in columns:
-        raise UsageError(
-            f"the column {os.fsdecode(class_column)} of the table is that of the class, too: rename one with "
-            "--class-column, or leave out the class with --class-as none"
-        )
-    added = columns if class_column is None else columns | {class_column}
-    samples = _Grouping(table, layout, left_out, class_column, added).run()
+    samples = _Grouping(table, layout, left_out, added).run()
     if len(table.roots) > 1:
         _refuse_equal_keys(samples)
     return samples
 
 
 class _Grouping:
-    def __init__(
-        self,
-        table: FileTable,
-        layout: Layout,
-        left_out: LeftOut,
-        class_column: bytes | None,
-        added: frozenset[bytes],
-    ) -> None:
-        self.table, self.layout, self.left_out, self.class_column = table, layout, left_out, class_column
-        self.added, self.longest = added, max(added, key=len, default=None)  # extensions of columns
+    def __init__(self, table: FileTable, layout: Layout, left_out: LeftOut, added: Mapping[bytes, str]) -> None:
+        self.table, self.layout, self.left_out, self.added = table, layout, left_out, added
+        self.longest = max(added, key=len, default=None)
         classes = set(map(layout.class_of, table.directories)) - {b""}
         self.samples = Samples(table, layout, sorted(classes) if layout.name == CLASSES else [])
 
@@ -318,7 +298,7 @@ class _Grouping:
             if not begun:
                 self.samples.begin(number, NO_CLASS)
                 begun = True
-            if not self.added.isdisjoint(taken):
+            if not self.added.keys().isdisjoint(taken):
                 self._refuse_column(directory, name, names.lower_case(extension))
             self.samples.add(row)
 
@@ -347,20 +327,15 @@ class _Grouping:
                 self.samples.dotted_names.add(prefix + name, extension)
             if extension.lower() in TABLES:
                 self.samples.tables.append(len(self.samples) - 1)
-            if not self.added.isdisjoint(taken):
+            if not self.added.keys().isdisjoint(taken):
                 self._refuse_column(directory, name, names.lower_case(extension))
             self.samples.add(row)
 
     def _refuse_column(self, directory: FoundDirectory, name: bytes, column: bytes) -> None:
         where = os.fsdecode(self.table.path_of(directory) + b"/" + name)
-        if column == self.class_column:
-            raise CommitError(
-                f"{where} is the column that the class of each sample would be written to: name another one with "
-                "--class-column, or use --class-as none, or --layout files"
-            )
-        text = os.fsdecode(column)
         raise CommitError(
-            f"{where} is a column that --table would add: rename that with --columns NAME={text}, or choose others"
+            f"{where} is the column {os.fsdecode(column)} of its sample, which pack adds, too: rename the added "
+            f"column with {self.added[column]}"
         )
 
 

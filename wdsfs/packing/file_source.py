@@ -315,9 +315,7 @@ def make_plan(directories: Sequence[str], options: PackOptions) -> FilePlan:
     if not len(table):
         _refuse_losses(left_out, options)
     layout = file_samples.layout_of(table, options.layout, by_split=options.by_folder)
-    is_labelled = layout.name == file_samples.CLASSES and options.class_as != AS_NONE
-    column = lower_case(os.fsencode(options.class_column)) if is_labelled else None
-    samples = file_samples.group(table, layout, left_out, column, tables.extensions)
+    samples = file_samples.group(table, layout, left_out, _added_columns(layout, options, tables))
     order = file_samples.order_of(samples, options.shuffle, options.order, left_out)
     _refuse_losses(left_out, options)
     if not len(order):
@@ -331,6 +329,18 @@ def make_plan(directories: Sequence[str], options: PackOptions) -> FilePlan:
     classes = _classes_file(plan)
     plan.beside += [] if classes is None else [classes]
     return plan
+
+
+def _added_columns(layout: file_samples.Layout, options: PackOptions, tables: SampleTables) -> dict[bytes, str]:
+    """Return the extensions that samples may get, in lower case, and what renames each. Raises UsageError."""
+    added = dict(tables.extensions)
+    column = lower_case(os.fsencode(options.class_column))
+    if layout.name == file_samples.CLASSES and options.class_as != AS_NONE:
+        if column in added:
+            text = f"the class of each sample and a table have the column {options.class_column}"
+            raise UsageError(f"{text}: rename one with --class-column or {added[column]}, or use --class-as none")
+        added[column] = "--class-column NAME, or use --class-as none"
+    return added
 
 
 def _refuse_losses(left_out: LeftOut, options: PackOptions) -> None:

@@ -7,18 +7,18 @@ measure all samples, and again when a shard is written, so that no value stays i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 
 from wdsfs.door.shard_door import DOOR
-from wdsfs.errors import CommitError, UsageError, several
+from wdsfs.errors import CommitError, UsageError
 from wdsfs.names import lower_case, readable
 from wdsfs.packing import reasons
 from wdsfs.packing.cluster_units import changed_since_planned
+from wdsfs.packing.file_samples import Keyed
 from wdsfs.tar.headers import BLOCK, padded
 from wdsfs.tree.composition import Column
-from wdsfs.tree.label_files import label_file
+from wdsfs.tree.label_files import columns_text, label_file
 from wdsfs.tree.label_table import open_labels
 
 AT_ONCE = 10_000  # samples whose rows are looked up together
@@ -28,19 +28,12 @@ Added = Sequence[tuple[bytes, bytes]]  # members that a sample gets beside its f
 Row = dict[bytes, bytes]  # values by column
 
 
-class Keyed(Protocol):
-    """Samples by number, each with its key."""
-
-    def __len__(self) -> int: ...
-
-    def key(self, sample: int) -> bytes: ...
-
-
 class SampleTables:
     """The tables of `--table`, and the `columns` of them that become members; without any all columns do.
 
-    `extensions` are those of the members, in lower case. After `measure`, `sizes` has the bytes of content that
-    each sample gets, and `lengths` those in the tar. Raises UsageError, ViewError, ShardErrors.
+    `extensions` are those of the members, in lower case, each with the option that renames it. After `measure`,
+    `sizes` has the bytes of content that each sample gets, and `lengths` those in the tar. Raises UsageError,
+    ViewError, ShardErrors.
     """
 
     def __init__(self, texts: Sequence[str], columns: Sequence[Column]) -> None:
@@ -48,34 +41,34 @@ class SampleTables:
         self._columns = columns
         self.without: list[bytes] = []  # the first samples without a row
         self.without_count = 0
-        self.extensions = self._checked(texts)
+        self.extensions = self._named()
 
     @property
     def paths(self) -> tuple[bytes, ...]:
         """The files of the tables."""
         return tuple(path for file, _ in self._tables for path in file.parts)
 
-    def _checked(self, texts: Sequence[str]) -> frozenset[bytes]:
-        """Return the extensions of the members. Raises UsageError for a column that cannot be one, or is none."""
-        there = dict[bytes, str]()
-        for text, (file, fingerprint) in zip(texts, self._tables, strict=True):
+    def _named(self) -> dict[bytes, str]:
+        """Return `extensions`. Raises UsageError for a column that cannot be one, or that no table has."""
+        there: dict[bytes, None] = {}
+        for file, fingerprint in self._tables:
             with open_labels(file, fingerprint) as labels:
-                there |= dict.fromkeys(labels.columns, text)
-        names = [column.name or some for column in self._columns for some in column.alternatives] or list(there)
-        for some in (name for column in self._columns for name in column.alternatives):
-            if some not in there:
-                raise UsageError(f"--columns: no table has the column {readable(some)!r}; {_listed(there)}")
-        lower = dict[bytes, bytes]()
-        for name in dict.fromkeys(names):
-            reason = reasons.misread(b"sample", name)
-            if lower.setdefault(lower_case(name), name) != name:
-                reason = f"differs from {readable(lower[lower_case(name)])!r} only in letter case"
-            if reason is not None:
+                there |= dict.fromkeys(labels.columns)
+        pairs = [(name, column.name or name) for column in self._columns for name in column.alternatives]
+        extensions = dict[bytes, str]()
+        for name, extension in pairs or [(name, name) for name in there]:
+            text, lower = readable(name), lower_case(extension)
+            if name not in there:
                 raise UsageError(
-                    f"--table: the column {readable(name)!r} cannot be an extension: {reason}; choose and rename "
-                    f"columns: --columns NAME=COLUMN"
+                    f"--columns: no table has {text!r}; columns: {columns_text(map(readable, there))}"
                 )
-        return frozenset(lower)
+            reason = reasons.misread(b"sample", extension)
+            if lower in extensions and not self._columns:
+                reason = "differs from another one in letter case only, and readers take the two for one"
+            if reason is not None:
+                raise UsageError(f"--table: the column {text!r}: {reason}; rename it: --columns NAME={text}")
+            extensions[lower] = f"--columns NAME={text}"
+        return extensions
 
     def members_of(self, keys: Sequence[bytes]) -> list[Added]:
         """Return the members that the samples of these keys get; none for a sample without a row.
@@ -116,7 +109,3 @@ class SampleTables:
                 if not added:
                     self.without_count += 1
                     self.without += [key] if len(self.without) < NAMED else []
-
-
-def _listed(columns: Sequence[bytes] | dict[bytes, str]) -> str:
-    return f"there are {several([readable(name) for name in columns], 10)}" if columns else "there is none"
