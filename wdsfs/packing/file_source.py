@@ -258,9 +258,9 @@ class FilePlan(Plan):
         options = self.options
         lines = []
         if options.layout == file_samples.AUTO:
-            lines.append(f"packed as {self.layout.text}; if that is wrong, use --layout")
-        if self.labels and options.class_as == AS_NUMBER and options.class_names is None:
-            lines.append(f"{options.class_column} is the number of the class: --class-as name packs its name")
+            is_numbered = self.labels and options.class_as == AS_NUMBER
+            label = f", {options.class_column} has their numbers (--class-as)" if is_numbered else ""
+            lines.append(f"packed as {self.layout.text}{label}; if that is wrong, use --layout")
         if options.by_folder:
             folders = several(list(dict.fromkeys(self.splits)))
             lines.append(f"the splits are the folders {folders}: --split NAME=FRACTION draws them")
