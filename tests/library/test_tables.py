@@ -234,6 +234,27 @@ def test_views_have_tables(tmp_path: Path) -> None:
     ]
 
 
+def test_labels_and_fields_have_values_whatever_their_name(tmp_path: Path) -> None:
+    """Numbers where all are numbers, else texts; of files of the set by name."""
+    write("s.tar", *sample("a", cls="0.5", json={"n": 7}, odd="1"), *sample("b", cls="2", json={"n": 8}, odd="2"))
+    Path("labels.csv").write_text("key,mood,score,cls\na,bad,0.25,\nb,007,3,1e3\n")
+    table = wdsfs.table("s.tar", associate="labels.csv", field="size=json:n", missing="skip")
+    values = {
+        name: table[name].to_pylist() for name in table.column_names if name in ("mood", "score", "cls", "size")
+    }
+    assert values == {"mood": ["bad", "007"], "score": [0.25, 3.0], "cls": [0.5, 1000.0], "size": [7, 8]}
+    assert "odd" not in table.column_names
+
+
+def test_a_shard_that_is_cut_off() -> None:
+    """The values of its whole samples are in the table."""
+    write("s.tar", *sample("a", cls="1"), *sample("b", txt="x" * 600))
+    data = Path("s.tar").read_bytes()
+    Path("s.tar").write_bytes(data[: data.index(b"x" * 600) + 10])
+    a, b = rows("s.tar")
+    assert (a["cls"], b["bytes.txt"], "txt" in b) == (1, 600, False)
+
+
 def test_no_samples() -> None:
     write("s.tar")
     assert wdsfs.table("s.tar").column_names == FIXED

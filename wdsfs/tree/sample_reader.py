@@ -210,6 +210,11 @@ class SampleReader:
         self.digest = digest.digest()  # of what is read: the same in each process that opens the same set
 
     @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """The lock that is held for every call of the set."""
+        return self._lock
+
+    @property
     def shards(self) -> int:
         """The number of shards."""
         return len(self._ends)

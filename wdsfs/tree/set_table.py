@@ -48,7 +48,7 @@ from wdsfs.tree.table_rows import (
 )
 from wdsfs.tree.tree import View
 
-FORMAT, KIND = "1", "rows"  # of values in the cache
+FORMAT, KIND = "2", "rows"  # of values in the cache
 _LEFT = b"left"  # in the metadata of such a file: a `Left`
 ROWS = 1 << 16  # of a part
 _ALONE = 2000  # samples that this process reads before others have started
@@ -91,7 +91,7 @@ class ShardValues:
         cache = file_cache.cache()
 
         def fill(file: NewFile) -> tuple[str, int]:
-            data = packed or packed_values(self._reader, shard, self._composition)
+            data = packed or self.pack(shard)
             file.write(data)
             return KIND, len(data)
 
@@ -101,6 +101,17 @@ class ShardValues:
             raise UnreadableShard(
                 f"the cache {cache.directory} has no room for the values of a table: {error}; see --cache-size"
             ) from None
+
+    def pack(self, shard: int) -> bytes:
+        """Return the values of a shard, read now, as a file of Arrow. Raises ShardErrors."""
+        with self._reader.lock:
+            kinds = kinds_of(self._composition, indexed(self._lower.record, shard))
+        table, left = values_of(self._reader, self._reader.numbers(shard), kinds)
+        table = table.replace_schema_metadata({_LEFT: json.dumps(left)})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+            writer.write_table(table)
+        return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
     def _stored(self, shard: int, ask: Callable[[Any], Any]) -> Any:
         """Ask the file of a shard. Raises ShardErrors."""
@@ -177,7 +188,7 @@ class SetTable:
             if not self._with_values:
                 continue
             schema = self._values.schema(shard)
-            self.left = self.left.plus(Left(*json.loads(schema.metadata[_LEFT])))
+            self.left = self.left.plus(left_of(schema))
             for field in schema:
                 values[field.name] = common_type(values.get(field.name, pa.null()), field.type)
         fixed = [(KEY, pa.large_string()), (SHARD, pa.large_string()), (NUMBER, pa.int64())]
@@ -229,33 +240,27 @@ class SetTable:
                     advance()
 
 
+def left_of(schema: Any) -> Left:
+    """Return what is not in the values with this schema."""
+    return Left(*json.loads(schema.metadata[_LEFT]))
+
+
 def _values_elsewhere(unit: tuple[bytes, int]) -> bytes:
     """Return the packed values of a shard; runs in a process of the pool."""
     sent, shard = unit
-    reader, composition = _opened_elsewhere(sent)
-    return packed_values(reader, shard, composition)
+    return _opened_elsewhere(sent).pack(shard)
 
 
 @lru_cache(maxsize=1)
-def _opened_elsewhere(sent: bytes) -> tuple[SampleReader, Composition]:
+def _opened_elsewhere(sent: bytes) -> ShardValues:
     """Open a set that the parent has open, too, for as long as this process lives. Raises StaleShard."""
     shards, composition, index_dir, tolerance, digest = pickle.loads(sent)
     opening = Opening(index_dir, jobs=1, quiet=True, tolerance=tolerance)
-    opened = open_known_set(shards, opening, composition, whole=True)
-    reader = SampleReader(opened.__enter__(), nullcontext())
+    lower = open_known_set(shards, opening, composition, whole=True).__enter__()
+    reader = SampleReader(lower, nullcontext())
     if reader.digest != digest:
         raise StaleShard("the set changes while it is read; repeat the command")
-    return reader, composition
-
-
-def packed_values(reader: SampleReader, shard: int, composition: Composition) -> bytes:
-    """Return the values of a shard as a file of Arrow, with what is not in it. Raises ShardErrors."""
-    table, left = values_of(reader, reader.numbers(shard), kinds_of(composition))
-    table = table.replace_schema_metadata({_LEFT: json.dumps(left)})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+    return ShardValues(lower, composition, reader)
 
 
 def _anchored(composition: Composition) -> Composition:

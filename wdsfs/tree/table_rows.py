@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -18,13 +19,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from wdsfs.errors import ShardError
+from wdsfs.errors import CorruptShard, ShardError
 from wdsfs.index.record import BY_EXTENSION, Record
 from wdsfs.tree import json_fields
 from wdsfs.tree.composition import Composition
 from wdsfs.tree.sample_decoder import INTEGER, JSON, KINDS
 from wdsfs.tree.sample_reader import SampleReader
 from wdsfs.tree.texts import Texts
+from wdsfs.tree.view_content import FIELD, VALUES
 
 KEY, SHARD, NUMBER = "__key__", "__shard__", "__number__"
 SIZE = "bytes."  # before the name of a column: its size in bytes
@@ -35,6 +37,8 @@ TEXT_MAX = 1024  # bytes of a value; a longer one is cut
 ROOM, CELL = 1 << 31, 32  # bytes of memory for the values of a shard; of each, without its text
 CUT = "..."  # the end of a value that was cut
 
+_JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_DIGITS_MAX = 32  # of a number that is written as a text
 _INT64 = range(-(1 << 63), 1 << 63)
 _Decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -63,15 +67,29 @@ class Left(NamedTuple):
         )
 
 
-def kinds_of(composition: Composition) -> KindOf:
-    """Return a function that returns the kind of the values of a column; None for one that is no small text."""
+def kinds_of(composition: Composition, record: Record) -> KindOf:
+    """Return a function that returns the kind of the values of a column of a shard; None for no small text.
+
+    What label files and fields of JSON add are values, whatever its name.
+    """
     named = {os.fsdecode(column.name): os.fsdecode(column.alternatives[0]) for column in composition.columns}
+    added = dict.fromkeys(_added(record), INTEGER)
 
     def kind_of(column: str) -> int | None:
         first = column.partition("~")[0]  # a second one of a sample is `txt~2`
-        return KINDS.get(named.get(first, first).rpartition(".")[2].lower())
+        return KINDS.get(named.get(first, first).rpartition(".")[2].lower(), added.get(column))
 
     return lru_cache(maxsize=1024)(kind_of)
+
+
+def _added(record: Record) -> list[str]:
+    """Return the columns of a view with values that are in no file of their own."""
+    if record.view is None:
+        return []
+    places = [number for number, place in enumerate(record.view["places"]) if place["kind"] in (VALUES, FIELD)]
+    is_added = np.isin(record.array("member.head").astype(np.int64) >> record.view["shift"], places)
+    extensions = np.unique(record.array("member.ext")[is_added]).tolist()
+    return [os.fsdecode(record.extension_name[extension]) for extension in extensions]
 
 
 # --- keys and sizes ---------------------------------------------------------------------------------------------
@@ -156,15 +174,18 @@ def values_of(reader: SampleReader, numbers: range, kind_of: KindOf) -> tuple[An
     """Return the values of samples as a table of Arrow, and what is not in it. Raises ShardErrors of reading."""
     values, is_read = _Values(len(numbers)), lru_cache(maxsize=1024)(lambda column: kind_of(column) is not None)
     for row, number in enumerate(numbers):
-        sample = reader.sample(number, is_read)
+        try:
+            sample = reader.sample(number, is_read)
+        except CorruptShard as error:  # the shard is cut off, or damaged there
+            values.refuse(str(error))
+            continue
         key, shard = sample.pop(KEY), sample.pop(SHARD)
         for column, data in sample.items():
             try:
                 values.add(row, column, kind_of(column), data)
             except (ShardError, UnicodeDecodeError) as error:
                 why = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-                values.counts["unreadable"] += 1
-                values.example = values.example or f"{shard}/{key}.{column} {why}"
+                values.refuse(f"{shard}/{key}.{column} {why}")
     return values.table(), Left(**values.counts, example=values.example)
 
 
@@ -176,6 +197,11 @@ class _Values:
         self._columns: dict[str, list[Any]] = {}
         self.counts = {"cut": 0, "unreadable": 0, "excess": 0}
         self.example = ""
+
+    def refuse(self, why: str) -> None:
+        """Count an unreadable file."""
+        self.counts["unreadable"] += 1
+        self.example = self.example or why
 
     def add(self, row: int, column: str, kind: int | None, data: bytes) -> None:
         """Add the content of a file. Raises CorruptShard, UnicodeDecodeError."""
@@ -251,13 +277,14 @@ def _unicode(text: str) -> str:
     return text.encode("utf-8", "surrogatepass").decode("utf-8", "backslashreplace")
 
 
-def _number(text: str) -> int | str | None:
+def _number(text: str) -> int | float | str | None:
     """Return the number that a class is, else its text; None for an empty one. `007` is a text."""
     text = text.strip()
-    if len(text) <= len(str(_INT64.start)) and text.isascii() and text.removeprefix("-").isdigit():
-        number = int(text)
-        return number if number in _INT64 and str(number) == text else text
-    return text or None
+    if len(text) > _DIGITS_MAX or not _JSON_NUMBER.fullmatch(text):
+        return text or None
+    if not text.removeprefix("-").isdigit():
+        return float(text)
+    return int(text) if int(text) in _INT64 else text
 
 
 def _flat(value: Any) -> Any:
